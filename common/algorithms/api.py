@@ -1,0 +1,70 @@
+"""What the learner, the actor and an algorithm promise one another. Knows no sockets, queues, files or clocks.
+
+One algorithm is one module: its settings, its loss as pure functions, and a class that keeps the model, the
+optimizer and the random state and implements `Algorithm`. The services only ever see this protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from common.units import EnvSteps, Version
+from common.wire.messages import Arrays
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One experience message as the learner's queue hands it over: `version` acted, `arrays` by the run's schema."""
+
+    version: Version
+    env_steps: EnvSteps
+    arrays: Arrays
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far the run is: schedules (learning rate, entropy, exploration) are functions of it."""
+
+    env_steps: EnvSteps  # trained on so far
+    env_steps_planned: EnvSteps  # the run's budget, > 0
+    version: Version  # newest published policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateResult:
+    """What one learner update did. `metrics` are scalars for TensorBoard and /metrics (loss parts, entropy, approx_kl, ...)."""
+
+    samples: int  # valid env steps in the batch
+    metrics: Mapping[str, float]
+
+
+class Algorithm(Protocol):
+    """Learner side of an algorithm."""
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The network whose parameters are published (float32, in the learner's hands)."""
+
+    def update(self, batch: Sequence[Sample], progress: Progress) -> UpdateResult:
+        """Train on one batch of experience messages (all of one schema; actors may differ in B)."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a resumed run needs: model, optimizer, random state, running statistics. Tensors and JSON scalars."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state_dict`. Raises `ResourceError` where the state is of another architecture."""
+
+
+class Policy(Protocol):
+    """Acting side of an algorithm: turns observations into actions. One per actor or evaluator process."""
+
+    def load(self, version: Version, parameters: torch.Tensor) -> None:
+        """Take the weights of a snapshot: flat [P] float32 or bfloat16 (see `common.models.snapshot`)."""
+
+    def act(self, observation: torch.Tensor, *, greedy: bool = False) -> Mapping[str, torch.Tensor]:
+        """[B, *obs] in the environment's dtype → {"action": [B] int64 or [B, A] float32, and what the schema records
+        per step, e.g. "log_prob": [B] float32}, computed with the weights that act."""

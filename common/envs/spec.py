@@ -1,0 +1,74 @@
+"""What an environment looks like from outside: shapes, spaces, signature. Pure descriptions; `make.py` builds them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class EnvSettings(BaseModel):
+    """Section `env` of the configuration."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str = Field(default="CartPole-v1", description="gymnasium id; `ALE/...` ids run on ale-py's native vector environment")
+    entry_point: str = Field(
+        default="", description="your own: package.module:function, called with kwargs, returns a gymnasium Env or VectorEnv"
+    )
+    kwargs: dict[str, Any] = Field(default_factory=dict, description="passed to gymnasium.make_vec or to the entry point")
+    num_envs: int = Field(default=8, ge=1, le=4096, description="environments stepped side by side by each actor (B)")
+    autoreset: Literal["next_step", "same_step"] = Field(
+        default="next_step", description="gymnasium's autoreset mode asked of the environment"
+    )
+    frame_stack: int = Field(default=1, ge=1, le=16, description="newest observations the network sees, oldest first (S)")
+    frame_skip: int = Field(default=4, ge=1, le=16, description="Atari: emulator frames per env step")
+    height: int = Field(default=84, ge=16, le=210, description="Atari: rows of the grey image")
+    width: int = Field(default=84, ge=16, le=160, description="Atari: columns of the grey image")
+    sticky_actions: float = Field(default=0.0, ge=0.0, le=1.0, description="Atari: probability that the last action repeats")
+    noop_max: int = Field(default=30, ge=0, le=1000, description="Atari: most random no-ops at the start of an episode")
+    full_action_space: bool = Field(default=False, description="Atari: all 18 actions instead of the game's own")
+    max_episode_frames: int = Field(default=108_000, ge=1, description="Atari: emulator frames after which an episode is truncated")
+    threads: int = Field(default=1, ge=1, le=256, description="Atari: emulator threads per actor")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionSpec:
+    """Discrete (`n` > 0, `shape` ()) or continuous (`n` 0, bounds per component)."""
+
+    n: int
+    shape: tuple[int, ...]
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+
+    @property
+    def discrete(self) -> bool:
+        """Whether an action is one of `n` numbers."""
+        return self.n > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvSpec:
+    """One environment of the vector: `observation_shape` is one frame, before stacking."""
+
+    observation_shape: tuple[int, ...]
+    observation_dtype: str  # "uint8" or "float32"
+    action: ActionSpec
+    frame_stack: int  # S
+    frame_skip: int  # emulator frames per env step; 1 outside Atari
+
+    @property
+    def network_input_shape(self) -> tuple[int, ...]:
+        """Shape of one stacked observation: [S, *frame], or the frame itself where S is 1 and it is no image."""
+        if self.frame_stack == 1 and len(self.observation_shape) != 2:
+            return self.observation_shape
+        return (self.frame_stack, *self.observation_shape)
+
+    @property
+    def signature(self) -> str:
+        """Fingerprint two peers compare before they exchange experience."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,23 @@
+"""What a network is for and how it looks: pure descriptions, no tensors. `nets.py` builds them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class ModelSettings(BaseModel):
+    """Section `model` of the configuration."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    conv: tuple[tuple[int, int, int], ...] = Field(
+        default=((32, 8, 4), (64, 4, 2), (64, 3, 1)),
+        description="convolutions for image observations: (channels, kernel, stride) each; default: Nature CNN",
+    )
+    hidden: tuple[int, ...] = Field(
+        default=(512,), description="widths of the fully connected layers after the convolutions, or of the whole MLP"
+    )
+    activation: Literal["relu", "elu", "tanh", "silu"] = Field(default="relu", description="nonlinearity between layers")
+    shared_trunk: bool = Field(default=True, description="policy and value share all layers but the last")

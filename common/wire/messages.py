@@ -1,0 +1,198 @@
+"""The messages of the protocol, each defined once. `docs/protocol.md` is the authority in prose.
+
+A message is a frozen value: scalar fields travel in the msgpack header, `arrays` as one raw buffer each.
+This module knows no bytes (`codec`), no order of messages (`session`) and no sockets (`transport`).
+
+Axes of experience arrays: T env steps first, then B environments of the sending actor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import ClassVar, TypeAlias
+
+import numpy as np
+
+from common.units import EnvSteps, Seconds, Sequence, Version
+
+PROTOCOL_VERSION = 1
+
+Arrays: TypeAlias = Mapping[str, np.ndarray]
+NO_ARRAYS: Arrays = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArraySpec:
+    """Name, dtype and shape of one array of an experience message; -1 in `shape` is a length chosen by the sender."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    """Env steps that a peer dropped itself, cumulative over its incarnation, under one reason."""
+
+    reason: str
+    env_steps: EnvSteps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reject:
+    """One experience message that the learner refused: its number, the drop reason, one sentence."""
+
+    seq: Sequence
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """Base of all messages. `arrays` is empty unless a message says what it carries."""
+
+    tag: ClassVar[str]
+    arrays: Arrays = field(default=NO_ARRAYS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello(Message):
+    """Peer → learner: first message, again after every loss of the learner, until a Welcome or a Refusal comes."""
+
+    tag: ClassVar[str] = "hello"
+    role: str  # "actor" or "evaluator"
+    peer: str  # stable name of the peer, unique in a run
+    incarnation: int  # larger at each start of the peer's process
+    software: str  # rookery version, for people
+    env_signature: str  # "" before the environment is built
+    next_seq: Sequence  # number of the peer's next new experience message
+    produced: EnvSteps  # env steps of this incarnation so far
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome(Message):
+    """Learner → peer: the answer to a Hello; all that a peer needs to know about the run."""
+
+    tag: ClassVar[str] = "welcome"
+    index: int  # number of the peer within its role, from 0: picks its random streams
+    config: str  # the run's configuration, JSON
+    env_signature: str
+    schema: tuple[ArraySpec, ...]  # arrays of an experience message
+    credits: int  # most unacknowledged experience messages
+    version: Version  # newest published policy
+    heartbeat_seconds: Seconds  # either side speaks at least this often
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal(Message):
+    """Learner → peer: a sentence that says why not. `retry`: greet (again) and it may work."""
+
+    tag: ClassVar[str] = "refusal"
+    code: str  # "stranger", "protocol", "run", "environment", "superseded", "full", "role"
+    reason: str
+    retry: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experience(Message):
+    """Common part of Trajectory and Gradient: numbered, credited, acknowledged, counted in the ledger."""
+
+    seq: Sequence
+    version: Version  # policy that acted
+    env_steps: EnvSteps  # in this message
+    produced: EnvSteps  # of this incarnation so far, this message included
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory(Experience):
+    """Actor → learner: a rollout. Arrays by the Welcome's schema (see `common.envs.rollout`)."""
+
+    tag: ClassVar[str] = "trajectory"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradient(Experience):
+    """Actor → learner: the gradient of the loss on the actor's own rollout; arrays by the Welcome's schema."""
+
+    tag: ClassVar[str] = "gradient"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credit(Message):
+    """Learner → actor: what has left the queue, how much may be under way, and what is newest. Also the heartbeat."""
+
+    tag: ClassVar[str] = "credit"
+    acked: Sequence  # every experience message below this number has left the queue
+    credits: int
+    version: Version
+    rejects: tuple[Reject, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotWanted(Message):
+    """Peer → learner: send me a policy newer than `after` when there is one. At most one is open per peer."""
+
+    tag: ClassVar[str] = "snapshot_wanted"
+    after: Version  # -1: any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot(Message):
+    """Learner → peer: arrays {"parameters": [P] float32, or uint16 holding bfloat16 bits}."""
+
+    tag: ClassVar[str] = "snapshot"
+    version: Version
+    precision: str  # "fp32" or "bf16"
+    layout: str  # fingerprint of the parameters' names, order and shapes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report(Message):
+    """Peer → learner: heartbeat with the peer's cumulative counters. Episodes travel with the experience that ended them."""
+
+    tag: ClassVar[str] = "report"
+    produced: EnvSteps
+    dropped: tuple[Dropped, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation(Message):
+    """Evaluator → learner: arrays {"episode_return": [E] float32 raw, "episode_length": [E] int32 env steps}."""
+
+    tag: ClassVar[str] = "evaluation"
+    version: Version
+    mode: str  # "greedy" or "sampled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goodbye(Message):
+    """Peer → learner: a clean end; nothing follows. Carries the last counters, so that the ledger closes."""
+
+    tag: ClassVar[str] = "goodbye"
+    reason: str
+    produced: EnvSteps
+    dropped: tuple[Dropped, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain(Message):
+    """Learner → peer: the run ends; send nothing new, say Goodbye within `deadline_seconds`."""
+
+    tag: ClassVar[str] = "drain"
+    reason: str
+    deadline_seconds: Seconds
+
+
+MESSAGE_TYPES: tuple[type[Message], ...] = (
+    Hello, Welcome, Refusal, Trajectory, Gradient, Credit, SnapshotWanted, Snapshot, Report, Evaluation, Goodbye, Drain,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """A message and the run it belongs to ("" while a peer does not know its run yet)."""
+
+    run: str
+    message: Message
