@@ -26,6 +26,7 @@ class DropReason(StrEnum):
     DUPLICATE = "duplicate"  # a re-sent message that had arrived already
     GAP = "gap"  # a sequence number that never came
     STRANGER = "stranger"  # from a peer that has not been welcomed
+    ROLLED_BACK = "rolled_back"  # trained on after the checkpoint from which the learner resumed
     PEER_LOST = "peer_lost"  # reported as produced by a peer that then died
     UNFINISHED = "unfinished"  # a rollout cut short by the end of its actor
     RUN_ENDED = "run_ended"  # still queued when the learner stopped

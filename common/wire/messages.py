@@ -67,8 +67,9 @@ class Hello(Message):
     incarnation: int  # larger at each start of the peer's process
     software: str  # rookery version, for people
     env_signature: str  # "" before the environment is built
-    next_seq: Sequence  # number of the peer's next new experience message
-    produced: EnvSteps  # env steps of this incarnation so far
+    resend_from: Sequence  # lowest number the peer may still send; all below were acknowledged or given up
+    settled: EnvSteps  # env steps of all experience messages below `resend_from`
+    produced: EnvSteps  # env steps stepped by this incarnation so far
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +77,8 @@ class Welcome(Message):
     """Learner → peer: the answer to a Hello; all that a peer needs to know about the run."""
 
     tag: ClassVar[str] = "welcome"
-    index: int  # number of the peer within its role, from 0: picks its random streams
+    index: int  # number of the peer within its role, from 0; with `generation` it picks the peer's random streams
+    generation: int  # how many incarnations of this peer came before
     config: str  # the run's configuration, JSON
     env_signature: str
     schema: tuple[ArraySpec, ...]  # arrays of an experience message
@@ -90,7 +92,7 @@ class Refusal(Message):
     """Learner → peer: a sentence that says why not. `retry`: greet (again) and it may work."""
 
     tag: ClassVar[str] = "refusal"
-    code: str  # "stranger", "protocol", "run", "environment", "superseded", "full", "role"
+    code: str  # a `common.session.events.RefusalCode`
     reason: str
     retry: bool
 
@@ -102,12 +104,12 @@ class Experience(Message):
     seq: Sequence
     version: Version  # policy that acted
     env_steps: EnvSteps  # in this message
-    produced: EnvSteps  # of this incarnation so far, this message included
+    shipped: EnvSteps  # in all experience messages of this incarnation up to this one, it included
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory(Experience):
-    """Actor → learner: a rollout. Arrays by the Welcome's schema (see `common.envs.rollout`)."""
+    """Actor → learner: a rollout. Arrays by the Welcome's schema (see `common.algorithms.trajectory`)."""
 
     tag: ClassVar[str] = "trajectory"
 
@@ -124,7 +126,7 @@ class Credit(Message):
     """Learner → actor: what has left the queue, how much may be under way, and what is newest. Also the heartbeat."""
 
     tag: ClassVar[str] = "credit"
-    acked: Sequence  # every experience message below this number has left the queue
+    acked: Sequence  # every experience message below this number has left the queue (trained on or refused)
     credits: int
     version: Version
     rejects: tuple[Reject, ...] = ()
