@@ -1,0 +1,142 @@
+"""The supervisor's hands: starts, signals and reaps child processes, and keeps what they say out of the terminal.
+
+Every child runs in its own process group (the terminal's Ctrl-C reaches only the supervisor), writes to its own log
+file, and dies with the supervisor (`tether.py`). Nothing here decides anything: see `supervisor.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from common.units import KIB, Seconds
+from services.cli import tether
+from services.cli.supervisor import LEARNER, Begin, Exited, GiveUp, Kill, Start, StopRequested, Supervisor, Terminate, Tick
+
+POLL_SECONDS: Seconds = 0.2
+LAST_WORDS_BYTES = 16 * KIB
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+Command = Callable[[Start], Sequence[str]]
+"""What to run for a child; a function because a learner that is restarted gets `--resume`."""
+
+
+class Processes:
+    """The children of one run. Use from the main thread only: a child is bound to the life of the thread that starts it."""
+
+    def __init__(self, *, command: Command, logs: Path, environment: Mapping[str, str]) -> None:
+        """Log to `logs/<child>.log`; children see exactly `environment`."""
+        self._command, self._logs, self._environment = command, logs, dict(environment)
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        logs.mkdir(parents=True, exist_ok=True)
+
+    def start(self, instruction: Start) -> None:
+        """Start one child, appending to its log."""
+        # The learner has work to save, so its end is a request; the others have nothing to lose.
+        farewell = signal.SIGTERM if instruction.child == LEARNER else signal.SIGKILL
+        own = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), farewell.name]
+        with self.log(instruction.child).open("ab") as log:
+            self._running[instruction.child] = subprocess.Popen(
+                [*own, *self._command(instruction)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
+                process_group=0,
+            )
+
+    def terminate(self, child: str) -> None:
+        """Send SIGTERM; a child that is gone already is no error."""
+        with suppress(KeyError, ProcessLookupError):
+            self._running[child].terminate()
+
+    def kill(self, child: str) -> None:
+        """Send SIGKILL to the child and all processes of its group."""
+        with suppress(KeyError, ProcessLookupError):
+            os.killpg(self._running[child].pid, signal.SIGKILL)
+
+    def exited(self) -> list[Exited]:
+        """Children that ended since the last call."""
+        gone = [Exited(name, code) for name, process in self._running.items() if (code := process.poll()) is not None]
+        for event in gone:
+            del self._running[event.child]
+        return gone
+
+    def pids(self) -> dict[str, int]:
+        """Process id of each child that runs."""
+        return {name: process.pid for name, process in self._running.items()}
+
+    def log(self, child: str) -> Path:
+        """Where the child's output goes."""
+        return self._logs / f"{child}.log"
+
+    def last_words(self, child: str, lines: int = 12) -> list[str]:
+        """The end of the child's log."""
+        with suppress(FileNotFoundError), self.log(child).open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - LAST_WORDS_BYTES))
+            return list(deque(log.read().decode(errors="replace").splitlines(), maxlen=lines))
+        return []
+
+    def kill_all(self) -> None:
+        """Leave nobody behind, whatever went wrong."""
+        for child, process in list(self._running.items()):
+            self.kill(child)
+            process.wait()
+
+
+Inbox = queue.SimpleQueue[StopRequested]
+"""Stop requests. A SimpleQueue, since its `put` is safe inside a signal handler."""
+
+
+@contextmanager
+def stop_signals(inbox: Inbox) -> Iterator[None]:
+    """Turn SIGINT, SIGTERM and SIGHUP into `StopRequested` while inside."""
+    before = {number: signal.signal(number, lambda *_: inbox.put(StopRequested())) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def supervise(
+    core: Supervisor,
+    processes: Processes,
+    *,
+    inbox: Inbox,
+    on_tick: Callable[[], None],
+    on_give_up: Callable[[GiveUp], None],
+    clock: Callable[[], Seconds] = time.monotonic,
+) -> None:
+    """Run `core` until everybody has left: wait, tell it what happened, do what it says. `on_tick` must not block."""
+    events: list[Begin | Exited | StopRequested | Tick] = [Begin()]
+    try:
+        while True:
+            for event in events:
+                for instruction in core.handle(event, clock()):
+                    match instruction:
+                        case Start():
+                            processes.start(instruction)
+                        case Terminate(child):
+                            processes.terminate(child)
+                        case Kill(child):
+                            processes.kill(child)
+                        case GiveUp():
+                            on_give_up(instruction)
+            on_tick()
+            if core.done:
+                return
+            requests: list[StopRequested] = []
+            with suppress(queue.Empty):
+                requests.append(inbox.get(timeout=POLL_SECONDS))
+            events = [*processes.exited(), *requests, Tick()]
+    finally:
+        processes.kill_all()

@@ -1,0 +1,189 @@
+"""Real child processes under the supervisor: started, killed, restarted, stopped, orphaned. The services are fakes.
+
+Each fake writes a line to a pipe that the test reads, so that the test waits for events and never for time.
+"""
+
+import os
+import queue
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+from services.cli.processes import Processes, stop_signals, supervise
+from services.cli.supervisor import LEARNER, Exited, Outcome, Patience, Start, StopRequested, Supervisor
+
+pytestmark = pytest.mark.system
+
+QUICK = Patience(first_delay=0.0, leave=0.2, terminate=0.5, learner_stop=5.0)
+
+# Says "<role> <pid> <arguments>" on the pipe, then lives until SIGTERM, which it answers with a word and exit code 0.
+FAKE = """
+import os, signal, sys
+role, pipe, *rest = sys.argv[1:]
+say = lambda *words: os.write(os.open(pipe, os.O_WRONLY), (" ".join(map(str, words)) + "\\n").encode())
+def leave(*_):
+    say(role, "leaves")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+print("a word for the log of", role, flush=True)
+say(role, os.getpid(), *rest)
+while True:
+    signal.pause()
+"""
+
+
+class Scene:
+    """A pipe of what the fakes say, and the commands that start them."""
+
+    def __init__(self, folder):
+        self.folder, self.pipe = folder, folder / "pipe"
+        os.mkfifo(self.pipe)
+        self.reader = os.open(self.pipe, os.O_RDWR)  # read-write, so that it has no end while no fake is open
+        self.rest = b""
+
+    def command(self, start):
+        """What the supervisor runs for a child."""
+        return [sys.executable, "-c", FAKE, start.child, str(self.pipe), *(["--resume"] if start.resume else [])]
+
+    def heard(self):
+        """The next line that a fake said."""
+        while b"\n" not in self.rest:
+            assert select.select([self.reader], [], [], 30.0)[0], "no fake said anything"
+            self.rest += os.read(self.reader, 4096)
+        line, self.rest = self.rest.split(b"\n", 1)
+        return line.decode().split()
+
+    def processes(self, command=None):
+        """The adapter under test."""
+        return Processes(command=command or self.command, logs=self.folder / "logs", environment=os.environ)
+
+
+@pytest.fixture
+def scene(tmp_path):
+    scene = Scene(tmp_path)
+    yield scene
+    os.close(scene.reader)
+
+
+def test_a_run_survives_the_death_of_actor_and_learner_and_ends_cleanly_on_ctrl_c(scene):
+    """The life of a run: three start, an actor and the learner are killed and come back alone, Ctrl-C ends all of them."""
+    core = Supervisor(actors=1, evaluator=True, patience=QUICK)
+    processes = scene.processes()
+    heard = []
+
+    def story():
+        try:
+            first = {role: int(pid) for role, pid, *_ in (scene.heard() for _ in range(3))}
+            os.kill(first["actor-0"], signal.SIGKILL)
+            again = scene.heard()
+            os.kill(first["learner"], signal.SIGKILL)
+            heard.extend([sorted(first), again[0], scene.heard()[::2]])
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+        heard.append([scene.heard()[0] for _ in range(3)])
+
+    inbox = queue.SimpleQueue()
+    narrator = threading.Thread(target=story)
+    with stop_signals(inbox):
+        narrator.start()
+        supervise(core, processes, inbox=inbox, on_tick=lambda: None, on_give_up=lambda _: None)
+        narrator.join()
+    assert heard[:3] == [["actor-0", "evaluator", "learner"], "actor-0", ["learner", "--resume"]]
+    assert heard[3][0] == "learner", "the learner ends first, the others after it has"
+    assert sorted(heard[3]) == ["actor-0", "evaluator", "learner"]
+    assert core.outcome is Outcome.STOPPED
+    assert core.restarts == {"learner": 1, "evaluator": 0, "actor-0": 1}
+    assert processes.log("actor-0").read_text() == "a word for the log of actor-0\n" * 2
+
+
+def test_a_child_that_refuses_its_settings_is_quoted(scene):
+    """An actor whose environment does not exist says so and exits with 2: its words reach the user, not its log only."""
+
+    def command(start):
+        refusal = "import sys; print('unknown environment id: found Pogn'); sys.exit(2)"
+        return [sys.executable, "-c", refusal] if start.child == "actor-0" else scene.command(start)
+
+    core, processes, words = Supervisor(actors=1, evaluator=False, patience=QUICK), scene.processes(command), []
+    supervise(
+        core,
+        processes,
+        inbox=queue.SimpleQueue(),
+        on_tick=lambda: None,
+        on_give_up=lambda told: words.extend([told.child, *processes.last_words(told.child)]),
+    )
+    assert words == ["actor-0", "unknown environment id: found Pogn"]
+    assert core.outcome is Outcome.REFUSED
+
+
+def test_a_learner_deaf_to_sigterm_is_killed_with_all_that_it_started(scene):
+    """A second Ctrl-C must bring the prompt back even if a child hangs, and leave no grandchild behind."""
+    deaf = """
+        import os, signal, subprocess, sys
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        child = subprocess.Popen(["sleep", "1000"])
+        os.write(os.open(sys.argv[1], os.O_WRONLY), f"{child.pid}\\n".encode())
+        child.wait()
+    """
+    processes = scene.processes(lambda _: [sys.executable, "-c", textwrap.dedent(deaf), str(scene.pipe)])
+    inbox = queue.SimpleQueue()
+    grandchildren = []
+
+    def on_tick():
+        if not grandchildren:
+            grandchildren.append(psutil.Process(int(scene.heard()[0])))
+            inbox.put(StopRequested())
+            inbox.put(StopRequested())
+
+    core = Supervisor(actors=0, evaluator=False)
+    supervise(core, processes, inbox=inbox, on_tick=on_tick, on_give_up=lambda _: None)
+    assert core.outcome is Outcome.KILLED
+    psutil.wait_procs(grandchildren, timeout=10)
+    assert not grandchildren[0].is_running() or grandchildren[0].status() == psutil.STATUS_ZOMBIE
+
+
+def test_children_do_not_outlive_a_supervisor_that_is_killed(scene):
+    """kill -9 of the supervisor, or a closed laptop lid's out-of-memory killer: no orphan keeps a core busy for days."""
+    program = f"""
+        import os, sys
+        from pathlib import Path
+        from services.cli.processes import Processes
+        from services.cli.supervisor import Start
+        command = lambda start: [sys.executable, "-c", {FAKE!r}, start.child, {str(scene.pipe)!r}]
+        processes = Processes(command=command, logs=Path({str(scene.folder / "logs")!r}), environment=os.environ)
+        processes.start(Start("learner"))
+        processes.start(Start("actor-0"))
+        sys.stdin.read()
+    """
+    root = Path(__file__).parents[3]
+    supervisor = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdin=subprocess.PIPE, cwd=root)
+    children = [psutil.Process(int(scene.heard()[1])) for _ in range(2)]
+    supervisor.kill()
+    supervisor.communicate()
+    gone, alive = psutil.wait_procs(children, timeout=20)
+    assert len(gone) == 2, alive
+    assert scene.heard() == ["learner", "leaves"], "the learner is asked, so that it can save; the actor is killed"
+
+
+def test_the_terminals_ctrl_c_does_not_reach_the_children(scene):
+    """Ctrl-C signals the whole foreground group: a child inside it would die before the learner could drain it."""
+    processes = scene.processes()
+    processes.start(Start(LEARNER))
+    pid = int(scene.heard()[1])
+    assert os.getpgid(pid) == pid == processes.pids()[LEARNER]
+    assert os.getpgid(pid) != os.getpgid(0)
+    processes.kill_all()
+    assert processes.exited() == [Exited(LEARNER, -signal.SIGKILL)]
+
+
+def test_last_words_are_the_end_of_a_long_log(scene):
+    """A log of many megabytes is not read whole to show its end."""
+    processes = scene.processes()
+    assert processes.last_words("actor-7") == []
+    processes.log("actor-7").write_text("".join(f"line {number}\n" for number in range(100_000)))
+    assert processes.last_words("actor-7", lines=2) == ["line 99998", "line 99999"]
