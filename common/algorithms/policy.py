@@ -1,0 +1,52 @@
+"""Acting with an actor-critic network: the `Policy` of PPO and of every algorithm that samples from its policy head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from common.envs.spec import EnvSpec
+from common.models import nets, snapshot
+from common.models.snapshot import Precision
+from common.models.spec import ModelSettings
+from common.units import Version
+from common.wire.messages import ArraySpec
+
+
+def recorded(*, length: int, num_envs: int) -> tuple[ArraySpec, ...]:
+    """What an acting actor-critic records per env step besides the action: its log-probability."""
+    return (ArraySpec(name="log_prob", dtype="float32", shape=(length, num_envs)),)
+
+
+class ActorCriticPolicy:
+    """`common.algorithms.api.Policy`; load a snapshot before the first `act`."""
+
+    def __init__(self, *, model: ModelSettings, env: EnvSpec, precision: Precision, seed: int) -> None:
+        """Build the network in the precision it acts with; `seed` fixes the random stream of its actions."""
+        self._net = nets.build(model, env).requires_grad_(requires_grad=False).eval()
+        if precision == "bf16":
+            self._net.bfloat16()
+        self._generator = torch.Generator().manual_seed(seed)
+        self._version: Version = -1
+
+    @property
+    def version(self) -> Version:
+        """Version of the weights that act; -1 before the first `load`."""
+        return self._version
+
+    def load(self, version: Version, parameters: Tensor) -> None:
+        """Take the weights of a snapshot: flat [P] float32 or bfloat16."""
+        snapshot.load(self._net, parameters)
+        self._version = version
+
+    @torch.inference_mode()
+    def act(self, observation: Tensor, *, greedy: bool = False) -> Mapping[str, Tensor]:
+        """[B, *input] in the environment's dtype → {"action": [B] int64 or [B, A] float32, "log_prob": [B] float32}.
+
+        The log-probability comes from the very outputs that chose the action, rounding of a bfloat16 snapshot included.
+        """
+        policy = self._net.policy(observation)
+        action = policy.mode() if greedy else policy.sample(self._generator)
+        return {"action": action, "log_prob": policy.log_prob(action)}

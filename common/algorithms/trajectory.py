@@ -1,0 +1,76 @@
+"""The arrays of a Trajectory message: the one place where names, dtypes and shapes of experience are written down.
+
+T = env steps per rollout, B = environments of the actor, S = frame stack, K = any number.
+
+| array | dtype | shape | meaning |
+|---|---|---|---|
+| obs | the environment's | [T+S, B, *frame] | single frames: S-1 of context (zeros where the stack seen had zeros), then o_0 .. o_T |
+| start | bool | [T+1, B] | o_t is the first observation of an episode |
+| action | int64 / float32 | [T, B] / [T, B, *A] | a_t, chosen on o_t |
+| reward | float32 | [T, B] | raw, follows a_t |
+| terminated, truncated | bool | [T, B] | how the step after a_t ended the episode |
+| valid | bool | [T, B] | False for a reset row (next_step autoreset): not an env step, never trained on |
+| final_obs | the environment's | [K, *frame] | same_step autoreset: last observation of each truncated episode |
+| final_index | int32 | [K] | t*B + b of each `final_obs` |
+| episode_return, episode_length | float32, int32 | [K] | raw return and env steps of the episodes that ended in this rollout |
+
+and what the algorithm records per step (its `recorded` specs), e.g. log_prob [T, B] float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from common.envs.spec import EnvSpec
+from common.errors import DropReason, PeerError
+from common.wire.messages import Arrays, ArraySpec
+
+
+def trajectory_schema(env: EnvSpec, *, length: int, num_envs: int, recorded: Sequence[ArraySpec]) -> tuple[ArraySpec, ...]:
+    """Every array of a rollout of `length` steps (T) by `num_envs` environments (B), in the order of the table above."""
+    steps = (length, num_envs)
+    frame, frame_dtype = env.observation_shape, env.observation_dtype
+    action_dtype = "int64" if env.action.discrete else "float32"
+    table: tuple[tuple[str, str, tuple[int, ...]], ...] = (
+        ("obs", frame_dtype, (length + env.frame_stack, num_envs, *frame)),
+        ("start", "bool", (length + 1, num_envs)),
+        ("action", action_dtype, (*steps, *env.action.shape)),
+        ("reward", "float32", steps),
+        ("terminated", "bool", steps),
+        ("truncated", "bool", steps),
+        ("valid", "bool", steps),
+        ("final_obs", frame_dtype, (-1, *frame)),
+        ("final_index", "int32", (-1,)),
+        ("episode_return", "float32", (-1,)),
+        ("episode_length", "int32", (-1,)),
+    )
+    return (*(ArraySpec(name=name, dtype=dtype, shape=shape) for name, dtype, shape in table), *recorded)
+
+
+def check_trajectory(env: EnvSpec, arrays: Arrays) -> None:
+    """Refuse (PeerError) arrays that fit the schema and still cannot be trained on: numbers that point outside.
+
+    The shapes and dtypes must have been checked before.
+    """
+    action, final_index, valid = arrays["action"], arrays["final_index"], arrays["valid"]
+    if env.action.discrete and not _within(action, env.action.n):
+        found = [int(action.min()), int(action.max())]
+        raise PeerError(DropReason.SCHEMA, "action outside the action space", found=found, wanted=f"0 to {env.action.n - 1}")
+    if len(final_index) != len(arrays["final_obs"]):
+        found, wanted = [len(final_index)], [len(arrays["final_obs"])]
+        raise PeerError(DropReason.SCHEMA, "final_index and final_obs of different length", found=found, wanted=wanted)
+    if not _within(final_index, valid.size):
+        found = [int(final_index.min()), int(final_index.max())]
+        raise PeerError(DropReason.SCHEMA, "final_index outside the rollout", found=found, wanted=f"0 to {valid.size - 1}")
+    # Same-step autoreset shows as an end followed at once by a start; without its last observation a truncated episode
+    # would bootstrap from the next one.
+    lacking = arrays["truncated"] & ~arrays["terminated"] & valid & arrays["start"][1:]
+    lacking.reshape(-1)[final_index] = False
+    if lacking.any():
+        raise PeerError(DropReason.SCHEMA, "truncated episodes without final_obs", found=int(lacking.sum()), wanted="0")
+
+
+def _within(numbers: np.ndarray, limit: int) -> bool:
+    return numbers.size == 0 or bool(numbers.min() >= 0 and numbers.max() < limit)

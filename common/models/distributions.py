@@ -1,0 +1,77 @@
+"""What a policy head says about actions: a categorical over `n` numbers, or a Gaussian with independent components.
+
+Both are frozen values with the same four questions; N is the number of observations asked about (any leading order).
+Randomness comes only from the generator passed in.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+_HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
+
+
+class Categorical(NamedTuple):
+    """Distribution over {0 .. n-1}; `log_probs` [N, n] float32 is normalised (build it with `from_logits`)."""
+
+    log_probs: Tensor
+
+    @classmethod
+    def from_logits(cls, logits: Tensor) -> Categorical:
+        """Normalise [N, n] of any float dtype, once, in float32: sampling, log-probability and entropy all need it."""
+        return cls(functional.log_softmax(logits, dim=-1, dtype=torch.float32))
+
+    def sample(self, generator: torch.Generator) -> Tensor:
+        """[N] int64 drawn by the Gumbel-max trick, as the race of exponentials: argmin E_i / p_i with E_i ~ Exp(1)."""
+        race = torch.empty_like(self.log_probs).exponential_(generator=generator).log_()
+        return torch.sub(self.log_probs, race, out=race).argmax(dim=-1)
+
+    def mode(self) -> Tensor:
+        """[N] int64: the likeliest action (the lowest of equals)."""
+        return self.log_probs.argmax(dim=-1)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """[N] float32 of the actions [N] int64."""
+        return self.log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self) -> Tensor:
+        """[N] float32, in nats."""
+        # An action of probability 0 contributes 0: its log is -inf, and 0 * -inf would be NaN.
+        return -(self.log_probs.exp() * self.log_probs.clamp_min(torch.finfo(torch.float32).min)).sum(dim=-1)
+
+
+class DiagonalGaussian(NamedTuple):
+    """Gaussian over R^A; `mean` [N, A] float32, `log_std` [A] float32 (the same for every observation).
+
+    It is unbounded. Where the environment has bounds, the *environment step* of the actor clips the action; what is
+    recorded and trained on is the unclipped action and its log-probability, so that the ratio of two policies stays exact.
+    """
+
+    mean: Tensor
+    log_std: Tensor
+
+    def sample(self, generator: torch.Generator) -> Tensor:
+        """[N, A] float32."""
+        noise = torch.empty_like(self.mean).normal_(generator=generator)
+        return torch.addcmul(self.mean, noise, self.log_std.exp())
+
+    def mode(self) -> Tensor:
+        """[N, A] float32: the mean."""
+        return self.mean
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """[N] float32 of the actions [N, A] float32, summed over components."""
+        z = (action - self.mean) * (-self.log_std).exp()
+        return -(0.5 * z.square() + self.log_std + _HALF_LOG_TAU).sum(dim=-1)
+
+    def entropy(self) -> Tensor:
+        """[N] float32, in nats."""
+        return (self.log_std + (0.5 + _HALF_LOG_TAU)).sum().expand(self.mean.shape[0])
+
+
+Distribution: TypeAlias = Categorical | DiagonalGaussian

@@ -1,0 +1,66 @@
+"""The parameters of a network as one flat buffer, and back: what a Snapshot message and an acting policy exchange."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from common.errors import DropReason, PeerError
+
+Precision: TypeAlias = Literal["fp32", "bf16"]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Names and shapes of the parameters, in the order in which they lie in the flat buffer (row-major each)."""
+
+    entries: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Layout:
+        """The layout of a network; independent of its weights and their precision."""
+        return cls(tuple((name, tuple(parameter.shape)) for name, parameter in module.named_parameters()))
+
+    @property
+    def size(self) -> int:
+        """P, the number of values."""
+        return sum(math.prod(shape) for _, shape in self.entries)
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits that two peers compare before they exchange parameters."""
+        return hashlib.sha256(json.dumps(self.entries).encode()).hexdigest()[:16]
+
+
+def flatten(module: nn.Module, precision: Precision) -> np.ndarray:
+    """A copy of all parameters: [P] float32, or [P] uint16 holding the bits of bfloat16 (round to nearest even)."""
+    flat = torch.cat([parameter.detach().reshape(-1).float() for parameter in module.parameters()])
+    array: np.ndarray = (flat if precision == "fp32" else flat.bfloat16().view(torch.uint16)).numpy()
+    return array
+
+
+def to_tensor(array: np.ndarray) -> Tensor:
+    """[P] float32 or uint16 bits, as a Snapshot carries it → [P] float32 or bfloat16 tensor."""
+    # Memory of the wire is read-only, which torch cannot express; parameters are small and come seldom, so one copy is cheap.
+    tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
+    if tensor.dtype not in (torch.float32, torch.uint16):
+        raise PeerError(DropReason.SCHEMA, "snapshot of another dtype", found=str(array.dtype), wanted="float32 or uint16")
+    return tensor if tensor.dtype == torch.float32 else tensor.view(torch.bfloat16)
+
+
+@torch.no_grad()
+def load(module: nn.Module, parameters: Tensor | np.ndarray) -> None:
+    """Overwrite all parameters from a flat buffer, cast to the module's own precision. Raises PeerError where it does not fit."""
+    flat = to_tensor(parameters) if isinstance(parameters, np.ndarray) else parameters
+    layout = Layout.of(module)
+    if flat.shape != (layout.size,):
+        raise PeerError(DropReason.SCHEMA, "snapshot of another network", found=list(flat.shape), wanted=[layout.size])
+    for parameter, values in zip(module.parameters(), flat.split([p.numel() for p in module.parameters()]), strict=True):
+        parameter.copy_(values.view(parameter.shape))
