@@ -5,6 +5,7 @@
     ├── ResourceError    the machine's: a port, a folder, a checkpoint, a missing ROM         exit code 2
     ├── PeerError        the other side's: costs a counter and a log line, never the process
     │   └── DecodeError  bytes that are not a message of this protocol
+    │       └── ProtocolVersionError  a message of another protocol version: answered with a Refusal
     └── InternalError    ours: a broken invariant, worth a bug report                         exit code 1
 
 A message is a fact, the value found, the value wanted, and what to do about it.
@@ -76,6 +77,14 @@ class DecodeError(PeerError):
     def __init__(self, fact: str, *, found: object = None, wanted: object = None) -> None:
         """Always counted under `DropReason.DECODE`."""
         super().__init__(DropReason.DECODE, fact, found=found, wanted=wanted)
+
+
+class ProtocolVersionError(DecodeError):
+    """A message of another protocol version; `found` and `wanted` are the two versions."""
+
+    def __init__(self, *, found: int, wanted: int) -> None:
+        """One sentence that serves as the reason of a Refusal too."""
+        super().__init__("protocol version", found=found, wanted=wanted)
 
 
 class InternalError(RookeryError):

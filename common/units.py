@@ -1,22 +1,35 @@
 """Names for the quantities that are easily confused: one unit for each, everywhere.
 
-They are plain aliases: they document a signature and cost nothing at run time.
+They are plain aliases: they document a signature and cost nothing at run time. The least value written beside
+the type is what the wire refuses to go below.
 """
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import Annotated, TypeAlias
 
-EnvSteps: TypeAlias = int
+
+@dataclass(frozen=True, slots=True)
+class AtLeast:
+    """The smallest value of a number that comes from outside."""
+
+    least: float
+
+
+Count: TypeAlias = Annotated[int, AtLeast(0)]
+"""A number of things, or the number of one thing, from 0."""
+
+EnvSteps: TypeAlias = Annotated[int, AtLeast(0)]
 """Agent steps: one action chosen, `frame_skip` emulator frames played. A reset row is not a step."""
 
-Version: TypeAlias = int
+Version: TypeAlias = Annotated[int, AtLeast(0)]
 """Count of the learner's published policies; 0 is the initial one."""
 
-Sequence: TypeAlias = int
+Sequence: TypeAlias = Annotated[int, AtLeast(0)]
 """Number of an experience message within one incarnation of an actor, from 0."""
 
-Seconds: TypeAlias = float
+Seconds: TypeAlias = Annotated[float, AtLeast(0)]
 """A duration, or a reading of a monotonic clock."""
 
 KIB = 1024

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import ClassVar, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 
 import numpy as np
 
-from common.units import EnvSteps, Seconds, Sequence, Version
+from common.units import AtLeast, Count, EnvSteps, Seconds, Sequence, Version
 
 PROTOCOL_VERSION = 1
 
@@ -54,7 +54,7 @@ class Message:
     """Base of all messages. `arrays` is empty unless a message says what it carries."""
 
     tag: ClassVar[str]
-    arrays: Arrays = field(default=NO_ARRAYS)
+    arrays: Arrays = field(default_factory=lambda: NO_ARRAYS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class Hello(Message):
     tag: ClassVar[str] = "hello"
     role: str  # "actor" or "evaluator"
     peer: str  # stable name of the peer, unique in a run
-    incarnation: int  # larger at each start of the peer's process
+    incarnation: Count  # larger at each start of the peer's process
     software: str  # rookery version, for people
     env_signature: str  # "" before the environment is built
     resend_from: Sequence  # lowest number the peer may still send; all below were acknowledged or given up
@@ -77,12 +77,12 @@ class Welcome(Message):
     """Learner → peer: the answer to a Hello; all that a peer needs to know about the run."""
 
     tag: ClassVar[str] = "welcome"
-    index: int  # number of the peer within its role, from 0; with `generation` it picks the peer's random streams
-    generation: int  # how many incarnations of this peer came before
+    index: Count  # number of the peer within its role, from 0; with `generation` it picks the peer's random streams
+    generation: Count  # how many incarnations of this peer came before
     config: str  # the run's configuration, JSON
     env_signature: str
     schema: tuple[ArraySpec, ...]  # arrays of an experience message
-    credits: int  # most unacknowledged experience messages
+    credits: Count  # most unacknowledged experience messages
     version: Version  # newest published policy
     heartbeat_seconds: Seconds  # either side speaks at least this often
 
@@ -127,7 +127,7 @@ class Credit(Message):
 
     tag: ClassVar[str] = "credit"
     acked: Sequence  # every experience message below this number has left the queue (trained on or refused)
-    credits: int
+    credits: Count
     version: Version
     rejects: tuple[Reject, ...] = ()
 
@@ -137,7 +137,7 @@ class SnapshotWanted(Message):
     """Peer → learner: send me a policy newer than `after` when there is one. At most one is open per peer."""
 
     tag: ClassVar[str] = "snapshot_wanted"
-    after: Version  # -1: any
+    after: Annotated[Version, AtLeast(-1)]  # -1: any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

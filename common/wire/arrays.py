@@ -1,0 +1,110 @@
+"""Arrays on the wire: an ndarray as one raw little-endian, C-ordered buffer, and back without a copy.
+
+Nothing here trusts what it reads: the declared dtype and shape are checked against the length of the buffer, and
+what arrives is read-only. No dtype but the eight below can be named, so no object ever comes out of a buffer.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from common.errors import DecodeError, DropReason, InternalError, PeerError
+from common.wire.limits import ARRAY_BYTES, ARRAY_NAME_BYTES, ARRAY_RANK, FREE_LENGTH
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from common.wire.messages import Arrays, ArraySpec
+
+DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
+    "bool": np.dtype("?"),
+    "uint8": np.dtype("u1"),
+    "uint16": np.dtype("<u2"),  # also holds the bits of bfloat16
+    "int32": np.dtype("<i4"),
+    "int64": np.dtype("<i8"),
+    "float16": np.dtype("<f2"),
+    "float32": np.dtype("<f4"),
+    "float64": np.dtype("<f8"),
+}
+
+
+def to_buffer(name: str, array: np.ndarray) -> memoryview:
+    """The bytes of `array`, not copied where it is C-contiguous: it must not be written to until they are sent."""
+    dtype = DTYPES.get(array.dtype.name)
+    if dtype is None:
+        raise InternalError(f"array {name} cannot be sent", found=array.dtype.name, wanted=", ".join(DTYPES))
+    # A flat view of bytes: casting a memoryview refuses arrays of length 0, a view does not.
+    return np.ascontiguousarray(array, dtype=dtype).reshape(-1).view(np.uint8).data
+
+
+def from_buffer(spec: ArraySpec, buffer: bytes | memoryview) -> np.ndarray:
+    """A read-only array on `buffer` by `spec`. Raises `DecodeError` before anything is allocated."""
+    dtype = DTYPES.get(spec.dtype)
+    if dtype is None:
+        raise DecodeError(f"dtype of array {spec.name!r}", found=repr(spec.dtype[:ARRAY_NAME_BYTES]), wanted=", ".join(DTYPES))
+    _check_declaration(spec)
+    wanted, found = math.prod(spec.shape) * dtype.itemsize, memoryview(buffer).nbytes
+    if found != wanted or wanted > ARRAY_BYTES:
+        raise DecodeError(
+            f"bytes of array {spec.name} {list(spec.shape)} {spec.dtype}", found=found, wanted=min(wanted, ARRAY_BYTES)
+        )
+    array: np.ndarray = np.ndarray(spec.shape, dtype, buffer=buffer)
+    # numpy's loops assume that a bool is 0 or 1: any other byte would be neither true nor false.
+    if dtype.kind == "b" and array.size and array.view(np.uint8).max() > 1:
+        raise DecodeError(f"bytes of bool array {spec.name}", found=int(array.view(np.uint8).max()), wanted="0 or 1")
+    if not array.flags.aligned:  # torch takes the pointer as it is
+        array = array.copy()
+    array.flags.writeable = False
+    return array
+
+
+def _check_declaration(spec: ArraySpec) -> None:
+    if not spec.name.isidentifier() or len(spec.name) > ARRAY_NAME_BYTES:
+        raise DecodeError("name of an array", found=repr(spec.name[:ARRAY_NAME_BYTES]), wanted="an identifier")
+    if len(spec.shape) > ARRAY_RANK:
+        raise DecodeError(f"dimensions of array {spec.name}", found=len(spec.shape), wanted=f"at most {ARRAY_RANK}")
+    # A single length over the limit is refused even beside a 0, or the product would hide it from numpy's own limit.
+    if any(not 0 <= length <= ARRAY_BYTES for length in spec.shape):
+        raise DecodeError(f"shape of array {spec.name}", found=list(spec.shape), wanted=f"lengths from 0 to {ARRAY_BYTES}")
+
+
+def check_schema(arrays: Arrays, schema: Sequence[ArraySpec]) -> None:
+    """Raise `PeerError` (schema) unless `arrays` are exactly those of `schema`; a length of -1 is free up to a limit."""
+    for spec in schema:
+        array = arrays.get(spec.name)
+        if array is None:
+            raise PeerError(DropReason.SCHEMA, f"array {spec.name}", found="none", wanted=_described(spec.dtype, spec.shape))
+        if array.dtype.name != spec.dtype or not _fits(array.shape, spec.shape):
+            found = _described(array.dtype.name, array.shape)
+            raise PeerError(DropReason.SCHEMA, f"array {spec.name}", found=found, wanted=_described(spec.dtype, spec.shape))
+    if len(arrays) != len(schema):
+        surplus = sorted(set(arrays) - {spec.name for spec in schema})
+        raise PeerError(DropReason.SCHEMA, "arrays outside the schema", found=surplus, wanted=[spec.name for spec in schema])
+
+
+def _fits(shape: Sequence[int], wanted: Sequence[int]) -> bool:
+    return len(shape) == len(wanted) and all(
+        length == want or (want == -1 and length <= FREE_LENGTH) for length, want in zip(shape, wanted, strict=True)
+    )
+
+
+def _described(dtype: str, shape: Sequence[int]) -> str:
+    return f"{dtype} {list(shape)}"
+
+
+def check_finite(arrays: Arrays) -> None:
+    """Raise `PeerError` (non_finite) where a float array holds NaN or infinity."""
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and not _finite(array):
+            row = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
+            raise PeerError(DropReason.NON_FINITE, f"array {name} at {list(row)}", found=str(array[row]), wanted="finite numbers")
+
+
+def _finite(array: np.ndarray) -> bool:
+    # One bad value spoils the sum, so a finite sum clears the array in one pass that allocates nothing.
+    # A sum can also overflow by itself; only then is each value looked at.
+    with np.errstate(all="ignore"):
+        return math.isfinite(array.sum()) or bool(np.isfinite(array).all())

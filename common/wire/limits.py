@@ -1,0 +1,46 @@
+"""Every limit of the wire, each with its reason. The sender keeps them too: what we would refuse, we never send.
+
+Sizes are in bytes. They are facts of the protocol, the same for all runs, and hence no settings.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from common.units import KIB, MIB
+
+HEADER_BYTES: Final = 64 * KIB
+"""Frame 0. The largest honest header is a Welcome with the run's configuration, some KiB; checked before it is read."""
+
+HEADER_VALUES: Final = 2048
+"""Values (map keys count too) in a header. One byte of msgpack can become 60 bytes of Python: this bounds the floor."""
+
+HEADER_CONTAINERS: Final = 256
+"""Maps and lists in a header, and therefore the depth of nesting. An empty map is 1 byte of msgpack and 64 of Python."""
+
+STRING_BYTES: Final = 32 * KIB
+"""One string in a header, in UTF-8. The run's configuration is the longest; one wide character makes all of them 4 bytes."""
+
+DECODE_FLOOR_BYTES: Final = 192 * KIB
+"""What decoding may allocate beyond four times its input: the two counts above at their worst, which a test measures."""
+
+INTEGER_MAX: Final = 2**63 - 1
+"""Largest integer field: what an int64, and every other language's integer, can hold."""
+
+ARRAYS: Final = 64
+"""Arrays in one message; a trajectory has about a dozen."""
+
+ARRAY_RANK: Final = 8
+"""Dimensions of one array; [T, B, *frame] has four."""
+
+ARRAY_NAME_BYTES: Final = 64
+"""Name of one array: it reaches logs and error sentences."""
+
+FREE_LENGTH: Final = 1 << 20
+"""A dimension that the schema leaves to the sender (-1): no rollout ends a million episodes."""
+
+ARRAY_BYTES: Final = 256 * MIB
+"""One array frame: 64 million float32 parameters, or 256 steps of 128 environments of 84x84. The sockets refuse more."""
+
+MESSAGE_BYTES: Final = 512 * MIB
+"""All frames of one message together."""
