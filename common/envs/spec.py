@@ -31,7 +31,9 @@ class EnvSettings(BaseModel):
     sticky_actions: float = Field(default=0.0, ge=0.0, le=1.0, description="Atari: probability that the last action repeats")
     noop_max: int = Field(default=30, ge=0, le=1000, description="Atari: most random no-ops at the start of an episode")
     full_action_space: bool = Field(default=False, description="Atari: all 18 actions instead of the game's own")
-    max_episode_frames: int = Field(default=108_000, ge=1, description="Atari: emulator frames after which an episode is truncated")
+    max_episode_frames: int = Field(
+        default=108_000, ge=1, description="Atari: emulator frames after which an episode is truncated"
+    )
     threads: int = Field(default=1, ge=1, le=256, description="Atari: emulator threads per actor")
 
 

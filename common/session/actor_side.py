@@ -1,0 +1,245 @@
+"""The protocol as a peer of the learner sees it: an actor, or an evaluator, which sends no experience.
+
+Greet until welcomed; number and keep every experience message until it is acknowledged; after any loss of the
+learner greet again and re-send what was kept, in order; keep one SnapshotWanted open; end with a Goodbye.
+All decisions of the peer's side are in this file. It knows no socket and no clock: see `events`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from common.errors import InternalError
+from common.session import events as e
+from common.session.events import RefusalCode
+from common.units import EnvSteps, Seconds, Version
+from common.wire.messages import (
+    Credit,
+    Drain,
+    Dropped,
+    Envelope,
+    Experience,
+    Goodbye,
+    Hello,
+    Message,
+    Refusal,
+    Report,
+    Snapshot,
+    SnapshotWanted,
+    Welcome,
+)
+
+
+class State(StrEnum):
+    """Where the peer stands with its learner."""
+
+    GREETING = "greeting"  # no answer to our Hello yet
+    WELCOME = "welcome"
+    ENDED = "ended"  # said Goodbye, or was refused for good
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who the peer is. `incarnation` must grow from one start of its process to the next (a wall-clock reading does)."""
+
+    role: str
+    name: str
+    incarnation: int
+    software: str
+
+
+class ActorSide:
+    """State machine of one peer. Feed it events, perform its instructions."""
+
+    GREET_SECONDS: Seconds = 0.5  # between two Hellos that nobody answered
+    SILENCE_HEARTBEATS = 5  # heartbeats missed before the learner counts as lost
+
+    def __init__(self, identity: Identity, *, run: str = "", env_signature: str = "") -> None:
+        self.identity = identity
+        self.run = run
+        self.env_signature = env_signature  # set by the application once its environment is built
+        self.state = State.GREETING
+        self.credits = 0
+        self.version: Version = -1  # newest policy the learner is known to have
+        self.reconnects = 0
+        self._kept: deque[Experience] = deque()  # sent or to be sent, not acknowledged
+        self._next_seq = 0
+        self._shipped: EnvSteps = 0
+        self._produced: EnvSteps = 0
+        self._dropped: tuple[Dropped, ...] = ()
+        self._wanted: Version | None = None
+        self._want_open = False
+        self._heartbeat: Seconds = 1.0
+        self._greeted_at: Seconds | None = None
+        self._heard_at: Seconds = 0.0
+        self._spoke_at: Seconds = 0.0
+        self._was_welcome = False
+
+    @property
+    def unacknowledged(self) -> int:
+        """Experience messages under way: the peer's queue depth."""
+        return len(self._kept)
+
+    @property
+    def may_offer(self) -> bool:
+        """Whether a credit is free."""
+        return self.state is not State.ENDED and self.credits > len(self._kept)
+
+    def handle(self, event: e.Event, now: Seconds) -> list[e.Instruction]:
+        """Advance by one event at monotonic time `now` (seconds); returns what to do, in order."""
+        match event:
+            case e.Tick():
+                return self._tick(now)
+            case e.Received(envelope=envelope):
+                return self._received(envelope, now)
+            case e.Unsent():
+                return self._lost("the connection does not take messages", now)
+            case e.Offered(experience=experience):
+                return self._offer(experience, now)
+            case e.Spoken(message=message):
+                return self._speak(message, now) if self.state is State.WELCOME else [_lost_note(message)]
+            case e.Wanted(after=after):
+                return self._want(after, now)
+            case e.Counted(produced=produced, dropped=dropped):
+                self._produced, self._dropped = produced, dropped
+                return []
+            case e.Left(reason=reason):
+                return self._leave(reason, now)
+        raise InternalError("an event of the learner's side reached an actor's session", found=type(event).__name__)
+
+    # --- time ---
+
+    def _tick(self, now: Seconds) -> list[e.Instruction]:
+        if self.state is State.GREETING:
+            due = self._greeted_at is None or now - self._greeted_at >= self.GREET_SECONDS
+            return self._greet(now) if due else []
+        if self.state is State.WELCOME:
+            if now - self._heard_at > self.SILENCE_HEARTBEATS * self._heartbeat:
+                return self._lost(f"no word from the learner for {now - self._heard_at:.1f} s", now)
+            if now - self._spoke_at >= self._heartbeat:
+                return self._speak(Report(produced=self._produced, dropped=self._dropped), now)
+        return []
+
+    def _greet(self, now: Seconds) -> list[e.Instruction]:
+        self._greeted_at = now
+        hello = Hello(
+            role=self.identity.role,
+            peer=self.identity.name,
+            incarnation=self.identity.incarnation,
+            software=self.identity.software,
+            env_signature=self.env_signature,
+            resend_from=self._kept[0].seq if self._kept else self._next_seq,
+            settled=self._kept[0].shipped - self._kept[0].env_steps if self._kept else self._shipped,
+            produced=self._produced,
+        )
+        return self._speak(hello, now)
+
+    def _lost(self, why: str, now: Seconds) -> list[e.Instruction]:
+        if self.state is not State.WELCOME:
+            return []  # already greeting, and the next Tick greets again
+        self.state, self._want_open = State.GREETING, False
+        self._greeted_at = now  # the first Hello after the usual pause: the connection is just being rebuilt
+        return [e.Note(event="learner_lost", fields={"why": why, "unacknowledged": len(self._kept)}, warning=True)]
+
+    # --- what the learner says ---
+
+    def _received(self, envelope: Envelope, now: Seconds) -> list[e.Instruction]:
+        if self.state is State.ENDED:
+            return []
+        message = envelope.message
+        self._heard_at = now
+        match message:
+            case Welcome():
+                return self._welcomed(message, envelope.run, now)
+            case Refusal():
+                return self._refused(message, now)
+            case _ if self.state is State.GREETING:
+                return []  # left over from before the loss: the Welcome will say it anew
+            case Credit():
+                return self._credited(message)
+            case Snapshot():
+                return self._arrived(message, now)
+            case Drain():
+                return [e.Draining(drain=message)]
+        return [e.Note(event="unexpected_message", fields={"tag": message.tag}, warning=True)]
+
+    def _welcomed(self, welcome: Welcome, run: str, now: Seconds) -> list[e.Instruction]:
+        if self.state is State.WELCOME:
+            return []  # a second answer to a Hello that we had repeated
+        self.state, self.run = State.WELCOME, run
+        self.credits, self.version, self._heartbeat = welcome.credits, welcome.version, welcome.heartbeat_seconds
+        self.reconnects += self._was_welcome
+        self._was_welcome = True
+        out: list[e.Instruction] = [e.Greeted(welcome=welcome, run=run)]
+        for kept in self._kept:
+            out += self._speak(kept, now)
+        if self._wanted is not None:
+            out += self._want(self._wanted, now)
+        return out
+
+    def _refused(self, refusal: Refusal, now: Seconds) -> list[e.Instruction]:
+        note = e.Note(event="refused", fields={"code": refusal.code, "reason": refusal.reason}, warning=True)
+        if refusal.code == RefusalCode.FORGOTTEN:
+            return [note, *self._reborn(now)]
+        if not refusal.retry:
+            self.state = State.ENDED
+            return [note, e.Refused(code=refusal.code, reason=refusal.reason)]
+        if refusal.code == RefusalCode.DECODE:
+            # What the learner cannot read it will not read the second time either: give it up, and say so in the Hello.
+            self._kept.clear()
+        was_welcome = self.state is State.WELCOME
+        self.state, self._want_open = State.GREETING, False
+        return [note, *self._greet(now)] if was_welcome else [note]
+
+    def _reborn(self, now: Seconds) -> list[e.Instruction]:
+        self.identity = replace(self.identity, incarnation=self.identity.incarnation + 1)
+        self.state, self._want_open = State.GREETING, False
+        self._kept.clear()
+        self._next_seq = self._shipped = self._produced = 0
+        self._dropped = ()
+        return [e.Reborn(incarnation=self.identity.incarnation), *self._greet(now)]
+
+    def _credited(self, credit: Credit) -> list[e.Instruction]:
+        self.credits, self.version = credit.credits, credit.version
+        refused = {reject.seq for reject in credit.rejects}
+        self._kept = deque(kept for kept in self._kept if kept.seq >= credit.acked and kept.seq not in refused)
+        return [e.Rejected(reject=reject) for reject in credit.rejects]
+
+    def _arrived(self, snapshot: Snapshot, now: Seconds) -> list[e.Instruction]:
+        self._want_open = False
+        self.version = max(self.version, snapshot.version)
+        out: list[e.Instruction] = [e.Arrived(snapshot=snapshot)]
+        return out + (self._want(snapshot.version, now) if self._wanted is not None else [])
+
+    # --- what the application says ---
+
+    def _offer(self, experience: Experience, now: Seconds) -> list[e.Instruction]:
+        if not self.may_offer:
+            raise InternalError("experience offered without a credit", found=len(self._kept), wanted=f"< {self.credits}")
+        self._shipped += experience.env_steps
+        numbered = replace(experience, seq=self._next_seq, shipped=self._shipped)
+        self._next_seq += 1
+        self._kept.append(numbered)
+        return self._speak(numbered, now) if self.state is State.WELCOME else []
+
+    def _want(self, after: Version, now: Seconds) -> list[e.Instruction]:
+        self._wanted = after
+        if self._want_open or self.state is not State.WELCOME:
+            return []
+        self._want_open = True
+        return self._speak(SnapshotWanted(after=after), now)
+
+    def _leave(self, reason: str, now: Seconds) -> list[e.Instruction]:
+        said = self.state is State.WELCOME
+        self.state = State.ENDED
+        return self._speak(Goodbye(reason=reason, produced=self._produced, dropped=self._dropped), now) if said else []
+
+    def _speak(self, message: Message, now: Seconds) -> list[e.Instruction]:
+        self._spoke_at = now
+        return [e.Send(message=message)]
+
+
+def _lost_note(message: Message) -> e.Note:
+    return e.Note(event="not_sent", fields={"tag": message.tag, "why": "no learner"}, warning=True)
