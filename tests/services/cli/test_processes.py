@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from services.cli.processes import Processes, stop_signals, supervise
 from services.cli.supervisor import LEARNER, Exited, Outcome, Patience, Start, StopRequested, Supervisor
 
@@ -66,6 +67,7 @@ class Scene:
 
 @pytest.fixture
 def scene(tmp_path):
+    """One pipe and one folder per test."""
     scene = Scene(tmp_path)
     yield scene
     os.close(scene.reader)
@@ -148,7 +150,7 @@ def test_a_learner_deaf_to_sigterm_is_killed_with_all_that_it_started(scene):
 
 
 def test_children_do_not_outlive_a_supervisor_that_is_killed(scene):
-    """kill -9 of the supervisor, or a closed laptop lid's out-of-memory killer: no orphan keeps a core busy for days."""
+    """A kill -9 of the supervisor, or a closed laptop lid's out-of-memory killer: no orphan keeps a core busy for days."""
     program = f"""
         import os, sys
         from pathlib import Path

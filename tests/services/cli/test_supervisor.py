@@ -1,6 +1,7 @@
 """The supervisor's decisions, without a process or a clock."""
 
 import pytest
+
 from services.cli.supervisor import (
     Begin,
     Exited,
@@ -18,12 +19,14 @@ pytestmark = pytest.mark.pure
 
 
 def begun(*, actors=2, evaluator=True, resume=False):
+    """A run whose children have all just started, at time 0."""
     core = Supervisor(actors=actors, evaluator=evaluator, resume=resume)
     core.handle(Begin(), 0.0)
     return core
 
 
 def gone(core, *names, code=0, now):
+    """All instructions that follow when `names` exit one after the other."""
     return [instruction for name in names for instruction in core.handle(Exited(name, code), now)]
 
 
@@ -35,7 +38,7 @@ def test_a_run_starts_the_learner_first_and_everybody_once():
 
 
 def test_a_killed_actor_comes_back_alone_after_half_a_second():
-    """kill -9 of one actor in the middle of a run: the run goes on with one actor less for a moment."""
+    """A kill -9 of one actor in the middle of a run: the run goes on with one actor less for a moment."""
     core = begun()
     assert core.handle(Exited("actor-1", -9), 100.0) == []
     assert core.handle(Tick(), 100.4) == []
@@ -65,7 +68,7 @@ def test_a_minute_of_health_starts_the_delays_afresh():
 
 
 def test_a_dead_learner_continues_from_its_checkpoint_and_no_actor_is_touched():
-    """kill -9 of the learner: actors reconnect by themselves to the learner that comes back."""
+    """A kill -9 of the learner: actors reconnect by themselves to the learner that comes back."""
     core = begun()
     assert core.handle(Exited("learner", -9), 50.0) == []
     assert core.handle(Tick(), 50.5) == [Start("learner", resume=True)]
