@@ -1,0 +1,199 @@
+"""Both ends of the wire over ZeroMQ: the learner's ROUTER binds, each peer's DEALER connects. The only user of zmq.
+
+Every option below is set on every socket before it binds or connects (ZeroMQ ignores later changes in silence).
+Neither end relies on ZeroMQ's queues: the session's credits bound what is under way, the high-water marks only catch
+peers that ignore them. A socket belongs to the one thread that sends and receives; only `wake` may come from another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import socket
+from typing import TYPE_CHECKING, Final
+
+import zmq
+
+from common.errors import ConfigError, ResourceError
+from common.wire.limits import ARRAY_BYTES, ARRAYS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from common.transport.api import Frame, Frames, Route
+    from common.units import Seconds
+
+LINGER: Final = 2.0
+"""Seconds that `close` spends at most on what was handed over: a Goodbye or a last Credit, not a backlog."""
+
+COPY_BELOW: Final = 64 * 1024
+"""Bytes under which a frame is copied: cheaper than sharing it between threads, and it comes out aligned."""
+
+_MILLISECONDS: Final = {
+    # A peer that went away without a word: pings give TCP something to lose, and unacknowledged data breaks the link.
+    zmq.HEARTBEAT_IVL: 2_000,
+    zmq.TCP_MAXRT: 8_000,
+    # A peer that is alive for TCP but not for ZeroMQ. Pongs queue behind a frame, so a frame has this long to cross:
+    # a 14 MB rollout needs 11 s at 10 Mbit/s, and with a short timeout such a link would never pass one.
+    zmq.HEARTBEAT_TIMEOUT: 30_000,
+    zmq.HEARTBEAT_TTL: 30_000,
+    zmq.HANDSHAKE_IVL: 5_000,  # a port scanner that connects and says nothing
+}
+_DEALER_MILLISECONDS: Final = {
+    zmq.CONNECT_TIMEOUT: 5_000,  # the system's own is two minutes: a network that comes back would not be noticed
+    # First retry soon, since a restarted learner is back in a second; then doubling, so that 1,000 actors do not storm it.
+    zmq.RECONNECT_IVL: 100,
+    zmq.RECONNECT_IVL_MAX: 2_000,
+}
+_OPTIONS: Final = {
+    zmq.MAXMSGSIZE: ARRAY_BYTES,  # of one frame; ZeroMQ closes the connection of a peer that announces a larger one
+    zmq.SNDHWM: 64,  # messages per connection: many times what the credits allow
+    zmq.RCVHWM: 64,
+    zmq.TCP_KEEPALIVE: 1,  # below the heartbeats, for connection trackers that forget idle connections
+    zmq.TCP_KEEPALIVE_IDLE: 30,
+    zmq.TCP_KEEPALIVE_INTVL: 10,
+    zmq.TCP_KEEPALIVE_CNT: 3,
+}
+
+
+class _End:
+    """A socket with its own context, a way to wait for it, and a way to end that wait from another thread."""
+
+    def __init__(self, kind: int, options: Mapping[zmq.SocketOption, int], linger: Seconds) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(kind)
+        self._linger = round(linger * 1000)
+        # Until it is bound or connected nothing is worth a wait.
+        for option, value in {**_OPTIONS, **_MILLISECONDS, **options, zmq.LINGER: 0}.items():
+            self._socket.setsockopt(option, value)
+        self._waker, self._wakened = socket.socketpair()
+        self._waker.setblocking(False)
+        self._wakened.setblocking(False)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._wakened, zmq.POLLIN)
+
+    def wake(self) -> None:
+        """Make a waiting `receive`, or the next one that finds nothing, return None. Safe from any thread, even after `close`."""
+        with contextlib.suppress(OSError):  # full: a wake is pending already; closed: nobody waits
+            self._waker.send(b"\0")
+
+    def close(self) -> None:
+        """Close the socket and its context, within the linger. Call it from the thread that uses the socket."""
+        if not self._socket.closed:
+            self._socket.close(self._linger)
+            self._waker.close()
+            self._wakened.close()
+            self._context.term()
+
+    def _send(self, frames: Sequence[Frame]) -> bool:
+        sent = True
+        for more, frame in zip(range(len(frames) - 1, -1, -1), frames, strict=True):
+            try:
+                self._socket.send(frame, zmq.DONTWAIT | (zmq.SNDMORE if more else 0), copy=False)
+            except zmq.ZMQError as error:
+                # Buffers full or no connection (EAGAIN), route gone (EHOSTUNREACH).
+                if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+                    raise
+                if frame is frames[0]:
+                    return False
+                # The connection broke inside the message. ZeroMQ drops the rest of it, and must be given that rest:
+                # otherwise it would take the next message for it.
+                sent = False
+        return sent
+
+    def _receive(self, timeout: Seconds) -> list[Frame] | None:
+        frames = self._receive_now()
+        if frames is None and self._wait(timeout):
+            frames = self._receive_now()
+        return frames
+
+    def _wait(self, timeout: Seconds) -> bool:
+        """Whether the socket may have a message; a wake is spent here."""
+        ready = dict(self._poller.poll(math.ceil(timeout * 1000)))
+        if self._wakened.fileno() in ready:
+            with contextlib.suppress(BlockingIOError):
+                while self._wakened.recv(4096):
+                    pass
+        return self._socket in ready
+
+    def _receive_now(self) -> list[Frame] | None:
+        try:
+            part = self._socket.recv(zmq.DONTWAIT, copy=False)
+        except zmq.Again:
+            return None
+        frames = [_content(part)]
+        while part.more:  # a message arrives whole: these never wait
+            part = self._socket.recv(copy=False)
+            if len(frames) <= _MOST_FRAMES:  # enough for the codec to see that they are too many
+                frames.append(_content(part))
+        return frames
+
+
+_MOST_FRAMES: Final = 2 + ARRAYS
+"""Route, header, arrays."""
+
+
+def _content(part: zmq.Frame) -> Frame:
+    return part.bytes if len(part) < COPY_BELOW else part.buffer
+
+
+class ZmqPeer(_End):
+    """A `PeerTransport`: a DEALER that reconnects by itself, and sends nothing while it has no connection."""
+
+    def __init__(self, endpoint: str, *, linger: Seconds = LINGER) -> None:
+        """Start to connect to `endpoint`, "tcp://host:port". Raises `ConfigError` where that is no endpoint."""
+        # IMMEDIATE: a message is queued only for a connection that stands, never for one that may come.
+        super().__init__(zmq.DEALER, _DEALER_MILLISECONDS | {zmq.IMMEDIATE: 1}, linger)
+        try:
+            self._socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            raise _bad_endpoint(endpoint, error) from None
+        self._socket.setsockopt(zmq.LINGER, self._linger)
+
+    def send(self, frames: Frames) -> bool:
+        """Hand over one message; False, and nothing sent, where there is no connection or its buffers are full."""
+        return self._send(frames)
+
+    def receive(self, timeout: Seconds) -> list[Frame] | None:
+        """The next message, or None after `timeout` seconds or a `wake`."""
+        return self._receive(timeout)
+
+
+class ZmqLearner(_End):
+    """A `LearnerTransport`: a ROUTER; routes are ZeroMQ's own, new for each connection."""
+
+    def __init__(self, endpoint: str, *, linger: Seconds = LINGER) -> None:
+        """Bind to `endpoint`, "tcp://address:port", port 0 for any. Raises `ConfigError` or `ResourceError`."""
+        # MANDATORY: a message for a route that is gone is an answer, not a silence. BACKLOG: actors that start at once.
+        super().__init__(zmq.ROUTER, {zmq.ROUTER_MANDATORY: 1, zmq.BACKLOG: 512}, linger)
+        try:
+            self._socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            if error.errno in (zmq.EADDRINUSE, zmq.EADDRNOTAVAIL):
+                fix = "stop what uses it, or choose another address (port 0: any free one)"
+                raise ResourceError("cannot listen", found=f"{endpoint}: {error.strerror}", fix=fix) from None
+            raise _bad_endpoint(endpoint, error) from None
+        self._endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    @property
+    def endpoint(self) -> str:
+        """The address peers connect to, with the port that was really bound."""
+        return self._endpoint
+
+    def send(self, route: Route, frames: Frames) -> bool:
+        """Hand over one message for `route`; False, and nothing sent, where the route is gone or its buffers are full."""
+        return self._send([route, *frames])
+
+    def receive(self, timeout: Seconds) -> tuple[Route, list[Frame]] | None:
+        """The next message of any peer, the peers taking turns, or None after `timeout` seconds or a `wake`."""
+        received = self._receive(timeout)
+        return None if received is None else (bytes(received[0]), received[1:])
+
+
+def _bad_endpoint(endpoint: str, error: zmq.ZMQError) -> ConfigError:
+    return ConfigError(
+        f"no such endpoint ({error.strerror})", found=endpoint, wanted="tcp://host:port", fix="correct the address"
+    )
