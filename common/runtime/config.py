@@ -1,0 +1,116 @@
+"""Settings from their layers: defaults < YAML (preset or file) < environment < command line.
+
+One rule for types: every value is YAML wherever it is written, and is then checked strictly against the tree. So in a
+file `8` is a number and `"8"` is text that no number setting accepts; in `ROOKERY_ACTOR__COUNT=8` and `actor.count=8` the
+text after `=` is YAML too, except where the setting is text, which takes it as it stands.
+
+Only the callers know the real environment; it comes in as a mapping.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import ValidationError
+
+from common.errors import ConfigError
+from common.runtime.layers import Layer, Path, leaves, merge, nest, parse, source_of
+from common.runtime.presets import Preset, find_preset
+from common.runtime.problems import explain, node_at
+from common.runtime.tree import Settings
+
+ENV_PREFIX = "ROOKERY_"
+COMMAND_LINE = "command line"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """Checked settings, and for each leaf's dotted key where its value came from."""
+
+    settings: Settings
+    provenance: Mapping[str, str]
+
+
+def load(*, preset: str | None, overrides: Sequence[str] = (), environ: Mapping[str, str]) -> Loaded:
+    """Settings of `preset` (a name, a path, or None for the defaults), changed by environment and `section.key=value`.
+
+    Raises `ConfigError` with all problems of the values at once: key, value found, value wanted, where it came from.
+    """
+    layers = [*_preset_layers(find_preset(preset))] if preset else []
+    layers += _environment_layers(environ)
+    layers += [_override_layer(text) for text in overrides]
+    return build(layers)
+
+
+def build(layers: Sequence[Layer]) -> Loaded:
+    """Merge and check `layers`, the strongest last."""
+    values, sources = merge(layers)
+    try:
+        # by way of JSON, so that lists become tuples and nothing else changes its type
+        settings = Settings.model_validate_json(json.dumps(values), strict=True)
+    except ValidationError as error:
+        raise explain(error, values, sources) from error
+    found = {".".join(path): source_of(path, sources) for path, _ in leaves(settings.model_dump(mode="json"))}
+    return Loaded(settings=settings, provenance=MappingProxyType(found))
+
+
+def as_yaml(settings: Settings, provenance: Mapping[str, str] | None = None) -> str:
+    """A file from which `load` gives `settings` again; with `provenance`, each value's source stands in a comment."""
+    lines = []
+    for section, values in settings.model_dump(mode="json").items():
+        lines.append(f"{section}:")
+        for key, value in values.items():
+            path = f"{section}.{key}"
+            sources = sorted({s for p, s in (provenance or {}).items() if p == path or p.startswith(f"{path}.")})
+            lines.append(f"  {key}: {_yaml_value(value)}" + (f"  # {', '.join(sources)}" if sources else ""))
+    return "\n".join(lines) + "\n"
+
+
+def _yaml_value(value: Any) -> str:
+    if isinstance(value, str) and value and "\n" not in value:
+        try:
+            if parse(value, source="text") == value:
+                return value  # needs no quotes
+        except ConfigError:
+            pass
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _preset_layers(preset: Preset) -> Iterator[Layer]:
+    values = parse(preset.text, source=preset.source)
+    if values is not None and not isinstance(values, dict):
+        raise ConfigError(f"{preset.source} holds no sections", found=values, wanted="a mapping such as `env: {id: CartPole-v1}`")
+    yield Layer(source=preset.source, values=nest(("run", "preset"), preset.name))
+    yield Layer(source=preset.source, values=values or {})
+
+
+def _environment_layers(environ: Mapping[str, str]) -> Iterator[Layer]:
+    """`ROOKERY_SECTION__KEY`. Other names are none of ours (Kubernetes sets ROOKERY_LEARNER_PORT and such)..."""
+    for name in sorted(environ):
+        text = name.removeprefix(ENV_PREFIX).lower()
+        if not name.startswith(ENV_PREFIX):
+            continue
+        if "__" in text:
+            path = tuple(text.split("__"))
+            yield Layer(source=name, values=nest(path, _value(path, environ[name], source=name)))
+            continue
+        section, _, key = text.partition("_")
+        if key and node_at((section, key), {}):  # ...but one that is a setting but for one underscore is a slip
+            raise ConfigError("environment variable sets nothing", found=name, wanted=f"{ENV_PREFIX}{section}__{key}".upper())
+
+
+def _override_layer(text: str) -> Layer:
+    key, equals, value = text.partition("=")
+    path = tuple(key.split("."))
+    if not equals or not all(path):
+        raise ConfigError("argument is no setting", found=repr(text), wanted="section.key=value, such as env.num_envs=16")
+    return Layer(source=COMMAND_LINE, values=nest(path, _value(path, value, source=f"{COMMAND_LINE} {key}")))
+
+
+def _value(path: Path, text: str, *, source: str) -> Any:
+    node = node_at(path, {}) or {}
+    return text if node.get("type") == "string" else parse(text, source=source)

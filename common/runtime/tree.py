@@ -1,0 +1,231 @@
+"""The configuration tree: every setting of a run, its type, range, unit and effect. `config` fills it from its layers.
+
+Sections `env`, `model` and `algorithm` have their home beside the code they configure. Values are immutable and
+checked when they are built; a type is never guessed: validated strictly, text is no number and a number no text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal, Self, TypeAlias
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from common.algorithms.ppo import PPOSettings
+from common.algorithms.registry import AlgorithmSettings
+from common.envs.spec import EnvSettings
+from common.errors import ConfigError
+from common.models.spec import ModelSettings
+
+Precision: TypeAlias = Literal["fp32", "bf16"]
+PEER_NAME = r"^[A-Za-z0-9._-]{0,64}$"
+MAX_PORT = 65535
+
+
+def _endpoint(text: str) -> str:
+    scheme, _, rest = text.partition("://")
+    host, _, port = rest.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    plain = host and not set(host) & set(":/[] ")
+    if scheme != "tcp" or not (bracketed or plain) or not (port.isdecimal() and int(port) <= MAX_PORT):
+        raise ValueError(f"tcp://host:port with a port in 0..{MAX_PORT}, such as tcp://127.0.0.1:5700")
+    return text
+
+
+Endpoint: TypeAlias = Annotated[str, AfterValidator(_endpoint)]
+
+
+class Section(BaseModel):
+    """Base of the sections: immutable, no unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class RunSettings(Section):
+    """Which run this is."""
+
+    preset: str = Field(default="", description="name the run goes by in its summary; set by the preset or file it came from")
+    id: str = Field(
+        default="", pattern=r"^[A-Za-z0-9._-]{0,128}$", description="peers of another run are refused; empty: a new one"
+    )
+    seed: int = Field(default=1, ge=0, le=2**31 - 1, description="every random stream of the run grows from it")
+    dir: str = Field(default="", description="run directory; empty: runs/<preset>-<date>-<time>-s<seed>")
+
+
+class RolloutSettings(Section):
+    """One experience message."""
+
+    length: int = Field(default=128, ge=1, le=8192, description="env steps of each environment in one trajectory (T)")
+
+
+class LearnerSettings(Section):
+    """The process that trains."""
+
+    bind: Endpoint = Field(default="tcp://127.0.0.1:5700", description="address on which peers are awaited; port 0: any free one")
+    batch: int = Field(default=2, ge=1, le=4096, description="trajectories per update; larger: steadier gradients, fewer updates")
+    credits: int = Field(
+        default=2,
+        ge=1,
+        le=1024,
+        description="most unacknowledged trajectories per actor; bounds queue and policy lag; 1: no overlap",
+    )
+    max_actors: int = Field(default=64, ge=1, le=65536, description="actors welcomed at once; more are refused")
+    max_policy_lag: int = Field(
+        default=20, ge=0, description="policy versions; experience that is older is dropped and counted as stale"
+    )
+    snapshot_precision: Precision = Field(default="fp32", description="weights sent to peers; bf16 halves the bytes and rounds")
+    torch_threads: int = Field(default=1, ge=1, le=256, description="CPU threads of the training computation")
+
+
+class CheckpointSettings(Section):
+    """What a resumed run starts from."""
+
+    every_seconds: float = Field(default=60.0, gt=0, description="time between checkpoints; at most this much training is lost")
+    keep: int = Field(default=3, ge=1, le=1000, description="newest checkpoints kept; older ones are removed")
+
+
+class ActorSettings(Section):
+    """The processes that step environments."""
+
+    learner: Endpoint = Field(default="tcp://127.0.0.1:5700", description="address of the learner")
+    name: str = Field(
+        default="", pattern=PEER_NAME, description="unique in the run, stable over restarts; empty: from host and process"
+    )
+    precision: Precision = Field(default="fp32", description="arithmetic of acting; bf16 is faster where the CPU has it")
+    torch_threads: int = Field(default=1, ge=1, le=256, description="CPU threads of acting")
+    count: int = Field(default=2, ge=0, le=1024, description="actors that `rookery train` starts; 0: all are started elsewhere")
+
+
+class EvaluatorSettings(Section):
+    """The process that plays the newest policy for the score alone."""
+
+    learner: Endpoint = Field(default="tcp://127.0.0.1:5700", description="address of the learner")
+    name: str = Field(default="", pattern=PEER_NAME, description="unique in the run; empty: from host and process")
+    enabled: bool = Field(default=True, description="whether `rookery train` starts an evaluator")
+    episodes: int = Field(default=10, ge=1, le=10_000, description="episodes per evaluation and mode (greedy, sampled)")
+    every_seconds: float = Field(default=60.0, ge=0, description="time between the starts of two evaluations")
+    num_envs: int = Field(default=2, ge=1, le=4096, description="environments played side by side")
+    torch_threads: int = Field(default=1, ge=1, le=256, description="CPU threads of acting")
+    nice: int = Field(
+        default=10, ge=0, le=19, description="process priority given up, so that training is not slowed; 19: most polite"
+    )
+
+
+class TargetSettings(Section):
+    """When the run ends by itself: at the score, or when a budget is spent, whichever comes first."""
+
+    mean100: float | None = Field(default=None, description="mean raw return of the last 100 training episodes; reached: solved")
+    env_steps: int = Field(default=10_000_000, ge=1, description="budget of env steps trained on; schedules run over it")
+    wall_seconds: float | None = Field(default=None, gt=0, description="budget of wall-clock time; none: no limit")
+
+
+class MetricsSettings(Section):
+    """The HTTP port of every service: /metrics, /healthz, /readyz."""
+
+    host: str = Field(default="127.0.0.1", min_length=1, description="interface served; 0.0.0.0 lets other machines scrape")
+    port: int = Field(default=0, ge=0, le=MAX_PORT, description="0: any free port")
+
+
+class LogSettings(Section):
+    """Log lines on standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least severity written")
+    format: Literal["auto", "plain", "json"] = Field(
+        default="auto", description="auto: live view on a terminal, else plain lines"
+    )
+
+
+class Settings(Section):
+    """The whole tree."""
+
+    run: RunSettings = RunSettings()
+    env: EnvSettings = EnvSettings()
+    model: ModelSettings = ModelSettings()
+    algorithm: AlgorithmSettings = PPOSettings()
+    rollout: RolloutSettings = RolloutSettings()
+    learner: LearnerSettings = LearnerSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    actor: ActorSettings = ActorSettings()
+    evaluator: EvaluatorSettings = EvaluatorSettings()
+    target: TargetSettings = TargetSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    log: LogSettings = LogSettings()
+
+    @property
+    def batch_env_steps(self) -> int:
+        """Rows [T, B] of one learner update; reset rows among them are not trained on."""
+        return self.learner.batch * self.rollout.length * self.env.num_envs
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        problems = list(_conflicts(self))
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+
+def _conflicts(settings: Settings) -> Iterator[str]:
+    """Sentences on settings that are fine alone and impossible together, each with the reason."""
+    learner, actor = settings.learner, settings.actor
+    rows = settings.batch_env_steps
+    if settings.algorithm.minibatch > rows:
+        yield (
+            f"algorithm.minibatch: found {settings.algorithm.minibatch}, wanted at most {rows} = learner.batch "
+            f"{learner.batch} x rollout.length {settings.rollout.length} x env.num_envs {settings.env.num_envs}: "
+            "a minibatch is cut out of one batch"
+        )
+    if actor.count > learner.max_actors:
+        yield f"actor.count: found {actor.count}, wanted at most {learner.max_actors} = learner.max_actors: the others would be refused"
+    actors = min(actor.count or learner.max_actors, learner.max_actors)
+    if learner.batch > learner.credits * actors:
+        yield (
+            f"learner.batch: found {learner.batch}, wanted at most learner.credits {learner.credits} x {actors} actors: "
+            "credits return only when a batch is taken, so that a larger one would never fill"
+        )
+    if rows > settings.target.env_steps:
+        yield f"target.env_steps: found {settings.target.env_steps}, wanted at least {rows}: one update trains on that many"
+
+
+class RunConfig(Section):
+    """What a peer needs to know about its run; the learner hands it over in its Welcome."""
+
+    run_id: str
+    seed: int
+    preset: str
+    env: EnvSettings
+    model: ModelSettings
+    algorithm: AlgorithmSettings
+    rollout: RolloutSettings
+    target: TargetSettings
+
+    @classmethod
+    def of(cls, settings: Settings, *, run_id: str) -> Self:
+        """The part of `settings` that is the run's and not one process's."""
+        return cls(
+            run_id=run_id,
+            seed=settings.run.seed,
+            preset=settings.run.preset,
+            env=settings.env,
+            model=settings.model,
+            algorithm=settings.algorithm,
+            rollout=settings.rollout,
+            target=settings.target,
+        )
+
+    def to_json(self) -> str:
+        """Text for `Welcome.config`."""
+        return self.model_dump_json()
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Inverse of `to_json`. Raises `ConfigError` where this version does not know a setting, or its value."""
+        try:
+            return cls.model_validate_json(text, strict=True)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False)[0]
+            raise ConfigError(
+                f"the learner's run configuration does not fit here ({'.'.join(map(str, first['loc']))})",
+                found=first["input"],
+                wanted=first["msg"],
+                fix="run the same rookery version on both sides",
+            ) from error
