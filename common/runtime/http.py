@@ -1,0 +1,168 @@
+"""The one HTTP port of a service: GET /metrics, /healthz, /readyz, and what JSON a service adds.
+
+As small as HTTP can be: one answer a connection, a few connections at a time, every read and write with a time limit.
+A scraper that hangs costs a thread for seconds; the loop of the service never waits for anybody here.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import socket
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from socketserver import TCPServer, ThreadingMixIn
+from threading import BoundedSemaphore, Thread
+from typing import Any, Self, TypeAlias
+
+from common.errors import ResourceError
+from common.runtime.health import Answer, Health
+from common.units import Seconds
+
+CONNECTION_SECONDS: Seconds = 5.0  # longest silence of a client within its one request
+MAX_CONNECTIONS = 16
+POLL_SECONDS: Seconds = 0.1  # how long closing may take
+
+JsonRoute: TypeAlias = Callable[[], object]
+Page: TypeAlias = tuple[HTTPStatus, str, bytes]  # status, content type, body
+
+TEXT = "text/plain; charset=utf-8"
+EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
+
+_log = logging.getLogger(__name__)
+
+
+class HttpServer:
+    """Serves from its own threads from construction until `close`. Also a context manager."""
+
+    def __init__(
+        self,
+        *,
+        host: str,
+        port: int,
+        metrics: Callable[[], bytes],
+        health: Health,
+        json_routes: Mapping[str, JsonRoute] | None = None,
+    ) -> None:
+        """Bind `host:port` (port 0: any free one); `json_routes` maps paths such as "/status" to what they show."""
+        routes: dict[str, Callable[[], Page]] = {
+            "/metrics": lambda: (HTTPStatus.OK, EXPOSITION, metrics()),
+            "/healthz": lambda: _probe(health.liveness()),
+            "/readyz": lambda: _probe(health.readiness()),
+            **{path: _json(source) for path, source in (json_routes or {}).items()},
+        }
+        self._server = _bind(host, port, routes)
+        self._thread = Thread(target=self._server.serve_forever, args=(POLL_SECONDS,), name="http", daemon=True)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """The port that was really bound."""
+        return int(self._server.server_address[1])
+
+    @property
+    def url(self) -> str:
+        """Where it answers, without a path."""
+        host = str(self._server.server_address[0])
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    def close(self) -> None:
+        """Stop listening; requests in hand end by themselves within their time limit. May be called twice."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join()
+        self._server.server_close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Server(ThreadingMixIn, HTTPServer):
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int, routes: Mapping[str, Callable[[], Page]]) -> None:
+        self.routes = routes
+        self._free = BoundedSemaphore(MAX_CONNECTIONS)
+        if ":" in host:
+            self.address_family = socket.AF_INET6
+        super().__init__((host, port), _Handler)
+
+    def server_bind(self) -> None:
+        """Skip what HTTPServer adds: a look-up of the host's name, which may take seconds where DNS is away."""
+        TCPServer.server_bind(self)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Take the connection, or hang up where too many are open already."""
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """One request in its own thread; the place in the line is free again whatever happens."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
+        """A client that hung up or fell silent is everyday life, not a traceback on stderr."""
+        _log.debug("http_connection_lost", exc_info=True)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = CONNECTION_SECONDS
+    server_version, sys_version = "rookery", ""
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        status, content_type, body = self._page(path)
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _page(self, path: str) -> Page:
+        route = self.server.routes.get(path)
+        if route is None:
+            known = ", ".join(self.server.routes)
+            return HTTPStatus.NOT_FOUND, TEXT, f"nothing here; try {known}\n".encode()
+        try:
+            return route()
+        except Exception as error:  # noqa: BLE001  a page that fails must not look like a service that is down
+            _log.exception("http_page_failed")
+            return HTTPStatus.INTERNAL_SERVER_ERROR, TEXT, f"{path}: {type(error).__name__}\n".encode()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing of each scrape."""
+
+
+def _bind(host: str, port: int, routes: Mapping[str, Callable[[], Page]]) -> _Server:
+    try:
+        return _Server(host, port, routes)
+    except OSError as error:
+        taken = error.errno == errno.EADDRINUSE
+        raise ResourceError(
+            "the port for metrics is in use" if taken else f"cannot listen for metrics ({error.strerror or error})",
+            found=f"{host}:{port}",
+            wanted="a free port" if taken else "an address of this machine",
+            fix="set metrics.port to another one (0: any free), or end what listens there"
+            if taken
+            else "set metrics.host and metrics.port",
+        ) from error
+
+
+def _probe(answer: Answer) -> Page:
+    return (HTTPStatus.OK if answer.ok else HTTPStatus.SERVICE_UNAVAILABLE), TEXT, f"{answer.sentence}\n".encode()
+
+
+def _json(source: JsonRoute) -> Callable[[], Page]:
+    # NaN is no JSON: better a 500 that is noticed than a page that half of the clients cannot read.
+    return lambda: (HTTPStatus.OK, "application/json", json.dumps(source(), allow_nan=False).encode() + b"\n")

@@ -1,0 +1,75 @@
+"""The metrics of an actor. `docs/metrics.md` explains each; a test holds the two together."""
+
+from __future__ import annotations
+
+import time
+
+from common.errors import DropReason
+from common.runtime.metrics import POLICY_LAGS, UNKNOWN, Clock, ServiceMetrics, kinds
+from common.wire.messages import (
+    Credit,
+    Drain,
+    Goodbye,
+    Gradient,
+    Hello,
+    Refusal,
+    Report,
+    Snapshot,
+    SnapshotWanted,
+    Trajectory,
+    Welcome,
+)
+
+PHASES = ("env", "act", "encode", "credit_wait", "snapshot")
+SENT = kinds(Hello, Trajectory, Gradient, SnapshotWanted, Report, Goodbye)
+RECEIVED = kinds(Welcome, Refusal, Credit, Snapshot, Drain)
+
+
+class ActorMetrics(ServiceMetrics):
+    """All that `/metrics` of an actor shows."""
+
+    def __init__(self, *, clock: Clock = time.monotonic) -> None:
+        """Everything at zero, or unknown where zero would be a claim."""
+        super().__init__("actor")
+        self.env_steps = self._counter("env_steps", "Env steps played. Reset rows are not steps and are not counted.")
+        self.env_frames = self._counter("env_frames", "Emulator frames played: env steps times the frame skip. No reset rows.")
+        self.episodes = self._counter("episodes", "Episodes that ended, by termination or truncation. Not those cut by our exit.")
+        self.episode_return_mean = self._gauge(
+            "episode_return_mean",
+            "Mean raw return of the last 100 episodes of this actor; NaN before the first. Not clipped or scaled.",
+            initial=UNKNOWN,
+        )
+        self.phases = self._phases(
+            "Seconds of the actor's loop by what it did, each second in one phase; the I/O thread's time is not counted.",
+            names=PHASES,
+            clock=clock,
+        )
+        self.policy_version = self._gauge(
+            "policy_version", "Version of the policy that acts now; -1 before the first.", initial=-1
+        )
+        self.queue_depth = self._gauge(
+            "queue_depth", "Experience messages not yet acknowledged. Not the rollout being collected."
+        )
+        self.queue_capacity = self._gauge("queue_capacity", "Credits: the most experience messages that may be unacknowledged.")
+        self.policy_lag = self._histogram(
+            "policy_lag_versions",
+            "Newest version known here less the one that acted, for each experience message when it is first sent. No re-sends.",
+            buckets=POLICY_LAGS,
+        )
+        self.env_steps_dropped = self._counters(
+            "env_steps_dropped",
+            "Env steps that this actor gave up or the learner refused, by reason. Not what the learner dropped later.",
+            label="reason",
+            values=DropReason,
+        )
+        self.messages_sent = self._counters(
+            "messages_sent",
+            "Messages handed to the transport, re-sends included. Not those for which it had no room.",
+            label="kind",
+            values=SENT,
+        )
+        self.messages_received = self._counters(
+            "messages_received", "Messages that decoded. Not bytes that were no message.", label="kind", values=RECEIVED
+        )
+        self.reconnects = self._counter("reconnects", "Welcomes after the first: the learner was lost and came back.")
+        self.connected = self._gauge("connected", "1 while welcomed by a learner that still answers, else 0.")

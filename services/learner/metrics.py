@@ -1,0 +1,137 @@
+"""The metrics of the learner. `docs/metrics.md` explains each; a test holds the two together."""
+
+from __future__ import annotations
+
+import time
+
+from common.errors import DropReason
+from common.runtime.metrics import POLICY_LAGS, UNKNOWN, Clock, ServiceMetrics, kinds
+from common.wire.messages import (
+    Credit,
+    Drain,
+    Evaluation,
+    Goodbye,
+    Gradient,
+    Hello,
+    Refusal,
+    Report,
+    Snapshot,
+    SnapshotWanted,
+    Trajectory,
+    Welcome,
+)
+
+PHASES = ("wait", "collate", "train", "publish", "checkpoint")
+ROLES = ("actor", "evaluator")
+MODES = ("greedy", "sampled")
+LEDGER_STATES = ("produced", "trained", "queued", "in_flight")
+SENT = kinds(Welcome, Refusal, Credit, Snapshot, Drain)
+RECEIVED = kinds(Hello, Trajectory, Gradient, SnapshotWanted, Report, Evaluation, Goodbye)
+
+
+class LearnerMetrics(ServiceMetrics):
+    """All that `/metrics` of the learner shows."""
+
+    def __init__(self, *, clock: Clock = time.monotonic) -> None:
+        """Everything at zero, or unknown where zero would be a claim."""
+        super().__init__("learner")
+        self._declare_training(clock)
+        self._declare_queue()
+        self._declare_link()
+        self._declare_results()
+        self._declare_storage()
+
+    def _declare_training(self, clock: Clock) -> None:
+        self.env_steps_trained = self._counter(
+            "env_steps_trained", "Env steps trained on, each once however many epochs it took. Not what was received or dropped."
+        )
+        self.env_frames_trained = self._counter(
+            "env_frames_trained", "Emulator frames behind the env steps trained on: steps times the frame skip."
+        )
+        self.updates = self._counter(
+            "updates", "Learner updates: batches trained on. Not optimizer steps, of which each has several."
+        )
+        self.phases = self._phases(
+            "Seconds of the train loop by what it did, each second in one phase; the I/O thread's time is not counted.",
+            names=PHASES,
+            clock=clock,
+        )
+        self.policy_version = self._gauge("policy_version", "Newest published policy; 0 is the initial one.")
+        self.policy_lag = self._histogram(
+            "policy_lag_versions",
+            "Newest version less the one that acted, for each experience message when it is trained on. Not for dropped ones.",
+            buckets=POLICY_LAGS,
+        )
+        self.training_metric = self._open_gauge(
+            "training_metric",
+            "Scalars of the last update, by the algorithm's names for them (loss parts, ...). Not averaged over updates.",
+            label="name",
+        )
+
+    def _declare_queue(self) -> None:
+        self.queue_depth = self._gauge(
+            "queue_depth", "Experience messages admitted and not yet taken by the train loop. Not those on the wire."
+        )
+        self.queue_capacity = self._gauge("queue_capacity", "The most messages the queue can ever hold: credits times actors.")
+        self.queue_env_steps = self._gauge("queue_env_steps", "Env steps in the messages that wait in the queue.")
+        self.ledger = self._gauges(
+            "ledger_env_steps",
+            "Env steps by where they are: produced = trained + queued + in flight + dropped. Whole run, resumes included.",
+            label="state",
+            values=LEDGER_STATES,
+        )
+        self.env_steps_dropped = self._counters(
+            "env_steps_dropped",
+            "Env steps that will never be trained on, by reason; what actors dropped themselves included. Whole run.",
+            label="reason",
+            values=DropReason,
+        )
+
+    def _declare_link(self) -> None:
+        self.peers_connected = self._gauges(
+            "peers_connected", "Peers that are welcomed and still speak. Not those that are silent past the limit.",
+            label="role", values=ROLES,
+        )  # fmt: skip
+        self.messages_received = self._counters(
+            "messages_received", "Messages that decoded, refused ones included. Not bytes that were no message.",
+            label="kind", values=RECEIVED,
+        )  # fmt: skip
+        self.messages_sent = self._counters(
+            "messages_sent", "Messages handed to the transport. Not those for which it had no room.", label="kind", values=SENT
+        )
+        self.messages_dropped = self._counters(
+            "messages_dropped", "Messages of any kind that were refused, by reason. Lost ones count as gaps, once each.",
+            label="reason", values=DropReason,
+        )  # fmt: skip
+        self.message_bytes_received = self._counter(
+            "message_bytes_received", "Bytes of all frames received, undecodable ones included. Not the transport's own framing."
+        )
+        self.message_bytes_sent = self._counter(
+            "message_bytes_sent", "Bytes of all frames handed to the transport. Not its own framing or retransmissions."
+        )
+        self.sequence_gaps = self._counter("sequence_gaps", "Sequence numbers that never came. Not duplicates.")
+        self.reconnects = self._counter("reconnects", "Greetings of a peer that had been welcomed before, by any incarnation.")
+
+    def _declare_results(self) -> None:
+        self.episodes = self._counter(
+            "episodes", "Episodes that ended inside experience trained on. Not the evaluator's, nor those in dropped experience."
+        )
+        self.episode_return_mean = self._gauge(
+            "episode_return_mean", "Mean raw return of the last 100 episodes; NaN before the first. Not the evaluator's.",
+            initial=UNKNOWN,
+        )  # fmt: skip
+        self.episode_length_mean = self._gauge(
+            "episode_length_mean", "Mean length in env steps of the last 100 episodes; NaN before the first.", initial=UNKNOWN
+        )
+        self.evaluation_return_mean = self._gauges(
+            "evaluation_return_mean", "Mean raw return of the last evaluation reported, by how it acted; NaN before the first.",
+            label="mode", values=MODES, initial=UNKNOWN,
+        )  # fmt: skip
+
+    def _declare_storage(self) -> None:
+        self.snapshot_bytes = self._gauge("snapshot_bytes", "Size of the parameters of the newest snapshot, header not included.")
+        self.checkpoint_last_success = self._gauge(
+            "checkpoint_last_success_timestamp_seconds",
+            "Unix time of the last checkpoint that was written whole; 0 for none yet.",
+        )
+        self.checkpoint_failures = self._counter("checkpoint_failures", "Checkpoints that could not be written. The run goes on.")
