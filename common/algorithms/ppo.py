@@ -33,12 +33,18 @@ class PPOSettings(BaseModel):
     value_coef: float = Field(default=0.5, ge=0.0, description="weight of the value loss")
     entropy_coef: float = Field(default=0.01, ge=0.0, description="weight of the entropy bonus, per nat")
     max_grad_norm: float = Field(default=0.5, gt=0.0, description="gradients are scaled down to this L2 norm")
-    adam_eps: float = Field(default=1e-5, gt=0.0, description="epsilon of Adam, part of the recipe: bounds the step of rare gradients")
+    adam_eps: float = Field(
+        default=1e-5, gt=0.0, description="epsilon of Adam, part of the recipe: bounds the step of rare gradients"
+    )
     normalize_advantage: bool = Field(default=True, description="advantages of a batch to mean 0 and deviation 1")
-    normalize_value: bool = Field(default=True, description="value targets to mean 0 and deviation 1, by statistics of the whole run")
+    normalize_value: bool = Field(
+        default=True, description="value targets to mean 0 and deviation 1, by statistics of the whole run"
+    )
     clip_reward: bool = Field(default=False, description="train on the sign of the reward (returns are always reported raw)")
     plain_ratio_lag: int = Field(
-        default=2, ge=0, description="policy lag (versions) above which the clip is centred on the policy at the start of the update"
+        default=2,
+        ge=0,
+        description="policy lag (versions) above which the clip is centred on the policy at the start of the update",
     )
     precision: Literal["fp32", "bf16"] = Field(default="fp32", description="arithmetic of training; weights stay float32")
 

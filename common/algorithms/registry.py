@@ -39,9 +39,7 @@ def build_algorithm(settings: AlgorithmSettings, *, model: ModelSettings, env: E
     return ALGORITHMS[settings.name].build_algorithm(settings=settings, model=model, env=env, seed=seed)
 
 
-def build_policy(
-    settings: AlgorithmSettings, *, model: ModelSettings, env: EnvSpec, precision: Precision, seed: int
-) -> Policy:
+def build_policy(settings: AlgorithmSettings, *, model: ModelSettings, env: EnvSpec, precision: Precision, seed: int) -> Policy:
     """The acting side; it acts in `precision` and draws its actions from `seed`."""
     return ALGORITHMS[settings.name].build_policy(model=model, env=env, precision=precision, seed=seed)
 

@@ -18,7 +18,8 @@ from common.errors import ConfigError
 from common.models.distributions import Categorical, DiagonalGaussian, Distribution
 from common.models.spec import ModelSettings
 
-_ACTIVATIONS = {"relu": functional.relu, "elu": functional.elu, "tanh": torch.tanh, "silu": functional.silu}
+_ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "elu": nn.ELU, "tanh": nn.Tanh, "silu": nn.SiLU}
+_SQRT_2, _BYTE = math.sqrt(2.0), 1.0 / 255.0
 _IMAGE_RANK = 2  # a frame [H, W]; its stack [S, H, W] is what the convolutions see
 
 
@@ -29,43 +30,124 @@ class Output(NamedTuple):
     value: Tensor
 
 
+class _FirstConv(nn.Conv2d):
+    """A convolution of bytes scaled to 0..1: the scale goes into the weights, which are far fewer than the input.
+
+    bfloat16 holds 0..255 exactly, but not their 255th parts: so it is also more precise.
+    """
+
+    def forward(self, image: Tensor) -> Tensor:
+        """[N, S, H, W] with values 0..255, in the dtype to compute in."""
+        return functional.conv2d(image, self.weight * _BYTE, self.bias, self.stride)
+
+
+class _Head(nn.Linear):
+    """A last layer, always computed in float32: rounding logits to bfloat16 would cost percents of the probability ratio."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[N, F] of any float dtype → [N, outputs] float32."""
+        if torch.is_autocast_enabled("cpu"):
+            with torch.autocast("cpu", enabled=False):
+                return self.forward(features)
+        return functional.linear(features.float(), self.weight.float(), self.bias.float())
+
+
 class Trunk(nn.Module):
     """Observation [N, *input] in the environment's dtype → features [N, F] in the weights' dtype (or autocast's)."""
 
-    def __init__(self, settings: ModelSettings, env: EnvSpec, generator: torch.Generator) -> None:
+    def __init__(self, settings: ModelSettings, env: EnvSpec) -> None:
         super().__init__()
-        self._activation = _ACTIVATIONS[settings.activation]
-        self._scale = 1.0 / 255.0 if env.observation_dtype == "uint8" else 1.0
-        self.conv = nn.ModuleList()
-        shape = env.network_input_shape
-        if len(env.observation_shape) == _IMAGE_RANK:
-            for channels, kernel, stride in settings.conv:
-                self.conv.append(_orthogonal(nn.Conv2d(shape[0], channels, kernel, stride), math.sqrt(2), generator))
-                shape = (channels, *(_convolved(size, kernel, stride, settings, env) for size in shape[1:]))
+        activation = _ACTIVATIONS[settings.activation]
+        shape, self._bytes = env.network_input_shape, env.observation_dtype == "uint8"
+        self.conv, self.hidden = nn.Sequential(), nn.Sequential()
+        for channels, kernel, stride in settings.conv if len(env.observation_shape) == _IMAGE_RANK else ():
+            layer = _FirstConv if self._bytes and not self.conv else nn.Conv2d
+            self.conv.append(layer(shape[0], channels, kernel, stride))
+            self.conv.append(activation())
+            shape = (channels, *((size - kernel) // stride + 1 for size in shape[1:]))
+            if min(shape) < 1:
+                wanted = "at least one row and column after every convolution"
+                fix = "use fewer or smaller model.conv layers, or larger images"
+                raise ConfigError("model.conv does not fit the image", found=env.network_input_shape, wanted=wanted, fix=fix)
         self.features = math.prod(shape)
-        self.hidden = nn.ModuleList()
         for width in settings.hidden:
-            self.hidden.append(_orthogonal(nn.Linear(self.features, width), math.sqrt(2), generator))
+            self.hidden.append(nn.Linear(self.features, width))
+            self.hidden.append(activation())
             self.features = width
-        self._first: nn.Module = next(iter((*self.conv, *self.hidden)))
 
     def forward(self, observation: Tensor) -> Tensor:
         """See the class."""
-        raise NotImplementedError
+        x = observation.to(_compute_dtype(self))
+        if self.conv:
+            # channels_last makes training in float32 a quarter faster. Flattening in that order copies nothing.
+            x = self.conv(x.contiguous(memory_format=torch.channels_last)).permute(0, 2, 3, 1)
+        elif self._bytes:
+            x = x * _BYTE
+        features: Tensor = self.hidden(x.flatten(1))
+        return features
 
 
 class ActorCritic(nn.Module):
     """Policy and value, with one trunk or one each."""
 
+    def __init__(self, settings: ModelSettings, env: EnvSpec) -> None:
+        super().__init__()
+        discrete = env.action.discrete
+        self.trunk = Trunk(settings, env)
+        self.value_trunk = None if settings.shared_trunk else Trunk(settings, env)
+        outputs = env.action.n if discrete else math.prod(env.action.shape)
+        self.policy_head = _Head(self.trunk.features, outputs)
+        self.value_head = _Head(self.trunk.features, 1)
+        self.log_std = None if discrete else nn.Parameter(torch.zeros(outputs))
+        self._action_shape = env.action.shape
+
     def policy(self, observation: Tensor) -> Distribution:
         """The distribution alone, for acting: no value is computed."""
-        raise NotImplementedError
+        return self._policy(self.trunk(observation))
 
     def forward(self, observation: Tensor) -> Output:
         """Observation [N, *input] in the environment's dtype → distribution and value, in float32 whatever the weights are."""
-        raise NotImplementedError
+        features = self.trunk(observation)
+        value_features = features if self.value_trunk is None else self.value_trunk(observation)
+        return Output(self._policy(features), self.value_head(value_features).squeeze(-1))
+
+    def _policy(self, features: Tensor) -> Distribution:
+        outputs = self.policy_head(features)
+        if self.log_std is None:
+            return Categorical.from_logits(outputs)
+        return DiagonalGaussian(outputs, self.log_std.float())
 
 
 def build(settings: ModelSettings, env: EnvSpec, *, seed: int = 0) -> ActorCritic:
     """The network of a run, float32, freshly initialised from `seed`. Raises ConfigError where it does not fit the input."""
-    raise NotImplementedError
+    if len(env.observation_shape) > _IMAGE_RANK or len(env.action.shape) > 1:
+        raise ConfigError(
+            "no network for these spaces",
+            found=f"observations {env.observation_shape}, actions {env.action.shape}",
+            wanted="observations that are vectors or grey images [H, W], actions that are numbers or vectors",
+            fix="flatten them in your env.entry_point",
+        )
+    with torch.device("meta"):  # without storage: the layers' own initialisation would draw from torch's global random state
+        net = ActorCritic(settings, env)
+    net.to_empty(device="cpu")
+    net.to(memory_format=torch.channels_last)
+    _initialise(net, torch.Generator().manual_seed(seed))
+    return net
+
+
+def _compute_dtype(module: nn.Module) -> torch.dtype:
+    """What the layers will compute in: converting the input to it at once spares autocast a second pass over it."""
+    if torch.is_autocast_enabled("cpu"):
+        return torch.get_autocast_dtype("cpu")
+    return next(module.parameters()).dtype
+
+
+def _initialise(net: ActorCritic, generator: torch.Generator) -> None:
+    """Orthogonal weights (Saxe et al. 2013, arXiv:1312.6120), zero biases, standard deviation 1."""
+    gains: dict[nn.Module, float] = {net.policy_head: 0.01, net.value_head: 1.0}
+    for module in net.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            nn.init.orthogonal_(module.weight, gains.get(module, _SQRT_2), generator=generator)
+    for name, parameter in net.named_parameters():
+        if name.endswith(("bias", "log_std")):
+            nn.init.zeros_(parameter)

@@ -62,5 +62,6 @@ def load(module: nn.Module, parameters: Tensor | np.ndarray) -> None:
     layout = Layout.of(module)
     if flat.shape != (layout.size,):
         raise PeerError(DropReason.SCHEMA, "snapshot of another network", found=list(flat.shape), wanted=[layout.size])
-    for parameter, values in zip(module.parameters(), flat.split([p.numel() for p in module.parameters()]), strict=True):
+    sizes = [parameter.numel() for parameter in module.parameters()]
+    for parameter, values in zip(module.parameters(), torch.split(flat, sizes), strict=True):
         parameter.copy_(values.view(parameter.shape))

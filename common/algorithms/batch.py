@@ -1,0 +1,91 @@
+"""One batch of tensors from experience messages: stacks rebuilt, actors side by side.
+
+Axes: T env steps first, then B, the environments of all actors together, in the order of the messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.algorithms.api import Sample
+from common.envs.spec import EnvSpec
+from common.envs.stacking import stack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Experience as an algorithm trains on it; `*input` is `EnvSpec.network_input_shape`."""
+
+    observation: Tensor  # [T+1, B, *input] environment's dtype: o_0 .. o_T
+    start: Tensor  # [T+1, B] bool: o_t is the first of an episode
+    action: Tensor  # [T, B] int64 or [T, B, A] float32
+    reward: Tensor  # [T, B] float32, raw
+    terminated: Tensor  # [T, B] bool
+    truncated: Tensor  # [T, B] bool
+    valid: Tensor  # [T, B] bool: False for a reset row
+    log_prob: Tensor  # [T, B] float32, of the policy that acted
+    final_observation: Tensor  # [K, *input]: what followed a_t where that is not o_{t+1} (truncated, same_step autoreset)
+    final_index: Tensor  # [K] int64: t*B + b of each
+    version: Tensor  # [B] int64: policy that acted
+
+
+def collate(samples: Sequence[Sample], env: EnvSpec, *, out: np.ndarray | None = None) -> Batch:
+    """Join messages of one schema (T the same, B may differ).
+
+    Args:
+        samples: at least one, checked against the schema and by `check_trajectory`.
+        env: what the frames are.
+        out: memory for the stacks, flat, in the environment's dtype and large enough; saves a large allocation per batch.
+            The batch lives in it, so it must not be reused before the batch is done with.
+    """
+    start = _joined(samples, "start")
+    shape = (*start.shape, *env.network_input_shape)
+    into = None if out is None else out[: int(np.prod(shape))].reshape(shape)
+    observation = stack(_joined(samples, "obs"), start, out=into)
+    final_index = _final_index(samples)
+    version = np.repeat([sample.version for sample in samples], [sample.arrays["start"].shape[1] for sample in samples])
+    per_step = ("action", "reward", "terminated", "truncated", "valid", "log_prob")
+    return Batch(
+        observation=_tensor(observation),
+        start=_tensor(start),
+        final_observation=_tensor(_final_observation(samples, env, observation, final_index)),
+        final_index=_tensor(final_index),
+        version=_tensor(version),
+        **{name: _tensor(_joined(samples, name)) for name in per_step},
+    )
+
+
+def _joined(samples: Sequence[Sample], name: str) -> np.ndarray:
+    """Side by side along B; one message alone is not copied."""
+    parts = [sample.arrays[name] for sample in samples]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+
+def _final_index(samples: Sequence[Sample]) -> np.ndarray:
+    """t*B + b of each message, with its own B, as t*B + b of the batch."""
+    widths = [sample.arrays["start"].shape[1] for sample in samples]
+    offsets = np.cumsum([0, *widths])
+    parts = []
+    for sample, width, offset in zip(samples, widths, offsets, strict=False):
+        row, column = np.divmod(sample.arrays["final_index"].astype(np.int64), width)
+        parts.append(row * offsets[-1] + offset + column)
+    return np.concatenate(parts)
+
+
+def _final_observation(samples: Sequence[Sample], env: EnvSpec, observation: np.ndarray, final_index: np.ndarray) -> np.ndarray:
+    """[K, *input]: the stack seen at t, moved on by one frame. Older episodes are zero in it already."""
+    newest = np.concatenate([sample.arrays["final_obs"] for sample in samples])
+    if env.network_input_shape == env.observation_shape:
+        return newest
+    row, column = np.divmod(final_index, observation.shape[1])
+    return np.concatenate([observation[row, column, 1:], newest[:, None]], axis=1)
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    """Without a copy where the memory is ours. Memory of the wire is read-only, which torch cannot express."""
+    return torch.from_numpy(array if array.flags.writeable else array.copy())

@@ -1,0 +1,75 @@
+"""The parts of the PPO loss and what is watched while it falls. Scalars out of [N] float32, N valid env steps.
+
+Rows that are not valid never get here: minibatches are drawn from the valid ones.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from common.errors import InternalError
+
+
+class PolicyLoss(NamedTuple):
+    """`loss` to minimise; without gradient: `approx_kl` in nats, `clip_fraction` 0..1, `ratio_error` max |r - 1|."""
+
+    loss: Tensor
+    approx_kl: Tensor
+    clip_fraction: Tensor
+    ratio_error: Tensor
+
+
+def policy_loss(*, log_prob: Tensor, proximal_log_prob: Tensor, importance: Tensor, advantage: Tensor, clip: float) -> PolicyLoss:
+    """Clipped surrogate (Schulman et al. 2017, arXiv:1707.06347, eq. 7), in the decoupled form of Hilton et al. 2021.
+
+        r_t  = pi(a_t | o_t) / pi_prox(a_t | o_t)
+        loss = - mean( w_t * min(r_t * A_t, clip(r_t, 1 - eps, 1 + eps) * A_t) ),    w_t = pi_prox / mu, see `importance`
+
+    With the proximal policy equal to the one that acted, mu, every w_t is 1 and this is eq. 7 of PPO; else it is the
+    decoupled objective (arXiv:2110.00641, section 3), which clips around a recent policy and not around a stale one.
+
+    Args:
+        log_prob: [N] log pi(a_t | o_t), with gradient.
+        proximal_log_prob: [N] log pi_prox(a_t | o_t).
+        importance: [N] w_t.
+        advantage: [N] A_t.
+        clip: eps.
+    """
+    require_vectors(log_prob, proximal_log_prob, importance, advantage)
+    log_ratio = log_prob - proximal_log_prob
+    ratio = log_ratio.exp()
+    surrogate = torch.minimum(ratio * advantage, ratio.clamp(1.0 - clip, 1.0 + clip) * advantage)
+    with torch.no_grad():
+        distance = (ratio - 1.0).abs()
+        # The estimator k3 of KL(prox, pi): unbiased and never negative (Schulman 2020, "Approximating KL divergence").
+        approx_kl = (ratio - 1.0 - log_ratio).mean()
+        clip_fraction = (distance > clip).float().mean()
+    return PolicyLoss(-(importance * surrogate).mean(), approx_kl, clip_fraction, distance.amax())
+
+
+def importance_weight(*, proximal_log_prob: Tensor, behaviour_log_prob: Tensor, cap: float) -> Tensor:
+    """min(pi_prox / mu, cap) [N], of the policies at the start of the update and when acting; the cap bounds the variance."""
+    require_vectors(proximal_log_prob, behaviour_log_prob)
+    return (proximal_log_prob - behaviour_log_prob).exp().clamp_max(cap)
+
+
+def value_loss(*, value: Tensor, target: Tensor) -> Tensor:
+    """Half the mean squared error of the values [N] against their targets [N]."""
+    require_vectors(value, target)
+    return 0.5 * (value - target).square().mean()
+
+
+def explained_variance(*, value: Tensor, target: Tensor) -> Tensor:
+    """1 - Var(target - value) / Var(target): 1 is perfect, 0 no better than a constant (or nothing to explain)."""
+    require_vectors(value, target)
+    variance = target.var(correction=0)
+    return torch.where(variance > 0.0, 1.0 - (target - value).var(correction=0) / variance, 0.0)
+
+
+def require_vectors(*arrays: Tensor) -> None:
+    """Refuse anything but [N] of one N: (N,) and (N, 1) would broadcast to (N, N), and train on nonsense in silence."""
+    if len({array.shape for array in arrays}) != 1 or arrays[0].ndim != 1:
+        raise InternalError("a loss needs vectors of one length", found=[tuple(a.shape) for a in arrays], wanted="[N]")
