@@ -1,0 +1,118 @@
+"""Small environments with known answers, for `env.entry_point: common.envs.probes:<function>`.
+
+A learner that misses one of the first four has a fault that the name points at. `counting` shows what a stored
+transition holds: its observation says where it comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+from numpy.typing import NDArray
+
+_IMAGE = (16, 16)
+
+
+class Probe(gymnasium.Env[NDArray[np.float32], np.int64]):
+    """Episodes of `length` steps that terminate; one number is seen, two actions can be taken.
+
+    `observe(random, age)` gives the observation after `age` steps, `reward(observation, action, age)` what the action
+    on it earns.
+    """
+
+    def __init__(
+        self,
+        *,
+        length: int,
+        observe: Callable[[np.random.Generator, int], float],
+        reward: Callable[[float, int, int], float],
+    ) -> None:
+        self.observation_space = Box(-1, 1, (1,), np.float32)
+        self.action_space = Discrete(2)
+        self._length, self._observe, self._reward = length, observe, reward
+        self._age, self._seen = 0, 0.0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        """Begin an episode."""
+        super().reset(seed=seed, options=options)
+        self._age = 0
+        return self._look(), {}
+
+    def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        """Earn what the action on the current observation is worth."""
+        reward = self._reward(self._seen, int(action), self._age)
+        self._age += 1
+        return self._look(), reward, self._age == self._length, False, {}
+
+    def _look(self) -> NDArray[np.float32]:
+        self._seen = self._observe(self.np_random, self._age)
+        return np.array([self._seen], np.float32)
+
+
+def constant_value() -> Probe:
+    """One step, one observation, reward 1: V is 1. Fails where the value loss or the optimizer is wrong."""
+    return Probe(length=1, observe=lambda _random, _age: 0.0, reward=lambda _seen, _action, _age: 1.0)
+
+
+def observed_value() -> Probe:
+    """One step, the reward is the observation, 1 or -1 by chance: V(o) is o. Fails where observations do not arrive."""
+    return Probe(length=1, observe=_coin, reward=lambda seen, _action, _age: seen)
+
+
+def discounted_value() -> Probe:
+    """Two steps, observations 0 then 1, reward 1 at the end: V(0) is gamma, V(1) is 1. Fails where discounting is wrong."""
+    return Probe(length=2, observe=lambda _random, age: min(age, 1), reward=lambda _seen, _action, age: float(age == 1))
+
+
+def matching_action() -> Probe:
+    """One step, reward 1 for action 1 on observation 1 and action 0 on -1, else -1: the policy learns it and V is 1."""
+    return Probe(length=1, observe=_coin, reward=lambda seen, action, _age: 1.0 if (seen > 0) == (action == 1) else -1.0)
+
+
+class Counting(gymnasium.Env[NDArray[Any], np.int64]):
+    """Says where it is: see `counting`."""
+
+    def __init__(self, *, lengths: Sequence[int], truncates: Sequence[bool], image: bool) -> None:
+        self.observation_space = Box(0, 255, _IMAGE, np.uint8) if image else Box(0, np.inf, (2,), np.float32)
+        self.action_space = Discrete(2)
+        self._lengths, self._truncates, self._image = tuple(lengths), tuple(truncates), image
+        self._episode, self._count = -1, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[NDArray[Any], dict[str, Any]]:
+        """Begin the next episode of the plan; a seed begins the plan anew."""
+        super().reset(seed=seed, options=options)
+        self._episode = 0 if seed is not None else self._episode + 1
+        self._count = 0
+        return self._look(), {}
+
+    def step(self, _action: np.int64) -> tuple[NDArray[Any], float, bool, bool, dict[str, Any]]:
+        """Count; the reward is the count before."""
+        self._count += 1
+        over = self._count == self._lengths[self._episode % len(self._lengths)]
+        truncates = self._truncates[self._episode % len(self._truncates)]
+        return self._look(), float(self._count - 1), over and not truncates, over and truncates, {}
+
+    def _look(self) -> NDArray[Any]:
+        if not self._image:
+            return np.array([self._count, self._episode], np.float32)
+        # no pixel is 0, so that a zero in a stack can only come from stacking
+        return np.random.default_rng((self._episode, self._count)).integers(1, 256, _IMAGE, np.uint8)
+
+
+def counting(lengths: Sequence[int] = (3, 1, 5), truncates: Sequence[bool] = (False, True), *, image: bool = False) -> Counting:
+    """Observation (count of steps in the episode, number of the episode), reward the count.
+
+    Episode k lasts `lengths[k % len(lengths)]` steps and is truncated, else terminated, by `truncates` in the same way.
+    With `image` the observation is a picture that no other count or episode has.
+    """
+    return Counting(lengths=lengths, truncates=truncates, image=image)
+
+
+def _coin(random: np.random.Generator, _age: int) -> float:
+    return 1.0 if random.random() < 0.5 else -1.0  # noqa: PLR2004 - a fair coin
