@@ -7,6 +7,7 @@ what arrives is read-only. No dtype but the eight below can be named, so no obje
 from __future__ import annotations
 
 import math
+import reprlib
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -40,35 +41,34 @@ def to_buffer(name: str, array: np.ndarray) -> memoryview:
     return np.ascontiguousarray(array, dtype=dtype).reshape(-1).view(np.uint8).data
 
 
-def from_buffer(spec: ArraySpec, buffer: bytes | memoryview) -> np.ndarray:
-    """A read-only array on `buffer` by `spec`. Raises `DecodeError` before anything is allocated."""
-    dtype = DTYPES.get(spec.dtype)
-    if dtype is None:
-        raise DecodeError(f"dtype of array {spec.name!r}", found=repr(spec.dtype[:ARRAY_NAME_BYTES]), wanted=", ".join(DTYPES))
-    _check_declaration(spec)
-    wanted, found = math.prod(spec.shape) * dtype.itemsize, memoryview(buffer).nbytes
+def from_buffer(name: str, dtype: str, shape: Sequence[int], buffer: bytes | memoryview) -> np.ndarray:
+    """A read-only array on `buffer`, as declared. Raises `DecodeError` before anything is allocated."""
+    if not name.isidentifier() or len(name) > ARRAY_NAME_BYTES:
+        raise DecodeError("name of an array", found=repr(name[:ARRAY_NAME_BYTES]), wanted="an identifier")
+    kind = DTYPES.get(dtype)
+    if kind is None:
+        raise DecodeError(f"dtype of array {name}", found=repr(dtype[:ARRAY_NAME_BYTES]), wanted=", ".join(DTYPES))
+    _check_shape(name, shape)
+    wanted, found = math.prod(shape) * kind.itemsize, memoryview(buffer).nbytes
     if found != wanted or wanted > ARRAY_BYTES:
-        raise DecodeError(
-            f"bytes of array {spec.name} {list(spec.shape)} {spec.dtype}", found=found, wanted=min(wanted, ARRAY_BYTES)
-        )
-    array: np.ndarray = np.ndarray(spec.shape, dtype, buffer=buffer)
+        raise DecodeError(f"bytes of array {name} {list(shape)} {dtype}", found=found, wanted=min(wanted, ARRAY_BYTES))
+    array: np.ndarray = np.ndarray(shape, kind, buffer=buffer)
     # numpy's loops assume that a bool is 0 or 1: any other byte would be neither true nor false.
-    if dtype.kind == "b" and array.size and array.view(np.uint8).max() > 1:
-        raise DecodeError(f"bytes of bool array {spec.name}", found=int(array.view(np.uint8).max()), wanted="0 or 1")
+    if kind.kind == "b" and found and (most := int(array.view(np.uint8).max())) > 1:
+        raise DecodeError(f"bytes of bool array {name}", found=most, wanted="0 or 1")
     if not array.flags.aligned:  # torch takes the pointer as it is
         array = array.copy()
     array.flags.writeable = False
     return array
 
 
-def _check_declaration(spec: ArraySpec) -> None:
-    if not spec.name.isidentifier() or len(spec.name) > ARRAY_NAME_BYTES:
-        raise DecodeError("name of an array", found=repr(spec.name[:ARRAY_NAME_BYTES]), wanted="an identifier")
-    if len(spec.shape) > ARRAY_RANK:
-        raise DecodeError(f"dimensions of array {spec.name}", found=len(spec.shape), wanted=f"at most {ARRAY_RANK}")
-    # A single length over the limit is refused even beside a 0, or the product would hide it from numpy's own limit.
-    if any(not 0 <= length <= ARRAY_BYTES for length in spec.shape):
-        raise DecodeError(f"shape of array {spec.name}", found=list(spec.shape), wanted=f"lengths from 0 to {ARRAY_BYTES}")
+def _check_shape(name: str, shape: Sequence[object]) -> None:
+    if len(shape) > ARRAY_RANK:
+        raise DecodeError(f"dimensions of array {name}", found=len(shape), wanted=f"at most {ARRAY_RANK}")
+    # Each length has a limit of its own: beside a 0 the product would not show one that numpy cannot hold.
+    for length in shape:
+        if type(length) is not int or not 0 <= length <= ARRAY_BYTES:
+            raise DecodeError(f"shape of array {name}", found=reprlib.repr(length), wanted=f"lengths from 0 to {ARRAY_BYTES}")
 
 
 def check_schema(arrays: Arrays, schema: Sequence[ArraySpec]) -> None:

@@ -15,7 +15,7 @@ from common.errors import DecodeError, InternalError, ProtocolVersionError
 from common.wire import fields, header
 from common.wire.arrays import from_buffer, to_buffer
 from common.wire.limits import ARRAYS, MESSAGE_BYTES
-from common.wire.messages import MESSAGE_TYPES, PROTOCOL_VERSION, Arrays, ArraySpec, Envelope, Message
+from common.wire.messages import MESSAGE_TYPES, PROTOCOL_VERSION, Arrays, Envelope, Message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 RESERVED: Final = ("v", "tag", "run", "arrays")
 """Keys of the header that no message may use as a field. `v` and `tag` keep their place in every protocol version."""
 
+_DECLARED: Final = 3  # name, dtype, shape
 _TYPES: Final = {cls.tag: cls for cls in MESSAGE_TYPES}
 _PLANS: Final = {cls.tag: fields.plan(cls, without=("arrays",)) for cls in MESSAGE_TYPES}
 
@@ -64,22 +65,22 @@ def _message(cls: type[Message], values: dict[str, Any], arrays: Arrays) -> Mess
 
 
 def _arrays(declared: object, buffers: Sequence[bytes | memoryview]) -> Arrays:
-    specs = [_spec(item) for item in fields.sequence(declared, "header.arrays")[: ARRAYS + 1]]
-    if len(specs) > ARRAYS or len(specs) != len(buffers):
-        raise DecodeError("array frames", found=len(buffers), wanted=f"{len(specs)} as declared, at most {ARRAYS}")
+    items = fields.sequence(declared, "header.arrays")
+    if len(items) > ARRAYS or len(items) != len(buffers):
+        raise DecodeError("array frames", found=len(buffers), wanted=f"{len(items)} as declared, at most {ARRAYS}")
     size = sum(memoryview(buffer).nbytes for buffer in buffers)
     if size > MESSAGE_BYTES:
         raise DecodeError("bytes of the message", found=size, wanted=f"at most {MESSAGE_BYTES}")
     arrays: dict[str, np.ndarray] = {}
-    for spec, buffer in zip(specs, buffers, strict=True):
-        if spec.name in arrays:
-            raise DecodeError("name of an array twice", found=spec.name)
-        arrays[spec.name] = from_buffer(spec, buffer)
+    for item, buffer in zip(items, buffers, strict=True):
+        name, dtype, shape = _declaration(item)
+        if name in arrays:
+            raise DecodeError("name of an array twice", found=fields.shown(name))
+        arrays[name] = from_buffer(name, dtype, shape, buffer)
     return MappingProxyType(arrays)
 
 
-def _spec(item: object) -> ArraySpec:
-    match item:
-        case [str(name), str(dtype), [*shape]]:
-            return ArraySpec(name=name, dtype=dtype, shape=tuple(fields.integer(n, "length of an array") for n in shape))
+def _declaration(item: object) -> tuple[str, str, list[Any]]:
+    if type(item) is list and len(item) == _DECLARED and [type(part) for part in item] == [str, str, list]:
+        return item[0], item[1], item[2]
     raise DecodeError("declaration of an array", found=fields.shown(item), wanted="[name, dtype, shape]")

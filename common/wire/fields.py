@@ -7,6 +7,7 @@ are ignored, so that a newer peer may add fields; a missing field takes its defa
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias, cast, get_args, get_origin, get_type_hints
@@ -18,7 +19,8 @@ from common.wire.limits import INTEGER_MAX
 Reader: TypeAlias = Callable[[object, str], Any]
 """(what came, where) -> the checked value. Raises `DecodeError`."""
 
-_SHOWN: Final = 60
+# A foreign value in an error sentence comes escaped and cut short, whatever it is.
+shown: Final = reprlib.repr
 
 
 class Entry(NamedTuple):
@@ -48,12 +50,6 @@ def write(value: object, entries: Sequence[Entry]) -> dict[str, object]:
 def read(found: Mapping[str, object], entries: Sequence[Entry], where: str) -> dict[str, Any]:
     """Keyword arguments for the planned class, from a map of unknown content."""
     return {entry.name: _read_entry(found, entry, where) for entry in entries}
-
-
-def shown(value: object) -> str:
-    """A foreign value for an error sentence: escaped and cut, whatever it is."""
-    text = repr(value[:_SHOWN] if isinstance(value, (str, bytes, list)) else value)
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 
 def text(value: object, where: str) -> str:
