@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
 import socket
+import sys
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -19,6 +19,7 @@ from typing import Any, Self, TypeAlias
 
 from common.errors import ResourceError
 from common.runtime.health import Answer, Health
+from common.runtime.logs import EventLog
 from common.units import Seconds
 
 CONNECTION_SECONDS: Seconds = 5.0  # longest silence of a client within its one request
@@ -31,7 +32,7 @@ Page: TypeAlias = tuple[HTTPStatus, str, bytes]  # status, content type, body
 TEXT = "text/plain; charset=utf-8"
 EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 
 class HttpServer:
@@ -112,7 +113,7 @@ class _Server(ThreadingMixIn, HTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
         """A client that hung up or fell silent is everyday life, not a traceback on stderr."""
-        _log.debug("http_connection_lost", exc_info=True)
+        _log.debug("http_connection_lost", error=sys.exception())
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -137,7 +138,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             return route()
         except Exception as error:  # noqa: BLE001  a page that fails must not look like a service that is down
-            _log.exception("http_page_failed")
+            _log.bug("http_page_failed", error=error)
             return HTTPStatus.INTERNAL_SERVER_ERROR, TEXT, f"{path}: {type(error).__name__}\n".encode()
 
     def log_message(self, *_: object) -> None:

@@ -1,0 +1,144 @@
+"""Events instead of sentences: `log.info("snapshot_published", version=7, bytes=1234)`.
+
+Any adapter may make an `EventLog`; only a root calls `configure`, which decides where events go and how they look.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Literal, TextIO
+
+_FIELDS = "rookery_fields"  # attribute of the log record that carries the fields
+
+
+class EventLog:
+    """A named source of events. Threads may share one."""
+
+    def __init__(self, name: str) -> None:
+        """`name` is the module's, as usual: levels can be set by it."""
+        self._logger = logging.getLogger(name)
+
+    def debug(self, event: str, /, *, error: BaseException | None = None, **fields: object) -> None:
+        """For whoever looks for a fault."""
+        self._log(logging.DEBUG, event, error, fields)
+
+    def info(self, event: str, /, *, error: BaseException | None = None, **fields: object) -> None:
+        """A step in the life of the service."""
+        self._log(logging.INFO, event, error, fields)
+
+    def warning(self, event: str, /, *, error: BaseException | None = None, **fields: object) -> None:
+        """Something was lost or put off, and the service goes on."""
+        self._log(logging.WARNING, event, error, fields)
+
+    def error(self, event: str, /, *, error: BaseException | None = None, **fields: object) -> None:
+        """The service cannot do its work."""
+        self._log(logging.ERROR, event, error, fields)
+
+    def bug(self, event: str, /, *, error: BaseException) -> None:
+        """An exception that nobody foresaw: its traceback shows always."""
+        self._log(logging.CRITICAL, event, error, {})
+
+    def _log(self, level: int, event: str, error: BaseException | None, fields: Mapping[str, object]) -> None:
+        if self._logger.isEnabledFor(level):
+            said = {**fields, "error": f"{type(error).__name__}: {error}"} if error is not None else fields
+            self._logger.log(level, "%s", event, exc_info=error, extra={_FIELDS: said})
+
+
+def configure(
+    service: str,
+    *,
+    level: str = "info",
+    form: Literal["auto", "plain", "json"] = "auto",
+    debug: bool = False,
+    stream: TextIO | None = None,
+) -> None:
+    """Send the events of this process to `stream` (stderr). For roots only; a second call replaces the first.
+
+    `auto` is plain: people read a service's own output, and what collects it asks for json. With `debug`
+    every error shows its traceback.
+    """
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter((JsonFormatter if form == "json" else PlainFormatter)(service, tracebacks=debug))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+
+
+class PlainFormatter(logging.Formatter):
+    """`10:23:54.120 learner snapshot_published version=7 bytes=1234`, with the level where it is more than info."""
+
+    def __init__(self, service: str, *, tracebacks: bool = False) -> None:
+        """Lines of `service`; tracebacks other than a bug's follow only with `tracebacks`."""
+        super().__init__()
+        self._service, self._tracebacks = service, tracebacks
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, whatever the fields hold."""
+        at = datetime.fromtimestamp(record.created).astimezone()
+        loud = [record.levelname] if record.levelno > logging.INFO else []
+        said = [f"{name}={_plain(value)}" for name, value in _fields(record).items()]
+        line = " ".join([at.strftime("%H:%M:%S.") + f"{int(record.msecs):03d}", self._service, *loud, _event(record), *said])
+        trace = _traceback(self, record, asked=self._tracebacks)
+        return f"{line}\n{trace}" if trace else line
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time (UTC), level, service, event, then the fields."""
+
+    def __init__(self, service: str, *, tracebacks: bool = False) -> None:
+        """Lines of `service`; the key `traceback` is there for a bug, else only with `tracebacks`."""
+        super().__init__()
+        self._service, self._tracebacks = service, tracebacks
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line of strict JSON, whatever the fields hold."""
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "service": self._service,
+            "event": _event(record),
+        }
+        for name, value in _fields(record).items():
+            line[f"{name}_" if name in line else name] = _finite(value)
+        if trace := _traceback(self, record, asked=self._tracebacks):
+            line["traceback"] = trace
+        return json.dumps(line, default=str, allow_nan=False)
+
+
+def _traceback(formatter: logging.Formatter, record: logging.LogRecord, *, asked: bool) -> str:
+    wanted = asked or record.levelno >= logging.CRITICAL
+    return formatter.formatException(record.exc_info) if wanted and record.exc_info else ""
+
+
+def _event(record: logging.LogRecord) -> str:
+    # Other people's libraries log sentences, sometimes of several lines.
+    return " ".join(record.getMessage().split())
+
+
+def _fields(record: logging.LogRecord) -> Mapping[str, object]:
+    fields: Mapping[str, object] = getattr(record, _FIELDS, {})
+    return fields
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = str(value)
+    # A peer's words may hold line breaks or control characters: they must not fake a line of this log.
+    return text if text and text.isprintable() and not set(text) & set(' "=') else json.dumps(text)
+
+
+def _finite(value: object) -> object:
+    """NaN and infinity are no JSON: they become text, in nested values too."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(name): _finite(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return value

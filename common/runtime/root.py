@@ -1,0 +1,52 @@
+"""What the roots of all services share: how an error becomes an exit code, and how much of the machine they take."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable
+
+from common.errors import RookeryError
+from common.runtime.logs import EventLog, configure
+
+INTERRUPTED = 130  # what a shell reports after Ctrl-C
+
+_log = EventLog(__name__)
+
+
+def run(main: Callable[[], int], *, program: str, debug: bool = False) -> int:
+    """Run `main` and return the exit code of the process.
+
+    An error of ours is ONE line on stderr and the code it carries; its traceback shows only with `debug`. Any other
+    exception is a bug: code 1, and logged with its traceback.
+    """
+    try:
+        return main()
+    except RookeryError as error:
+        if debug:
+            traceback.print_exception(error)
+        sys.stderr.write(f"{program}: error: {' '.join(str(error).split())}\n")
+        return error.exit_code
+    except KeyboardInterrupt:  # before the signals were installed
+        return INTERRUPTED
+    except Exception as error:  # noqa: BLE001  the outermost place: whatever comes here ends the process anyway
+        if not logging.getLogger().handlers:
+            configure(program)
+        _log.bug("unexpected_error", error=error)
+        return 1
+
+
+def set_torch_threads(threads: int) -> None:
+    """Let torch compute on `threads` threads of this process, and never run two operations side by side."""
+    import torch  # noqa: PLC0415  the command line uses this module and must not wait seconds for torch
+
+    torch.set_num_threads(threads)
+    if torch.get_num_interop_threads() != 1:  # torch accepts the call only once in a process
+        torch.set_num_interop_threads(1)
+
+
+def yield_cpu(niceness: int = 10) -> None:
+    """Give way to the other processes of this machine: the evaluator must not slow the run. Cannot be undone."""
+    os.nice(niceness)
