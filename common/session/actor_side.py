@@ -209,7 +209,7 @@ class ActorSide:
 
     def _arrived(self, snapshot: Snapshot, now: Seconds) -> list[e.Instruction]:
         self._want_open = False
-        self.version = max(self.version, snapshot.version)
+        self.version = snapshot.version
         out: list[e.Instruction] = [e.Arrived(snapshot=snapshot)]
         return out + (self._want(snapshot.version, now) if self._wanted is not None else [])
 

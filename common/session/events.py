@@ -144,6 +144,11 @@ class DrainAsked:
     deadline_seconds: Seconds
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The drain is over: every account is closed; what is in flight will never be accepted."""
+
+
 # --- instructions -----------------------------------------------------------------------------------------------
 
 
@@ -224,6 +229,19 @@ class Reborn:
 
 
 Event: TypeAlias = (
-    Tick | Received | Unsent | Offered | Spoken | Wanted | Counted | Left | Undecodable | Taken | Settled | Published | DrainAsked
+    Tick
+    | Received
+    | Unsent
+    | Offered
+    | Spoken
+    | Wanted
+    | Counted
+    | Left
+    | Undecodable
+    | Taken
+    | Settled
+    | Published
+    | DrainAsked
+    | Ended
 )
 Instruction: TypeAlias = Send | Note | Admit | Evaluated | Greeted | Arrived | Rejected | Refused | Draining | Reborn

@@ -9,7 +9,7 @@ most `window x actors` messages, whatever the actors do. All decisions of the le
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from common.errors import DropReason, InternalError, PeerError
@@ -41,8 +41,10 @@ from common.wire.messages import (
 class LearnerSide:
     """State machine of the learner. Feed it events, perform its instructions; read `ledger` and the counts."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: Terms, *, check: Callable[[Experience], None] = lambda _: None) -> None:
+        """`check` raises `PeerError` for experience that fits the schema and still cannot be trained on."""
         self.terms = terms
+        self._check = check
         self.ledger = Ledger()
         self.snapshot: Snapshot | None = None
         self.draining = False
@@ -125,6 +127,11 @@ class LearnerSide:
                 self.draining = True
                 drain = Drain(reason=reason, deadline_seconds=deadline_seconds)
                 out = [e.Send(route=route, message=drain) for route in self._routes]
+            case e.Ended():
+                for peer in self._peers.values():
+                    if not peer.gone:
+                        self._close(peer)
+                out = []
             case _:
                 raise InternalError("an event of a peer's side reached the learner's session", found=type(event).__name__)
         return out + self._credits(now)
@@ -252,6 +259,7 @@ class LearnerSide:
             raise PeerError(DropReason.VERSION, "policy version that was never published", found=message.version, wanted=wanted)
         check_schema(message.arrays, self.terms.schema)
         check_finite(message.arrays)
+        self._check(message)
 
     def _refused(self, peer: Peer, message: Experience, error: PeerError) -> list[e.Instruction]:
         self.ledger.drop(error.reason, message.env_steps)
@@ -372,8 +380,8 @@ class LearnerSide:
             self._credit_due.setdefault(peer.key, [])
 
     def _answer(self, peer: Peer) -> list[e.Instruction]:
-        """Serve an open SnapshotWanted where there is something newer."""
-        if self.snapshot is None or peer.route is None or peer.wanted_after is None or self.version <= peer.wanted_after:
+        """Serve an open SnapshotWanted where there is another policy. After a learner's rollback that is an older number."""
+        if self.snapshot is None or peer.route is None or peer.wanted_after is None or self.version == peer.wanted_after:
             return []
         peer.wanted_after = None
         return [e.Send(route=peer.route, message=self.snapshot)]

@@ -134,7 +134,7 @@ class Credit(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotWanted(Message):
-    """Peer → learner: send me a policy newer than `after` when there is one. At most one is open per peer."""
+    """Peer → learner: send me the newest policy once it is not `after`. At most one is open per peer."""
 
     tag: ClassVar[str] = "snapshot_wanted"
     after: Annotated[Version, AtLeast(-1)]  # -1: any
