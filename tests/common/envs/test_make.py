@@ -1,0 +1,391 @@
+"""Environments of every origin, in either autoreset mode, and what is said when one cannot be."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from ale_py.vector_env import AtariVectorEnv
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from common.envs.make import VectorEnvironment, make, spec_of
+from common.envs.probes import counting
+from common.envs.spec import ActionSpec, EnvSettings
+from common.errors import ConfigError, ResourceError
+
+pytestmark = pytest.mark.service
+
+
+class Echo(gymnasium.Env):
+    """Any spaces; keeps the actions it gets; an episode is cut after four steps. The observation is `picture`, or zeros."""
+
+    def __init__(self, observation: Space, action: Space, picture: np.ndarray | None = None) -> None:
+        self.observation_space, self.action_space = observation, action
+        self.picture, self.taken = picture, []
+
+    def _look(self) -> Any:
+        if self.picture is not None:
+            return self.picture.copy()
+        return self.observation_space.sample()
+
+    def reset(self, *, seed=None, options=None):
+        """Ignore the options."""
+        super().reset(seed=seed, options=options)
+        return self._look(), {}
+
+    def step(self, action):
+        """Keep the action."""
+        self.taken.append(action)
+        return self._look(), 1 / 3, False, len(self.taken) % 4 == 0, {}
+
+
+DISCRETE = Discrete(3)
+VECTOR = Box(-1, 1, (2,), np.float32)
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> Callable[..., EnvSettings]:
+    """Settings whose entry point is the function given, as if it lay in a module of the user's."""
+
+    def settings(function: Callable[..., Any], **kwargs: Any) -> EnvSettings:
+        monkeypatch.setattr(importlib.import_module("common.envs.probes"), "own", function, raising=False)
+        return EnvSettings(entry_point="common.envs.probes:own", **kwargs)
+
+    return settings
+
+
+def run(env: VectorEnvironment, rows: int) -> list[Any]:
+    """Transitions of `rows` steps with action 0."""
+    env.reset(seed=1)
+    action = np.zeros((env.num_envs, *env.spec.action.shape), np.int64 if env.spec.action.discrete else np.float32)
+    return [env.step(action) for _ in range(rows)]
+
+
+# --- Atari -----------------------------------------------------------------------------------------------------------
+
+
+def test_atari_gives_single_grey_frames_of_the_size_asked_for() -> None:
+    """Frames cross the wire once, so the environment must not stack them itself."""
+    settings = EnvSettings(id="ALE/MsPacman-v5", num_envs=2, height=42, width=50, frame_stack=4, frame_skip=3)
+    env = make(settings)
+    assert (env.spec.observation_shape, env.spec.observation_dtype) == ((42, 50), "uint8")
+    assert (env.spec.frame_stack, env.spec.frame_skip) == (4, 3)
+    assert env.spec.action == ActionSpec(n=9, shape=())
+    assert env.reset(seed=2**40).shape == (2, 42, 50)
+    env.close()
+    assert spec_of(settings) == env.spec
+    assert spec_of(settings.model_copy(update={"full_action_space": True})).action.n == 18
+
+
+@pytest.mark.parametrize(("mode", "period"), [("next_step", 26), ("same_step", 25)])
+def test_atari_episodes_are_cut_and_reset_as_the_mode_says(mode: Any, period: int) -> None:
+    """100 emulator frames are 25 env steps; next_step adds a row for the reset, same_step hands over the last frame."""
+    env = make(EnvSettings(id="ALE/Pong-v5", num_envs=2, autoreset=mode, height=42, width=42, max_episode_frames=100))
+    rows = run(env, 60)
+    env.close()
+    ends = [row for row in range(60) if row % period == 24]
+    assert [row for row, step in enumerate(rows) if step.truncated.all()] == ends
+    assert [row for row, step in enumerate(rows) if step.truncated.any()] == ends
+    starts = ends if mode == "same_step" else [row + 1 for row in ends]
+    assert [row for row, step in enumerate(rows) if step.start.all()] == starts
+    assert [row for row, step in enumerate(rows) if not step.valid.all()] == ([] if mode == "same_step" else starts)
+    for row, step in enumerate(rows):
+        assert step.final_index.tolist() == ([0, 1] if mode == "same_step" and row in ends else [])
+        assert step.final_observation.shape == (len(step.final_index), 42, 42)
+        assert step.reward.dtype == np.float32
+
+
+def test_both_modes_play_the_same_atari_episode() -> None:
+    """The last frame of a cut episode, which is bootstrapped from, is the same picture in either mode."""
+    settings = EnvSettings(id="ALE/Pong-v5", num_envs=2, height=42, width=42, max_episode_frames=100)
+    next_step, same_step = (make(settings.model_copy(update={"autoreset": mode})) for mode in ("next_step", "same_step"))
+    one, other = run(next_step, 26), run(same_step, 25)
+    np.testing.assert_array_equal(one[24].observation, other[24].final_observation)
+    assert (one[24].observation != other[24].observation).any()
+    for row in range(24):
+        np.testing.assert_array_equal(one[row].observation, other[row].observation)
+    next_step.close()
+    same_step.close()
+
+
+def test_atari_rewards_are_raw() -> None:
+    """Clipping belongs to the algorithm: Ms. Pac-Man's points come as tens, not as ones."""
+    env = make(EnvSettings(id="ALE/MsPacman-v5", num_envs=2, height=42, width=42))
+    rewards = np.concatenate([step.reward for step in run(env, 120)])
+    env.close()
+    assert rewards.max() >= 10
+
+
+def test_atari_seeds_make_runs_alike_and_environments_differ() -> None:
+    """Two actors with different seeds must not collect the same games; one seed twice must."""
+    env = make(EnvSettings(id="ALE/Pong-v5", num_envs=2, height=42, width=42))
+    first, again, other = ([step.observation for step in _reseeded(env, seed)] for seed in (5, 5, 50))
+    env.close()
+    np.testing.assert_array_equal(first, again)
+    assert (np.array(first) != np.array(other)).any()
+    assert (np.array(first)[:, 0] != np.array(first)[:, 1]).any()
+
+
+def _reseeded(env: VectorEnvironment, seed: int) -> list[Any]:
+    env.reset(seed=seed)
+    return [env.step(np.full(2, 2)) for _ in range(20)]
+
+
+# --- gymnasium ids ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+def test_cartpole_ends_only_between_valid_rows(mode: Any) -> None:
+    """CartPole has a vector environment of its own that knows only next_step; asked for same_step it is run side by side."""
+    env = make(EnvSettings(id="CartPole-v1", num_envs=3, autoreset=mode))
+    rows = run(env, 60)
+    assert env.spec.observation_shape == (4,)
+    ends = sum(int(step.terminated.sum()) for step in rows[:-1])
+    assert ends > 6
+    resets = sum(int((~step.valid).sum()) for step in rows)
+    assert resets == (ends if mode == "next_step" else 0)
+    assert sum(int(step.start.sum()) for step in rows) == (ends if mode == "next_step" else ends + rows[-1].terminated.sum())
+    assert all(step.reward[step.valid].min(initial=1) == 1 for step in rows)
+    assert all(step.reward[~step.valid].max(initial=0) == 0 for step in rows)
+    assert all(abs(step.observation[step.start]).max(initial=0) <= 0.05 for step in rows)
+    env.close()
+
+
+def test_continuous_actions_are_clipped_to_their_bounds(own) -> None:
+    """A Gaussian policy samples outside of the bounds; the environment never sees that."""
+    built = []
+
+    def function() -> Echo:
+        built.append(Echo(VECTOR, Box(np.array([-1, -2]), np.array([1, 3]), dtype=np.float64)))
+        return built[-1]
+
+    env = make(own(function, num_envs=2))
+    assert env.spec.action == ActionSpec(n=0, shape=(2,), low=(-1.0, -2.0), high=(1.0, 3.0))
+    env.reset(seed=0)
+    env.step(np.array([[5, -5], [0.5, 5]], np.float32))
+    assert [env.taken[0].tolist() for env in built] == [[1, -2], [0.5, 3]]
+    assert built[0].taken[0].dtype == np.float64
+
+
+def test_discrete_actions_that_do_not_start_at_zero_are_shifted(own) -> None:
+    """The policy counts actions from 0; the environment counts from its own start."""
+    built = []
+    env = make(own(lambda: built.append(Echo(VECTOR, Discrete(3, start=-1))) or built[-1], num_envs=1))
+    assert env.spec.action.n == 3
+    env.reset(seed=0)
+    for action in range(3):
+        env.step(np.array([action]))
+    assert built[0].taken == [-1, 0, 1]
+
+
+# --- observations ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "seen"),
+    [
+        ((5,), np.float64, ((5,), "float32")),
+        ((5,), np.uint8, ((5,), "float32")),
+        ((2, 3), np.float32, ((6,), "float32")),
+        ((2, 3, 4), np.int64, ((24,), "float32")),
+        ((20, 30), np.uint8, ((20, 30), "uint8")),
+        ((20, 30, 1), np.uint8, ((20, 30), "uint8")),
+        ((1, 20, 30), np.uint8, ((20, 30), "uint8")),
+        ((20, 30, 3), np.uint8, ((3, 20, 30), "uint8")),
+        ((3, 20, 30), np.uint8, ((3, 20, 30), "uint8")),
+    ],
+)
+def test_observations_become_images_or_vectors(own, shape, dtype, seen) -> None:
+    """Planes of bytes are images, channels first, grey without a channel; everything else is a vector of float32."""
+    picture = np.arange(np.prod(shape)).astype(dtype).reshape(shape)
+    env = make(own(lambda: Echo(Box(0, 200, shape, dtype), DISCRETE, picture), num_envs=2, autoreset="same_step"))
+    assert (env.spec.observation_shape, env.spec.observation_dtype) == seen
+    wanted = np.moveaxis(picture, -1, 0) if shape == (20, 30, 3) else picture
+    rows = run(env, 4)
+    for observation in (env.reset(seed=0), rows[0].observation, rows[3].final_observation):
+        assert str(observation.dtype) == seen[1]
+        np.testing.assert_array_equal(observation, [wanted.reshape(seen[0])] * 2)
+    assert rows[0].reward.dtype == np.float32
+    assert rows[0].reward[0] == np.float32(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("observation", "action", "found"),
+    [
+        (Discrete(16), DISCRETE, r"observation space not supported: found Discrete\(16\), wanted a Box of 1 to 3 axes"),
+        (Dict({"a": VECTOR}), DISCRETE, "observation space not supported: found Dict"),
+        (Box(0, 1, (2, 2, 2, 2)), DISCRETE, "observation space not supported"),
+        (Box(0, 1, ()), DISCRETE, "observation space not supported"),
+        (
+            VECTOR,
+            MultiDiscrete([2, 3]),
+            r"action space not supported: found MultiDiscrete\(\[2 3\]\), wanted Discrete, or a float",
+        ),
+        (VECTOR, Box(-np.inf, np.inf, (2,)), "finite bounds"),
+        (VECTOR, Box(-1, 1, (2, 2)), "action space not supported"),
+        (VECTOR, Box(0, 5, (2,), np.int64), "action space not supported"),
+    ],
+)
+def test_spaces_that_no_network_here_fits_are_refused(own, observation, action, found) -> None:
+    """The user learns which space it is, and what would do, before anything starts."""
+    with pytest.raises(ConfigError, match=found):
+        spec_of(own(lambda: Echo(observation, action)))
+
+
+# --- entry points ----------------------------------------------------------------------------------------------------
+
+
+class OwnVectorEnv(SyncVectorEnv):
+    """A vector environment of the user's, that says in its metadata how it resets itself."""
+
+    def __init__(self, num_envs: int, mode: Any) -> None:
+        super().__init__([lambda: counting((2,), (True,))] * num_envs, autoreset_mode=mode)
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_a_vector_environment_of_the_users_is_taken_at_its_word(own, mode) -> None:
+    """Its mode is read, not set: the setting says otherwise here and is not asked."""
+    asked = "next_step" if mode is AutoresetMode.SAME_STEP else "same_step"
+    env = make(own(OwnVectorEnv, num_envs=3, autoreset=asked, kwargs={"mode": mode}))
+    rows = run(env, 3)
+    if mode is AutoresetMode.SAME_STEP:
+        assert [step.start.all() for step in rows] == [False, True, False]
+        assert all(step.valid.all() for step in rows)
+        assert rows[1].final_observation.tolist() == [[2, 0]] * 3
+        assert rows[1].observation.tolist() == [[0, 1]] * 3
+    else:
+        assert [step.start.all() for step in rows] == [False, False, True]
+        assert [step.valid.all() for step in rows] == [True, True, False]
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.DISABLED, None, "NextStep"])
+def test_a_vector_environment_that_does_not_say_how_it_resets_is_refused(own, mode) -> None:
+    """Without it nobody can tell a reset row from a step."""
+
+    def function() -> OwnVectorEnv:
+        env = OwnVectorEnv(2, AutoresetMode.NEXT_STEP)
+        env.metadata = {} if mode is None else {"autoreset_mode": mode}
+        return env
+
+    with pytest.raises(ConfigError, match=r"does not reset itself: found .*autoreset_mode.*, wanted AutoresetMode.NEXT_STEP"):
+        make(own(function, num_envs=2))
+
+
+def test_a_reset_row_counts_for_nothing_whatever_it_says(own) -> None:
+    """Some environments repeat the last reward and end in the row that only brings the reset."""
+
+    class Repeats(OwnVectorEnv):
+        def step(self, actions):
+            observation, *_, info = super().step(actions)
+            return observation, np.ones(2), np.ones(2, bool), np.zeros(2, bool), info
+
+    rows = run(make(own(lambda: Repeats(2, AutoresetMode.NEXT_STEP), num_envs=2)), 4)
+    assert [step.valid.all() for step in rows] == [True, False, True, False]
+    assert [step.terminated.all() for step in rows] == [True, False, True, False]
+    assert [step.reward.tolist() for step in rows] == [[1, 1], [0, 0], [1, 1], [0, 0]]
+
+
+def test_a_truncation_without_its_last_observation_is_refused(own) -> None:
+    """Bootstrapping from the next episode's first observation would teach nonsense in silence."""
+
+    class Forgets(OwnVectorEnv):
+        def step(self, actions):
+            return (*super().step(actions)[:4], {"score": 1})
+
+    with pytest.raises(ConfigError, match=r"found info with \['score'\], wanted info\[\"final_obs\"\]"):
+        run(make(own(lambda: Forgets(2, AutoresetMode.SAME_STEP), num_envs=2)), 2)
+
+
+def test_a_vector_environment_of_fixed_size_must_be_of_the_size_asked_for(own) -> None:
+    """B is part of the run's schema, so it cannot be whatever the function made; a description needs no size."""
+    settings = own(lambda: OwnVectorEnv(4, AutoresetMode.NEXT_STEP), num_envs=3)
+    with pytest.raises(ConfigError, match=r"another number of environments: found 4, wanted 3; .*num_envs"):
+        make(settings)
+    assert make(settings, num_envs=4).num_envs == 4
+    assert spec_of(settings).observation_shape == (2,)
+
+
+def test_single_environments_are_built_once_each(own) -> None:
+    """A user's simulator may be heavy or hold a licence: B environments are B calls, a description is one."""
+    built = []
+    settings = own(lambda: built.append(1) or counting(), num_envs=5)
+    make(settings).close()
+    assert len(built) == 5
+    spec_of(settings)
+    assert len(built) == 6
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"id": "CartPol-v1"}, "unknown environment id: found CartPol-v1, wanted CartPole-v1"),
+        ({"id": "CartPole-v9"}, "unknown environment id: found CartPole-v9, wanted CartPole-v1"),
+        ({"id": "ALE/Pnog-v5"}, "unknown environment id: found ALE/Pnog-v5, wanted ALE/Pong-v5"),
+        ({"id": "what"}, "unknown environment id: found what, wanted .*; or set env.entry_point"),
+        ({"id": "Pendulum-v1", "kwargs": {"gravity": 9}}, "Pendulum-v1 does not take env.kwargs: found {'gravity': 9}"),
+        ({"id": "CartPole-v1", "kwargs": {"gravity": 9}}, "CartPole-v1 does not take env.kwargs: found {'gravity': 9}"),
+        ({"id": "ALE/Pong-v5", "kwargs": {"stack_num": 4}}, r"not known for Atari: found \['stack_num'\]"),
+        ({"entry_point": "common"}, "env.entry_point is not complete: found 'common', wanted package.module:function"),
+        ({"entry_point": "no.such:thing"}, r"a module that is not there: found no.such \(No module named 'no'\)"),
+        ({"entry_point": "common.envs.probes:countin"}, "names no function of .*: found countin, wanted counting"),
+        ({"entry_point": "common.envs.probes:counting", "kwargs": {"a": 1}}, "does not take env.kwargs: found {'a': 1}"),
+        ({"entry_point": "common.envs.probes:Box", "kwargs": {"low": 0, "high": 1}}, "made no environment: found .*Box"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_with_a_way_out(settings, said) -> None:
+    """A typing error in a preset: one line that names what was found and what would do."""
+    with pytest.raises(ConfigError, match=said):
+        make(EnvSettings(**settings))
+
+
+def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MuJoCo is not installed with Rookery: gymnasium knows the package, and so does the user then."""
+
+    def missing(*_args: Any, **_kwargs: Any) -> None:
+        raise gymnasium.error.DependencyNotInstalled('MuJoCo is not installed, run `pip install "gymnasium[mujoco]"`')
+
+    monkeypatch.setattr(gymnasium, "make_vec", missing)
+    with pytest.raises(ResourceError, match=r"Pendulum-v1 needs a package .*pip install"):
+        make(EnvSettings(id="Pendulum-v1"))
+
+
+def test_other_refusals_of_gymnasium_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment that is known and refuses its arguments says why."""
+
+    def refuses(*_args: Any, **_kwargs: Any) -> None:
+        raise gymnasium.error.Error("no such map")
+
+    monkeypatch.setattr(gymnasium, "make_vec", refuses)
+    with pytest.raises(ConfigError, match=r"Pendulum-v1 cannot be built: found no such map; look at env.kwargs"):
+        make(EnvSettings(id="Pendulum-v1"))
+
+
+def test_missing_roms_are_the_machines_fault(monkeypatch: pytest.MonkeyPatch, tmp_path, capsys) -> None:
+    """ALE_ROMS_DIR points to a folder without the game."""
+    monkeypatch.setenv("ALE_ROMS_DIR", str(tmp_path))
+    with pytest.raises(ResourceError, match=r"no ROM for ALE/Pong-v5: found .*pong.bin.*ALE_ROMS_DIR"):
+        make(EnvSettings(id="ALE/Pong-v5"))
+
+
+def test_an_environment_that_is_refused_is_closed(own, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Emulators and simulators must not outlive the error, in a process that goes on to explain it."""
+    closed = []
+    monkeypatch.setattr(SyncVectorEnv, "close_extras", lambda *_, **__: closed.append(1))
+    with pytest.raises(ConfigError):
+        make(own(lambda: Echo(Discrete(3), DISCRETE), num_envs=1))
+    assert closed == [1]
+
+
+def test_atari_is_the_native_vector_environment() -> None:
+    """Emulating side by side in Python would halve the actor's speed."""
+    env = make(EnvSettings(id="ALE/Pong-v5", num_envs=1))
+    assert type(env._env) is AtariVectorEnv
+    env.close()

@@ -1,0 +1,82 @@
+"""The probe environments give the answers that they promise."""
+
+from __future__ import annotations
+
+import warnings
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from common.envs.probes import constant_value, counting, discounted_value, matching_action, observed_value
+
+pytestmark = pytest.mark.pure
+
+
+def play(env: gymnasium.Env, actions: list[int]) -> list[tuple[float, float, bool]]:
+    """(observation acted on, reward, over) of each step, with resets between episodes."""
+    seen, _ = env.reset(seed=5)
+    steps = []
+    for action in actions:
+        observation, reward, terminated, truncated, _ = env.step(np.int64(action))
+        steps.append((float(seen[0]), reward, terminated or truncated))
+        seen = env.reset()[0] if terminated or truncated else observation
+    return steps
+
+
+@pytest.mark.parametrize("function", [constant_value, observed_value, discounted_value, matching_action, counting])
+def test_a_probe_is_a_proper_environment(function) -> None:
+    """Probes go the way of a user's own environment, so they keep gymnasium's rules, the same seed giving the same play."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*(infinity|render|spec).*")  # advice to authors, not rules
+        check_env(function(), skip_render_check=True)
+
+
+def test_the_constant_probe_always_earns_one() -> None:
+    """A critic that cannot learn this number is broken by itself."""
+    assert play(constant_value(), [0, 1, 0]) == [(0.0, 1.0, True)] * 3
+
+
+def test_the_observed_probe_earns_what_is_seen() -> None:
+    """A critic that gets blank or shifted observations can do no better than 0 here."""
+    steps = play(observed_value(), [0] * 50)
+    assert all(over and reward == seen for seen, reward, over in steps)
+    assert {seen for seen, _, _ in steps} == {-1.0, 1.0}
+
+
+def test_the_discount_probe_earns_at_its_second_step() -> None:
+    """The value of the first observation is the discount itself."""
+    assert play(discounted_value(), [0, 1, 1, 0]) == [(0.0, 0.0, False), (1.0, 1.0, True)] * 2
+
+
+def test_the_action_probe_pays_for_the_action_that_matches() -> None:
+    """A policy has to look before it acts: either constant action earns nothing on average."""
+    for action in (0, 1):
+        steps = play(matching_action(), [action] * 50)
+        assert {(seen, reward) for seen, reward, _ in steps} == {(2.0 * action - 1, 1.0), (1 - 2.0 * action, -1.0)}
+
+
+def test_the_counting_probe_ends_by_its_plan() -> None:
+    """Episodes of 2 and 1 steps, the second kind truncated: what the recorder's tests rely on."""
+    env = counting((2, 1), (False, True))
+    env.reset(seed=0)
+    rows = []
+    for _ in range(6):
+        observation, reward, terminated, truncated, _ = env.step(np.int64(0))
+        rows.append((*map(int, observation), reward, terminated, truncated))
+        if terminated or truncated:
+            env.reset()
+    first = [(1, 0, 0.0, False, False), (2, 0, 1.0, True, False), (1, 1, 0.0, False, True)]
+    assert rows == [*first, *[(count, episode + 2, *rest) for count, episode, *rest in first]]
+
+
+def test_no_two_pictures_of_the_counting_probe_are_alike() -> None:
+    """A frame in the wrong place of a stack must show, and so must a zero that stacking did not make."""
+    env = counting((4,), image=True)
+    pictures = []
+    for episode in range(3):
+        pictures.append(env.reset(seed=0 if episode == 0 else None)[0])
+        pictures += [env.step(np.int64(0))[0] for _ in range(4)]
+    assert len({picture.tobytes() for picture in pictures}) == 15
+    assert all(picture.min() > 0 for picture in pictures)
