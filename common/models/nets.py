@@ -130,7 +130,6 @@ def build(settings: ModelSettings, env: EnvSpec, *, seed: int = 0) -> ActorCriti
     with torch.device("meta"):  # without storage: the layers' own initialisation would draw from torch's global random state
         net = ActorCritic(settings, env)
     net.to_empty(device="cpu")
-    net.to(memory_format=torch.channels_last)
     _initialise(net, torch.Generator().manual_seed(seed))
     return net
 
@@ -148,6 +147,8 @@ def _initialise(net: ActorCritic, generator: torch.Generator) -> None:
     for module in net.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(module.weight, gains.get(module, _SQRT_2), generator=generator)
+        if isinstance(module, nn.Conv2d):
+            module.weight.data = module.weight.contiguous(memory_format=torch.channels_last)
     for name, parameter in net.named_parameters():
         if name.endswith(("bias", "log_std")):
             nn.init.zeros_(parameter)
