@@ -39,7 +39,7 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
-            raise yaml.constructor.ConstructorError(None, None, "aliases are not allowed", self.get_event().start_mark)
+            raise yaml.constructor.ConstructorError(None, None, "aliases are not allowed", parent.start_mark if parent else None)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Tree:  # type: ignore[override]

@@ -175,7 +175,7 @@ def _conflicts(settings: Settings) -> Iterator[str]:
             "a minibatch is cut out of one batch"
         )
     if actor.count > learner.max_actors:
-        yield f"actor.count: found {actor.count}, wanted at most {learner.max_actors} = learner.max_actors: the others would be refused"
+        yield f"actor.count: found {actor.count}, wanted at most {learner.max_actors} = learner.max_actors: more would be refused"
     actors = min(actor.count or learner.max_actors, learner.max_actors)
     if learner.batch > learner.credits * actors:
         yield (

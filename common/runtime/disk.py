@@ -1,0 +1,57 @@
+"""The few file operations whose order decides what survives a crash, as one value, so that a test can stop at each."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
+def _fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)  # serves files and directories alike
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _rename(source: Path, target: Path) -> None:
+    source.rename(target)
+
+
+def _remove_tree(path: Path) -> None:
+    shutil.rmtree(path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disk:
+    """All raise `OSError`. A rename within one file system is atomic; it is durable once the directory is fsynced."""
+
+    write: Callable[[Path, bytes], None] = _write
+    fsync: Callable[[Path], None] = _fsync
+    rename: Callable[[Path, Path], None] = _rename
+    remove_tree: Callable[[Path], None] = _remove_tree
+
+
+DISK = Disk()
+
+
+def write_atomically(path: Path, data: bytes, *, disk: Disk = DISK) -> None:
+    """`path` holds `data` afterwards, or, where this raises `OSError` or the machine dies, what it held before."""
+    partial = path.with_name(f".partial-{path.name}")
+    try:
+        disk.write(partial, data)
+        disk.fsync(partial)
+        disk.rename(partial, path)
+    except OSError:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+    disk.fsync(path.parent)

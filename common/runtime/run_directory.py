@@ -1,0 +1,113 @@
+"""The folder that holds all a run leaves behind: its names, how it is begun, and how it is found again."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from common.errors import ConfigError, ResourceError
+from common.runtime.disk import DISK, Disk, write_atomically
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """Names of the files of a run. Each writer creates its own; only `config` and `command` are there from the start."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """The whole configuration; `load` of it gives the run's settings again. A folder that has it holds a run."""
+        return self.path / "config.yaml"
+
+    @property
+    def command(self) -> Path:
+        """The command line that began the run."""
+        return self.path / "command.txt"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of `common.runtime.checkpoints`."""
+        return self.path / "checkpoints"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Folder of TensorBoard event files."""
+        return self.path / "tensorboard"
+
+    @property
+    def logs(self) -> Path:
+        """Folder of one log file per process."""
+        return self.path / "logs"
+
+    @property
+    def summary(self) -> Path:
+        """The run's figures, as JSON."""
+        return self.path / "summary.json"
+
+    @property
+    def learning_curve_csv(self) -> Path:
+        """Returns over env steps, as a table."""
+        return self.path / "learning_curve.csv"
+
+    @property
+    def learning_curve_png(self) -> Path:
+        """Returns over env steps, as a picture."""
+        return self.path / "learning_curve.png"
+
+
+def default_path(*, preset: str, seed: int, now: datetime) -> Path:
+    """`runs/<preset>-<YYYYmmdd-HHMMSS>-s<seed>`, for settings that name no folder."""
+    return Path("runs") / f"{preset or 'run'}-{now:%Y%m%d-%H%M%S}-s{seed}"
+
+
+def create(path: Path, *, config: str, command: Sequence[str], disk: Disk = DISK) -> RunDirectory:
+    """Begin a run in `path`, which is new or empty. Where this raises, nothing was written.
+
+    Raises `ConfigError` where the folder is in use, `ResourceError` where it cannot be written.
+    """
+    directory = RunDirectory(path)
+    created: list[Path] = []
+    try:
+        created += [folder for folder in (path, *path.parents) if not folder.exists()]
+        path.mkdir(parents=True, exist_ok=True)
+        if any(path.iterdir()):
+            raise _in_use(directory)
+        try:
+            write_atomically(directory.command, f"{shlex.join(command)}\n".encode(), disk=disk)
+            write_atomically(directory.config, config.encode(), disk=disk)  # last: it marks the folder as a run's
+        except OSError:
+            directory.command.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        with suppress(OSError):
+            for folder in created:
+                folder.rmdir()
+        raise ResourceError(
+            "run directory cannot be written", found=f"{error.strerror} at {path}", wanted="a writable folder", fix="set run.dir"
+        ) from error
+    return directory
+
+
+def reopen(path: Path) -> RunDirectory:
+    """Find the run in `path` again. Raises `ConfigError` where there is none, `ResourceError` where it is read-only."""
+    directory = RunDirectory(path)
+    if not os.access(directory.config, os.R_OK):
+        raise ConfigError(
+            "no run to resume", found=str(path), wanted="a run directory, with a config.yaml", fix="set run.dir to it"
+        )
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise ResourceError("run directory cannot be written", found=f"read-only {path}", wanted="a writable folder")
+    return directory
+
+
+def _in_use(directory: RunDirectory) -> ConfigError:
+    found = f"another run in {directory.path}" if directory.config.exists() else f"other files in {directory.path}"
+    return ConfigError(
+        "run directory is in use", found=found, wanted="a new or empty folder", fix="set run.dir, or continue it with --resume"
+    )
