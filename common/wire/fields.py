@@ -62,9 +62,7 @@ def text(value: object, where: str) -> str:
 def integer(value: object, where: str, least: float = -INTEGER_MAX) -> int:
     """`value` if it is an integer (a boolean is none) of the range."""
     if type(value) is not int or not least <= value <= INTEGER_MAX:
-        raise DecodeError(
-            where, found=shown(value), wanted=f"an integer from {least:.0f}" if least > -INTEGER_MAX else "an integer"
-        )
+        raise DecodeError(where, found=shown(value), wanted=f"an integer from {least:.0f} to {INTEGER_MAX}")
     return value
 
 

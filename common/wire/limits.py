@@ -12,16 +12,16 @@ from common.units import KIB, MIB
 HEADER_BYTES: Final = 64 * KIB
 """Frame 0. The largest honest header is a Welcome with the run's configuration, some KiB; checked before it is read."""
 
-HEADER_VALUES: Final = 2048
-"""Values (map keys count too) in a header. One byte of msgpack can become 60 bytes of Python: this bounds the floor."""
+HEADER_VALUES: Final = 1024
+"""Values in a header, map keys too; the 64 arrays of a full message take 800. One byte of msgpack can become 60 of Python."""
 
 HEADER_CONTAINERS: Final = 256
-"""Maps and lists in a header, and therefore the depth of nesting. An empty map is 1 byte of msgpack and 64 of Python."""
+"""Maps and lists in a header, and therefore the depth of nesting. A map of one entry is 3 bytes and 184 of Python."""
 
 STRING_BYTES: Final = 32 * KIB
 """One string in a header, in UTF-8. The run's configuration is the longest; one wide character makes all of them 4 bytes."""
 
-DECODE_FLOOR_BYTES: Final = 192 * KIB
+DECODE_FLOOR_BYTES: Final = 96 * KIB
 """What decoding may allocate beyond four times its input: the two counts above at their worst, which a test measures."""
 
 INTEGER_MAX: Final = 2**63 - 1
