@@ -5,8 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-CURVE_CSV = "learning_curve.csv"
-CURVE_PNG = "learning_curve.png"
+from common.runtime.run_directory import RunDirectory
 
 Points = tuple[list[float], list[float]]
 
@@ -17,9 +16,9 @@ def read_points(rows: list[dict[str, str]], x: str, y: str) -> Points:
     return [point[0] for point in points], [point[1] for point in points]
 
 
-def draw_curve(run_dir: Path, *, title: str, target: float | None) -> Path | None:
+def draw_curve(directory: RunDirectory, *, title: str, target: float | None) -> Path | None:
     """Draw the curve of a run; None where it was too short to leave a point. matplotlib is imported only here: it is slow."""
-    source = run_dir / CURVE_CSV
+    source = directory.learning_curve_csv
     if not source.is_file():
         return None
     with source.open(newline="") as file:
@@ -49,5 +48,5 @@ def draw_curve(run_dir: Path, *, title: str, target: float | None) -> Path | Non
     figure.axes[0].set_ylabel("episode return")
     figure.axes[0].legend(loc="lower right")
     figure.suptitle(title)
-    figure.savefig(run_dir / CURVE_PNG, dpi=120)
-    return run_dir / CURVE_PNG
+    figure.savefig(directory.learning_curve_png, dpi=120)
+    return directory.learning_curve_png

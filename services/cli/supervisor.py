@@ -19,6 +19,7 @@ from common.units import Seconds
 
 LEARNER = "learner"
 EVALUATOR = "evaluator"
+ACTOR = "actor"
 CONFIG_EXIT_CODE = 2
 
 
@@ -73,6 +74,7 @@ class GiveUp:
 
     child: str
     reason: str
+    exit_code: int
 
 
 Event: TypeAlias = Begin | Exited | Tick | StopRequested
@@ -130,7 +132,7 @@ class Supervisor:
 
     def __post_init__(self) -> None:
         """Name the children in the order in which they start: the learner first, since all others look for it."""
-        names = [LEARNER, *([EVALUATOR] if self.evaluator else []), *(f"actor-{number}" for number in range(self.actors))]
+        names = [LEARNER, *([EVALUATOR] if self.evaluator else []), *(f"{ACTOR}-{number}" for number in range(self.actors))]
         self._children = {name: _Child() for name in names}
         self.restarts = dict.fromkeys(names, 0)
 
@@ -173,10 +175,10 @@ class Supervisor:
             self.outcome = Outcome.FINISHED
             return self._dismiss(now, leave_by=now + self.patience.leave)
         if code == CONFIG_EXIT_CODE:
-            return self._give_up(name, "its settings cannot work", Outcome.REFUSED, now)
+            return self._give_up(name, "its settings cannot work", Outcome.REFUSED, code, now)
         if name == LEARNER and self._died_too_often(now):
             reason = f"it died {len(self._learner_deaths)} times in {self.patience.learner_window:.0f} seconds"
-            return self._give_up(name, f"{reason} ({describe_exit(code)})", Outcome.FAILED, now)
+            return self._give_up(name, f"{reason} ({describe_exit(code)})", Outcome.FAILED, code, now)
         child.restart_at = now + self._delay(child, code, now)
         return []
 
@@ -211,9 +213,9 @@ class Supervisor:
         self.outcome = Outcome.KILLED
         return [Kill(name) for name in self._alive()]
 
-    def _give_up(self, name: str, reason: str, outcome: Outcome, now: Seconds) -> list[Instruction]:
+    def _give_up(self, name: str, reason: str, outcome: Outcome, code: int, now: Seconds) -> list[Instruction]:
         self.outcome = outcome
-        return [GiveUp(name, reason), *self._stop(now)]
+        return [GiveUp(name, reason, code), *self._stop(now)]
 
     def _stop(self, now: Seconds) -> list[Instruction]:
         """End the learner first: it drains the actors, then writes its last checkpoint and summary."""

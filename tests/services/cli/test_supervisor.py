@@ -82,7 +82,7 @@ def test_a_learner_that_dies_again_and_again_is_given_up():
         assert core.handle(Exited("learner", -9), now) == []
         core.handle(Tick(), now + 30)
     instructions = core.handle(Exited("learner", -9), now + 40)
-    assert instructions[0] == GiveUp("learner", "it died 6 times in 300 seconds (signal 9)")
+    assert instructions[0] == GiveUp("learner", "it died 6 times in 300 seconds (signal 9)", -9)
     assert instructions[1:] == [Terminate("evaluator"), Terminate("actor-0"), Terminate("actor-1")]
     assert core.outcome is Outcome.FAILED
 
@@ -99,7 +99,7 @@ def test_deaths_long_ago_do_not_count_against_the_learner():
 def test_a_child_that_refuses_its_settings_ends_the_run_at_once(child):
     """Exit code 2 says that no restart can help: the learner saves, then all go."""
     core = begun()
-    assert core.handle(Exited(child, 2), 3.0) == [GiveUp(child, "its settings cannot work"), Terminate("learner")]
+    assert core.handle(Exited(child, 2), 3.0) == [GiveUp(child, "its settings cannot work", 2), Terminate("learner")]
     others = {"evaluator", "actor-0", "actor-1"} - {child}
     assert set(core.handle(Exited("learner", 0), 5.0)) == {Terminate(name) for name in others}
     gone(core, *others, now=6.0)
@@ -110,7 +110,7 @@ def test_a_child_that_refuses_its_settings_ends_the_run_at_once(child):
 def test_a_learner_that_refuses_its_settings_is_not_restarted():
     """A port in use or a corrupt checkpoint: one message, not six."""
     core = begun(actors=1, evaluator=False)
-    assert core.handle(Exited("learner", 2), 1.0) == [GiveUp("learner", "its settings cannot work"), Terminate("actor-0")]
+    assert core.handle(Exited("learner", 2), 1.0) == [GiveUp("learner", "its settings cannot work", 2), Terminate("actor-0")]
     assert core.outcome is Outcome.REFUSED
 
 

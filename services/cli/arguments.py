@@ -1,0 +1,145 @@
+"""The grammar of the `rookery` command, and what `--help` says. Words in, a value out; knows no settings."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NoReturn
+
+SERVICES = ("learner", "actor", "evaluator")
+
+TOP_EXAMPLES = """\
+examples:
+  rookery train cartpole                         learn CartPole in about a minute
+  rookery train pong --actors 2 --seed 3         learn Pong; settings from presets/pong.yaml
+  rookery presets                                what can be trained
+  rookery config show pong                       every setting, and where its value comes from
+  rookery actor --learner tcp://10.0.0.7:5700    join a learner on another machine
+
+Every command has its own --help.
+"""
+TRAIN_EXAMPLES = """\
+PRESET is a name that `rookery presets` lists, or a YAML file of your own. Settings come from
+key=value > environment ROOKERY_SECTION__KEY > PRESET > defaults; `rookery config show` lists them all.
+
+examples:
+  rookery train cartpole
+  rookery train pong --actors 2 algorithm.learning_rate=1e-3
+  rookery train my.yaml --run-dir runs/mine --log-format json
+  rookery train --resume --run-dir runs/mine     go on where it stopped
+
+Ctrl-C saves and stops; a second Ctrl-C stops at once.
+exit code: 0 target reached, budget spent, or stopped; 1 failed; 2 bad input; 130 stopped at once.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """What was asked for. `overrides` are `section.key=value` in the order in which they win, the named options last."""
+
+    command: str
+    words: tuple[str, ...]
+    preset: str | None = None
+    overrides: tuple[str, ...] = ()
+    run_dir: Path | None = None
+    resume: bool = False
+    debug: bool = False
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=26, width=100)
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse with errors of one line, no guessed abbreviations, and room for the names."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=_formatter, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with code 2 and no usage text: the line says where to find it."""
+        self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
+
+
+def parse(words: Sequence[str]) -> Arguments:
+    """Read the command line. Exits with code 2 and one line where it makes no sense, with 0 after --help."""
+    parser = _grammar()
+    if words and not words[0].startswith("-"):
+        _check_command(parser, words[0], ("train", *SERVICES, "config", "presets"))
+    # Settings may stand before and after options; argparse takes only the first run of them, the rest is left over.
+    found, rest = parser.parse_known_args(words)
+    if found.version:
+        return Arguments(command="version", words=tuple(words))
+    if found.command is None:
+        parser.print_help()
+        parser.exit(2)
+    free = [*getattr(found, "free", ()), *rest]
+    for word in free:
+        if word.startswith("-"):
+            found.parser.error(f"unknown option {word}")
+    named = [word for word in free if "=" not in word]
+    if len(named) > getattr(found, "most_names", 0):
+        found.parser.error(f"found {named[-1]!r}, wanted section.key=value, such as env.num_envs=16")
+    return Arguments(
+        command=" ".join(filter(None, (found.command, getattr(found, "verb", None)))),
+        words=tuple(words),
+        preset=named[0] if named else None,
+        overrides=(*(word for word in free if "=" in word), *_named_options(found)),
+        run_dir=getattr(found, "run_dir", None),
+        resume=getattr(found, "resume", False),
+        debug=getattr(found, "debug", False),
+    )
+
+
+def _check_command(parser: argparse.ArgumentParser, word: str, known: Sequence[str]) -> None:
+    if word not in known:
+        close = get_close_matches(word, known, n=1)
+        parser.error(
+            f"unknown command: found {word!r}, " + (f"did you mean {close[0]}?" if close else f"wanted {', '.join(known)}")
+        )
+
+
+def _named_options(found: argparse.Namespace) -> list[str]:
+    options = {"actor.count": "actors", "run.seed": "seed", "log.format": "log_format"}
+    return [f"{key}={value}" for key, name in options.items() if (value := getattr(found, name, None)) is not None]
+
+
+def _grammar() -> argparse.ArgumentParser:
+    parser = _Parser(prog="rookery", description="Distributed reinforcement learning.", epilog=TOP_EXAMPLES)
+    parser.add_argument("--version", action="store_true", help="print the version")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    train = commands.add_parser(
+        "train",
+        help="learner, actors and evaluator on this machine, until the target",
+        usage="rookery train PRESET [section.key=value ...] [options]",
+        epilog=TRAIN_EXAMPLES,
+    )
+    train.add_argument("--actors", metavar="N", help="actor processes (actor.count)")
+    train.add_argument("--seed", metavar="S", help="seed of every random stream (run.seed)")
+    train.add_argument("--run-dir", metavar="DIR", type=Path, help="where the run keeps its files; default: runs/...")
+    train.add_argument("--resume", action="store_true", help="continue the run in --run-dir from its newest checkpoint")
+    train.add_argument("--log-format", choices=("auto", "plain", "json"), help="auto: live view on a terminal, else plain lines")
+    _takes_settings(train)
+    for role, what in zip(SERVICES, ("train and serve", "step environments", "play the newest policy"), strict=True):
+        commands.add_parser(role, help=f"run one {role} alone: {what}", add_help=False)
+    config = commands.add_parser("config", help="show, check or describe settings")
+    verbs = config.add_subparsers(dest="verb", metavar="show|schema|validate", required=True)
+    for verb, what in (("show", "every setting as YAML, and where its value comes from"), ("validate", "check and say so")):
+        _takes_settings(verbs.add_parser(verb, help=what, usage=f"rookery config {verb} [PRESET] [section.key=value ...]"))
+    _no_settings(verbs.add_parser("schema", help="JSON schema of a configuration file"))
+    _no_settings(commands.add_parser("presets", help="what can be trained"))
+    return parser
+
+
+def _takes_settings(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("free", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    parser.set_defaults(parser=parser, most_names=1)
+
+
+def _no_settings(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    parser.set_defaults(parser=parser)

@@ -1,0 +1,138 @@
+"""A run before it starts: its settings, its directory, and an address for every child, all settled and written down."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from common.errors import ConfigError
+from common.runtime.config import Loaded, as_yaml, load
+from common.runtime.disk import write_atomically
+from common.runtime.layers import DEFAULT
+from common.runtime.run_directory import RunDirectory, create, default_path, reopen
+from common.runtime.tree import MAX_PORT, Settings
+from services.cli.ports import free_ports, reachable, split_endpoint
+from services.cli.supervisor import LEARNER, Start, Supervisor
+
+SETTLED = "chosen for this run"
+FIX_RESUME = "rookery train --resume --run-dir runs/NAME"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What the command line asks for. `overrides` are `section.key=value`, the named options among them."""
+
+    preset: str | None
+    overrides: tuple[str, ...] = ()
+    run_dir: Path | None = None
+    resume: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A run that is ready to start."""
+
+    settings: Settings
+    directory: RunDirectory
+    metrics_ports: Mapping[str, int]  # by child
+    resume: bool
+
+    @property
+    def title(self) -> str:
+        """The run in two words."""
+        return f"{self.settings.run.preset or 'run'}, seed {self.settings.run.seed}"
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """Where each child answers HTTP."""
+        host = reachable(self.settings.metrics.host)
+        return {child: f"http://{host}:{port}" for child, port in self.metrics_ports.items()}
+
+    def supervisor(self) -> Supervisor:
+        """The children of this run."""
+        return Supervisor(actors=self.settings.actor.count, evaluator=self.settings.evaluator.enabled, resume=self.resume)
+
+    def command(self, start: Start) -> list[str]:
+        """What to run for a child: everything it needs is in the run's config.yaml."""
+        role = start.child.partition("-")[0]
+        words = [sys.executable, "-m", f"services.{role}", "--config", str(self.directory.config)]
+        words += ["--run-dir", str(self.directory.path)] if role == LEARNER else ["--name", start.child]
+        words += ["--resume"] if start.resume else []
+        return [*words, f"metrics.port={self.metrics_ports[start.child]}"]
+
+
+def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Sequence[str], now: datetime) -> Plan:
+    """Check everything, then write the run directory. Where this raises, nothing was written."""
+    loaded = _load(request, environ)
+    run = loaded.settings.run
+    named = request.run_dir or (Path(run.dir) if run.dir else None)
+    path = named or default_path(preset=run.preset, seed=run.seed, now=now)
+    settled = _settle(loaded, path, now)
+    ports = _metrics_ports(settled.settings)
+    text = as_yaml(settled.settings, settled.provenance)
+    if not request.resume:
+        directory = create(path, config=text, command=command_line)
+    else:
+        directory = reopen(path)
+        write_atomically(directory.config, text.encode())
+    return Plan(settings=settled.settings, directory=directory, metrics_ports=ports, resume=request.resume)
+
+
+def _load(request: Request, environ: Mapping[str, str]) -> Loaded:
+    if not request.resume:
+        return load(preset=request.preset, overrides=request.overrides, environ=environ)
+    if request.run_dir is None:
+        raise ConfigError("no run to resume", found="--resume alone", wanted="the run's directory", fix=FIX_RESUME)
+    saved = reopen(request.run_dir).config
+    loaded = load(preset=str(saved), overrides=request.overrides, environ=environ)
+    if request.preset is not None and request.preset != loaded.settings.run.preset:
+        raise ConfigError(
+            "the run to resume is of another preset",
+            found=f"{loaded.settings.run.preset} in {request.run_dir}",
+            wanted=request.preset,
+            fix="leave the preset out, or name another --run-dir",
+        )
+    return loaded
+
+
+def _settle(loaded: Loaded, path: Path, now: datetime) -> Loaded:
+    """Put in what the user left open: run id, directory, addresses. A resumed run finds them in its config.yaml."""
+    settings = loaded.settings
+    host, port = split_endpoint(settings.learner.bind)
+    if loaded.provenance["learner.bind"] == DEFAULT or port == 0:
+        (port,) = free_ports(1)
+    chosen = {
+        "run.id": settings.run.id or f"{settings.run.preset or 'run'}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
+        "run.dir": str(path),
+        "learner.bind": f"tcp://{host}:{port}",
+    }
+    for key in ("actor.learner", "evaluator.learner"):
+        if loaded.provenance[key] == DEFAULT:  # else the user leads them another way, such as through a proxy
+            chosen[key] = f"tcp://{reachable(host)}:{port}"
+    changed: list[str] = []
+    for key, value in chosen.items():
+        section, _, name = key.partition(".")
+        before: BaseModel = getattr(settings, section)
+        if getattr(before, name) != value:
+            settings = settings.model_copy(update={section: before.model_copy(update={name: value})})
+            changed.append(key)
+    return replace(loaded, settings=settings, provenance={**loaded.provenance, **dict.fromkeys(changed, SETTLED)})
+
+
+def _metrics_ports(settings: Settings) -> dict[str, int]:
+    """A port for each child: any free ones, or those from `metrics.port` upwards in the order in which children start."""
+    children = Supervisor(actors=settings.actor.count, evaluator=settings.evaluator.enabled).children
+    first = settings.metrics.port
+    if first == 0:
+        return dict(zip(children, free_ports(len(children)), strict=True))
+    if first + len(children) - 1 > MAX_PORT:
+        raise ConfigError(
+            "metrics.port leaves no ports for all services", found=first, wanted=f"at most {MAX_PORT - len(children) + 1}"
+        )
+    return {child: first + number for number, child in enumerate(children)}

@@ -1,0 +1,109 @@
+"""`rookery train`: run the services of a plan, show how they are, and say how it ended."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TextIO
+
+from common.runtime.config import ENV_PREFIX
+from common.units import Seconds
+from services.cli.curve import draw_curve
+from services.cli.plan import Plan, Request, make_plan
+from services.cli.processes import Inbox, Processes, stop_signals, supervise
+from services.cli.progress import Progress
+from services.cli.report import closing, read_summary, verdict
+from services.cli.supervisor import CONFIG_EXIT_CODE, GiveUp, Outcome, Supervisor
+from services.cli.view import Frame, View, make_view
+from services.cli.watch import Watch
+
+
+def train(
+    request: Request,
+    *,
+    environ: Mapping[str, str],
+    command_line: Sequence[str],
+    stdout: TextIO,
+    stderr: TextIO,
+    debug: bool = False,
+) -> int:
+    """Run to the end and return the exit code. Raises `ConfigError` or `ResourceError` before anything is written."""
+    plan = make_plan(request, environ=environ, command_line=command_line, now=datetime.now().astimezone())
+    core = plan.supervisor()
+    # config.yaml holds what the environment said; a child that read the variables again could read them differently
+    inherited = {name: value for name, value in environ.items() if not name.startswith(ENV_PREFIX)}
+    processes = Processes(command=plan.command, logs=plan.directory.logs, environment=inherited)
+    inbox: Inbox = Inbox()
+    gave_up: list[GiveUp] = []
+    view = make_view(stdout, plan.settings.log.format)
+    with stop_signals(inbox):
+        with view, Watch(plan.urls) as watch:
+            view.say(f"{plan.title}: run directory {plan.directory.path}")
+            show = _Show(plan=plan, core=core, watch=watch, view=view)
+            supervise(core, processes, inbox=inbox, on_tick=show.tick, on_give_up=gave_up.append)
+        return _finish(plan, core.outcome, gave_up, processes, view=view, stderr=stderr, debug=debug)
+
+
+def _finish(
+    plan: Plan, outcome: Outcome, gave_up: Sequence[GiveUp], processes: Processes, *, view: View, stderr: TextIO, debug: bool
+) -> int:
+    """Say how it went, draw the curve, and return the exit code."""
+    for instruction in gave_up:
+        _quote(instruction, processes, stderr=stderr, debug=debug)
+    directory, target = plan.directory, plan.settings.target
+    if outcome is Outcome.REFUSED and not plan.resume and not directory.checkpoints.exists():
+        shutil.rmtree(directory.path)  # ours since `make_plan`, and nothing was learned in it: bad input leaves nothing behind
+        return CONFIG_EXIT_CODE
+    summary = read_summary(directory.summary) if outcome in {Outcome.FINISHED, Outcome.STOPPED} else None
+    code, sentence = verdict(outcome, summary, env_steps=target.env_steps, wall_seconds=target.wall_seconds)
+    draw_curve(directory, title=f"{plan.title}: {sentence}", target=target.mean100)
+    resumable = directory.checkpoints.exists() and outcome is not Outcome.FINISHED
+    for line in closing(sentence, summary, run_dir=directory.path, resumable=resumable):
+        view.say(line)
+    return code
+
+
+def _quote(instruction: GiveUp, processes: Processes, *, stderr: TextIO, debug: bool) -> None:
+    """Why the run was given up, in the child's own words: its last line where that is the message, else the end of its log."""
+    child, refused = instruction.child, instruction.exit_code == CONFIG_EXIT_CODE
+    words = processes.last_words(child) or ["it left no word"]
+    if refused and not debug:
+        message = words[-1].partition(": error: ")[2] or words[-1]
+        print(f"rookery train: error: {message} (says {child})", file=stderr)
+        return
+    print(f"rookery train: {child} was given up: {instruction.reason}; the end of {processes.log(child)}:", file=stderr)
+    for line in words:
+        print(f"  {line}", file=stderr)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Show:
+    """Shows the newest status at the view's own pace, and says what the user must not miss."""
+
+    plan: Plan
+    core: Supervisor
+    watch: Watch
+    view: View
+    clock: Callable[[], Seconds] = time.monotonic
+    _progress: Progress = field(default_factory=Progress)
+    _next: Seconds = 0.0
+    _said_stopping: bool = False
+
+    def tick(self) -> None:
+        """Called several times a second; returns at once."""
+        if self.core.outcome is Outcome.STOPPED and not self._said_stopping:
+            self._said_stopping = True
+            self.view.say("stopping: the learner writes a last checkpoint; Ctrl-C again ends everything at once")
+        if self.clock() >= self._next or self.core.done:
+            self._next = self.clock() + self.view.period
+            self.view.show(self.frame())
+
+    def frame(self) -> Frame:
+        """The run as it is now, with what only the supervisor knows."""
+        known = {"actors_wanted": self.core.actors, "restarts": sum(self.core.restarts.values())}
+        status = self.watch.latest.model_copy(update=known)
+        estimate = self._progress.update(status)
+        return Frame(title=self.plan.title, run_dir=str(self.plan.directory.path), status=status, estimate=estimate)

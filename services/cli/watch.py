@@ -1,0 +1,70 @@
+"""Asks the services how they are, once a second, in a thread: a service that hangs must not make the supervisor wait."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+from common.runtime.bottleneck import find_bottleneck
+from common.runtime.rates import RateWindow
+from common.units import Seconds
+from services.cli.status import RunStatus, by_label, fetch_metrics, fetch_status
+from services.cli.supervisor import ACTOR, LEARNER
+
+PERIOD: Seconds = 1.0
+
+
+class Watch:
+    """`latest` is the newest status; replaced whole, so that it may be read from any thread."""
+
+    def __init__(self, urls: Mapping[str, str]) -> None:
+        """`urls` gives each child's metrics address, such as http://127.0.0.1:20000."""
+        self._urls = dict(urls)
+        self._phases: defaultdict[tuple[str, str], RateWindow] = defaultdict(RateWindow)  # by child and phase
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self.latest = RunStatus()
+
+    def __enter__(self) -> Self:
+        """Begin to ask."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Stop; a question under way is left to its timeout."""
+        self._ended.set()
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            began = time.monotonic()
+            self.latest = self.ask()
+            self._ended.wait(max(0.0, PERIOD - (time.monotonic() - began)))
+
+    def ask(self) -> RunStatus:
+        """One round of questions."""
+        answer = fetch_status(self._urls[LEARNER])
+        if answer is None:  # it starts, or is being restarted: what it said last still holds, but for its phase
+            away = self.latest.phase != RunStatus().phase
+            return self.latest.model_copy(update={"phase": "learner away", "bottleneck": ""}) if away else self.latest
+        said = {name: value for name, value in answer.items() if value is not None}
+        return RunStatus.model_validate(said | {"bottleneck": self._bottleneck(time.monotonic())})
+
+    def _bottleneck(self, now: Seconds) -> str:
+        """The verdict on the last ten seconds, from the phase counters of the learner and of all actors."""
+        for child, url in self._urls.items():
+            role = child.partition("-")[0]
+            for phase, seconds in by_label(fetch_metrics(url) or {}, f"rookery_{role}_phase_seconds_total").items():
+                self._phases[child, phase].add(now, seconds)
+        return find_bottleneck(learner=self._spent(LEARNER), actors=self._spent(ACTOR)).sentence
+
+    def _spent(self, role: str) -> dict[str, float]:
+        """Seconds per second in each phase, of all processes of a role together."""
+        spent: defaultdict[str, float] = defaultdict(float)
+        for (child, phase), window in self._phases.items():
+            if child.startswith(role):
+                spent[phase] += window.rates().last_10s
+        return dict(spent)

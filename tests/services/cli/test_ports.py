@@ -1,0 +1,43 @@
+"""Addresses of a run."""
+
+import socket
+
+import pytest
+
+from services.cli.ports import FIRST_PORT, LAST_PORT, free_ports, reachable, split_endpoint
+
+pytestmark = pytest.mark.service
+
+
+def test_free_ports_are_different_and_can_be_bound():
+    """Learner, evaluator and actors of one run each get their own."""
+    ports = free_ports(20)
+    assert len(set(ports)) == 20
+    assert all(FIRST_PORT <= port < LAST_PORT for port in ports)
+    for port in ports:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+
+
+def test_a_port_in_use_is_passed_over(monkeypatch):
+    """Another run on this machine listens on the first one tried."""
+    (taken,) = free_ports(1)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", taken))
+        other.listen()
+        monkeypatch.setattr("secrets.randbelow", lambda _: taken - FIRST_PORT)
+        assert taken not in free_ports(2)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "host", "port"),
+    [("tcp://127.0.0.1:5700", "127.0.0.1", 5700), ("tcp://[::]:1", "[::]", 1), ("tcp://*:80", "*", 80)],
+)
+def test_an_endpoint_comes_apart(endpoint, host, port):
+    """IPv6 addresses hold colons too."""
+    assert split_endpoint(endpoint) == (host, port)
+
+
+def test_what_is_bound_everywhere_is_reached_on_loopback():
+    """0.0.0.0 is an address to bind, none to connect to."""
+    assert [reachable(host) for host in ("0.0.0.0", "*", "[::]", "10.0.0.7")] == ["127.0.0.1", "127.0.0.1", "[::1]", "10.0.0.7"]
