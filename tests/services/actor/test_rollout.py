@@ -216,3 +216,16 @@ def test_rollouts_without_ends_have_empty_lists() -> None:
     played = play(counting("same_step", lengths=[1000], truncates=[True], num_envs=2), length=4, rollouts=2)
     for name, shape in {"final_obs": (0, 2), "final_index": (0,), "episode_return": (0,), "episode_length": (0,)}.items():
         assert played.rollouts[1][name].shape == shape
+
+
+@both_modes
+def test_nothing_is_sent_that_was_not_written(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fresh memory holds anything, so what it held before must not show in any array, the first context included."""
+    played = []
+    for junk in (7, 9):
+        monkeypatch.setattr(np, "empty", lambda shape, dtype=float, junk=junk: np.full(shape, junk, dtype))
+        env = counting(mode, lengths=[2, 5], truncates=[True], num_envs=2, frame_stack=4, kwargs={"image": True})
+        played.append(play(env, length=6, rollouts=3))
+    for one, other in zip(*(run.rollouts for run in played), strict=True):
+        assert {name: array.tobytes() for name, array in one.items()} == {name: array.tobytes() for name, array in other.items()}
+    assert not played[0].rollouts[0]["obs"][:3].any()
