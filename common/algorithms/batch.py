@@ -34,19 +34,10 @@ class Batch:
     version: Tensor  # [B] int64: policy that acted
 
 
-def collate(samples: Sequence[Sample], env: EnvSpec, *, out: np.ndarray | None = None) -> Batch:
-    """Join messages of one schema (T the same, B may differ).
-
-    Args:
-        samples: at least one, checked against the schema and by `check_trajectory`.
-        env: what the frames are.
-        out: memory for the stacks, flat, in the environment's dtype and large enough; saves a large allocation per batch.
-            The batch lives in it, so it must not be reused before the batch is done with.
-    """
+def collate(samples: Sequence[Sample], env: EnvSpec) -> Batch:
+    """Join messages of one schema (T the same, B may differ), checked before against it and by `check_trajectory`."""
     start = _joined(samples, "start")
-    shape = (*start.shape, *env.network_input_shape)
-    into = None if out is None else out[: int(np.prod(shape))].reshape(shape)
-    observation = stack(_joined(samples, "obs"), start, out=into)
+    observation = stack(_joined(samples, "obs"), start)
     final_index = _final_index(samples)
     version = np.repeat([sample.version for sample in samples], [sample.arrays["start"].shape[1] for sample in samples])
     per_step = ("action", "reward", "terminated", "truncated", "valid", "log_prob")

@@ -83,7 +83,7 @@ class Trunk(nn.Module):
             x = self.conv(x.contiguous(memory_format=torch.channels_last)).permute(0, 2, 3, 1)
         elif self._bytes:
             x = x * _BYTE
-        features: Tensor = self.hidden(x.flatten(1))
+        features: Tensor = self.hidden(x.reshape(len(x), -1))
         return features
 
 
@@ -138,7 +138,7 @@ def _compute_dtype(module: nn.Module) -> torch.dtype:
     """What the layers will compute in: converting the input to it at once spares autocast a second pass over it."""
     if torch.is_autocast_enabled("cpu"):
         return torch.get_autocast_dtype("cpu")
-    return next(module.parameters()).dtype
+    return next((parameter.dtype for parameter in module.parameters()), torch.float32)
 
 
 def _initialise(net: ActorCritic, generator: torch.Generator) -> None:

@@ -1,0 +1,75 @@
+"""Action distributions against hand numbers and torch's own."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from common.models.distributions import Categorical, DiagonalGaussian
+
+pytestmark = pytest.mark.pure
+
+
+def test_a_categorical_answers_with_the_numbers_of_its_probabilities():
+    """Logits that are logs of 1/2, 1/4, 1/4, shifted: the answers can be written out."""
+    policy = Categorical.from_logits(torch.tensor([[0.5, 0.25, 0.25]]).log() + 3.0)
+    torch.testing.assert_close(policy.log_prob(torch.tensor([2])), torch.tensor([math.log(0.25)]))
+    torch.testing.assert_close(policy.entropy(), torch.tensor([1.5 * math.log(2)]))
+    assert policy.mode().tolist() == [0]
+
+
+def test_an_impossible_action_adds_nothing_to_the_entropy_nor_nan_to_the_gradient():
+    """A collapsed policy: one action has all the probability, and training must go on."""
+    logits = torch.tensor([[0.0, -math.inf], [0.0, -1e4]], requires_grad=True)
+    entropy = Categorical.from_logits(logits).entropy()
+    entropy.sum().backward()
+    assert entropy.tolist() == [0.0, 0.0]
+    assert logits.grad is not None
+    assert logits.grad[1].isfinite().all()
+
+
+def test_samples_of_a_categorical_come_as_often_as_their_probability():
+    """Acting: frequencies over 40,000 draws lie within five standard deviations."""
+    probabilities = torch.tensor([0.6, 0.3, 0.1, 0.0])
+    policy = Categorical.from_logits(probabilities.log().expand(40_000, 4))
+    counts = policy.sample(torch.Generator().manual_seed(1)).bincount(minlength=4) / 40_000
+    assert counts[3] == 0
+    assert ((counts - probabilities).abs() < 5 * (probabilities * (1 - probabilities) / 40_000).sqrt() + 1e-9).all()
+
+
+def test_logits_of_bfloat16_are_normalised_in_float32():
+    """A bf16 actor: the log-probability it records must be one, to float32 accuracy."""
+    policy = Categorical.from_logits(torch.randn(5, 6, generator=torch.Generator().manual_seed(0)).bfloat16())
+    assert policy.log_probs.dtype == torch.float32
+    torch.testing.assert_close(policy.log_probs.exp().sum(-1), torch.ones(5))
+
+
+def test_a_gaussian_agrees_with_torchs_independent_normal():
+    """Continuous actions of three components."""
+    generator = torch.Generator().manual_seed(2)
+    mean, log_std = torch.randn(7, 3, generator=generator), torch.tensor([-1.0, 0.0, 0.5])
+    policy = DiagonalGaussian(mean, log_std)
+    reference = torch.distributions.Independent(torch.distributions.Normal(mean, log_std.exp()), 1)
+    action = policy.sample(generator)
+    torch.testing.assert_close(policy.log_prob(action), reference.log_prob(action))
+    torch.testing.assert_close(policy.entropy(), reference.entropy())
+    assert policy.mode() is mean
+
+
+def test_samples_of_a_gaussian_have_its_mean_and_deviation():
+    """Acting with continuous actions."""
+    policy = DiagonalGaussian(torch.tensor([1.0, -2.0]).expand(40_000, 2), torch.tensor([0.0, -1.0]))
+    drawn = policy.sample(torch.Generator().manual_seed(3))
+    torch.testing.assert_close(drawn.mean(0), torch.tensor([1.0, -2.0]), atol=0.03, rtol=0)
+    torch.testing.assert_close(drawn.std(0), torch.tensor([1.0, math.exp(-1.0)]), atol=0.03, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "policy", [Categorical.from_logits(torch.zeros(4, 3)), DiagonalGaussian(torch.zeros(4, 2), torch.zeros(2))]
+)
+def test_the_same_seed_draws_the_same_actions(policy):
+    """Two runs with one seed must agree."""
+    first, second = (policy.sample(torch.Generator().manual_seed(9)) for _ in range(2))
+    assert torch.equal(first, second)

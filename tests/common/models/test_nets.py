@@ -1,0 +1,135 @@
+"""Networks: shapes for every kind of space, initial weights, what acting in bfloat16 costs in accuracy."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from common.envs.spec import ActionSpec, EnvSpec
+from common.errors import ConfigError
+from common.models import nets
+from common.models.distributions import Categorical, DiagonalGaussian
+from common.models.spec import ModelSettings
+
+pytestmark = pytest.mark.pure
+
+FIVE = ActionSpec(n=5, shape=())
+SMALL = ModelSettings(conv=((8, 4, 2), (8, 3, 2)), hidden=(16,))
+
+
+def env_spec(*, frame=(20, 24), dtype="uint8", stack=4, action=FIVE):
+    """An environment's description with what the test is about."""
+    return EnvSpec(observation_shape=frame, observation_dtype=dtype, action=action, frame_stack=stack, frame_skip=1)
+
+
+def observations(env, count=3):
+    """Stacked observations as an actor would see them."""
+    shape = (count, *env.network_input_shape)
+    generator = torch.Generator().manual_seed(5)
+    if env.observation_dtype == "uint8":
+        return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+    return torch.randn(shape, generator=generator)
+
+
+BOX = ActionSpec(n=0, shape=(2,), low=(-1.0, -1.0), high=(1.0, 1.0))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize(
+    "env",
+    [
+        env_spec(),
+        env_spec(stack=1),
+        env_spec(frame=(4,), dtype="float32", stack=1),
+        env_spec(frame=(4,), dtype="float32", stack=3),
+        env_spec(frame=(128,), stack=1),
+        env_spec(frame=(), dtype="float32", stack=1),
+    ],
+    ids=["images", "one image", "vector", "stacked vectors", "bytes", "a number"],
+)
+def test_every_observation_gets_a_distribution_and_a_value(env, shared):
+    """The kinds of observation that environments have, with one trunk and with two."""
+    net = nets.build(SMALL.model_copy(update={"shared_trunk": shared}), env)
+    output = net(observations(env))
+    assert isinstance(output.policy, Categorical)
+    assert output.policy.log_probs.shape == (3, 5)
+    assert output.value.shape == (3,)
+    torch.testing.assert_close(net.policy(observations(env)).log_probs, output.policy.log_probs)
+
+
+def test_a_box_of_actions_gets_a_gaussian_with_one_deviation_per_component():
+    """Continuous control."""
+    env = env_spec(frame=(3,), dtype="float32", stack=1, action=BOX)
+    policy = nets.build(SMALL, env).policy(observations(env))
+    assert isinstance(policy, DiagonalGaussian)
+    assert policy.mean.shape == (3, 2)
+    assert policy.log_std.tolist() == [0.0, 0.0]
+
+
+def test_an_image_is_seen_as_bytes_over_255():
+    """The scale is folded into the first weights: the result must be that of scaling the image."""
+    env = env_spec()
+    net = nets.build(SMALL, env)
+    image = observations(env)
+    x = image.float() / 255.0
+    for layer in (net.trunk.conv[0], net.trunk.conv[2]):
+        x = functional.conv2d(x, layer.weight, layer.bias, layer.stride).relu()
+    x = net.trunk.hidden(x.permute(0, 2, 3, 1).flatten(1))
+    torch.testing.assert_close(net.trunk(image), x, atol=1e-5, rtol=1e-5)
+
+
+def test_a_vector_of_bytes_is_scaled_too():
+    """Atari's RAM as observation: 255 counts as 1."""
+    env = env_spec(frame=(3,), stack=1)
+    net = nets.build(ModelSettings(hidden=()), env)
+    torch.testing.assert_close(net.trunk(torch.tensor([[0, 51, 255]], dtype=torch.uint8)), torch.tensor([[0.0, 0.2, 1.0]]))
+
+
+def test_initial_weights_are_orthogonal_and_the_first_policy_nearly_uniform():
+    """The PPO recipe: gain sqrt(2), 0.01 for the policy head, 1 for the value head, zero biases."""
+    net = nets.build(ModelSettings(conv=((8, 4, 2),), hidden=(16,)), env_spec())
+    for weight, gain in ((net.trunk.conv[0].weight, 2**0.5), (net.policy_head.weight, 0.01), (net.value_head.weight, 1.0)):
+        rows = weight.detach().flatten(1)
+        torch.testing.assert_close(rows @ rows.T, torch.eye(len(rows)) * gain**2, atol=1e-5, rtol=1e-4)
+    assert all(not parameter.any() for name, parameter in net.named_parameters() if name.endswith("bias"))
+
+
+def test_the_seed_alone_decides_the_initial_weights():
+    """Whatever drew from torch's global generator before, a run's first policy is its seed's."""
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    first = nets.build(SMALL, env_spec(), seed=7)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(2)
+    for one, other in zip(first.parameters(), nets.build(SMALL, env_spec(), seed=7).parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert not torch.equal(first.value_head.weight, nets.build(SMALL, env_spec(), seed=8).value_head.weight)
+
+
+def test_bfloat16_answers_are_float32_and_near_those_of_float32():
+    """Acting in bf16, and training under bf16 autocast, against the same weights in fp32."""
+    env = env_spec()
+    exact = nets.build(SMALL, env)(observations(env))
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = nets.build(SMALL, env)(observations(env))
+    acting = nets.build(SMALL, env).bfloat16()(observations(env))
+    for output in (mixed, acting):
+        assert output.value.dtype == output.policy.log_probs.dtype == torch.float32
+        torch.testing.assert_close(output.value, exact.value, atol=2e-2, rtol=2e-2)
+        torch.testing.assert_close(output.policy.log_probs, exact.policy.log_probs, atol=2e-3, rtol=2e-3)
+
+
+def test_convolutions_that_shrink_the_image_to_nothing_are_refused():
+    """A preset for 84x84 used with 16x16 images."""
+    with pytest.raises(ConfigError, match=r"model.conv does not fit the image.*\(4, 16, 16\)"):
+        nets.build(ModelSettings(), env_spec(frame=(16, 16)))
+
+
+@pytest.mark.parametrize(
+    "env", [env_spec(frame=(8, 8, 3)), env_spec(action=ActionSpec(n=0, shape=(2, 2)))], ids=["colour", "matrix"]
+)
+def test_spaces_without_a_network_are_refused_in_words(env):
+    """A colour image, an action that is a matrix."""
+    with pytest.raises(ConfigError, match="no network for these spaces"):
+        nets.build(SMALL, env)

@@ -1,0 +1,75 @@
+"""Parameters there and back through the flat buffer of a Snapshot message."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from common.envs.spec import ActionSpec, EnvSpec
+from common.errors import PeerError
+from common.models import nets, snapshot
+from common.models.spec import ModelSettings
+
+pytestmark = pytest.mark.pure
+
+ENV = EnvSpec(
+    observation_shape=(12, 12), observation_dtype="uint8", action=ActionSpec(n=3, shape=()), frame_stack=2, frame_skip=1
+)
+
+
+def build(width=8, seed=0):
+    """A small network for images."""
+    return nets.build(ModelSettings(conv=((4, 4, 2),), hidden=(width,)), ENV, seed=seed)
+
+
+def test_float32_parameters_come_back_bit_for_bit():
+    """A learner's weights reach an actor; the buffer from the wire is read-only."""
+    source, target = build(seed=1), build(seed=2)
+    buffer = snapshot.flatten(source, "fp32")
+    buffer.setflags(write=False)
+    snapshot.load(target, buffer)
+    assert buffer.dtype == np.float32
+    for one, other in zip(source.parameters(), target.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_bfloat16_parameters_come_back_as_the_nearest_bfloat16():
+    """Half the bytes on the wire, into an actor that acts in fp32 and into one that acts in bf16."""
+    source = build(seed=1)
+    buffer = snapshot.flatten(source, "bf16")
+    assert buffer.dtype == np.uint16
+    exact, rounded = build(seed=2), build(seed=2).bfloat16()
+    snapshot.load(exact, buffer)
+    snapshot.load(rounded, snapshot.to_tensor(buffer))
+    for origin, one, other in zip(source.parameters(), exact.parameters(), rounded.parameters(), strict=True):
+        assert torch.equal(one, origin.bfloat16().float())
+        assert torch.equal(other, origin.bfloat16())
+
+
+def test_a_snapshot_is_a_copy():
+    """The learner trains on while the buffer waits to be sent."""
+    net = build()
+    buffer = snapshot.flatten(net, "fp32")
+    before = buffer.copy()
+    with torch.no_grad():
+        net.value_head.weight.add_(1.0)
+    assert np.array_equal(buffer, before)
+
+
+def test_a_layout_is_told_by_shapes_not_by_weights_or_precision():
+    """Two peers compare fingerprints before they exchange parameters."""
+    layout = snapshot.Layout.of(build(seed=1))
+    assert layout.fingerprint == snapshot.Layout.of(build(seed=2).bfloat16()).fingerprint
+    assert layout.fingerprint != snapshot.Layout.of(build(width=9)).fingerprint
+    assert layout.size == snapshot.flatten(build(), "fp32").size
+
+
+@pytest.mark.parametrize("wrong", [np.zeros(3, np.float32), np.zeros((2, 2), np.float32), np.zeros(3, np.float64)])
+def test_a_buffer_that_does_not_fit_is_refused_and_changes_nothing(wrong):
+    """A peer with another network, or another idea of the dtype."""
+    net = build()
+    before = snapshot.flatten(net, "fp32")
+    with pytest.raises(PeerError, match="snapshot of another"):
+        snapshot.load(net, wrong)
+    assert np.array_equal(snapshot.flatten(net, "fp32"), before)
