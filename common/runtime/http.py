@@ -85,6 +85,7 @@ class HttpServer:
 
 class _Server(ThreadingMixIn, HTTPServer):
     daemon_threads = True
+    request_queue_size = MAX_CONNECTIONS
 
     def __init__(self, host: str, port: int, routes: Mapping[str, Callable[[], Page]]) -> None:
         self.routes = routes

@@ -31,6 +31,8 @@ UNKNOWN = float("nan")
 POLICY_LAGS = (0, 1, 2, 4, 8, 16, 32, 64)
 """Upper bounds of the policy-lag histograms, in published versions."""
 
+_ADVANCING = Lock()  # scrapes come side by side: to read a counter and to add what is missing must be one step
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
@@ -178,10 +180,11 @@ class _WithoutCreationTimes(Collector):
 
 
 def advance(counter: Counter, total: float) -> None:
-    """Bring a counter up to a total that is kept elsewhere (the ledger); it never goes back."""
-    (family,) = counter.collect()
-    (now,) = (sample.value for sample in family.samples if sample.name.endswith("_total"))
-    counter.inc(max(0.0, total - now))
+    """Bring a counter up to a total that is kept elsewhere (the ledger); it never goes back. Safe from any thread."""
+    with _ADVANCING:
+        (family,) = counter.collect()
+        (now,) = (sample.value for sample in family.samples if sample.name.endswith("_total"))
+        counter.inc(max(0.0, total - now))
 
 
 def kinds(*types: type[Message]) -> tuple[str, ...]:

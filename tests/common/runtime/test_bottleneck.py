@@ -1,0 +1,85 @@
+"""The rule that names the bottleneck, case by case as `docs/metrics.md` lists them."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.runtime.bottleneck import WAITING, Kind, find_bottleneck
+
+pytestmark = pytest.mark.pure
+
+BUSY_LEARNER = {"wait": 2.0, "collate": 4.0, "train": 93.0, "publish": 1.0, "checkpoint": 0.0}
+STARVED_LEARNER = {"wait": 38.0, "collate": 4.0, "train": 57.0, "publish": 1.0, "checkpoint": 0.0}
+BUSY_ACTORS = {"env": 71.0, "act": 20.0, "encode": 5.0, "credit_wait": 3.0, "snapshot": 1.0}
+HELD_ACTORS = {"env": 40.0, "act": 15.0, "encode": 3.0, "credit_wait": 41.0, "snapshot": 1.0}
+
+
+def test_a_learner_that_never_waits_holds_up_actors_that_do():
+    """Too many actors for one learner, the usual picture on two cores."""
+    verdict = find_bottleneck(learner=BUSY_LEARNER, actors=HELD_ACTORS)
+    assert (verdict.kind, verdict.share) == (Kind.LEARNER, 0.93)
+    assert verdict.sentence == (
+        "learner-bound: the learner trains 93 % of the time, actors wait 41 % for credit; "
+        "use a smaller network or fewer epochs, or a GPU"
+    )
+
+
+def test_a_learner_that_waits_for_busy_actors_is_held_up_by_them():
+    """A slow environment."""
+    verdict = find_bottleneck(learner=STARVED_LEARNER, actors=BUSY_ACTORS)
+    assert (verdict.kind, verdict.share) == (Kind.ACTOR, 0.71)
+    assert verdict.sentence == (
+        "actor-bound: the learner waits 38 % for experience; actors spend 71 % in the environment; "
+        "add actors where cores are free"
+    )
+
+
+def test_both_waiting_is_a_matter_of_pace():
+    """One credit, and a batch that needs two messages of it."""
+    verdict = find_bottleneck(learner=STARVED_LEARNER, actors=HELD_ACTORS)
+    assert verdict.kind is Kind.PACE
+    assert "learner.credits" in verdict.sentence
+
+
+def test_nobody_waiting_is_balance():
+    """What a tuned run looks like."""
+    verdict = find_bottleneck(learner=BUSY_LEARNER, actors=BUSY_ACTORS)
+    assert (verdict.kind, verdict.sentence) == (Kind.BALANCED, "balanced: the learner works 98 % of the time, the actors 97 %")
+
+
+@pytest.mark.parametrize(
+    ("phase", "word"),
+    [("collate", "collates"), ("train", "trains"), ("publish", "publishes"), ("checkpoint", "every_seconds")],
+)
+def test_the_advice_fits_the_learners_busiest_phase(phase, word):
+    """A run that writes a checkpoint every second needs no GPU."""
+    assert word in find_bottleneck(learner={"wait": 1.0, phase: 50.0}, actors=HELD_ACTORS).sentence
+
+
+@pytest.mark.parametrize(
+    ("phase", "word"), [("env", "environment"), ("act", "network"), ("encode", "encoding"), ("snapshot", "snapshots")]
+)
+def test_the_advice_fits_the_actors_busiest_phase(phase, word):
+    """A large network on a small actor is another matter than a slow game."""
+    assert word in find_bottleneck(learner=STARVED_LEARNER, actors={"credit_wait": 1.0, phase: 50.0}).sentence
+
+
+def test_without_actors_the_learner_alone_decides():
+    """Actors on other machines, whose metrics this process cannot read."""
+    assert find_bottleneck(learner=BUSY_LEARNER, actors={}).kind is Kind.LEARNER
+    starved = find_bottleneck(learner=STARVED_LEARNER, actors={})
+    assert starved.kind is Kind.ACTOR
+    assert starved.sentence == "actor-bound: the learner waits 38 % for experience; add actors where cores are free"
+
+
+@pytest.mark.parametrize("learner", [{}, {"wait": 0.0, "train": 0.0}])
+def test_before_anything_was_measured_the_verdict_is_unknown(learner):
+    """The first line of the live view."""
+    assert find_bottleneck(learner=learner, actors=BUSY_ACTORS).kind is Kind.UNKNOWN
+
+
+def test_the_threshold_itself_counts_as_waiting():
+    """The documented rule says: 15 % or more."""
+    at = {"wait": WAITING, "train": 1.0 - WAITING}
+    assert find_bottleneck(learner=at, actors=BUSY_ACTORS).kind is Kind.ACTOR
+    assert find_bottleneck(learner=BUSY_LEARNER, actors={"env": 1.0 - WAITING, "credit_wait": WAITING}).kind is Kind.LEARNER

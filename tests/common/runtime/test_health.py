@@ -1,0 +1,87 @@
+"""Alive and ready, by a clock that the test turns."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.runtime.health import Health
+
+pytestmark = pytest.mark.pure
+
+
+def test_a_loop_that_ticks_is_alive(clock):
+    """The everyday case."""
+    health = Health(deadline=10.0, clock=clock)
+    for _ in range(5):
+        clock.now += 9.0
+        health.tick()
+        assert health.liveness().ok
+
+
+def test_a_loop_that_hangs_is_named_with_its_age_and_what_it_did(clock):
+    """Whoever reads the failed probe must know where to look."""
+    health = Health(deadline=10.0, clock=clock)
+    health.tick(doing="waits for credit")
+    clock.now += 10.5
+    answer = health.liveness()
+    assert not answer.ok
+    assert answer.age == 10.5
+    assert answer.sentence == "loop has not ticked for 10.5 s while it waits for credit; wanted every 10 s"
+
+
+def test_waiting_on_purpose_is_healthy_for_as_long_as_it_ticks(clock):
+    """The learner is away for an hour: its actors must not be restarted for it."""
+    health = Health(deadline=10.0, clock=clock)
+    for _ in range(3600):
+        clock.now += 1.0
+        health.tick(doing="waits for credit")
+    assert health.liveness().ok
+
+
+def test_long_work_that_was_announced_is_healthy_until_its_own_limit(clock):
+    """Building the environment, or writing a large checkpoint, takes longer than a turn of the loop."""
+    health = Health(deadline=10.0, clock=clock)
+    health.tick(doing="builds the environment", within=120.0)
+    clock.now += 119.0
+    assert health.liveness().ok
+    clock.now += 2.0
+    assert not health.liveness().ok
+    health.tick()
+    clock.now += 11.0
+    assert not health.liveness().ok, "the announcement holds for one tick only"
+
+
+def test_a_loop_that_never_starts_is_found(clock):
+    """A thread that died before its first turn."""
+    health = Health(deadline=10.0, loops=("train", "io"), clock=clock)
+    clock.now += 11.0
+    health.tick("train")
+    answer = health.liveness()
+    assert not answer.ok
+    assert answer.sentence == "io has not ticked for 11.0 s while it starts; wanted every 10 s"
+
+
+def test_the_loop_that_is_most_overdue_is_the_one_named(clock):
+    """The learner's I/O thread died first, then the train loop starved."""
+    health = Health(deadline=10.0, loops=("train", "io"), clock=clock)
+    clock.now += 5.0
+    health.tick("train")
+    clock.now += 20.0
+    assert health.liveness().sentence.startswith("io ")
+
+
+def test_a_tick_of_a_loop_that_was_never_declared_is_our_mistake(clock):
+    """A typo must not make a loop that nobody watches."""
+    with pytest.raises(KeyError):
+        Health(clock=clock).tick("trian")
+
+
+def test_readiness_is_said_apart_from_liveness(clock):
+    """Started, serving, draining: alive all the time."""
+    health = Health(clock=clock)
+    assert (health.readiness().ok, health.readiness().sentence) == (False, "starting")
+    health.ready()
+    assert health.readiness().ok
+    health.not_ready("draining")
+    assert (health.readiness().ok, health.readiness().sentence) == (False, "draining")
+    assert health.liveness().ok

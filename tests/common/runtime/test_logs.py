@@ -1,0 +1,110 @@
+"""Events and how they look."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from contextlib import suppress
+
+import pytest
+
+from common.runtime.logs import EventLog, configure
+
+pytestmark = pytest.mark.service
+
+
+@pytest.fixture
+def output():
+    """A stream for `configure`; the root logger is put back afterwards."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield io.StringIO()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def raised(error):
+    """The error as it looks once it was raised: with a traceback."""
+    with suppress(type(error)):
+        raise error
+    return error
+
+
+def test_a_plain_line_is_time_service_event_and_fields(output):
+    """What a person reads in the terminal."""
+    configure("learner", stream=output)
+    EventLog("x").info("snapshot_published", version=7, seconds=0.123456789, to="all peers", why="")
+    time, line = output.getvalue().split(" ", 1)
+    assert len(time) == len("10:23:54.120")
+    assert line == 'learner snapshot_published version=7 seconds=0.123457 to="all peers" why=""\n'
+
+
+def test_more_than_info_is_marked_and_less_than_the_level_is_not_said(output):
+    """Warnings stand out; debug stays away."""
+    configure("actor", stream=output)
+    log = EventLog("x")
+    log.debug("detail")
+    log.warning("learner_lost", after=3)
+    log.error("gone")
+    lines = [line.split(" ", 1)[1] for line in output.getvalue().splitlines()]
+    assert lines == ["actor WARNING learner_lost after=3", "actor ERROR gone"]
+
+
+def test_a_peers_words_cannot_fake_a_line(output):
+    """A hostile name with a line break and terminal codes in it."""
+    configure("learner", stream=output)
+    EventLog("x").info("greeted", peer="a\n10:00:00 learner all_fine \x1b[2J")
+    assert len(output.getvalue().splitlines()) == 1
+    assert "\x1b" not in output.getvalue()
+
+
+def test_json_lines_are_strict_json(output):
+    """A log collector must be able to read each line, NaN or not."""
+    configure("learner", form="json", stream=output)
+    EventLog("x").warning(
+        "odd", loss=float("nan"), parts={"kl": float("inf")}, each=[1, float("-inf")], path=object, event="mine"
+    )
+    line = json.loads(output.getvalue(), parse_constant=pytest.fail)
+    assert line.pop("time").endswith("+00:00")
+    path = line.pop("path")
+    assert "object" in path
+    assert line == {
+        "level": "warning", "service": "learner", "event": "odd", "loss": "nan", "parts": {"kl": "inf"}, "each": [1, "-inf"],
+        "event_": "mine",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["plain", "json"])
+@pytest.mark.parametrize("debug", [False, True])
+def test_an_errors_traceback_shows_only_with_debug(output, form, debug):
+    """A checkpoint on a full disk is one line, unless somebody looks for a fault."""
+    configure("learner", form=form, debug=debug, stream=output)
+    EventLog("x").error("checkpoint_failed", error=raised(OSError("disk full")))
+    assert "OSError: disk full" in output.getvalue()
+    assert ("Traceback" in output.getvalue()) == debug
+
+
+@pytest.mark.parametrize("form", ["plain", "json"])
+def test_a_bug_shows_its_traceback_always(output, form):
+    """Nobody asks for debug before the bug."""
+    configure("learner", form=form, stream=output)
+    EventLog("x").bug("unexpected_error", error=raised(ZeroDivisionError()))
+    assert "Traceback" in output.getvalue()
+
+
+def test_lines_of_other_libraries_take_the_same_form(output):
+    """The library matplotlib says something in two lines."""
+    configure("learner", stream=output)
+    logging.getLogger("matplotlib").warning("font %s\n not found", "x")
+    assert output.getvalue().split(" ", 1)[1] == "learner WARNING font x not found\n"
+
+
+def test_configuring_again_replaces_the_first(output):
+    """A root that learns the wanted format from the configuration."""
+    configure("learner", stream=output)
+    configure("learner", form="json", level="error", stream=output)
+    log = EventLog("x")
+    log.warning("quiet")
+    log.error("once")
+    assert json.loads(output.getvalue())["event"] == "once"

@@ -1,0 +1,92 @@
+"""From an error to an exit code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from common.errors import ConfigError, InternalError, ResourceError
+from common.runtime import root
+
+pytestmark = pytest.mark.service
+
+
+def raises(error):
+    """A main function that fails."""
+
+    def main():
+        raise error
+
+    return main
+
+
+def test_the_exit_code_of_main_is_the_exit_code():
+    """A run that reached its target, and one that did not."""
+    assert root.run(lambda: 0, program="rookery") == 0
+    assert root.run(lambda: 3, program="rookery") == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (ConfigError("no such preset", found="pomg", wanted="pong"), 2, "no such preset: found pomg, wanted pong"),
+        (ResourceError("the disk\nis full"), 2, "the disk is full"),
+        (InternalError("the ledger does not balance"), 1, "the ledger does not balance"),
+    ],
+)
+def test_an_error_of_ours_is_one_line_and_its_code(capsys, error, code, said):
+    """What a user sees who mistyped a preset."""
+    assert root.run(raises(error), program="rookery learner") == code
+    assert capsys.readouterr().err == f"rookery learner: error: {said}\n"
+
+
+def test_the_traceback_shows_with_debug(capsys):
+    """Somebody wants to know where the setting was read."""
+    assert root.run(raises(ConfigError("bad")), program="rookery", debug=True) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("Traceback")
+    assert shown.endswith("rookery: error: bad\n")
+
+
+def test_ctrl_c_before_the_signals_are_installed_is_quiet(capsys):
+    """The user changed their mind while torch was loading."""
+    assert root.run(raises(KeyboardInterrupt()), program="rookery") == 130
+    assert capsys.readouterr().err == ""
+
+
+def in_a_process(program):
+    """Run a program of its own: logging, threads and niceness cannot be undone in this one."""
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_an_unexpected_exception_is_code_1_with_its_traceback_though_nothing_was_configured():
+    """A bug before the logs were set up must not vanish."""
+    ended = in_a_process("from common.runtime import root\nraise SystemExit(root.run(lambda: 1 // 0, program='rookery'))")
+    assert ended.returncode == 1
+    assert "rookery CRITICAL unexpected_error" in ended.stderr
+    assert "ZeroDivisionError" in ended.stderr
+    assert ended.stderr.count("Traceback") == 1
+
+
+def test_the_command_line_does_not_load_torch_with_this_module():
+    """`rookery --help` answers at once."""
+    ended = in_a_process("import sys, common.runtime.root\nraise SystemExit('torch' in sys.modules)")
+    assert ended.returncode == 0
+
+
+def test_torch_computes_on_as_many_threads_as_said_and_may_be_told_twice():
+    """One thread per process is what makes two processes on two cores fast."""
+    ended = in_a_process(
+        "import torch\nfrom common.runtime.root import set_torch_threads\n"
+        "set_torch_threads(2)\nset_torch_threads(1)\nprint(torch.get_num_threads(), torch.get_num_interop_threads())"
+    )
+    assert (ended.returncode, ended.stdout) == (0, "1 1\n")
+
+
+def test_the_evaluator_gives_way():
+    """It must not slow the run on a small machine."""
+    ended = in_a_process("import os\nfrom common.runtime.root import yield_cpu\nyield_cpu()\nprint(os.nice(0))")
+    assert int(ended.stdout) == min(19, os.nice(0) + 10)

@@ -1,0 +1,73 @@
+"""The end of a process, asked for by a thread, by a signal, and by an impatient user."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from common.runtime.shutdown import Shutdown, on_signals
+
+pytestmark = pytest.mark.service
+
+
+def test_nothing_is_requested_at_first():
+    """A service that runs."""
+    shutdown = Shutdown()
+    assert (shutdown.requested, shutdown.reason, shutdown.remaining) == (False, "", math.inf)
+    assert not shutdown.wait(0.0)
+
+
+def test_the_first_request_stands(clock):
+    """The target was reached, and then SIGTERM came: the reason is the target."""
+    shutdown = Shutdown(clock=clock)
+    shutdown.request("target reached", grace=15.0)
+    clock.now += 5.0
+    shutdown.request("SIGTERM", grace=100.0)
+    assert (shutdown.requested, shutdown.reason, shutdown.remaining) == (True, "target reached", 10.0)
+    clock.now += 50.0
+    assert shutdown.remaining == 0.0
+
+
+def test_a_request_wakes_who_waits():
+    """The train loop ends while the root waits for it."""
+    shutdown = Shutdown()
+    threading.Thread(target=shutdown.request, args=("done",), kwargs={"grace": 1.0}).start()
+    assert shutdown.wait(30.0)
+    assert shutdown.reason == "done"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_a_request_with_its_name(number):
+    """Kubernetes sends SIGTERM, Ctrl-C sends SIGINT; both mean: end well."""
+    before = signal.getsignal(number)
+    shutdown = Shutdown()
+    with on_signals(shutdown, grace=5.0):
+        os.kill(os.getpid(), number)
+        assert shutdown.wait(30.0)
+    assert shutdown.reason == number.name
+    assert 0 < shutdown.remaining <= 5.0
+    assert signal.getsignal(number) is before
+
+
+def test_a_second_signal_ends_the_process_at_once():
+    """The user pressed Ctrl-C, waited, and pressed again."""
+    program = (
+        "import os, signal\n"
+        "from common.runtime.shutdown import Shutdown, on_signals\n"
+        "shutdown = Shutdown()\n"
+        "with on_signals(shutdown, grace=60.0):\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    assert shutdown.wait(30.0)\n"
+        "    print('still here', flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    print('too late', flush=True)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=False)
+    assert ended.returncode == -signal.SIGTERM
+    assert ended.stdout == b"still here\n"
