@@ -49,8 +49,11 @@ class Algorithm(Protocol):
     def model(self) -> torch.nn.Module:
         """The network whose parameters are published (float32, in the learner's hands)."""
 
-    def update(self, batch: Sequence[Sample], progress: Progress) -> UpdateResult:
-        """Train on one batch of experience messages (all of one schema; actors may differ in B)."""
+    def collate(self, samples: Sequence[Sample]) -> Any:
+        """Turn experience messages (all of one schema) into what `update` trains on; valid until the next call."""
+
+    def update(self, batch: Any, progress: Progress) -> UpdateResult:
+        """Train on one collated batch."""
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs: model, optimizer, random state, running statistics. Tensors and JSON scalars."""

@@ -98,7 +98,7 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int, disk: Disk = DISK, 
         with suppress(OSError):
             _sweep(folder, DISK)
         raise ResourceError(
-            "checkpoint is not written",
+            "checkpoint save did not finish",
             found=f"{error.strerror} at {place}",
             fix="free or unlock the disk; older ones are intact",
         ) from error

@@ -27,7 +27,7 @@ DEFAULT = "default"
 _SCALARS = (
     ("tag:yaml.org,2002:bool", re.compile(r"^(true|True|TRUE|false|False|FALSE)$")),
     ("tag:yaml.org,2002:int", re.compile(r"^[-+]?(0|[1-9][0-9_]*)$")),
-    ("tag:yaml.org,2002:float", re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$")),
+    ("tag:yaml.org,2002:float", re.compile(r"^[-+]?(\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?$")),
     ("tag:yaml.org,2002:null", re.compile(r"^(~|null|Null|NULL|)$")),
 )  # tried in this order
 
@@ -64,17 +64,14 @@ _Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_float)
 
 def parse(text: str, *, source: str) -> Any:
     """One YAML document as plain values. Raises `ConfigError` that names `source`, line and column."""
-    loader = _Loader(text)
     try:
-        return loader.get_single_data()
+        return _Loader(text).get_single_data()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f" line {mark.line + 1} column {mark.column + 1}" if mark else ""
         raise ConfigError(f"{source}{where} is no valid YAML: {error.problem}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{source} is no valid YAML: {error}") from error
-    finally:
-        loader.dispose()
+        raise ConfigError(f"{source} is no valid YAML: {' '.join(str(error).split())}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

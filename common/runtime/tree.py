@@ -104,11 +104,10 @@ class EvaluatorSettings(Section):
     enabled: bool = Field(default=True, description="whether `rookery train` starts an evaluator")
     episodes: int = Field(default=10, ge=1, le=10_000, description="episodes per evaluation and mode (greedy, sampled)")
     every_seconds: float = Field(default=60.0, ge=0, description="time between the starts of two evaluations")
-    num_envs: int = Field(default=2, ge=1, le=4096, description="environments played side by side")
-    torch_threads: int = Field(default=1, ge=1, le=256, description="CPU threads of acting")
-    nice: int = Field(
-        default=10, ge=0, le=19, description="process priority given up, so that training is not slowed; 19: most polite"
+    cpu_share: float = Field(
+        default=0.04, gt=0.0, le=1.0, description="part of the machine's cores it uses while training goes on; it rests to keep to it"
     )
+    torch_threads: int = Field(default=1, ge=1, le=256, description="CPU threads of acting")
 
 
 class TargetSettings(Section):

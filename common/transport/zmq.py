@@ -92,8 +92,8 @@ class _End:
             try:
                 self._socket.send(frame, zmq.DONTWAIT | (zmq.SNDMORE if more else 0), copy=False)
             except zmq.ZMQError as error:
-                # Buffers full or no connection (EAGAIN), route gone (EHOSTUNREACH).
-                if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+                # Buffers full or no connection (EAGAIN), route gone (EHOSTUNREACH), closed (ENOTSOCK).
+                if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH, zmq.ENOTSOCK):
                     raise
                 if frame is frames[0]:
                     return False
@@ -103,6 +103,8 @@ class _End:
         return sent
 
     def _receive(self, timeout: Seconds) -> list[Frame] | None:
+        if self._socket.closed:
+            return None
         frames = self._receive_now()
         if frames is None and self._wait(timeout):
             frames = self._receive_now()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 
 from common.errors import DropReason
-from common.runtime.metrics import POLICY_LAGS, UNKNOWN, Clock, ServiceMetrics, kinds
+from common.runtime.metrics import POLICY_LAGS, UNKNOWN, Clock, ServiceMetrics, advance, kinds
+from common.session.actor_side import State
+from common.transport.link import Link
 from common.wire.messages import (
     Credit,
     Drain,
@@ -19,6 +21,7 @@ from common.wire.messages import (
     Trajectory,
     Welcome,
 )
+from services.actor.loop import Actor
 
 PHASES = ("env", "act", "encode", "credit_wait", "snapshot")
 SENT = kinds(Hello, Trajectory, Gradient, SnapshotWanted, Report, Goodbye)
@@ -73,3 +76,22 @@ class ActorMetrics(ServiceMetrics):
         )
         self.reconnects = self._counter("reconnects", "Welcomes after the first: the learner was lost and came back.")
         self.connected = self._gauge("connected", "1 while welcomed by a learner that still answers, else 0.")
+
+    def refresh(self, actor: Actor, link: Link, frame_skip: int) -> None:
+        """Bring over what the loop counts; called by each scrape."""
+        advance(self.env_steps, actor.env_steps)
+        advance(self.env_frames, actor.env_steps * frame_skip)
+        advance(self.episodes, actor.episodes)
+        if actor.returns:
+            self.episode_return_mean.set(sum(actor.returns) / len(actor.returns))
+        self.policy_version.set(actor.version)
+        self.queue_depth.set(link.session.unacknowledged)
+        self.queue_capacity.set(link.session.credits)
+        for reason, counter in self.env_steps_dropped.items():
+            advance(counter, actor.dropped[reason])
+        for kind, counter in self.messages_sent.items():
+            advance(counter, link.sent[kind])
+        for kind, counter in self.messages_received.items():
+            advance(counter, link.received[kind])
+        advance(self.reconnects, link.session.reconnects)
+        self.connected.set(link.session.state is State.WELCOME)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import time
 
-from common.runtime.metrics import POLICY_LAGS, UNKNOWN, Clock, ServiceMetrics, kinds
+from common.runtime.metrics import POLICY_LAGS, UNKNOWN, Clock, ServiceMetrics, advance, kinds
+from common.session.actor_side import State
+from common.transport.link import Link
 from common.wire.messages import Credit, Drain, Evaluation, Goodbye, Hello, Refusal, Report, Snapshot, SnapshotWanted, Welcome
+from services.evaluator.loop import Evaluator
 
 MODES = ("greedy", "sampled")
 PHASES = ("env", "act", "snapshot", "idle")
@@ -51,3 +54,20 @@ class EvaluatorMetrics(ServiceMetrics):
         )
         self.reconnects = self._counter("reconnects", "Welcomes after the first: the learner was lost and came back.")
         self.connected = self._gauge("connected", "1 while welcomed by a learner that still answers, else 0.")
+
+    def refresh(self, evaluator: Evaluator, link: Link, frame_skip: int) -> None:
+        """Bring over what the loop counts; called by each scrape."""
+        counts = evaluator.counts
+        advance(self.env_steps, counts.env_steps)
+        advance(self.env_frames, counts.env_steps * frame_skip)
+        advance(self.episodes, counts.episodes)
+        advance(self.evaluations, counts.evaluations)
+        for mode, mean in counts.mean.items():
+            self.episode_return_mean[mode].set(mean)
+        self.policy_version.set(evaluator.version)
+        for kind, counter in self.messages_sent.items():
+            advance(counter, link.sent[kind])
+        for kind, counter in self.messages_received.items():
+            advance(counter, link.received[kind])
+        advance(self.reconnects, link.session.reconnects)
+        self.connected.set(link.session.state is State.WELCOME)

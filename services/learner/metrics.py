@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from common.errors import DropReason
-from common.runtime.metrics import POLICY_LAGS, UNKNOWN, Clock, ServiceMetrics, kinds
+from common.runtime.metrics import POLICY_LAGS, UNKNOWN, Clock, ServiceMetrics, advance, kinds
 from common.wire.messages import (
     Credit,
     Drain,
@@ -20,6 +20,7 @@ from common.wire.messages import (
     Trajectory,
     Welcome,
 )
+from services.learner.intake import Figures
 
 PHASES = ("wait", "collate", "train", "publish", "checkpoint")
 ROLES = ("actor", "evaluator")
@@ -135,3 +136,24 @@ class LearnerMetrics(ServiceMetrics):
             "Unix time of the last checkpoint that was written whole; 0 for none yet.",
         )
         self.checkpoint_failures = self._counter("checkpoint_failures", "Checkpoints that could not be written. The run goes on.")
+
+    def refresh(self, figures: Figures) -> None:
+        """Bring over what the I/O thread counts; called by each scrape."""
+        self.queue_depth.set(figures.queue_depth)
+        self.queue_capacity.set(figures.queue_capacity)
+        self.queue_env_steps.set(figures.queue_env_steps)
+        for state in LEDGER_STATES:
+            self.ledger[state].set(figures.ledger[state])
+        for reason in DropReason:
+            advance(self.env_steps_dropped[reason], figures.ledger["dropped"][reason])
+            advance(self.messages_dropped[reason], figures.messages_dropped[reason])
+        for kind in RECEIVED:
+            advance(self.messages_received[kind], figures.received[kind])
+        for kind in SENT:
+            advance(self.messages_sent[kind], figures.sent[kind])
+        self.peers_connected["actor"].set(figures.actors)
+        self.peers_connected["evaluator"].set(figures.evaluators)
+        advance(self.message_bytes_received, figures.bytes_received)
+        advance(self.message_bytes_sent, figures.bytes_sent)
+        advance(self.sequence_gaps, figures.sequence_gaps)
+        advance(self.reconnects, figures.reconnects)

@@ -1,0 +1,126 @@
+"""A peer's line to its learner: the session of `common.session.actor_side`, driven over a transport by one thread.
+
+The caller calls `service` often (an actor: once per env step) and finds what arrived in the attributes. Nothing here
+waits longer than it is told to.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from common.errors import ConfigError, PeerError
+from common.session import events as e
+from common.session.actor_side import ActorSide
+from common.transport.api import PeerTransport
+from common.units import EnvSteps, Seconds, Version
+from common.wire import codec
+from common.wire.messages import Drain, Dropped, Envelope, Experience, Message, Snapshot, Welcome
+
+TICK_SECONDS: Seconds = 0.1
+
+
+class Link:
+    """One peer's connection. Not thread-safe."""
+
+    def __init__(
+        self, *, transport: PeerTransport, session: ActorSide, clock: Callable[[], Seconds], note: Callable[[e.Note], None]
+    ) -> None:
+        self.session = session
+        self.welcome: Welcome | None = None
+        self.drain: Drain | None = None
+        self.sent: Counter[str] = Counter()
+        self.received: Counter[str] = Counter()
+        self.undecodable = 0
+        self._transport = transport
+        self._clock = clock
+        self._note = note
+        self._snapshot: Snapshot | None = None
+        self._ticked_at: Seconds = float("-inf")
+        self._count_from: EnvSteps = 0  # counters of earlier incarnations of this process
+        self._dropped_from: Counter[str] = Counter()
+        self._produced: EnvSteps = 0
+        self._dropped: Counter[str] = Counter()
+
+    def service(self, timeout: Seconds = 0.0) -> None:
+        """Handle all that has arrived, waiting up to `timeout` seconds for the first of it. Raises `ConfigError` when refused."""
+        frames = self._transport.receive(timeout)
+        while frames is not None:
+            try:
+                envelope = codec.decode(frames)
+            except PeerError as error:
+                self.undecodable += 1
+                self._note(e.Note(event="undecodable", fields={"detail": str(error)}, warning=True))
+            else:
+                self.received[envelope.message.tag] += 1
+                self._handle(e.Received(envelope=envelope))
+            frames = self._transport.receive(0.0)
+        now = self._clock()
+        if now - self._ticked_at >= TICK_SECONDS:
+            self._ticked_at = now
+            self._handle(e.Tick())
+
+    @property
+    def may_offer(self) -> bool:
+        """Whether a credit is free: a credit is the permission to collect one more experience message."""
+        return self.session.may_offer
+
+    def offer(self, experience: Experience) -> None:
+        """Send experience; it is kept, and sent again after a loss of the learner, until it is acknowledged."""
+        self._handle(e.Offered(experience=experience))
+
+    def want_snapshots(self, after: Version) -> None:
+        """From now on let the newest policy come whenever there is one newer than `after`, then than the last one."""
+        self._handle(e.Wanted(after=after))
+
+    def take_snapshot(self) -> Snapshot | None:
+        """The newest policy that arrived since the last call, if any."""
+        snapshot, self._snapshot = self._snapshot, None
+        return snapshot
+
+    def count(self, produced: EnvSteps, dropped: Counter[str]) -> None:
+        """State the process's counters, cumulative; they go out with the next heartbeat or Goodbye."""
+        self._produced, self._dropped = produced, Counter(dropped)
+        drops = ((reason, steps - self._dropped_from[reason]) for reason, steps in dropped.items())
+        self._handle(
+            e.Counted(
+                produced=produced - self._count_from,
+                dropped=tuple(Dropped(reason=reason, env_steps=steps) for reason, steps in drops if steps > 0),
+            )
+        )
+
+    def say(self, message: Message) -> None:
+        """Send a message that is neither numbered nor kept (an Evaluation)."""
+        self._handle(e.Spoken(message=message))
+
+    def close(self, reason: str) -> None:
+        """Say Goodbye and release the connection; the transport still sends for its linger."""
+        self._handle(e.Left(reason=reason))
+        self._transport.close()
+
+    def _handle(self, event: e.Event) -> None:
+        for instruction in self.session.handle(event, self._clock()):
+            self._perform(instruction)
+
+    def _perform(self, instruction: e.Instruction) -> None:
+        match instruction:
+            case e.Send(message=message):
+                if self._transport.send(codec.encode(Envelope(run=self.session.run, message=message))):
+                    self.sent[message.tag] += 1
+                else:
+                    self._handle(e.Unsent(message=message))
+            case e.Greeted(welcome=welcome):
+                self.welcome = welcome
+            case e.Arrived(snapshot=snapshot):
+                self._snapshot = snapshot
+            case e.Draining(drain=drain):
+                self.drain = drain
+            case e.Refused(code=code, reason=reason):
+                raise ConfigError(f"the learner refuses this peer ({code}): {reason}")
+            case e.Reborn():
+                self._count_from, self._dropped_from = self._produced, Counter(self._dropped)
+            case e.Rejected(reject=reject):
+                fields = {"seq": reject.seq, "reason": reject.reason, "detail": reject.detail}
+                self._note(e.Note(event="experience_rejected", fields=fields, warning=True))
+            case e.Note():
+                self._note(instruction)

@@ -1,0 +1,121 @@
+"""The actor's root: read settings, build everything, run the loop, return an exit code."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from functools import partial
+from importlib.metadata import version
+
+from common.algorithms.registry import build_policy
+from common.envs.make import make
+from common.errors import ConfigError
+from common.runtime import logs, root
+from common.runtime.health import Health
+from common.runtime.http import HttpServer
+from common.runtime.seeds import derive
+from common.runtime.shutdown import Shutdown, on_signals
+from common.runtime.tree import RunConfig, Settings
+from common.session.actor_side import ActorSide, Identity
+from common.session.events import Note
+from common.transport.link import Link
+from common.transport.zmq import ZmqPeer
+from common.units import Seconds
+from services.actor.loop import Actor
+from services.actor.metrics import ActorMetrics
+from services.actor.settings import parse
+
+GRACE_SECONDS: Seconds = 5.0
+_log = logs.EventLog(__name__)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one actor until it is told to stop or the run ends."""
+    words = sys.argv[1:] if argv is None else argv
+    return root.run(lambda: _serve(words), program="rookery actor", debug="--debug" in words)
+
+
+def _serve(words: list[str]) -> int:
+    invocation = parse(words, os.environ)
+    settings = invocation.settings
+    logs.configure("actor", level=settings.log.level, form=settings.log.format, debug=invocation.debug)
+    root.set_torch_threads(settings.actor.torch_threads)
+    shutdown, health, metrics = Shutdown(), Health(), ActorMetrics()
+    link = _link(settings)
+    pages = [metrics.render]  # replaced once there is a loop to ask
+    with (
+        on_signals(shutdown, grace=GRACE_SECONDS),
+        HttpServer(host=settings.metrics.host, port=settings.metrics.port, metrics=lambda: pages[-1](), health=health) as http,
+    ):
+        _log.info("actor_started", learner=settings.actor.learner, metrics=http.url)
+        while link.welcome is None:
+            link.service(0.1)
+            health.tick(doing="waits for the learner")
+            if shutdown.requested:
+                link.close(shutdown.reason)
+                return 0
+        actor, frame_skip = _actor(settings, link, metrics, health, shutdown)
+
+        def page() -> bytes:
+            metrics.refresh(actor, link, frame_skip)
+            return metrics.render()
+
+        pages.append(page)
+        health.ready()
+        reason = actor.run()
+        link.count(actor.env_steps, actor.dropped)
+        link.close(reason)
+        _log.info("actor_ended", reason=reason, env_steps=actor.env_steps)
+    return 0
+
+
+def _link(settings: Settings) -> Link:
+    name = settings.actor.name or f"{socket.gethostname()}-{os.getpid()}"
+    identity = Identity(role="actor", name=name, incarnation=time.time_ns(), software=version("rookery"))
+    return Link(transport=ZmqPeer(settings.actor.learner), session=ActorSide(identity), clock=time.monotonic, note=_note)
+
+
+def _actor(settings: Settings, link: Link, metrics: ActorMetrics, health: Health, shutdown: Shutdown) -> tuple[Actor, int]:
+    """Build environment and policy as the Welcome says."""
+    welcome = link.welcome
+    assert welcome is not None
+    run = RunConfig.from_json(welcome.config)
+    environment = make(run.env)
+    signature = environment.spec.signature
+    if signature != welcome.env_signature:
+        raise ConfigError(
+            "the environment here is not the learner's",
+            found=f"signature {signature} ({environment.spec})",
+            wanted=f"signature {welcome.env_signature}",
+            fix="install the same versions of the environment's packages on both sides",
+        )
+    link.session.env_signature = signature
+    seed = partial(derive, run.seed, role="actor", index=welcome.index, generation=welcome.generation)
+    policy = build_policy(
+        run.algorithm,
+        model=run.model,
+        env=environment.spec,
+        precision=settings.actor.precision,
+        seed=seed(purpose="policy"),
+    )
+    actor = Actor(
+        link=link,
+        environment=environment,
+        policy=policy,
+        seed=seed(purpose="environment"),
+        phases=metrics.phases,
+        stopping=lambda: shutdown.requested,
+        alive=health.tick,
+        observe_lag=metrics.policy_lag.observe,
+    )
+    return actor, environment.spec.frame_skip
+
+
+def _note(note: Note) -> None:
+    (_log.warning if note.warning else _log.info)(note.event, **note.fields)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

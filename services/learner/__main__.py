@@ -1,0 +1,153 @@
+"""The learner's root: read settings, build everything, run the loop, return an exit code."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import sys
+import time
+from datetime import UTC, datetime
+from functools import partial
+
+from common.algorithms.registry import build_algorithm, recorded_specs
+from common.algorithms.trajectory import check_trajectory, trajectory_schema
+from common.envs.make import spec_of
+from common.envs.spec import EnvSpec
+from common.models.snapshot import Layout
+from common.runtime import checkpoints, config, logs, root, run_directory
+from common.runtime.health import Health
+from common.runtime.http import HttpServer
+from common.runtime.run_directory import RunDirectory
+from common.runtime.seeds import derive
+from common.runtime.shutdown import Shutdown, on_signals
+from common.runtime.tree import RunConfig, Settings
+from common.session.events import Note
+from common.session.learner_side import LearnerSide
+from common.session.roster import Terms
+from common.transport.zmq import ZmqLearner
+from common.units import Seconds
+from services.learner.intake import Intake
+from services.learner.journal import Journal
+from services.learner.loop import Learner
+from services.learner.metrics import LearnerMetrics
+from services.learner.record import RunRecord
+from services.learner.settings import Invocation, parse
+
+GRACE_SECONDS: Seconds = 15.0
+_log = logs.EventLog(__name__)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the learner until the run ends or it is told to stop."""
+    words = sys.argv[1:] if argv is None else argv
+    return root.run(lambda: _serve(words), program="rookery learner", debug="--debug" in words)
+
+
+def _serve(words: list[str]) -> int:
+    invocation = parse(words, os.environ)
+    settings = invocation.settings
+    logs.configure("learner", level=settings.log.level, form=settings.log.format, debug=invocation.debug)
+    root.set_torch_threads(settings.learner.torch_threads)
+    env = spec_of(settings.env)
+    algorithm = build_algorithm(
+        settings.algorithm, model=settings.model, env=env, seed=derive(settings.run.seed, "model", role="learner")
+    )
+    transport = ZmqLearner(settings.learner.bind)  # before anything is written: a port in use must leave no trace
+    directory = _directory(invocation, words)
+    architecture = Layout.of(algorithm.model).fingerprint
+    checkpoint = None
+    if invocation.resume:
+        checkpoint = checkpoints.load_newest(
+            directory.checkpoints, architecture=architecture, warn=partial(_log.warning, "checkpoint_skipped")
+        )
+    run_id = settings.run.id or (checkpoint.run_id if checkpoint else f"{settings.run.preset or 'run'}-{secrets.token_hex(4)}")
+    record = RunRecord(settings=settings, run_id=run_id, frame_skip=env.frame_skip, started_at=_run_began(directory))
+    session = LearnerSide(_terms(settings, env, run_id), check=lambda experience: check_trajectory(env, experience.arrays))
+    if checkpoint:
+        algorithm.load_state_dict(checkpoint.state)
+        record.load_state_dict(checkpoint.counters["record"], time.monotonic())
+        session.load_state_dict(checkpoint.counters["session"])
+        _log.info("resumed", version=record.version, env_steps=record.env_steps)
+    shutdown, health, metrics = Shutdown(), Health(), LearnerMetrics()
+    intake = Intake(transport=transport, session=session, clock=time.monotonic, note=_note)
+
+    def page() -> bytes:
+        metrics.refresh(intake.figures)
+        return metrics.render()
+
+    with (
+        on_signals(shutdown, grace=GRACE_SECONDS),
+        HttpServer(
+            host=settings.metrics.host,
+            port=settings.metrics.port,
+            metrics=page,
+            health=health,
+            json_routes={"/status": lambda: record.status(intake.figures, time.monotonic())},
+        ) as http,
+    ):
+        journal = Journal(directory)
+        learner = Learner(
+            settings=settings,
+            algorithm=algorithm,
+            intake=intake,
+            record=record,
+            journal=journal,
+            save=partial(checkpoints.save, directory.checkpoints, keep=settings.checkpoint.keep),
+            metrics=metrics,
+            health=health,
+            stopping=lambda: shutdown.requested,
+            clock=time.monotonic,
+            note=_log.info,
+        )
+        intake.start()
+        health.ready()
+        _log.info("learner_started", run=run_id, endpoint=transport.endpoint, metrics=http.url, run_dir=directory.path)
+        try:
+            reason = learner.run()
+        finally:
+            intake.close()
+            journal.close()
+        _log.info("learner_ended", reason=reason, env_steps=record.env_steps, mean100=record.mean_return, solved=record.solved)
+    return 0
+
+
+def _directory(invocation: Invocation, words: list[str]) -> RunDirectory:
+    """The run directory: made by who starts us, or found again, or new."""
+    settings, path = invocation.settings, invocation.run_dir
+    if path is not None and (
+        invocation.resume or (RunDirectory(path).config.is_file() and not RunDirectory(path).learning_curve_csv.exists())
+    ):
+        return run_directory.reopen(path)
+    if path is None:
+        path = run_directory.default_path(preset=settings.run.preset, seed=settings.run.seed, now=datetime.now(UTC).astimezone())
+    command = shlex.split(shlex.join(["rookery", "learner", *words]))
+    return run_directory.create(path, config=config.as_yaml(settings), command=command)
+
+
+def _run_began(directory: RunDirectory) -> Seconds:
+    """When the run directory was made, on the monotonic clock: starting up is part of the run's time."""
+    age = time.time() - directory.command.stat().st_mtime
+    return time.monotonic() - max(0.0, age)
+
+
+def _terms(settings: Settings, env: EnvSpec, run_id: str) -> Terms:
+    length, num_envs = settings.rollout.length, settings.env.num_envs
+    recorded = recorded_specs(settings.algorithm, length=length, num_envs=num_envs)
+    return Terms(
+        run=run_id,
+        config=RunConfig.of(settings, run_id=run_id).to_json(),
+        env_signature=env.signature,
+        schema=trajectory_schema(env, length=length, num_envs=num_envs, recorded=recorded),
+        credits=settings.learner.credits,
+        batch=settings.learner.batch,
+        max_actors=settings.learner.max_actors,
+    )
+
+
+def _note(note: Note) -> None:
+    (_log.warning if note.warning else _log.info)(note.event, **note.fields)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

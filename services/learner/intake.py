@@ -1,0 +1,259 @@
+"""The learner's I/O thread: receives, decodes, lets the session decide, and keeps the bounded queue.
+
+The train loop meets it in a few calls: `take`, `settle`, `publish`, and at the end `drain` and `finish`. Everything the session
+owns is touched by the I/O thread alone; the train loop posts events, and reads `figures`, a value made anew each tick.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from common.errors import DropReason, InternalError, PeerError, ProtocolVersionError
+from common.session import events as e
+from common.session.events import PeerKey
+from common.session.learner_side import LearnerSide
+from common.transport.api import Frame, LearnerTransport, Route
+from common.units import EnvSteps, Seconds
+from common.wire import codec
+from common.wire.messages import Envelope, Evaluation, Experience, Snapshot
+
+TICK_SECONDS: Seconds = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One admitted experience message in the queue."""
+
+    peer: PeerKey
+    experience: Experience
+
+    @property
+    def number(self) -> tuple[PeerKey, int]:
+        """What the session knows it by."""
+        return self.peer, self.experience.seq
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What the I/O thread knows, at one moment: for metrics, status and summary."""
+
+    ledger: dict[str, Any]
+    queue_depth: int = 0
+    queue_env_steps: EnvSteps = 0
+    queue_capacity: int = 0
+    actors: int = 0
+    evaluators: int = 0
+    messages_dropped: Counter[str] = field(default_factory=Counter)
+    sequence_gaps: int = 0
+    reconnects: int = 0
+    received: Counter[str] = field(default_factory=Counter)
+    sent: Counter[str] = field(default_factory=Counter)
+    bytes_received: int = 0
+    bytes_sent: int = 0
+
+
+class Intake:
+    """Owner of the transport, the session and the queue. `start` before use, `close` at the end."""
+
+    def __init__(
+        self,
+        *,
+        transport: LearnerTransport,
+        session: LearnerSide,
+        clock: Callable[[], Seconds],
+        note: Callable[[e.Note], None],
+    ) -> None:
+        self._transport = transport
+        self._session = session
+        self._run = session.terms.run
+        self._clock = clock
+        self._note = note
+        self._queue: deque[Item] = deque()
+        self._evaluations: deque[Evaluation] = deque()
+        self._changed = threading.Condition()
+        self._posts: deque[e.Event | tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._stopping = threading.Event()
+        self._failure: BaseException | None = None
+        self._received: Counter[str] = Counter()
+        self._sent: Counter[str] = Counter()
+        self._bytes = [0, 0]
+        self._unbalanced = False
+        self.figures = Figures(ledger=session.ledger.as_dict())
+        self._thread = threading.Thread(target=self._run_thread, name="intake", daemon=True)
+
+    # --- for the train loop, from its own thread ---
+
+    def start(self) -> None:
+        """Begin to receive."""
+        self._thread.start()
+
+    def take(self, count: int, timeout: Seconds) -> list[Item]:
+        """Exactly `count` messages in order of arrival, whose credits return now; none if they do not come in time."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._queue) >= count or self._failure, timeout)
+            self._raise_failure()
+            if len(self._queue) < count:
+                return []
+            items = [self._queue.popleft() for _ in range(count)]
+        self._post(e.Taken(items=tuple(item.number for item in items)))
+        return items
+
+    def settle(self, items: Sequence[Item], reason: str | None = None) -> None:
+        """Tell what became of taken messages: trained on, or dropped for `reason`."""
+        if items:
+            self._post(e.Settled(items=tuple(item.number for item in items), reason=reason))
+
+    def publish(self, snapshot: Snapshot) -> None:
+        """Serve this policy from now on to whoever wants a newer one."""
+        self._post(e.Published(snapshot=snapshot))
+
+    def drain(self, reason: str, deadline_seconds: Seconds) -> None:
+        """Tell all peers that the run ends; what still arrives is counted as dropped."""
+        self._post(e.DrainAsked(reason=reason, deadline_seconds=deadline_seconds))
+
+    def wait_for_goodbyes(self, timeout: Seconds, *, alive: Callable[[], None], hurry: Callable[[], bool]) -> bool:
+        """Wait until every peer has left; False when `timeout` seconds were not enough, or there was reason to `hurry`."""
+        deadline = self._clock() + timeout
+        while self.figures.actors + self.figures.evaluators and self._clock() < deadline and not hurry():
+            alive()
+            with self._changed:
+                self._changed.wait(TICK_SECONDS)
+                self._raise_failure()
+        return not self.figures.actors + self.figures.evaluators
+
+    def take_evaluations(self) -> list[Evaluation]:
+        """The evaluations that came since the last call."""
+        with self._changed:
+            evaluations = list(self._evaluations)
+            self._evaluations.clear()
+        return evaluations
+
+    def session_state(self, timeout: Seconds = 10.0) -> dict[str, Any]:
+        """State of the session for a checkpoint, after all that was posted before."""
+        state: dict[str, Any] = self._ask(self._session.state_dict).result(timeout)
+        return state
+
+    def finish(self, timeout: Seconds = 10.0) -> None:
+        """Drop and count what is queued, close every account; `figures` are final afterwards."""
+        with self._changed:
+            numbers = tuple(self._queue.popleft().number for _ in range(len(self._queue)))
+        for event in (e.Taken(items=numbers), e.Settled(items=numbers, reason=DropReason.RUN_ENDED), e.Ended()):
+            self._post(event)
+        self._ask(self._measure).result(timeout)
+
+    def close(self) -> None:
+        """End the thread and close the transport."""
+        self._stopping.set()
+        self._transport.wake()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5.0)
+        self._transport.close()
+
+    def _post(self, post: e.Event | tuple[Callable[[], Any], Future[Any]]) -> None:
+        self._posts.append(post)
+        self._transport.wake()
+
+    def _ask(self, question: Callable[[], Any]) -> Future[Any]:
+        answer: Future[Any] = Future()
+        self._post((question, answer))
+        return answer
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise InternalError("the intake thread died", found=repr(self._failure)) from self._failure
+
+    # --- the I/O thread ---
+
+    def _run_thread(self) -> None:
+        try:
+            ticked_at = self._clock() - TICK_SECONDS
+            while not self._stopping.is_set():
+                arrived = self._transport.receive(TICK_SECONDS)
+                if arrived is not None:
+                    self._handle(self._event(*arrived))
+                while self._posts:
+                    self._answer_post(self._posts.popleft())
+                if self._clock() - ticked_at >= TICK_SECONDS:
+                    ticked_at = self._clock()
+                    self._tick()
+        except BaseException as failure:  # noqa: BLE001 - handed to the train loop, which raises it
+            with self._changed:
+                self._failure = failure
+                self._changed.notify_all()
+
+    def _event(self, route: Route, frames: list[Frame]) -> e.Event:
+        self._bytes[0] += sum(memoryview(frame).nbytes for frame in frames)
+        try:
+            envelope = codec.decode(frames)
+        except PeerError as error:
+            self._note(e.Note(event="undecodable", fields={"route": route.hex(), "detail": str(error)}, warning=True))
+            return e.Undecodable(route=route, detail=str(error), protocol=isinstance(error, ProtocolVersionError))
+        self._received[envelope.message.tag] += 1
+        return e.Received(route=route, envelope=envelope)
+
+    def _answer_post(self, post: e.Event | tuple[Callable[[], Any], Future[Any]]) -> None:
+        if isinstance(post, tuple):
+            question, answer = post
+            answer.set_result(question())
+        else:
+            self._handle(post)
+
+    def _handle(self, event: e.Event) -> None:
+        for instruction in self._session.handle(event, self._clock()):
+            self._perform(instruction)
+
+    def _perform(self, instruction: e.Instruction) -> None:
+        match instruction:
+            case e.Send(route=route, message=message):
+                frames = codec.encode(Envelope(run=self._run, message=message))
+                if self._transport.send(route, frames):
+                    self._sent[message.tag] += 1
+                    self._bytes[1] += sum(memoryview(frame).nbytes for frame in frames)
+                else:
+                    self._handle(e.Unsent(route=route, message=message))
+            case e.Admit(peer=peer, experience=experience):
+                with self._changed:
+                    self._queue.append(Item(peer=peer, experience=experience))
+                    self._changed.notify_all()
+            case e.Evaluated(message=Evaluation() as evaluation):
+                with self._changed:
+                    self._evaluations.append(evaluation)
+                    self._changed.notify_all()
+            case e.Note():
+                self._note(instruction)
+
+    def _tick(self) -> None:
+        self._handle(e.Tick())
+        try:
+            self._session.check_ledger()
+        except InternalError as error:  # our own bug, but no reason to lose a run: say it once, loudly
+            if not self._unbalanced:
+                self._note(e.Note(event="ledger_unbalanced", fields={"detail": str(error)}, warning=True))
+            self._unbalanced = True
+        self._measure()
+        with self._changed:
+            self._changed.notify_all()
+
+    def _measure(self) -> Figures:
+        session = self._session
+        self.figures = Figures(
+            ledger=session.ledger.as_dict(),
+            queue_depth=len(self._queue),
+            queue_env_steps=session.ledger.queued,
+            queue_capacity=session.queue_capacity,
+            actors=session.connected("actor"),
+            evaluators=session.connected("evaluator"),
+            messages_dropped=Counter(session.messages_dropped),
+            sequence_gaps=session.sequence_gaps,
+            reconnects=session.reconnects,
+            received=Counter(self._received),
+            sent=Counter(self._sent),
+            bytes_received=self._bytes[0],
+            bytes_sent=self._bytes[1],
+        )
+        return self.figures

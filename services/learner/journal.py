@@ -1,0 +1,55 @@
+"""What a run leaves for people to look at: TensorBoard events, learning_curve.csv and summary.json."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from torch.utils.tensorboard import SummaryWriter
+
+from common.runtime.run_directory import RunDirectory
+from common.units import EnvSteps, Seconds
+
+CURVE = ("wall_seconds", "env_steps", "episode_return_mean", "evaluation_return")
+
+
+class Journal:
+    """Writer of the run directory's records. The x axis of all of them is env steps trained on. `close` it."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self._directory = directory
+        self._events = SummaryWriter(log_dir=str(directory.tensorboard), flush_secs=10)
+        path = directory.learning_curve_csv
+        fresh = not path.exists() or path.stat().st_size == 0
+        self._file = path.open("a", newline="")
+        self._rows = csv.writer(self._file)
+        if fresh:
+            self._rows.writerow(CURVE)
+
+    def scalars(self, env_steps: EnvSteps, values: Mapping[str, float]) -> None:
+        """One point for each finite value, under its slash-separated name."""
+        for name, value in values.items():
+            if math.isfinite(value):
+                self._events.add_scalar(name, value, env_steps)
+
+    def curve(self, *, wall_seconds: Seconds, env_steps: EnvSteps, mean: float, evaluation: float | None = None) -> None:
+        """One row of the learning curve; what is not known stays empty."""
+        shown = ["" if value is None or not math.isfinite(value) else round(value, 3) for value in (mean, evaluation)]
+        self._rows.writerow([round(wall_seconds, 1), env_steps, *shown])
+        self._file.flush()
+
+    def summary(self, summary: Mapping[str, Any]) -> None:
+        """Replace summary.json, whole or not at all."""
+        path = self._directory.summary
+        partial = path.with_suffix(".json.partial")
+        partial.write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n")
+        os.replace(partial, path)  # noqa: PTH105 - replaces atomically
+
+    def close(self) -> None:
+        """Write out what is buffered."""
+        self._events.close()
+        self._file.close()

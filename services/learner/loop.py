@@ -1,0 +1,211 @@
+"""The train loop: take a batch from the queue, let the algorithm train on it, publish, record, and know when to end.
+
+It owns the algorithm and the run's record, and meets the network only through `Intake`. It never waits longer than
+`WAIT_SECONDS`, so that signals, evaluations and time limits are seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from common.algorithms.api import Algorithm, Progress, Sample, UpdateResult
+from common.errors import DropReason, ResourceError
+from common.models import snapshot
+from common.runtime.checkpoints import Checkpoint
+from common.runtime.health import Health
+from common.runtime.tree import Settings
+from common.units import Seconds
+from common.wire.messages import Snapshot
+from services.learner.intake import Intake, Item
+from services.learner.journal import Journal
+from services.learner.metrics import LearnerMetrics
+from services.learner.record import RunRecord
+
+WAIT_SECONDS: Seconds = 0.2
+CURVE_SECONDS: Seconds = 1.0  # between two rows of the learning curve
+END_SECONDS: Seconds = 45.0  # for a last evaluation, when a run ends by itself
+STOP_SECONDS: Seconds = 4.0  # for the peers' goodbyes, when it is told to stop
+UPDATE_SECONDS: Seconds = 300.0  # an update that takes longer than this counts as hung
+
+
+class Learner:
+    """The learner's loop. `run` returns why it ended."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        algorithm: Algorithm,
+        intake: Intake,
+        record: RunRecord,
+        journal: Journal,
+        save: Callable[[Checkpoint], object],
+        metrics: LearnerMetrics,
+        health: Health,
+        stopping: Callable[[], bool],
+        clock: Callable[[], Seconds],
+        note: Callable[..., None],
+    ) -> None:
+        """`save` writes a checkpoint whole or not at all (ResourceError); `stopping` says that the process is told to end."""
+        self._settings = settings
+        self._algorithm = algorithm
+        self._intake = intake
+        self._record = record
+        self._journal = journal
+        self._save_checkpoint = save
+        self._metrics = metrics
+        self._health = health
+        self._stopping = stopping
+        self._clock = clock
+        self._note = note
+        self._phases = metrics.phases
+        self._layout = snapshot.Layout.of(algorithm.model).fingerprint
+        self._fresh: list[Item] = []  # taken, young enough, not yet a full batch
+        self._curve_at: Seconds = float("-inf")
+        self._saved_at = clock()
+
+    def run(self) -> str:
+        """Train until the target, a budget or a stop; then drain the peers, save, and return the reason."""
+        self._publish()
+        self._record.phase = "training"
+        reason = ""
+        while not reason:
+            self._phases.enter("wait")
+            self._health.tick()
+            self._take()
+            if len(self._fresh) >= self._settings.learner.batch:
+                self._train()
+            self._record.tick(self._clock())
+            self._take_evaluations()
+            if self._clock() - self._saved_at >= self._settings.checkpoint.every_seconds:
+                self._save()
+            reason = "stopped" if self._stopping() else self._record.over(self._clock())
+        self._end(reason)
+        return reason
+
+    # --- a batch ---
+
+    def _take(self) -> None:
+        """Fill the batch; what has become too old meanwhile is refused, and counted."""
+        items = self._intake.take(self._settings.learner.batch - len(self._fresh), WAIT_SECONDS)
+        newest, limit = self._record.version, self._settings.learner.max_policy_lag
+        stale = [item for item in items if newest - item.experience.version > limit]
+        self._intake.settle(stale, DropReason.STALE)
+        self._fresh += [item for item in items if newest - item.experience.version <= limit]
+
+    def _train(self) -> None:
+        items, self._fresh = self._fresh, []
+        self._health.tick(doing="trains", within=UPDATE_SECONDS)
+        for item in items:
+            lag = max(0, self._record.version - item.experience.version)
+            self._record.lag.add(lag, item.experience.env_steps)
+            self._metrics.policy_lag.observe(lag)
+        self._phases.enter("collate")
+        messages = [item.experience for item in items]
+        samples = [Sample(version=x.version, env_steps=x.env_steps, arrays=x.arrays) for x in messages]
+        batch = self._algorithm.collate(samples)
+        self._phases.enter("train")
+        progress = Progress(
+            env_steps=self._record.env_steps,
+            env_steps_planned=self._settings.target.env_steps,
+            version=self._record.version,
+        )
+        result = self._algorithm.update(batch, progress)
+        self._intake.settle(items)
+        self._record.trained(env_steps=sum(sample.env_steps for sample in samples), metrics=result.metrics)
+        self._record.version += 1
+        self._publish()
+        self._write(samples, result)
+
+    def _publish(self) -> None:
+        self._phases.enter("publish")
+        precision = self._settings.learner.snapshot_precision
+        parameters = snapshot.flatten(self._algorithm.model, precision)
+        self._intake.publish(
+            Snapshot(version=self._record.version, precision=precision, layout=self._layout, arrays={"parameters": parameters})
+        )
+        self._metrics.policy_version.set(self._record.version)
+        self._metrics.snapshot_bytes.set(parameters.nbytes)
+
+    # --- records ---
+
+    def _write(self, samples: list[Sample], result: UpdateResult) -> None:
+        record, metrics, now = self._record, self._metrics, self._clock()
+        returns = np.concatenate([sample.arrays["episode_return"] for sample in samples]).tolist()
+        lengths = np.concatenate([sample.arrays["episode_length"] for sample in samples]).tolist()
+        record.ended(returns, lengths, now)
+        metrics.updates.inc()
+        metrics.env_steps_trained.inc(sum(sample.env_steps for sample in samples))
+        metrics.env_frames_trained.inc(sum(sample.env_steps for sample in samples) * record.frame_skip)
+        metrics.episodes.inc(len(returns))
+        metrics.episode_return_mean.set(record.mean_return)
+        metrics.episode_length_mean.set(record.mean_length)
+        for name, value in result.metrics.items():
+            metrics.training_metric.labels(name).set(value)
+        scalars = {f"train/{name}": value for name, value in result.metrics.items()}
+        scalars |= {"episode/return_mean100": record.mean_return, "episode/length_mean100": record.mean_length}
+        scalars["throughput/frames_per_second"] = record.rates.rates().last_10s * record.frame_skip
+        scalars["throughput/policy_lag"] = float(np.mean([record.version - 1 - sample.version for sample in samples]))
+        if returns:
+            scalars["episode/return"] = float(np.mean(returns))
+        self._journal.scalars(record.env_steps, scalars)
+        if now - self._curve_at >= CURVE_SECONDS:
+            self._curve_at = now
+            self._row()
+
+    def _row(self, evaluation: float | None = None) -> None:
+        record = self._record
+        self._journal.curve(
+            wall_seconds=self._clock() - record.started_at,
+            env_steps=record.env_steps,
+            mean=record.mean_return,
+            evaluation=evaluation,
+        )
+
+    def _take_evaluations(self) -> None:
+        for evaluation in self._intake.take_evaluations():
+            result = self._record.evaluated(evaluation)
+            self._metrics.evaluation_return_mean[evaluation.mode].set(result["mean"])
+            self._journal.scalars(self._record.env_steps, {f"evaluation/return_{evaluation.mode}": result["mean"]})
+            if evaluation.mode == "greedy":
+                self._row(evaluation=result["mean"])
+            self._note("evaluated", **result)
+
+    # --- ends ---
+
+    def _save(self) -> None:
+        self._phases.enter("checkpoint")
+        self._saved_at = self._clock()
+        checkpoint = Checkpoint(
+            run_id=self._record.run_id,
+            version=self._record.version,
+            env_steps=self._record.env_steps,
+            architecture=self._layout,
+            counters={"record": self._record.state_dict(self._clock()), "session": self._intake.session_state()},
+            state=self._algorithm.state_dict(),
+        )
+        try:
+            self._save_checkpoint(checkpoint)
+        except ResourceError as error:  # a full disk costs the checkpoint, not the run
+            self._metrics.checkpoint_failures.inc()
+            self._note("checkpoint_failed", detail=str(error))
+        else:
+            self._metrics.checkpoint_last_success.set_to_current_time()
+
+    def _end(self, reason: str) -> None:
+        """Let the peers go (an evaluator plays the final policy first), account for what is left, save everything."""
+        stopped = reason == "stopped"
+        self._record.phase = "stopping" if stopped else "evaluating"
+        self._intake.settle(self._fresh, DropReason.RUN_ENDED)
+        seconds = STOP_SECONDS if stopped else END_SECONDS
+        self._intake.drain(reason, seconds)
+        self._phases.enter("wait")
+        self._intake.wait_for_goodbyes(seconds, alive=self._health.tick, hurry=lambda: not stopped and self._stopping())
+        self._intake.finish()
+        self._take_evaluations()
+        self._record.phase = "stopping"
+        self._row()
+        self._save()
+        self._journal.summary(self._record.summary(self._intake.figures, self._clock()))

@@ -1,0 +1,32 @@
+"""The learner's command line. The learner is the one source of the run's configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.runtime import arguments
+from common.runtime.tree import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invocation:
+    """How this process was asked to run. `prepared`: the run directory was made by who starts us."""
+
+    settings: Settings
+    run_dir: Path | None
+    resume: bool
+    debug: bool
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
+    """Read the command line. Raises `ConfigError`; argparse itself exits with 2 for an unknown option."""
+    what = "Train on what actors send, publish the policy, keep the run directory."
+    parser = arguments.parser("learner", what, "rookery learner --config pong learner.bind=tcp://127.0.0.1:5700")
+    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where the run is kept (run.dir)")
+    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in the run directory")
+    parsed = parser.parse_args(argv)
+    settings = arguments.settings(parsed, {}, environ)
+    run_dir = parsed.run_dir or (Path(settings.run.dir) if settings.run.dir else None)
+    return Invocation(settings=settings, run_dir=run_dir, resume=parsed.resume, debug=parsed.debug)
