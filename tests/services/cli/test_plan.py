@@ -1,0 +1,125 @@
+"""What is settled before a run starts."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import yaml
+
+from common.errors import ConfigError, RookeryError
+from common.runtime.config import load
+from services.cli.plan import Request, make_plan
+from services.cli.supervisor import Start
+
+pytestmark = pytest.mark.service
+
+NOW = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
+
+
+def planned(*overrides, preset="cartpole", environ=None, **request):
+    """A plan as `rookery train` makes it."""
+    asked = Request(preset=preset, overrides=overrides, **request)
+    return make_plan(asked, environ=environ or {}, command_line=["rookery", "train", "cartpole"], now=NOW)
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    """Runs go to a folder of their own."""
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_run_directory_holds_all_that_its_services_read():
+    """A child is given one file; what that file says is what the run does, addresses included."""
+    plan = planned("run.seed=7")
+    assert plan.directory.path == Path("runs/cartpole-20261120-120000-s7")
+    assert plan.directory.command.read_text() == "rookery train cartpole\n"
+    saved = load(preset=str(plan.directory.config), environ={}).settings
+    assert saved == plan.settings
+    assert saved.run.preset == "cartpole"
+    assert saved.run.id.startswith("cartpole-20261120-120000-")
+    assert saved.actor.learner == saved.evaluator.learner == saved.learner.bind != "tcp://127.0.0.1:5700"
+    assert "chosen for this run" in plan.directory.config.read_text()
+
+
+def test_two_runs_side_by_side_share_no_address():
+    """Two terminals, one machine, no settings."""
+    one, other = planned(run_dir=Path("a")), planned(run_dir=Path("b"))
+    assert one.settings.learner.bind != other.settings.learner.bind
+    assert one.settings.run.id != other.settings.run.id
+    assert not set(one.metrics_ports.values()) & set(other.metrics_ports.values())
+
+
+def test_an_address_that_the_user_chose_stays_and_is_reached_from_here():
+    """A learner for the whole network: its own actors still come over loopback."""
+    plan = planned("learner.bind=tcp://0.0.0.0:5999")
+    assert plan.settings.learner.bind == "tcp://0.0.0.0:5999"
+    assert plan.settings.actor.learner == "tcp://127.0.0.1:5999"
+
+
+def test_actors_that_go_through_a_proxy_keep_its_address():
+    """A fault proxy between actors and learner, as in a test of bad networks."""
+    plan = planned("learner.bind=tcp://127.0.0.1:5999", "actor.learner=tcp://127.0.0.1:6000")
+    assert plan.settings.actor.learner == "tcp://127.0.0.1:6000"
+    assert plan.settings.evaluator.learner == "tcp://127.0.0.1:5999"
+
+
+def test_port_zero_means_any_free_one_that_a_restarted_learner_finds_again():
+    """Left to the learner, each restart would bind another port and the actors would never find it."""
+    host, _, port = planned("learner.bind=tcp://127.0.0.1:0").settings.learner.bind.rpartition(":")
+    assert host == "tcp://127.0.0.1"
+    assert int(port) > 0
+
+
+def test_metrics_ports_count_up_from_the_one_asked_for():
+    """A Prometheus with fixed targets."""
+    plan = planned("metrics.port=9100", "actor.count=2", "metrics.host=0.0.0.0")
+    assert plan.metrics_ports == {"learner": 9100, "evaluator": 9101, "actor-0": 9102, "actor-1": 9103}
+    assert plan.urls["actor-1"] == "http://127.0.0.1:9103"
+    with pytest.raises(ConfigError, match="found 65534, wanted at most 65532"):
+        planned("metrics.port=65534", "actor.count=2")
+
+
+def test_children_are_told_their_names_and_a_restarted_learner_to_resume():
+    """The command lines of the three services."""
+    plan = planned(run_dir=Path("r"))
+    port = plan.metrics_ports
+    assert plan.command(Start("learner"))[1:] == [
+        *("-m", "services.learner", "--config", "r/config.yaml", "--run-dir", "r", f"metrics.port={port['learner']}")
+    ]
+    assert "--resume" in plan.command(Start("learner", resume=True))
+    assert plan.command(Start("actor-0"))[2:] == [
+        *("services.actor", "--config", "r/config.yaml", "--name", "actor-0", f"metrics.port={port['actor-0']}")
+    ]
+
+
+def test_a_resumed_run_keeps_its_settings_its_name_and_its_address():
+    """Stopped yesterday, continued today, with one setting changed."""
+    before = planned("env.num_envs=16", run_dir=Path("r"))
+    after = planned("checkpoint.keep=9", preset=None, run_dir=Path("r"), resume=True)
+    assert after.resume
+    assert after.settings.checkpoint.keep == 9
+    assert after.settings.model_copy(update={"checkpoint": before.settings.checkpoint}) == before.settings
+    assert yaml.safe_load(Path("r/config.yaml").read_text())["checkpoint"]["keep"] == 9
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ({"preset": "pogn"}, "unknown preset"),
+        ({"overrides": ("env.num_envs=0",)}, "env.num_envs"),
+        ({"resume": True}, "no run to resume: found --resume alone"),
+        ({"resume": True, "run_dir": Path("nothing")}, "no run to resume"),
+        ({"resume": True, "run_dir": Path("of-pong")}, "another preset: found pong in of-pong, wanted cartpole"),
+        ({"run_dir": Path("of-pong")}, "in use"),
+        ({"run_dir": Path("a-file/inside")}, "cannot be written"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(request_, message):
+    """A slip of the finger must not leave a run directory behind."""
+    planned(preset="pong", run_dir=Path("of-pong"))
+    Path("a-file").touch()
+    before = sorted(Path().rglob("*"))
+    with pytest.raises(RookeryError, match=message) as caught:
+        make_plan(Request(**{"preset": "cartpole", **request_}), environ={}, command_line=[], now=NOW)
+    assert caught.value.exit_code == 2
+    assert sorted(Path().rglob("*")) == before
