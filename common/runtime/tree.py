@@ -105,7 +105,10 @@ class EvaluatorSettings(Section):
     episodes: int = Field(default=10, ge=1, le=10_000, description="episodes per evaluation and mode (greedy, sampled)")
     every_seconds: float = Field(default=60.0, ge=0, description="time between the starts of two evaluations")
     cpu_share: float = Field(
-        default=0.04, gt=0.0, le=1.0, description="part of the machine's cores it uses while training goes on; it rests to keep to it"
+        default=0.04,
+        gt=0.0,
+        le=1.0,
+        description="part of the machine's cores it uses while training goes on; it rests to keep to it",
     )
     torch_threads: int = Field(default=1, ge=1, le=256, description="CPU threads of acting")
 

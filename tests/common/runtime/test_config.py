@@ -1,0 +1,125 @@
+"""The layers in action: what wins, where it came from, and how a configuration is written down again."""
+
+import pytest
+
+from common.errors import ConfigError
+from common.runtime.config import as_yaml, load
+from common.runtime.presets import preset_names
+
+pytestmark = pytest.mark.pure
+
+
+def test_command_line_wins_over_environment_over_file_over_default(tmp_path):
+    """A container sets a variable, the user a flag: the nearer to the person, the stronger."""
+    path = tmp_path / "x.yaml"
+    path.write_text("rollout: {length: 8}\nlearner: {credits: 8, batch: 1}\nalgorithm: {minibatch: 8}\n")
+    environ = {"ROOKERY_LEARNER__CREDITS": "16", "ROOKERY_ALGORITHM__MINIBATCH": "16", "HOME": "/x"}
+    loaded = load(preset=str(path), overrides=["algorithm.minibatch=32", "algorithm.minibatch=64"], environ=environ)
+    settings, provenance = loaded.settings, loaded.provenance
+    assert settings.checkpoint.keep == 3
+    assert provenance["checkpoint.keep"] == "default"
+    assert settings.rollout.length == 8
+    assert provenance["rollout.length"] == f"file {path}"
+    assert settings.learner.credits == 16
+    assert provenance["learner.credits"] == "ROOKERY_LEARNER__CREDITS"
+    assert settings.algorithm.minibatch == 64
+    assert provenance["algorithm.minibatch"] == "command line"
+
+
+def test_a_presets_values_carry_its_name():
+    """`rookery config show pong` tells the preset's choices from the defaults."""
+    provenance = load(preset="pong", environ={}).provenance
+    assert provenance["env.id"] == "preset pong"
+    assert provenance["metrics.port"] == "default"
+
+
+def test_a_setting_that_is_text_takes_the_text_as_it_stands():
+    """A name that looks like a number, a colon in an address, an empty value: no quotes within quotes in a shell."""
+    settings = load(
+        preset=None,
+        overrides=["actor.name=12", "run.dir=", "run.id=5e3", "env.id=ns/[x]: y"],
+        environ={"ROOKERY_EVALUATOR__NAME": "true"},
+    ).settings
+    assert (settings.actor.name, settings.run.dir, settings.run.id, settings.env.id) == ("12", "", "5e3", "ns/[x]: y")
+    assert settings.evaluator.name == "true"
+
+
+def test_all_else_is_yaml_wherever_it_is_written():
+    """Lists, numbers with an exponent and nothing at all, from a shell."""
+    settings = load(
+        preset="pong",
+        overrides=["model.hidden=[32, 16]", "algorithm.learning_rate=5e-4", "target.mean100=null", "env.kwargs.gravity=9.5"],
+        environ={"ROOKERY_EVALUATOR__ENABLED": "false", "ROOKERY_ENV__KWARGS__MODE": "hard"},
+    ).settings
+    assert settings.model.hidden == (32, 16)
+    assert settings.algorithm.learning_rate == 5e-4
+    assert settings.target.mean100 is None
+    assert settings.env.kwargs == {"gravity": 9.5, "mode": "hard"}
+    assert settings.evaluator.enabled is False
+
+
+def test_variables_of_others_are_left_alone():
+    """Kubernetes sets ROOKERY_LEARNER_PORT and its kin in every pod beside a service called rookery-learner."""
+    environ = {"ROOKERY_LEARNER_PORT": "tcp://10.0.0.1:5700", "ROOKERY_LEARNER_SERVICE_HOST": "10.0.0.1", "LOG__LEVEL": "x"}
+    assert load(preset=None, environ=environ) == load(preset=None, environ={})
+
+
+def test_a_variable_with_one_underscore_too_few_is_told():
+    """It would be ignored in silence, and the run start with other settings than meant."""
+    with pytest.raises(ConfigError, match="found ROOKERY_ACTOR_COUNT, wanted ROOKERY_ACTOR__COUNT"):
+        load(preset=None, environ={"ROOKERY_ACTOR_COUNT": "4"})
+
+
+def test_a_wrong_variable_is_named_as_it_was_set():
+    """The complaint leads to the line in the pod's manifest."""
+    with pytest.raises(ConfigError, match=r"actor\.count: found 'many' \(ROOKERY_ACTOR__COUNT\)"):
+        load(preset=None, environ={"ROOKERY_ACTOR__COUNT": "many"})
+
+
+@pytest.mark.parametrize("text", ["", "env.num_envs", "=3", "env..id=x", ".id=x", "--actors"])
+def test_an_argument_that_is_no_setting_shows_how_one_looks(text):
+    """A flag or a bare word where a setting belongs."""
+    with pytest.raises(ConfigError, match=r"wanted section\.key=value"):
+        load(preset=None, overrides=[text], environ={})
+
+
+@pytest.mark.parametrize("content", ["- a\n", "text\n", "3\n"])
+def test_a_file_without_sections_is_refused(tmp_path, content):
+    """A YAML file of another program."""
+    path = tmp_path / "x.yaml"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match="holds no sections"):
+        load(preset=str(path), environ={})
+
+
+@pytest.mark.parametrize("content", ["", "# only a comment\n"])
+def test_an_empty_file_changes_nothing(tmp_path, content):
+    """The first version of one's own file."""
+    path = tmp_path / "x.yaml"
+    path.write_text(content)
+    assert load(preset=str(path), environ={}).settings.env == load(preset=None, environ={}).settings.env
+
+
+@pytest.mark.parametrize("preset", [None, *preset_names()])
+def test_what_is_written_down_gives_the_same_settings_again(tmp_path, preset):
+    """A run is repeated, or its services are started, from its config.yaml."""
+    overrides = [
+        "actor.name=1e3",
+        "run.id=true",
+        "run.dir=a: b # c",
+        "env.id=[x",
+        "env.kwargs={Deep: [1.5e-7, {x: null}], t: 'no'}",
+    ]
+    settings = load(preset=preset, overrides=overrides, environ={}).settings
+    path = tmp_path / "config.yaml"
+    path.write_text(as_yaml(settings))
+    assert load(preset=str(path), environ={}).settings == settings
+
+
+def test_sources_are_written_beside_the_values():
+    """`rookery config show`: the comment is no part of the value."""
+    loaded = load(preset="pong", overrides=["env.kwargs.a=1", "run.seed=5"], environ={"ROOKERY_ENV__KWARGS__B": "2"})
+    text = as_yaml(loaded.settings, loaded.provenance)
+    assert "  seed: 5  # command line\n" in text
+    assert "  id: ALE/Pong-v5  # preset pong\n" in text
+    assert '  kwargs: {"b": 2, "a": 1}  # ROOKERY_ENV__KWARGS__B, command line\n' in text

@@ -1,0 +1,117 @@
+"""Errors of a configuration in words."""
+
+import pytest
+from pydantic import ValidationError
+
+from common.errors import ConfigError
+from common.runtime.config import load
+from common.runtime.problems import _resolved, explain, node_at, schema, wanted
+
+pytestmark = pytest.mark.pure
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("env.num_envs", "integer in 1..4096"),
+        ("learner.max_policy_lag", "integer >= 0"),
+        ("checkpoint.every_seconds", "number > 0"),
+        ("algorithm.clip", "number > 0.0 and < 1.0"),
+        ("target.mean100", "number or null"),
+        ("evaluator.enabled", "true or false"),
+        ("env.id", "text"),
+        ("env.kwargs", "mapping"),
+        ("log.format", "one of auto, plain, json"),
+        ("algorithm.name", "one of ppo"),
+        ("model.hidden", "list of integer"),
+        ("model.conv", "list of list of (integer, integer, integer)"),
+    ],
+)
+def test_what_a_setting_accepts_is_said_in_words(setting, words):
+    """The second half of every complaint."""
+    assert wanted(node_at(setting.split("."), {})) == words
+
+
+def test_every_setting_can_be_described():
+    """A new setting of a new kind must not end in `None` where its value is explained."""
+    sections = schema()["properties"]
+    keys = [(section, key) for section in sections for key in node_at((section,), {})["properties"]]
+    assert len(keys) > 50
+    assert all(wanted(node_at(key, {})) not in ("", "None") for key in keys)
+
+
+def _complaint(*overrides):
+    with pytest.raises(ConfigError) as caught:
+        load(preset=None, overrides=overrides, environ={})
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("env.num_envs=0", "env.num_envs: found 0 (command line), wanted integer in 1..4096"),
+        ("env.num_envs='8'", "env.num_envs: found '8' (command line), wanted integer in 1..4096"),
+        ("env.num_envs=true", "env.num_envs: found True (command line), wanted integer in 1..4096"),
+        ("env.num_envs=8.0", "env.num_envs: found 8.0 (command line), wanted integer in 1..4096"),
+        ("env.num_envs.deep=8", "env.num_envs: found {'deep': 8} (command line), wanted integer in 1..4096"),
+        ("evaluator.enabled=yes", "evaluator.enabled: found 'yes' (command line), wanted true or false"),
+        ("model.conv=[[1, 2]]", "model.conv: found [[1, 2]] (command line), wanted list of list of (integer, integer, integer)"),
+        ("log.level=loud", "log.level: found 'loud' (command line), wanted one of debug, info, warning, error"),
+        ("algorithm.name=dqn", "algorithm.name: found 'dqn' (command line), wanted one of ppo"),
+    ],
+)
+def test_a_wrong_value_is_one_line_with_key_value_source_and_wish(override, line):
+    """One clear line that names the value found and the value wanted."""
+    assert _complaint(override) == line
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("env.num_env=1", "env.num_env: unknown key (command line); did you mean num_envs? env has id, entry_point"),
+        ("evn.id=x", "evn: unknown section (command line); did you mean env? the configuration has run, env, model"),
+        ("num_envs=1", "num_envs: unknown section (command line); did you mean env.num_envs?"),
+        ("env.batch=1", "env.batch: unknown key (command line); did you mean learner.batch?"),
+        ("log.qqqqqq=1", "log.qqqqqq: unknown key (command line); log has level, format"),
+    ],
+)
+def test_an_unknown_key_is_answered_with_the_nearest_and_the_valid_ones(override, hint):
+    """A slip in the key, in the section, the section left out, the wrong section, and nothing like it."""
+    assert _complaint(override).startswith(hint)
+
+
+def test_all_problems_come_together_each_on_its_line():
+    """Three slips in one file cost one start, not three."""
+    first, *lines = _complaint("env.num_envs=0", "lgo.level=x", "model.conv=[[1, 2], [3]]").splitlines()
+    assert first == "3 problems in the configuration"
+    assert sorted(line.split(":")[0].strip() for line in lines) == ["env.num_envs", "lgo", "model.conv"]
+
+
+def test_settings_that_do_not_fit_each_other_name_the_one_to_change_and_its_source():
+    """The preset's batch is fine, the user's minibatch is not: the line says who set it."""
+    text = _complaint("algorithm.minibatch=999999", "rollout.length=4")
+    assert text.startswith("algorithm.minibatch: found 999999, wanted at most 64 = learner.batch")
+    assert text.endswith("(algorithm.minibatch from command line)")
+
+
+def test_a_section_that_does_not_hold_together_is_named():
+    """An algorithm refuses two of its own settings together: there is no single value to show."""
+    error = ValidationError.from_exception_data(
+        "Settings",
+        [
+            {
+                "type": "value_error",
+                "loc": ("algorithm",),
+                "input": {},
+                "ctx": {"error": ValueError("kl_target needs kl_adaptive")},
+            }
+        ],
+    )
+    assert str(explain(error, {"algorithm": {}}, {})) == "algorithm: kl_target needs kl_adaptive"
+
+
+def test_the_name_of_an_algorithm_says_which_keys_its_section_has():
+    """With several algorithms the keys of one are unknown to the other."""
+    union = {"discriminator": {"propertyName": "name", "mapping": {"a": "#/$defs/EnvSettings", "b": "#/$defs/LogSettings"}}}
+    assert "level" in _resolved(union, {"name": "b"})["properties"]
+    assert "num_envs" in _resolved(union, {"name": "slip"})["properties"]

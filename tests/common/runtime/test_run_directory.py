@@ -1,0 +1,98 @@
+"""A run's folder: begun whole or not at all, never two runs in one."""
+
+import errno
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from common.errors import ConfigError, ResourceError
+from common.runtime.disk import DISK, Disk
+from common.runtime.run_directory import RunDirectory, create, default_path, reopen
+
+pytestmark = pytest.mark.service
+
+
+def test_a_run_without_a_name_gets_one_that_sorts_by_time():
+    """Many runs of one preset lie side by side."""
+    now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    assert default_path(preset="pong", seed=7, now=now) == Path("runs/pong-20260102-030405-s7")
+    assert default_path(preset="", seed=1, now=now).name == "run-20260102-030405-s1"
+
+
+def test_a_new_run_holds_its_configuration_and_its_command(tmp_path):
+    """Enough to repeat it: the command can be pasted into a shell."""
+    directory = create(tmp_path / "a" / "b", config="run: {}\n", command=["rookery", "train", "env.id=my env"])
+    assert directory.config.read_text() == "run: {}\n"
+    assert directory.command.read_text() == "rookery train 'env.id=my env'\n"
+    assert sorted(p.name for p in directory.path.iterdir()) == ["command.txt", "config.yaml"]
+    assert reopen(directory.path) == directory
+
+
+def test_an_empty_folder_will_do(tmp_path):
+    """A mounted volume exists before the run."""
+    assert create(tmp_path, config="", command=[]).config.exists()
+
+
+def test_the_names_of_a_run_are_those_the_documentation_gives(tmp_path):
+    """Other programs read them."""
+    run = RunDirectory(tmp_path)
+    names = {
+        p.name for p in (run.checkpoints, run.tensorboard, run.logs, run.summary, run.learning_curve_csv, run.learning_curve_png)
+    }
+    assert names == {"checkpoints", "tensorboard", "logs", "summary.json", "learning_curve.csv", "learning_curve.png"}
+
+
+def test_a_second_run_in_one_folder_is_refused_and_the_first_untouched(tmp_path):
+    """The up arrow, twice."""
+    create(tmp_path, config="first", command=["one"])
+    with pytest.raises(ConfigError, match=r"found another run in .*--resume"):
+        create(tmp_path, config="second", command=["two"])
+    assert (tmp_path / "config.yaml").read_text() == "first"
+
+
+def test_a_folder_with_other_things_is_refused(tmp_path):
+    """`run.dir=.` in one's home."""
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(ConfigError, match="found other files"):
+        create(tmp_path, config="", command=[])
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_file_in_the_way_is_one_clear_error(tmp_path):
+    """The path, or a part of it, is a file."""
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(ResourceError, match="run directory cannot be written"):
+            create(path, config="", command=[])
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("operation", ["write", "fsync", "rename"])
+@pytest.mark.parametrize("which", ["command.txt", "config.yaml"])
+def test_a_disk_that_refuses_leaves_no_trace(tmp_path, operation, which):
+    """Read-only or full at either file: folders that were made for the run go too."""
+
+    def refusing(path, *rest):
+        if which in path.name:
+            raise OSError(errno.EROFS, "Read-only file system")
+        getattr(DISK, operation)(path, *rest)
+
+    with pytest.raises(ResourceError, match="found Read-only file system at"):
+        create(tmp_path / "a" / "b", config="x", command=["y"], disk=Disk(**{operation: refusing}))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_resuming_where_no_run_is_says_so(tmp_path):
+    """A slip in --run-dir must not start a new run under the wrong name."""
+    for path in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(ConfigError, match="no run to resume"):
+            reopen(path)
+
+
+def test_resuming_on_a_read_only_folder_is_refused_before_anything_starts(tmp_path, monkeypatch):
+    """An archive is mounted read-only: told now, not at the first checkpoint."""
+    create(tmp_path, config="", command=[])
+    monkeypatch.setattr("os.access", lambda path, _: path != tmp_path)
+    with pytest.raises(ResourceError, match="read-only"):
+        reopen(tmp_path)

@@ -1,0 +1,147 @@
+"""The settings themselves: strict types, ranges, and settings that only fail together."""
+
+import json
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from common.algorithms.ppo import PPOSettings
+from common.envs.spec import EnvSettings
+from common.errors import ConfigError
+from common.runtime.tree import (
+    ActorSettings,
+    LearnerSettings,
+    LogSettings,
+    RolloutSettings,
+    RunConfig,
+    RunSettings,
+    Settings,
+    TargetSettings,
+)
+
+pytestmark = pytest.mark.pure
+
+
+def test_the_defaults_are_a_run_that_fits_together():
+    """Someone starts without any file: the tree's own values must be a valid run."""
+    settings = Settings()
+    assert settings.batch_env_steps == 2 * 128 * 8
+    assert settings.learner.bind == settings.actor.learner == settings.evaluator.learner
+
+
+def test_every_setting_says_what_it_does():
+    """`rookery config schema` is the reference page: a setting without a sentence would be a riddle there."""
+    models = [field.annotation for field in Settings.model_fields.values()]
+    silent = [f"{m.__name__}.{k}" for m in models for k, f in m.model_fields.items() if not f.description]
+    assert all(issubclass(model, BaseModel) for model in models)
+    assert silent == []
+
+
+def test_settings_cannot_be_changed_after_they_were_checked():
+    """A service that alters its settings would no longer run what config.yaml says."""
+    with pytest.raises(ValidationError, match="frozen"):
+        Settings().log.level = "debug"
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["tcp://127.0.0.1:5700", "tcp://*:0", "tcp://[::1]:5700", "tcp://learner.rookery.svc:65535"],
+)
+def test_an_endpoint_is_a_scheme_a_host_and_a_port(address):
+    """Addresses as people and Kubernetes write them."""
+    assert LearnerSettings(bind=address).bind == address
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "localhost:5700",
+        "tcp://:5700",
+        "tcp://host",
+        "tcp://host:",
+        "tcp://host:65536",
+        "tcp://a b:1",
+        "tcp://::1:5700",
+        "ipc://x:1",
+    ],
+)
+def test_an_endpoint_that_could_not_be_connected_is_refused(address):
+    """A forgotten scheme or port would otherwise show as an actor that waits for ever."""
+    with pytest.raises(ValidationError, match="tcp://host:port"):
+        ActorSettings(learner=address)
+
+
+def _settings(**sections):
+    base = {
+        "env": EnvSettings(num_envs=4),
+        "rollout": RolloutSettings(length=16),
+        "algorithm": PPOSettings(minibatch=64),
+        "learner": LearnerSettings(batch=2, credits=1),
+        "actor": ActorSettings(count=2),
+    }
+    return Settings(**(base | sections))
+
+
+def test_a_minibatch_may_be_the_whole_batch_and_no_more():
+    """2 trajectories of 16 x 4 are 128 rows: 128 can be drawn from them, 129 cannot."""
+    assert _settings(algorithm=PPOSettings(minibatch=128)).batch_env_steps == 128
+    with pytest.raises(ValidationError, match=r"algorithm\.minibatch: found 129, wanted at most 128"):
+        _settings(algorithm=PPOSettings(minibatch=129))
+
+
+def test_a_batch_that_the_credits_could_never_fill_is_refused():
+    """One actor with one credit sends its second trajectory only after the first was trained on: a silent deadlock."""
+    with pytest.raises(ValidationError, match=r"learner\.batch: found 2, wanted at most learner\.credits 1 x 1 actors"):
+        _settings(actor=ActorSettings(count=1))
+    assert _settings(actor=ActorSettings(count=1), learner=LearnerSettings(batch=2, credits=2))
+
+
+def test_actors_started_elsewhere_count_as_many_as_are_welcome():
+    """A learner alone on a cluster (actor.count 0) does not know how many will come."""
+    assert _settings(actor=ActorSettings(count=0), learner=LearnerSettings(batch=8, credits=1, max_actors=8))
+    with pytest.raises(ValidationError, match="8 actors"):
+        _settings(actor=ActorSettings(count=0), learner=LearnerSettings(batch=9, credits=1, max_actors=8))
+
+
+def test_all_conflicts_are_told_at_once():
+    """Someone edits four numbers: the second start should not bring the second complaint."""
+    with pytest.raises(ValidationError) as caught:
+        _settings(
+            algorithm=PPOSettings(minibatch=1000),
+            actor=ActorSettings(count=3),
+            learner=LearnerSettings(batch=4, credits=1, max_actors=2),
+            target=TargetSettings(env_steps=255),
+        )
+    text = str(caught.value)
+    assert all(key in text for key in ("algorithm.minibatch", "actor.count", "learner.batch", "target.env_steps"))
+
+
+def test_a_peer_gets_the_run_it_belongs_to_and_nothing_of_one_process():
+    """The actor knows the learner's address only; all else comes in the Welcome."""
+    settings = Settings(run=RunSettings(preset="pong", seed=7, dir="/home/x"), log=LogSettings(level="debug"))
+    config = RunConfig.of(settings, run_id="pong-1")
+    assert RunConfig.from_json(config.to_json()) == config
+    assert (config.run_id, config.preset, config.seed, config.env) == ("pong-1", "pong", 7, settings.env)
+    assert set(json.loads(config.to_json())) == {
+        "run_id", "seed", "preset", "env", "model", "algorithm", "rollout", "target",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [({"rollout": {"length": "8"}}, "rollout.length"), ({"colour": 1}, "colour"), ({"rollout": {"length": 0}}, "rollout.length")],
+)
+def test_a_welcome_that_this_version_does_not_understand_names_the_setting(change, named):
+    """An old actor meets a new learner: ignoring a setting would train on another environment than the learner thinks."""
+    document = json.loads(RunConfig.of(Settings(), run_id="r").to_json()) | change
+    with pytest.raises(ConfigError, match=named) as caught:
+        RunConfig.from_json(json.dumps(document))
+    assert "same rookery version" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "null", "[]", "{", '{"run_id": 1}'])
+def test_a_welcome_that_is_no_configuration_is_one_clear_error(text):
+    """Bytes from outside, even from the learner, never end in a traceback."""
+    with pytest.raises(ConfigError, match="run configuration"):
+        RunConfig.from_json(text)
