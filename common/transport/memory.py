@@ -6,6 +6,7 @@ and restored on purpose; nothing happens by itself, by chance or by the clock.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import count
@@ -97,7 +98,7 @@ class Connection:
     left: bool = False  # the peer closed its end: nothing goes to it any more, what it sent is still received
 
 
-class _End:
+class _End(ABC):
     """What both ends share: a wake flag, a closed flag, and one way to wait."""
 
     def __init__(self, hub: MemoryHub) -> None:
@@ -116,8 +117,9 @@ class _End:
         self._hub.changed.wait_for(lambda: self._ready() or self._woken or self.closed, timeout)
         self._woken = self._woken and self._ready()
 
+    @abstractmethod
     def _ready(self) -> bool:
-        raise NotImplementedError
+        """Under the lock: whether there is a message."""
 
     def _put(self, queue: deque[list[Frame]], frames: Frames) -> bool:
         if self.closed or len(queue) >= self._hub.capacity:

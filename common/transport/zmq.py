@@ -29,6 +29,8 @@ LINGER: Final = 2.0
 COPY_BELOW: Final = 64 * 1024
 """Bytes under which a frame is copied: cheaper than sharing it between threads, and it comes out aligned."""
 
+_LAST_PORT: Final = 65_535
+
 _MILLISECONDS: Final = {
     # A peer that went away without a word: pings give TCP something to lose, and unacknowledged data breaks the link.
     zmq.HEARTBEAT_IVL: 2_000,
@@ -62,9 +64,7 @@ class _End:
     def __init__(self, kind: int, options: Mapping[zmq.SocketOption, int], linger: Seconds) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(kind)
-        self._linger = round(linger * 1000)
-        # Until it is bound or connected nothing is worth a wait.
-        for option, value in {**_OPTIONS, **_MILLISECONDS, **options, zmq.LINGER: 0}.items():
+        for option, value in {**_OPTIONS, **_MILLISECONDS, **options, zmq.LINGER: round(linger * 1000)}.items():
             self._socket.setsockopt(option, value)
         self._waker, self._wakened = socket.socketpair()
         self._waker.setblocking(False)
@@ -81,7 +81,7 @@ class _End:
     def close(self) -> None:
         """Close the socket and its context, within the linger. Call it from the thread that uses the socket."""
         if not self._socket.closed:
-            self._socket.close(self._linger)
+            self._socket.close()
             self._waker.close()
             self._wakened.close()
             self._context.term()
@@ -145,14 +145,14 @@ class ZmqPeer(_End):
 
     def __init__(self, endpoint: str, *, linger: Seconds = LINGER) -> None:
         """Start to connect to `endpoint`, "tcp://host:port". Raises `ConfigError` where that is no endpoint."""
+        _check_endpoint(endpoint, least_port=1)
         # IMMEDIATE: a message is queued only for a connection that stands, never for one that may come.
         super().__init__(zmq.DEALER, _DEALER_MILLISECONDS | {zmq.IMMEDIATE: 1}, linger)
         try:
             self._socket.connect(endpoint)
-        except zmq.ZMQError as error:
+        except zmq.ZMQError:
             self.close()
-            raise _bad_endpoint(endpoint, error) from None
-        self._socket.setsockopt(zmq.LINGER, self._linger)
+            raise _bad_endpoint(endpoint) from None
 
     def send(self, frames: Frames) -> bool:
         """Hand over one message; False, and nothing sent, where there is no connection or its buffers are full."""
@@ -168,6 +168,7 @@ class ZmqLearner(_End):
 
     def __init__(self, endpoint: str, *, linger: Seconds = LINGER) -> None:
         """Bind to `endpoint`, "tcp://address:port", port 0 for any. Raises `ConfigError` or `ResourceError`."""
+        _check_endpoint(endpoint, least_port=0)
         # MANDATORY: a message for a route that is gone is an answer, not a silence. BACKLOG: actors that start at once.
         super().__init__(zmq.ROUTER, {zmq.ROUTER_MANDATORY: 1, zmq.BACKLOG: 512}, linger)
         try:
@@ -176,8 +177,8 @@ class ZmqLearner(_End):
             self.close()
             if error.errno in (zmq.EADDRINUSE, zmq.EADDRNOTAVAIL):
                 fix = "stop what uses it, or choose another address (port 0: any free one)"
-                raise ResourceError("cannot listen", found=f"{endpoint}: {error.strerror}", fix=fix) from None
-            raise _bad_endpoint(endpoint, error) from None
+                raise ResourceError("cannot listen", found=f"{endpoint}: {zmq.strerror(error.errno).lower()}", fix=fix) from None
+            raise _bad_endpoint(endpoint) from None
         self._endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     @property
@@ -195,7 +196,13 @@ class ZmqLearner(_End):
         return None if received is None else (bytes(received[0]), received[1:])
 
 
-def _bad_endpoint(endpoint: str, error: zmq.ZMQError) -> ConfigError:
-    return ConfigError(
-        f"no such endpoint ({error.strerror})", found=endpoint, wanted="tcp://host:port", fix="correct the address"
-    )
+def _check_endpoint(endpoint: str, *, least_port: int) -> None:
+    """ZeroMQ takes a port over 65535 modulo 65536; here the user hears of it."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    if not (endpoint.startswith("tcp://") and host and port.isdecimal() and least_port <= int(port) <= _LAST_PORT):
+        raise _bad_endpoint(endpoint)
+
+
+def _bad_endpoint(endpoint: str) -> ConfigError:
+    wanted = f"tcp://host:port with a port up to {_LAST_PORT}"
+    return ConfigError("no such endpoint", found=repr(endpoint), wanted=wanted, fix="correct the address")

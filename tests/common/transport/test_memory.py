@@ -45,6 +45,7 @@ def test_a_peer_started_before_the_learner_connects_when_it_comes() -> None:
     peer = hub.connect()
     assert not peer.send([b"early"])
     assert peer.receive(NOW) is None
+    hub.connect().close()
     learner = hub.bind()
     assert peer.send([b"hello"])
     assert learner.receive(NOW)[1] == [b"hello"]
@@ -85,6 +86,7 @@ def test_a_learner_that_restarts_finds_its_peers_again() -> None:
     hub = MemoryHub()
     first, peer = hub.bind(), hub.connect()
     peer.send([b"unread"])
+    first.close()
     first.close()
     assert not peer.send([b"x"])
     assert first.receive(NOW) is None

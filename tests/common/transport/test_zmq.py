@@ -1,0 +1,289 @@
+"""ROUTER and DEALER over loopback: real sockets, real losses, no sleeps."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import zmq
+
+from common.errors import ConfigError, DecodeError, ResourceError
+from common.transport import zmq as adapter
+from common.transport.zmq import ZmqLearner, ZmqPeer
+from common.wire.codec import decode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.wire
+
+ANY_PORT = "tcp://127.0.0.1:0"
+SOON = 30.0  # a deadline, never reached when all is well
+TICK = 0.01
+
+
+@pytest.fixture
+def learner() -> Iterator[ZmqLearner]:
+    """A learner on a free port."""
+    with closing(ZmqLearner(ANY_PORT)) as end:
+        yield end
+
+
+@pytest.fixture
+def peer(learner: ZmqLearner) -> Iterator[ZmqPeer]:
+    """A peer of that learner, not necessarily connected yet."""
+    with closing(ZmqPeer(learner.endpoint)) as end:
+        yield end
+
+
+def until(holds: Callable[[], Any], end: ZmqPeer | ZmqLearner) -> Any:
+    """The first true answer; between two attempts `end` waits for messages, of which there must be none."""
+    deadline = time.monotonic() + SOON
+    while not (answer := holds()):
+        assert time.monotonic() < deadline
+        assert end.receive(TICK) is None
+    return answer
+
+
+def greet(learner: ZmqLearner, peer: ZmqPeer, word: bytes = b"hello") -> bytes:
+    """Send one message as soon as there is a connection; the route it came by."""
+    until(lambda: peer.send([word]), peer)
+    route, frames = learner.receive(SOON)
+    assert frames == [word]
+    return route
+
+
+def test_messages_cross_in_order_both_ways(learner: ZmqLearner, peer: ZmqPeer) -> None:
+    """A peer speaks, the learner answers by the route it came from."""
+    route = greet(learner, peer)
+    assert peer.send([b"one", b"", b"body"])
+    assert peer.send([b"two"])
+    assert learner.receive(SOON) == (route, [b"one", b"", b"body"])
+    assert learner.receive(SOON) == (route, [b"two"])
+    assert learner.send(route, [b"answer", b"more"])
+    assert peer.receive(SOON) == [b"answer", b"more"]
+    assert learner.receive(0.0) is None
+
+
+def test_a_large_frame_is_not_copied_on_its_way_out_of_zeromq(learner: ZmqLearner, peer: ZmqPeer) -> None:
+    """A rollout arrives as a view of ZeroMQ's buffer, small frames as bytes of their own; both are what was sent."""
+    greet(learner, peer)
+    large, small = bytes(range(256)) * 4096, b"x" * 100
+    assert peer.send([b"h", memoryview(large), small])
+    _, frames = learner.receive(SOON)
+    assert [type(frame) for frame in frames] == [bytes, memoryview, bytes]
+    assert [bytes(frame) for frame in frames] == [b"h", large, small]
+
+
+def test_the_endpoint_names_the_port_that_was_bound(learner: ZmqLearner) -> None:
+    """Port 0 in tests and benchmarks: many learners at once on one machine."""
+    assert learner.endpoint.startswith("tcp://127.0.0.1:")
+    assert int(learner.endpoint.rpartition(":")[2]) > 0
+
+
+def test_a_peer_may_start_before_the_learner() -> None:
+    """Actors come up first: nothing is queued for nobody, and they connect when the learner comes."""
+    with closing(ZmqLearner(ANY_PORT)) as placeholder:
+        endpoint = placeholder.endpoint
+    with closing(ZmqPeer(endpoint)) as peer:
+        assert not peer.send([b"early"])
+        with closing(ZmqLearner(endpoint)) as learner:
+            greet(learner, peer)
+            assert learner.receive(0.0) is None
+
+
+def test_a_restarted_learner_finds_its_peers_again_on_the_same_port() -> None:
+    """A learner killed: sends fail meanwhile, the peer reconnects by itself, by a new route, and nothing old arrives."""
+    with closing(ZmqLearner(ANY_PORT)) as first, closing(ZmqPeer(first.endpoint)) as peer:
+        endpoint = first.endpoint
+        old = greet(first, peer)
+        first.close()
+        until(lambda: not peer.send([b"into the void"]), peer)
+        with closing(ZmqLearner(endpoint)) as second:
+            new = greet(second, peer, b"hello again")
+            assert not second.send(old, [b"x"]) or old == new
+            assert second.send(new, [b"welcome"])
+            assert peer.receive(SOON) == [b"welcome"]
+
+
+def test_a_route_that_never_was_or_is_gone_is_an_answer_not_a_silence(learner: ZmqLearner, peer: ZmqPeer) -> None:
+    """ROUTER would drop such messages without a word."""
+    assert not learner.send(b"nobody", [b"x", b"y"])
+    route = greet(learner, peer)
+    peer.close()
+    until(lambda: not learner.send(route, [b"x"]), learner)
+
+
+def test_a_goodbye_sent_before_the_close_arrives(learner: ZmqLearner, peer: ZmqPeer) -> None:
+    """The last message of a clean end carries counters: the linger is for it."""
+    route = greet(learner, peer)
+    assert peer.send([b"goodbye"])
+    peer.close()
+    assert learner.receive(SOON) == (route, [b"goodbye"])
+
+
+def test_a_closed_end_does_nothing_more(learner: ZmqLearner, peer: ZmqPeer) -> None:
+    """Shutdown code may close twice, and a loop may look once more."""
+    route = greet(learner, peer)
+    for end in (learner, peer):
+        end.close()
+        end.close()
+        end.wake()
+        assert end.receive(SOON) is None
+    assert not peer.send([b"x"])
+    assert not learner.send(route, [b"x"])
+
+
+def test_an_unreachable_learner_does_not_hold_up_the_close() -> None:
+    """SIGTERM of an actor whose learner is gone: the linger has nothing to wait for."""
+    with closing(ZmqLearner(ANY_PORT)) as placeholder:
+        endpoint = placeholder.endpoint
+    ZmqPeer(endpoint, linger=SOON * 10).close()
+
+
+def test_a_frame_over_the_limit_costs_its_sender_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer announces 10 GB: ZeroMQ closes its connection before a byte is stored; others and its next messages are served."""
+    with monkeypatch.context() as patch:
+        patch.setitem(adapter._OPTIONS, zmq.MAXMSGSIZE, 1000)
+        learner = ZmqLearner(ANY_PORT)
+    with closing(learner), closing(ZmqPeer(learner.endpoint)) as loud, closing(ZmqPeer(learner.endpoint)) as calm:
+        calm_route, loud_route = greet(learner, calm), greet(learner, loud)
+        assert loud.send([b"h", b"x" * 1001])
+        until(lambda: not learner.send(loud_route, [b"x"]), learner)
+        assert calm.send([b"still here"])
+        assert learner.receive(SOON) == (calm_route, [b"still here"])
+        while loud.receive(0.0):  # what was sent to it before the connection closed
+            pass
+        assert greet(learner, loud, b"back") != loud_route
+
+
+def test_a_message_of_endless_frames_is_cut_and_refused(learner: ZmqLearner) -> None:
+    """Ten thousand tiny frames in one message are not collected: the codec sees that they are too many."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as raw:
+        raw.connect(learner.endpoint)
+        raw.send_multipart([b"x"] * 10_000)
+        raw.send_multipart([b"next"])
+        _, frames = learner.receive(SOON)
+        assert len(frames) < 100
+        with pytest.raises(DecodeError):
+            decode(frames)
+        assert learner.receive(SOON)[1] == [b"next"]
+
+
+def test_a_learner_that_does_not_read_fills_buffers_and_then_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that ignores its credits meets the high-water mark: False, not memory without end; later messages pass again."""
+    for mark in (zmq.SNDHWM, zmq.RCVHWM):
+        monkeypatch.setitem(adapter._OPTIONS, mark, 1)
+    with closing(ZmqLearner(ANY_PORT)) as learner, closing(ZmqPeer(learner.endpoint, linger=0.0)) as peer:
+        greet(learner, peer)
+        frame = bytes(4 << 20)
+        sent = 0
+        while peer.send([b"h", frame]):
+            sent += 1
+            assert sent < 100
+        for _ in range(sent):
+            assert len(learner.receive(SOON)[1]) == 2
+        until(lambda: peer.send([b"h", frame]), peer)
+
+
+def test_a_message_broken_off_by_a_lost_connection_does_not_swallow_the_next(learner: ZmqLearner) -> None:
+    """ZeroMQ drops the rest of a message whose connection went away in the middle, if it is given the rest."""
+    peer = ZmqPeer(learner.endpoint)
+    real = peer._socket
+    offered = []
+
+    class Breaking:
+        closed = False
+
+        def send(self, frame: bytes, flags: int, **_: object) -> None:
+            offered.append((frame, bool(flags & zmq.SNDMORE)))
+            if frame == b"2":
+                raise zmq.Again
+            if frame == b"4":
+                raise zmq.ZMQError(zmq.EFAULT)
+
+    peer._socket = Breaking()
+    assert not peer.send([b"1", b"2", b"3"])
+    assert offered == [(b"1", True), (b"2", True), (b"3", False)]
+    with pytest.raises(zmq.ZMQError):  # what nobody expects is not called a loss
+        peer.send([b"4"])
+    peer._socket = real
+    peer.close()
+
+
+@pytest.mark.parametrize("end", ["learner", "peer"])
+def test_a_wake_ends_a_wait_in_another_thread(learner: ZmqLearner, peer: ZmqPeer, end: str) -> None:
+    """SIGTERM reaches the main thread while the I/O thread waits for messages."""
+    waiting = {"learner": learner, "peer": peer}[end]
+    got = []
+    waiter = threading.Thread(target=lambda: got.append(waiting.receive(SOON)))
+    waiter.start()
+    waiting.wake()
+    waiter.join(SOON / 2)
+    assert got == [None]
+
+
+def test_wakes_before_the_wait_are_one_wake(learner: ZmqLearner) -> None:
+    """A wake just before the wait is not lost, and many of them do not pile up or block."""
+    for _ in range(100_000):
+        learner.wake()
+    assert learner.receive(SOON) is None
+    assert not dict(learner._poller.poll(0))
+
+
+def test_a_wake_does_not_hide_a_message(learner: ZmqLearner, peer: ZmqPeer) -> None:
+    """Both at once: the message comes first, the wake after it."""
+    greet(learner, peer)
+    peer.send([b"x"])
+    assert learner._poller.poll(SOON * 1000)
+    learner.wake()
+    assert learner.receive(SOON)[1] == [b"x"]
+    assert learner.receive(SOON) is None
+
+
+def test_a_port_in_use_is_refused_with_what_to_do(learner: ZmqLearner) -> None:
+    """A second run on the same machine."""
+    with pytest.raises(ResourceError, match=rf"cannot listen: found {learner.endpoint}: .*in use; stop what uses it, or choose"):
+        ZmqLearner(learner.endpoint)
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["", "127.0.0.1:5700", "tcp://127.0.0.1", "tcp://:x", "udp//x", "tcp://127.0.0.1:99999", "tcp://a b:1", "tcp://h:-1"],
+)
+@pytest.mark.parametrize("end", [ZmqLearner, ZmqPeer])
+def test_a_bad_endpoint_is_the_users_error(end: type, endpoint: str) -> None:
+    """A typing mistake in `--learner` ends with one line, not a traceback."""
+    with pytest.raises(ConfigError, match="wanted tcp://host:port"):
+        end(endpoint)
+
+
+def test_an_address_of_another_machine_cannot_be_bound() -> None:
+    """`learner.bind` names an interface that is not here."""
+    with pytest.raises(ResourceError, match=r"cannot listen: found tcp://192\.0\.2\.1:5700"):
+        ZmqLearner("tcp://192.0.2.1:5700")
+
+
+BOUNDS = (
+    "LINGER",
+    "SNDHWM",
+    "RCVHWM",
+    "MAXMSGSIZE",
+    "HEARTBEAT_IVL",
+    "HEARTBEAT_TIMEOUT",
+    "HEARTBEAT_TTL",
+    "HANDSHAKE_IVL",
+    "TCP_MAXRT",
+)
+
+
+@pytest.mark.parametrize("name", [*BOUNDS, "TCP_KEEPALIVE", "RECONNECT_IVL_MAX", "CONNECT_TIMEOUT", "IMMEDIATE", "BACKLOG"])
+def test_nothing_is_left_without_a_bound(learner: ZmqLearner, peer: ZmqPeer, name: str) -> None:
+    """ZeroMQ's defaults are no limit (0 or -1) for most of these."""
+    ends = {"RECONNECT_IVL_MAX": [peer], "CONNECT_TIMEOUT": [peer], "IMMEDIATE": [peer], "BACKLOG": [learner]}.get(
+        name, [learner, peer]
+    )
+    assert all(end._socket.getsockopt(getattr(zmq, name)) > 0 for end in ends)
