@@ -1,0 +1,52 @@
+"""Made-up rollouts, by the run's own schema."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from common.algorithms.api import Sample
+from common.algorithms.policy import recorded
+from common.algorithms.trajectory import trajectory_schema
+from common.envs.spec import ActionSpec, EnvSpec
+
+
+@pytest.fixture
+def image_env() -> EnvSpec:
+    """Small images, stacks of three, four actions."""
+    action = ActionSpec(n=4, shape=())
+    return EnvSpec(observation_shape=(10, 12), observation_dtype="uint8", action=action, frame_stack=3, frame_skip=1)
+
+
+@pytest.fixture
+def vector_env() -> EnvSpec:
+    """Vectors of two numbers, no stack, three actions."""
+    action = ActionSpec(n=3, shape=())
+    return EnvSpec(observation_shape=(2,), observation_dtype="float32", action=action, frame_stack=1, frame_skip=1)
+
+
+@pytest.fixture
+def make_sample() -> Callable[..., Sample]:
+    """A rollout as it comes from the wire: random frames, nothing ends, read-only memory; arrays to differ by keyword."""
+
+    def make(env: EnvSpec, *, length: int = 4, num_envs: int = 2, version: int = 0, seed: int = 0, **given: Any) -> Sample:
+        rng = np.random.default_rng(seed)
+        specs = recorded(length=length, num_envs=num_envs)
+        arrays = {}
+        for spec in trajectory_schema(env, length=length, num_envs=num_envs, recorded=specs):
+            shape = [max(0, size) for size in spec.shape]
+            arrays[spec.name] = np.zeros(shape, spec.dtype)
+            if spec.name == "obs":
+                arrays["obs"] = (rng.random(shape) * (255 if spec.dtype == "uint8" else 1)).astype(spec.dtype)
+        arrays["valid"][:] = True
+        arrays["log_prob"][:] = -np.log(max(1, env.action.n))
+        for name, values in given.items():
+            arrays[name] = np.array(values, arrays[name].dtype)
+        for array in arrays.values():
+            array.setflags(write=False)
+        return Sample(version=version, env_steps=int(arrays["valid"].sum()), arrays=arrays)
+
+    return make

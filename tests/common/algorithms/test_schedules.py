@@ -1,0 +1,37 @@
+"""Learning rates over a run."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.algorithms import schedules
+from common.algorithms.api import Progress
+
+pytestmark = pytest.mark.pure
+
+
+@pytest.mark.parametrize(("env_steps", "rate"), [(0, 1e-3), (250, 7.5e-4), (1000, 0.0), (1200, 0.0)])
+def test_the_linear_rate_falls_to_0_at_the_planned_end_and_stays(env_steps, rate):
+    """The last batch of a run often goes beyond the budget."""
+    progress = Progress(env_steps=env_steps, env_steps_planned=1000, version=3)
+    assert schedules.linear(1e-3, progress) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(("kl", "rate"), [(0.021, 2e-4), (0.019, 3e-4), (0.01, 3e-4), (0.006, 3e-4), (0.004, 4.5e-4)])
+def test_the_adaptive_rate_moves_only_outside_half_to_twice_the_target(kl, rate):
+    """Target 0.01: too far, twice nearly, on it, half nearly, too little."""
+    assert schedules.kl_adaptive(3e-4, kl=kl, target=0.01) == pytest.approx(rate)
+
+
+def test_the_adaptive_rate_stays_within_its_bounds():
+    """A policy that does not react at all, or to everything."""
+    assert schedules.kl_adaptive(9e-3, kl=0.0, target=0.01) == schedules.HIGHEST
+    assert schedules.kl_adaptive(1.2e-6, kl=1.0, target=0.01) == schedules.LOWEST
+
+
+def test_on_a_policy_whose_kl_grows_with_the_rate_it_settles_near_the_target():
+    """Closed loop: KL = (100 * rate)^2, as for a natural step; from far above and far below."""
+    for rate in (1e-5, 9e-3):
+        for _ in range(40):
+            rate = schedules.kl_adaptive(rate, kl=(100 * rate) ** 2, target=0.01)  # noqa: PLW2901 - the loop under test
+        assert 0.005 <= (100 * rate) ** 2 <= 0.02
