@@ -134,6 +134,7 @@ def test_a_connection_ends_with_its_answer(server):
 
 def test_a_client_that_says_nothing_is_hung_up_on(server, monkeypatch):
     """A port scanner, or a scraper whose machine died."""
+    assert ours._Handler.timeout == ours.CONNECTION_SECONDS
     monkeypatch.setattr(ours._Handler, "timeout", 0.05)
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
         assert client.recv(1) == b""

@@ -54,7 +54,7 @@ def test_more_than_info_is_marked_and_less_than_the_level_is_not_said(output):
 def test_a_peers_words_cannot_fake_a_line(output):
     """A hostile name with a line break and terminal codes in it."""
     configure("learner", stream=output)
-    EventLog("x").info("greeted", peer="a\n10:00:00 learner all_fine \x1b[2J")
+    EventLog("x").info("greeted", peer="a\n10:00:00 learner all_fine", title="\x1b[2J")
     assert len(output.getvalue().splitlines()) == 1
     assert "\x1b" not in output.getvalue()
 

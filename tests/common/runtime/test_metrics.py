@@ -180,17 +180,49 @@ def test_scrapes_during_updates_lose_nothing_and_never_run_backwards():
     assert samples(metrics)["rookery_test_eggs_lost_total", "fox"] == 6000
 
 
+def meanwhile(call):
+    """Let another thread `call` now, as far as it gets before it has to wait for this one."""
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join(0.05)
+    return thread
+
+
+def test_a_scrape_in_the_middle_of_a_switch_counts_no_second_twice(clock):
+    """The booked phase and the running one are two facts; a scrape may come between them."""
+    phases, seen, readers = Phases(("env", "act"), clock=clock, help_text=""), [], []
+
+    class Books(dict):
+        """Tells when a phase has just been booked."""
+
+        def __setitem__(self, phase, seconds):
+            super().__setitem__(phase, seconds)
+            readers.append(meanwhile(lambda: seen.append(sum(phases.seconds().values()))))
+
+    phases._seconds = Books(phases._seconds)
+    phases.enter("env")
+    clock.now += 5.0
+    phases.enter("act")
+    for reader in readers:
+        reader.join()
+    assert seen == [5.0]
+
+
 def test_scrapes_side_by_side_advance_a_counter_once():
     """Prometheus and a person with curl bring the same total over at the same time."""
-    metrics = Metrics()
+    metrics, others = Metrics(), []
 
-    def scrape():
-        for total in range(1, 1001):
-            advance(metrics.eggs, total)
+    class Watched:
+        """The counter, and a second scrape at the moment when the first has read it."""
 
-    threads = [threading.Thread(target=scrape) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert samples(metrics)["rookery_test_eggs_total",] == 1000
+        inc = metrics.eggs.inc
+
+        def collect(self):
+            read = metrics.eggs.collect()
+            others.append(meanwhile(lambda: advance(metrics.eggs, 10)))
+            return read
+
+    advance(Watched(), 10)
+    for other in others:
+        other.join()
+    assert samples(metrics)["rookery_test_eggs_total",] == 10
