@@ -58,6 +58,15 @@ def test_all_else_is_yaml_wherever_it_is_written():
     assert settings.evaluator.enabled is False
 
 
+@pytest.mark.parametrize("content", ['"8"', "8.0", "true"])
+def test_a_type_is_never_guessed(tmp_path, content):
+    """A quoted number, a fraction, a truth value: what the file says is not what a count is."""
+    path = tmp_path / "x.yaml"
+    path.write_text(f"env: {{num_envs: {content}}}\n")
+    with pytest.raises(ConfigError, match=r"env\.num_envs: .*wanted integer"):
+        load(preset=str(path), environ={})
+
+
 def test_variables_of_others_are_left_alone():
     """Kubernetes sets ROOKERY_LEARNER_PORT and its kin in every pod beside a service called rookery-learner."""
     environ = {"ROOKERY_LEARNER_PORT": "tcp://10.0.0.1:5700", "ROOKERY_LEARNER_SERVICE_HOST": "10.0.0.1", "LOG__LEVEL": "x"}

@@ -54,6 +54,7 @@ def _complaint(*overrides):
         ("env.num_envs=true", "env.num_envs: found True (command line), wanted integer in 1..4096"),
         ("env.num_envs=8.0", "env.num_envs: found 8.0 (command line), wanted integer in 1..4096"),
         ("env.num_envs.deep=8", "env.num_envs: found {'deep': 8} (command line), wanted integer in 1..4096"),
+        ("log=loud", "log: found 'loud' (command line), wanted mapping with some of level, format"),
         ("evaluator.enabled=yes", "evaluator.enabled: found 'yes' (command line), wanted true or false"),
         ("model.conv=[[1, 2]]", "model.conv: found [[1, 2]] (command line), wanted list of list of (integer, integer, integer)"),
         ("log.level=loud", "log.level: found 'loud' (command line), wanted one of debug, info, warning, error"),
