@@ -2,7 +2,8 @@
 
 One rule for types: every value is YAML wherever it is written, and is then checked strictly against the tree. So in a
 file `8` is a number and `"8"` is text that no number setting accepts; in `ROOKERY_ACTOR__COUNT=8` and `actor.count=8` the
-text after `=` is YAML too, except where the setting is text, which takes it as it stands. Names of variables are read in lower case.
+text after `=` is YAML too, except where the setting is text, which takes it as it stands.
+Names of variables are read in lower case.
 
 Only the callers know the real environment; it comes in as a mapping.
 """
