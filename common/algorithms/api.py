@@ -49,6 +49,9 @@ class Algorithm(Protocol):
     def model(self) -> torch.nn.Module:
         """The network whose parameters are published (float32, in the learner's hands)."""
 
+    def calibrate(self, frames: torch.Tensor) -> None:
+        """Learn what observations look like from example frames [N, *frame], once, before the first update of a run."""
+
     def collate(self, samples: Sequence[Sample]) -> Any:
         """Turn experience messages (all of one schema) into what `update` trains on; valid until the next call."""
 

@@ -43,7 +43,11 @@ class PPOSettings(BaseModel):
     learning_rate: float = Field(default=2.5e-4, gt=0.0, le=1.0, description="of Adam; for kl_adaptive: where it starts")
     lr_schedule: Literal["constant", "linear", "kl_adaptive"] = Field(
         default="constant",
-        description="linear: to 0 at the end of the run's env steps; kl_adaptive: times or over 1.5, to stay near kl_target",
+        description="linear: down to lr_final; kl_adaptive: times or over 1.5, to stay near kl_target",
+    )
+    lr_final: float = Field(default=0.0, ge=0.0, le=1.0, description="linear: where the learning rate ends, and stays")
+    lr_env_steps: int = Field(
+        default=0, ge=0, description="linear: env steps until lr_final is reached; 0: all of target.env_steps"
     )
     kl_target: float = Field(default=0.01, gt=0.0, description="kl_adaptive: wanted KL divergence of one update, nats")
     clip: float = Field(default=0.2, gt=0.0, lt=1.0, description="how far from 1 the probability ratio still counts (epsilon)")
@@ -114,6 +118,10 @@ class PPO:
         """The network whose parameters are published (float32)."""
         return self._model
 
+    def calibrate(self, frames: Tensor) -> None:
+        """Fix the normalisation of observations by example frames [N, *frame]."""
+        self._model.calibrate(frames)
+
     def collate(self, samples: Sequence[Sample]) -> Batch:
         """Join trajectories into one batch, stacks rebuilt."""
         return collate(samples, self._env)
@@ -128,7 +136,9 @@ class PPO:
         rows, explained = self._prepare(batch, lag)
         chosen = batch.valid.flatten().nonzero().squeeze(-1)
         if self._settings.lr_schedule == "linear":
-            self._learning_rate = schedules.linear(self._settings.learning_rate, progress)
+            self._learning_rate = schedules.linear(
+                self._settings.learning_rate, progress, final=self._settings.lr_final, over=self._settings.lr_env_steps
+            )
         metrics = {"learning_rate": self._learning_rate, "policy_lag_mean": lag.double().mean().item()}
         epochs = [self._epoch(rows, chosen) for _ in range(self._settings.epochs)]
         taken = [step for epoch in epochs for step in epoch if step is not None]

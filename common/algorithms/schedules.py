@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from common.algorithms.api import Progress
+from common.units import EnvSteps
 
 KL_FACTOR = 1.5
 """The step of `kl_adaptive`, up and down."""
@@ -11,9 +12,10 @@ LOWEST, HIGHEST = 1e-6, 1e-2
 """The bounds of `kl_adaptive`: outside them Adam does nothing, or harm."""
 
 
-def linear(initial: float, progress: Progress) -> float:
-    """`initial` at the start, 0 at the planned end of the run and after it."""
-    return initial * max(0.0, 1.0 - progress.env_steps / progress.env_steps_planned)
+def linear(initial: float, progress: Progress, *, final: float = 0.0, over: EnvSteps = 0) -> float:
+    """From `initial` down to `final` after `over` env steps (0: the whole planned run), and `final` from then on."""
+    done = min(1.0, progress.env_steps / (over or progress.env_steps_planned))
+    return initial + (final - initial) * done
 
 
 def kl_adaptive(current: float, *, kl: float, target: float) -> float:

@@ -132,6 +132,22 @@ def spec_of(settings: EnvSettings) -> EnvSpec:
     return environment.spec
 
 
+def example_frames(settings: EnvSettings, *, seed: int, num_envs: int = 8, steps: int = 128) -> Array:
+    """What observations look like before anything is learned: [steps * num_envs, *frame] of random play."""
+    environment = _make(settings, num_envs)
+    random, action = np.random.default_rng(seed), environment.spec.action
+    environment.reset(seed)
+    frames = []
+    for _ in range(steps):
+        if action.discrete:
+            chosen: Array = random.integers(action.n, size=num_envs)
+        else:
+            chosen = random.uniform(action.low, action.high, size=(num_envs, *action.shape)).astype(np.float32)
+        frames.append(environment.step(chosen).observation.copy())
+    environment.close()
+    return np.concatenate(frames)
+
+
 def _make(settings: EnvSettings, num_envs: int) -> VectorEnvironment:
     mode = _MODES[settings.autoreset]
     if settings.entry_point:

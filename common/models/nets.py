@@ -41,6 +41,31 @@ class _FirstConv(nn.Conv2d):
         return functional.conv2d(image, self.weight * _BYTE, self.bias, self.stride)
 
 
+class Normalisation(nn.Module):
+    """Observations centred on fixed means and divided by one fixed deviation, both taken from example frames.
+
+    Not trained, and still parameters: they belong to the policy, so they travel in its snapshots. Every pixel or component
+    has its own mean; they share the deviation of the liveliest, since dividing each by its own would turn pixels that
+    hardly ever change into the loudest ones.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.mean = nn.Parameter(torch.empty(shape), requires_grad=False)
+        self.deviation = nn.Parameter(torch.empty(()), requires_grad=False)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """[N, (S,) *frame] of any float dtype → the same shape and dtype."""
+        return (observation - self.mean.to(observation.dtype)).mul_(self.deviation.reciprocal().to(observation.dtype))
+
+    @torch.no_grad()
+    def calibrate(self, frames: Tensor) -> None:
+        """Take mean and deviation from example frames [N, *frame]."""
+        values = frames.float()
+        self.mean.copy_(values.mean(0))
+        self.deviation.copy_(values.std(0).max().clamp_min(1e-3))
+
+
 class _Head(nn.Linear):
     """A last layer, always computed in float32: rounding logits to bfloat16 would cost percents of the probability ratio."""
 
@@ -58,7 +83,9 @@ class Trunk(nn.Module):
     def __init__(self, settings: ModelSettings, env: EnvSpec) -> None:
         super().__init__()
         activation = _ACTIVATIONS[settings.activation]
-        shape, self._bytes = env.network_input_shape, env.observation_dtype == "uint8"
+        shape = env.network_input_shape
+        self.normalisation = Normalisation(env.observation_shape) if settings.normalize_observation else None
+        self._bytes = env.observation_dtype == "uint8" and self.normalisation is None
         self.conv, self.hidden = nn.Sequential(), nn.Sequential()
         for channels, kernel, stride in settings.conv if len(env.observation_shape) == _IMAGE_RANK else ():
             layer = _FirstConv if self._bytes and not self.conv else nn.Conv2d
@@ -78,6 +105,8 @@ class Trunk(nn.Module):
     def forward(self, observation: Tensor) -> Tensor:
         """See the class."""
         x = observation.to(_compute_dtype(self))
+        if self.normalisation is not None:
+            x = self.normalisation(x)
         if self.conv:
             # channels_last makes training in float32 a quarter faster. Flattening in that order copies nothing.
             x = self.conv(x.contiguous(memory_format=torch.channels_last)).permute(0, 2, 3, 1)
@@ -110,6 +139,12 @@ class ActorCritic(nn.Module):
         features = self.trunk(observation)
         value_features = features if self.value_trunk is None else self.value_trunk(observation)
         return Output(self._policy(features), self.value_head(value_features).squeeze(-1))
+
+    def calibrate(self, frames: Tensor) -> None:
+        """Fix the normalisation of observations by example frames [N, *frame]; nothing where the network has none."""
+        for module in self.modules():
+            if isinstance(module, Normalisation):
+                module.calibrate(frames)
 
     def _policy(self, features: Tensor) -> Distribution:
         outputs = self.policy_head(features)
@@ -149,6 +184,8 @@ def _initialise(net: ActorCritic, generator: torch.Generator) -> None:
             nn.init.orthogonal_(module.weight, gains.get(module, _SQRT_2), generator=generator)
         if isinstance(module, nn.Conv2d):
             module.weight.data = module.weight.contiguous(memory_format=torch.channels_last)
+        if isinstance(module, Normalisation):
+            nn.init.ones_(module.deviation)
     for name, parameter in net.named_parameters():
-        if name.endswith(("bias", "log_std")):
+        if name.endswith(("bias", "log_std", "mean")):
             nn.init.zeros_(parameter)

@@ -20,4 +20,9 @@ class ModelSettings(BaseModel):
         default=(512,), description="widths of the fully connected layers after the convolutions, or of the whole MLP"
     )
     activation: Literal["relu", "elu", "tanh", "silu"] = Field(default="relu", description="nonlinearity between layers")
+    normalize_observation: bool = Field(
+        default=False,
+        description="centre observations on the mean of some random play and divide by its deviation, both then fixed; "
+        "what stands still in an image vanishes, and what moves is what the network sees",
+    )
     shared_trunk: bool = Field(default=True, description="policy and value share all layers but the last")

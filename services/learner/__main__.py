@@ -10,9 +10,11 @@ import time
 from datetime import UTC, datetime
 from functools import partial
 
+import torch
+
 from common.algorithms.registry import build_algorithm, recorded_specs
 from common.algorithms.trajectory import check_trajectory, trajectory_schema
-from common.envs.make import spec_of
+from common.envs.make import example_frames, spec_of
 from common.envs.spec import EnvSpec
 from common.models.snapshot import Layout
 from common.runtime import checkpoints, config, logs, root, run_directory
@@ -64,6 +66,9 @@ def _serve(words: list[str]) -> int:
     run_id = settings.run.id or (checkpoint.run_id if checkpoint else f"{settings.run.preset or 'run'}-{secrets.token_hex(4)}")
     record = RunRecord(settings=settings, run_id=run_id, frame_skip=env.frame_skip, started_at=_run_began(directory))
     session = LearnerSide(_terms(settings, env, run_id), check=lambda experience: check_trajectory(env, experience.arrays))
+    if checkpoint is None and settings.model.normalize_observation:
+        seed = derive(settings.run.seed, "environment", role="learner")
+        algorithm.calibrate(torch.from_numpy(example_frames(settings.env, seed=seed)))
     if checkpoint:
         algorithm.load_state_dict(checkpoint.state)
         record.load_state_dict(checkpoint.counters["record"], time.monotonic())
