@@ -1,0 +1,61 @@
+# Everything a newcomer needs. `make` or `make help` prints this file's targets.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+PRESET ?= pong
+ARGS   ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train test test-pure test-wire test-service test-system check format bench learning clean
+
+help: ## print this
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(STAMP): requirements.lock pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --requirement requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
+setup: $(STAMP) ## make .venv with the pinned dependencies
+
+train: $(STAMP) ## learn Pong to 18 points on this machine (PRESET=cartpole ARGS="--seed 2" to change)
+	$(BIN)/rookery train $(PRESET) $(ARGS)
+
+test: $(STAMP) ## all four rings of tests, with branch coverage
+	$(BIN)/coverage erase
+	$(BIN)/pytest --cov --cov-report=term:skip-covered $(ARGS)
+
+test-pure: $(STAMP) ## the ring without sockets, files or threads: seconds
+	$(BIN)/pytest -m pure $(ARGS)
+
+test-wire: $(STAMP) ## golden bytes, hostile bytes, transports
+	$(BIN)/pytest -m wire $(ARGS)
+
+test-service: $(STAMP) ## services over the in-memory transport
+	$(BIN)/pytest -m service $(ARGS)
+
+test-system: $(STAMP) ## real processes over loopback, killed and restarted
+	$(BIN)/pytest -m system $(ARGS)
+
+check: $(STAMP) ## lint, format, types, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP) ## rewrite the sources as `check` wants them
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP) ## throughput against its floor, and the transport's rate (minutes; the machine must be idle)
+	$(BIN)/python -m benchmarks.throughput
+	$(BIN)/python -m benchmarks.transport
+
+learning: $(STAMP) ## the learning claims: pong and cartpole, three seeds each (about half an hour)
+	$(BIN)/python -m benchmarks.learning
+
+clean: ## remove .venv, caches and build leftovers (runs/ stays)
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.* htmlcov
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
