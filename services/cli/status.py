@@ -18,6 +18,8 @@ from common.units import EnvSteps, Seconds, Version
 
 TIMEOUT: Seconds = 0.5
 
+STARTING = "starting"  # until the learner has answered once
+
 Samples: TypeAlias = Mapping[tuple[str, str], float]
 """One service's metrics: (name, value of its first label or "") -> value."""
 
@@ -78,7 +80,7 @@ class Ledger(_Value):
 class RunStatus(_Value):
     """The learner's answer, and what only the supervisor knows (`actors_wanted`, `restarts`, `bottleneck`)."""
 
-    phase: str = "starting"
+    phase: str = STARTING
     wall_seconds: Seconds = 0.0
     env_steps: EnvSteps = 0
     env_steps_per_second: float = 0.0

@@ -16,6 +16,7 @@ from services.cli.plan import Plan, Request, make_plan
 from services.cli.processes import Inbox, Processes, stop_signals, supervise
 from services.cli.progress import Progress
 from services.cli.report import closing, read_summary, verdict
+from services.cli.status import STARTING
 from services.cli.supervisor import CONFIG_EXIT_CODE, GiveUp, Outcome, Supervisor
 from services.cli.view import Frame, View, make_view
 from services.cli.watch import Watch
@@ -90,7 +91,12 @@ class _Show:
     clock: Callable[[], Seconds] = time.monotonic
     _progress: Progress = field(default_factory=Progress)
     _next: Seconds = 0.0
+    _began: Seconds = field(init=False)
     _said_stopping: bool = False
+
+    def __post_init__(self) -> None:
+        """Until the learner tells the time, it is counted from here."""
+        self._began = self.clock()
 
     def tick(self) -> None:
         """Called several times a second; returns at once."""
@@ -103,7 +109,12 @@ class _Show:
 
     def frame(self) -> Frame:
         """The run as it is now, with what only the supervisor knows."""
-        known = {"actors_wanted": self.core.actors, "restarts": sum(self.core.restarts.values())}
-        status = self.watch.latest.model_copy(update=known)
+        known: dict[str, object] = {"actors_wanted": self.core.actors, "restarts": sum(self.core.restarts.values())}
+        status = self.watch.latest
+        if status.phase == STARTING:
+            known["wall_seconds"] = self.clock() - self._began
+        if self.core.outcome is not Outcome.RUNNING:
+            known["phase"] = "ended" if self.core.done else "stopping"
+        status = status.model_copy(update=known)
         estimate = self._progress.update(status)
         return Frame(title=self.plan.title, run_dir=str(self.plan.directory.path), status=status, estimate=estimate)

@@ -12,7 +12,7 @@ from typing import Self
 from common.runtime.bottleneck import find_bottleneck
 from common.runtime.rates import RateWindow
 from common.units import Seconds
-from services.cli.status import RunStatus, by_label, fetch_metrics, fetch_status
+from services.cli.status import STARTING, RunStatus, by_label, fetch_metrics, fetch_status
 from services.cli.supervisor import ACTOR, LEARNER
 
 PERIOD: Seconds = 1.0
@@ -48,7 +48,7 @@ class Watch:
         """One round of questions."""
         answer = fetch_status(self._urls[LEARNER])
         if answer is None:  # it starts, or is being restarted: what it said last still holds, but for its phase
-            away = self.latest.phase != RunStatus().phase
+            away = self.latest.phase != STARTING
             return self.latest.model_copy(update={"phase": "learner away", "bottleneck": ""}) if away else self.latest
         said = {name: value for name, value in answer.items() if value is not None}
         return RunStatus.model_validate(said | {"bottleneck": self._bottleneck(time.monotonic())})

@@ -1,0 +1,110 @@
+"""A whole `rookery train` around a learner that is a fake: what the user is shown, and what is left behind."""
+
+import io
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.errors import ConfigError
+from services.cli.plan import Plan, Request
+from services.cli.train import train
+
+pytestmark = pytest.mark.system
+
+# Serves /status until it has been asked once, then writes what a learner leaves behind, and ends as it is told.
+LEARNER = """
+import json, pathlib, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+run_dir, port, solved, code, words = pathlib.Path(sys.argv[1]), int(sys.argv[2]), *json.loads(sys.argv[3])
+if words:
+    print(words, flush=True)
+    sys.exit(code)
+summary = {"solved": solved, "env_steps": 4000, "wall_seconds": 20.0, "frames_per_second": 200.0, "mean100": 480.0}
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        status = {"phase": "training", "env_steps": 4000, "mean100": 480.0, "version": 7, "policy_lag": None}
+        metric = 'rookery_learner_phase_seconds_total{phase="train"} 9.0\\n'
+        self.wfile.write(json.dumps(status).encode() if self.path == "/status" else metric.encode())
+    def log_message(self, *_):
+        pass
+server = HTTPServer(("127.0.0.1", port), Handler)
+server.handle_request()
+server.handle_request()
+curve = "wall_seconds,env_steps,episode_return_mean,evaluation_return\\n1,100,20,\\n20,4000,480,\\n"
+(run_dir / "learning_curve.csv").write_text(curve)
+(run_dir / "summary.json").write_text(json.dumps(summary))
+sys.exit(code)
+"""
+
+
+@pytest.fixture
+def trained(tmp_path, monkeypatch):
+    """Run `train` with that learner alone; gives the exit code, what was shown, and the run directory."""
+
+    def run(*, solved=True, code=0, words="", debug=False):
+        how = json.dumps([solved, code, words])
+
+        def command(plan, _):
+            port = plan.metrics_ports["learner"]
+            return [sys.executable, "-c", LEARNER, str(plan.directory.path), str(port), how]
+
+        monkeypatch.setattr(Plan, "command", command)
+        request = Request(preset="cartpole", overrides=("actor.count=0", "evaluator.enabled=false"), run_dir=tmp_path / "run")
+        shown, errors = io.StringIO(), io.StringIO()
+        environ = {**os.environ, "ROOKERY_RUN__SEED": "9"}
+        code = train(request, environ=environ, command_line=["rookery"], stdout=shown, stderr=errors, debug=debug)
+        return code, shown.getvalue(), errors.getvalue(), tmp_path / "run"
+
+    return run
+
+
+def test_a_run_that_solves_says_so_and_leaves_its_curve(trained):
+    """The five-minute run of the README, in small."""
+    code, shown, errors, run_dir = trained()
+    assert (code, errors) == (0, "")
+    assert "cartpole, seed 9" in shown
+    assert "solved: the target was reached" in shown
+    assert "4,000 env steps in 0:00:20" in shown
+    assert {path.name for path in run_dir.iterdir()} >= {
+        "config.yaml",
+        "command.txt",
+        "learning_curve.png",
+        "summary.json",
+        "logs",
+    }
+
+
+def test_a_learner_that_ends_too_early_is_a_failure(trained):
+    """Somebody stopped the learner by hand: a script must not take the run for a success."""
+    code, shown, _, _ = trained(solved=False)
+    assert code == 1
+    assert "before its target and its budget" in shown
+
+
+def test_a_setting_refused_by_a_service_is_one_line_and_leaves_nothing(trained):
+    """An unknown environment is seen only by who makes it: its words reach the user, and the folder is gone again."""
+    message = "rookery learner: error: unknown environment id: found Pogn-v5, wanted Pong-v5"
+    code, shown, errors, run_dir = trained(code=2, words=f"12:00:00 learner starts\n{message}")
+    assert code == 2
+    assert errors == "rookery train: error: unknown environment id: found Pogn-v5, wanted Pong-v5 (says learner)\n"
+    assert not run_dir.exists()
+    assert "solved" not in shown
+
+
+def test_debug_shows_the_whole_end_of_the_log(trained):
+    """The traceback of a service is in its log; with --debug the user need not look for it."""
+    _, _, errors, _ = trained(code=2, words="Traceback ...\nrookery learner: error: no", debug=True)
+    assert "Traceback ..." in errors
+
+
+def test_nothing_starts_in_a_folder_that_is_in_use(trained, tmp_path):
+    """A second run into the first one's folder would mix their checkpoints."""
+    trained()
+    with pytest.raises(ConfigError, match="in use"):
+        trained()
+    assert Path(tmp_path / "run" / "summary.json").exists()
