@@ -133,8 +133,10 @@ class PPO:
         because no step was taken, is not among the metrics. `approx_kl` is of the last epoch: how far the update went.
         """
         lag = progress.version - batch.version
-        rows, explained = self._prepare(batch, lag)
         chosen = batch.valid.flatten().nonzero().squeeze(-1)
+        if len(chosen) == 0:
+            return UpdateResult(samples=0, metrics={})
+        rows, explained = self._prepare(batch, lag)
         if self._settings.lr_schedule == "linear":
             self._learning_rate = schedules.linear(
                 self._settings.learning_rate, progress, final=self._settings.lr_final, over=self._settings.lr_env_steps
@@ -205,7 +207,7 @@ class PPO:
         parts = max(1, round(len(order) / self._settings.minibatch))
         # index_select, because row[index] is twenty times slower on images.
         minibatches = (_Rows(*(row.index_select(0, index) for row in rows)) for index in order.tensor_split(parts))
-        return [self._step(minibatch) for minibatch in minibatches if len(minibatch.action)]
+        return [self._step(minibatch) for minibatch in minibatches]
 
     def _step(self, rows: _Rows) -> _Step | None:
         """One gradient step; None, and nothing changed, where it would not be finite."""

@@ -7,11 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from common.algorithms.api import Sample
 from common.algorithms.policy import recorded
 from common.algorithms.trajectory import trajectory_schema
 from common.envs.spec import ActionSpec, EnvSpec
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """As in the services: more threads than free cores make small networks a hundred times slower."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

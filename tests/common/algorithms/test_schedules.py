@@ -17,6 +17,13 @@ def test_the_linear_rate_falls_to_0_at_the_planned_end_and_stays(env_steps, rate
     assert schedules.linear(1e-3, progress) == pytest.approx(rate)
 
 
+@pytest.mark.parametrize(("env_steps", "rate"), [(0, 1e-3), (200, 6e-4), (400, 2e-4), (900, 2e-4)])
+def test_the_linear_rate_can_end_early_at_a_floor(env_steps, rate):
+    """A budget far longer than the run should need: the rate must not wait for it, nor fall to nothing."""
+    progress = Progress(env_steps=env_steps, env_steps_planned=1000, version=3)
+    assert schedules.linear(1e-3, progress, final=2e-4, over=400) == pytest.approx(rate)
+
+
 @pytest.mark.parametrize(("kl", "rate"), [(0.021, 2e-4), (0.019, 3e-4), (0.01, 3e-4), (0.006, 3e-4), (0.004, 4.5e-4)])
 def test_the_adaptive_rate_moves_only_outside_half_to_twice_the_target(kl, rate):
     """Target 0.01: too far, twice nearly, on it, half nearly, too little."""

@@ -133,3 +133,17 @@ def test_spaces_without_a_network_are_refused_in_words(env):
     """A colour image, an action that is a matrix."""
     with pytest.raises(ConfigError, match="no network for these spaces"):
         nets.build(SMALL, env)
+
+
+def test_after_calibration_what_stands_still_is_0_and_the_liveliest_pixel_has_deviation_1():
+    """Example frames of random play: a background of 100, one pixel that is 0 or 200; the means travel with the weights."""
+    env = env_spec(stack=2)
+    net = nets.build(SMALL.model_copy(update={"normalize_observation": True}), env)
+    frames = torch.full((4, 20, 24), 100, dtype=torch.uint8)
+    frames[:, 3, 5] = torch.tensor([0, 200, 0, 200])
+    net.calibrate(frames)
+    seen = net.trunk.normalisation(frames[:, None].expand(4, 2, 20, 24).float())
+    assert seen.abs().sum(dim=(2, 3)).eq(seen[:, :, 3, 5].abs()).all()
+    torch.testing.assert_close(seen[:, :, 3, 5].std(0), torch.ones(2))
+    assert {"trunk.normalisation.mean", "trunk.normalisation.deviation"} <= dict(net.named_parameters()).keys()
+    assert net(frames[:, None].expand(4, 2, 20, 24)).value.shape == (4,)

@@ -1,0 +1,81 @@
+"""The schema of a rollout, and what fits it and still cannot be trained on."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from common.algorithms.policy import recorded
+from common.algorithms.trajectory import check_trajectory, trajectory_schema
+from common.envs.spec import ActionSpec
+from common.errors import PeerError
+
+pytestmark = pytest.mark.pure
+
+
+def test_the_schema_of_stacked_images_and_numbered_actions(image_env):
+    """What an actor of 2 environments sends for 5 steps, written out."""
+    schema = trajectory_schema(image_env, length=5, num_envs=2, recorded=recorded(length=5, num_envs=2))
+    assert [(spec.name, spec.dtype, spec.shape) for spec in schema] == [
+        ("obs", "uint8", (8, 2, 10, 12)),  # 2 frames of context, o_0..o_5
+        ("start", "bool", (6, 2)),
+        ("action", "int64", (5, 2)),
+        ("reward", "float32", (5, 2)),
+        ("terminated", "bool", (5, 2)),
+        ("truncated", "bool", (5, 2)),
+        ("valid", "bool", (5, 2)),
+        ("final_obs", "uint8", (-1, 10, 12)),
+        ("final_index", "int32", (-1,)),
+        ("episode_return", "float32", (-1,)),
+        ("episode_length", "int32", (-1,)),
+        ("log_prob", "float32", (5, 2)),
+    ]
+
+
+def test_the_schema_of_vectors_and_continuous_actions(vector_env):
+    """Pendulum: no stack, actions of one component, nothing recorded."""
+    env = dataclasses.replace(vector_env, action=ActionSpec(n=0, shape=(1,), low=(-2.0,), high=(2.0,)))
+    schema = {spec.name: spec for spec in trajectory_schema(env, length=5, num_envs=2, recorded=())}
+    assert schema["obs"].shape == (6, 2, 2)
+    assert (schema["action"].dtype, schema["action"].shape) == ("float32", (5, 2, 1))
+
+
+def test_rollouts_of_both_autoreset_layouts_pass(image_env, make_sample):
+    """A truncation with its last observation, one whose last observation is o_{t+1}, and a termination without."""
+    ends = [[0, 1], [0, 0], [0, 0], [0, 0]]
+    starts = [[0, 0], [0, 1], [0, 0], [0, 0], [0, 0]]
+    final = [[[0] * 12] * 10]
+    check_trajectory(image_env, make_sample(image_env).arrays)
+    check_trajectory(image_env, make_sample(image_env, truncated=ends).arrays)
+    check_trajectory(image_env, make_sample(image_env, terminated=ends, truncated=ends, start=starts).arrays)
+    check_trajectory(image_env, make_sample(image_env, truncated=ends, start=starts, final_obs=final, final_index=[1]).arrays)
+
+
+def test_continuous_actions_have_no_number_to_check(vector_env, make_sample):
+    """The environment clips them itself."""
+    env = dataclasses.replace(vector_env, action=ActionSpec(n=0, shape=(1,), low=(-2.0,), high=(2.0,)))
+    check_trajectory(env, make_sample(env).arrays)
+
+
+FRAME = [[0] * 12] * 10
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"action": [[0, 1], [2, 3], [4, 0], [0, 0]]}, r"action outside the action space: found \[0, 4\], wanted 0 to 3"),
+        ({"action": [[0, -1], [0, 0], [0, 0], [0, 0]]}, "action outside the action space"),
+        ({"final_index": [0], "final_obs": []}, "different length"),
+        ({"final_index": [8], "final_obs": [FRAME]}, "final_index outside the rollout"),
+        ({"final_index": [-1], "final_obs": [FRAME]}, "final_index outside the rollout"),
+        (
+            {"truncated": [[1, 0], [0, 0], [0, 0], [0, 0]], "start": [[0, 0], [1, 0], [0, 0], [0, 0], [0, 0]]},
+            "truncated episodes without final_obs",
+        ),
+    ],
+)
+def test_numbers_that_point_outside_are_refused(image_env, make_sample, given, message):
+    """A faulty or hostile actor: it must cost a counter, not a crash in the middle of an update."""
+    with pytest.raises(PeerError, match=message):
+        check_trajectory(image_env, make_sample(image_env, **given).arrays)
