@@ -30,6 +30,7 @@ DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
     "float32": np.dtype("<f4"),
     "float64": np.dtype("<f8"),
 }
+_NO_DTYPE: Final = np.dtype(object)
 
 
 def to_buffer(name: str, array: np.ndarray) -> memoryview:
@@ -77,7 +78,8 @@ def check_schema(arrays: Arrays, schema: Sequence[ArraySpec]) -> None:
         array = arrays.get(spec.name)
         if array is None:
             raise PeerError(DropReason.SCHEMA, f"array {spec.name}", found="none", wanted=_described(spec.dtype, spec.shape))
-        if array.dtype.name != spec.dtype or not _fits(array.shape, spec.shape):
+        # A dtype's `name` takes longer than all the rest of the check, so it is only looked up for the sentence.
+        if array.dtype != DTYPES.get(spec.dtype, _NO_DTYPE) or not _fits(array.shape, spec.shape):
             found = _described(array.dtype.name, array.shape)
             raise PeerError(DropReason.SCHEMA, f"array {spec.name}", found=found, wanted=_described(spec.dtype, spec.shape))
     if len(arrays) != len(schema):
@@ -85,9 +87,10 @@ def check_schema(arrays: Arrays, schema: Sequence[ArraySpec]) -> None:
         raise PeerError(DropReason.SCHEMA, "arrays outside the schema", found=surplus, wanted=[spec.name for spec in schema])
 
 
-def _fits(shape: Sequence[int], wanted: Sequence[int]) -> bool:
-    return len(shape) == len(wanted) and all(
-        length == want or (want == -1 and length <= FREE_LENGTH) for length, want in zip(shape, wanted, strict=True)
+def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    return shape == wanted or (
+        len(shape) == len(wanted)
+        and all(length == want or (want == -1 and length <= FREE_LENGTH) for length, want in zip(shape, wanted, strict=True))
     )
 
 
@@ -97,14 +100,16 @@ def _described(dtype: str, shape: Sequence[int]) -> str:
 
 def check_finite(arrays: Arrays) -> None:
     """Raise `PeerError` (non_finite) where a float array holds NaN or infinity."""
-    for name, array in arrays.items():
-        if array.dtype.kind == "f" and not _finite(array):
-            row = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
-            raise PeerError(DropReason.NON_FINITE, f"array {name} at {list(row)}", found=str(array[row]), wanted="finite numbers")
+    with np.errstate(all="ignore"):
+        for name, array in arrays.items():
+            if array.dtype.kind == "f" and not _finite(array):
+                row = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
+                raise PeerError(
+                    DropReason.NON_FINITE, f"array {name} at {list(row)}", found=str(array[row]), wanted="finite numbers"
+                )
 
 
 def _finite(array: np.ndarray) -> bool:
     # One bad value spoils the sum, so a finite sum clears the array in one pass that allocates nothing.
     # A sum can also overflow by itself; only then is each value looked at.
-    with np.errstate(all="ignore"):
-        return math.isfinite(array.sum()) or bool(np.isfinite(array).all())
+    return math.isfinite(array.sum()) or bool(np.isfinite(array).all())
