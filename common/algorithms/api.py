@@ -72,5 +72,7 @@ class Policy(Protocol):
         """Take the weights of a snapshot: flat [P] float32 or bfloat16 (see `common.models.snapshot`)."""
 
     def act(self, observation: torch.Tensor, *, greedy: bool = False) -> Mapping[str, torch.Tensor]:
-        """[B, *obs] in the environment's dtype → {"action": [B] int64 or [B, A] float32, and what the schema records
-        per step, e.g. "log_prob": [B] float32}, computed with the weights that act."""
+        """Choose actions for [B, *input] in the environment's dtype, by the weights that were loaded.
+
+        Returns {"action": [B] int64 or [B, A] float32} and what the schema records per step, e.g. "log_prob": [B] float32.
+        """

@@ -10,6 +10,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 
+IMAGE_RANK = 2
+"""Axes of a frame that is an image: [H, W], grey. Its stack [S, H, W] is what convolutions see, also where S is 1."""
+
+
 class EnvSettings(BaseModel):
     """Section `env` of the configuration."""
 
@@ -65,7 +69,7 @@ class EnvSpec:
     @property
     def network_input_shape(self) -> tuple[int, ...]:
         """Shape of one stacked observation: [S, *frame], or the frame itself where S is 1 and it is no image."""
-        if self.frame_stack == 1 and len(self.observation_shape) != 2:
+        if self.frame_stack == 1 and len(self.observation_shape) != IMAGE_RANK:
             return self.observation_shape
         return (self.frame_stack, *self.observation_shape)
 

@@ -13,14 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from common.envs.spec import EnvSpec
+from common.envs.spec import IMAGE_RANK, EnvSpec
 from common.errors import ConfigError
 from common.models.distributions import Categorical, DiagonalGaussian, Distribution
 from common.models.spec import ModelSettings
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "elu": nn.ELU, "tanh": nn.Tanh, "silu": nn.SiLU}
 _SQRT_2, _BYTE = math.sqrt(2.0), 1.0 / 255.0
-_IMAGE_RANK = 2  # a frame [H, W]; its stack [S, H, W] is what the convolutions see
 
 
 class Output(NamedTuple):
@@ -87,7 +86,7 @@ class Trunk(nn.Module):
         self.normalisation = Normalisation(env.observation_shape) if settings.normalize_observation else None
         self._bytes = env.observation_dtype == "uint8" and self.normalisation is None
         self.conv, self.hidden = nn.Sequential(), nn.Sequential()
-        for channels, kernel, stride in settings.conv if len(env.observation_shape) == _IMAGE_RANK else ():
+        for channels, kernel, stride in settings.conv if len(env.observation_shape) == IMAGE_RANK else ():
             layer = _FirstConv if self._bytes and not self.conv else nn.Conv2d
             self.conv.append(layer(shape[0], channels, kernel, stride))
             self.conv.append(activation())
@@ -155,7 +154,7 @@ class ActorCritic(nn.Module):
 
 def build(settings: ModelSettings, env: EnvSpec, *, seed: int = 0) -> ActorCritic:
     """The network of a run, float32, freshly initialised from `seed`. Raises ConfigError where it does not fit the input."""
-    if len(env.observation_shape) > _IMAGE_RANK or len(env.action.shape) > 1:
+    if len(env.observation_shape) > IMAGE_RANK or len(env.action.shape) > 1:
         raise ConfigError(
             "no network for these spaces",
             found=f"observations {env.observation_shape}, actions {env.action.shape}",

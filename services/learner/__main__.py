@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import secrets
-import shlex
 import sys
 import time
+from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
 import torch
 
+from common.algorithms.api import Algorithm
 from common.algorithms.registry import build_algorithm, recorded_specs
 from common.algorithms.trajectory import check_trajectory, trajectory_schema
 from common.envs.make import example_frames, spec_of
@@ -52,69 +55,79 @@ def _serve(words: list[str]) -> int:
     logs.configure("learner", level=settings.log.level, form=settings.log.format, debug=invocation.debug)
     root.set_torch_threads(settings.learner.torch_threads)
     env = spec_of(settings.env)
-    algorithm = build_algorithm(
-        settings.algorithm, model=settings.model, env=env, seed=derive(settings.run.seed, "model", role="learner")
-    )
-    transport = ZmqLearner(settings.learner.bind)  # before anything is written: a port in use must leave no trace
-    directory = _directory(invocation, words)
-    architecture = Layout.of(algorithm.model).fingerprint
-    checkpoint = None
-    if invocation.resume:
-        checkpoint = checkpoints.load_newest(
-            directory.checkpoints, architecture=architecture, warn=partial(_log.warning, "checkpoint_skipped")
-        )
-    run_id = settings.run.id or (checkpoint.run_id if checkpoint else f"{settings.run.preset or 'run'}-{secrets.token_hex(4)}")
-    record = RunRecord(settings=settings, run_id=run_id, frame_skip=env.frame_skip, started_at=_run_began(directory))
-    session = LearnerSide(_terms(settings, env, run_id), check=lambda experience: check_trajectory(env, experience.arrays))
-    if checkpoint is None and settings.model.normalize_observation:
-        seed = derive(settings.run.seed, "environment", role="learner")
-        algorithm.calibrate(torch.from_numpy(example_frames(settings.env, seed=seed)))
-    if checkpoint:
-        algorithm.load_state_dict(checkpoint.state)
-        record.load_state_dict(checkpoint.counters["record"], time.monotonic())
-        session.load_state_dict(checkpoint.counters["session"])
-        _log.info("resumed", version=record.version, env_steps=record.env_steps)
+    algorithm = _algorithm(settings, env)
     shutdown, health, metrics = Shutdown(), Health(), LearnerMetrics()
-    intake = Intake(transport=transport, session=session, clock=time.monotonic, note=_note)
-
-    def page() -> bytes:
-        metrics.refresh(intake.figures)
-        return metrics.render()
-
+    transport = ZmqLearner(settings.learner.bind)
+    # Both ports are taken before anything is written: a port in use must leave no trace. Until then there is little to show.
+    pages: dict[str, Callable[[], Any]] = {"/metrics": metrics.render, "/status": lambda: {"phase": "starting"}}
     with (
         on_signals(shutdown, grace=GRACE_SECONDS),
         HttpServer(
             host=settings.metrics.host,
             port=settings.metrics.port,
-            metrics=page,
+            metrics=lambda: pages["/metrics"](),
             health=health,
-            json_routes={"/status": lambda: record.status(intake.figures, time.monotonic())},
+            json_routes={"/status": lambda: pages["/status"]()},
         ) as http,
     ):
-        journal = Journal(directory)
-        learner = Learner(
-            settings=settings,
-            algorithm=algorithm,
-            intake=intake,
-            record=record,
-            journal=journal,
-            save=partial(checkpoints.save, directory.checkpoints, keep=settings.checkpoint.keep),
-            metrics=metrics,
-            health=health,
-            stopping=lambda: shutdown.requested,
-            clock=time.monotonic,
-            note=_log.info,
-        )
-        intake.start()
-        health.ready()
-        _log.info("learner_started", run=run_id, endpoint=transport.endpoint, metrics=http.url, run_dir=directory.path)
-        try:
+        directory = _directory(invocation, words)
+        record, session = _state(invocation, directory, algorithm, env)
+        intake = Intake(transport=transport, session=session, clock=time.monotonic, note=_note)
+
+        def page() -> bytes:
+            metrics.refresh(intake.figures)
+            return metrics.render()
+
+        pages |= {"/metrics": page, "/status": lambda: record.status(intake.figures, time.monotonic())}
+        with closing(Journal(directory)) as journal, closing(intake):
+            learner = Learner(
+                settings=settings,
+                algorithm=algorithm,
+                intake=intake,
+                record=record,
+                journal=journal,
+                save=partial(checkpoints.save, directory.checkpoints, keep=settings.checkpoint.keep),
+                metrics=metrics,
+                health=health,
+                stopping=lambda: shutdown.requested,
+                clock=time.monotonic,
+                note=_log.info,
+            )
+            intake.start()
+            health.ready()
+            _log.info("learner_started", run=record.run_id, endpoint=transport.endpoint, metrics=http.url, run_dir=directory.path)
             reason = learner.run()
-        finally:
-            intake.close()
-            journal.close()
-        _log.info("learner_ended", reason=reason, env_steps=record.env_steps, mean100=record.mean_return, solved=record.solved)
+    _log.info("learner_ended", reason=reason, env_steps=record.env_steps, mean100=record.mean_return, solved=record.solved)
     return 0
+
+
+def _algorithm(settings: Settings, env: EnvSpec) -> Algorithm:
+    """The algorithm of a fresh run; a checkpoint, where there is one, overwrites all of it."""
+    seed = partial(derive, settings.run.seed, role="learner")
+    algorithm = build_algorithm(settings.algorithm, model=settings.model, env=env, seed=seed(purpose="model"))
+    if settings.model.normalize_observation:
+        algorithm.calibrate(torch.from_numpy(example_frames(settings.env, seed=seed(purpose="environment"))))
+    return algorithm
+
+
+def _state(invocation: Invocation, directory: RunDirectory, algorithm: Algorithm, env: EnvSpec) -> tuple[RunRecord, LearnerSide]:
+    """The run's record and session: new, or as the newest good checkpoint left them, and the algorithm with them."""
+    settings, checkpoint = invocation.settings, None
+    if invocation.resume:
+        warn = partial(_log.warning, "checkpoint_skipped")
+        architecture = Layout.of(algorithm.model).fingerprint
+        checkpoint = checkpoints.load_newest(
+            directory.checkpoints, architecture=architecture, warn=lambda detail: warn(detail=detail)
+        )
+    run_id = settings.run.id or (checkpoint.run_id if checkpoint else f"{settings.run.preset or 'run'}-{secrets.token_hex(4)}")
+    record = RunRecord(settings=settings, run_id=run_id, frame_skip=env.frame_skip, started_at=_run_began(directory))
+    session = LearnerSide(_terms(settings, env, run_id), check=lambda experience: check_trajectory(env, experience.arrays))
+    if checkpoint:
+        algorithm.load_state_dict(checkpoint.state)
+        record.load_state_dict(checkpoint.counters["record"], time.monotonic())
+        session.load_state_dict(checkpoint.counters["session"])
+        _log.info("resumed", version=record.version, env_steps=record.env_steps)
+    return record, session
 
 
 def _directory(invocation: Invocation, words: list[str]) -> RunDirectory:
@@ -126,8 +139,7 @@ def _directory(invocation: Invocation, words: list[str]) -> RunDirectory:
         return run_directory.reopen(path)
     if path is None:
         path = run_directory.default_path(preset=settings.run.preset, seed=settings.run.seed, now=datetime.now(UTC).astimezone())
-    command = shlex.split(shlex.join(["rookery", "learner", *words]))
-    return run_directory.create(path, config=config.as_yaml(settings), command=command)
+    return run_directory.create(path, config=config.as_yaml(settings), command=["rookery", "learner", *words])
 
 
 def _run_began(directory: RunDirectory) -> Seconds:
