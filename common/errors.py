@@ -25,6 +25,7 @@ class DropReason(StrEnum):
     VERSION = "version"  # acted with a policy version that was never published
     STALE = "stale"  # older than the largest policy lag the run accepts
     DUPLICATE = "duplicate"  # a re-sent message that had arrived already
+    UNCREDITED = "uncredited"  # sent beyond every window, or by a peer that has none
     GAP = "gap"  # a sequence number that never came
     STRANGER = "stranger"  # from a peer that has not been welcomed
     ROLLED_BACK = "rolled_back"  # trained on after the checkpoint from which the learner resumed

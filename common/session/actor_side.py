@@ -8,13 +8,14 @@ All decisions of the peer's side are in this file. It knows no socket and no clo
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from common.errors import InternalError
 from common.session import events as e
 from common.session.events import RefusalCode
-from common.units import EnvSteps, Seconds, Version
+from common.units import EnvSteps, Seconds, Sequence, Version
 from common.wire.messages import (
     Credit,
     Drain,
@@ -62,9 +63,11 @@ class ActorSide:
         self.env_signature = env_signature  # set by the application once its environment is built
         self.state = State.GREETING
         self.credits = 0
+        self._largest_window = 0
         self.version: Version = -1  # newest policy the learner is known to have
         self.reconnects = 0
         self._kept: deque[Experience] = deque()  # sent or to be sent, not acknowledged
+        self._resend_from: Sequence = 0  # what is kept below this number holds its credit and is not sent again
         self._next_seq = 0
         self._shipped: EnvSteps = 0
         self._produced: EnvSteps = 0
@@ -124,14 +127,15 @@ class ActorSide:
 
     def _greet(self, now: Seconds) -> list[e.Instruction]:
         self._greeted_at = now
+        first = next(self._resent(), None)
         hello = Hello(
             role=self.identity.role,
             peer=self.identity.name,
             incarnation=self.identity.incarnation,
             software=self.identity.software,
             env_signature=self.env_signature,
-            resend_from=self._kept[0].seq if self._kept else self._next_seq,
-            settled=self._kept[0].shipped - self._kept[0].env_steps if self._kept else self._shipped,
+            resend_from=first.seq if first else self._next_seq,
+            settled=first.shipped - first.env_steps if first else self._shipped,
             produced=self._produced,
         )
         return self._speak(hello, now)
@@ -169,11 +173,12 @@ class ActorSide:
         if self.state is State.WELCOME:
             return []  # a second answer to a Hello that we had repeated
         self.state, self.run = State.WELCOME, run
-        self.credits, self.version, self._heartbeat = welcome.credits, welcome.version, welcome.heartbeat_seconds
+        self._window(welcome.credits)
+        self.version, self._heartbeat = welcome.version, welcome.heartbeat_seconds
         self.reconnects += self._was_welcome
         self._was_welcome = True
         out: list[e.Instruction] = [e.Greeted(welcome=welcome, run=run)]
-        for kept in self._kept:
+        for kept in self._resent():
             out += self._speak(kept, now)
         if self._wanted is not None:
             out += self._want(self._wanted, now)
@@ -188,7 +193,8 @@ class ActorSide:
             return [note, e.Refused(code=refusal.code, reason=refusal.reason)]
         if refusal.code == RefusalCode.DECODE:
             # What the learner cannot read it will not read the second time either: give it up, and say so in the Hello.
-            self._kept.clear()
+            # Some of it may have been read, and wait: all keep their credits until they are acknowledged.
+            self._resend_from = self._next_seq
         was_welcome = self.state is State.WELCOME
         self.state, self._want_open = State.GREETING, False
         return [note, *self._greet(now)] if was_welcome else [note]
@@ -197,15 +203,19 @@ class ActorSide:
         self.identity = replace(self.identity, incarnation=self.identity.incarnation + 1)
         self.state, self._want_open = State.GREETING, False
         self._kept.clear()
-        self._next_seq = self._shipped = self._produced = 0
+        self._next_seq = self._resend_from = self._shipped = self._produced = 0
         self._dropped = ()
         return [e.Reborn(incarnation=self.identity.incarnation), *self._greet(now)]
 
     def _credited(self, credit: Credit) -> list[e.Instruction]:
-        self.credits, self.version = credit.credits, credit.version
+        self._window(credit.credits)
+        self.version = credit.version
         refused = {reject.seq for reject in credit.rejects}
         self._kept = deque(kept for kept in self._kept if kept.seq >= credit.acked and kept.seq not in refused)
         return [e.Rejected(reject=reject) for reject in credit.rejects]
+
+    def _window(self, size: int) -> None:
+        self.credits, self._largest_window = size, max(size, self._largest_window)
 
     def _arrived(self, snapshot: Snapshot, now: Seconds) -> list[e.Instruction]:
         self._want_open = False
@@ -216,8 +226,8 @@ class ActorSide:
     # --- what the application says ---
 
     def _offer(self, experience: Experience, now: Seconds) -> list[e.Instruction]:
-        if not self.may_offer:
-            raise InternalError("experience offered without a credit", found=len(self._kept), wanted=f"< {self.credits}")
+        if len(self._kept) >= self._largest_window:  # the window of now may be smaller than when the application asked
+            raise InternalError("experience offered without a credit", found=len(self._kept), wanted=f"< {self._largest_window}")
         self._shipped += experience.env_steps
         numbered = replace(experience, seq=self._next_seq, shipped=self._shipped)
         self._next_seq += 1
@@ -235,6 +245,9 @@ class ActorSide:
         said = self.state is State.WELCOME
         self.state = State.ENDED
         return self._speak(Goodbye(reason=reason, produced=self._produced, dropped=self._dropped), now) if said else []
+
+    def _resent(self) -> Iterator[Experience]:
+        return (kept for kept in self._kept if kept.seq >= self._resend_from)
 
     def _speak(self, message: Message, now: Seconds) -> list[e.Instruction]:
         self._spoke_at = now

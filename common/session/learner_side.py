@@ -2,8 +2,9 @@
 
 Admission: an experience message enters the queue only from a welcomed peer, in order, by the run's schema, finite,
 and acted by a policy that was published. Whatever is refused is counted by reason, and its sender is told.
-Credits: a peer's window shrinks when a message is sent and grows when one leaves the queue, so the queue can hold at
-most `window x actors` messages, whatever the actors do. All decisions of the learner's side are in this file.
+Credits: a peer's window shrinks when a message is sent and grows when one leaves the queue. What an actor sends beyond
+the largest window is refused, so the queue stays bounded whatever the actors do. Every change of state is in this file;
+the questions at the door are in `admission`, the sums in `ledger`.
 """
 
 from __future__ import annotations
@@ -14,15 +15,14 @@ from typing import Any
 
 from common.errors import DropReason, InternalError, PeerError
 from common.session import events as e
+from common.session.admission import Objection, check_experience, check_identity, check_terms
 from common.session.events import PeerKey, RefusalCode, Route
-from common.session.ledger import Account, Ledger
-from common.session.roster import ROLES, Peer, Terms, progress
+from common.session.ledger import Ledger
+from common.session.roster import REJECTS, SENTENCE, Peer, Terms, progress, restored
 from common.units import EnvSteps, Seconds, Sequence, Version
-from common.wire.arrays import check_finite, check_schema
 from common.wire.messages import (
     Credit,
     Drain,
-    Dropped,
     Envelope,
     Evaluation,
     Experience,
@@ -47,7 +47,6 @@ class LearnerSide:
         self._check = check
         self.ledger = Ledger()
         self.snapshot: Snapshot | None = None
-        self.draining = False
         self.messages_dropped: Counter[str] = Counter()
         self.sequence_gaps = 0
         self.reconnects = 0
@@ -56,8 +55,7 @@ class LearnerSide:
         self._current: dict[str, PeerKey] = {}  # newest incarnation of each name
         self._generations: Counter[str] = Counter()
         self._indexes: dict[tuple[str, str], int] = {}
-        self._credit_due: dict[PeerKey, list[Reject]] = {}
-        self._restored: dict[PeerKey, Mapping[str, Any]] = {}
+        self._drain: tuple[str, Seconds] | None = None  # why the run ends, and by when
 
     # --- reading ---
 
@@ -69,6 +67,11 @@ class LearnerSide:
     def window(self) -> int:
         """Credits of each actor: the setting, or more where few actors must fill one batch."""
         return max(self.terms.credits, -(-self.terms.batch // max(1, self.connected("actor"))))
+
+    @property
+    def draining(self) -> bool:
+        """Whether the run ends: nothing more is admitted."""
+        return self._drain is not None
 
     @property
     def queue_capacity(self) -> int:
@@ -88,20 +91,21 @@ class LearnerSide:
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed learner must know: the ledger of what is settled, and how far each actor got. JSON values."""
-        settled = {"produced": self.ledger.trained + self.ledger.dropped.total(), "trained": self.ledger.trained}
+        kept = [peer for peer in self._peers.values() if self._current[peer.key.name] == peer.key]
         return {
-            "ledger": {**settled, "dropped": dict(self.ledger.dropped)},
-            "peers": [progress(peer) for peer in self._peers.values() if not peer.gone],
+            "ledger": self.ledger.as_dict(),
+            "peers": [progress(peer) for peer in kept],
             "indexes": [[role, name, index] for (role, name), index in self._indexes.items()],
             "generations": dict(self._generations),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint: its actors are recognised when they greet."""
-        self.ledger = Ledger.restored(state["ledger"])
-        self._restored = {PeerKey(name=peer["name"], incarnation=peer["incarnation"]): peer for peer in state["peers"]}
+        """Go on from a checkpoint: its peers count as away until they greet; what left closed accounts is rolled back."""
+        self._peers = {peer.key: peer for peer in map(restored, state["peers"])}
+        self._current = {key.name: key for key in self._peers}
         self._indexes = {(role, name): index for role, name, index in state["indexes"]}
         self._generations = Counter(state["generations"])
+        self.ledger = Ledger.restored(state["ledger"], sum(peer.account.in_flight for peer in self._peers.values()))
 
     # --- events ---
 
@@ -117,21 +121,16 @@ class LearnerSide:
             case e.Settled(items=items, reason=reason):
                 out = self._settled(items, reason)
             case e.Published(snapshot=snapshot):
-                self.snapshot = snapshot
-                out = [send for peer in self._routes.values() for send in self._answer(peer)]
+                out = self._published(snapshot)
             case e.Tick():
                 out = self._tick(now)
             case e.Unsent(route=route, message=message):
                 out = self._unsent(route, message)
             case e.DrainAsked(reason=reason, deadline_seconds=deadline_seconds):
-                self.draining = True
-                drain = Drain(reason=reason, deadline_seconds=deadline_seconds)
-                out = [e.Send(route=route, message=drain) for route in self._routes]
+                self._drain = reason, now + deadline_seconds
+                out = [send for peer in self._routes.values() for send in self._drained(peer, now)]
             case e.Ended():
-                for peer in self._peers.values():
-                    if not peer.gone:
-                        self._close(peer)
-                out = []
+                out = self._ended()
             case _:
                 raise InternalError("an event of a peer's side reached the learner's session", found=type(event).__name__)
         return out + self._credits(now)
@@ -151,12 +150,12 @@ class LearnerSide:
                 peer.wanted_after = after
                 return self._answer(peer)
             case Report(produced=produced, dropped=dropped):
-                self._reported(peer, produced, dropped)
+                self.ledger.report(peer.account, produced, dropped)
                 return []
             case Evaluation():
                 return [e.Evaluated(message=message)]
             case Goodbye(reason=reason, produced=produced, dropped=dropped):
-                self._reported(peer, produced, dropped)
+                self.ledger.report(peer.account, produced, dropped)
                 self._close(peer)
                 return [e.Note(event="peer_left", fields={"peer": peer.key.name, "reason": reason})]
         self.messages_dropped[DropReason.DECODE] += 1
@@ -166,58 +165,48 @@ class LearnerSide:
 
     def _greeted(self, route: Route, run: str, hello: Hello, now: Seconds) -> list[e.Instruction]:
         key = PeerKey(name=hello.peer, incarnation=hello.incarnation)
-        objection = self._objection(key, run, hello)
-        if objection is not None:
+        newest = self._peers.get(self._current.get(hello.peer, key))
+        if objection := self._objection(run, hello, newest):
             code, reason, retry = objection
             self.messages_dropped[DropReason.STRANGER] += 1
             return _refuse(route, code, reason, retry=retry)
-        again = key in self._peers
-        peer = self._peers[key] if again else self._join(key, hello)
+        peer = newest if newest is not None and newest.key == key else self._join(key, hello.role, newest)
+        again, peer.greeted = peer.greeted, True
         self.reconnects += again
+        if peer.route != route:  # on the same connection this is the Hello said twice, and what it wanted still holds
+            peer.wanted_after = None
         self._away(peer)
+        if route in self._routes:
+            self._away(self._routes[route])  # the process behind this connection goes by another name now
         self._routes[route] = peer
-        peer.route, peer.heard_at, peer.wanted_after = route, now, None
-        reason = DropReason.ROLLED_BACK if self._restored.pop(key, None) else DropReason.GAP
-        out = self._skipped(peer, hello.resend_from, hello.settled, reason)
-        self._reported(peer, hello.produced, ())
+        peer.route, peer.heard_at = route, now
+        # What an earlier learner settled after its last checkpoint was trained into weights that are gone.
+        out = self._skipped(peer, hello.resend_from, hello.settled, DropReason.GAP if again else DropReason.ROLLED_BACK)
+        self.ledger.report(peer.account, hello.produced)
         self._owe_credit_to_all()
         fields = {"peer": key.name, "role": peer.role, "index": peer.index, "again": again, "software": hello.software}
-        return [e.Send(route=route, message=self._welcome(peer)), e.Note(event="peer_welcome", fields=fields), *out]
+        welcome = e.Send(route=route, message=self._welcome(peer))
+        return [welcome, e.Note(event="peer_welcome", fields=fields), *out, *self._drained(peer, now)]
 
-    def _objection(self, key: PeerKey, run: str, hello: Hello) -> tuple[RefusalCode, str, bool] | None:
-        terms, current, known = self.terms, self._current.get(key.name), self._peers.get(key)
-        if hello.role not in ROLES:
-            return RefusalCode.ROLE, f"role: found {hello.role!r}, wanted one of {', '.join(ROLES)}", False
-        if run not in ("", terms.run):
-            return RefusalCode.RUN, f"run: found {run!r}, wanted {terms.run!r}; restart this peer to join the run", False
-        if hello.env_signature not in ("", terms.env_signature):
-            difference = f"environment signature: found {hello.env_signature}, wanted {terms.env_signature}"
-            return RefusalCode.ENVIRONMENT, f"{difference}; install the learner's environment packages here", False
-        if current is not None and key.incarnation < current.incarnation:
-            return RefusalCode.SUPERSEDED, f"a newer process took the name {key.name!r}; give each peer its own name", False
-        if known is not None and known.gone:
-            return RefusalCode.FORGOTTEN, "this incarnation's account is closed; greet as a new incarnation", True
-        if self.draining:
+    def _objection(self, run: str, hello: Hello, newest: Peer | None) -> Objection | None:
+        objection = check_terms(hello, run, self.terms) or check_identity(hello, newest)
+        if objection is not None:
+            return objection
+        if self.draining and (newest is None or hello.incarnation != newest.key.incarnation):
+            # A known peer may still say what it produced, and goodbye.
             return RefusalCode.DRAINING, "the run is ending", False
-        if known is None and hello.role == "actor" and self.connected("actor") >= terms.max_actors:
-            return RefusalCode.FULL, f"the run has its {terms.max_actors} actors; raise learner.max_actors to admit more", True
+        others = [peer for peer in self._routes.values() if peer.role == "actor" and peer.key.name != hello.peer]
+        if hello.role == "actor" and len(others) >= self.terms.max_actors:
+            return RefusalCode.FULL, f"the run has its {len(others)} actors; raise learner.max_actors to admit more", True
         return None
 
-    def _join(self, key: PeerKey, hello: Hello) -> Peer:
-        older = self._current.get(key.name)
+    def _join(self, key: PeerKey, role: str, older: Peer | None) -> Peer:
         if older is not None:
-            self._close(self._peers[older])
+            self._close(older)
         self._current[key.name] = key
-        where = (hello.role, key.name)
-        index = self._indexes.setdefault(where, sum(role == hello.role for role, _ in self._indexes))
-        progress = self._restored.get(key)
-        if progress is None:  # what it did before this learner knew it is not in this ledger
-            self._generations[key.name] += 1
-            account, expected, refused = Account(produced=hello.settled, received=hello.settled), hello.resend_from, {}
-        else:
-            account, expected, refused = Account(**progress["account"]), progress["acked"], dict(progress["refused"])
-        peer = self._peers[key] = Peer(key=key, role=hello.role, index=index, account=account, expected=expected, refused=refused)
-        return peer
+        self._generations[key.name] += 1
+        index = self._indexes.setdefault((role, key.name), sum(taken == role for taken, _ in self._indexes))
+        return self._peers.setdefault(key, Peer(key=key, role=role, index=index))
 
     def _welcome(self, peer: Peer) -> Welcome:
         actor = peer.role == "actor"
@@ -237,76 +226,63 @@ class LearnerSide:
     def _experience(self, peer: Peer, message: Experience) -> list[e.Instruction]:
         if message.seq < peer.expected:
             self.messages_dropped[DropReason.DUPLICATE] += 1
-            self._credit_due.setdefault(peer.key, [])  # its acknowledgement may have been lost
+            peer.credit_due = True  # its acknowledgement may have been lost, and what was said of it
+            if message.seq >= peer.acked and message.seq not in peer.waiting:
+                peer.rejects.append(Reject(seq=message.seq, reason=DropReason.DUPLICATE, detail="met its end when it first came"))
             return []
         out = self._skipped(peer, message.seq, message.shipped - message.env_steps, DropReason.GAP)
-        peer.expected = message.seq + 1
-        peer.account.received += message.env_steps
-        self._reported(peer, 0, ())
+        peer.expect(message.seq + 1)
+        self.ledger.receive(peer.account, message.env_steps)
         try:
-            self._admissible(message)
+            self._admissible(peer, message)
         except PeerError as error:
             return out + self._refused(peer, message, error)
         peer.waiting[message.seq] = message.env_steps
         self.ledger.queued += message.env_steps
         return [*out, e.Admit(peer=peer.key, experience=message)]
 
-    def _admissible(self, message: Experience) -> None:
+    def _admissible(self, peer: Peer, message: Experience) -> None:
         if self.draining:
             raise PeerError(DropReason.RUN_ENDED, "the run is ending")
-        if message.version > self.version:
-            wanted = f"at most {self.version}"
-            raise PeerError(DropReason.VERSION, "policy version that was never published", found=message.version, wanted=wanted)
-        check_schema(message.arrays, self.terms.schema)
-        check_finite(message.arrays)
+        room = max(self.terms.credits, self.terms.batch) if peer.role == "actor" else 0  # the largest window there can be
+        if len(peer.waiting) >= room:
+            raise PeerError(DropReason.UNCREDITED, "messages in the queue", found=len(peer.waiting), wanted=f"less than {room}")
+        check_experience(message, schema=self.terms.schema, newest=self.version)
         self._check(message)
 
     def _refused(self, peer: Peer, message: Experience, error: PeerError) -> list[e.Instruction]:
         self.ledger.drop(error.reason, message.env_steps)
         self.messages_dropped[error.reason] += 1
-        acked = peer.acked
-        peer.refused = {seq: steps for seq, steps in peer.refused.items() if seq >= acked} | {message.seq: message.env_steps}
-        reject = Reject(seq=message.seq, reason=error.reason, detail=str(error))
-        self._credit_due.setdefault(peer.key, []).append(reject)
+        peer.settle(message.seq, message.env_steps)
+        peer.rejects.append(Reject(seq=message.seq, reason=error.reason, detail=str(error)[:SENTENCE]))
+        peer.credit_due = True
         fields = {"peer": peer.key.name, "seq": message.seq, "reason": str(error.reason), "detail": str(error)}
         return [e.Note(event="experience_refused", fields=fields, warning=True)]
 
     def _skipped(self, peer: Peer, seq: Sequence, shipped: EnvSteps, reason: DropReason) -> list[e.Instruction]:
         """Account for the messages before `seq` that never came; `shipped` counts the env steps of all before `seq`."""
-        if seq <= peer.expected:
+        messages, env_steps = peer.missing(seq, shipped)
+        if not messages and not env_steps:
             return []
-        messages = seq - peer.expected - sum(peer.expected <= refused < seq for refused in peer.refused)
-        env_steps = max(0, shipped - peer.account.received)
-        peer.expected = seq
-        peer.account.received += env_steps
-        self._reported(peer, 0, ())
+        peer.skip(seq, env_steps)
+        self.ledger.receive(peer.account, env_steps)
         self.ledger.drop(reason, env_steps)
-        self.sequence_gaps += messages
+        self.messages_dropped[reason] += messages
+        self.sequence_gaps += messages if reason == DropReason.GAP else 0
         fields = {"peer": peer.key.name, "messages": messages, "env_steps": env_steps, "reason": str(reason)}
-        return [e.Note(event="experience_lost", fields=fields, warning=True)] if messages else []
-
-    def _reported(self, peer: Peer, produced: EnvSteps, dropped: tuple[Dropped, ...]) -> None:
-        """Take over a peer's own counters. They only grow, and never claim less than what has arrived."""
-        account, known = peer.account, {str(reason) for reason in DropReason}
-        for drop in dropped:
-            reason = drop.reason if drop.reason in known else DropReason.UNFINISHED
-            news = max(0, drop.env_steps - account.dropped_by_peer.get(reason, 0))
-            account.dropped_by_peer[reason] = account.dropped_by_peer.get(reason, 0) + news
-            self.ledger.drop(reason, news)
-        news = max(0, max(produced, account.received + sum(account.dropped_by_peer.values())) - account.produced)
-        account.produced += news
-        self.ledger.produced += news
+        return [e.Note(event="experience_lost", fields=fields, warning=True)]
 
     def _taken(self, items: tuple[tuple[PeerKey, Sequence], ...]) -> list[e.Instruction]:
         for key, seq in items:
             peer = self._peers[key]
             peer.taken[seq] = peer.waiting.pop(seq)
-            self._credit_due.setdefault(key, [])
+            peer.credit_due = True
         return []
 
     def _settled(self, items: tuple[tuple[PeerKey, Sequence], ...], reason: str | None) -> list[e.Instruction]:
         for key, seq in items:
             env_steps = self._peers[key].taken.pop(seq)
+            self._peers[key].settle(seq, env_steps)
             self.ledger.queued -= env_steps
             if reason is None:
                 self.ledger.trained += env_steps
@@ -333,32 +309,38 @@ class LearnerSide:
     def _tick(self, now: Seconds) -> list[e.Instruction]:
         out: list[e.Instruction] = []
         for peer in list(self._peers.values()):
+            if peer.heard_at is None:
+                peer.heard_at = now  # known from a checkpoint: the time to come back begins with this learner
             silent = now - peer.heard_at
             if peer.gone:
                 if self._current[peer.key.name] != peer.key and not peer.waiting and not peer.taken:
                     del self._peers[peer.key]
             elif peer.route is None and silent > self.terms.forget_seconds:
                 self._close(peer)
-                out.append(
-                    e.Note(
-                        event="peer_forgotten", fields={"peer": peer.key.name, "silent_seconds": round(silent, 1)}, warning=True
-                    )
-                )
+                out.append(_silent_note("peer_forgotten", peer, silent))
             elif peer.route is not None and silent > self.terms.silence_seconds:
                 self._away(peer)
-                out.append(
-                    e.Note(event="peer_silent", fields={"peer": peer.key.name, "silent_seconds": round(silent, 1)}, warning=True)
-                )
+                out.append(_silent_note("peer_silent", peer, silent))
             elif peer.route is not None:
                 out += self._answer(peer)
                 if now - peer.spoke_at >= self.terms.heartbeat_seconds:
-                    self._credit_due.setdefault(peer.key, [])
+                    out += self._drained(peer, now)  # the first word of it may not have got through
+                    peer.credit_due = True
         return out
+
+    def _drained(self, peer: Peer, now: Seconds) -> list[e.Instruction]:
+        """Tell a peer that the run ends, if it does."""
+        if self._drain is None or peer.route is None:
+            return []
+        reason, ends_at = self._drain
+        return [e.Send(route=peer.route, message=Drain(reason=reason, deadline_seconds=max(0.0, ends_at - now)))]
 
     def _unsent(self, route: Route, message: Message) -> list[e.Instruction]:
         peer = self._routes.get(route)
         if peer is not None and isinstance(message, Snapshot):
             peer.wanted_after = message.version - 1  # the next Tick tries again, with the newest
+        if peer is not None and isinstance(message, Credit):
+            peer.rejects = [*message.rejects, *peer.rejects]  # told with the next Credit
         return []
 
     def _away(self, peer: Peer) -> None:
@@ -371,13 +353,23 @@ class LearnerSide:
         """Close the account: what is still in flight will never be accepted."""
         self._away(peer)
         peer.gone = True
-        self.ledger.drop(DropReason.PEER_LOST, peer.account.in_flight)
-        peer.account.received += peer.account.in_flight
+        lost = peer.account.in_flight
+        self.ledger.receive(peer.account, lost)
+        self.ledger.drop(DropReason.PEER_LOST, lost)
+
+    def _ended(self) -> list[e.Instruction]:
+        for peer in self._peers.values():
+            self._close(peer)
+        return []
 
     def _owe_credit_to_all(self) -> None:
         """The window depends on how many actors there are."""
         for peer in self._routes.values():
-            self._credit_due.setdefault(peer.key, [])
+            peer.credit_due = True
+
+    def _published(self, snapshot: Snapshot) -> list[e.Instruction]:
+        self.snapshot = snapshot
+        return [send for peer in self._routes.values() for send in self._answer(peer)]
 
     def _answer(self, peer: Peer) -> list[e.Instruction]:
         """Serve an open SnapshotWanted where there is another policy. After a learner's rollback that is an older number."""
@@ -387,19 +379,22 @@ class LearnerSide:
         return [e.Send(route=peer.route, message=self.snapshot)]
 
     def _credits(self, now: Seconds) -> list[e.Instruction]:
-        due, self._credit_due = self._credit_due, {}
         out: list[e.Instruction] = []
-        for key, rejects in due.items():
-            peer = self._peers.get(key)
-            if peer is None or peer.route is None:
-                continue  # it will learn from the acknowledgement after its next greeting
-            peer.spoke_at = now
-            window = self.window if peer.role == "actor" else 0
-            credit = Credit(acked=peer.acked, credits=window, version=self.version, rejects=tuple(rejects))
-            out.append(e.Send(route=peer.route, message=credit))
+        for route, peer in self._routes.items():  # who is away learns from the acknowledgement after its next greeting
+            if peer.credit_due:
+                window = self.window if peer.role == "actor" else 0
+                rejects, peer.rejects = tuple(peer.rejects[-REJECTS:]), []
+                peer.credit_due, peer.spoke_at = False, now
+                credit = Credit(acked=peer.acked, credits=window, version=self.version, rejects=rejects)
+                out.append(e.Send(route=route, message=credit))
         return out
 
 
 def _refuse(route: Route, code: RefusalCode, reason: str, *, retry: bool) -> list[e.Instruction]:
+    reason = reason[:SENTENCE]  # it may quote what the peer sent
     note = e.Note(event="peer_refused", fields={"code": str(code), "reason": reason}, warning=True)
     return [e.Send(route=route, message=Refusal(code=code, reason=reason, retry=retry)), note]
+
+
+def _silent_note(event: str, peer: Peer, silent: Seconds) -> e.Note:
+    return e.Note(event=event, fields={"peer": peer.key.name, "silent_seconds": round(silent, 1)}, warning=True)

@@ -8,12 +8,13 @@ actor, or in the rollout being collected. It is derived, and must never be negat
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from common.errors import DropReason, InternalError
 from common.units import EnvSteps
+from common.wire.messages import Dropped
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,7 +33,7 @@ class Account:
 
 @dataclass(slots=True, kw_only=True)
 class Ledger:
-    """The books of the run. `produced` counts closed accounts too; open ones are added by the owner of the accounts."""
+    """The books of the run, over all its actors and learners; the accounts themselves belong to the learner's session."""
 
     produced: EnvSteps = 0  # of all actors, as far as this run's learners were told
     trained: EnvSteps = 0
@@ -42,6 +43,24 @@ class Ledger:
     def drop(self, reason: str, env_steps: EnvSteps) -> None:
         """Count `env_steps` that will never be trained on."""
         self.dropped[str(reason)] += env_steps
+
+    def receive(self, account: Account, env_steps: EnvSteps) -> None:
+        """Move `env_steps` of an actor out of flight; the caller says where to."""
+        account.received += env_steps
+        self.report(account, 0)
+
+    def report(self, account: Account, produced: EnvSteps, dropped: Iterable[Dropped] = ()) -> None:
+        """Take over an actor's own counters: they only grow, and never claim less than what has arrived."""
+        known, said = {str(reason) for reason in DropReason}, Counter[str]()
+        for drop in dropped:
+            said[drop.reason if drop.reason in known else DropReason.UNFINISHED.value] += drop.env_steps
+        for reason, env_steps in said.items():
+            news = max(0, env_steps - account.dropped_by_peer.get(reason, 0))
+            account.dropped_by_peer[reason] = account.dropped_by_peer.get(reason, 0) + news
+            self.drop(reason, news)
+        news = max(0, produced - account.produced, -account.in_flight)
+        account.produced += news
+        self.produced += news
 
     @property
     def in_flight(self) -> EnvSteps:
@@ -66,6 +85,8 @@ class Ledger:
         }
 
     @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> Ledger:
-        """The ledger of a checkpoint: what was queued or in flight then is accounted for when its actors greet again."""
-        return cls(produced=state["produced"], trained=state["trained"], dropped=Counter(state["dropped"]))
+    def restored(cls, state: Mapping[str, Any], accounts_in_flight: EnvSteps) -> Ledger:
+        """The ledger of a checkpoint: of what was queued then, open accounts have it in flight again, the rest is lost."""
+        ledger = cls(produced=state["produced"], trained=state["trained"], dropped=Counter(state["dropped"]))
+        ledger.drop(DropReason.ROLLED_BACK, ledger.in_flight - accounts_in_flight)
+        return ledger

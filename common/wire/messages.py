@@ -83,7 +83,7 @@ class Welcome(Message):
     env_signature: str
     schema: tuple[ArraySpec, ...]  # arrays of an experience message
     credits: Count  # most unacknowledged experience messages
-    version: Version  # newest published policy
+    version: Annotated[Version, AtLeast(-1)]  # newest published policy; -1: none yet
     heartbeat_seconds: Seconds  # either side speaks at least this often
 
 
@@ -128,7 +128,7 @@ class Credit(Message):
     tag: ClassVar[str] = "credit"
     acked: Sequence  # every experience message below this number has left the queue (trained on or refused)
     credits: Count
-    version: Version
+    version: Annotated[Version, AtLeast(-1)]
     rejects: tuple[Reject, ...] = ()
 
 
