@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 from common.runtime import config
 from common.runtime.tree import Settings
 
 
+class _Parser(argparse.ArgumentParser):
+    """argparse with errors of one line, and no guessed abbreviations."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with code 2 and no usage text: the line says where to find it."""
+        self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
+
+
 def parser(service: str, what: str, example: str) -> argparse.ArgumentParser:
     """The arguments every service takes; the caller adds its own."""
-    built = argparse.ArgumentParser(
+    built = _Parser(
+        allow_abbrev=False,
         prog=f"rookery {service}",
         description=what,
         epilog=f"example: {example}",

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from common.errors import ConfigError, PeerError
+from common.envs.spec import EnvSpec
+from common.errors import ConfigError, PeerError, ProtocolVersionError
 from common.session import events as e
 from common.session.actor_side import ActorSide
+from common.session.events import RefusalCode
 from common.transport.api import PeerTransport
 from common.units import EnvSteps, Seconds, Version
 from common.wire import codec
@@ -43,11 +45,17 @@ class Link:
         self._dropped: Counter[str] = Counter()
 
     def service(self, timeout: Seconds = 0.0) -> None:
-        """Handle all that has arrived, waiting up to `timeout` seconds for the first of it. Raises `ConfigError` when refused."""
+        """Handle all that has arrived, waiting up to `timeout` seconds for the first of it.
+
+        Raises `ConfigError` when refused for good, or where the learner speaks another protocol version.
+        """
         frames = self._transport.receive(timeout)
         while frames is not None:
             try:
                 envelope = codec.decode(frames)
+            except ProtocolVersionError as error:  # not even a Refusal of that learner could be read here
+                fix = "run the same rookery version on both sides"
+                raise ConfigError("protocol version of the learner", found=error.found, wanted=error.wanted, fix=fix) from error
             except PeerError as error:
                 self.undecodable += 1
                 self._note(e.Note(event="undecodable", fields={"detail": str(error)}, warning=True))
@@ -59,6 +67,18 @@ class Link:
         if now - self._ticked_at >= TICK_SECONDS:
             self._ticked_at = now
             self._handle(e.Tick())
+
+    def check_environment(self, env: EnvSpec) -> None:
+        """State which environment was built here. Raises `ConfigError` where it is not the one that the learner trains on."""
+        assert self.welcome is not None
+        if env.signature != self.welcome.env_signature:
+            raise ConfigError(
+                "the environment here is not the learner's",
+                found=f"signature {env.signature} ({env})",
+                wanted=f"signature {self.welcome.env_signature}",
+                fix="install the same versions of the environment's packages on both sides",
+            )
+        self.session.env_signature = env.signature
 
     @property
     def may_offer(self) -> bool:
@@ -115,8 +135,8 @@ class Link:
                 self._snapshot = snapshot
             case e.Draining(drain=drain):
                 self.drain = drain
-            case e.Refused(code=code, reason=reason):
-                raise ConfigError(f"the learner refuses this peer ({code}): {reason}")
+            case e.Refused():
+                self._refused(instruction)
             case e.Reborn():
                 self._count_from, self._dropped_from = self._produced, Counter(self._dropped)
             case e.Rejected(reject=reject):
@@ -124,3 +144,8 @@ class Link:
                 self._note(e.Note(event="experience_rejected", fields=fields, warning=True))
             case e.Note():
                 self._note(instruction)
+
+    def _refused(self, refused: e.Refused) -> None:
+        if refused.code != RefusalCode.DRAINING:
+            raise ConfigError(f"the learner refuses this peer ({refused.code}): {refused.reason}")
+        self.drain = Drain(reason=refused.reason, deadline_seconds=0.0)  # nobody's fault: we came when the run was over

@@ -11,7 +11,6 @@ from importlib.metadata import version
 
 from common.algorithms.registry import build_policy
 from common.envs.make import make
-from common.errors import ConfigError
 from common.runtime import logs, root
 from common.runtime.health import Health
 from common.runtime.http import HttpServer
@@ -53,7 +52,7 @@ def _serve(words: list[str]) -> int:
         while link.welcome is None:
             link.service(0.1)
             health.tick(doing="waits for the learner")
-            if shutdown.requested:
+            if shutdown.requested or link.drain:
                 link.close(shutdown.reason)
                 return 0
         actor, frame_skip = _actor(settings, link, metrics, health, shutdown)
@@ -83,15 +82,7 @@ def _actor(settings: Settings, link: Link, metrics: ActorMetrics, health: Health
     assert welcome is not None
     run = RunConfig.from_json(welcome.config)
     environment = make(run.env)
-    signature = environment.spec.signature
-    if signature != welcome.env_signature:
-        raise ConfigError(
-            "the environment here is not the learner's",
-            found=f"signature {signature} ({environment.spec})",
-            wanted=f"signature {welcome.env_signature}",
-            fix="install the same versions of the environment's packages on both sides",
-        )
-    link.session.env_signature = signature
+    link.check_environment(environment.spec)
     seed = partial(derive, run.seed, role="actor", index=welcome.index, generation=welcome.generation)
     policy = build_policy(
         run.algorithm,

@@ -23,6 +23,6 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
     parser = arguments.parser("actor", what, "rookery actor --learner tcp://127.0.0.1:5700")
     parser.add_argument("--learner", metavar="tcp://HOST:PORT", help="address of the learner (actor.learner)")
     parser.add_argument("--name", help="unique in the run, stable over restarts (actor.name)")
-    parsed = parser.parse_args(argv)
+    parsed = parser.parse_intermixed_args(argv)
     named = {"actor.learner": parsed.learner, "actor.name": parsed.name}
     return Invocation(settings=arguments.settings(parsed, named, environ), debug=parsed.debug)

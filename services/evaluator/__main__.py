@@ -54,7 +54,7 @@ def _serve(words: list[str]) -> int:
         while link.welcome is None:
             link.service(0.1)
             health.tick(doing="waits for the learner")
-            if shutdown.requested:
+            if shutdown.requested or link.drain:
                 link.close(shutdown.reason)
                 return 0
         evaluator, frame_skip = _evaluator(settings, link, metrics, health, shutdown)
@@ -85,7 +85,7 @@ def _evaluator(
     assert welcome is not None
     run = RunConfig.from_json(welcome.config)
     environment = make(run.env, num_envs=settings.evaluator.episodes)
-    link.session.env_signature = environment.spec.signature
+    link.check_environment(environment.spec)
     seed = partial(derive, run.seed, role="evaluator", index=welcome.index, generation=welcome.generation)
     evaluator = Evaluator(
         link=link,

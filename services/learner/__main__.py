@@ -19,6 +19,7 @@ from common.algorithms.registry import build_algorithm, recorded_specs
 from common.algorithms.trajectory import check_trajectory, trajectory_schema
 from common.envs.make import example_frames, spec_of
 from common.envs.spec import EnvSpec
+from common.errors import ConfigError
 from common.models.snapshot import Layout
 from common.runtime import checkpoints, config, logs, root, run_directory
 from common.runtime.health import Health
@@ -133,6 +134,8 @@ def _state(invocation: Invocation, directory: RunDirectory, algorithm: Algorithm
 def _directory(invocation: Invocation, words: list[str]) -> RunDirectory:
     """The run directory: made by who starts us, or found again, or new."""
     settings, path = invocation.settings, invocation.run_dir
+    if path is None and invocation.resume:
+        raise ConfigError("no run to resume", found="--resume alone", wanted="the run's directory", fix="set --run-dir to it")
     if path is not None and (
         invocation.resume or (RunDirectory(path).config.is_file() and not RunDirectory(path).learning_curve_csv.exists())
     ):

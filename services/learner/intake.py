@@ -135,7 +135,7 @@ class Intake:
 
     def session_state(self, timeout: Seconds = 10.0) -> dict[str, Any]:
         """State of the session for a checkpoint, after all that was posted before."""
-        state: dict[str, Any] = self._ask(self._session.state_dict).result(timeout)
+        state: dict[str, Any] = self._ask(self._session.state_dict, timeout)
         return state
 
     def finish(self, timeout: Seconds = 10.0) -> None:
@@ -144,7 +144,7 @@ class Intake:
             numbers = tuple(self._queue.popleft().number for _ in range(len(self._queue)))
         for event in (e.Taken(items=numbers), e.Settled(items=numbers, reason=DropReason.RUN_ENDED), e.Ended()):
             self._post(event)
-        self._ask(self._measure).result(timeout)
+        self._ask(self._measure, timeout)
 
     def close(self) -> None:
         """End the thread and close the transport."""
@@ -158,10 +158,14 @@ class Intake:
         self._posts.append(post)
         self._transport.wake()
 
-    def _ask(self, question: Callable[[], Any]) -> Future[Any]:
+    def _ask(self, question: Callable[[], Any], timeout: Seconds) -> Any:
+        """The answer of the I/O thread, which stands behind all that was posted before."""
         answer: Future[Any] = Future()
         self._post((question, answer))
-        return answer
+        with self._changed:
+            self._changed.wait_for(lambda: answer.done() or self._failure, timeout)
+            self._raise_failure()
+        return answer.result(0.0)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -200,6 +204,8 @@ class Intake:
         if isinstance(post, tuple):
             question, answer = post
             answer.set_result(question())
+            with self._changed:
+                self._changed.notify_all()
         else:
             self._handle(post)
 

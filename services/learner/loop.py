@@ -146,7 +146,7 @@ class Learner:
             metrics.training_metric.labels(name).set(value)
         scalars = {f"train/{name}": value for name, value in result.metrics.items()}
         scalars |= {"episode/return_mean100": record.mean_return, "episode/length_mean100": record.mean_length}
-        scalars["throughput/frames_per_second"] = record.rates.rates().last_10s * record.frame_skip
+        scalars["throughput/frames_per_second"] = record.rates.last_10s * record.frame_skip
         scalars["throughput/policy_lag"] = float(np.mean([record.version - 1 - sample.version for sample in samples]))
         if returns:
             scalars["episode/return"] = float(np.mean(returns))

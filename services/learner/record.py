@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from common.runtime.rates import RateWindow
+from common.runtime.rates import Rates, RateWindow
 from common.runtime.tree import Settings
 from common.units import EnvSteps, Seconds, Version
 from common.wire.messages import Evaluation
@@ -66,7 +66,8 @@ class RunRecord:
     lag: Lag = field(default_factory=Lag)
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=EPISODES))
     lengths: deque[int] = field(default_factory=lambda: deque(maxlen=EPISODES))
-    rates: RateWindow = field(default_factory=RateWindow)
+    rates: Rates = field(default_factory=lambda: RateWindow().rates())  # a value made anew: /status is read by other threads
+    _window: RateWindow = field(default_factory=RateWindow)
 
     # --- writing ---
 
@@ -78,7 +79,8 @@ class RunRecord:
 
     def tick(self, now: Seconds) -> None:
         """Time passed: the rates of a run that stalls fall."""
-        self.rates.add(now, self.env_steps)
+        self._window.add(now, self.env_steps)
+        self.rates = self._window.rates()
 
     def ended(self, returns: Sequence[float], lengths: Sequence[int], now: Seconds) -> None:
         """Training episodes ended; raw returns, lengths in env steps."""
@@ -157,7 +159,7 @@ class RunRecord:
     def status(self, figures: Figures, now: Seconds) -> dict[str, Any]:
         """The summary so far and what matters only while the run goes on."""
         target = self.settings.target
-        rates = asdict(self.rates.rates())
+        rates = asdict(self.rates)
         return self.summary(figures, now) | {
             "phase": self.phase,
             "version": self.version,

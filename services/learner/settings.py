@@ -12,7 +12,7 @@ from common.runtime.tree import Settings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invocation:
-    """How this process was asked to run. `prepared`: the run directory was made by who starts us."""
+    """How this process was asked to run; `run_dir` None: where the root thinks best."""
 
     settings: Settings
     run_dir: Path | None
@@ -26,7 +26,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
     parser = arguments.parser("learner", what, "rookery learner --config pong learner.bind=tcp://127.0.0.1:5700")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where the run is kept (run.dir)")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in the run directory")
-    parsed = parser.parse_args(argv)
+    parsed = parser.parse_intermixed_args(argv)
     settings = arguments.settings(parsed, {}, environ)
     run_dir = parsed.run_dir or (Path(settings.run.dir) if settings.run.dir else None)
     return Invocation(settings=settings, run_dir=run_dir, resume=parsed.resume, debug=parsed.debug)
