@@ -19,7 +19,7 @@ from pathlib import Path
 
 from common.units import KIB, Seconds
 from services.cli import tether
-from services.cli.supervisor import LEARNER, Begin, Exited, GiveUp, Kill, Start, StopRequested, Supervisor, Terminate, Tick
+from services.cli.supervisor import Begin, Exited, GiveUp, Kill, Start, StopRequested, Supervisor, Terminate, Tick
 
 POLL_SECONDS: Seconds = 0.2
 LAST_WORDS_BYTES = 16 * KIB
@@ -40,9 +40,7 @@ class Processes:
 
     def start(self, instruction: Start) -> None:
         """Start one child, appending to its log."""
-        # The learner has work to save, so its end is a request; the others have nothing to lose.
-        farewell = signal.SIGTERM if instruction.child == LEARNER else signal.SIGKILL
-        own = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), farewell.name]
+        own = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid())]
         with self.log(instruction.child).open("ab") as log:
             self._running[instruction.child] = subprocess.Popen(
                 [*own, *self._command(instruction)],

@@ -169,7 +169,6 @@ def test_children_do_not_outlive_a_supervisor_that_is_killed(scene):
     supervisor.communicate()
     gone, alive = psutil.wait_procs(children, timeout=20)
     assert len(gone) == 2, alive
-    assert scene.heard() == ["learner", "leaves"], "the learner is asked, so that it can save; the actor is killed"
 
 
 def test_the_terminals_ctrl_c_does_not_reach_the_children(scene):

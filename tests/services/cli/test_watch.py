@@ -15,7 +15,6 @@ URLS = {"learner": "http://learner", "actor-0": "http://actor-0", "actor-1": "ht
 @pytest.fixture
 def world(monkeypatch):
     """Answers by address: `status` is the learner's, `phases` the seconds that each service has spent; None: it is away."""
-
     world = SimpleNamespace(status=None, phases={}, now=0.0)
 
     def metrics(url):
