@@ -6,6 +6,8 @@ and resumes from a checkpoint of any moment, or from none. After every event of 
 books kept here by an observer who sees all processes. One seed, or a range of them, alone:
 
     python tests/common/session/test_simulation.py FIRST [LAST]
+
+Longer than 400 lines: the world is one thing, and tests import nothing from one another.
 """
 
 from __future__ import annotations

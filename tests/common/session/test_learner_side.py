@@ -1,0 +1,567 @@
+"""The learner's side of the protocol: events in, instructions out, and the ledger after each."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from common.errors import DropReason, InternalError, PeerError
+from common.session import events as e
+from common.session.events import PeerKey, RefusalCode
+from common.session.learner_side import LearnerSide
+from common.session.roster import SENTENCE, Terms
+from common.wire.messages import (
+    ArraySpec,
+    Credit,
+    Drain,
+    Dropped,
+    Envelope,
+    Evaluation,
+    Experience,
+    Goodbye,
+    Hello,
+    Message,
+    Refusal,
+    Report,
+    Snapshot,
+    SnapshotWanted,
+    Trajectory,
+    Welcome,
+)
+
+pytestmark = pytest.mark.pure
+
+SCHEMA = (ArraySpec(name="reward", dtype="float32", shape=(4,)), ArraySpec(name="valid", dtype="bool", shape=(4,)))
+ARRAYS = {"reward": np.zeros(4, np.float32), "valid": np.ones(4, np.bool_)}
+
+
+class Learner:
+    """A learner's session with time and words of its own; every step checks the ledger."""
+
+    def __init__(self, **terms: Any) -> None:
+        given = {"credits": 2, "batch": 1, "max_actors": 4} | terms
+        self.side = LearnerSide(Terms(run="run", config="{}", env_signature="env", schema=SCHEMA, **given))
+        self.now = 0.0
+        self.handle(e.Published(snapshot=Snapshot(version=0, precision="fp32", layout="x")))
+
+    def handle(self, event: e.Event) -> list[e.Instruction]:
+        """One event, and its instructions."""
+        out = self.side.handle(event, self.now)
+        self.side.check_ledger()
+        return out
+
+    def hear(self, route: bytes, message: Message, run: str = "run") -> list[e.Instruction]:
+        """One message."""
+        return self.handle(e.Received(route=route, envelope=Envelope(run=run, message=message)))
+
+    def greet(self, name: str = "a", route: bytes | None = None, incarnation: int = 1, **fields: Any) -> list[e.Instruction]:
+        """A Hello of an actor, on a connection named like it."""
+        given = {"role": "actor", "software": "1", "env_signature": "env", "resend_from": 0, "settled": 0, "produced": 0}
+        hello = Hello(peer=name, incarnation=incarnation, **(given | fields))
+        return self.hear(route or name.encode(), hello)
+
+    def send(self, seq: int, name: str = "a", **fields: Any) -> list[e.Instruction]:
+        """A trajectory of four env steps."""
+        given = {"version": 0, "env_steps": 4, "shipped": 4 * (seq + 1), "arrays": ARRAYS}
+        return self.hear(name.encode(), Trajectory(seq=seq, **(given | fields)))
+
+    def tick(self, seconds: float) -> list[e.Instruction]:
+        """Time passes."""
+        self.now += seconds
+        return self.handle(e.Tick())
+
+    def resumed(self, **terms: Any) -> Learner:
+        """A new learner that goes on from a checkpoint of this one, made now."""
+        other = Learner(**terms)
+        other.side.load_state_dict(json.loads(json.dumps(self.side.state_dict())))
+        other.side.check_ledger()
+        return other
+
+    @property
+    def books(self) -> dict[str, Any]:
+        """The ledger without the reasons at 0."""
+        books = self.side.ledger.as_dict()
+        return books | {"dropped": {reason: steps for reason, steps in books["dropped"].items() if steps}}
+
+
+def of(kind: type, instructions: list[e.Instruction], route: bytes = b"a") -> list[Any]:
+    """The messages of one kind that go to one peer."""
+    return [i.message for i in instructions if isinstance(i, e.Send) and isinstance(i.message, kind) and i.route == route]
+
+
+def items(*seqs: int, name: str = "a", incarnation: int = 1) -> tuple[tuple[PeerKey, int], ...]:
+    """What the queue knows messages by."""
+    return tuple((PeerKey(name=name, incarnation=incarnation), seq) for seq in seqs)
+
+
+def refusal(instructions: list[e.Instruction], route: bytes = b"a") -> tuple[str, bool]:
+    """Code and retry of the one refusal."""
+    (message,) = of(Refusal, instructions, route)
+    return message.code, message.retry
+
+
+# --- greeting ---
+
+
+def test_a_greeting_is_answered_with_all_that_a_peer_needs() -> None:
+    """An actor needs one fact, where the learner is; the rest comes from the Welcome."""
+    learner = Learner()
+    (welcome,) = of(Welcome, learner.greet())
+    assert (welcome.index, welcome.generation, welcome.credits, welcome.version, welcome.schema) == (0, 0, 2, 0, SCHEMA)
+    (judge,) = of(Welcome, learner.greet("judge", role="evaluator"), b"judge")
+    assert (judge.index, judge.credits, judge.schema) == (0, 0, ())
+    (second,) = of(Welcome, learner.greet("b"), b"b")
+    (again,) = of(Welcome, learner.greet("a", incarnation=2))
+    assert (second.index, again.index, again.generation) == (1, 0, 1)
+
+
+def test_a_greeting_said_twice_keeps_the_open_want() -> None:
+    """The peer repeated its Hello because the learner was slow; it will not ask for the snapshot again."""
+    learner = Learner()
+    learner.greet()
+    learner.hear(b"a", SnapshotWanted(after=0))
+    assert of(Welcome, learner.greet())
+    assert of(Snapshot, learner.handle(e.Published(snapshot=Snapshot(version=1, precision="fp32", layout="x"))))
+
+
+@pytest.mark.parametrize(
+    ("hello", "code", "retry"),
+    [
+        ({"role": "spy"}, RefusalCode.ROLE, False),
+        ({"env_signature": "other"}, RefusalCode.ENVIRONMENT, False),
+        ({"incarnation": 4}, RefusalCode.SUPERSEDED, False),
+        ({"name": "b"}, RefusalCode.FULL, True),
+    ],
+)
+def test_who_does_not_fit_is_refused_with_the_reason(hello: dict[str, Any], code: RefusalCode, *, retry: bool) -> None:
+    """A wrong role, another environment, an old process of the same name, one actor too many."""
+    learner = Learner(max_actors=1)
+    learner.greet(incarnation=5)
+    assert refusal(learner.greet(**({"route": b"x"} | hello)), b"x") == (code, retry)
+    assert learner.side.messages_dropped[DropReason.STRANGER] == 1
+    assert learner.side.connected("actor") == 1
+
+
+def test_a_peer_of_another_run_is_refused() -> None:
+    """The actor's learner was replaced by that of another run on the same port."""
+    hello = Hello(role="actor", peer="a", incarnation=1, software="", env_signature="", resend_from=0, settled=0, produced=0)
+    assert refusal(Learner().hear(b"a", hello, run="other")) == (RefusalCode.RUN, False)
+
+
+def test_bytes_that_are_no_message_are_refused_and_another_protocol_for_good() -> None:
+    """A peer of another version, or a port scanner."""
+    learner = Learner()
+    assert refusal(learner.handle(e.Undecodable(route=b"a", detail="x" * 9999))) == (RefusalCode.DECODE, True)
+    assert refusal(learner.handle(e.Undecodable(route=b"a", detail="", protocol=True))) == (RefusalCode.PROTOCOL, False)
+    assert learner.side.messages_dropped[DropReason.DECODE] == 2
+
+
+def test_a_refusal_that_quotes_the_peer_fits_into_a_header() -> None:
+    """A role of a megabyte must not make the answer impossible to send."""
+    (answer,) = of(Refusal, Learner().greet(role="x" * 10**6))
+    assert len(answer.reason) <= SENTENCE
+
+
+def test_a_stranger_is_asked_to_greet() -> None:
+    """This learner has restarted, and its peer does not know yet; to a Goodbye there is nothing to say."""
+    learner = Learner()
+    assert refusal(learner.send(3)) == (RefusalCode.STRANGER, True)
+    assert learner.hear(b"a", Goodbye(reason="", produced=9)) == []
+    assert (learner.side.messages_dropped[DropReason.STRANGER], learner.books["produced"]) == (2, 0)
+
+
+def test_a_message_that_only_learners_send_ends_the_peer() -> None:
+    """Whatever it is, it is neither actor nor evaluator."""
+    learner = Learner()
+    learner.greet()
+    assert refusal(learner.hear(b"a", Credit(acked=0, credits=9, version=0))) == (RefusalCode.ROLE, False)
+
+
+def test_two_names_on_one_connection_do_no_harm() -> None:
+    """A confused peer greets under another name without closing: the first name counts as away."""
+    learner = Learner()
+    learner.greet("a", route=b"x")
+    learner.greet("b", route=b"x")
+    assert learner.side.connected("actor") == 1
+    assert of(Welcome, learner.greet("a", route=b"y"), b"y")
+    assert of(Welcome, learner.greet("b", route=b"x"), b"x")
+    assert learner.side.connected("actor") == 2
+
+
+def test_a_killed_actor_comes_back_where_the_run_is_full() -> None:
+    """Its old connection still counts as alive, and is its own."""
+    learner = Learner(max_actors=1)
+    learner.greet()
+    assert of(Welcome, learner.greet(incarnation=2, route=b"x"), b"x")
+
+
+# --- credits ---
+
+
+def test_a_credit_returns_when_its_message_leaves_the_queue_and_not_before() -> None:
+    """Arrival frees nothing; the train loop's take does, before training ends."""
+    learner = Learner()
+    learner.greet()
+    assert of(Credit, learner.send(0)) == []
+    assert learner.books["queued"] == 4
+    (credit,) = of(Credit, learner.handle(e.Taken(items=items(0))))
+    assert (credit.acked, credit.credits, learner.books["queued"]) == (1, 2, 4)
+    learner.handle(e.Settled(items=items(0)))
+    assert (learner.books["trained"], learner.books["queued"]) == (4, 0)
+
+
+def test_acknowledgements_are_cumulative_and_never_pass_a_waiting_message() -> None:
+    """The second message was taken first: it is acknowledged with the first."""
+    learner = Learner()
+    learner.greet()
+    learner.send(0)
+    learner.send(1)
+    (credit,) = of(Credit, learner.handle(e.Taken(items=items(1))))
+    assert credit.acked == 0
+    (credit,) = of(Credit, learner.handle(e.Taken(items=items(0))))
+    assert credit.acked == 2
+
+
+def test_windows_together_hold_a_batch_however_few_actors_there_are() -> None:
+    """A batch of 7 and two credits each: one actor alone must fill it, or the learner waits for ever."""
+    learner = Learner(batch=7)
+    assert of(Welcome, learner.greet())[0].credits == 7
+    assert of(Credit, learner.greet("b"))[0].credits == 4
+    assert learner.side.queue_capacity == 8
+    learner.hear(b"b", Goodbye(reason="", produced=0))
+    assert of(Credit, learner.tick(1.0))[0].credits == 7
+
+
+def test_what_is_sent_without_credit_is_refused() -> None:
+    """An actor that ignores its window cannot grow the queue, nor can an evaluator that sends experience."""
+    learner = Learner()
+    learner.greet()
+    assert [bool(of(Credit, learner.send(seq))) for seq in range(3)] == [False, False, True]
+    learner.greet("judge", role="evaluator")
+    assert not any(isinstance(i, e.Admit) for i in learner.send(0, "judge"))
+    assert learner.books["dropped"] == {"uncredited": 8}
+
+
+def test_both_sides_of_silence_are_filled() -> None:
+    """A Credit each heartbeat, to evaluators too."""
+    learner = Learner()
+    learner.greet("judge", role="evaluator")
+    assert of(Credit, learner.tick(0.5), b"judge") == []
+    assert of(Credit, learner.tick(0.5), b"judge") == [Credit(acked=0, credits=0, version=0)]
+
+
+# --- admission ---
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"arrays": ARRAYS | {"reward": np.zeros(5, np.float32)}}, DropReason.SCHEMA),
+        ({"arrays": ARRAYS | {"extra": np.zeros(4, np.float32)}}, DropReason.SCHEMA),
+        ({"arrays": ARRAYS | {"valid": np.zeros(4, np.bool_)}}, DropReason.SCHEMA),
+        ({"arrays": ARRAYS | {"reward": np.full(4, np.nan, np.float32)}}, DropReason.NON_FINITE),
+        ({"version": 1}, DropReason.VERSION),
+    ],
+)
+def test_bad_experience_is_refused_counted_once_and_its_sender_told(fields: dict[str, Any], reason: DropReason) -> None:
+    """A shape, a surplus array, a lie about env steps, NaN, a policy that never was: the run goes on."""
+    learner = Learner()
+    learner.greet()
+    out = learner.send(0, **fields)
+    (credit,) = of(Credit, out)
+    assert [(r.seq, r.reason) for r in credit.rejects] == [(0, reason)]
+    assert credit.acked == 1
+    assert not any(isinstance(i, e.Admit) for i in out)
+    learner.send(0, **fields)
+    assert (learner.books["dropped"], learner.books["produced"]) == ({reason: 4}, 4)
+    assert any(isinstance(i, e.Admit) for i in learner.send(1))
+
+
+def test_the_algorithm_may_refuse_what_fits_the_schema() -> None:
+    """An action outside the action space."""
+
+    def check(_: Experience) -> None:
+        raise PeerError(DropReason.SCHEMA, "action")
+
+    learner = Learner()
+    learner.side = LearnerSide(learner.side.terms, check=check)
+    learner.handle(e.Published(snapshot=Snapshot(version=0, precision="fp32", layout="x")))
+    learner.greet()
+    learner.send(0)
+    assert learner.books["dropped"] == {"schema": 4}
+
+
+def test_a_refusal_that_did_not_arrive_is_told_again() -> None:
+    """Its Credit was lost with the connection, or never left: the message would hold a credit for ever."""
+    learner = Learner(credits=3)
+    learner.greet()
+    learner.send(0)
+    (credit,) = of(Credit, learner.send(1, version=9))
+    assert of(Credit, learner.handle(e.Unsent(route=b"a", message=credit))) == []
+    assert [r.seq for r in of(Credit, learner.tick(1.0))[0].rejects] == [1]
+    learner.greet()
+    learner.send(0)
+    assert [(r.seq, r.reason) for r in of(Credit, learner.send(1, version=9))[0].rejects] == [(1, DropReason.DUPLICATE)]
+    assert learner.books["dropped"] == {"version": 4}
+
+
+# --- loss, duplicates, gaps ---
+
+
+def test_what_is_sent_again_is_taken_once() -> None:
+    """After a reconnect the actor re-sends what was not acknowledged; one message had arrived, one had not."""
+    learner = Learner()
+    learner.greet()
+    learner.send(0)
+    learner.greet(route=b"x", produced=8)
+    out = learner.hear(b"x", Trajectory(seq=0, version=0, env_steps=4, shipped=4, arrays=ARRAYS))
+    assert of(Credit, out, b"x")[0].acked == 0
+    out = learner.hear(b"x", Trajectory(seq=1, version=0, env_steps=4, shipped=8, arrays=ARRAYS))
+    assert [(i.peer, i.experience.seq) for i in out if isinstance(i, e.Admit)] == list(items(1))
+    assert (learner.side.messages_dropped[DropReason.DUPLICATE], learner.side.reconnects) == (1, 1)
+    assert (learner.books["produced"], learner.books["queued"]) == (8, 8)
+
+
+def test_a_gap_is_counted_in_messages_and_in_env_steps() -> None:
+    """Two messages never came: the next one tells how much was in them."""
+    learner = Learner()
+    learner.greet()
+    learner.send(0)
+    learner.send(3, shipped=4 + 11 + 4)
+    assert (learner.side.sequence_gaps, learner.side.messages_dropped[DropReason.GAP]) == (2, 2)
+    assert learner.books == {"produced": 19, "trained": 0, "queued": 8, "in_flight": 0, "dropped": {"gap": 11}}
+
+
+def test_what_an_actor_gave_up_is_a_gap_from_its_hello_on() -> None:
+    """It could not be decoded, and will not be sent again."""
+    learner = Learner()
+    learner.greet()
+    learner.greet(resend_from=1, settled=4, produced=4)
+    assert (learner.books["dropped"], learner.side.sequence_gaps) == ({"gap": 4}, 1)
+
+
+# --- snapshots ---
+
+
+def test_a_want_is_answered_once_and_with_the_newest_only() -> None:
+    """A slow actor misses versions and costs nothing; a late joiner is served at once."""
+    learner = Learner()
+    learner.greet()
+    (first,) = of(Snapshot, learner.hear(b"a", SnapshotWanted(after=-1)))
+    assert first.version == 0
+    for version in (1, 2):
+        assert of(Snapshot, learner.handle(e.Published(snapshot=Snapshot(version=version, precision="fp32", layout="x")))) == []
+    (newest,) = of(Snapshot, learner.hear(b"a", SnapshotWanted(after=0)))
+    assert newest.version == 2
+    assert of(Snapshot, learner.hear(b"a", SnapshotWanted(after=2))) == []
+    assert of(Snapshot, learner.tick(1.0)) == []
+    (unsent,) = of(Snapshot, learner.handle(e.Published(snapshot=Snapshot(version=3, precision="fp32", layout="x"))))
+    assert of(Snapshot, learner.handle(e.Unsent(route=b"a", message=unsent))) == []
+    assert of(Snapshot, learner.tick(1.0)) == [unsent]
+
+
+def test_a_resumed_learner_hands_out_its_older_policy() -> None:
+    """The actor holds version 9 of a life that is gone; what it collects with it would be refused."""
+    learner = Learner()
+    learner.greet()
+    (snapshot,) = of(Snapshot, learner.hear(b"a", SnapshotWanted(after=9)))
+    assert snapshot.version == 0
+
+
+def test_evaluations_are_passed_on() -> None:
+    """The evaluator's result reaches the train loop."""
+    learner, evaluation = Learner(), Evaluation(version=1, mode="greedy")
+    learner.greet("judge", role="evaluator")
+    assert e.Evaluated(message=evaluation) in learner.hear(b"judge", evaluation)
+
+
+# --- a learner's restart ---
+
+
+def test_what_was_trained_after_the_checkpoint_is_rolled_back() -> None:
+    """It was acknowledged, so nobody can send it again; its weights are gone."""
+    learner = Learner()
+    learner.greet()
+    learner.send(0)
+    resumed = learner.resumed()
+    resumed.greet(resend_from=2, settled=8, produced=8)
+    assert resumed.books == {"produced": 8, "trained": 0, "queued": 0, "in_flight": 0, "dropped": {"rolled_back": 8}}
+    assert resumed.side.sequence_gaps == 0
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_what_was_queued_at_the_checkpoint_is_sent_again_and_trained(taken: bool) -> None:
+    """The acknowledgement had not reached its actor: it still keeps the message."""
+    learner = Learner()
+    learner.greet()
+    learner.send(0)
+    if taken:
+        learner.handle(e.Taken(items=items(0)))
+    resumed = learner.resumed()
+    assert resumed.books["in_flight"] == 4
+    resumed.greet(produced=4)
+    assert any(isinstance(i, e.Admit) for i in resumed.send(0))
+    resumed.handle(e.Taken(items=items(0)))
+    resumed.handle(e.Settled(items=items(0)))
+    assert resumed.books == {"produced": 4, "trained": 4, "queued": 0, "in_flight": 0, "dropped": {}}
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_message_refused_ahead_of_a_waiting_one_is_not_counted_twice(again: bool) -> None:
+    """Message 1 was refused while 0 waited, then came the checkpoint; the actor may or may not have heard of it."""
+    learner = Learner()
+    learner.greet()
+    learner.send(0)
+    learner.send(1, version=9)
+    resumed = learner.resumed()
+    resumed.greet(produced=8)
+    resumed.send(0)
+    if again:
+        assert of(Credit, resumed.send(1, version=9))[0].rejects[0].seq == 1
+    resumed.send(2)
+    assert resumed.books == {"produced": 12, "trained": 0, "queued": 8, "in_flight": 0, "dropped": {"version": 4}}
+    assert resumed.side.sequence_gaps == 0
+
+
+def test_what_a_departed_actor_had_queued_is_rolled_back() -> None:
+    """It said Goodbye before the checkpoint: nobody can send it again."""
+    learner = Learner()
+    learner.greet()
+    learner.send(0)
+    learner.hear(b"a", Goodbye(reason="", produced=4))
+    resumed = learner.resumed()
+    assert resumed.books == {"produced": 4, "trained": 0, "queued": 0, "in_flight": 0, "dropped": {"rolled_back": 4}}
+    assert refusal(resumed.greet()) == (RefusalCode.FORGOTTEN, True)
+
+
+def test_an_actor_that_died_with_its_learner_is_lost_in_time() -> None:
+    """The resumed learner gives it the same time to come back as any other."""
+    learner = Learner()
+    learner.greet(produced=10)
+    resumed = learner.resumed()
+    resumed.now = 1000.0
+    resumed.tick(0.0)
+    resumed.tick(60.0)
+    assert resumed.books["in_flight"] == 10
+    resumed.tick(1.0)
+    assert resumed.books["dropped"] == {"peer_lost": 10}
+
+
+def test_names_keep_their_numbers_over_a_restart() -> None:
+    """The index picks an actor's random streams."""
+    learner = Learner()
+    for name in "ab":
+        learner.greet(name)
+    (welcome,) = of(Welcome, learner.resumed().greet("b"), b"b")
+    assert (welcome.index, welcome.generation) == (1, 0)
+
+
+# --- coming and going ---
+
+
+def test_a_new_incarnation_closes_the_account_of_the_old() -> None:
+    """Kill -9: what was in flight is lost, what had arrived is trained on."""
+    learner = Learner()
+    learner.greet(produced=10)
+    learner.send(0)
+    learner.greet(incarnation=2, route=b"x")
+    assert learner.books["dropped"] == {"peer_lost": 6}
+    learner.tick(1.0)
+    learner.handle(e.Taken(items=items(0)))
+    learner.handle(e.Settled(items=items(0), reason=DropReason.STALE))
+    assert learner.books["dropped"] == {"peer_lost": 6, "stale": 4}
+    learner.tick(1.0)
+    assert items(0)[0][0] not in learner.side._peers
+
+
+def test_a_silent_actor_is_away_then_forgotten_then_reborn() -> None:
+    """Stopped for minutes: its credits go to the others, its experience is given up, and it may start over."""
+    learner = Learner()
+    learner.greet(produced=10)
+    learner.tick(10.1)
+    assert (learner.side.connected("actor"), learner.books["in_flight"]) == (0, 10)
+    learner.tick(50.0)
+    assert learner.books["dropped"] == {"peer_lost": 10}
+    assert refusal(learner.greet(route=b"x", produced=10), b"x") == (RefusalCode.FORGOTTEN, True)
+    assert of(Welcome, learner.greet(incarnation=2))
+
+
+def test_an_actor_that_was_away_goes_on_where_it_was() -> None:
+    """Silent for a while, and not forgotten."""
+    learner = Learner()
+    learner.greet(produced=4)
+    learner.tick(20.0)
+    learner.greet(produced=4)
+    assert any(isinstance(i, e.Admit) for i in learner.send(0))
+
+
+def test_goodbye_closes_an_account() -> None:
+    """The last counters say what was dropped; what never came is lost."""
+    learner = Learner()
+    learner.greet()
+    learner.hear(b"a", Goodbye(reason="", produced=10, dropped=(Dropped(reason="unfinished", env_steps=7),)))
+    assert learner.books == {
+        "produced": 10, "trained": 0, "queued": 0, "in_flight": 0, "dropped": {"unfinished": 7, "peer_lost": 3},
+    }  # fmt: skip
+    assert learner.side.connected("actor") == 0
+
+
+def test_a_drain_reaches_every_peer_until_it_leaves() -> None:
+    """Experience still under way is counted; a known peer may reconnect to say goodbye, a new one may not come."""
+    learner = Learner()
+    learner.greet()
+    (drain,) = of(Drain, learner.handle(e.DrainAsked(reason="solved", deadline_seconds=5.0)))
+    assert drain == Drain(reason="solved", deadline_seconds=5.0)
+    assert of(Drain, learner.tick(1.0)) == [Drain(reason="solved", deadline_seconds=4.0)]
+    assert of(Credit, learner.send(0))[0].rejects[0].reason == DropReason.RUN_ENDED
+    assert refusal(learner.greet("new"), b"new") == (RefusalCode.DRAINING, False)
+    out = learner.greet(route=b"x", produced=9)
+    assert of(Welcome, out, b"x")
+    assert of(Drain, out, b"x")
+    learner.handle(e.Ended())
+    assert learner.books == {
+        "produced": 9, "trained": 0, "queued": 0, "in_flight": 0, "dropped": {"run_ended": 4, "peer_lost": 5},
+    }  # fmt: skip
+
+
+# --- hostile numbers ---
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [Report(produced=100), Report(produced=1)],
+        [Report(produced=1, dropped=(Dropped(reason="no such reason", env_steps=2**62),))],
+        [Trajectory(seq=2**63 - 1, version=0, env_steps=2**63 - 1, shipped=0)],
+        [Trajectory(seq=2**62, version=0, env_steps=4, shipped=2**62, arrays=ARRAYS)],
+        [Trajectory(seq=0, version=0, env_steps=4, shipped=2**62, arrays=ARRAYS), Report(produced=3)],
+        [Trajectory(seq=1, version=0, env_steps=4, shipped=0, arrays=ARRAYS), Goodbye(reason="", produced=0)],
+        [Trajectory(seq=seq, version=0, env_steps=2**40, shipped=0) for seq in range(50)],
+        [SnapshotWanted(after=2**62), Evaluation(version=2**62, mode="x" * 9999)],
+        [Hello(role="actor", peer="a", incarnation=1, software="", env_signature="", resend_from=2**62, settled=1, produced=0)],
+        [Hello(role="actor", peer="a", incarnation=1, software="", env_signature="", resend_from=0, settled=2**62, produced=0)],
+    ],
+)
+def test_hostile_numbers_neither_raise_nor_unbalance(words: list[Message]) -> None:
+    """Each event checks the ledger; an honest actor beside the liar is served as before, and a checkpoint can be made."""
+    learner = Learner()
+    learner.greet("honest")
+    learner.greet()
+    for word in words:
+        learner.hear(b"a", word)
+    assert any(isinstance(i, e.Admit) for i in learner.send(0, "honest"))
+    resumed = learner.resumed()
+    resumed.greet()
+    for word in words:
+        resumed.hear(b"a", word)
+    resumed.handle(e.Ended())
+    assert resumed.books["in_flight"] == 0
+
+
+def test_an_event_of_the_peers_side_is_a_bug_of_ours() -> None:
+    """Wired wrongly, it must not pass in silence."""
+    with pytest.raises(InternalError, match="peer's side"):
+        Learner().handle(e.Left(reason=""))
