@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TypeAlias
 
 from common.algorithms import policy
 from common.algorithms.api import Algorithm, Policy
-from common.algorithms.ppo import PPO, PPOSettings
+from common.algorithms.ppo import PPO
+from common.algorithms.settings import AlgorithmSettings, PPOSettings
 from common.envs.spec import EnvSpec
 from common.models.snapshot import Precision
 from common.models.spec import ModelSettings
 from common.wire.messages import ArraySpec
-
-AlgorithmSettings: TypeAlias = PPOSettings
-"""Section `algorithm` of the configuration: the union of all settings, told apart by `name`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

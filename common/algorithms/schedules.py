@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from common.algorithms.api import Progress
+from common.algorithms.settings import HIGHEST_RATE, LOWEST_RATE
 from common.units import EnvSteps
 
 KL_FACTOR = 1.5
 """The step of `kl_adaptive`, up and down."""
-
-LOWEST, HIGHEST = 1e-6, 1e-2
-"""The bounds of `kl_adaptive`: outside them Adam does nothing, or harm."""
 
 
 def linear(initial: float, progress: Progress, *, final: float = 0.0, over: EnvSteps = 0) -> float:
@@ -27,4 +25,4 @@ def kl_adaptive(current: float, *, kl: float, target: float) -> float:
         current /= KL_FACTOR
     elif kl < 0.5 * target:
         current *= KL_FACTOR
-    return min(max(current, LOWEST), HIGHEST)
+    return min(max(current, LOWEST_RATE), HIGHEST_RATE)

@@ -11,8 +11,7 @@ from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from common.algorithms.ppo import PPOSettings
-from common.algorithms.registry import AlgorithmSettings
+from common.algorithms.settings import AlgorithmSettings, PPOSettings
 from common.envs.spec import EnvSettings
 from common.errors import ConfigError
 from common.models.spec import ModelSettings

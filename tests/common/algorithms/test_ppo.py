@@ -9,7 +9,8 @@ from pydantic import ValidationError
 
 from common.algorithms.api import Progress
 from common.algorithms.policy import ActorCriticPolicy
-from common.algorithms.ppo import PPO, PPOSettings
+from common.algorithms.ppo import PPO
+from common.algorithms.settings import PPOSettings
 from common.errors import InternalError, ResourceError
 from common.models import snapshot
 from common.models.spec import ModelSettings

@@ -6,7 +6,8 @@ import pytest
 
 from common.algorithms import registry
 from common.algorithms.policy import ActorCriticPolicy
-from common.algorithms.ppo import PPO, PPOSettings
+from common.algorithms.ppo import PPO
+from common.algorithms.settings import PPOSettings
 from common.models.spec import ModelSettings
 
 pytestmark = pytest.mark.pure

@@ -32,8 +32,8 @@ def test_the_adaptive_rate_moves_only_outside_half_to_twice_the_target(kl, rate)
 
 def test_the_adaptive_rate_stays_within_its_bounds():
     """A policy that does not react at all, or to everything."""
-    assert schedules.kl_adaptive(9e-3, kl=0.0, target=0.01) == schedules.HIGHEST
-    assert schedules.kl_adaptive(1.2e-6, kl=1.0, target=0.01) == schedules.LOWEST
+    assert schedules.kl_adaptive(9e-3, kl=0.0, target=0.01) == schedules.HIGHEST_RATE
+    assert schedules.kl_adaptive(1.2e-6, kl=1.0, target=0.01) == schedules.LOWEST_RATE
 
 
 def test_on_a_policy_whose_kl_grows_with_the_rate_it_settles_near_the_target():

@@ -5,7 +5,7 @@ import json
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from common.algorithms.ppo import PPOSettings
+from common.algorithms.settings import PPOSettings
 from common.envs.spec import EnvSettings
 from common.errors import ConfigError
 from common.runtime.tree import (
