@@ -1,0 +1,340 @@
+"""The learner's I/O thread between a real session and a network in memory: what comes through, and what is stopped."""
+
+from __future__ import annotations
+
+import threading
+
+import msgpack
+import numpy as np
+import pytest
+
+from common.errors import ConfigError, DropReason, InternalError
+from common.session.events import RefusalCode
+from common.wire import codec
+from common.wire.messages import PROTOCOL_VERSION, Envelope, Evaluation, Hello, Refusal, Snapshot
+from services.learner.intake import TICK_SECONDS
+
+pytestmark = pytest.mark.service
+
+PATIENCE = 30.0  # seconds; only a fault lets it pass
+STEPS = 4  # env steps of one trajectory
+
+
+def rewards(items):
+    """What tells the test's trajectories apart."""
+    return [item.experience.arrays["reward"][0, 0] for item in items]
+
+
+def numbered(make_trajectory, number):
+    """A trajectory that carries its number as reward."""
+    return make_trajectory(reward=np.full((2, 2), number, np.float32))
+
+
+def policy(version):
+    """A snapshot of three parameters."""
+    return Snapshot(version=version, precision="fp32", layout="x", arrays={"parameters": np.full(3, version, np.float32)})
+
+
+def assert_balances(figures):
+    """Nothing appears from nowhere, nothing vanishes."""
+    ledger = figures.ledger
+    assert ledger["produced"] == ledger["trained"] + ledger["queued"] + ledger["in_flight"] + sum(ledger["dropped"].values())
+
+
+def test_a_batch_is_whole_or_not_there(colony, make_trajectory):
+    """Three rollouts for batches of two: the third waits for the fourth, and all come in order of arrival."""
+    colony.intake.publish(policy(0))
+    link = colony.welcome()
+    for number in (1, 2, 3):
+        link.offer(numbered(make_trajectory, number))
+    assert rewards(colony.intake.take(2, PATIENCE)) == [1, 2]
+    colony.until(lambda: colony.intake.figures.queue_depth == 1)
+    assert colony.intake.take(2, 0.0) == []
+    link.offer(numbered(make_trajectory, 4))
+    assert rewards(colony.intake.take(2, PATIENCE)) == [3, 4]
+
+
+def test_a_waiting_train_loop_is_woken_by_an_arrival(colony, make_trajectory):
+    """The train loop waits in `take` while the network is silent; the rollout that ends the silence is handed over."""
+    colony.intake.publish(policy(0))
+    link = colony.welcome()
+    taken = []
+    loop = threading.Thread(target=lambda: taken.extend(colony.intake.take(1, PATIENCE)))
+    loop.start()
+    link.offer(numbered(make_trajectory, 7))
+    loop.join(PATIENCE)
+    assert rewards(taken) == [7]
+
+
+def test_a_credit_returns_when_its_message_leaves_the_queue(make_colony, make_trajectory):
+    """An actor with one credit waits while its rollout waits, and goes on as soon as the rollout is taken, trained or not."""
+    colony = make_colony(credits=1)
+    colony.intake.publish(policy(0))
+    link = colony.welcome()
+    assert link.may_offer
+    link.offer(make_trajectory())
+    assert not link.may_offer
+    colony.until(lambda: colony.intake.figures.queue_depth == 1)
+    assert not link.may_offer
+    colony.intake.take(1, PATIENCE)
+    colony.until(lambda: link.may_offer)
+
+
+def test_the_queue_never_holds_more_than_its_capacity(make_colony, make_trajectory):
+    """Two actors use all their credits while nobody trains: depth is credits times actors, and says so."""
+    colony = make_colony(credits=2)
+    colony.intake.publish(policy(0))
+    links = [colony.welcome(f"actor-{number}") for number in range(2)]
+    for link in links:
+        while link.may_offer:
+            link.offer(make_trajectory())
+    colony.until(lambda: colony.intake.figures.queue_depth == 4)
+    figures = colony.intake.figures
+    assert (figures.queue_capacity, figures.queue_env_steps, figures.actors) == (4, 4 * STEPS, 2)
+    assert figures.ledger["queued"] == 4 * STEPS
+    assert_balances(figures)
+
+
+BAD = {
+    "another dtype": ({"reward": np.ones((2, 2), np.float64)}, DropReason.SCHEMA),
+    "another shape": ({"reward": np.ones((3, 2), np.float32)}, DropReason.SCHEMA),
+    "a missing array": ({"valid": None}, DropReason.SCHEMA),
+    "an array too many": ({"gift": np.ones(1, np.float32)}, DropReason.SCHEMA),
+    "NaN in the rewards": ({"reward": np.full((2, 2), np.nan, np.float32)}, DropReason.NON_FINITE),
+    "an infinite return": ({"episode_return": np.array([np.inf], np.float32)}, DropReason.NON_FINITE),
+    "a policy of the future": ({"version": 9}, DropReason.VERSION),
+    "more env steps than rows": ({"env_steps": 100}, DropReason.SCHEMA),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_experience_is_refused_counted_and_told_and_the_run_goes_on(colony, make_trajectory, what):
+    """An actor with a fault sends one bad rollout among good ones: it costs that rollout, a counter and a log line."""
+    changes, reason = BAD[what]
+    colony.intake.publish(policy(0))
+    link = colony.welcome()
+    bad = make_trajectory(**changes)
+    link.count(bad.env_steps + STEPS, {})
+    link.offer(bad)
+    link.offer(numbered(make_trajectory, 5))
+    items = colony.intake.take(1, PATIENCE)
+    assert rewards(items) == [5]
+    colony.intake.settle(items)
+    colony.until(lambda: any(note.event == "experience_rejected" for note in colony.told))
+    (told,) = [note.fields for note in colony.told if note.event == "experience_rejected"]
+    assert (told["seq"], told["reason"]) == (0, reason)
+    colony.until(lambda: colony.intake.figures.ledger["trained"] == STEPS)
+    figures = colony.intake.figures
+    assert figures.messages_dropped == {reason: 1}
+    assert figures.ledger["dropped"][reason] == bad.env_steps
+    assert_balances(figures)
+
+
+FOREIGN = {
+    "bytes that are no message": ([b"\xc1 this is no header"], RefusalCode.DECODE),
+    "a header of another protocol": ([msgpack.packb({"v": PROTOCOL_VERSION + 1, "tag": "hello"})], RefusalCode.PROTOCOL),
+    "an array frame that is missing": (
+        [msgpack.packb({"v": PROTOCOL_VERSION, "tag": "goodbye", "run": "", "arrays": [["x", "bool", [1]]]})],
+        RefusalCode.DECODE,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_foreign_bytes_are_answered_with_a_refusal_and_counted(colony, make_trajectory, what):
+    """A port scanner, a peer of another release, a broken network card: told why, counted, and nobody else notices."""
+    frames, code = FOREIGN[what]
+    stranger = colony.hub.connect()
+    assert stranger.send(frames)
+    answer = codec.decode(stranger.receive(PATIENCE)).message
+    assert isinstance(answer, Refusal)
+    assert answer.code == code
+    assert answer.reason
+    colony.intake.publish(policy(0))
+    link = colony.welcome()
+    link.offer(make_trajectory())
+    assert len(colony.intake.take(1, PATIENCE)) == 1
+    colony.until(lambda: colony.intake.figures.messages_dropped == {DropReason.DECODE: 1})
+    assert next(note.event for note in colony.notes if note.warning) == "undecodable"
+
+
+@pytest.mark.parametrize(
+    ("peer", "says"), [({"run": "run-0"}, ["run-0", "run-1", "restart"]), ({"signature": "xyz"}, ["xyz", "abc", "install"])]
+)
+def test_a_peer_of_another_run_or_environment_ends_with_a_sentence(colony, peer, says):
+    """An actor left over from yesterday's run, or with another release of the emulator, must not train this one."""
+    link = colony.link(**peer)
+    with pytest.raises(ConfigError, match="the learner refuses this peer") as refused:
+        colony.until(lambda: link.welcome)
+    for words in says:
+        assert words in str(refused.value)
+    colony.links.clear()
+    colony.until(lambda: colony.intake.figures.messages_dropped == {DropReason.STRANGER: 1})
+
+
+def test_a_message_before_any_greeting_is_answered_and_not_admitted(colony, make_trajectory):
+    """The learner restarted, and an actor that did not notice goes on sending: it is told to greet."""
+    stranger = colony.hub.connect()
+    assert stranger.send(codec.encode(Envelope(run="run-1", message=make_trajectory())))
+    answer = codec.decode(stranger.receive(PATIENCE)).message
+    assert (answer.code, answer.retry) == (RefusalCode.STRANGER, True)
+    colony.until(lambda: colony.intake.figures.messages_dropped == {DropReason.STRANGER: 1})
+    assert colony.intake.take(1, 0.0) == []
+
+
+def test_a_fault_in_the_io_thread_reaches_the_train_loop(colony, monkeypatch):
+    """A bug in the session must end the learner with its traceback, not leave it waiting for a dead thread."""
+
+    def fails(*_):
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(colony.session, "handle", fails)
+    with pytest.raises(InternalError, match="a bug") as caught:
+        colony.intake.take(1, PATIENCE)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    for call in (colony.intake.session_state, colony.intake.finish):
+        with pytest.raises(InternalError, match="a bug"):
+            call(timeout=PATIENCE)
+
+
+def test_a_question_that_fails_is_not_waited_for(colony, monkeypatch):
+    """A bug while the checkpoint is composed reaches the train loop at once."""
+    monkeypatch.setattr(colony.session, "state_dict", lambda: 1 // 0)
+    with pytest.raises(InternalError, match="ZeroDivisionError"):
+        colony.intake.session_state(timeout=PATIENCE)
+
+
+def test_books_that_do_not_balance_are_said_once_and_cost_no_run(colony, make_trajectory, monkeypatch):
+    """Our own bug, but a night of training is worth more than the books."""
+    ticks = []
+
+    def unbalanced():
+        ticks.append(1)
+        raise InternalError("the ledger does not balance")
+
+    monkeypatch.setattr(colony.session, "check_ledger", unbalanced)
+    colony.intake.publish(policy(0))
+    link = colony.welcome()
+    colony.until(lambda: len(ticks) > 2)
+    link.offer(make_trajectory())
+    assert len(colony.intake.take(1, PATIENCE)) == 1
+    assert [note.event for note in colony.notes].count("ledger_unbalanced") == 1
+
+
+def test_whoever_wants_the_newest_policy_gets_it_when_it_is_published(colony):
+    """A peer asks before there is any policy, and skips those that came while it was busy."""
+    link = colony.welcome("evaluator-0", "evaluator")
+    link.want_snapshots(after=-1)
+    for version in range(5):
+        colony.intake.publish(policy(version))
+    colony.until(lambda: link.session.version == 4)
+    snapshot = link.take_snapshot()
+    assert snapshot.version == 4
+    assert snapshot.arrays["parameters"].tolist() == [4, 4, 4]
+    colony.until(lambda: colony.intake.figures.sent["snapshot"])
+    assert colony.intake.figures.bytes_sent > 0
+
+
+def test_evaluations_are_handed_over_once(colony):
+    """The train loop looks for them each round."""
+    link = colony.welcome("evaluator-0", "evaluator")
+    arrays = {"episode_return": np.array([1.0, 3.0], np.float32), "episode_length": np.array([5, 6], np.int32)}
+    link.say(Evaluation(version=0, mode="greedy", arrays=arrays))
+    found = []
+    colony.until(lambda: found.extend(colony.intake.take_evaluations()) or found)
+    assert [(evaluation.mode, evaluation.arrays["episode_return"].tolist()) for evaluation in found] == [("greedy", [1, 3])]
+    assert colony.intake.take_evaluations() == []
+
+
+def test_the_state_for_a_checkpoint_knows_all_that_was_settled_before(colony, make_trajectory):
+    """A checkpoint that forgot the batch just trained on would train on it twice after a resume."""
+    colony.intake.publish(policy(0))
+    link = colony.welcome()
+    link.offer(make_trajectory())
+    link.offer(make_trajectory())
+    first = colony.intake.take(1, PATIENCE)
+    colony.intake.settle(first)
+    ledger = colony.intake.session_state(timeout=PATIENCE)["ledger"]
+    assert ledger["trained"] == STEPS
+
+
+def test_the_end_closes_every_account(colony, make_trajectory):
+    """Of five rollouts one is trained on, one was taken and is dropped, two wait, one is only said to exist."""
+    colony.intake.publish(policy(0))
+    link = colony.welcome()
+    link.count(5 * STEPS, {})
+    for _ in range(4):
+        link.offer(make_trajectory())
+    trained, dropped = colony.intake.take(2, PATIENCE)
+    colony.intake.settle([trained])
+    colony.intake.settle([dropped], DropReason.STALE)
+    colony.until(lambda: colony.intake.figures.queue_depth == 2)
+    link.close("done")  # its Goodbye says that 20 env steps were produced
+    colony.links.clear()
+    colony.until(lambda: colony.intake.figures.actors == 0)
+    colony.intake.finish(timeout=PATIENCE)
+    ledger = colony.intake.figures.ledger
+    lost = {reason: steps for reason, steps in ledger["dropped"].items() if steps}
+    assert (ledger["produced"], ledger["trained"], ledger["queued"], ledger["in_flight"]) == (5 * STEPS, STEPS, 0, 0)
+    assert lost == {DropReason.STALE: STEPS, DropReason.RUN_ENDED: 2 * STEPS, DropReason.PEER_LOST: STEPS}
+
+
+def test_a_drain_waits_until_the_last_peer_has_left(colony):
+    """The run ends: both peers are told, and the learner waits for their goodbyes while its loop counts as alive."""
+    links = [colony.welcome("actor-0"), colony.welcome("evaluator-0", "evaluator")]
+    colony.until(lambda: colony.intake.figures.actors == colony.intake.figures.evaluators == 1)
+    colony.intake.drain("target reached", 9.0)
+    colony.until(lambda: all(link.drain for link in links))
+    assert [link.drain.reason for link in links] == ["target reached"] * 2
+    assert not colony.intake.wait_for_goodbyes(PATIENCE, alive=lambda: None, hurry=lambda: True)
+    turns = []
+    for link in links:
+        link.close("run over")
+    assert colony.intake.wait_for_goodbyes(PATIENCE, alive=lambda: turns.append(1), hurry=lambda: False)
+
+
+def test_waiting_for_goodbyes_has_an_end(colony):
+    """A peer that hangs cannot keep the learner from ending."""
+    colony.welcome()
+    colony.until(lambda: colony.intake.figures.actors == 1)
+    assert not colony.intake.wait_for_goodbyes(2 * TICK_SECONDS, alive=lambda: None, hurry=lambda: False)
+
+
+def test_an_actor_that_comes_when_the_run_is_over_is_sent_home_without_blame(colony):
+    """A killed actor is restarted by its supervisor just as the run ends: it must leave with exit code 0, not 2."""
+    colony.intake.drain("target reached", 9.0)
+    late = colony.link("late")
+    colony.until(lambda: late.drain)
+    assert late.welcome is None
+    assert "ending" in late.drain.reason
+
+
+def test_a_peer_that_comes_back_is_counted_and_sends_again_what_was_lost(colony, make_trajectory):
+    """The network breaks with a rollout on the wire: it arrives once, and the reconnect shows in the figures."""
+    colony.intake.publish(policy(0))
+    link = colony.welcome()
+    peer = link._transport
+    colony.hub.disconnect(peer)
+    link.offer(numbered(make_trajectory, 3))
+    colony.hub.reconnect(peer)
+    colony.until(lambda: colony.intake.figures.queue_depth == 1)
+    assert rewards(colony.intake.take(1, PATIENCE)) == [3]
+    figures = colony.intake.figures
+    assert (figures.reconnects, figures.sequence_gaps, figures.messages_dropped) == (1, 0, {})
+
+
+def test_closing_ends_the_thread_even_while_it_waits(colony):
+    """The learner's process must be able to end."""
+    colony.intake.close()
+    assert not colony.intake._thread.is_alive()
+    assert colony.hub.learner is None
+
+
+def test_a_hello_that_speaks_for_another_role_is_refused(colony):
+    """Only actors and evaluators have business here."""
+    hello = Hello(
+        role="spy", peer="x", incarnation=1, software="", env_signature="", resend_from=0, settled=0, produced=0
+    )  # fmt: skip
+    stranger = colony.hub.connect()
+    stranger.send(codec.encode(Envelope(run="", message=hello)))
+    assert codec.decode(stranger.receive(PATIENCE)).message.code == RefusalCode.ROLE

@@ -1,0 +1,160 @@
+"""The books of a run: what is counted as trained, when it is solved, when it is over, and what the summary says."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from common.runtime.tree import RunSettings, Settings, TargetSettings
+from common.wire.messages import Evaluation
+from services.learner.intake import Figures
+from services.learner.record import EPISODES, RunRecord
+
+pytestmark = pytest.mark.pure
+
+FIGURES = Figures(ledger={"produced": 9}, queue_depth=1, queue_capacity=4, actors=2, evaluators=1)
+
+
+def record(*, started_at=100.0, frame_skip=4, **target):
+    """A run that began at second 100."""
+    settings = Settings(run=RunSettings(preset="toy", seed=7), target=TargetSettings(**{"env_steps": 5000} | target))
+    return RunRecord(settings=settings, run_id="run-1", frame_skip=frame_skip, started_at=started_at)
+
+
+def evaluation(mode, *returns, version=3):
+    """What an evaluator reports."""
+    arrays = {"episode_return": np.array(returns, np.float32), "episode_length": np.ones(len(returns), np.int32)}
+    return Evaluation(version=version, mode=mode, arrays=arrays)
+
+
+def test_a_run_is_solved_only_by_a_full_hundred_episodes():
+    """Ninety-nine perfect episodes are luck that has not been tested: the mean is of 100."""
+    run = record(mean100=10.0)
+    run.ended([10.0] * (EPISODES - 1), [1] * (EPISODES - 1), now=110.0)
+    assert not run.solved
+    assert run.mean_return == 10.0
+    run.env_steps = 640
+    run.ended([10.0], [1], now=111.5)
+    assert run.solved_at == {"wall_seconds": 11.5, "env_steps": 640}
+    assert run.over(111.5) == "target reached"
+
+
+def test_only_the_last_hundred_episodes_count():
+    """The bad beginning is forgotten, and a later fall does not take the solution back."""
+    run = record(mean100=10.0)
+    run.ended([-50.0] * 500, [1] * 500, now=101.0)
+    run.ended([10.0] * EPISODES, [5] * EPISODES, now=102.0)
+    assert run.solved
+    assert (run.episodes, run.mean_length) == (600, 5)
+    run.ended([-50.0] * EPISODES, [1] * EPISODES, now=103.0)
+    assert run.solved
+    assert run.mean_return == -50.0
+
+
+@pytest.mark.parametrize(
+    ("target", "env_steps", "now", "reason"),
+    [
+        ({}, 4999, 1e9, ""),
+        ({}, 5000, 100.0, "env step budget spent"),
+        ({"wall_seconds": 60.0}, 0, 159.9, ""),
+        ({"wall_seconds": 60.0}, 0, 160.0, "wall-clock budget spent"),
+    ],
+)
+def test_a_budget_that_is_spent_ends_the_run(target, env_steps, now, reason):
+    """A run without a target, or that never reaches it, ends all the same."""
+    run = record(**target)
+    run.trained(env_steps=env_steps, metrics={})
+    assert run.over(now) == reason
+
+
+def test_the_summary_holds_what_the_issue_names_and_is_json():
+    """Scripts read it: every name is there from the start, unknown is null and never NaN."""
+    summary = record().summary(FIGURES, now=100.0)
+    wanted = {
+        "preset", "seed", "solved", "wall_seconds", "env_steps", "frames", "learner_updates", "mean100", "last_evaluation",
+        "env_steps_per_second", "frames_per_second", "policy_lag", "ledger",
+    }  # fmt: skip
+    assert wanted <= summary.keys()
+    assert (summary["mean100"], summary["last_evaluation"], summary["solved"]) == (None, None, False)
+    assert summary["policy_lag"] == {"min": None, "mean": None, "max": None}
+    json.dumps(summary, allow_nan=False)
+
+
+def test_frames_are_env_steps_times_the_frame_skip():
+    """Atari figures are quoted in emulator frames, everything inside is counted in env steps."""
+    run = record(frame_skip=4)
+    run.trained(env_steps=300, metrics={})
+    run.trained(env_steps=100, metrics={})
+    summary = run.summary(FIGURES, now=110.0)
+    assert (summary["env_steps"], summary["frames"], summary["learner_updates"]) == (400, 1600, 2)
+    assert (summary["env_steps_per_second"], summary["frames_per_second"]) == (40.0, 160.0)
+
+
+def test_the_status_survives_a_loss_that_is_not_a_number():
+    """A diverging run is exactly the one whose status somebody looks at."""
+    run = record()
+    run.trained(env_steps=10, metrics={"policy_loss": math.nan, "entropy": 0.5})
+    status = run.status(FIGURES, now=101.0)
+    assert status["training"] == {"entropy": 0.5}
+    assert (status["queue"], status["peers"]) == ({"depth": 1, "capacity": 4}, {"actor": 2, "evaluator": 1})
+    json.dumps(status, allow_nan=False)
+
+
+def test_rates_fall_while_nothing_is_trained():
+    """A run that stalls must not look as fast as before."""
+    run = record(frame_skip=2)
+    for second in range(100, 121):
+        run.trained(env_steps=50, metrics={})
+        run.tick(float(second))
+    assert run.status(FIGURES, now=120.0)["frames_per_second"]["last_10s"] == 100.0
+    run.tick(140.0)
+    rates = run.status(FIGURES, now=140.0)["frames_per_second"]
+    assert rates["last_10s"] == 0.0
+    assert rates["run"] == 50.0
+
+
+def test_policy_lag_is_weighted_by_env_steps():
+    """A tiny fresh rollout does not make a batch of old ones young."""
+    run = record()
+    run.lag.add(4, 30)
+    run.lag.add(0, 10)
+    run.lag.add(1, 0)
+    assert run.summary(FIGURES, now=101.0)["policy_lag"] == {"min": 0, "mean": 3.0, "max": 4}
+
+
+def test_the_lag_of_a_run_that_was_never_fresh_has_its_true_minimum():
+    """Zero is a claim: the minimum starts at the first lag seen."""
+    run = record()
+    run.lag.add(5, 10)
+    run.lag.add(3, 10)
+    assert run.lag.as_dict() == {"min": 3, "mean": 4.0, "max": 5}
+
+
+def test_the_last_evaluation_is_the_greedy_one():
+    """Greedy play is the score; sampled play stands for it only until there is one."""
+    run = record()
+    run.evaluated(evaluation("sampled", 1.0))
+    assert run.last_evaluation["mode"] == "sampled"
+    run.evaluated(evaluation("greedy", 2.0, 4.0, version=8))
+    run.evaluated(evaluation("sampled", 9.0))
+    assert run.last_evaluation == {"version": 8, "mode": "greedy", "mean": 3.0, "episodes": 2}
+    assert run.evaluations == {"greedy": 3.0, "sampled": 9.0}
+
+
+def test_a_resumed_run_goes_on_from_where_it_was():
+    """After a kill and a resume an hour later: the counters, the mean of 100 and the time spent training are the same."""
+    before = record()
+    before.trained(env_steps=300, metrics={})
+    before.version = 9
+    before.ended([1.0, 3.0], [4, 6], now=110.0)
+    before.evaluated(evaluation("greedy", 2.0))
+    before.lag.add(2, 300)
+    state = json.loads(json.dumps(before.state_dict(now=130.0)))
+    after = record(started_at=5000.0)
+    after.load_state_dict(state, now=5000.0)
+    assert after.summary(FIGURES, now=5010.0) == before.summary(FIGURES, now=140.0)
+    assert (after.version, after.mean_return, after.mean_length) == (9, 2.0, 5.0)
+    assert after.state_dict(now=5000.0) == state
