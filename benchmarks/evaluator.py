@@ -1,0 +1,82 @@
+"""What does the evaluator cost a run?
+
+Run it with `python -m benchmarks.evaluator`: the preset's pipeline with and without an evaluator, in turns. Here the
+evaluator plays all the time (a run lets it rest between evaluations), so the figure is an upper bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from benchmarks.pipeline import Window, running
+from common.runtime.config import load
+from common.units import Seconds
+from services.cli.supervisor import EVALUATOR
+
+ALWAYS = "evaluator.every_seconds=0"
+NEVER = "evaluator.enabled=false"
+PLAYED = "rookery_evaluator_env_steps_total"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """One repetition."""
+
+    without: Window
+    beside: Window
+
+    @property
+    def cost(self) -> float:
+        """Part of the throughput that is lost beside an evaluator."""
+        return 1.0 - self.beside.trained_per_second / self.without.trained_per_second
+
+
+def benchmark(preset: str, overrides: Sequence[str], *, repeats: int, seconds: Seconds) -> list[Pair]:
+    """Measure pairs; each second one in the other order, so that a machine that drifts favours neither."""
+    pairs = []
+    for number in range(repeats):
+        order = (NEVER, ALWAYS) if number % 2 == 0 else (ALWAYS, NEVER)
+        windows = {setting: _watch(preset, (*overrides, setting), seconds) for setting in order}
+        pairs.append(Pair(without=windows[NEVER], beside=windows[ALWAYS]))
+    return pairs
+
+
+def _watch(preset: str, overrides: Sequence[str], seconds: Seconds) -> Window:
+    warm = 8 * load(preset=preset, overrides=overrides, environ={}).settings.batch_env_steps
+    with running(preset, overrides) as run:
+        run.wait_until_trained(warm)
+        return run.watch(seconds)
+
+
+def report(pairs: Sequence[Pair]) -> str:
+    """The result in lines to read."""
+    lines = [
+        f"  without {pair.without.trained_per_second:.0f}/s, beside it {pair.beside.trained_per_second:.0f}/s: {pair.cost:.1%};"
+        f" it took {pair.beside.cpu_seconds()[EVALUATOR] / pair.beside.seconds:.1%} of a core"
+        f" and played {pair.beside.growth[EVALUATOR][PLAYED] / pair.beside.seconds:.0f} env steps/s"
+        for pair in pairs
+    ]
+    return "\n".join(
+        [*lines, f"cost of the evaluator (median): {median(pair.cost for pair in pairs):.1%} of env steps/s trained"]
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.evaluator", description=__doc__.splitlines()[0])
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings to try")
+    parser.add_argument("--preset", default="pong")
+    parser.add_argument("--repeats", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=25.0, help="of each pipeline, after warming up")
+    asked = parser.parse_args(argv)
+    print(f"{asked.preset} {' '.join(asked.overrides)}; load before: {os.getloadavg()[0]:.1f}", flush=True)
+    print(report(benchmark(asked.preset, asked.overrides, repeats=asked.repeats, seconds=asked.seconds)))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,145 @@
+"""A whole run as `rookery train` starts it, real processes over loopback, watched for a while through its own `/metrics`.
+
+The run is the preset's, with no end of its own: it trains until the window that is measured is over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from common.errors import ResourceError
+from common.units import Seconds
+from services.cli.plan import Plan, Request, make_plan
+from services.cli.processes import Processes
+from services.cli.supervisor import LEARNER, Start
+
+POLL_SECONDS: Seconds = 0.02
+START_SECONDS: Seconds = 120.0  # for a busy machine: the imports alone take several
+LEAVE_SECONDS: Seconds = 20.0
+ENDLESS = ("target.mean100=null", "target.wall_seconds=null", f"target.env_steps={10**12}", "log.format=plain")
+TRAINED = "rookery_learner_env_steps_trained_total"
+
+Reading = dict[str, float]
+"""Value of each sample of one scrape; a label stands behind the name, as in `..._phase_seconds_total/train`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """What the processes did between two moments of one run; `growth` is what was added to each counter."""
+
+    seconds: Seconds
+    growth: dict[str, Reading]  # by child
+
+    @property
+    def trained_per_second(self) -> float:
+        """Env steps trained on."""
+        return self.growth[LEARNER][TRAINED] / self.seconds
+
+    @property
+    def sampled_per_second(self) -> float:
+        """Env steps stepped by all actors."""
+        return sum(reading.get("rookery_actor_env_steps_total", 0.0) for reading in self.growth.values()) / self.seconds
+
+    @property
+    def cores_busy(self) -> float:
+        """Core seconds of all processes per second."""
+        return sum(self.cpu_seconds().values()) / self.seconds
+
+    def cpu_seconds(self) -> dict[str, Seconds]:
+        """Core seconds of each child."""
+        return {child: reading["process_cpu_seconds_total"] for child, reading in self.growth.items()}
+
+    def phases(self, child: str) -> dict[str, float]:
+        """Part of the window that the child's loop spent in each phase."""
+        found = {}
+        for name, seconds in self.growth[child].items():
+            metric, _, phase = name.partition("/")
+            if metric.endswith("_phase_seconds_total"):
+                found[phase] = seconds / self.seconds
+        return found
+
+
+class Run:
+    """A run under way."""
+
+    def __init__(self, plan: Plan, processes: Processes) -> None:
+        self._plan, self._processes = plan, processes
+
+    def wait_until_trained(self, env_steps: float) -> None:
+        """Wait until the learner has trained on `env_steps` more than now. Raises `ResourceError` where nothing moves."""
+        wanted = self._trained() + env_steps
+        deadline = time.monotonic() + START_SECONDS
+        while self._trained() < wanted:
+            time.sleep(POLL_SECONDS)
+            if gone := self._processes.exited():
+                words = self._processes.last_words(gone[0].child)
+                raise ResourceError(f"{gone[0].child} ended", found="\n".join(words))
+            if time.monotonic() > deadline:
+                raise ResourceError("the run does not train", found=f"{self._trained():.0f} env steps", wanted=f"{wanted:.0f}")
+
+    def watch(self, seconds: Seconds) -> Window:
+        """Let the run go on for about `seconds`, from the end of one update to the end of another."""
+        began, before = self._at_update()
+        time.sleep(seconds)
+        ended, after = self._at_update()
+        growth = {
+            child: {name: value - before[child].get(name, 0.0) for name, value in reading.items()}
+            for child, reading in after.items()
+        }
+        return Window(seconds=ended - began, growth=growth)
+
+    def _at_update(self) -> tuple[Seconds, dict[str, Reading]]:
+        self.wait_until_trained(1)
+        return time.monotonic(), {child: _scrape(url) for child, url in self._plan.urls.items()}
+
+    def _trained(self) -> float:
+        try:
+            with urllib.request.urlopen(f"{self._plan.urls[LEARNER]}/status", timeout=5) as page:  # noqa: S310  our own
+                status: dict[str, Any] = json.load(page)
+        except OSError:  # not up yet
+            return 0.0
+        return float(status["env_steps"])
+
+
+@contextmanager
+def running(preset: str, overrides: Sequence[str] = ()) -> Iterator[Run]:
+    """Start the preset's learner, actors and (unless switched off) evaluator; end them all at the end of the block."""
+    with TemporaryDirectory(prefix="rookery-bench-") as folder:
+        request = Request(preset=preset, overrides=(*ENDLESS, *overrides), run_dir=Path(folder) / "run")
+        plan = make_plan(request, environ={}, command_line=["benchmarks"], now=datetime.now(UTC))
+        processes = Processes(command=plan.command, logs=plan.directory.logs, environment=os.environ)
+        try:
+            for child in plan.supervisor().children:
+                processes.start(Start(child))
+            yield Run(plan, processes)
+        finally:
+            _end(processes)
+
+
+def _end(processes: Processes) -> None:
+    for child in processes.pids():
+        processes.terminate(child)
+    deadline = time.monotonic() + LEAVE_SECONDS
+    while processes.pids() and time.monotonic() < deadline:
+        processes.exited()
+        time.sleep(POLL_SECONDS)
+    processes.kill_all()
+
+
+def _scrape(url: str) -> Reading:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=5) as page:  # noqa: S310  our own
+        text = page.read().decode()
+    samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
+    return {"/".join((sample.name, *sample.labels.values())): sample.value for sample in samples}

@@ -1,0 +1,115 @@
+"""How much of what the machine could do does the whole pipeline do?
+
+Run it with `python -m benchmarks.throughput`. Parts (environment, acting, training) and pipeline are measured in turns,
+since machines drift, and medians are compared:
+
+    floor = cores / (seconds of core time per env step of all parts together)        ratio = pipeline / floor
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from benchmarks.parts import Parts, cores, measure
+from benchmarks.pipeline import Window, running
+from common.envs.make import spec_of
+from common.runtime.config import load
+from common.units import Seconds
+from services.cli.supervisor import LEARNER
+
+NO_EVALUATOR = "evaluator.enabled=false"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """All repetitions of one benchmark."""
+
+    parts: Sequence[Parts]
+    windows: Sequence[Window]
+    frame_skip: int
+
+    @property
+    def part(self) -> Parts:
+        """Median of each part, core seconds per env step."""
+        return Parts(*map(median, zip(*self.parts, strict=True)))
+
+    @property
+    def trained(self) -> float:
+        """Median env steps/s trained on."""
+        return median(window.trained_per_second for window in self.windows)
+
+    @property
+    def ratio(self) -> float:
+        """Pipeline over floor."""
+        return self.trained / self.part.floor
+
+
+def benchmark(preset: str, overrides: Sequence[str], *, repeats: int, seconds: Seconds, part_seconds: Seconds) -> Result:
+    """Measure parts, pipeline, parts, pipeline, ..."""
+    settings = load(preset=preset, overrides=overrides, environ={}).settings
+    parts, windows = [], []
+    for _ in range(repeats):
+        parts.append(measure(settings, part_seconds))
+        with running(preset, (*overrides, NO_EVALUATOR)) as run:
+            run.wait_until_trained(4 * settings.batch_env_steps)  # the first batches meet cold caches and late actors
+            windows.append(run.watch(seconds))
+    return Result(parts=parts, windows=windows, frame_skip=spec_of(settings.env).frame_skip)
+
+
+def report(result: Result) -> str:
+    """The result in lines to read."""
+    part, trained = result.part, result.trained
+    sampled = median(window.sampled_per_second for window in result.windows)
+    lines = ["", "core time per env step (median, all cores busy alike)"]
+    lines += [f"  {name:8} {1e6 * cost:8.1f} us   alone: {cores() / cost:8.0f} /s" for name, cost in part._asdict().items()]
+    lines += [f"  sum      {1e6 * sum(part):8.1f} us   floor: {part.floor:8.0f} env steps/s on {cores()} cores", ""]
+    lines += ["pipeline (median of runs)"]
+    lines += [f"  trained  {trained:8.0f} env steps/s = {trained * result.frame_skip:.0f} frames/s"]
+    lines += [f"  sampled  {sampled:8.0f} env steps/s", f"  env only {cores() / part.env:8.0f} env steps/s", ""]
+    lines += [f"pipeline / floor = {result.ratio:.1%}"]
+    return "\n".join(lines)
+
+
+def account(parts: Parts, window: Window) -> str:
+    """One repetition, and where its time went."""
+    spent = window.cpu_seconds()
+    per_step = {child: 1e6 * seconds / (window.trained_per_second * window.seconds) for child, seconds in spent.items()}
+    costs = " ".join(f"{name} {1e6 * cost:.0f} us" for name, cost in parts._asdict().items())
+    trained, busy = window.trained_per_second, f"cores busy {window.cores_busy:.2f} of {cores()}"
+    processes = ", ".join(f"{child} {cost:.0f}" for child, cost in per_step.items())
+    lines = [
+        f"parts {costs}, floor {parts.floor:.0f}/s",
+        f"  pipeline {trained:.0f}/s over {window.seconds:.0f} s ({trained / parts.floor:.1%}), {busy}",
+        f"  core time per env step trained: {sum(per_step.values()):.0f} us ({processes})",
+    ]
+    for child in (LEARNER, *sorted(set(spent) - {LEARNER})):
+        phases = (f"{phase} {part:.1%}" for phase, part in window.phases(child).items())
+        lines.append(f"  {child}: {' '.join(phases)}")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.throughput", description=__doc__.splitlines()[0])
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings to try")
+    parser.add_argument("--preset", default="pong-nature")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each pipeline, after warming up")
+    parser.add_argument("--part-seconds", type=float, default=4.0, help="of each part")
+    asked = parser.parse_args(argv)
+    print(f"{asked.preset} {' '.join(asked.overrides)}; load before: {os.getloadavg()[0]:.1f}", flush=True)
+    result = benchmark(
+        asked.preset, asked.overrides, repeats=asked.repeats, seconds=asked.seconds, part_seconds=asked.part_seconds
+    )
+    for parts, window in zip(result.parts, result.windows, strict=True):
+        print(account(parts, window))
+    print(report(result))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,36 @@
+"""The transport benchmark at a tiny size: what it counts as admitted was admitted. How fast it is, is not tested."""
+
+import numpy as np
+import pytest
+
+from benchmarks.transport import ENV, Load, benchmark, report, rollout
+from common.algorithms.trajectory import check_trajectory
+from common.wire.arrays import check_finite, check_schema
+
+pytestmark = pytest.mark.system
+
+
+def test_synthetic_actors_are_admitted_without_loss():
+    """Two processes over real sockets: whole messages are counted, their bytes are those of the frames, nothing is dropped."""
+    load = Load(actors=2, length=8, num_envs=2)
+    result = benchmark(load, seconds=0.5, readings=6)
+    assert result.env_steps > 0
+    assert result.env_steps % (8 * 2) == 0
+    assert result.dropped == 0
+    message = rollout(load.schema)["obs"].nbytes
+    assert result.received_bytes > 0.5 * message * result.env_steps / 16  # the two are read at slightly different moments
+    assert result.intake_cpu_seconds >= 0.0
+    assert len(result.resident_bytes) == 7
+    text = report(load, result)
+    for words in ("env steps/s", "MiB/s", "I/O thread", "two snapshots", "dropped"):
+        assert words in text
+
+
+def test_what_is_sent_would_pass_as_a_rollout():
+    """Else the benchmark would measure how fast messages are refused."""
+    load = Load(actors=1, length=4, num_envs=3)
+    arrays = rollout(load.schema)
+    check_schema(arrays, load.schema)
+    check_finite(arrays)
+    check_trajectory(ENV, arrays)
+    assert np.count_nonzero(arrays["valid"]) == 12
