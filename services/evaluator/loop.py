@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from common.algorithms.api import Policy
 from common.envs.make import VectorEnvironment
-from common.envs.stacking import context, stack
+from common.envs.stacking import stack
 from common.models.snapshot import to_tensor
 from common.runtime.metrics import Phases
 from common.transport.link import Link
@@ -24,6 +24,7 @@ from common.units import EnvSteps, Seconds, Version
 from common.wire.messages import Evaluation
 
 WAIT_SECONDS: Seconds = 0.1
+LAST_POLICY_SECONDS: Seconds = 0.5  # many times the way to the learner and back
 MODES = ("greedy", "sampled")
 
 
@@ -90,10 +91,19 @@ class Evaluator:
             return "stopped"
         # Half of the deadline is for playing: the rest belongs to the report and the learner's own end.
         until = self._clock() + drain.deadline_seconds / 2
-        self._load_newest()
+        self._load_last(self._clock() + LAST_POLICY_SECONDS)
         if (self.version, "greedy") not in self._reported:
             self._evaluate("greedy", keep_going=lambda: not self._stopping() and self._clock() < until, hurry=True)
         return drain.reason
+
+    def _load_last(self, until: Seconds) -> None:
+        """Take the final policy. It is sent when it is asked for, so that the drain may have overtaken it."""
+        self._load_newest()
+        known = self.version
+        while self.version == known and self._clock() < until and not self._stopping():
+            self._alive()
+            self._link.service(WAIT_SECONDS)
+            self._load_newest()
 
     def _wait(self, until: Seconds) -> None:
         """Stay in touch with the learner until it is time to play a policy that was not played yet."""
@@ -131,7 +141,9 @@ class Evaluator:
             self._phases.enter("env")
             transition = environment.step(action)
             self.counts.env_steps += tally.add(transition.reward, transition.terminated | transition.truncated)
-            window = np.concatenate([context(window, start[np.newaxis]), transition.observation[np.newaxis]])
+            # The stack that was just seen, blanked where an episode began within it, loses its oldest frame to the new one.
+            seen = np.moveaxis(observation[:, 1:], 1, 0) if size > 1 else window[:0]
+            window = np.concatenate([seen, transition.observation[np.newaxis]])
             start = transition.start
             self._phases.enter("idle")
             self._link.service()
