@@ -224,7 +224,7 @@ class LearnerSide:
     # --- experience ---
 
     def _experience(self, peer: Peer, message: Experience) -> list[e.Instruction]:
-        if message.seq < peer.expected:
+        if message.seq < peer.expected or message.seq in peer.ahead:
             self.messages_dropped[DropReason.DUPLICATE] += 1
             peer.credit_due = True  # its acknowledgement may have been lost, and what was said of it
             if message.seq >= peer.acked and message.seq not in peer.waiting:

@@ -426,6 +426,20 @@ def test_a_message_refused_ahead_of_a_waiting_one_is_not_counted_twice(again: bo
     assert resumed.side.sequence_gaps == 0
 
 
+def test_a_message_refused_ahead_stays_refused_though_the_one_before_it_never_comes() -> None:
+    """The resumed learner sees number 1 before number 0, which was lost: it knows 1, and the next tells what 0 held."""
+    learner = Learner()
+    learner.greet()
+    learner.send(0)
+    learner.send(1, version=9)
+    resumed = learner.resumed()
+    resumed.greet(produced=8)
+    resumed.send(1)
+    assert resumed.side.messages_dropped[DropReason.DUPLICATE] == 1
+    resumed.send(2)
+    assert resumed.books == {"produced": 12, "trained": 0, "queued": 4, "in_flight": 0, "dropped": {"version": 4, "gap": 4}}
+
+
 def test_what_a_departed_actor_had_queued_is_rolled_back() -> None:
     """It said Goodbye before the checkpoint: nobody can send it again."""
     learner = Learner()

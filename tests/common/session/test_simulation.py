@@ -166,7 +166,8 @@ class World:
         elif dice < 0.65 and self.process_faults:
             self._kill(process)
         elif dice < 0.8 and self.process_faults:
-            process.stalled_until = self.now + self.random.choice((1.0, 2 * SILENCE, 2 * FORGET))
+            stall = self.random.choice((1.0, 2 * SILENCE, 1.5 * FORGET))
+            process.stalled_until = max(process.stalled_until, self.now + stall)  # a shorter one would reorder what waits
         elif self.learner_faults:
             self._learner_dies()
 
@@ -398,7 +399,6 @@ class World:
         """End all faults; where single messages were lost, only a new connection can tell what is missing."""
         self.chaos = False
         for process in self.processes:
-            process.stalled_until = self.now
             process.sick = False
             if self.lossy:
                 self._break(process.line)
@@ -445,7 +445,7 @@ def simulate(seed: int) -> World:
     world = World(seed)
     world.run(CHAOS_SECONDS)
     world.calm_down()
-    world.run(2 * SILENCE + FORGET)  # what was lost is noticed
+    world.run(2 * SILENCE + 1.5 * FORGET)  # the last stall ends, what was lost is noticed
     world.check_alive()
     world.chaos = world.random.random() < 0.5  # the last breath may be drawn in chaos, too
     if world.chaos:
