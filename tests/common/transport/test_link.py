@@ -1,0 +1,319 @@
+"""A peer's link against a real learner's session over the network in memory, turned by one thread on a clock of its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgpack
+import numpy as np
+import pytest
+
+from common.envs.spec import ActionSpec, EnvSpec
+from common.errors import ConfigError, DropReason
+from common.session import events as e
+from common.session.actor_side import ActorSide, Identity
+from common.session.learner_side import LearnerSide
+from common.session.roster import Terms
+from common.transport.link import Link
+from common.transport.memory import MemoryHub
+from common.wire import codec
+from common.wire.messages import PROTOCOL_VERSION, ArraySpec, Drain, Envelope, Evaluation, Snapshot, Trajectory
+
+pytestmark = pytest.mark.wire
+
+STEPS = 4
+ENV = EnvSpec(
+    observation_shape=(1,), observation_dtype="float32", action=ActionSpec(n=2, shape=()), frame_stack=1, frame_skip=1
+)  # fmt: skip
+SCHEMA = (ArraySpec(name="reward", dtype="float32", shape=(STEPS,)),)
+TERMS = Terms(
+    run="run-1", config="{}", env_signature=ENV.signature, schema=SCHEMA, credits=3, batch=1, max_actors=4, forget_seconds=30.0
+)
+
+
+class Learner:
+    """The learner's end: session and transport, performed by the test; `admitted` in order."""
+
+    def __init__(self, world, state=None):
+        """Bound; going on from `state`, if any."""
+        self.world, self.transport, self.session = world, world.hub.bind(), LearnerSide(TERMS)
+        self.admitted, self.evaluations = [], []
+        if state:
+            self.session.load_state_dict(state)
+        self.handle(e.Published(snapshot=policy(0)))
+
+    def handle(self, event):
+        """Let the session decide, and do it."""
+        for instruction in self.session.handle(event, self.world.now):
+            match instruction:
+                case e.Send(route=route, message=message):
+                    if not self.transport.send(route, codec.encode(Envelope(run=TERMS.run, message=message))):
+                        self.handle(e.Unsent(route=route, message=message))
+                case e.Admit():
+                    self.admitted.append(instruction)
+                case e.Evaluated(message=message):
+                    self.evaluations.append(message)
+
+    def turn(self):
+        """Receive all there is."""
+        while (arrived := self.transport.receive(0.0)) is not None:
+            self.handle(e.Received(route=arrived[0], envelope=codec.decode(arrived[1])))
+        self.handle(e.Tick())
+
+    def train(self):
+        """Train on the oldest message."""
+        item = self.admitted.pop(0)
+        number = (item.peer, item.experience.seq)
+        self.handle(e.Taken(items=(number,)))
+        self.handle(e.Settled(items=(number,)))
+        return float(item.experience.arrays["reward"][0])
+
+
+class World:
+    """One learner, one link, and the time."""
+
+    def __init__(self):
+        """An actor that was welcomed."""
+        self.now, self.hub, self.notes = 1000.0, MemoryHub(), []
+        self.learner = Learner(self)
+        session = ActorSide(Identity(role="actor", name="actor-0", incarnation=5, software="test"))
+        self.peer = self.hub.connect()
+        self.link = Link(transport=self.peer, session=session, clock=lambda: self.now, note=self.notes.append)
+
+    def turn(self, rounds=4, seconds=0.2):
+        """Time passes for both."""
+        for _ in range(rounds):
+            self.now += seconds
+            self.link.service()
+            if self.learner:
+                self.learner.turn()
+
+    def crash(self):
+        """The learner's process is gone; what it had saved is returned."""
+        state = self.learner.session.state_dict()
+        self.learner.transport.close()
+        self.learner = None
+        return state
+
+    @property
+    def ledger(self):
+        """The learner's books, which must balance."""
+        self.learner.session.check_ledger()
+        return self.learner.session.ledger.as_dict()
+
+
+def policy(version):
+    """A snapshot."""
+    return Snapshot(version=version, precision="fp32", layout="", arrays={"parameters": np.full(2, version, np.float32)})
+
+
+def rollout(number):
+    """A rollout that carries its number."""
+    return Trajectory(seq=0, shipped=0, version=0, env_steps=STEPS, arrays={"reward": np.full(STEPS, number, np.float32)})
+
+
+@pytest.fixture
+def world():
+    """An actor that was welcomed."""
+    built = World()
+    built.turn()
+    assert built.link.welcome is not None
+    return built
+
+
+def offer(world, *numbers):
+    """Produce and send rollouts."""
+    for number in numbers:
+        world.link.count(world.link._produced + STEPS, Counter())
+        world.link.offer(rollout(number))
+
+
+def test_the_welcome_brings_the_run_and_the_credits(world):
+    """All that an actor must know about its run."""
+    welcome = world.link.welcome
+    assert (welcome.config, welcome.schema, welcome.credits) == ("{}", SCHEMA, 3)
+    assert world.link.may_offer
+    assert world.link.sent["hello"] == 1
+    assert world.link.received["welcome"] == 1
+
+
+def test_credits_bound_what_is_under_way(world):
+    """The third unacknowledged rollout is the last until one is taken."""
+    offer(world, 1, 2, 3)
+    world.turn()
+    assert not world.link.may_offer
+    assert world.learner.train() == 1.0
+    world.turn()
+    assert world.link.may_offer
+    assert world.link.session.unacknowledged == 2
+
+
+def test_what_was_lost_with_a_connection_is_sent_again_once(world):
+    """The cable is pulled with two rollouts on it: both arrive after it is back, in order, and no third time."""
+    offer(world, 1, 2)
+    world.hub.disconnect(world.peer)
+    offer(world, 3)
+    world.turn()
+    assert world.learner.admitted == []
+    world.hub.reconnect(world.peer)
+    world.turn(8)
+    assert [item.experience.seq for item in world.learner.admitted] == [0, 1, 2]
+    assert [world.learner.train() for _ in range(3)] == [1.0, 2.0, 3.0]
+    world.turn()
+    assert world.ledger["trained"] == world.ledger["produced"] == 3 * STEPS
+    assert (world.link.session.reconnects, world.learner.session.reconnects) == (1, 1)
+    assert "learner_lost" in [note.event for note in world.notes]
+
+
+def test_a_restarted_learner_is_found_and_gets_what_it_had_not_saved(world):
+    """The learner dies with one rollout trained and one queued, and comes back from its checkpoint: nothing is counted twice."""
+    offer(world, 1, 2)
+    world.turn()
+    assert world.learner.train() == 1.0
+    world.turn()
+    state = world.crash()
+    world.turn(20)
+    offer(world, 3)
+    world.learner = Learner(world, state)
+    world.turn(20)
+    assert [world.learner.train() for _ in range(len(world.learner.admitted))] == [2.0, 3.0]
+    world.turn()
+    assert world.ledger["trained"] == world.ledger["produced"] == 3 * STEPS
+    assert world.link.session.reconnects == 1
+
+
+def test_a_peer_that_was_forgotten_goes_on_as_a_new_one_with_counters_from_zero(world):
+    """An actor was cut off for so long that its account was closed: its process counts on, its new incarnation from zero."""
+    offer(world, 1)
+    world.turn()
+    world.learner.train()
+    world.link.count(2 * STEPS, Counter())
+    world.turn(8)  # long enough for a heartbeat that says so
+    world.hub.disconnect(world.peer)
+    world.link.offer(rollout(2))
+    world.link.count(3 * STEPS, Counter({DropReason.UNFINISHED: STEPS}))
+    for _ in range(50):
+        world.now += 1.0
+        world.learner.turn()
+    assert world.ledger["in_flight"] == 0
+    world.hub.reconnect(world.peer)
+    world.turn(20)
+    assert world.link.session.identity.incarnation == 6
+    world.link.count(4 * STEPS, Counter({DropReason.UNFINISHED: STEPS}))
+    world.link.offer(rollout(9))
+    world.turn(8)
+    assert world.learner.train() == 9.0
+    world.turn(8)
+    assert world.ledger["produced"] == 3 * STEPS  # of the old one as far as it was told, and the new one's
+    assert world.ledger["trained"] == 2 * STEPS
+    assert world.ledger["dropped"][DropReason.PEER_LOST] == STEPS
+    assert world.ledger["dropped"][DropReason.UNFINISHED] == 0
+    assert world.ledger["in_flight"] == 0
+
+
+def test_the_newest_policy_replaces_one_that_nobody_took(world):
+    """The actor is in the middle of a rollout while three policies come."""
+    world.link.want_snapshots(after=-1)
+    world.turn()
+    for version in (1, 2, 3):
+        world.learner.handle(e.Published(snapshot=policy(version)))
+        world.turn()
+    assert world.link.take_snapshot().version == 3
+    assert world.link.take_snapshot() is None
+
+
+@pytest.mark.parametrize("what", ["run", "environment", "superseded"])
+def test_a_refusal_for_good_ends_the_peer_with_a_sentence(world, what):
+    """A second process took the name, or this one is left over from another run: exit code 2 and what to do."""
+    identity = Identity(role="actor", name="actor-1", incarnation=5, software="test")
+    changes = {"run": {"run": "run-0"}, "environment": {"env_signature": "other"}, "superseded": {}}[what]
+    if what == "superseded":
+        identity = Identity(role="actor", name="actor-0", incarnation=4, software="test")
+    session = ActorSide(identity, **changes)
+    link = Link(transport=world.hub.connect(), session=session, clock=lambda: world.now, note=world.notes.append)
+    link.service()
+    world.learner.turn()
+    with pytest.raises(ConfigError, match=rf"the learner refuses this peer \({what}\)") as refused:
+        link.service()
+    assert refused.value.exit_code == 2
+
+
+def test_who_comes_when_the_run_is_over_is_drained_and_not_blamed(world):
+    """A supervisor would take exit code 2 for a broken setting, and give up a run that has just been solved."""
+    world.learner.handle(e.DrainAsked(reason="target reached", deadline_seconds=9.0))
+    session = ActorSide(Identity(role="actor", name="late", incarnation=1, software="test"))
+    link = Link(transport=world.hub.connect(), session=session, clock=lambda: world.now, note=world.notes.append)
+    link.service()
+    world.learner.turn()
+    link.service()
+    assert link.drain == Drain(reason="the run is ending", deadline_seconds=0.0)
+    assert not link.may_offer
+
+
+def test_a_learner_of_another_protocol_version_ends_the_peer(world):
+    """Not even its Refusal can be read; both versions are named, and what to do."""
+    world.learner.transport.send(
+        next(iter(world.learner.transport.connections)), [msgpack.packb({"v": PROTOCOL_VERSION + 1, "tag": "refusal"})]
+    )
+    with pytest.raises(ConfigError, match=f"found {PROTOCOL_VERSION + 1}, wanted {PROTOCOL_VERSION}; run the same"):
+        world.link.service()
+
+
+def test_bytes_that_are_no_message_cost_a_line(world):
+    """A broken learner does not end its actors."""
+    world.learner.transport.send(next(iter(world.learner.transport.connections)), [b"\xc1"])
+    world.turn()
+    assert world.link.undecodable == 1
+    assert "undecodable" in [note.event for note in world.notes]
+    offer(world, 1)
+    world.turn()
+    assert world.learner.train() == 1.0
+
+
+def test_another_environment_is_refused_before_a_step_is_taken(world):
+    """The emulator here has another release: its frames have another shape."""
+    world.link.check_environment(ENV)
+    assert world.link.session.env_signature == ENV.signature
+    other = EnvSpec(
+        observation_shape=(2,), observation_dtype="float32", action=ActionSpec(n=2, shape=()), frame_stack=1, frame_skip=1
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=f"found signature {other.signature}.*wanted signature {ENV.signature}; install"):
+        world.link.check_environment(other)
+
+
+def test_refused_experience_is_noted_and_its_credit_returns(world):
+    """The actor goes on; the log says what the learner disliked."""
+    world.link.count(STEPS, Counter())
+    world.link.offer(Trajectory(seq=0, shipped=0, version=7, env_steps=STEPS, arrays=dict(rollout(1).arrays)))
+    world.turn()
+    (note,) = [note for note in world.notes if note.event == "experience_rejected"]
+    assert (note.fields["reason"], note.warning) == (DropReason.VERSION, True)
+    assert world.link.session.unacknowledged == 0
+
+
+def test_a_goodbye_closes_the_account(world):
+    """An actor is told to end: what it dropped itself is known, and nothing stays in flight."""
+    offer(world, 1)
+    world.link.count(2 * STEPS, Counter({DropReason.UNFINISHED: STEPS}))
+    world.link.close("SIGTERM")
+    world.learner.turn()
+    assert world.learner.train() == 1.0
+    assert (world.ledger["trained"], world.ledger["dropped"][DropReason.UNFINISHED], world.ledger["in_flight"]) == (
+        STEPS,
+        STEPS,
+        0,
+    )
+    assert world.peer.closed
+
+
+def test_what_is_not_kept_is_sent_or_said_to_be_lost(world):
+    """An evaluation reaches a learner that is there; one that is away costs a log line, not a queue."""
+    arrays = {"episode_return": np.ones(1, np.float32), "episode_length": np.ones(1, np.int32)}
+    world.link.say(Evaluation(version=0, mode="greedy", arrays=arrays))
+    world.turn()
+    assert [message.mode for message in world.learner.evaluations] == ["greedy"]
+    world.hub.disconnect(world.peer)
+    world.link.say(Evaluation(version=0, mode="greedy", arrays=arrays))  # this one meets the cut cable
+    world.link.say(Evaluation(version=0, mode="greedy", arrays=arrays))
+    assert "not_sent" in [note.event for note in world.notes]
+    assert world.link.sent["evaluation"] == 1

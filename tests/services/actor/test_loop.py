@@ -1,0 +1,249 @@
+"""The actor's loop on a scripted link: when it collects, with which policy, and how it ends."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from common.algorithms.trajectory import trajectory_schema
+from common.envs.make import make
+from common.envs.spec import EnvSettings
+from common.errors import DropReason
+from common.wire.messages import ArraySpec, Drain, Snapshot
+from services.actor.loop import Actor
+from services.actor.metrics import ActorMetrics
+
+pytestmark = pytest.mark.service
+
+T, B = 4, 2
+DRAIN = Drain(reason="target reached", deadline_seconds=5.0)
+
+
+class FakeLink:
+    """A learner that speaks when the test says so: `on_service(n)` runs at the n-th service."""
+
+    def __init__(self, schema):
+        """Credits, but no policy yet."""
+        self.welcome, self.drain, self.session = SimpleNamespace(schema=schema), None, SimpleNamespace(version=0)
+        self.credits, self.services, self.log, self.counted = 1, 0, [], None
+        self.snapshot, self.on_service = None, lambda _: None
+
+    @property
+    def may_offer(self):
+        """Whether a credit is free."""
+        return self.credits > 0
+
+    def want_snapshots(self, after):
+        """Remember."""
+        self.log.append(("want", after))
+
+    def service(self, _timeout=0.0):
+        """Let the test act."""
+        self.services += 1
+        assert self.services < 1000, "the loop waits for something that never comes"
+        self.on_service(self.services)
+
+    def publish(self, version):
+        """A policy arrives."""
+        self.snapshot, self.session.version = policy(version), version
+
+    def take_snapshot(self):
+        """The newest policy that arrived."""
+        snapshot, self.snapshot = self.snapshot, None
+        return snapshot
+
+    def count(self, produced, dropped):
+        """Remember."""
+        self.counted = (produced, Counter(dropped))
+
+    def offer(self, experience):
+        """Take it, and the credit."""
+        self.credits -= 1
+        self.log.append(("offer", experience))
+
+    @property
+    def offered(self):
+        """All rollouts so far."""
+        return [entry[1] for entry in self.log if entry[0] == "offer"]
+
+
+class FakePolicy:
+    """Always action 1; its log-probability is its version."""
+
+    def __init__(self):
+        """No weights yet."""
+        self.version, self.loaded = None, []
+
+    def load(self, version, parameters):
+        """Take the weights."""
+        assert parameters.tolist() == [version] * 3
+        self.version = version
+        self.loaded.append(version)
+
+    def act(self, observation, *, greedy=False):
+        """Act, never greedily."""
+        assert not greedy
+        n = len(observation)
+        return {"action": torch.ones(n, dtype=torch.int64), "log_prob": torch.full((n,), float(self.version))}
+
+
+def policy(version):
+    """A snapshot of three parameters."""
+    return Snapshot(version=version, precision="fp32", layout="", arrays={"parameters": np.full(3, version, np.float32)})
+
+
+class Scene:
+    """An actor on counting environments, and what it is told."""
+
+    def __init__(self):
+        """Episodes of three steps, then five, and so on."""
+        settings = EnvSettings(
+            entry_point="common.envs.probes:counting", num_envs=B, kwargs={"lengths": [3], "truncates": [False]}
+        )
+        self.environment = make(settings)
+        recorded = [ArraySpec(name="log_prob", dtype="float32", shape=(T, B))]
+        self.link = FakeLink(trajectory_schema(self.environment.spec, length=T, num_envs=B, recorded=recorded))
+        self.policy, self.stop, self.turns, self.lags = FakePolicy(), False, 0, []
+        self.metrics = ActorMetrics()
+        self.actor = Actor(
+            link=self.link,
+            environment=self.environment,
+            policy=self.policy,
+            seed=1,
+            phases=self.metrics.phases,
+            stopping=lambda: self.stop,
+            alive=self.turn,
+            observe_lag=self.lags.append,
+        )
+
+    def turn(self):
+        """The loop went round."""
+        self.turns += 1
+
+
+@pytest.fixture
+def scene():
+    """An actor that was welcomed."""
+    built = Scene()
+    yield built
+    built.environment.close()
+
+
+def test_nothing_is_collected_before_there_is_a_credit_and_a_policy(scene):
+    """Waiting with a finished rollout would make it old: the wait comes first, and counts as alive."""
+    seen = []
+
+    def learner(n):
+        seen.append((n, scene.actor.env_steps))
+        if n == 3:
+            scene.link.publish(0)
+            scene.link.credits = 0
+        if n == 6:
+            scene.link.credits = 1
+        if scene.link.offered:
+            scene.link.drain = DRAIN
+
+    scene.link.credits = 0
+    scene.link.on_service = learner
+    assert scene.actor.run() == "target reached"
+    assert all(steps == 0 for n, steps in seen if n <= 6)
+    assert len(scene.link.offered) == 1
+    assert scene.turns >= 5
+    assert scene.link.log[0] == ("want", -1)
+
+
+def test_one_rollout_is_acted_by_one_policy(scene):
+    """A policy that arrives in the middle of a rollout waits for its end, and the message names who acted."""
+
+    def learner(n):
+        scene.link.credits = 1
+        if n in (1, 3, 4):  # 3 and 4 fall into the first rollout: only the newest of them ever acts
+            scene.link.publish({1: 0, 3: 1, 4: 2}[n])
+        if len(scene.link.offered) == 2:
+            scene.link.drain = DRAIN
+
+    scene.link.on_service = learner
+    scene.actor.run()
+    first, second = scene.link.offered
+    assert (first.version, second.version) == (0, 2)
+    assert np.unique(first.arrays["log_prob"]).tolist() == [0.0]
+    assert np.unique(second.arrays["log_prob"]).tolist() == [2.0]
+    assert scene.policy.loaded == [0, 2]
+    assert scene.lags == [2, 0]
+
+
+def test_the_message_holds_what_was_stepped(scene):
+    """Env steps are valid rows: the row that only resets an environment is neither counted nor claimed."""
+
+    def learner(_):
+        scene.link.credits = 1
+        if scene.actor.version < 0:
+            scene.link.publish(0)
+        if len(scene.link.offered) == 3:
+            scene.link.drain = DRAIN
+
+    scene.link.on_service = learner
+    scene.actor.run()
+    for message in scene.link.offered:
+        assert message.env_steps == np.count_nonzero(message.arrays["valid"])
+        assert message.arrays["action"].tolist() == [[1] * B] * T
+    assert scene.actor.env_steps == sum(message.env_steps for message in scene.link.offered) == 3 * 3 * B
+    returns = np.concatenate([message.arrays["episode_return"] for message in scene.link.offered])
+    assert returns.tolist() == [3.0] * (3 * B)  # 0 + 1 + 2
+    assert (scene.actor.episodes, list(scene.actor.returns)) == (3 * B, returns.tolist())
+    assert scene.link.counted == (scene.actor.env_steps, Counter())
+
+
+@pytest.mark.parametrize("how", ["drain", "stop"])
+def test_a_rollout_cut_short_is_counted_as_dropped(scene, how):
+    """The run ends, or the pod is moved, in the middle of a rollout: its env steps are produced and dropped, never lost."""
+
+    def learner(n):
+        if n == 1:
+            scene.link.publish(0)
+        if n == 3:
+            scene.link.drain, scene.stop = (DRAIN, False) if how == "drain" else (None, True)
+
+    scene.link.on_service = learner
+    assert scene.actor.run() == {"drain": "target reached", "stop": "stopped"}[how]
+    assert scene.link.offered == []
+    assert scene.actor.env_steps > 0
+    assert scene.actor.dropped == {DropReason.UNFINISHED: scene.actor.env_steps}
+    assert scene.link.counted == (scene.actor.env_steps, scene.actor.dropped)
+
+
+def test_who_waits_for_a_credit_can_be_told_to_stop(scene):
+    """SIGTERM reaches an actor whose learner is away."""
+    scene.link.credits = 0
+
+    def learner(n):
+        scene.stop = n == 5
+
+    scene.link.on_service = learner
+    assert scene.actor.run() == "stopped"
+    assert scene.actor.dropped == {}
+
+
+def test_metrics_show_what_the_loop_counts(scene):
+    """What a scrape sees after two rollouts."""
+
+    def learner(n):
+        scene.link.credits = 1
+        if n == 1:
+            scene.link.publish(3)
+        if len(scene.link.offered) == 2:
+            scene.link.drain = DRAIN
+
+    scene.link.on_service = learner
+    scene.actor.run()
+    scene.link.sent = scene.link.received = Counter()
+    scene.link.session = SimpleNamespace(unacknowledged=1, credits=2, reconnects=0, state="welcome")
+    scene.metrics.refresh(scene.actor, scene.link, 4)
+    assert scene.metrics.env_steps._value.get() == scene.actor.env_steps
+    assert scene.metrics.env_frames._value.get() == 4 * scene.actor.env_steps
+    assert scene.metrics.policy_version._value.get() == 3
+    assert scene.metrics.queue_capacity._value.get() == 2

@@ -1,0 +1,276 @@
+"""The evaluator's loop on a scripted link: what it plays, what it reports, and the last evaluation of a run."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from common.envs.make import make
+from common.envs.spec import EnvSettings
+from common.wire.messages import Drain, Snapshot
+from services.evaluator.loop import Evaluator, Tally
+from services.evaluator.metrics import EvaluatorMetrics
+
+pytestmark = pytest.mark.service
+
+EPISODES = 3
+
+
+class FakeLink:
+    """A learner that speaks when the test says so: `on_service(n)` runs at the n-th service."""
+
+    def __init__(self, scene):
+        """Nothing has arrived."""
+        self.scene, self.drain, self.snapshot, self.reports, self.services = scene, None, None, [], 0
+        self.session = SimpleNamespace(version=-1)
+        self.on_service = lambda _: None
+
+    def want_snapshots(self, after):
+        """Any will do."""
+        assert after == -1
+
+    def publish(self, version):
+        """A policy arrives."""
+        arrays = {"parameters": np.full(3, version, np.float32)}
+        self.snapshot = Snapshot(version=version, precision="fp32", layout="", arrays=arrays)
+        self.session.version = version
+
+    def take_snapshot(self):
+        """The newest policy that arrived."""
+        snapshot, self.snapshot = self.snapshot, None
+        return snapshot
+
+    def service(self, timeout=0.0):
+        """Time passes; let the test act."""
+        self.services += 1
+        assert self.services < 5000, "the loop waits for something that never comes"
+        self.scene.now += max(timeout, 0.01)
+        self.on_service(self.services)
+
+    def say(self, message):
+        """Remember."""
+        self.reports.append(message)
+
+
+class FakePolicy:
+    """Remembers how it was asked to act."""
+
+    def __init__(self):
+        """No weights yet."""
+        self.version, self.acts = -1, []
+
+    def load(self, version, parameters):
+        """Take the weights."""
+        assert parameters.tolist() == [version] * 3
+        self.version = version
+
+    def act(self, observation, *, greedy=False):
+        """Action 0."""
+        self.acts.append((self.version, greedy))
+        return {"action": torch.zeros(len(observation), dtype=torch.int64)}
+
+
+class Scene:
+    """An evaluator on counting environments."""
+
+    def __init__(self, *, every_seconds=10.0, lengths=(3, 1, 5)):
+        """Three environments, whose n-th episode lasts lengths[n]."""
+        self.now, self.rests, self.stop, self.turns, self.lags = 100.0, 0, False, 0, []
+        kwargs = {"lengths": list(lengths), "truncates": [False]}
+        self.environment = make(EnvSettings(entry_point="common.envs.probes:counting", num_envs=EPISODES, kwargs=kwargs))
+        self.link, self.policy, self.metrics = FakeLink(self), FakePolicy(), EvaluatorMetrics(clock=lambda: self.now)
+        self.evaluator = Evaluator(
+            link=self.link,
+            environment=self.environment,
+            policy=self.policy,
+            seed=5,
+            every_seconds=every_seconds,
+            rest=self.rest,
+            phases=self.metrics.phases,
+            stopping=lambda: self.stop,
+            alive=self.turn,
+            clock=lambda: self.now,
+            observe_lag=self.lags.append,
+        )
+
+    def rest(self):
+        """A pause after a step."""
+        self.rests += 1
+
+    def turn(self):
+        """The loop went round."""
+        self.turns += 1
+
+    @property
+    def reported(self):
+        """Version and mode of each report."""
+        return [(report.version, report.mode) for report in self.link.reports]
+
+
+@pytest.fixture
+def scene():
+    """An evaluator that was welcomed."""
+    built = Scene()
+    yield built
+    built.environment.close()
+
+
+def test_each_policy_is_played_greedily_and_sampled_when_it_is_time(scene):
+    """Not before the first interval has passed, not the same policy twice, and the newest when the next time comes."""
+
+    def learner(_):
+        if scene.link.session.version < 0:
+            scene.link.publish(0)
+        if scene.now > 145 and scene.link.session.version == 0:
+            scene.link.publish(4)
+        scene.stop = scene.now > 180
+
+    scene.link.on_service = learner
+    assert scene.evaluator.run() == "stopped"
+    assert scene.reported == [(0, "greedy"), (0, "sampled"), (4, "greedy"), (4, "sampled")]
+    assert {greedy for version, greedy in scene.policy.acts if version == 4} == {True, False}
+    assert scene.rests == len(scene.policy.acts)
+    assert scene.evaluator.counts.evaluations == 4
+    assert scene.turns > 0
+
+
+def test_exactly_the_first_episode_of_each_environment_counts(scene):
+    """Each report holds one episode per environment; the ones that follow in an environment that ended early do not count."""
+
+    def learner(_):
+        if scene.link.session.version < 0:
+            scene.link.publish(0)
+        scene.stop = len(scene.link.reports) == 2
+
+    scene.link.on_service = learner
+    scene.evaluator.run()
+    for report in scene.link.reports:
+        assert report.arrays["episode_length"].tolist() == [3] * EPISODES
+        assert report.arrays["episode_return"].tolist() == [0 + 1 + 2] * EPISODES
+    assert scene.evaluator.counts.env_steps == 2 * 3 * EPISODES
+    assert scene.evaluator.counts.episodes == 2 * EPISODES
+    assert scene.evaluator.counts.mean == {"greedy": 3.0, "sampled": 3.0}
+
+
+def test_short_episodes_are_not_counted_more_often_than_long_ones():
+    """Environment 0 ends after one step and begins again; its first return stands, and its later steps are nobody's."""
+    tally = Tally(2)
+    steps = [([1, 1], [True, False]), ([50, 1], [False, False]), ([50, 1], [True, False]), ([50, 1], [True, True])]
+    counted = [tally.add(np.array(reward, np.float32), np.array(ended)) for reward, ended in steps]
+    assert counted == [2, 1, 1, 1]
+    assert (tally.returns.tolist(), tally.lengths.tolist(), tally.complete) == ([1.0, 4.0], [1, 4], True)
+
+
+def test_the_final_policy_is_played_when_the_run_ends(scene):
+    """The target is reached long before the next evaluation was due: the final policy's score is still reported."""
+
+    def learner(n):
+        if n == 1:
+            scene.link.publish(0)
+        if n == 5:
+            scene.link.publish(7)
+            scene.link.drain = Drain(reason="target reached", deadline_seconds=40.0)
+
+    scene.link.on_service = learner
+    assert scene.evaluator.run() == "target reached"
+    assert scene.reported == [(7, "greedy")]
+    assert scene.rests == 0
+    assert scene.lags == [0]
+
+
+def test_a_final_policy_that_is_still_on_its_way_is_waited_for(scene):
+    """The drain overtook the last policy, because a policy is sent when it is asked for: a moment later it is here."""
+
+    def learner(n):
+        if n == 1:
+            scene.link.publish(0)
+        if n == 5:
+            scene.link.session.version = 7
+            scene.link.drain = Drain(reason="target reached", deadline_seconds=40.0)
+        if n == 6:
+            scene.link.publish(7)
+
+    scene.link.on_service = learner
+    scene.evaluator.run()
+    assert scene.reported == [(7, "greedy")]
+
+
+def test_a_final_policy_that_was_played_already_is_not_played_again(scene):
+    """Nothing new to say."""
+
+    def learner(_):
+        if scene.link.session.version < 0:
+            scene.link.publish(0)
+        if len(scene.link.reports) == 2 and not scene.link.drain:
+            scene.link.drain = Drain(reason="target reached", deadline_seconds=40.0)
+
+    scene.link.on_service = learner
+    scene.evaluator.run()
+    assert scene.reported == [(0, "greedy"), (0, "sampled")]
+
+
+def test_an_evaluation_that_would_take_too_long_is_given_up(scene):
+    """Half of the drain's deadline is for playing: an endless episode must not hold up the learner's end."""
+    scene.environment.close()
+    scene = Scene(lengths=(100_000,))
+
+    def learner(n):
+        if n == 1:
+            scene.link.publish(0)
+            scene.link.drain = Drain(reason="target reached", deadline_seconds=8.0)
+
+    scene.link.on_service = learner
+    scene.evaluator.run()
+    assert scene.reported == []
+    assert scene.now <= 100.0 + 4.0 + 0.5
+    scene.environment.close()
+
+
+def test_an_evaluation_is_abandoned_when_told_to_stop():
+    """SIGTERM in the middle of a long episode: no report of half an episode, and an end at once."""
+    scene = Scene(every_seconds=0.0, lengths=(100_000,))
+
+    def learner(n):
+        if n == 1:
+            scene.link.publish(0)
+        scene.stop = n >= 50
+
+    scene.link.on_service = learner
+    assert scene.evaluator.run() == "stopped"
+    assert scene.reported == []
+    assert scene.link.services <= 52
+    assert scene.evaluator.counts.evaluations == 0
+    scene.environment.close()
+
+
+def test_a_drain_in_the_middle_of_an_evaluation_goes_on_with_the_final_policy():
+    """What is being played is old news: it is left for the policy that counts."""
+    scene = Scene(every_seconds=0.0, lengths=(20,))
+
+    def learner(n):
+        if n == 1:
+            scene.link.publish(0)
+        if n == 10:
+            scene.link.publish(3)
+            scene.link.drain = Drain(reason="budget spent", deadline_seconds=40.0)
+
+    scene.link.on_service = learner
+    assert scene.evaluator.run() == "budget spent"
+    assert scene.reported == [(3, "greedy")]
+    scene.environment.close()
+
+
+def test_without_any_policy_nothing_is_played(scene):
+    """The learner never trained."""
+
+    def learner(n):
+        if n == 3:
+            scene.link.drain = Drain(reason="stopped", deadline_seconds=4.0)
+
+    scene.link.on_service = learner
+    assert scene.evaluator.run() == "stopped"
+    assert scene.reported == []
+    assert scene.policy.acts == []

@@ -1,0 +1,320 @@
+"""The train loop between a scripted intake and an algorithm that trains nothing: what it does with what it is given."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from common.algorithms.api import UpdateResult
+from common.errors import DropReason, ResourceError
+from common.runtime.health import Health
+from common.runtime.run_directory import create
+from common.runtime.tree import CheckpointSettings, LearnerSettings, Settings, TargetSettings
+from common.session.events import PeerKey
+from common.wire.messages import Evaluation, Trajectory
+from services.learner.intake import Figures, Item
+from services.learner.journal import Journal
+from services.learner.loop import END_SECONDS, STOP_SECONDS, Learner
+from services.learner.metrics import LearnerMetrics
+from services.learner.record import RunRecord
+
+pytestmark = pytest.mark.service
+
+STEPS = 8  # env steps of one trajectory
+LEDGER = {"produced": 0, "trained": 0, "queued": 0, "in_flight": 0, "dropped": {str(reason): 0 for reason in DropReason}}
+
+
+class FakeIntake:
+    """Hands out what the script says, one list per `take`, and remembers everything it is told."""
+
+    def __init__(self, clock):
+        """An empty script."""
+        self.script, self.evaluations, self.log, self.clock = [], [], [], clock
+        self.figures = Figures(ledger=LEDGER)
+        self.asked = []
+
+    def take(self, count, timeout):
+        """The next list of the script; an empty script passes the time."""
+        self.asked.append(count)
+        self.clock.now += timeout
+        return self.script.pop(0) if self.script else []
+
+    def settle(self, items, reason=None):
+        """Remember what became of whom."""
+        if items:
+            self.log.append(("settle", [item.experience.seq for item in items], reason))
+
+    def publish(self, snapshot):
+        """Remember the version and a parameter."""
+        self.log.append(("publish", snapshot.version, float(snapshot.arrays["parameters"][0])))
+
+    def drain(self, reason, deadline_seconds):
+        """Remember the words."""
+        self.log.append(("drain", reason, deadline_seconds))
+
+    def wait_for_goodbyes(self, timeout, *, alive, hurry):
+        """Everybody leaves at once."""
+        alive()
+        self.log.append(("wait", timeout, hurry()))
+        return True
+
+    def take_evaluations(self):
+        """What the test put there."""
+        taken, self.evaluations = self.evaluations, []
+        return taken
+
+    def session_state(self):
+        """Some JSON."""
+        return {"peers": []}
+
+    def finish(self):
+        """Remember it."""
+        self.log.append(("finish",))
+
+    def said(self, *kinds):
+        """The remembered words of these kinds."""
+        return [entry for entry in self.log if entry[0] in kinds]
+
+
+class FakeAlgorithm:
+    """Counts its updates in its only weight."""
+
+    def __init__(self):
+        """One weight, at zero."""
+        self.model = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.zeros_(self.model.weight)
+        self.batches, self.metrics, self.progress = [], {"policy_loss": 0.5, "entropy": math.nan}, []
+
+    def collate(self, samples):
+        """The batch is its samples."""
+        return samples
+
+    def update(self, batch, progress):
+        """Train."""
+        self.batches.append([sample.version for sample in batch])
+        self.progress.append(progress)
+        with torch.no_grad():
+            self.model.weight += 1.0
+        return UpdateResult(samples=STEPS, metrics=self.metrics)
+
+    def state_dict(self):
+        """All there is."""
+        return {"weight": self.model.weight.detach().clone()}
+
+
+class Clock:
+    """Time that passes while the intake is asked."""
+
+    now = 100.0
+
+    def __call__(self):
+        """The time."""
+        return self.now
+
+
+class Scene:
+    """A learner and all that it meets."""
+
+    def __init__(self, folder, *, batch=1, lag=4, every_seconds=1e6, **target):
+        """A run of at most 1,000 env steps that never stops by itself before."""
+        self.clock = Clock()
+        self.intake, self.algorithm = FakeIntake(self.clock), FakeAlgorithm()
+        self.settings = Settings(
+            learner=LearnerSettings(batch=batch, max_policy_lag=lag),
+            checkpoint=CheckpointSettings(every_seconds=every_seconds),
+            target=TargetSettings(**{"env_steps": 100_000, "wall_seconds": 60.0} | target),
+        )
+        self.directory = create(folder / "run", config="run: {}\n", command=["rookery"])
+        self.record = RunRecord(settings=self.settings, run_id="run-1", frame_skip=4, started_at=100.0)
+        self.metrics, self.saved, self.notes, self.stop = LearnerMetrics(clock=self.clock), [], [], False
+        self.disk_full = False
+
+    def save(self, checkpoint):
+        """A disk that may be full."""
+        if self.disk_full:
+            raise ResourceError("checkpoint save did not finish", found="no space")
+        self.saved.append(checkpoint)
+
+    def run(self):
+        """From the start to the end; the reason."""
+        journal = Journal(self.directory)
+        learner = Learner(
+            settings=self.settings,
+            algorithm=self.algorithm,
+            intake=self.intake,
+            record=self.record,
+            journal=journal,
+            save=self.save,
+            metrics=self.metrics,
+            health=Health(clock=self.clock),
+            stopping=lambda: self.stop,
+            clock=self.clock,
+            note=lambda event, **fields: self.notes.append((event, fields)),
+        )
+        reason = learner.run()
+        journal.close()
+        return reason
+
+    @property
+    def summary(self):
+        """What was left behind."""
+        return json.loads(self.directory.summary.read_text())
+
+
+def item(seq, *, version=0, returns=()):
+    """A rollout in the queue."""
+    arrays = {"episode_return": np.array(returns, np.float32), "episode_length": np.ones(len(returns), np.int32)}
+    message = Trajectory(seq=seq, version=version, env_steps=STEPS, shipped=STEPS * (seq + 1), arrays=arrays)
+    return Item(peer=PeerKey(name="actor-0", incarnation=1), experience=message)
+
+
+def evaluation(mode, *returns):
+    """What an evaluator reports."""
+    arrays = {"episode_return": np.array(returns, np.float32), "episode_length": np.ones(len(returns), np.int32)}
+    return Evaluation(version=1, mode=mode, arrays=arrays)
+
+
+def test_each_batch_gives_a_policy_that_is_published_at_once(tmp_path):
+    """Version 0 is there before any experience; version n has had n updates."""
+    scene = Scene(tmp_path, env_steps=3 * STEPS * 128)
+    scene.intake.script = [[item(0)], [], [item(1, version=1)], [item(2, version=2)]]
+    assert scene.run() == "wall-clock budget spent"
+    assert scene.intake.said("publish") == [("publish", version, float(version)) for version in range(4)]
+    assert scene.intake.said("settle") == [("settle", [seq], None) for seq in range(3)]
+    assert scene.algorithm.batches == [[0], [1], [2]]
+    assert [(p.version, p.env_steps) for p in scene.algorithm.progress] == [(0, 0), (1, STEPS), (2, 2 * STEPS)]
+    assert (scene.summary["env_steps"], scene.summary["learner_updates"]) == (3 * STEPS, 3)
+
+
+def test_stale_experience_is_dropped_and_its_place_in_the_batch_taken_by_fresh(tmp_path):
+    """An actor froze for a while: what it then sends is older than the limit, and the batch waits for something younger."""
+    scene = Scene(tmp_path, batch=2, lag=3)
+    scene.record.version = 10
+    scene.intake.script = [[item(0, version=6), item(1, version=7)], [item(2, version=10)]]
+    scene.run()
+    assert scene.intake.said("settle") == [("settle", [0], DropReason.STALE), ("settle", [1, 2], None)]
+    assert scene.algorithm.batches == [[7, 10]]
+    assert scene.intake.asked[:3] == [2, 1, 2]
+    assert scene.summary["env_steps"] == 2 * STEPS
+    assert scene.summary["policy_lag"] == {"min": 0, "mean": 1.5, "max": 3}
+
+
+def test_the_run_ends_at_its_target(tmp_path):
+    """A hundred episodes at the target: solved, and nothing more is trained."""
+    scene = Scene(tmp_path, mean100=5.0)
+    scene.intake.script = [[item(0, returns=[5.0] * 100)], [item(1)]]
+    assert scene.run() == "target reached"
+    assert scene.summary["solved"]
+    assert scene.summary["mean100"] == 5.0
+    assert scene.intake.said("drain", "wait", "finish") == [
+        ("drain", "target reached", END_SECONDS),
+        ("wait", END_SECONDS, False),
+        ("finish",),
+    ]
+
+
+def test_the_run_ends_when_its_env_steps_are_spent(tmp_path):
+    """The budget is trained on to the end, and not one batch more."""
+    scene = Scene(tmp_path, env_steps=2048)
+    scene.record.env_steps = 2048 - STEPS
+    scene.intake.script = [[item(0)], [item(1)]]
+    assert scene.run() == "env step budget spent"
+    assert scene.summary["env_steps"] == 2048
+    assert not scene.summary["solved"]
+
+
+def test_who_is_told_to_stop_saves_its_work_and_asks_the_peers_for_little_time(tmp_path):
+    """SIGTERM: what was taken and not trained on is dropped by name, the peers get seconds, all is saved."""
+    scene = Scene(tmp_path, batch=2, lag=0)
+    scene.stop = True
+    scene.intake.script = [[item(0), item(1, version=-1)]]
+    assert scene.run() == "stopped"
+    assert scene.intake.said("settle", "drain", "wait", "finish") == [
+        ("settle", [1], DropReason.STALE),
+        ("settle", [0], DropReason.RUN_ENDED),
+        ("drain", "stopped", STOP_SECONDS),
+        ("wait", STOP_SECONDS, False),
+        ("finish",),
+    ]
+    assert len(scene.saved) == 1
+    assert scene.summary["env_steps"] == 0
+
+
+def test_a_stop_while_the_last_evaluation_plays_is_hurried(tmp_path):
+    """Ctrl-C after the target was reached: nobody waits for the evaluator any more."""
+    scene = Scene(tmp_path, env_steps=2048)
+    scene.record.env_steps = 2048
+    waits = scene.intake.wait_for_goodbyes
+
+    def told_to_stop(timeout, *, alive, hurry):
+        scene.stop = True
+        return waits(timeout, alive=alive, hurry=hurry)
+
+    scene.intake.wait_for_goodbyes = told_to_stop
+    assert scene.run() == "env step budget spent"
+    assert scene.intake.said("wait") == [("wait", END_SECONDS, True)]
+
+
+def test_evaluations_are_recorded_wherever_people_look(tmp_path):
+    """Summary, metrics, learning curve and log; also the one that comes while the run ends."""
+    scene = Scene(tmp_path)
+    scene.intake.evaluations = [evaluation("sampled", 1.0), evaluation("greedy", 2.0, 4.0)]
+    scene.run()
+    assert scene.summary["last_evaluation"] == {"version": 1, "mode": "greedy", "mean": 3.0, "episodes": 2}
+    assert scene.metrics.evaluation_return_mean["greedy"]._value.get() == 3.0
+    assert scene.metrics.evaluation_return_mean["sampled"]._value.get() == 1.0
+    assert [row.split(",")[-1] for row in scene.directory.learning_curve_csv.read_text().splitlines()[1:]] == ["3.0", ""]
+    assert [event for event, _ in scene.notes] == ["evaluated", "evaluated"]
+
+
+def test_a_checkpoint_that_fails_costs_a_counter_and_not_the_run(tmp_path):
+    """The disk is full for a night: the run goes on, says so each time, and its summary is written."""
+    scene = Scene(tmp_path, every_seconds=10.0)
+    scene.disk_full = True
+    scene.intake.script = [[item(0)]]
+    assert scene.run() == "wall-clock budget spent"
+    failures = scene.metrics.checkpoint_failures._value.get()
+    assert failures == len([event for event, _ in scene.notes if event == "checkpoint_failed"]) >= 6
+    assert scene.metrics.checkpoint_last_success._value.get() == 0
+    assert scene.summary["learner_updates"] == 1
+
+
+def test_checkpoints_come_as_often_as_asked_and_once_more_at_the_end(tmp_path):
+    """Sixty seconds at one in twenty, and the last one holds the final weights and counters."""
+    scene = Scene(tmp_path, every_seconds=20.0)
+    scene.intake.script = [[item(0)], [item(1)]]
+    scene.run()
+    assert 3 <= len(scene.saved) <= 4
+    last = scene.saved[-1]
+    assert (last.version, last.env_steps, last.run_id) == (2, 2 * STEPS, "run-1")
+    assert float(last.state["weight"]) == 2.0
+    assert last.counters["record"]["updates"] == 2
+    assert scene.metrics.checkpoint_last_success._value.get() > 0
+
+
+def test_a_resumed_run_publishes_the_version_it_resumed_at(tmp_path):
+    """Actors know versions by number: the first policy after a resume has the number of the checkpoint."""
+    scene = Scene(tmp_path)
+    scene.record.version = 41
+    scene.intake.script = [[item(0, version=41)]]
+    scene.run()
+    assert [entry[1] for entry in scene.intake.said("publish")] == [41, 42]
+
+
+def test_metrics_and_tensorboard_have_each_update(tmp_path):
+    """Counters are in env steps and in frames, a loss that is not finite is shown as such and ends nothing."""
+    scene = Scene(tmp_path)
+    scene.intake.script = [[item(0, returns=[3.0, 5.0])], [item(1)]]
+    scene.run()
+    metrics = scene.metrics
+    assert metrics.env_steps_trained._value.get() == 2 * STEPS
+    assert metrics.env_frames_trained._value.get() == 8 * STEPS
+    assert (metrics.updates._value.get(), metrics.episodes._value.get()) == (2, 2)
+    assert metrics.episode_return_mean._value.get() == 4.0
+    assert metrics.policy_version._value.get() == 2
+    assert math.isnan(metrics.training_metric.labels("entropy")._value.get())
+    assert list(scene.directory.tensorboard.iterdir())

@@ -1,0 +1,225 @@
+"""Real processes of the services over loopback: started, watched over HTTP, killed; none is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from services.cli.ports import free_ports
+
+DEADLINE = 90.0  # seconds for anything awaited, on a machine that is busy; only a fault lets it pass
+POLL = 0.05
+
+# A contextual bandit with a known answer, a net of a few hundred weights: a run is over, or under way, within a second.
+PROBE = """
+env: {entry_point: "common.envs.probes:matching_action", num_envs: 8}
+model: {hidden: [16], activation: tanh}
+algorithm: {name: ppo, epochs: 2, minibatch: 64, learning_rate: 1e-2, entropy_coef: 0.0}
+rollout: {length: 16}
+learner: {batch: 1, credits: 2}
+actor: {count: 2}
+evaluator: {every_seconds: 0.5, episodes: 4, cpu_share: 1.0}
+checkpoint: {every_seconds: 0.5}
+target: {env_steps: 100_000_000}
+"""
+
+
+def until(happened: Callable[[], Any], what: str, seconds: float = DEADLINE) -> Any:
+    """Ask again and again until the answer is true; returns it."""
+    deadline, pause = time.monotonic() + seconds, threading.Event()
+    while not (answer := happened()):
+        assert time.monotonic() < deadline, f"it never happened: {what}"
+        pause.wait(POLL)
+    return answer
+
+
+class Http:
+    """What a service answers on its port."""
+
+    def __init__(self, port: int) -> None:
+        """Nothing is asked yet."""
+        self.url = f"http://127.0.0.1:{port}"
+
+    def get(self, path: str) -> tuple[int, bytes]:
+        """Status and body; (0, b"") where nobody answers."""
+        try:
+            with urllib.request.urlopen(self.url + path, timeout=5.0) as answer:
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read()
+        except OSError:
+            return 0, b""
+
+    def status(self) -> dict[str, Any]:
+        """The learner's /status; empty where there is none."""
+        code, body = self.get("/status")
+        return json.loads(body) if code == 200 else {}
+
+    def metric(self, name: str, **labels: str) -> float:
+        """One sample of /metrics; NaN where there is none."""
+        text = self.get("/metrics")[1].decode()
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name == name and labels.items() <= sample.labels.items():
+                    return float(sample.value)
+        return float("nan")
+
+
+class Service:
+    """One process that the test started."""
+
+    def __init__(self, words: list[str], folder: Path, *, port: int = 0) -> None:
+        """Start it with a lower priority than the tester's own work; what it says goes to a file."""
+        self.said = folder / f"{threading.get_ident()}-{time.monotonic_ns()}.log"
+        self.http = Http(port)
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("ROOKERY_")}
+        with self.said.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=folder,
+                env=environment,
+                start_new_session=True,
+            )
+
+    @property
+    def output(self) -> str:
+        """All it has said so far."""
+        return self.said.read_text()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to this process alone."""
+        self.process.send_signal(number)
+
+    def ended(self, seconds: float = DEADLINE) -> int:
+        """Its exit code, once it has one."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"still running after {seconds} s; it said:\n{self.output}")
+
+    def children(self) -> dict[str, psutil.Process]:
+        """The services that a supervisor has started, by name."""
+        found = {}
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            try:
+                words = child.cmdline()
+            except psutil.Error:
+                continue
+            if "services.learner" in words:
+                found["learner"] = child
+            elif "--name" in words:
+                found[words[words.index("--name") + 1]] = child
+        return found
+
+    def kill_tree(self) -> None:
+        """Leave nobody behind."""
+        try:
+            family = [*psutil.Process(self.process.pid).children(recursive=True)]
+        except psutil.Error:
+            family = []
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        for child in family:
+            try:
+                child.kill()
+            except psutil.Error:
+                continue
+
+
+class Colony:
+    """The processes of one test."""
+
+    def __init__(self, folder: Path) -> None:
+        """An empty folder to run in."""
+        self.folder = folder
+        self.config = folder / "probe.yaml"
+        self.config.write_text(textwrap.dedent(PROBE))
+        self.run_dir = folder / "run"
+        self.services: list[Service] = []
+        (self.port,) = free_ports(1)
+
+    @property
+    def endpoint(self) -> str:
+        """Where the learner is, or will be."""
+        return f"tcp://127.0.0.1:{self.port}"
+
+    def _service(self, words: list[str], port: int) -> Service:
+        self.services.append(Service(words, self.folder, port=port))
+        return self.services[-1]
+
+    def start(self, *words: str) -> Service:
+        """Any module with its words."""
+        return self._service(list(words), 0)
+
+    def learner(self, *words: str, config: str = "") -> Service:
+        """`rookery learner`, here and with the probe's settings."""
+        (port,) = free_ports(1)
+        own = ["--config", config or str(self.config), "--run-dir", str(self.run_dir), f"metrics.port={port}"]
+        return self._service(["services.learner", *own, f"learner.bind={self.endpoint}", *words], port)
+
+    def peer(self, role: str, name: str, *words: str) -> Service:
+        """`rookery actor` or `rookery evaluator`, which know the learner's address and their own name."""
+        (port,) = free_ports(1)
+        own = ["--learner", self.endpoint, "--name", name, f"metrics.port={port}"]
+        return self._service([f"services.{role}", *own, *words], port)
+
+    def train(self, *words: str, preset: str = "") -> Service:
+        """`rookery train`, its services' ports from one base on: the learner's is the first."""
+        base = free_ports(1)[0]
+        own = ["train", preset or str(self.config), "--run-dir", str(self.run_dir), f"metrics.port={base}"]
+        return self._service(["services.cli", *own, *words], base)
+
+    def summary(self) -> dict[str, Any]:
+        """The run's summary.json."""
+        return json.loads((self.run_dir / "summary.json").read_text())
+
+    def checkpoints(self) -> list[str]:
+        """Names of the checkpoints that are whole."""
+        return sorted(path.name for path in (self.run_dir / "checkpoints").glob("checkpoint-*"))
+
+
+def assert_balances(ledger: dict[str, Any]) -> None:
+    """Every env step that was produced is explained, to the step."""
+    explained = ledger["trained"] + ledger["queued"] + ledger["in_flight"] + sum(ledger["dropped"].values())
+    assert ledger["produced"] == explained, ledger
+
+
+@pytest.fixture
+def colony(tmp_path: Path) -> Iterator[Colony]:
+    """A folder, a free port, and processes that do not outlive the test."""
+    built = Colony(tmp_path)
+    yield built
+    for service in built.services:
+        service.kill_tree()
+
+
+@pytest.fixture
+def wait() -> Callable[..., Any]:
+    """`wait(happened, what)`: poll until the answer is true; returns it."""
+    return until
+
+
+@pytest.fixture
+def balances() -> Callable[[dict[str, Any]], None]:
+    """Asserts that a ledger balances."""
+    return assert_balances

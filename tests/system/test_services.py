@@ -1,0 +1,82 @@
+"""The services as processes of their own, as on several machines: learner, actors and evaluator joined by one address."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+
+import pytest
+
+pytestmark = pytest.mark.system
+
+
+def test_actors_that_start_first_connect_when_the_learner_comes(colony, wait, balances):
+    """A cluster starts its pods in any order; and who is told to end, ends in time with its work saved.
+
+    Along the way: every endpoint answers, the metrics are what Prometheus wants, and an actor that waits for credit
+    from a learner that is stuck stays healthy.
+    """
+    actors = [colony.peer("actor", f"actor-{number}") for number in range(2)]
+    for actor in actors:
+        wait(lambda actor=actor: actor.http.get("/healthz")[0] == 200, "an actor without a learner is healthy")
+        assert actor.http.get("/readyz")[0] == 503
+    evaluator = colony.peer("evaluator", "evaluator")
+    learner = colony.learner()
+    wait(lambda: learner.http.status().get("peers") == {"actor": 2, "evaluator": 1}, "all peers are welcomed")
+    wait(lambda: learner.http.status()["env_steps"] > 1000, "the learner trains")
+    wait(lambda: learner.http.status()["last_evaluation"], "an evaluation is reported")
+    services = {"learner": learner, "actor": actors[0], "evaluator": evaluator}
+    for name, service in services.items():
+        assert service.http.get("/readyz") == (200, b"ok\n")
+        assert service.http.get("/healthz") == (200, b"ok\n")
+        assert service.http.metric("rookery_build_info", service=name) == 1.0
+        assert service.http.get("/nowhere")[0] == 404
+        if shutil.which("promtool"):
+            page = service.http.get("/metrics")[1]
+            checked = subprocess.run(["promtool", "check", "metrics"], input=page, capture_output=True, check=False)
+            assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b""), name
+
+    learner.signal(signal.SIGSTOP)
+    waited = "rookery_actor_phase_seconds_total"
+    before = actors[0].http.metric(waited, phase="credit_wait")
+    wait(lambda: actors[0].http.metric(waited, phase="credit_wait") > before + 3.0, "the actor waits for a stuck learner")
+    assert actors[0].http.get("/healthz")[0] == 200
+    learner.signal(signal.SIGCONT)
+    steps = learner.http.status()["env_steps"]
+    wait(lambda: learner.http.status().get("env_steps", 0) > steps + 1000, "flow resumes")
+
+    actors[0].signal(signal.SIGTERM)
+    assert actors[0].ended(5.0) == 0
+    wait(lambda: learner.http.status()["peers"]["actor"] == 1, "its goodbye is heard")
+    learner.signal(signal.SIGTERM)
+    assert learner.ended(15.0) == 0
+    assert [actors[1].ended(10.0), evaluator.ended(10.0)] == [0, 0]
+    summary = colony.summary()
+    balances(summary["ledger"])
+    assert summary["ledger"]["trained"] == summary["env_steps"] > 0
+    assert (summary["ledger"]["queued"], summary["ledger"]["in_flight"]) == (0, 0)
+    assert colony.checkpoints()[-1].endswith(f"{summary['learner_updates']:012d}")
+
+
+def test_a_learner_that_is_killed_and_resumed_finds_its_actors_again(colony, wait, balances):
+    """Power is lost on the learner's machine: the actors wait, and the run goes on from the newest checkpoint.
+
+    The time from the learner's first answer to its first trajectory is printed; the promise is five seconds.
+    """
+    learner, actor = colony.learner(), colony.peer("actor", "actor-0")
+    wait(lambda: len(colony.checkpoints()) > 1, "checkpoints are written")
+    learner.signal(signal.SIGKILL)
+    learner.ended()
+    saved = int(colony.checkpoints()[-1].rpartition("-")[2])
+    resumed = colony.learner("--resume")
+    wait(lambda: resumed.http.get("/healthz")[0] == 200, "the learner is back")
+    wait(lambda: resumed.http.metric("rookery_learner_messages_received_total", kind="trajectory") > 0, "flow resumes", 30.0)
+    wait(lambda: resumed.http.status()["learner_updates"] > saved, "it goes on from the checkpoint")
+    assert resumed.http.status()["version"] > saved
+    assert actor.process.poll() is None
+    assert actor.http.metric("rookery_actor_reconnects_total") >= 1
+    resumed.signal(signal.SIGTERM)
+    assert resumed.ended(15.0) == 0
+    assert actor.ended(10.0) == 0
+    balances(colony.summary()["ledger"])

@@ -1,0 +1,63 @@
+"""`rookery train` from end to end: a whole run, with kills at the worst moments, and a clean end by Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.system
+
+
+def gone(processes):
+    """Whether none of these processes runs any more."""
+    return all(not process.is_running() or process.status() == psutil.STATUS_ZOMBIE for process in processes)
+
+
+def test_a_killed_actor_is_replaced_and_the_run_is_solved(colony, wait, balances):
+    """The kernel kills an actor for its memory in the middle of a run of CartPole: nobody has to do anything."""
+    run = colony.train("target.mean100=60", "actor.count=2", "algorithm.epochs=4", preset="cartpole")
+    wait(lambda: run.http.status().get("env_steps", 0) > 0, "the run trains")
+    first = run.children()["actor-0"]
+    first.kill()
+    wait(lambda: run.children().get("actor-0", first).pid != first.pid, "the actor is started again")
+    assert run.ended(120.0) == 0, run.output
+    assert "solved" in run.output
+    summary = colony.summary()
+    assert summary["solved"]
+    assert summary["mean100"] >= 60
+    assert summary["last_evaluation"]["version"] == summary["learner_updates"]
+    balances(summary["ledger"])
+    assert summary["ledger"]["trained"] == summary["env_steps"]
+    for name in ("config.yaml", "command.txt", "learning_curve.png", "learning_curve.csv", "tensorboard", "checkpoints"):
+        assert (colony.run_dir / name).exists(), name
+
+
+def test_a_killed_learner_resumes_and_its_actors_are_not_restarted(colony, wait, balances):
+    """The learner dies; the supervisor starts it with --resume, the actors find it, and Ctrl-C then ends all of it."""
+    run = colony.train()
+    wait(lambda: len(colony.checkpoints()) > 1, "checkpoints are written")
+    before = run.children()
+    assert set(before) == {"learner", "evaluator", "actor-0", "actor-1"}
+    before["learner"].kill()
+    saved = int(colony.checkpoints()[-1].rpartition("-")[2])
+    back = wait(lambda: run.children().get("learner", before["learner"]).pid != before["learner"].pid, "the learner is back")
+    assert back
+    wait(lambda: run.http.status().get("phase"), "its port is bound")
+    bound = time.monotonic()
+    wait(lambda: run.http.metric("rookery_learner_messages_received_total", kind="trajectory") > 0, "flow resumes", 30.0)
+    print(f"first trajectory {time.monotonic() - bound:.2f} s after the learner's bind")  # noqa: T201 - a figure people ask for
+    wait(lambda: run.http.status()["learner_updates"] > saved, "it goes on from the checkpoint")
+    after = run.children()
+    assert {name: after[name].pid for name in after if name != "learner"} == {
+        name: before[name].pid for name in before if name != "learner"
+    }
+    run.signal(signal.SIGINT)
+    assert run.ended(40.0) == 0, run.output
+    wait(lambda: gone(after.values()), "no orphans")
+    summary = colony.summary()
+    balances(summary["ledger"])
+    assert summary["ledger"]["trained"] == summary["env_steps"]
+    assert colony.checkpoints()[-1].endswith(f"{summary['learner_updates']:012d}")
