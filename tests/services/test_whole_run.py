@@ -1,0 +1,282 @@
+"""Learner, two actors and an evaluator in one process, each in its thread, joined by the network in memory and the real codec.
+
+Everything is real but the sockets: sessions, environments with known answers, PPO, checkpoints' bookkeeping, ledger.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from common.algorithms.ppo import PPOSettings
+from common.algorithms.registry import build_algorithm, build_policy, recorded_specs
+from common.algorithms.trajectory import check_trajectory, trajectory_schema
+from common.envs.make import make, spec_of
+from common.envs.spec import EnvSettings
+from common.errors import DropReason
+from common.models.spec import ModelSettings
+from common.runtime.health import Health
+from common.runtime.run_directory import create
+from common.runtime.seeds import derive
+from common.runtime.tree import LearnerSettings, RolloutSettings, RunConfig, Settings, TargetSettings
+from common.session.actor_side import ActorSide, Identity
+from common.session.learner_side import LearnerSide
+from common.session.roster import Terms
+from common.transport.link import Link
+from common.transport.memory import MemoryHub
+from services.actor.loop import Actor
+from services.actor.metrics import ActorMetrics
+from services.evaluator.loop import Evaluator
+from services.evaluator.metrics import EvaluatorMetrics
+from services.learner.intake import Intake
+from services.learner.journal import Journal
+from services.learner.loop import Learner
+from services.learner.metrics import LearnerMetrics
+from services.learner.record import RunRecord
+
+pytestmark = pytest.mark.service
+
+PATIENCE = 120.0  # seconds; only a fault lets it pass
+
+
+def probe(name, *, mode="next_step", env_steps, mean100=None, lag=20, **algorithm):
+    """Settings of a run on one of the environments with known answers."""
+    recipe = {"gamma": 0.9, "epochs": 4, "minibatch": 64, "learning_rate": 1e-2, "entropy_coef": 0.0} | algorithm
+    return Settings(
+        env=EnvSettings(entry_point=f"common.envs.probes:{name}", num_envs=8, autoreset=mode),
+        model=ModelSettings(hidden=(16,), activation="tanh", shared_trunk=False),
+        algorithm=PPOSettings(**recipe),
+        rollout=RolloutSettings(length=16),
+        learner=LearnerSettings(batch=2, max_policy_lag=lag),
+        target=TargetSettings(mean100=mean100, env_steps=env_steps),
+    )
+
+
+@dataclass
+class Run:
+    """What is left of a run."""
+
+    record: RunRecord
+    algorithm: object
+    figures: object
+    actors: list[Actor]
+    first_ratio_errors: list[float] = field(default_factory=list)
+    reason: str = ""
+
+    def value(self, *observation):
+        """What the critic says of one observation, in units of return."""
+        with torch.no_grad():
+            value = self.algorithm.model(torch.tensor([observation], dtype=torch.float32)).value
+        return self.algorithm._moments.denormalize(value).item()
+
+    def probability(self, action, *observation):
+        """What the policy gives to `action`."""
+        with torch.no_grad():
+            policy = self.algorithm.model.policy(torch.tensor([observation], dtype=torch.float32))
+        return policy.log_prob(torch.tensor([action])).exp().item()
+
+
+class Colony:
+    """The threads of one run."""
+
+    def __init__(self, settings, folder):
+        """Build the learner; peers connect in threads of their own."""
+        self.settings, self.hub, self.failures = settings, MemoryHub(), []
+        self.env = spec_of(settings.env)
+        length, num_envs = settings.rollout.length, settings.env.num_envs
+        terms = Terms(
+            run="run-1",
+            config=RunConfig.of(settings, run_id="run-1").to_json(),
+            env_signature=self.env.signature,
+            schema=trajectory_schema(
+                self.env,
+                length=length,
+                num_envs=num_envs,
+                recorded=recorded_specs(settings.algorithm, length=length, num_envs=num_envs),
+            ),
+            credits=settings.learner.credits,
+            batch=settings.learner.batch,
+            max_actors=8,
+        )
+        session = LearnerSide(terms, check=lambda experience: check_trajectory(self.env, experience.arrays))
+        self.algorithm = build_algorithm(
+            settings.algorithm, model=settings.model, env=self.env, seed=derive(settings.run.seed, "model", role="learner")
+        )
+        self.record = RunRecord(settings=settings, run_id="run-1", frame_skip=1, started_at=time.monotonic())
+        self.intake = Intake(transport=self.hub.bind(), session=session, clock=time.monotonic, note=lambda _: None)
+        self.journal = Journal(create(folder / "run", config="x: 1\n", command=["rookery"]))
+        self.actors, self.ratios = [], []
+
+    def learner(self):
+        """The loop of the learner, as its root builds it."""
+        update = self.algorithm.update
+
+        def watched(batch, progress):
+            result = update(batch, progress)
+            if progress.version == 0 or result.metrics["policy_lag_mean"] == 0:
+                self.ratios.append(result.metrics["first_ratio_error"])
+            return result
+
+        self.algorithm.update = watched
+        return Learner(
+            settings=self.settings,
+            algorithm=self.algorithm,
+            intake=self.intake,
+            record=self.record,
+            journal=self.journal,
+            save=lambda _: None,
+            metrics=LearnerMetrics(),
+            health=Health(),
+            stopping=lambda: bool(self.failures),
+            clock=time.monotonic,
+            note=lambda *_, **__: None,
+        )
+
+    def link(self, role, number):
+        """A welcomed link, and the seeds that go with it."""
+        identity = Identity(role=role, name=f"{role}-{number}", incarnation=1, software="test")
+        link = Link(transport=self.hub.connect(), session=ActorSide(identity), clock=time.monotonic, note=lambda _: None)
+        while link.welcome is None:
+            link.service(0.05)
+        return link, partial(derive, self.settings.run.seed, role=role, index=link.welcome.index)
+
+    def act(self, number):
+        """An actor's life."""
+        link, seed = self.link("actor", number)
+        run = RunConfig.from_json(link.welcome.config)
+        environment = make(run.env)
+        link.check_environment(environment.spec)
+        policy = build_policy(run.algorithm, model=run.model, env=environment.spec, precision="fp32", seed=seed("policy"))
+        actor = Actor(
+            link=link,
+            environment=environment,
+            policy=policy,
+            seed=seed("environment"),
+            phases=ActorMetrics().phases,
+            stopping=lambda: bool(self.failures),
+            alive=lambda: None,
+            observe_lag=lambda _: None,
+        )
+        self.actors.append(actor)
+        reason = actor.run()
+        link.count(actor.env_steps, actor.dropped)
+        link.close(reason)
+        environment.close()
+
+    def evaluate(self):
+        """An evaluator's life."""
+        link, seed = self.link("evaluator", 0)
+        run = RunConfig.from_json(link.welcome.config)
+        environment = make(run.env, num_envs=20)
+        policy = build_policy(run.algorithm, model=run.model, env=environment.spec, precision="fp32", seed=seed("policy"))
+        evaluator = Evaluator(
+            link=link,
+            environment=environment,
+            policy=policy,
+            seed=seed("environment"),
+            every_seconds=1000.0,
+            rest=lambda: None,
+            phases=EvaluatorMetrics().phases,
+            stopping=lambda: bool(self.failures),
+            alive=lambda: None,
+            clock=time.monotonic,
+            observe_lag=lambda _: None,
+        )
+        link.close(evaluator.run())
+        environment.close()
+
+    def guarded(self, life):
+        """A thread whose failure ends all the others, and the test."""
+
+        def run():
+            try:
+                life()
+            except BaseException as failure:  # noqa: BLE001 - shown by the test
+                self.failures.append(failure)
+
+        return threading.Thread(target=run)
+
+    def run(self, actors=2):
+        """From the first hello to the last goodbye."""
+        learner = self.learner()
+        self.intake.start()
+        lives = [*(partial(self.act, number) for number in range(actors)), self.evaluate]
+        threads = [self.guarded(life) for life in lives]
+        for thread in threads:
+            thread.start()
+        try:
+            reason = learner.run()
+        except BaseException as failure:
+            self.failures.append(failure)
+            raise
+        finally:
+            for thread in threads:
+                thread.join(PATIENCE)
+            self.intake.close()
+            self.journal.close()
+        assert not self.failures, self.failures
+        return Run(
+            record=self.record,
+            algorithm=self.algorithm,
+            figures=self.intake.figures,
+            actors=self.actors,
+            first_ratio_errors=self.ratios,
+            reason=reason,
+        )
+
+
+def assert_accounts_agree(run):
+    """The learner's books, and what the actors counted for themselves: to the step."""
+    ledger = run.figures.ledger
+    assert (ledger["queued"], ledger["in_flight"]) == (0, 0)
+    assert ledger["trained"] == run.record.env_steps
+    assert ledger["produced"] == sum(actor.env_steps for actor in run.actors)
+    assert ledger["produced"] == ledger["trained"] + sum(ledger["dropped"].values())
+    assert ledger["dropped"][DropReason.UNFINISHED] == sum(actor.dropped[DropReason.UNFINISHED] for actor in run.actors)
+    lost = {reason for reason, steps in ledger["dropped"].items() if steps}
+    assert lost <= {DropReason.UNFINISHED, DropReason.RUN_ENDED}
+
+
+def test_the_action_that_matters_is_learned(tmp_path):
+    """Reward 1 for the action that matches the observation: solved by its mean of 100, greedy play is perfect, books agree."""
+    run = Colony(probe("matching_action", env_steps=60_000, mean100=0.97), tmp_path).run()
+    assert run.reason == "target reached"
+    assert run.record.solved
+    assert run.probability(1, 1.0) > 0.8
+    assert run.probability(0, -1.0) > 0.8
+    assert run.record.last_evaluation == {"version": run.record.version, "mode": "greedy", "mean": 1.0, "episodes": 20}
+    assert_accounts_agree(run)
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("constant_value", {0.0: 1.0}),
+        ("observed_value", {1.0: 1.0, -1.0: -1.0}),
+        ("discounted_value", {0.0: 0.9, 1.0: 1.0}),
+    ],
+)
+def test_values_come_to_their_known_answers(tmp_path, name, values, mode):
+    """Value loss, observations and discounting, each through the whole pipeline and under either autoreset mode."""
+    run = Colony(probe(name, mode=mode, env_steps=6_000), tmp_path).run()
+    assert run.reason == "env step budget spent"
+    for observation, value in values.items():
+        assert run.value(observation) == pytest.approx(value, abs=0.1)
+    assert_accounts_agree(run)
+
+
+def test_fresh_experience_has_the_very_probabilities_of_the_weights_that_acted(tmp_path):
+    """One actor, one batch at a time: on its first minibatch the ratio of new to old probability is 1, within rounding."""
+    settings = probe("matching_action", env_steps=4_000)
+    settings = settings.model_copy(update={"learner": LearnerSettings(batch=1, credits=1, snapshot_precision="fp32")})
+    run = Colony(settings, tmp_path).run(actors=1)
+    assert run.first_ratio_errors
+    assert np.max(run.first_ratio_errors) < 1e-5
+    assert_accounts_agree(run)
