@@ -48,5 +48,5 @@ def set_torch_threads(threads: int) -> None:
 
 
 def yield_cpu(niceness: int = 10) -> None:
-    """Give way to the other processes of this machine: the evaluator must not slow the run. Cannot be undone."""
+    """Give way to the other processes of this machine, the more the nicer. Cannot be undone."""
     os.nice(niceness)

@@ -27,6 +27,7 @@ from services.actor.metrics import ActorMetrics
 from services.actor.settings import parse
 
 GRACE_SECONDS: Seconds = 5.0
+NICENESS = 5  # where they share a machine the learner goes first: it is one process, and all wait for its next policy
 _log = logs.EventLog(__name__)
 
 
@@ -40,6 +41,7 @@ def _serve(words: list[str]) -> int:
     invocation = parse(words, os.environ)
     settings = invocation.settings
     logs.configure("actor", level=settings.log.level, form=settings.log.format, debug=invocation.debug)
+    root.yield_cpu(NICENESS)
     root.set_torch_threads(settings.actor.torch_threads)
     shutdown, health, metrics = Shutdown(), Health(), ActorMetrics()
     link = _link(settings)
@@ -55,7 +57,7 @@ def _serve(words: list[str]) -> int:
             if shutdown.requested or link.drain:
                 link.close(shutdown.reason)
                 return 0
-        actor, frame_skip = _actor(settings, link, metrics, health, shutdown)
+        actor, frame_skip = _actor(link, metrics, health, shutdown)
 
         def page() -> bytes:
             metrics.refresh(actor, link, frame_skip)
@@ -76,7 +78,7 @@ def _link(settings: Settings) -> Link:
     return Link(transport=ZmqPeer(settings.actor.learner), session=ActorSide(identity), clock=time.monotonic, note=_note)
 
 
-def _actor(settings: Settings, link: Link, metrics: ActorMetrics, health: Health, shutdown: Shutdown) -> tuple[Actor, int]:
+def _actor(link: Link, metrics: ActorMetrics, health: Health, shutdown: Shutdown) -> tuple[Actor, int]:
     """Build environment and policy as the Welcome says."""
     welcome = link.welcome
     assert welcome is not None
@@ -88,9 +90,10 @@ def _actor(settings: Settings, link: Link, metrics: ActorMetrics, health: Health
         run.algorithm,
         model=run.model,
         env=environment.spec,
-        precision=settings.actor.precision,
+        precision=run.acting_precision,
         seed=seed(purpose="policy"),
     )
+    link.layout = policy.layout
     actor = Actor(
         link=link,
         environment=environment,
