@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import time
+from contextlib import closing
 from functools import partial
 from importlib.metadata import version
 
@@ -44,13 +45,14 @@ def _serve(words: list[str]) -> int:
     root.yield_cpu(NICENESS)
     root.set_torch_threads(settings.actor.torch_threads)
     shutdown, health, metrics = Shutdown(), Health(), ActorMetrics()
-    link = _link(settings)
     pages = [metrics.render]  # replaced once there is a loop to ask
     with (
+        closing(ZmqPeer(settings.actor.learner)) as transport,  # a socket left open would hold up the exit
         on_signals(shutdown, grace=GRACE_SECONDS),
         HttpServer(host=settings.metrics.host, port=settings.metrics.port, metrics=lambda: pages[-1](), health=health) as http,
     ):
         _log.info("actor_started", learner=settings.actor.learner, metrics=http.url)
+        link = _link(settings, transport)
         while link.welcome is None:
             link.service(0.1)
             health.tick(doing="waits for the learner")
@@ -72,10 +74,10 @@ def _serve(words: list[str]) -> int:
     return 0
 
 
-def _link(settings: Settings) -> Link:
+def _link(settings: Settings, transport: ZmqPeer) -> Link:
     name = settings.actor.name or f"{socket.gethostname()}-{os.getpid()}"
     identity = Identity(role="actor", name=name, incarnation=time.time_ns(), software=version("rookery"))
-    return Link(transport=ZmqPeer(settings.actor.learner), session=ActorSide(identity), clock=time.monotonic, note=_note)
+    return Link(transport=transport, session=ActorSide(identity), clock=time.monotonic, note=_note)
 
 
 def _actor(link: Link, metrics: ActorMetrics, health: Health, shutdown: Shutdown) -> tuple[Actor, int]:

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import time
+from contextlib import closing
 from functools import partial
 from importlib.metadata import version
 
@@ -44,13 +45,14 @@ def _serve(words: list[str]) -> int:
     root.yield_cpu()
     root.set_torch_threads(settings.evaluator.torch_threads)
     shutdown, health, metrics = Shutdown(), Health(), EvaluatorMetrics()
-    link = _link(settings)
     pages = [metrics.render]  # replaced once there is a loop to ask
     with (
+        closing(ZmqPeer(settings.evaluator.learner)) as transport,  # a socket left open would hold up the exit
         on_signals(shutdown, grace=GRACE_SECONDS),
         HttpServer(host=settings.metrics.host, port=settings.metrics.port, metrics=lambda: pages[-1](), health=health) as http,
     ):
         _log.info("evaluator_started", learner=settings.evaluator.learner, metrics=http.url)
+        link = _link(settings, transport)
         while link.welcome is None:
             link.service(0.1)
             health.tick(doing="waits for the learner")
@@ -71,10 +73,10 @@ def _serve(words: list[str]) -> int:
     return 0
 
 
-def _link(settings: Settings) -> Link:
+def _link(settings: Settings, transport: ZmqPeer) -> Link:
     name = settings.evaluator.name or f"evaluator-{socket.gethostname()}-{os.getpid()}"
     identity = Identity(role="evaluator", name=name, incarnation=time.time_ns(), software=version("rookery"))
-    return Link(transport=ZmqPeer(settings.evaluator.learner), session=ActorSide(identity), clock=time.monotonic, note=_note)
+    return Link(transport=transport, session=ActorSide(identity), clock=time.monotonic, note=_note)
 
 
 def _evaluator(

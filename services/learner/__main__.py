@@ -58,10 +58,10 @@ def _serve(words: list[str]) -> int:
     env = spec_of(settings.env)
     algorithm = _algorithm(settings, env)
     shutdown, health, metrics = Shutdown(), Health(), LearnerMetrics()
-    transport = ZmqLearner(settings.learner.bind)
     # Both ports are taken before anything is written: a port in use must leave no trace. Until then there is little to show.
     pages: dict[str, Callable[[], Any]] = {"/metrics": metrics.render, "/status": lambda: {"phase": "starting"}}
     with (
+        closing(ZmqLearner(settings.learner.bind)) as transport,  # a socket left open would hold up the exit
         on_signals(shutdown, grace=GRACE_SECONDS),
         HttpServer(
             host=settings.metrics.host,

@@ -1,0 +1,141 @@
+"""The learner's root on bad input: one line that says what to do, exit code 2, and nothing on disk."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+from pathlib import Path
+
+import pytest
+
+from services.learner.__main__ import main
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture(autouse=True)
+def _quiet(tmp_path, monkeypatch):
+    """An empty folder, and a log that is as it was afterwards."""
+    monkeypatch.chdir(tmp_path)
+    before, level = list(logging.getLogger().handlers), logging.getLogger().level
+    yield
+    logging.getLogger().handlers[:] = before
+    logging.getLogger().setLevel(level)
+
+
+@pytest.fixture
+def taken():
+    """A port that somebody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def refused(words, capsys):
+    """The one line on stderr of a learner that does not start."""
+    assert main(["learner.bind=tcp://127.0.0.1:0", *words]) == 2
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    lines = [line for line in err.splitlines() if "error:" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("rookery learner: error: ")
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--config", "pogn"], ["'pogn'", "did you mean pong?"]),
+        (["env.num_env=4"], ["env.num_env", "did you mean num_envs?"]),
+        (["algorithm.gamma=2"], ["algorithm.gamma", "found 2"]),
+        (["learner.batch=two"], ["learner.batch", "'two'"]),
+        (["env.id=CartPol-v1"], ["CartPol-v1", "CartPole-v1"]),
+        (["env.id=ALE/Pogn-v5"], ["ALE/Pogn-v5", "ALE/Pong-v5"]),
+        (["env.entry_point=nowhere.at_all:build"], ["nowhere.at_all"]),
+        (["env.entry_point=common.envs.probes:nothing"], ["nothing", "common.envs.probes"]),
+        (["env.id=Blackjack-v1"], ["Tuple", "Box"]),
+        (["--resume"], ["no run to resume", "--run-dir"]),
+        (["--resume", "--run-dir", "nowhere"], ["no run to resume", "nowhere"]),
+    ],
+)
+def test_a_wrong_setting_costs_one_line_and_leaves_nothing(words, says, capsys):
+    """Each slip: what was found, what was wanted, exit code 2, and an empty folder."""
+    line = refused(words, capsys)
+    for word in says:
+        assert word in line
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize("key", ["learner.bind=tcp://127.0.0.1:{}", "metrics.port={}"])
+def test_a_port_in_use_leaves_no_run_directory(key, taken, capsys):
+    """Another run is going on: neither its port nor the disk is touched."""
+    line = refused(["--run-dir", "run", key.format(taken)], capsys)
+    assert str(taken) in line
+    assert "in use" in line
+    assert list(Path().iterdir()) == []
+
+
+def test_a_run_directory_that_cannot_be_written_is_named(capsys):
+    """A file stands where the folder should be; so would a read-only disk."""
+    Path("file").write_text("here")
+    line = refused(["--run-dir", "file/run"], capsys)
+    assert "run directory cannot be written" in line
+    assert "run.dir" in line
+    assert Path("file").read_text() == "here"
+
+
+def test_a_run_directory_of_another_run_is_not_touched(capsys):
+    """The same command twice must not mix two runs."""
+    folder = Path("run")
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    line = refused(["--run-dir", "run"], capsys)
+    assert "in use" in line
+    assert "--resume" in line
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+
+
+@pytest.fixture
+def finished(capsys):
+    """The folder of a run that has ended with a checkpoint."""
+    words = ["--config", "cartpole", "target.env_steps=256", "target.wall_seconds=0.05", "--run-dir", "run"]
+    assert main(["learner.bind=tcp://127.0.0.1:0", *words]) == 0
+    capsys.readouterr()
+    (place,) = Path("run/checkpoints").glob("checkpoint-*")
+    return place
+
+
+def test_a_run_without_any_peer_ends_with_its_budget_and_leaves_everything(finished):
+    """Nobody came: the summary says so in numbers, and is JSON."""
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert (summary["preset"], summary["solved"], summary["env_steps"]) == ("cartpole", False, 0)
+    assert finished.name == "checkpoint-000000000000"
+    assert Path("run/config.yaml").exists()
+    assert Path("run/command.txt").read_text().startswith("rookery learner ")
+
+
+def test_a_truncated_checkpoint_is_refused_and_left_alone(finished, capsys):
+    """The disk was full when it was copied."""
+    tensors = finished / "tensors.safetensors"
+    tensors.write_bytes(tensors.read_bytes()[:-7])
+    line = refused(["--config", "cartpole", "--run-dir", "run", "--resume"], capsys)
+    assert "no good checkpoint" in line
+    assert "bytes" in line
+    assert finished.exists()
+
+
+def test_a_checkpoint_of_another_architecture_is_refused(finished, capsys):
+    """Resumed with a wider net by mistake."""
+    line = refused(["--config", "cartpole", "model.hidden=[32]", "--run-dir", "run", "--resume"], capsys)
+    assert "another architecture" in line
+    assert str(finished) in line
+
+
+def test_a_resumed_run_begins_where_it_ended(finished, capsys):
+    """Same run id, so that actors that still live may come back."""
+    before = json.loads(Path("run/summary.json").read_text())
+    words = ["--config", "cartpole", "target.env_steps=256", "target.wall_seconds=0.05", "--run-dir", "run", "--resume"]
+    assert main(["learner.bind=tcp://127.0.0.1:0", *words]) == 0
+    assert json.loads(Path("run/summary.json").read_text())["run_id"] == before["run_id"]
