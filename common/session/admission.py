@@ -12,10 +12,16 @@ from common.session.events import RefusalCode
 from common.session.roster import ROLES, Peer, Terms
 from common.units import Version
 from common.wire.arrays import check_finite, check_schema
-from common.wire.messages import ArraySpec, Experience, Hello
+from common.wire.messages import ArraySpec, Evaluation, Experience, Hello
 
 Objection: TypeAlias = tuple[RefusalCode, str, bool]
 """Why not, in a word and in a sentence, and whether to greet again may help."""
+
+MODES = ("greedy", "sampled")
+EVALUATION = (
+    ArraySpec(name="episode_return", dtype="float32", shape=(-1,)),
+    ArraySpec(name="episode_length", dtype="int32", shape=(-1,)),
+)
 
 
 def check_terms(hello: Hello, run: str, terms: Terms) -> Objection | None:
@@ -52,3 +58,15 @@ def check_experience(message: Experience, *, schema: Sequence[ArraySpec], newest
     if valid is not None and np.count_nonzero(valid) != message.env_steps:
         wanted = f"{np.count_nonzero(valid)} valid rows"
         raise PeerError(DropReason.SCHEMA, "env_steps of the message", found=message.env_steps, wanted=wanted)
+
+
+def check_evaluation(message: Evaluation) -> None:
+    """Raise `PeerError` unless it is of a known mode and holds finite returns, and as many lengths."""
+    if message.mode not in MODES:
+        raise PeerError(DropReason.SCHEMA, "mode of an evaluation", found=repr(message.mode[:32]), wanted=" or ".join(MODES))
+    check_schema(message.arrays, EVALUATION)
+    check_finite(message.arrays)
+    returns, lengths = (message.arrays[spec.name] for spec in EVALUATION)
+    if len(returns) == 0 or len(returns) != len(lengths):
+        found = f"{len(returns)} returns and {len(lengths)} lengths"
+        raise PeerError(DropReason.SCHEMA, "episodes of an evaluation", found=found, wanted="as many of both, one at least")

@@ -246,6 +246,25 @@ def test_evaluations_are_handed_over_once(colony):
     assert colony.intake.take_evaluations() == []
 
 
+@pytest.mark.parametrize(
+    ("mode", "returns", "lengths", "reason"),
+    [
+        ("lucky", [1.0], [1], DropReason.SCHEMA),
+        ("greedy", [], [], DropReason.SCHEMA),
+        ("greedy", [1.0, 2.0], [1], DropReason.SCHEMA),
+        ("greedy", [np.nan], [1], DropReason.NON_FINITE),
+    ],
+)
+def test_a_bad_evaluation_costs_a_counter_and_not_the_learner(colony, mode, returns, lengths, reason):
+    """An evaluator of another release, or a broken one: its mean would be no number, and the summary no JSON."""
+    link = colony.welcome("evaluator-0", "evaluator")
+    arrays = {"episode_return": np.array(returns, np.float32), "episode_length": np.array(lengths, np.int32)}
+    link.say(Evaluation(version=0, mode=mode, arrays=arrays))
+    colony.until(lambda: colony.intake.figures.messages_dropped == {reason: 1})
+    assert colony.intake.take_evaluations() == []
+    assert colony.intake.take(1, 0.0) == []  # the I/O thread lives
+
+
 def test_the_state_for_a_checkpoint_knows_all_that_was_settled_before(colony, make_trajectory):
     """A checkpoint that forgot the batch just trained on would train on it twice after a resume."""
     colony.intake.publish(policy(0))
