@@ -68,6 +68,10 @@ class Algorithm(Protocol):
 class Policy(Protocol):
     """Acting side of an algorithm: turns observations into actions. One per actor or evaluator process."""
 
+    @property
+    def layout(self) -> str:
+        """Fingerprint of the parameters it takes (`common.models.snapshot.Layout`)."""
+
     def load(self, version: Version, parameters: torch.Tensor) -> None:
         """Take the weights of a snapshot: flat [P] float32 or bfloat16 (see `common.models.snapshot`)."""
 

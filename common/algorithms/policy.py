@@ -36,6 +36,11 @@ class ActorCriticPolicy:
         """Version of the weights that act; -1 before the first `load`."""
         return self._version
 
+    @property
+    def layout(self) -> str:
+        """Fingerprint of the parameters it takes."""
+        return snapshot.Layout.of(self._net).fingerprint
+
     def load(self, version: Version, parameters: Tensor) -> None:
         """Take the weights of a snapshot: flat [P] float32 or bfloat16."""
         snapshot.load(self._net, parameters)

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-
 IMAGE_RANK = 2
 """Axes of a frame that is an image: [H, W], grey. Its stack [S, H, W] is what convolutions see, also where S is 1."""
 

@@ -66,7 +66,7 @@ class LearnerSettings(Section):
         default=2,
         ge=1,
         le=1024,
-        description="most unacknowledged trajectories per actor; bounds queue and policy lag; 1: no overlap",
+        description="unacknowledged trajectories per actor; bounds queue and policy lag; raised where few fill a batch",
     )
     max_actors: int = Field(default=64, ge=1, le=65536, description="actors welcomed at once; more are refused")
     max_policy_lag: int = Field(
@@ -177,12 +177,6 @@ def _conflicts(settings: Settings) -> Iterator[str]:
         )
     if actor.count > learner.max_actors:
         yield f"actor.count: found {actor.count}, wanted at most {learner.max_actors} = learner.max_actors: more would be refused"
-    actors = min(actor.count or learner.max_actors, learner.max_actors)
-    if learner.batch > learner.credits * actors:
-        yield (
-            f"learner.batch: found {learner.batch}, wanted at most learner.credits {learner.credits} x {actors} actors: "
-            "credits return only when a batch is taken, so that a larger one would never fill"
-        )
     if rows > settings.target.env_steps:
         yield f"target.env_steps: found {settings.target.env_steps}, wanted at least {rows}: one update trains on that many"
 
@@ -198,6 +192,7 @@ class RunConfig(Section):
     algorithm: AlgorithmSettings
     rollout: RolloutSettings
     target: TargetSettings
+    acting_precision: Precision  # one for all actors: what they record comes from the weights as they act
 
     @classmethod
     def of(cls, settings: Settings, *, run_id: str) -> Self:
@@ -211,6 +206,7 @@ class RunConfig(Section):
             algorithm=settings.algorithm,
             rollout=settings.rollout,
             target=settings.target,
+            acting_precision=settings.actor.precision,
         )
 
     def to_json(self) -> str:

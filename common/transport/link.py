@@ -30,6 +30,7 @@ class Link:
     ) -> None:
         self.session = session
         self.welcome: Welcome | None = None
+        self.layout = ""  # of the parameters the policy takes; set once there is one, then every snapshot must have it
         self.drain: Drain | None = None
         self.sent: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
@@ -119,19 +120,26 @@ class Link:
         self._transport.close()
 
     def _handle(self, event: e.Event) -> None:
+        unsent: e.Unsent | None = None
         for instruction in self.session.handle(event, self._clock()):
-            self._perform(instruction)
+            if not isinstance(instruction, e.Send):
+                self._perform(instruction)
+            elif unsent is None and not self._send(instruction.message):
+                unsent = e.Unsent(message=instruction.message)  # what follows it would leave a hole before itself
+        if unsent is not None:
+            self._handle(unsent)
+
+    def _send(self, message: Message) -> bool:
+        sent = self._transport.send(codec.encode(Envelope(run=self.session.run, message=message)))
+        self.sent[message.tag] += sent
+        return sent
 
     def _perform(self, instruction: e.Instruction) -> None:
         match instruction:
-            case e.Send(message=message):
-                if self._transport.send(codec.encode(Envelope(run=self.session.run, message=message))):
-                    self.sent[message.tag] += 1
-                else:
-                    self._handle(e.Unsent(message=message))
             case e.Greeted(welcome=welcome):
                 self.welcome = welcome
             case e.Arrived(snapshot=snapshot):
+                self._check_layout(snapshot)
                 self._snapshot = snapshot
             case e.Draining(drain=drain):
                 self.drain = drain
@@ -149,3 +157,12 @@ class Link:
         if refused.code != RefusalCode.DRAINING:
             raise ConfigError(f"the learner refuses this peer ({refused.code}): {refused.reason}")
         self.drain = Drain(reason=refused.reason, deadline_seconds=0.0)  # nobody's fault: we came when the run was over
+
+    def _check_layout(self, snapshot: Snapshot) -> None:
+        if self.layout and snapshot.layout != self.layout:
+            raise ConfigError(
+                "the learner's network is not the one built here",
+                found=f"parameters of layout {snapshot.layout}",
+                wanted=f"layout {self.layout}",
+                fix="run the same rookery version on both sides",
+            )

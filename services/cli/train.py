@@ -60,7 +60,10 @@ def _finish(
         return CONFIG_EXIT_CODE
     summary = read_summary(directory.summary) if outcome in {Outcome.FINISHED, Outcome.STOPPED} else None
     code, sentence = verdict(outcome, summary, env_steps=target.env_steps, wall_seconds=target.wall_seconds)
-    draw_curve(directory, title=f"{plan.title}: {sentence}", target=target.mean100)
+    try:
+        draw_curve(directory, title=f"{plan.title}: {sentence}", target=target.mean100)
+    except OSError as error:  # a picture less is no reason to call the run failed
+        view.say(f"no learning curve was drawn: {error}")
     resumable = directory.checkpoints.exists() and outcome is not Outcome.FINISHED
     for line in closing(sentence, summary, run_dir=directory.path, resumable=resumable):
         view.say(line)

@@ -89,10 +89,12 @@ def _evaluator(
     environment = make(run.env, num_envs=settings.evaluator.episodes)
     link.check_environment(environment.spec)
     seed = partial(derive, run.seed, role="evaluator", index=welcome.index, generation=welcome.generation)
+    policy = build_policy(run.algorithm, model=run.model, env=environment.spec, precision="fp32", seed=seed(purpose="policy"))
+    link.layout = policy.layout
     evaluator = Evaluator(
         link=link,
         environment=environment,
-        policy=build_policy(run.algorithm, model=run.model, env=environment.spec, precision="fp32", seed=seed(purpose="policy")),
+        policy=policy,
         seed=seed(purpose="environment"),
         every_seconds=settings.evaluator.every_seconds,
         rest=Throttle(

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -51,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _serve(words: list[str]) -> int:
-    invocation = parse(words, os.environ)
+    invocation = _identified(parse(words, os.environ))
     settings = invocation.settings
     logs.configure("learner", level=settings.log.level, form=settings.log.format, debug=invocation.debug)
     root.set_torch_threads(settings.learner.torch_threads)
@@ -80,7 +81,7 @@ def _serve(words: list[str]) -> int:
             return metrics.render()
 
         pages |= {"/metrics": page, "/status": lambda: record.status(intake.figures, time.monotonic())}
-        with closing(Journal(directory)) as journal, closing(intake):
+        with closing(Journal(directory, on_loss=_record_lost)) as journal, closing(intake):
             learner = Learner(
                 settings=settings,
                 algorithm=algorithm,
@@ -102,6 +103,16 @@ def _serve(words: list[str]) -> int:
     return 0
 
 
+def _identified(invocation: Invocation) -> Invocation:
+    """Give a new run its id before anything is written, so that its own config.yaml tells it to a resumed learner."""
+    settings = invocation.settings
+    if settings.run.id:
+        return invocation
+    run_id = f"{settings.run.preset or 'run'}-{secrets.token_hex(4)}"
+    named = settings.model_copy(update={"run": settings.run.model_copy(update={"id": run_id})})
+    return replace(invocation, settings=named)
+
+
 def _algorithm(settings: Settings, env: EnvSpec) -> Algorithm:
     """The algorithm of a fresh run; a checkpoint, where there is one, overwrites all of it."""
     seed = partial(derive, settings.run.seed, role="learner")
@@ -120,7 +131,7 @@ def _state(invocation: Invocation, directory: RunDirectory, algorithm: Algorithm
         checkpoint = checkpoints.load_newest(
             directory.checkpoints, architecture=architecture, warn=lambda detail: warn(detail=detail)
         )
-    run_id = settings.run.id or (checkpoint.run_id if checkpoint else f"{settings.run.preset or 'run'}-{secrets.token_hex(4)}")
+    run_id = checkpoint.run_id if checkpoint else settings.run.id  # peers that outlived the learner know this one
     record = RunRecord(settings=settings, run_id=run_id, frame_skip=env.frame_skip, started_at=_run_began(directory))
     session = LearnerSide(_terms(settings, env, run_id), check=lambda experience: check_trajectory(env, experience.arrays))
     if checkpoint:
@@ -163,6 +174,10 @@ def _terms(settings: Settings, env: EnvSpec, run_id: str) -> Terms:
         batch=settings.learner.batch,
         max_actors=settings.learner.max_actors,
     )
+
+
+def _record_lost(error: OSError) -> None:
+    _log.warning("records_lost", error=error, consequence="the run goes on; its curve and events have holes")
 
 
 def _note(note: Note) -> None:

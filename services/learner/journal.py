@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import math
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
@@ -18,9 +18,13 @@ CURVE = ("wall_seconds", "env_steps", "episode_return_mean", "evaluation_return"
 
 
 class Journal:
-    """Writer of the run directory's records. The x axis of all of them is env steps trained on. `close` it."""
+    """Writer of the run directory's records. The x axis of all of them is env steps trained on. `close` it.
 
-    def __init__(self, directory: RunDirectory) -> None:
+    A disk that is full costs records, never the run: the first loss is told to `on_loss`, later ones are silent.
+    """
+
+    def __init__(self, directory: RunDirectory, *, on_loss: Callable[[OSError], None]) -> None:
+        self._on_loss: Callable[[OSError], None] | None = on_loss
         self._directory = directory
         self._events = SummaryWriter(log_dir=str(directory.tensorboard), flush_secs=10)
         path = directory.learning_curve_csv
@@ -32,24 +36,37 @@ class Journal:
 
     def scalars(self, env_steps: EnvSteps, values: Mapping[str, float]) -> None:
         """One point for each finite value, under its slash-separated name."""
-        for name, value in values.items():
-            if math.isfinite(value):
-                self._events.add_scalar(name, value, env_steps)
+        with self._going_on():
+            for name, value in values.items():
+                if math.isfinite(value):
+                    self._events.add_scalar(name, value, env_steps)
 
     def curve(self, *, wall_seconds: Seconds, env_steps: EnvSteps, mean: float, evaluation: float | None = None) -> None:
         """One row of the learning curve; what is not known stays empty."""
         shown = ["" if value is None or not math.isfinite(value) else round(value, 3) for value in (mean, evaluation)]
-        self._rows.writerow([round(wall_seconds, 1), env_steps, *shown])
-        self._file.flush()
+        with self._going_on():
+            self._rows.writerow([round(wall_seconds, 1), env_steps, *shown])
+            self._file.flush()
 
     def summary(self, summary: Mapping[str, Any]) -> None:
         """Replace summary.json, whole or not at all."""
         path = self._directory.summary
         partial = path.with_suffix(".json.partial")
-        partial.write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n")
-        os.replace(partial, path)  # noqa: PTH105 - replaces atomically
+        with self._going_on():
+            partial.write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n")
+            partial.replace(path)
 
     def close(self) -> None:
         """Write out what is buffered."""
-        self._events.close()
-        self._file.close()
+        for closing in (self._events.close, self._file.close):
+            with self._going_on():
+                closing()
+
+    @contextmanager
+    def _going_on(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            on_loss, self._on_loss = self._on_loss, None
+            if on_loss is not None:
+                on_loss(error)

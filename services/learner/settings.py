@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.runtime import arguments
+from common.runtime.run_directory import RunDirectory
 from common.runtime.tree import Settings
 
 
@@ -27,6 +28,9 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where the run is kept (run.dir)")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in the run directory")
     parsed = parser.parse_intermixed_args(argv)
+    if parsed.config is None and parsed.resume and parsed.run_dir is not None:
+        own = RunDirectory(parsed.run_dir).config
+        parsed.config = str(own) if own.is_file() else None  # a run goes on with its own settings
     settings = arguments.settings(parsed, {}, environ)
     run_dir = parsed.run_dir or (Path(settings.run.dir) if settings.run.dir else None)
     return Invocation(settings=settings, run_dir=run_dir, resume=parsed.resume, debug=parsed.debug)

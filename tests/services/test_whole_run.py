@@ -110,7 +110,7 @@ class Colony:
         )
         self.record = RunRecord(settings=settings, run_id="run-1", frame_skip=1, started_at=time.monotonic())
         self.intake = Intake(transport=self.hub.bind(), session=session, clock=time.monotonic, note=lambda _: None)
-        self.journal = Journal(create(folder / "run", config="x: 1\n", command=["rookery"]))
+        self.journal = Journal(create(folder / "run", config="x: 1\n", command=["rookery"]), on_loss=pytest.fail)
         self.actors, self.ratios = [], []
 
     def learner(self):

@@ -90,20 +90,6 @@ def test_a_minibatch_may_be_the_whole_batch_and_no_more():
         _settings(algorithm=PPOSettings(minibatch=129))
 
 
-def test_a_batch_that_the_credits_could_never_fill_is_refused():
-    """One actor with one credit sends its second trajectory only after the first was trained on: a silent deadlock."""
-    with pytest.raises(ValidationError, match=r"learner\.batch: found 2, wanted at most learner\.credits 1 x 1 actors"):
-        _settings(actor=ActorSettings(count=1))
-    assert _settings(actor=ActorSettings(count=1), learner=LearnerSettings(batch=2, credits=2))
-
-
-def test_actors_started_elsewhere_count_as_many_as_are_welcome():
-    """A learner alone on a cluster (actor.count 0) does not know how many will come."""
-    assert _settings(actor=ActorSettings(count=0), learner=LearnerSettings(batch=8, credits=1, max_actors=8))
-    with pytest.raises(ValidationError, match="8 actors"):
-        _settings(actor=ActorSettings(count=0), learner=LearnerSettings(batch=9, credits=1, max_actors=8))
-
-
 def test_all_conflicts_are_told_at_once():
     """Someone edits four numbers: the second start should not bring the second complaint."""
     with pytest.raises(ValidationError) as caught:
@@ -114,7 +100,7 @@ def test_all_conflicts_are_told_at_once():
             target=TargetSettings(env_steps=255),
         )
     text = str(caught.value)
-    assert all(key in text for key in ("algorithm.minibatch", "actor.count", "learner.batch", "target.env_steps"))
+    assert all(key in text for key in ("algorithm.minibatch", "actor.count", "target.env_steps"))
 
 
 def test_a_peer_gets_the_run_it_belongs_to_and_nothing_of_one_process():
@@ -124,7 +110,7 @@ def test_a_peer_gets_the_run_it_belongs_to_and_nothing_of_one_process():
     assert RunConfig.from_json(config.to_json()) == config
     assert (config.run_id, config.preset, config.seed, config.env) == ("pong-1", "pong", 7, settings.env)
     assert set(json.loads(config.to_json())) == {
-        "run_id", "seed", "preset", "env", "model", "algorithm", "rollout", "target",
+        "run_id", "seed", "preset", "env", "model", "algorithm", "rollout", "target", "acting_precision",
     }  # fmt: skip
 
 

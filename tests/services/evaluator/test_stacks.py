@@ -25,15 +25,18 @@ class Camera:
         self.shown, self.frames, self.starts = [], [], []
 
     def act(self, observation, *, greedy=False):  # noqa: ARG002
+        """Remember, and stand still."""
         self.shown.append(observation.numpy().copy())
         return {"action": torch.zeros(self.num_envs, dtype=torch.int64)}
 
     def reset(self, seed):
+        """Remember the first frame."""
         frame = self.environment.reset(seed)
         self.frames, self.starts = [frame.copy()], [np.ones(self.num_envs, bool)]
         return frame
 
     def step(self, action):
+        """Remember the next frame."""
         transition = self.environment.step(action)
         self.frames.append(transition.observation.copy())
         self.starts.append(transition.start.copy())

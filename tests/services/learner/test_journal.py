@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import math
 
@@ -29,7 +30,7 @@ def rows(directory):
 
 def test_scalars_are_what_tensorboard_shows(directory):
     """Names with slashes group the charts, the x axis is env steps; a loss that is not finite leaves a hole."""
-    journal = Journal(directory)
+    journal = Journal(directory, on_loss=pytest.fail)
     journal.scalars(256, {"train/policy_loss": 0.5, "train/entropy": math.nan})
     journal.scalars(512, {"train/policy_loss": 0.25, "train/entropy": math.inf, "episode/return": 7})
     journal.close()
@@ -41,10 +42,10 @@ def test_scalars_are_what_tensorboard_shows(directory):
 
 def test_the_curve_goes_on_after_a_resume_under_one_heading(directory):
     """The learner was killed and came back: one table, and what was written before the kill is there."""
-    first = Journal(directory)
+    first = Journal(directory, on_loss=pytest.fail)
     first.curve(wall_seconds=1.04, env_steps=100, mean=math.nan)
     assert rows(directory)[1:] == [["1.0", "100", "", ""]]  # flushed at once: a kill loses no row
-    second = Journal(directory)
+    second = Journal(directory, on_loss=pytest.fail)
     second.curve(wall_seconds=2.0, env_steps=200, mean=1.23456, evaluation=3.0)
     second.close()
     first.close()
@@ -53,7 +54,7 @@ def test_the_curve_goes_on_after_a_resume_under_one_heading(directory):
 
 def test_the_summary_is_replaced_whole(directory):
     """A summary that cannot be written leaves the one before untouched, and no half file beside it."""
-    journal = Journal(directory)
+    journal = Journal(directory, on_loss=pytest.fail)
     journal.summary({"solved": False, "mean100": None})
     with pytest.raises(ValueError, match="JSON"):
         journal.summary({"mean100": math.nan})
@@ -61,3 +62,16 @@ def test_the_summary_is_replaced_whole(directory):
     journal.close()
     assert json.loads(directory.summary.read_text()) == {"solved": True}
     assert [path.name for path in directory.path.glob("summary*")] == ["summary.json"]
+
+
+def test_a_full_disk_costs_records_and_one_word_not_the_run(directory):
+    """The volume of a week-long run fills up: the learner says so once and trains on."""
+    losses = []
+    journal = Journal(directory, on_loss=losses.append)
+    journal._file.close()
+    journal._file = open("/dev/full", "w")  # noqa: SIM115, PTH123 - every flush fails as on a full disk
+    journal._rows = csv.writer(journal._file)
+    for env_steps in (1, 2, 3):
+        journal.curve(wall_seconds=1.0, env_steps=env_steps, mean=1.0)
+    journal.close()
+    assert [error.errno for error in losses] == [errno.ENOSPC]

@@ -141,7 +141,7 @@ class Scene:
 
     def run(self):
         """From the start to the end; the reason."""
-        journal = Journal(self.directory)
+        journal = Journal(self.directory, on_loss=pytest.fail)
         learner = Learner(
             settings=self.settings,
             algorithm=self.algorithm,

@@ -57,3 +57,10 @@ def test_an_unknown_option_is_one_line_and_exit_code_2(capsys):
         parse(["--res"], {})
     assert end.value.code == 2
     assert capsys.readouterr().err == "rookery learner: error: unrecognized arguments: --res; see rookery learner --help\n"
+
+
+def test_a_run_goes_on_with_its_own_settings(tmp_path):
+    """Whoever resumes by hand names the folder, and need not remember what the run was made with."""
+    (tmp_path / "config.yaml").write_text("env: {num_envs: 3}\nrun: {id: that-run}\n")
+    resumed = parse(["--resume", "--run-dir", str(tmp_path)], {}).settings
+    assert (resumed.env.num_envs, resumed.run.id) == (3, "that-run")
