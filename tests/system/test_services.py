@@ -21,7 +21,9 @@ def test_actors_that_start_first_connect_when_the_learner_comes(colony, wait, ba
     for actor in actors:
         wait(lambda actor=actor: actor.http.get("/healthz")[0] == 200, "an actor without a learner is healthy")
         assert actor.http.get("/readyz")[0] == 503
-    evaluator = colony.peer("evaluator", "evaluator")
+    evaluator = colony.peer(
+        "evaluator", "evaluator", "evaluator.every_seconds=0.5", "evaluator.episodes=4", "evaluator.cpu_share=1.0"
+    )
     learner = colony.learner()
     wait(lambda: learner.http.status().get("peers") == {"actor": 2, "evaluator": 1}, "all peers are welcomed")
     wait(lambda: learner.http.status()["env_steps"] > 1000, "the learner trains")
