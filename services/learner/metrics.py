@@ -73,8 +73,12 @@ class LearnerMetrics(ServiceMetrics):
         self.queue_depth = self._gauge(
             "queue_depth", "Experience messages admitted and not yet taken by the train loop. Not those on the wire."
         )
-        self.queue_capacity = self._gauge("queue_capacity", "The most messages the queue can ever hold: credits times actors.")
-        self.queue_env_steps = self._gauge("queue_env_steps", "Env steps in the messages that wait in the queue.")
+        self.queue_capacity = self._gauge(
+            "queue_capacity", "The most messages that the connected actors may have in the queue: credits times actors."
+        )
+        self.queue_env_steps = self._gauge(
+            "queue_env_steps", "Env steps in the messages that wait in the queue, and in the batch that is being trained on."
+        )
         self.ledger = self._gauges(
             "ledger_env_steps",
             "Env steps by where they are: produced = trained + queued + in flight + dropped. Whole run, resumes included.",
