@@ -30,7 +30,7 @@ def test_actors_that_start_first_connect_when_the_learner_comes(colony, wait, ba
     wait(lambda: learner.http.status()["last_evaluation"], "an evaluation is reported")
     services = {"learner": learner, "actor": actors[0], "evaluator": evaluator}
     for name, service in services.items():
-        assert service.http.get("/readyz") == (200, b"ok\n")
+        wait(lambda service=service: service.http.get("/readyz") == (200, b"ok\n"), "all are ready")
         assert service.http.get("/healthz") == (200, b"ok\n")
         assert service.http.metric("rookery_build_info", service=name) == 1.0
         assert service.http.get("/nowhere")[0] == 404
