@@ -11,6 +11,7 @@ Events come in with the time, instructions come out. This module knows no proces
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
@@ -226,7 +227,8 @@ class Supervisor:
         return [Terminate(LEARNER)]
 
     def _learner_stopped(self, code: int, now: Seconds) -> list[Instruction]:
-        if code != 0 and self.outcome is Outcome.STOPPED:
+        # Ended by the signal itself: it was still starting and did not listen yet, so there was nothing to save.
+        if code not in (0, -signal.SIGTERM) and self.outcome is Outcome.STOPPED:
             self.outcome = Outcome.FAILED  # asked to save and end, it did not
         return [] if self.outcome is Outcome.KILLED else self._dismiss(now, leave_by=now)
 
