@@ -41,28 +41,28 @@ class _FirstConv(nn.Conv2d):
 
 
 class Normalisation(nn.Module):
-    """Observations centred on fixed means and divided by one fixed deviation, both taken from example frames.
+    """Observations centred on fixed means and divided by one fixed number, both taken from example frames.
 
     Not trained, and still parameters: they belong to the policy, so they travel in its snapshots. Every pixel or component
-    has its own mean; they share the deviation of the liveliest, since dividing each by its own would turn pixels that
-    hardly ever change into the loudest ones.
+    has its own mean. They share one divisor, twice the deviation of the liveliest, which brings nearly all values into -1..1:
+    dividing each by its own would turn pixels that hardly ever change into the loudest ones.
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
         self.mean = nn.Parameter(torch.empty(shape), requires_grad=False)
-        self.deviation = nn.Parameter(torch.empty(()), requires_grad=False)
+        self.divisor = nn.Parameter(torch.empty(()), requires_grad=False)
 
     def forward(self, observation: Tensor) -> Tensor:
         """[N, (S,) *frame] of any float dtype → the same shape and dtype."""
-        return (observation - self.mean.to(observation.dtype)).mul_(self.deviation.reciprocal().to(observation.dtype))
+        return (observation - self.mean.to(observation.dtype)).mul_(self.divisor.reciprocal().to(observation.dtype))
 
     @torch.no_grad()
     def calibrate(self, frames: Tensor) -> None:
-        """Take mean and deviation from example frames [N, *frame]."""
+        """Take mean and divisor from example frames [N, *frame]."""
         values = frames.float()
         self.mean.copy_(values.mean(0))
-        self.deviation.copy_(values.std(0).max().clamp_min(1e-3))
+        self.divisor.copy_(2.0 * values.std(0).max().clamp_min(1e-3))
 
 
 class _Head(nn.Linear):
@@ -184,7 +184,7 @@ def _initialise(net: ActorCritic, generator: torch.Generator) -> None:
         if isinstance(module, nn.Conv2d):
             module.weight.data = module.weight.contiguous(memory_format=torch.channels_last)
         if isinstance(module, Normalisation):
-            nn.init.ones_(module.deviation)
+            nn.init.ones_(module.divisor)
     for name, parameter in net.named_parameters():
         if name.endswith(("bias", "log_std", "mean")):
             nn.init.zeros_(parameter)

@@ -22,7 +22,7 @@ class ModelSettings(BaseModel):
     activation: Literal["relu", "elu", "tanh", "silu"] = Field(default="relu", description="nonlinearity between layers")
     normalize_observation: bool = Field(
         default=False,
-        description="centre observations on the mean of some random play and divide by its deviation, both then fixed; "
+        description="centre observations on the mean of some random play and divide by twice its deviation, both then fixed; "
         "what stands still in an image vanishes, and what moves is what the network sees",
     )
     shared_trunk: bool = Field(default=True, description="policy and value share all layers but the last")

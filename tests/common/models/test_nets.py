@@ -135,7 +135,7 @@ def test_spaces_without_a_network_are_refused_in_words(env):
         nets.build(SMALL, env)
 
 
-def test_after_calibration_what_stands_still_is_0_and_the_liveliest_pixel_has_deviation_1():
+def test_after_calibration_what_stands_still_is_0_and_the_liveliest_pixel_stays_within_1():
     """Example frames of random play: a background of 100, one pixel that is 0 or 200; the means travel with the weights."""
     env = env_spec(stack=2)
     net = nets.build(SMALL.model_copy(update={"normalize_observation": True}), env)
@@ -144,6 +144,6 @@ def test_after_calibration_what_stands_still_is_0_and_the_liveliest_pixel_has_de
     net.calibrate(frames)
     seen = net.trunk.normalisation(frames[:, None].expand(4, 2, 20, 24).float())
     assert seen.abs().sum(dim=(2, 3)).eq(seen[:, :, 3, 5].abs()).all()
-    torch.testing.assert_close(seen[:, :, 3, 5].std(0), torch.ones(2))
-    assert {"trunk.normalisation.mean", "trunk.normalisation.deviation"} <= dict(net.named_parameters()).keys()
+    torch.testing.assert_close(seen[:, :, 3, 5].std(0), torch.full((2,), 0.5))
+    assert {"trunk.normalisation.mean", "trunk.normalisation.divisor"} <= dict(net.named_parameters()).keys()
     assert net(frames[:, None].expand(4, 2, 20, 24)).value.shape == (4,)
