@@ -23,3 +23,10 @@ def test_the_cost_is_the_part_of_the_throughput_that_is_lost():
     alone = Window(seconds=1.0, growth={LEARNER: {TRAINED: 1000.0}})
     beside = Window(seconds=2.0, growth={LEARNER: {TRAINED: 1900.0}})
     assert Pair(without=alone, beside=beside).cost == pytest.approx(0.05)
+
+
+def test_the_share_is_the_evaluators_part_of_all_core_time():
+    """By hand: 0.1 of 2 core seconds."""
+    spent = {LEARNER: 1.0, "actor-0": 0.9, EVALUATOR: 0.1}
+    beside = Window(seconds=1.0, growth={child: {"process_cpu_seconds_total": seconds} for child, seconds in spent.items()})
+    assert Pair(without=beside, beside=beside).share == pytest.approx(0.05)
