@@ -132,8 +132,11 @@ def spec_of(settings: EnvSettings) -> EnvSpec:
     return environment.spec
 
 
-def example_frames(settings: EnvSettings, *, seed: int, num_envs: int = 8, steps: int = 128) -> Array:
-    """What observations look like before anything is learned: [steps * num_envs, *frame] of random play."""
+def example_frames(settings: EnvSettings, *, seed: int, num_envs: int = 2, steps: int = 512) -> Array:
+    """What observations look like before anything is learned: [steps * num_envs, *frame] of random play.
+
+    Few environments and many steps, since an Atari environment takes as long to begin as to play 700 steps.
+    """
     environment = _make(settings, num_envs)
     random, action = np.random.default_rng(seed), environment.spec.action
     environment.reset(seed)

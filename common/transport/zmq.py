@@ -45,7 +45,7 @@ _DEALER_MILLISECONDS: Final = {
     zmq.CONNECT_TIMEOUT: 5_000,  # the system's own is two minutes: a network that comes back would not be noticed
     # First retry soon, since a restarted learner is back in a second; then doubling, so that 1,000 actors do not storm it.
     zmq.RECONNECT_IVL: 100,
-    zmq.RECONNECT_IVL_MAX: 2_000,
+    zmq.RECONNECT_IVL_MAX: 1_000,
 }
 _OPTIONS: Final = {
     zmq.MAXMSGSIZE: ARRAY_BYTES,  # of one frame; ZeroMQ closes the connection of a peer that announces a larger one

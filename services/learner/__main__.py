@@ -57,7 +57,8 @@ def _serve(words: list[str]) -> int:
     logs.configure("learner", level=settings.log.level, form=settings.log.format, debug=invocation.debug)
     root.set_torch_threads(settings.learner.torch_threads)
     env = spec_of(settings.env)
-    algorithm = _algorithm(settings, env)
+    seed = partial(derive, settings.run.seed, role="learner")
+    algorithm = build_algorithm(settings.algorithm, model=settings.model, env=env, seed=seed(purpose="model"))
     shutdown, health, metrics = Shutdown(), Health(), LearnerMetrics()
     # Both ports are taken before anything is written: a port in use must leave no trace. Until then there is little to show.
     pages: dict[str, Callable[[], Any]] = {"/metrics": metrics.render, "/status": lambda: {"phase": "starting"}}
@@ -96,6 +97,10 @@ def _serve(words: list[str]) -> int:
                 note=_log.info,
             )
             intake.start()
+            if settings.model.normalize_observation and record.updates == 0:
+                # Peers are welcomed from here on: they build their environments, which takes longer, while we look at ours.
+                frames = example_frames(settings.env, seed=seed(purpose="environment"))
+                algorithm.calibrate(torch.from_numpy(frames))
             health.ready()
             _log.info("learner_started", run=record.run_id, endpoint=transport.endpoint, metrics=http.url, run_dir=directory.path)
             reason = learner.run()
@@ -111,15 +116,6 @@ def _identified(invocation: Invocation) -> Invocation:
     run_id = f"{settings.run.preset or 'run'}-{secrets.token_hex(4)}"
     named = settings.model_copy(update={"run": settings.run.model_copy(update={"id": run_id})})
     return replace(invocation, settings=named)
-
-
-def _algorithm(settings: Settings, env: EnvSpec) -> Algorithm:
-    """The algorithm of a fresh run; a checkpoint, where there is one, overwrites all of it."""
-    seed = partial(derive, settings.run.seed, role="learner")
-    algorithm = build_algorithm(settings.algorithm, model=settings.model, env=env, seed=seed(purpose="model"))
-    if settings.model.normalize_observation:
-        algorithm.calibrate(torch.from_numpy(example_frames(settings.env, seed=seed(purpose="environment"))))
-    return algorithm
 
 
 def _state(invocation: Invocation, directory: RunDirectory, algorithm: Algorithm, env: EnvSpec) -> tuple[RunRecord, LearnerSide]:
