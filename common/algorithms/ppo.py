@@ -215,7 +215,8 @@ class PPO:
         for name, adam in state.get("adam", {}).items():  # absent before the first step
             self._optimizer.state[parameters[name]] = {key: _like(tensor, parameters[name]) for key, tensor in adam.items()}
         self._generator.set_state(state["generator"])
-        self._learning_rate = state["learning_rate"]
+        if self._settings.lr_schedule == "kl_adaptive":  # else it follows from the settings, which a resumed run may change
+            self._learning_rate = state["learning_rate"]
         self._moments = Moments(**state["value_moments"])
 
 

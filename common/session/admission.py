@@ -9,15 +9,14 @@ import numpy as np
 
 from common.errors import DropReason, PeerError
 from common.session.events import RefusalCode
-from common.session.roster import ROLES, Peer, Terms
+from common.session.roster import Peer, Terms
 from common.units import Version
 from common.wire.arrays import check_finite, check_schema
-from common.wire.messages import ArraySpec, Evaluation, Experience, Hello
+from common.wire.messages import MODES, ROLES, ArraySpec, Evaluation, Experience, Hello
 
 Objection: TypeAlias = tuple[RefusalCode, str, bool]
 """Why not, in a word and in a sentence, and whether to greet again may help."""
 
-MODES = ("greedy", "sampled")
 EVALUATION = (
     ArraySpec(name="episode_return", dtype="float32", shape=(-1,)),
     ArraySpec(name="episode_length", dtype="int32", shape=(-1,)),

@@ -11,7 +11,6 @@ from common.session.ledger import Account
 from common.units import EnvSteps, Seconds, Sequence, Version
 from common.wire.messages import ArraySpec, Reject
 
-ROLES = ("actor", "evaluator")
 HOLES = 1024  # missing numbers remembered one by one: more than any window
 SENTENCE = 500  # characters of a reason at most: a header has its limit, and a hostile peer's words are not worth more
 REJECTS = 64  # in one Credit; more only from a peer that sends without credits

@@ -18,6 +18,8 @@ import numpy as np
 from common.units import AtLeast, Count, EnvSteps, Seconds, Sequence, Version
 
 PROTOCOL_VERSION = 1
+ROLES = ("actor", "evaluator")  # of peers, in Hello
+MODES = ("greedy", "sampled")  # of Evaluation: the likeliest action, or one drawn as in training
 
 Arrays: TypeAlias = Mapping[str, np.ndarray]
 NO_ARRAYS: Arrays = MappingProxyType({})

@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from common.errors import ConfigError
-from common.runtime.config import Loaded, as_yaml, load
+from common.runtime.config import COMMAND_LINE, Loaded, as_yaml, load
 from common.runtime.disk import write_atomically
 from common.runtime.layers import DEFAULT
 from common.runtime.run_directory import RunDirectory, create, default_path, reopen
@@ -73,7 +73,7 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
     run = loaded.settings.run
     named = request.run_dir or (Path(run.dir) if run.dir else None)
     path = named or default_path(preset=run.preset, seed=run.seed, now=now)
-    settled = _settle(loaded, path, now)
+    settled = _settle(loaded, path, now, resume=request.resume)
     ports = _metrics_ports(settled.settings)
     text = as_yaml(settled.settings, settled.provenance)
     if not request.resume:
@@ -101,7 +101,7 @@ def _load(request: Request, environ: Mapping[str, str]) -> Loaded:
     return loaded
 
 
-def _settle(loaded: Loaded, path: Path, now: datetime) -> Loaded:
+def _settle(loaded: Loaded, path: Path, now: datetime, *, resume: bool) -> Loaded:
     """Put in what the user left open: run id, directory, addresses. A resumed run finds them in its config.yaml."""
     settings = loaded.settings
     host, port = split_endpoint(settings.learner.bind)
@@ -113,7 +113,9 @@ def _settle(loaded: Loaded, path: Path, now: datetime) -> Loaded:
         "learner.bind": f"tcp://{host}:{port}",
     }
     for key in ("actor.learner", "evaluator.learner"):
-        if loaded.provenance[key] == DEFAULT:  # else the user leads them another way, such as through a proxy
+        # A resumed run's own file has the old address: it follows the learner. Else the user leads them, as through a proxy.
+        stale = resume and loaded.provenance[key].startswith("file ") and loaded.provenance["learner.bind"] == COMMAND_LINE
+        if loaded.provenance[key] == DEFAULT or stale:
             chosen[key] = f"tcp://{reachable(host)}:{port}"
     changed: list[str] = []
     for key, value in chosen.items():

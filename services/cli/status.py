@@ -124,10 +124,16 @@ def fetch(url: str) -> str | None:
 def fetch_status(base_url: str) -> dict[str, Any] | None:
     """The learner's `/status`, or None."""
     text = fetch(f"{base_url}/status")
-    return None if text is None else dict(json.loads(text))
+    try:
+        return None if text is None else dict(json.loads(text))
+    except (ValueError, TypeError):  # somebody else answers at that address
+        return None
 
 
 def fetch_metrics(base_url: str) -> Samples | None:
     """One service's `/metrics`, or None."""
     text = fetch(f"{base_url}/metrics")
-    return None if text is None else parse_metrics(text)
+    try:
+        return None if text is None else parse_metrics(text)
+    except ValueError:
+        return None

@@ -100,7 +100,7 @@ class Patience:
     first_delay: Seconds = 0.5
     longest_delay: Seconds = 30.0
     healthy_after: Seconds = 60.0  # a child up for this long starts its delays afresh
-    drained: Seconds = 20.0  # an actor that left politely may have been drained by a learner still writing: look again then
+    drained: Seconds = 60.0  # an actor that left politely may have been drained by a learner still writing: look again then
     learner_window: Seconds = 300.0
     learner_restarts: int = 5  # within the window
     learner_stop: Seconds = 20.0

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import TextIO
 
 from common.runtime.config import ENV_PREFIX
+from common.runtime.run_directory import RunDirectory
 from common.units import Seconds
 from services.cli.curve import draw_curve
 from services.cli.plan import Plan, Request, make_plan
@@ -55,7 +56,7 @@ def _finish(
     for instruction in gave_up:
         _quote(instruction, processes, stderr=stderr, debug=debug)
     directory, target = plan.directory, plan.settings.target
-    if outcome is Outcome.REFUSED and not plan.resume and not directory.checkpoints.exists():
+    if outcome is Outcome.REFUSED and not plan.resume and not _learned(directory):
         shutil.rmtree(directory.path)  # ours since `make_plan`, and nothing was learned in it: bad input leaves nothing behind
         return CONFIG_EXIT_CODE
     summary = read_summary(directory.summary) if outcome in {Outcome.FINISHED, Outcome.STOPPED} else None
@@ -68,6 +69,12 @@ def _finish(
     for line in closing(sentence, summary, run_dir=directory.path, resumable=resumable):
         view.say(line)
     return code
+
+
+def _learned(directory: RunDirectory) -> bool:
+    """Whether there is anything in the run directory that somebody would miss."""
+    summary = read_summary(directory.summary)
+    return directory.checkpoints.exists() if summary is None else summary["learner_updates"] > 0
 
 
 def _quote(instruction: GiveUp, processes: Processes, *, stderr: TextIO, debug: bool) -> None:

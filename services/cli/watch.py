@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
+from pydantic import ValidationError
+
 from common.runtime.bottleneck import find_bottleneck
 from common.runtime.rates import RateWindow
 from common.units import Seconds
@@ -51,7 +53,10 @@ class Watch:
             away = self.latest.phase != STARTING
             return self.latest.model_copy(update={"phase": "learner away", "bottleneck": ""}) if away else self.latest
         said = {name: value for name, value in answer.items() if value is not None}
-        return RunStatus.model_validate(said | {"bottleneck": self._bottleneck(time.monotonic())})
+        try:
+            return RunStatus.model_validate(said | {"bottleneck": self._bottleneck(time.monotonic())})
+        except ValidationError:  # somebody else answers at that address
+            return self.latest
 
     def _bottleneck(self, now: Seconds) -> str:
         """The verdict on the last ten seconds, from the phase counters of the learner and of all actors."""

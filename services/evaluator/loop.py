@@ -21,11 +21,10 @@ from common.models.snapshot import to_tensor
 from common.runtime.metrics import Phases
 from common.transport.link import Link
 from common.units import EnvSteps, Seconds, Version
-from common.wire.messages import Evaluation
+from common.wire.messages import MODES, Evaluation
 
 WAIT_SECONDS: Seconds = 0.1
 LAST_POLICY_SECONDS: Seconds = 0.5  # many times the way to the learner and back
-MODES = ("greedy", "sampled")
 
 
 @dataclass(slots=True)

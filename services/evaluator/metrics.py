@@ -7,10 +7,21 @@ import time
 from common.runtime.metrics import POLICY_LAGS, UNKNOWN, Clock, ServiceMetrics, advance, kinds
 from common.session.actor_side import State
 from common.transport.link import Link
-from common.wire.messages import Credit, Drain, Evaluation, Goodbye, Hello, Refusal, Report, Snapshot, SnapshotWanted, Welcome
+from common.wire.messages import (
+    MODES,
+    Credit,
+    Drain,
+    Evaluation,
+    Goodbye,
+    Hello,
+    Refusal,
+    Report,
+    Snapshot,
+    SnapshotWanted,
+    Welcome,
+)
 from services.evaluator.loop import Evaluator
 
-MODES = ("greedy", "sampled")
 PHASES = ("env", "act", "snapshot", "idle")
 SENT = kinds(Hello, SnapshotWanted, Report, Evaluation, Goodbye)
 RECEIVED = kinds(Welcome, Refusal, Credit, Snapshot, Drain)

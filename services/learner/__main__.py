@@ -128,7 +128,9 @@ def _state(invocation: Invocation, directory: RunDirectory, algorithm: Algorithm
             directory.checkpoints, architecture=architecture, warn=lambda detail: warn(detail=detail)
         )
     run_id = checkpoint.run_id if checkpoint else settings.run.id  # peers that outlived the learner know this one
-    record = RunRecord(settings=settings, run_id=run_id, frame_skip=env.frame_skip, started_at=_run_began(directory))
+    record = RunRecord(
+        settings=settings, run_id=run_id, frame_skip=env.frame_skip, started_at=_run_began(directory, resumed=invocation.resume)
+    )
     session = LearnerSide(_terms(settings, env, run_id), check=lambda experience: check_trajectory(env, experience.arrays))
     if checkpoint:
         algorithm.load_state_dict(checkpoint.state)
@@ -152,8 +154,10 @@ def _directory(invocation: Invocation, words: list[str]) -> RunDirectory:
     return run_directory.create(path, config=config.as_yaml(settings), command=["rookery", "learner", *words])
 
 
-def _run_began(directory: RunDirectory) -> Seconds:
-    """When the run directory was made, on the monotonic clock: starting up is part of the run's time."""
+def _run_began(directory: RunDirectory, *, resumed: bool) -> Seconds:
+    """When the run directory was made, on the monotonic clock: starting up is part of the run's time, lying idle is not."""
+    if resumed:
+        return time.monotonic()
     age = time.time() - directory.command.stat().st_mtime
     return time.monotonic() - max(0.0, age)
 

@@ -175,7 +175,8 @@ class Learner:
 
     # --- ends ---
 
-    def _save(self) -> None:
+    def _save(self) -> ResourceError | None:
+        """Write a checkpoint; returns why it could not be written."""
         self._phases.enter("checkpoint")
         self._saved_at = self._clock()
         checkpoint = Checkpoint(
@@ -191,8 +192,9 @@ class Learner:
         except ResourceError as error:  # a full disk costs the checkpoint, not the run
             self._metrics.checkpoint_failures.inc()
             self._note("checkpoint_failed", detail=str(error))
-        else:
-            self._metrics.checkpoint_last_success.set_to_current_time()
+            return error
+        self._metrics.checkpoint_last_success.set_to_current_time()
+        return None
 
     def _end(self, reason: str) -> None:
         """Let the peers go (an evaluator plays the final policy first), account for what is left, save everything."""
@@ -207,5 +209,7 @@ class Learner:
         self._take_evaluations()
         self._record.phase = "stopping"
         self._row()
-        self._save()
+        lost = self._save()
         self._journal.summary(self._record.summary(self._intake.figures, self._clock()))
+        if stopped and lost is not None:
+            raise lost  # whoever asked us to stop must not believe that the work is saved

@@ -7,6 +7,8 @@ import time
 from common.errors import DropReason
 from common.runtime.metrics import POLICY_LAGS, UNKNOWN, Clock, ServiceMetrics, advance, kinds
 from common.wire.messages import (
+    MODES,
+    ROLES,
     Credit,
     Drain,
     Evaluation,
@@ -23,8 +25,6 @@ from common.wire.messages import (
 from services.learner.intake import Figures
 
 PHASES = ("wait", "collate", "train", "publish", "checkpoint")
-ROLES = ("actor", "evaluator")
-MODES = ("greedy", "sampled")
 LEDGER_STATES = ("produced", "trained", "queued", "in_flight")
 SENT = kinds(Welcome, Refusal, Credit, Snapshot, Drain)
 RECEIVED = kinds(Hello, Trajectory, Gradient, SnapshotWanted, Report, Evaluation, Goodbye)

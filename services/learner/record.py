@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
+
 from common.runtime.rates import Rates, RateWindow
 from common.runtime.tree import Settings
 from common.units import EnvSteps, Seconds, Version
@@ -94,13 +96,9 @@ class RunRecord:
     def evaluated(self, evaluation: Evaluation) -> dict[str, Any]:
         """An evaluator reported; returns the result as it stands in the summary."""
         returns = evaluation.arrays["episode_return"]
-        result: dict[str, Any] = {
-            "version": evaluation.version,
-            "mode": evaluation.mode,
-            "mean": round(float(returns.mean()), 3),
-            "episodes": len(returns),
-        }
-        self.evaluations[evaluation.mode] = round(float(returns.mean()), 3)
+        mean = round(float(returns.mean(dtype=np.float64)), 3)  # float32 would overflow on returns that are finite
+        result: dict[str, Any] = {"version": evaluation.version, "mode": evaluation.mode, "mean": mean, "episodes": len(returns)}
+        self.evaluations[evaluation.mode] = mean
         if evaluation.mode == "greedy" or self.last_evaluation is None:
             self.last_evaluation = result
         return result
@@ -159,7 +157,7 @@ class RunRecord:
     def status(self, figures: Figures, now: Seconds) -> dict[str, Any]:
         """The summary so far and what matters only while the run goes on."""
         target = self.settings.target
-        rates = asdict(self.rates)
+        rates = asdict(self.rates) | {"run": self.env_steps / max(now - self.started_at, 1e-9)}
         return self.summary(figures, now) | {
             "phase": self.phase,
             "version": self.version,
@@ -182,6 +180,7 @@ class RunRecord:
             "updates": self.updates,
             "version": self.version,
             "solved_at": self.solved_at,
+            "target": self.settings.target.mean100,
             "last_evaluation": self.last_evaluation,
             "evaluations": dict(self.evaluations),
             "returns": list(self.returns),
@@ -194,6 +193,8 @@ class RunRecord:
         self.started_at = now - state["elapsed_seconds"]
         for name in ("env_steps", "episodes", "updates", "version", "solved_at", "last_evaluation"):
             setattr(self, name, state[name])
+        if state["target"] != self.settings.target.mean100:
+            self.solved_at = None  # another target is not reached yet
         self.evaluations = dict(state["evaluations"])
         self.returns.extend(state["returns"])
         self.lengths.extend(state["lengths"])
