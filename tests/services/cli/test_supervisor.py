@@ -150,7 +150,7 @@ def test_an_actor_sent_away_while_the_run_goes_on_comes_back():
     """Somebody sent SIGTERM to one actor by hand; it left politely, and the run wants it back."""
     core = begun(actors=1, evaluator=False)
     core.handle(Exited("actor-0", 0), 100.0)
-    assert core.handle(Tick(), 120.0) == [Start("actor-0")]
+    assert core.handle(Tick(), 160.0) == [Start("actor-0")]
 
 
 def test_ctrl_c_ends_the_learner_first_and_the_others_after_it():

@@ -113,7 +113,7 @@ def test_rates_fall_while_nothing_is_trained():
     run.tick(140.0)
     rates = run.status(FIGURES, now=140.0)["frames_per_second"]
     assert rates["last_10s"] == 0.0
-    assert rates["run"] == 50.0
+    assert rates["run"] == 52.5  # all 1,050 env steps in the 40 s since the run began, times 2 frames
 
 
 def test_policy_lag_is_weighted_by_env_steps():
