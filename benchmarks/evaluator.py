@@ -53,7 +53,7 @@ def benchmark(preset: str, overrides: Sequence[str], *, repeats: int, seconds: S
 
 
 def _watch(preset: str, overrides: Sequence[str], seconds: Seconds) -> Window:
-    warm = 8 * load(preset=preset, overrides=overrides, environ={}).settings.batch_env_steps
+    warm = 8 * load(preset=preset, overrides=overrides, environ={}).settings.scale.batch_env_steps
     with running(preset, overrides) as run:
         run.wait_until_trained(warm)
         return run.watch(seconds)

@@ -55,7 +55,7 @@ def benchmark(preset: str, overrides: Sequence[str], *, repeats: int, seconds: S
     for _ in range(repeats):
         parts.append(measure(settings, part_seconds))
         with running(preset, (*overrides, NO_EVALUATOR)) as run:
-            run.wait_until_trained(4 * settings.batch_env_steps)  # the first batches meet cold caches and late actors
+            run.wait_until_trained(4 * settings.scale.batch_env_steps)  # the first batches meet cold caches and late actors
             windows.append(run.watch(seconds))
     return Result(parts=parts, windows=windows, frame_skip=spec_of(settings.env).frame_skip)
 

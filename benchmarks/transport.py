@@ -97,7 +97,7 @@ def benchmark(load: Load, *, seconds: Seconds, readings: int = 60) -> Result:
     session = LearnerSide(load.terms, check=lambda experience: check_trajectory(ENV, experience.arrays))
     intake = Intake(transport=transport, session=session, clock=time.monotonic, note=_raise_warning)
     intake.start()
-    intake.publish(Snapshot(version=0, precision="fp32", layout="", arrays={}))
+    intake.publish(Snapshot(version=0, env_steps=0, precision="fp32", layout="", arrays={}))
     try:
         with _actors(load, transport.endpoint) as actors:
             _consume(intake, until=lambda count: count >= 2 * load.actors, within=START_SECONDS, actors=actors)

@@ -65,6 +65,15 @@ class Algorithm(Protocol):
         """Inverse of `state_dict`. Raises `ResourceError` where the state is of another architecture."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a policy acts: exploration that differs from actor to actor is a function of it."""
+
+    index: int  # of this peer among those of its role, from 0
+    peers: int  # of its role that the run expects; more may come
+    num_envs: int  # B, environments that this peer steps
+
+
 class Policy(Protocol):
     """Acting side of an algorithm: turns observations into actions. One per actor or evaluator process."""
 
@@ -72,11 +81,20 @@ class Policy(Protocol):
     def layout(self) -> str:
         """Fingerprint of the parameters it takes (`common.models.snapshot.Layout`)."""
 
-    def load(self, version: Version, parameters: torch.Tensor) -> None:
-        """Take the weights of a snapshot: flat [P] float32 or bfloat16 (see `common.models.snapshot`)."""
+    def load(self, version: Version, parameters: torch.Tensor, *, env_steps: EnvSteps) -> None:
+        """Take the weights of a snapshot: flat [P] float32 or bfloat16 (see `common.models.snapshot`).
+
+        `env_steps` were trained on when it was published: schedules of exploration are functions of them.
+        """
 
     def act(self, observation: torch.Tensor, *, greedy: bool = False) -> Mapping[str, torch.Tensor]:
         """Choose actions for [B, *input] in the environment's dtype, by the weights that were loaded.
 
-        Returns {"action": [B] int64 or [B, A] float32} and what the schema records per step, e.g. "log_prob": [B] float32.
+        Returns {"action": [B] int64 or [B, A] float32} and what the rollout records per step, e.g. "log_prob": [B] float32.
+        """
+
+    def experience(self, rollout: Arrays) -> Arrays:
+        """What to send of a finished rollout, by the run's schema: the rollout itself, or what was made of it.
+
+        Called before the next `load`: the weights that are loaded are those that acted.
         """

@@ -11,11 +11,11 @@ from common.envs.spec import EnvSpec
 from common.models import nets, snapshot
 from common.models.snapshot import Precision
 from common.models.spec import ModelSettings
-from common.units import Version
-from common.wire.messages import ArraySpec
+from common.units import EnvSteps, Version
+from common.wire.messages import Arrays, ArraySpec
 
 
-def recorded(*, length: int, num_envs: int) -> tuple[ArraySpec, ...]:
+def recorded(*, length: int, num_envs: int, **_: object) -> tuple[ArraySpec, ...]:
     """What an acting actor-critic records per env step besides the action: its log-probability."""
     return (ArraySpec(name="log_prob", dtype="float32", shape=(length, num_envs)),)
 
@@ -23,7 +23,7 @@ def recorded(*, length: int, num_envs: int) -> tuple[ArraySpec, ...]:
 class ActorCriticPolicy:
     """`common.algorithms.api.Policy`; load a snapshot before the first `act`."""
 
-    def __init__(self, *, model: ModelSettings, env: EnvSpec, precision: Precision, seed: int) -> None:
+    def __init__(self, *, model: ModelSettings, env: EnvSpec, precision: Precision, seed: int, **_: object) -> None:
         """Build the network in the precision it acts with; `seed` fixes the random stream of its actions."""
         self._net = nets.build(model, env).requires_grad_(requires_grad=False).eval()
         if precision == "bf16":
@@ -41,8 +41,9 @@ class ActorCriticPolicy:
         """Fingerprint of the parameters it takes."""
         return snapshot.Layout.of(self._net).fingerprint
 
-    def load(self, version: Version, parameters: Tensor) -> None:
-        """Take the weights of a snapshot: flat [P] float32 or bfloat16."""
+    def load(self, version: Version, parameters: Tensor, *, env_steps: EnvSteps) -> None:
+        """Take the weights of a snapshot: flat [P] float32 or bfloat16. How far the run is makes no difference."""
+        del env_steps
         snapshot.load(self._net, parameters)
         self._version = version
 
@@ -55,3 +56,7 @@ class ActorCriticPolicy:
         policy = self._net.policy(observation)
         action = policy.mode() if greedy else policy.sample(self._generator)
         return {"action": action, "log_prob": policy.log_prob(action)}
+
+    def experience(self, rollout: Arrays) -> Arrays:
+        """The rollout as it is."""
+        return rollout

@@ -19,7 +19,7 @@ from common.algorithms.api import Progress, Sample, UpdateResult
 from common.algorithms.batch import Batch, collate
 from common.algorithms.moments import Moments
 from common.algorithms.returns import gae
-from common.algorithms.settings import PPOSettings
+from common.algorithms.settings.ppo import PPOSettings
 from common.envs.spec import EnvSpec
 from common.errors import ResourceError
 from common.models import nets

@@ -1,4 +1,4 @@
-"""The algorithms by name: settings, learner's side, acting side, and what actors record for them."""
+"""The algorithms by name: settings, learner's side, acting side, what actors record and what they send."""
 
 from __future__ import annotations
 
@@ -7,40 +7,63 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from common.algorithms import policy
-from common.algorithms.api import Algorithm, Policy
+from common.algorithms.api import Algorithm, Place, Policy
 from common.algorithms.ppo import PPO
-from common.algorithms.settings import AlgorithmSettings, PPOSettings
+from common.algorithms.settings import AlgorithmSettings
+from common.algorithms.settings.base import AlgorithmSection
+from common.algorithms.settings.ppo import PPOSettings
+from common.algorithms.trajectory import check_trajectory, trajectory_schema
 from common.envs.spec import EnvSpec
 from common.models.snapshot import Precision
 from common.models.spec import ModelSettings
-from common.wire.messages import ArraySpec
+from common.wire.messages import Arrays, ArraySpec, Experience, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One algorithm: how its two sides are built."""
+    """One algorithm: how its two sides are built, and what passes between them."""
 
-    settings: type[AlgorithmSettings]
-    build_algorithm: Callable[..., Algorithm]  # settings=, model=, env=, seed=
-    build_policy: Callable[..., Policy]  # model=, env=, precision=, seed=
-    recorded: Callable[..., tuple[ArraySpec, ...]]  # length=, num_envs=
+    settings: type[AlgorithmSection]
+    algorithm: Callable[..., Algorithm]  # settings=, model=, env=, seed=
+    policy: Callable[..., Policy]  # settings=, model=, env=, precision=, seed=, place=
+    recorded: Callable[..., tuple[ArraySpec, ...]]  # settings=, length=, num_envs=
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shipment:
+    """What an actor sends: the type of message, its arrays, and the check (PeerError) of what a schema cannot say."""
+
+    message: type[Experience]
+    schema: tuple[ArraySpec, ...]
+    check: Callable[[Arrays], None]
 
 
 ALGORITHMS: Mapping[str, Entry] = MappingProxyType(
-    {"ppo": Entry(settings=PPOSettings, build_algorithm=PPO, build_policy=policy.ActorCriticPolicy, recorded=policy.recorded)}
+    {"ppo": Entry(settings=PPOSettings, algorithm=PPO, policy=policy.ActorCriticPolicy, recorded=policy.recorded)}
 )
 
 
 def build_algorithm(settings: AlgorithmSettings, *, model: ModelSettings, env: EnvSpec, seed: int) -> Algorithm:
-    """The learner's side of the algorithm that `settings` belongs to."""
-    return ALGORITHMS[settings.name].build_algorithm(settings=settings, model=model, env=env, seed=seed)
+    """The learner's side of the algorithm that `settings` belongs to. Raises ConfigError where it cannot train on `env`."""
+    return ALGORITHMS[settings.name].algorithm(settings=settings, model=model, env=env, seed=seed)
 
 
-def build_policy(settings: AlgorithmSettings, *, model: ModelSettings, env: EnvSpec, precision: Precision, seed: int) -> Policy:
+def build_policy(
+    settings: AlgorithmSettings, *, model: ModelSettings, env: EnvSpec, precision: Precision, seed: int, place: Place
+) -> Policy:
     """The acting side; it acts in `precision` and draws its actions from `seed`."""
-    return ALGORITHMS[settings.name].build_policy(model=model, env=env, precision=precision, seed=seed)
+    entry = ALGORITHMS[settings.name]
+    return entry.policy(settings=settings, model=model, env=env, precision=precision, seed=seed, place=place)
 
 
-def recorded_specs(settings: AlgorithmSettings, *, length: int, num_envs: int) -> tuple[ArraySpec, ...]:
-    """The arrays an actor adds to a trajectory of T = `length` and B = `num_envs` for this algorithm."""
-    return ALGORITHMS[settings.name].recorded(length=length, num_envs=num_envs)
+def rollout_schema(settings: AlgorithmSettings, *, env: EnvSpec, length: int, num_envs: int) -> tuple[ArraySpec, ...]:
+    """The arrays an actor writes down while it steps: a trajectory of T = `length` and B = `num_envs`, and what the policy adds."""
+    recorded = ALGORITHMS[settings.name].recorded(settings=settings, length=length, num_envs=num_envs)
+    return trajectory_schema(env, length=length, num_envs=num_envs, recorded=recorded)
+
+
+def shipment(settings: AlgorithmSettings, *, model: ModelSettings, env: EnvSpec, length: int, num_envs: int) -> Shipment:
+    """What passes from actor to learner."""
+    del model
+    schema = rollout_schema(settings, env=env, length=length, num_envs=num_envs)
+    return Shipment(message=Trajectory, schema=schema, check=lambda arrays: check_trajectory(env, arrays))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from common.algorithms.api import Progress
-from common.algorithms.settings import HIGHEST_RATE, LOWEST_RATE
+from common.algorithms.settings.ppo import HIGHEST_RATE, LOWEST_RATE
 from common.units import EnvSteps
 
 KL_FACTOR = 1.5

@@ -11,7 +11,9 @@ from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from common.algorithms.settings import AlgorithmSettings, PPOSettings
+from common.algorithms.settings import AlgorithmSettings
+from common.algorithms.settings.base import Scale
+from common.algorithms.settings.ppo import PPOSettings
 from common.envs.spec import EnvSettings
 from common.errors import ConfigError
 from common.models.spec import ModelSettings
@@ -153,9 +155,15 @@ class Settings(Section):
     log: LogSettings = LogSettings()
 
     @property
-    def batch_env_steps(self) -> int:
-        """Rows [T, B] of one learner update; reset rows among them are not trained on."""
-        return self.learner.batch * self.rollout.length * self.env.num_envs
+    def scale(self) -> Scale:
+        """The size of this run, for its algorithm."""
+        return Scale(
+            length=self.rollout.length,
+            num_envs=self.env.num_envs,
+            batch=self.learner.batch,
+            actors=self.actor.count,
+            env_steps=self.target.env_steps,
+        )
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
@@ -167,18 +175,12 @@ class Settings(Section):
 
 def _conflicts(settings: Settings) -> Iterator[str]:
     """Sentences on settings that are fine alone and impossible together, each with the reason."""
-    learner, actor = settings.learner, settings.actor
-    rows = settings.batch_env_steps
-    if settings.algorithm.minibatch > rows:
-        yield (
-            f"algorithm.minibatch: found {settings.algorithm.minibatch}, wanted at most {rows} = learner.batch "
-            f"{learner.batch} x rollout.length {settings.rollout.length} x env.num_envs {settings.env.num_envs}: "
-            "a minibatch is cut out of one batch"
-        )
+    learner, actor, scale = settings.learner, settings.actor, settings.scale
+    yield from settings.algorithm.conflicts(scale)
     if actor.count > learner.max_actors:
         yield f"actor.count: found {actor.count}, wanted at most {learner.max_actors} = learner.max_actors: more would be refused"
-    if rows > settings.target.env_steps:
-        yield f"target.env_steps: found {settings.target.env_steps}, wanted at least {rows}: one update trains on that many"
+    if scale.batch_env_steps > scale.env_steps:
+        yield f"target.env_steps: found {scale.env_steps}, wanted at least {scale.batch_env_steps}: one update trains on that many"
 
 
 class RunConfig(Section):

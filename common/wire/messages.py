@@ -148,6 +148,7 @@ class Snapshot(Message):
 
     tag: ClassVar[str] = "snapshot"
     version: Version
+    env_steps: EnvSteps  # trained on when it was published: schedules of exploration follow it
     precision: str  # "fp32" or "bf16"
     layout: str  # fingerprint of the parameters' names, order and shapes
 

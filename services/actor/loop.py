@@ -19,7 +19,7 @@ from common.models.snapshot import to_tensor
 from common.runtime.metrics import Phases
 from common.transport.link import Link
 from common.units import EnvSteps, Seconds, Version
-from common.wire.messages import Arrays, Trajectory
+from common.wire.messages import Arrays, Experience
 from services.actor.rollout import Rollout
 
 WAIT_SECONDS: Seconds = 0.05
@@ -35,14 +35,17 @@ class Actor:
         link: Link,
         environment: VectorEnvironment,
         policy: Policy,
-        seed: int,
+        rollout: Rollout,
+        ships: type[Experience],
         phases: Phases,
         stopping: Callable[[], bool],
         alive: Callable[[], None],
         observe_lag: Callable[[int], None],
     ) -> None:
-        """`alive` is told at every wait and env step that the loop turns; `observe_lag` the policy lag of each rollout sent."""
-        assert link.welcome is not None
+        """`rollout` begins with a reset of `environment`; `ships` is the message that carries what the policy makes of it.
+
+        `alive` is told at every wait and env step that the loop turns; `observe_lag` the policy lag of each rollout sent.
+        """
         self.env_steps: EnvSteps = 0  # stepped by this process
         self.episodes = 0
         self.dropped: Counter[str] = Counter()
@@ -55,7 +58,8 @@ class Actor:
         self._stopping = stopping
         self._alive = alive
         self._observe_lag = observe_lag
-        self._rollout = Rollout(link.welcome.schema, environment.reset(seed))
+        self._rollout = rollout
+        self._ships = ships
 
     def run(self) -> str:
         """Collect and send until there is a reason to stop; returns the reason. Counts an unfinished rollout as dropped."""
@@ -86,7 +90,7 @@ class Actor:
     def _load_newest(self) -> bool:
         snapshot = self._link.take_snapshot()
         if snapshot is not None:
-            self._policy.load(snapshot.version, to_tensor(snapshot.arrays["parameters"]))
+            self._policy.load(snapshot.version, to_tensor(snapshot.arrays["parameters"]), env_steps=snapshot.env_steps)
             self.version = snapshot.version
         return snapshot is not None
 
@@ -112,12 +116,13 @@ class Actor:
         return True
 
     def _send(self) -> None:
-        arrays, env_steps = self._rollout.finish(), self._rollout.env_steps
+        rollout, env_steps = self._rollout.finish(), self._rollout.env_steps
         self._rollout.begin_next()
-        self._count_episodes(arrays)
+        self._count_episodes(rollout)
+        arrays = self._policy.experience(rollout)
         self._link.count(self.env_steps, self.dropped)
         self._observe_lag(max(0, self._link.session.version - self.version))
-        self._link.offer(Trajectory(seq=0, shipped=0, version=self.version, env_steps=env_steps, arrays=arrays))
+        self._link.offer(self._ships(seq=0, shipped=0, version=self.version, env_steps=env_steps, arrays=arrays))
 
     def _count_episodes(self, arrays: Arrays) -> None:
         returns = np.asarray(arrays["episode_return"])

@@ -118,7 +118,7 @@ class Evaluator:
         snapshot = self._link.take_snapshot()
         if snapshot is not None:
             self._phases.enter("snapshot")
-            self._policy.load(snapshot.version, to_tensor(snapshot.arrays["parameters"]))
+            self._policy.load(snapshot.version, to_tensor(snapshot.arrays["parameters"]), env_steps=snapshot.env_steps)
             self.version = snapshot.version
             self._phases.enter("idle")
 

@@ -124,7 +124,13 @@ class Learner:
         precision = self._settings.learner.snapshot_precision
         parameters = snapshot.flatten(self._algorithm.model, precision)
         self._intake.publish(
-            Snapshot(version=self._record.version, precision=precision, layout=self._layout, arrays={"parameters": parameters})
+            Snapshot(
+                version=self._record.version,
+                env_steps=self._record.env_steps,
+                precision=precision,
+                layout=self._layout,
+                arrays={"parameters": parameters},
+            )
         )
         self._metrics.policy_version.set(self._record.version)
         self._metrics.snapshot_bytes.set(parameters.nbytes)

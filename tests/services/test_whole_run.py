@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.algorithms.ppo import PPOSettings
+from common.algorithms.settings.ppo import PPOSettings
 from common.algorithms.registry import build_algorithm, build_policy, recorded_specs
 from common.algorithms.trajectory import check_trajectory, trajectory_schema
 from common.envs.make import make, spec_of

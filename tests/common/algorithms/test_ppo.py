@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from common.algorithms.api import Progress
 from common.algorithms.policy import ActorCriticPolicy
 from common.algorithms.ppo import PPO
-from common.algorithms.settings import PPOSettings
+from common.algorithms.settings.ppo import PPOSettings
 from common.errors import InternalError, ResourceError
 from common.models import snapshot
 from common.models.spec import ModelSettings

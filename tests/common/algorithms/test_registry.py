@@ -7,7 +7,7 @@ import pytest
 from common.algorithms import registry
 from common.algorithms.policy import ActorCriticPolicy
 from common.algorithms.ppo import PPO
-from common.algorithms.settings import PPOSettings
+from common.algorithms.settings.ppo import PPOSettings
 from common.models.spec import ModelSettings
 
 pytestmark = pytest.mark.pure

@@ -5,7 +5,7 @@ import json
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from common.algorithms.settings import PPOSettings
+from common.algorithms.settings.ppo import PPOSettings
 from common.envs.spec import EnvSettings
 from common.errors import ConfigError
 from common.runtime.tree import (
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.pure
 def test_the_defaults_are_a_run_that_fits_together():
     """Someone starts without any file: the tree's own values must be a valid run."""
     settings = Settings()
-    assert settings.batch_env_steps == 2 * 128 * 8
+    assert settings.scale.batch_env_steps == 2 * 128 * 8
     assert settings.learner.bind == settings.actor.learner == settings.evaluator.learner
 
 
@@ -85,7 +85,7 @@ def _settings(**sections):
 
 def test_a_minibatch_may_be_the_whole_batch_and_no_more():
     """2 trajectories of 16 x 4 are 128 rows: 128 can be drawn from them, 129 cannot."""
-    assert _settings(algorithm=PPOSettings(minibatch=128)).batch_env_steps == 128
+    assert _settings(algorithm=PPOSettings(minibatch=128)).scale.batch_env_steps == 128
     with pytest.raises(ValidationError, match=r"algorithm\.minibatch: found 129, wanted at most 128"):
         _settings(algorithm=PPOSettings(minibatch=129))
 

@@ -182,7 +182,7 @@ def test_exactly_one_snapshot_wanted_is_open() -> None:
     side = greeted()
     assert said(side.handle(e.Wanted(after=-1), 0.0)) == [SnapshotWanted(after=-1)]
     assert side.handle(e.Wanted(after=-1), 0.1) == []
-    snapshot = Snapshot(version=4, precision="fp32", layout="x")
+    snapshot = Snapshot(version=4, env_steps=0, precision="fp32", layout="x")
     assert hear(side, snapshot) == [e.Arrived(snapshot=snapshot), e.Send(message=SnapshotWanted(after=4))]
     side.handle(e.Unsent(message=Report(produced=0)), 1.0)
     assert SnapshotWanted(after=4) in said(hear(side, welcome(), 2.0))

@@ -45,7 +45,7 @@ class Learner:
         given = {"credits": 2, "batch": 1, "max_actors": 4} | terms
         self.side = LearnerSide(Terms(run="run", config="{}", env_signature="env", schema=SCHEMA, **given))
         self.now = 0.0
-        self.handle(e.Published(snapshot=Snapshot(version=0, precision="fp32", layout="x")))
+        self.handle(e.Published(snapshot=Snapshot(version=0, env_steps=0, precision="fp32", layout="x")))
 
     def handle(self, event: e.Event) -> list[e.Instruction]:
         """One event, and its instructions."""
@@ -124,7 +124,7 @@ def test_a_greeting_said_twice_keeps_the_open_want() -> None:
     learner.greet()
     learner.hear(b"a", SnapshotWanted(after=0))
     assert of(Welcome, learner.greet())
-    assert of(Snapshot, learner.handle(e.Published(snapshot=Snapshot(version=1, precision="fp32", layout="x"))))
+    assert of(Snapshot, learner.handle(e.Published(snapshot=Snapshot(version=1, env_steps=0, precision="fp32", layout="x"))))
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_the_algorithm_may_refuse_what_fits_the_schema() -> None:
 
     learner = Learner()
     learner.side = LearnerSide(learner.side.terms, check=check)
-    learner.handle(e.Published(snapshot=Snapshot(version=0, precision="fp32", layout="x")))
+    learner.handle(e.Published(snapshot=Snapshot(version=0, env_steps=0, precision="fp32", layout="x")))
     learner.greet()
     learner.send(0)
     assert learner.books["dropped"] == {"schema": 4}
@@ -353,12 +353,12 @@ def test_a_want_is_answered_once_and_with_the_newest_only() -> None:
     (first,) = of(Snapshot, learner.hear(b"a", SnapshotWanted(after=-1)))
     assert first.version == 0
     for version in (1, 2):
-        assert of(Snapshot, learner.handle(e.Published(snapshot=Snapshot(version=version, precision="fp32", layout="x")))) == []
+        assert of(Snapshot, learner.handle(e.Published(snapshot=Snapshot(version=version, env_steps=0, precision="fp32", layout="x")))) == []
     (newest,) = of(Snapshot, learner.hear(b"a", SnapshotWanted(after=0)))
     assert newest.version == 2
     assert of(Snapshot, learner.hear(b"a", SnapshotWanted(after=2))) == []
     assert of(Snapshot, learner.tick(1.0)) == []
-    (unsent,) = of(Snapshot, learner.handle(e.Published(snapshot=Snapshot(version=3, precision="fp32", layout="x"))))
+    (unsent,) = of(Snapshot, learner.handle(e.Published(snapshot=Snapshot(version=3, env_steps=0, precision="fp32", layout="x"))))
     assert of(Snapshot, learner.handle(e.Unsent(route=b"a", message=unsent))) == []
     assert of(Snapshot, learner.tick(1.0)) == [unsent]
 

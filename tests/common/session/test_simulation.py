@@ -315,7 +315,7 @@ class World:
 
     def _publish(self, life: int) -> None:
         if life == self.life:
-            self._learner_handles(e.Published(snapshot=Snapshot(version=self.version, precision="fp32", layout="x")))
+            self._learner_handles(e.Published(snapshot=Snapshot(version=self.version, env_steps=0, precision="fp32", layout="x")))
 
     def _learner_ticks(self, life: int) -> None:
         if life == self.life:

@@ -17,7 +17,7 @@ LONG_NAME = "a" * (limits.ARRAY_NAME_BYTES - 2)
 def test_a_message_with_all_the_arrays_it_may_have_fits_its_header() -> None:
     """Every array at the largest rank, with the longest name."""
     arrays = {f"{LONG_NAME}{i:02}": np.zeros((1,) * limits.ARRAY_RANK, np.float32) for i in range(limits.ARRAYS)}
-    envelope = Envelope(run="r" * 200, message=Snapshot(version=1, precision="fp32", layout="f" * 64, arrays=arrays))
+    envelope = Envelope(run="r" * 200, message=Snapshot(version=1, env_steps=0, precision="fp32", layout="f" * 64, arrays=arrays))
     assert len(decode(encode(envelope)).message.arrays) == limits.ARRAYS
 
 

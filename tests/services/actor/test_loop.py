@@ -93,7 +93,7 @@ class FakePolicy:
 
 def policy(version):
     """A snapshot of three parameters."""
-    return Snapshot(version=version, precision="fp32", layout="", arrays={"parameters": np.full(3, version, np.float32)})
+    return Snapshot(version=version, env_steps=0, precision="fp32", layout="", arrays={"parameters": np.full(3, version, np.float32)})
 
 
 class Scene:

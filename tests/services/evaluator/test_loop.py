@@ -35,7 +35,7 @@ class FakeLink:
     def publish(self, version):
         """A policy arrives."""
         arrays = {"parameters": np.full(3, version, np.float32)}
-        self.snapshot = Snapshot(version=version, precision="fp32", layout="", arrays=arrays)
+        self.snapshot = Snapshot(version=version, env_steps=0, precision="fp32", layout="", arrays=arrays)
         self.session.version = version
 
     def take_snapshot(self):

@@ -1,29 +1,25 @@
-"""Section `algorithm` of the configuration: one class per algorithm, told apart by `name`.
-
-Apart from the algorithms, which need torch: whoever reads a configuration need not wait seconds for it.
-"""
+"""Settings of proximal policy optimisation (`common.algorithms.ppo`)."""
 
 from __future__ import annotations
 
-from typing import Literal, Self, TypeAlias
+from collections.abc import Iterator
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from common.algorithms.settings.base import AlgorithmSection, Scale
 
 LOWEST_RATE, HIGHEST_RATE = 1e-6, 1e-2
 """The bounds of `kl_adaptive`: outside them Adam does nothing, or harm."""
 
 
-class PPOSettings(BaseModel):
+class PPOSettings(AlgorithmSection):
     """Section `algorithm` of the configuration, for `name: ppo`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     name: Literal["ppo"] = Field(default="ppo", description="proximal policy optimisation")
-    gamma: float = Field(default=0.99, ge=0.0, le=1.0, description="discount per env step")
     gae_lambda: float = Field(default=0.95, ge=0.0, le=1.0, description="lambda of generalised advantage estimation")
     epochs: int = Field(default=4, ge=1, le=100, description="passes over each batch")
     minibatch: int = Field(default=256, ge=2, description="env steps per gradient step (a batch is cut into nearly equal parts)")
-    learning_rate: float = Field(default=2.5e-4, gt=0.0, le=1.0, description="of Adam; for kl_adaptive: where it starts")
     lr_schedule: Literal["constant", "linear", "kl_adaptive"] = Field(
         default="constant",
         description="linear: down to lr_final; kl_adaptive: times or over 1.5, to stay near kl_target",
@@ -44,7 +40,6 @@ class PPOSettings(BaseModel):
     normalize_value: bool = Field(
         default=True, description="bring value targets to mean 0 and deviation 1, by the statistics of the whole run"
     )
-    clip_reward: bool = Field(default=False, description="train on the sign of the reward (returns are always reported raw)")
     plain_ratio_lag: int = Field(
         default=2,
         ge=0,
@@ -62,6 +57,10 @@ class PPOSettings(BaseModel):
             raise ValueError(text)
         return self
 
-
-AlgorithmSettings: TypeAlias = PPOSettings
-"""The union of all of them."""
+    def conflicts(self, scale: Scale) -> Iterator[str]:
+        """A minibatch is cut out of one batch."""
+        if self.minibatch > scale.batch_env_steps:
+            yield (
+                f"algorithm.minibatch: found {self.minibatch}, wanted at most {scale.batch_words}: "
+                "a minibatch is cut out of one batch"
+            )

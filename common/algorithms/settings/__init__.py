@@ -1,0 +1,16 @@
+"""Section `algorithm` of the configuration: one class per algorithm, told apart by `name`.
+
+Apart from the algorithms, which need torch: whoever reads a configuration need not wait seconds for it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+from pydantic import Field
+
+from common.algorithms.settings.impala import ImpalaSettings
+from common.algorithms.settings.ppo import PPOSettings
+
+AlgorithmSettings: TypeAlias = Annotated[PPOSettings | ImpalaSettings, Field(discriminator="name")]
+"""The union of all of them."""
