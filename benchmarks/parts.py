@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from common.algorithms.api import Progress, Sample
-from common.algorithms.registry import build_algorithm, build_policy, recorded_specs
-from common.algorithms.trajectory import trajectory_schema
+from common.algorithms.api import Place, Progress, Sample
+from common.algorithms.registry import build_algorithm, build_policy, rollout_schema
 from common.envs.make import VectorEnvironment, make
 from common.errors import ResourceError
 from common.models.snapshot import flatten, to_tensor
@@ -69,10 +68,15 @@ class _Worker:
         environment = make(settings.env)
         rollout = _rollout(settings, environment)
         policy = build_policy(
-            settings.algorithm, model=settings.model, env=environment.spec, precision=settings.actor.precision, seed=0
+            settings.algorithm,
+            model=settings.model,
+            env=environment.spec,
+            precision=settings.actor.precision,
+            seed=0,
+            place=Place(index=0, peers=1, num_envs=environment.num_envs),
         )
         algorithm = build_algorithm(settings.algorithm, model=settings.model, env=environment.spec, seed=0)
-        policy.load(0, to_tensor(flatten(algorithm.model, settings.learner.snapshot_precision)))
+        policy.load(0, to_tensor(flatten(algorithm.model, settings.learner.snapshot_precision)), env_steps=0)
         actions = np.random.default_rng(0).integers(environment.spec.action.n, size=(rollout.length, environment.num_envs))
 
         def step() -> EnvSteps:
@@ -126,6 +130,5 @@ def cores() -> int:
 
 def _rollout(settings: Settings, environment: VectorEnvironment) -> Rollout:
     length = settings.rollout.length
-    recorded = recorded_specs(settings.algorithm, length=length, num_envs=environment.num_envs)
-    schema = trajectory_schema(environment.spec, length=length, num_envs=environment.num_envs, recorded=recorded)
+    schema = rollout_schema(settings.algorithm, env=environment.spec, length=length, num_envs=environment.num_envs)
     return Rollout(schema, environment.reset(0))

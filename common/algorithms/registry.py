@@ -57,7 +57,7 @@ def build_policy(
 
 
 def rollout_schema(settings: AlgorithmSettings, *, env: EnvSpec, length: int, num_envs: int) -> tuple[ArraySpec, ...]:
-    """The arrays an actor writes down while it steps: a trajectory of T = `length` and B = `num_envs`, and what the policy adds."""
+    """The arrays an actor writes down while it steps T = `length` by B = `num_envs`: a trajectory, and what the policy adds."""
     recorded = ALGORITHMS[settings.name].recorded(settings=settings, length=length, num_envs=num_envs)
     return trajectory_schema(env, length=length, num_envs=num_envs, recorded=recorded)
 

@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from common.errors import ConfigError
-from common.runtime.layers import Layer, Path, leaves, merge, nest, parse, source_of
+from common.runtime.layers import DEFAULT, Layer, Path, leaves, merge, nest, parse, source_of
 from common.runtime.presets import Preset, find_preset
 from common.runtime.problems import explain, node_at
 from common.runtime.tree import Settings
@@ -41,7 +41,8 @@ def load(*, preset: str | None, overrides: Sequence[str] = (), environ: Mapping[
 
     Raises `ConfigError` with all problems of the values at once: key, value found, value wanted, where it came from.
     """
-    layers = [*_preset_layers(find_preset(preset))] if preset else []
+    layers = [Layer(source=DEFAULT, values=nest(("algorithm", "name"), Settings().algorithm.name))]
+    layers += _preset_layers(find_preset(preset)) if preset else ()
     layers += _environment_layers(environ)
     layers += [_override_layer(text) for text in overrides]
     return build(layers)
@@ -49,7 +50,7 @@ def load(*, preset: str | None, overrides: Sequence[str] = (), environ: Mapping[
 
 def build(layers: Sequence[Layer]) -> Loaded:
     """Merge and check `layers`, the strongest last."""
-    values, sources = merge(layers)
+    values, sources = merge(_of_one_algorithm(layers))
     try:
         # by way of JSON, so that lists become tuples and nothing else changes its type
         settings = Settings.model_validate_json(json.dumps(values), strict=True)
@@ -57,6 +58,19 @@ def build(layers: Sequence[Layer]) -> Loaded:
         raise explain(error, values, sources) from error
     found = {".".join(path): source_of(path, sources) for path, _ in leaves(settings.model_dump(mode="json"))}
     return Loaded(settings=settings, provenance=MappingProxyType(found))
+
+
+def _of_one_algorithm(layers: Sequence[Layer]) -> list[Layer]:
+    """The layers without what a preset says of another algorithm than the one that runs: `algorithm.name=impala` is enough."""
+    named = [section.get("name") for layer in layers if isinstance(section := layer.values.get("algorithm"), dict)]
+    runs = next((name for name in reversed(named) if name is not None), None)
+    kept = []
+    for layer in layers:
+        section = layer.values.get("algorithm")
+        other = isinstance(section, dict) and section.get("name", runs) != runs
+        values = {key: value for key, value in layer.values.items() if not (other and key == "algorithm")}
+        kept.append(Layer(source=layer.source, values=values))
+    return kept
 
 
 def as_yaml(settings: Settings, provenance: Mapping[str, str] | None = None) -> str:

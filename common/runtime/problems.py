@@ -31,11 +31,14 @@ def node_at(path: Sequence[str | int], values: Tree) -> Node | None:
     """Schema of the setting or section at `path`, None where there is none; `values` tell variants of a section apart."""
     node = schema()
     for depth, key in enumerate(path):
-        properties = node.get("properties", {})
+        variants = node.get("discriminator")
+        if variants and key == variants["propertyName"]:
+            return {"enum": list(variants["mapping"])}
+        properties = _resolved(node, _at(path[:depth], values)).get("properties", {})
         if key not in properties:
             return None
-        node = _resolved(properties[key], _at(path[: depth + 1], values))
-    return node
+        node = properties[key]
+    return _resolved(node, _at(path, values))
 
 
 def wanted(node: Node) -> str:
@@ -81,6 +84,8 @@ def _lines(details: ErrorDetails, values: Tree, sources: Mapping[str, str]) -> I
         for sentence in str(reason).splitlines():
             key = tuple(sentence.split(":")[0].split("."))
             yield f"{sentence} ({'.'.join(key)} from {source_of(key, sources)})"
+    elif details["type"] == "union_tag_invalid":
+        yield from _tag(path, values, sources)
     elif details["type"] == "extra_forbidden":
         yield _unknown(path, values, origin)
     elif reason is not None and "properties" in (node_at(path, values) or {}):
@@ -88,6 +93,13 @@ def _lines(details: ErrorDetails, values: Tree, sources: Mapping[str, str]) -> I
     else:
         want = str(reason) if reason is not None else wanted(node_at(path, values) or {})
         yield f"{name}: found {_at(path, values)!r} ({origin}), wanted {want}"
+
+
+def _tag(path: Path, values: Tree, sources: Mapping[str, str]) -> Iterator[str]:
+    """The `name` that says which variant a section is, is none."""
+    name = (*path, "name")
+    want = wanted(node_at(name, values) or {})
+    yield f"{'.'.join(name)}: found {_at(name, values)!r} ({source_of(name, sources)}), wanted {want}"
 
 
 def _unknown(path: Path, values: Tree, origin: str) -> str:
@@ -116,7 +128,7 @@ def _resolved(node: Node, value: Any) -> Node:
     if "discriminator" in node:  # the section's `name` says which variant it is
         mapping = node["discriminator"]["mapping"]
         name = value.get("name") if isinstance(value, dict) else None
-        node = {"$ref": mapping.get(name, next(iter(mapping.values())))}
+        node = {"$ref": mapping.get(name) or mapping[node["default"]["name"]]}
     if "$ref" in node:
         return _resolved(schema()["$defs"][node["$ref"].rpartition("/")[2]], value)
     return node

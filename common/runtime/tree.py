@@ -180,7 +180,7 @@ def _conflicts(settings: Settings) -> Iterator[str]:
     if actor.count > learner.max_actors:
         yield f"actor.count: found {actor.count}, wanted at most {learner.max_actors} = learner.max_actors: more would be refused"
     if scale.batch_env_steps > scale.env_steps:
-        yield f"target.env_steps: found {scale.env_steps}, wanted at least {scale.batch_env_steps}: one update trains on that many"
+        yield f"target.env_steps: found {scale.env_steps}, wanted at least {scale.batch_words}: one update trains on that many"
 
 
 class RunConfig(Section):
@@ -194,6 +194,7 @@ class RunConfig(Section):
     algorithm: AlgorithmSettings
     rollout: RolloutSettings
     target: TargetSettings
+    actors: int  # that the run expects; more may come
     acting_precision: Precision  # one for all actors: what they record comes from the weights as they act
 
     @classmethod
@@ -208,6 +209,7 @@ class RunConfig(Section):
             algorithm=settings.algorithm,
             rollout=settings.rollout,
             target=settings.target,
+            actors=settings.actor.count,
             acting_precision=settings.actor.precision,
         )
 

@@ -10,7 +10,8 @@ from contextlib import closing
 from functools import partial
 from importlib.metadata import version
 
-from common.algorithms.registry import build_policy
+from common.algorithms.api import Place
+from common.algorithms.registry import build_policy, rollout_schema, shipment
 from common.envs.make import make
 from common.runtime import logs, root
 from common.runtime.health import Health
@@ -25,6 +26,7 @@ from common.transport.zmq import ZmqPeer
 from common.units import Seconds
 from services.actor.loop import Actor
 from services.actor.metrics import ActorMetrics
+from services.actor.rollout import Rollout
 from services.actor.settings import parse
 
 GRACE_SECONDS: Seconds = 5.0
@@ -88,19 +90,23 @@ def _actor(link: Link, metrics: ActorMetrics, health: Health, shutdown: Shutdown
     environment = make(run.env)
     link.check_environment(environment.spec)
     seed = partial(derive, run.seed, role="actor", index=welcome.index, generation=welcome.generation)
+    size = {"length": run.rollout.length, "num_envs": run.env.num_envs}
     policy = build_policy(
         run.algorithm,
         model=run.model,
         env=environment.spec,
         precision=run.acting_precision,
         seed=seed(purpose="policy"),
+        place=Place(index=welcome.index, peers=run.actors, num_envs=run.env.num_envs),
     )
+    schema = rollout_schema(run.algorithm, env=environment.spec, **size)
     link.layout = policy.layout
     actor = Actor(
         link=link,
         environment=environment,
         policy=policy,
-        seed=seed(purpose="environment"),
+        rollout=Rollout(schema, environment.reset(seed(purpose="environment"))),
+        ships=shipment(run.algorithm, model=run.model, env=environment.spec, **size).message,
         phases=metrics.phases,
         stopping=lambda: shutdown.requested,
         alive=health.tick,

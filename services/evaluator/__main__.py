@@ -10,6 +10,7 @@ from contextlib import closing
 from functools import partial
 from importlib.metadata import version
 
+from common.algorithms.api import Place
 from common.algorithms.registry import build_policy
 from common.envs.make import make
 from common.runtime import logs, root
@@ -89,7 +90,14 @@ def _evaluator(
     environment = make(run.env, num_envs=settings.evaluator.episodes)
     link.check_environment(environment.spec)
     seed = partial(derive, run.seed, role="evaluator", index=welcome.index, generation=welcome.generation)
-    policy = build_policy(run.algorithm, model=run.model, env=environment.spec, precision="fp32", seed=seed(purpose="policy"))
+    policy = build_policy(
+        run.algorithm,
+        model=run.model,
+        env=environment.spec,
+        precision="fp32",
+        seed=seed(purpose="policy"),
+        place=Place(index=welcome.index, peers=1, num_envs=environment.num_envs),
+    )
     link.layout = policy.layout
     evaluator = Evaluator(
         link=link,

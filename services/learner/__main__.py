@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from common.algorithms.api import Algorithm
-from common.algorithms.registry import build_algorithm, recorded_specs
-from common.algorithms.trajectory import check_trajectory, trajectory_schema
+from common.algorithms.registry import Shipment, build_algorithm, shipment
 from common.envs.make import example_frames, spec_of
 from common.envs.spec import EnvSpec
 from common.errors import ConfigError
@@ -131,7 +130,10 @@ def _state(invocation: Invocation, directory: RunDirectory, algorithm: Algorithm
     record = RunRecord(
         settings=settings, run_id=run_id, frame_skip=env.frame_skip, started_at=_run_began(directory, resumed=invocation.resume)
     )
-    session = LearnerSide(_terms(settings, env, run_id), check=lambda experience: check_trajectory(env, experience.arrays))
+    ships = shipment(
+        settings.algorithm, model=settings.model, env=env, length=settings.rollout.length, num_envs=settings.env.num_envs
+    )
+    session = LearnerSide(_terms(settings, env, ships, run_id), check=lambda experience: ships.check(experience.arrays))
     if checkpoint:
         algorithm.load_state_dict(checkpoint.state)
         record.load_state_dict(checkpoint.counters["record"], time.monotonic())
@@ -162,14 +164,12 @@ def _run_began(directory: RunDirectory, *, resumed: bool) -> Seconds:
     return time.monotonic() - max(0.0, age)
 
 
-def _terms(settings: Settings, env: EnvSpec, run_id: str) -> Terms:
-    length, num_envs = settings.rollout.length, settings.env.num_envs
-    recorded = recorded_specs(settings.algorithm, length=length, num_envs=num_envs)
+def _terms(settings: Settings, env: EnvSpec, ships: Shipment, run_id: str) -> Terms:
     return Terms(
         run=run_id,
         config=RunConfig.of(settings, run_id=run_id).to_json(),
         env_signature=env.signature,
-        schema=trajectory_schema(env, length=length, num_envs=num_envs, recorded=recorded),
+        schema=ships.schema,
         credits=settings.learner.credits,
         batch=settings.learner.batch,
         max_actors=settings.learner.max_actors,

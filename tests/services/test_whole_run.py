@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
+from common.algorithms.api import Place
+from common.algorithms.registry import build_algorithm, build_policy, shipment
 from common.algorithms.settings.ppo import PPOSettings
-from common.algorithms.registry import build_algorithm, build_policy, recorded_specs
-from common.algorithms.trajectory import check_trajectory, trajectory_schema
 from common.envs.make import make, spec_of
 from common.envs.spec import EnvSettings
 from common.errors import DropReason
@@ -30,8 +30,10 @@ from common.session.learner_side import LearnerSide
 from common.session.roster import Terms
 from common.transport.link import Link
 from common.transport.memory import MemoryHub
+from common.wire.messages import Trajectory
 from services.actor.loop import Actor
 from services.actor.metrics import ActorMetrics
+from services.actor.rollout import Rollout
 from services.evaluator.loop import Evaluator
 from services.evaluator.metrics import EvaluatorMetrics
 from services.learner.intake import Intake
@@ -90,21 +92,17 @@ class Colony:
         self.settings, self.hub, self.failures = settings, MemoryHub(), []
         self.env = spec_of(settings.env)
         length, num_envs = settings.rollout.length, settings.env.num_envs
+        ships = shipment(settings.algorithm, model=settings.model, env=self.env, length=length, num_envs=num_envs)
         terms = Terms(
             run="run-1",
             config=RunConfig.of(settings, run_id="run-1").to_json(),
             env_signature=self.env.signature,
-            schema=trajectory_schema(
-                self.env,
-                length=length,
-                num_envs=num_envs,
-                recorded=recorded_specs(settings.algorithm, length=length, num_envs=num_envs),
-            ),
+            schema=ships.schema,
             credits=settings.learner.credits,
             batch=settings.learner.batch,
             max_actors=8,
         )
-        session = LearnerSide(terms, check=lambda experience: check_trajectory(self.env, experience.arrays))
+        session = LearnerSide(terms, check=lambda experience: ships.check(experience.arrays))
         self.algorithm = build_algorithm(
             settings.algorithm, model=settings.model, env=self.env, seed=derive(settings.run.seed, "model", role="learner")
         )
@@ -146,18 +144,26 @@ class Colony:
             link.service(0.05)
         return link, partial(derive, self.settings.run.seed, role=role, index=link.welcome.index)
 
+    def policy(self, run, environment, seed):
+        """The acting side, as the Welcome says."""
+        place = Place(index=0, peers=run.actors, num_envs=environment.num_envs)
+        return build_policy(
+            run.algorithm, model=run.model, env=environment.spec, precision="fp32", seed=seed("policy"), place=place
+        )
+
     def act(self, number):
         """An actor's life."""
         link, seed = self.link("actor", number)
         run = RunConfig.from_json(link.welcome.config)
         environment = make(run.env)
         link.check_environment(environment.spec)
-        policy = build_policy(run.algorithm, model=run.model, env=environment.spec, precision="fp32", seed=seed("policy"))
+        policy = self.policy(run, environment, seed)
         actor = Actor(
             link=link,
             environment=environment,
             policy=policy,
-            seed=seed("environment"),
+            rollout=Rollout(link.welcome.schema, environment.reset(seed("environment"))),
+            ships=Trajectory,
             phases=ActorMetrics().phases,
             stopping=lambda: bool(self.failures),
             alive=lambda: None,
@@ -174,7 +180,7 @@ class Colony:
         link, seed = self.link("evaluator", 0)
         run = RunConfig.from_json(link.welcome.config)
         environment = make(run.env, num_envs=20)
-        policy = build_policy(run.algorithm, model=run.model, env=environment.spec, precision="fp32", seed=seed("policy"))
+        policy = self.policy(run, environment, seed)
         evaluator = Evaluator(
             link=link,
             environment=environment,

@@ -24,7 +24,7 @@ def build(env, precision="fp32", seed=0):
         net.policy_head.weight.mul_(200.0)
     net.requires_grad_(requires_grad=False)
     policy = ActorCriticPolicy(model=MODEL, env=env, precision=precision, seed=seed)
-    policy.load(4, snapshot.to_tensor(snapshot.flatten(net, precision)))
+    policy.load(4, snapshot.to_tensor(snapshot.flatten(net, precision)), env_steps=0)
     return net, policy
 
 

@@ -43,7 +43,7 @@ def weights(algorithm):
 def act_on(algorithm, env, sample, make_sample, seed=0):
     """The same rollout with the actions that the newest snapshot chooses, as an actor would send it."""
     policy = ActorCriticPolicy(model=MODEL, env=env, precision="fp32", seed=seed)
-    policy.load(0, snapshot.to_tensor(snapshot.flatten(algorithm.model, "fp32")))
+    policy.load(0, snapshot.to_tensor(snapshot.flatten(algorithm.model, "fp32")), env_steps=0)
     batch = algorithm.collate([sample])
     acted = [policy.act(observation) for observation in batch.observation[:-1]]
     arrays = {name: np.stack([step[name].numpy() for step in acted]) for name in ("action", "log_prob")}

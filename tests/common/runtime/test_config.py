@@ -2,6 +2,7 @@
 
 import pytest
 
+from common.algorithms.settings.impala import ImpalaSettings
 from common.errors import ConfigError
 from common.runtime.config import as_yaml, load
 from common.runtime.presets import preset_names
@@ -132,3 +133,12 @@ def test_sources_are_written_beside_the_values():
     assert "  seed: 5  # command line\n" in text
     assert "  id: ALE/Pong-v5  # preset pong\n" in text
     assert '  kwargs: {"b": 2, "a": 1}  # ROOKERY_ENV__KWARGS__B, command line\n' in text
+
+
+def test_naming_another_algorithm_leaves_the_settings_of_the_presets_own_behind():
+    """`rookery train pong algorithm.name=impala`: the preset's clip range is nothing that IMPALA knows, and no slip either."""
+    overrides = ["algorithm.learning_rate=0.5", "algorithm.name=impala"]
+    loaded = load(preset="cartpole", overrides=overrides, environ={})
+    assert loaded.settings.algorithm == ImpalaSettings(learning_rate=0.5)
+    assert loaded.provenance["algorithm.gamma"] == "default"
+    assert loaded.settings.rollout == load(preset="cartpole", environ={}).settings.rollout

@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from common.errors import ConfigError
 from common.runtime.config import load
-from common.runtime.problems import _resolved, explain, node_at, schema, wanted
+from common.runtime.problems import explain, node_at, schema, wanted
 
 pytestmark = pytest.mark.pure
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.pure
         ("env.id", "text"),
         ("env.kwargs", "mapping"),
         ("log.format", "one of auto, plain, json"),
-        ("algorithm.name", "one of ppo"),
+        ("algorithm.name", "one of impala, ppo"),
         ("model.hidden", "list of integer"),
         ("model.conv", "list of list of (integer, integer, integer)"),
     ],
@@ -58,7 +58,7 @@ def _complaint(*overrides):
         ("evaluator.enabled=yes", "evaluator.enabled: found 'yes' (command line), wanted true or false"),
         ("model.conv=[[1, 2]]", "model.conv: found [[1, 2]] (command line), wanted list of list of (integer, integer, integer)"),
         ("log.level=loud", "log.level: found 'loud' (command line), wanted one of debug, info, warning, error"),
-        ("algorithm.name=dqn", "algorithm.name: found 'dqn' (command line), wanted one of ppo"),
+        ("algorithm.name=dqn", "algorithm.name: found 'dqn' (command line), wanted one of impala, ppo"),
     ],
 )
 def test_a_wrong_value_is_one_line_with_key_value_source_and_wish(override, line):
@@ -113,6 +113,6 @@ def test_a_section_that_does_not_hold_together_is_named():
 
 def test_the_name_of_an_algorithm_says_which_keys_its_section_has():
     """With several algorithms the keys of one are unknown to the other."""
-    union = {"discriminator": {"propertyName": "name", "mapping": {"a": "#/$defs/EnvSettings", "b": "#/$defs/LogSettings"}}}
-    assert "level" in _resolved(union, {"name": "b"})["properties"]
-    assert "num_envs" in _resolved(union, {"name": "slip"})["properties"]
+    assert "clip" in node_at(("algorithm",), {"algorithm": {"name": "ppo"}})["properties"]
+    assert "clip" not in node_at(("algorithm",), {"algorithm": {"name": "impala"}})["properties"]
+    assert node_at(("algorithm",), {"algorithm": {"name": "slip"}}) == node_at(("algorithm",), {"algorithm": {"name": "ppo"}})

@@ -353,7 +353,13 @@ def test_a_want_is_answered_once_and_with_the_newest_only() -> None:
     (first,) = of(Snapshot, learner.hear(b"a", SnapshotWanted(after=-1)))
     assert first.version == 0
     for version in (1, 2):
-        assert of(Snapshot, learner.handle(e.Published(snapshot=Snapshot(version=version, env_steps=0, precision="fp32", layout="x")))) == []
+        assert (
+            of(
+                Snapshot,
+                learner.handle(e.Published(snapshot=Snapshot(version=version, env_steps=0, precision="fp32", layout="x"))),
+            )
+            == []
+        )
     (newest,) = of(Snapshot, learner.hear(b"a", SnapshotWanted(after=0)))
     assert newest.version == 2
     assert of(Snapshot, learner.hear(b"a", SnapshotWanted(after=2))) == []

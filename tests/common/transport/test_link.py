@@ -104,7 +104,9 @@ class World:
 
 def policy(version):
     """A snapshot."""
-    return Snapshot(version=version, env_steps=0, precision="fp32", layout="", arrays={"parameters": np.full(2, version, np.float32)})
+    return Snapshot(
+        version=version, env_steps=0, precision="fp32", layout="", arrays={"parameters": np.full(2, version, np.float32)}
+    )
 
 
 def rollout(number):

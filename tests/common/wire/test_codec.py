@@ -67,7 +67,10 @@ MESSAGES: tuple[Message, ...] = (
     Gradient(seq=4, version=5, env_steps=6, shipped=9006, arrays={"gradient": np.array([1.0, -0.5], np.float32)}),
     Credit(acked=4, credits=2, version=6, rejects=(Reject(seq=3, reason="non_finite", detail="array reward at [0, 1]"),)),
     SnapshotWanted(after=-1),
-    Snapshot(version=6, env_steps=0, precision="bf16", layout="f00d", arrays={"parameters": np.array([0x3F80, 0xBF80], np.uint16)}),
+    Snapshot(
+        version=6, env_steps=12288, precision="bf16", layout="f00d",
+        arrays={"parameters": np.array([0x3F80, 0xBF80], np.uint16)},
+    ),
     Report(produced=9100, dropped=(Dropped(reason="unfinished", env_steps=94),)),
     Evaluation(
         version=6, mode="greedy",
@@ -293,7 +296,9 @@ def test_what_the_other_side_would_refuse_is_not_sent() -> None:
         Drain(reason="\ud800", deadline_seconds=1.0),
         SnapshotWanted(after=2**64),
         Snapshot(version=1, env_steps=0, precision="fp32", layout="", arrays={"parameters": np.zeros(2, np.complex64)}),
-        Snapshot(version=1, env_steps=0, precision="fp32", layout="", arrays={f"a{i}": np.zeros(1) for i in range(limits.ARRAYS + 1)}),
+        Snapshot(
+            version=1, env_steps=0, precision="fp32", layout="", arrays={f"a{i}": np.zeros(1) for i in range(limits.ARRAYS + 1)}
+        ),
     ):
         with pytest.raises(InternalError):
             encode(envelope(message))

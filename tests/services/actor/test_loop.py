@@ -13,9 +13,10 @@ from common.algorithms.trajectory import trajectory_schema
 from common.envs.make import make
 from common.envs.spec import EnvSettings
 from common.errors import DropReason
-from common.wire.messages import ArraySpec, Drain, Snapshot
+from common.wire.messages import ArraySpec, Drain, Snapshot, Trajectory
 from services.actor.loop import Actor
 from services.actor.metrics import ActorMetrics
+from services.actor.rollout import Rollout
 
 pytestmark = pytest.mark.service
 
@@ -78,11 +79,15 @@ class FakePolicy:
         """No weights yet."""
         self.version, self.loaded = None, []
 
-    def load(self, version, parameters):
+    def load(self, version, parameters, *, env_steps):  # noqa: ARG002
         """Take the weights."""
         assert parameters.tolist() == [version] * 3
         self.version = version
         self.loaded.append(version)
+
+    def experience(self, rollout):
+        """Everything is sent as it is."""
+        return rollout
 
     def act(self, observation, *, greedy=False):
         """Act, never greedily."""
@@ -93,7 +98,9 @@ class FakePolicy:
 
 def policy(version):
     """A snapshot of three parameters."""
-    return Snapshot(version=version, env_steps=0, precision="fp32", layout="", arrays={"parameters": np.full(3, version, np.float32)})
+    return Snapshot(
+        version=version, env_steps=0, precision="fp32", layout="", arrays={"parameters": np.full(3, version, np.float32)}
+    )
 
 
 class Scene:
@@ -113,7 +120,8 @@ class Scene:
             link=self.link,
             environment=self.environment,
             policy=self.policy,
-            seed=1,
+            rollout=Rollout(self.link.welcome.schema, self.environment.reset(1)),
+            ships=Trajectory,
             phases=self.metrics.phases,
             stopping=lambda: self.stop,
             alive=self.turn,

@@ -62,7 +62,7 @@ class FakePolicy:
         """No weights yet."""
         self.version, self.acts = -1, []
 
-    def load(self, version, parameters):
+    def load(self, version, parameters, *, env_steps):  # noqa: ARG002
         """Take the weights."""
         assert parameters.tolist() == [version] * 3
         self.version = version

@@ -32,7 +32,9 @@ def numbered(make_trajectory, number):
 
 def policy(version):
     """A snapshot of three parameters."""
-    return Snapshot(version=version, env_steps=0, precision="fp32", layout="x", arrays={"parameters": np.full(3, version, np.float32)})
+    return Snapshot(
+        version=version, env_steps=0, precision="fp32", layout="x", arrays={"parameters": np.full(3, version, np.float32)}
+    )
 
 
 def assert_balances(figures):
