@@ -39,7 +39,7 @@ def smoothed(action: Tensor, noise: Tensor, *, clip: float) -> Tensor:
 
 
 def clipped_double(values: Tensor) -> Tensor:
-    """min over k of Q'_k(next, a') [N] of both critics [2, N] (eq. 10): overestimates that only one of them makes have no say."""
+    """Min over k of Q'_k(next, a') [N] of both critics [2, N] (eq. 10): overestimates that only one of them makes have no say."""
     _require_twins(values)
     return values.amin(dim=0)
 
@@ -66,8 +66,8 @@ def actor_loss(value: Tensor) -> Tensor:
 
 @torch.no_grad()
 def polyak(targets: Iterable[Tensor], sources: Iterable[Tensor], rate: float) -> None:
-    """theta' := rate * theta + (1 - rate) * theta', in place (algorithm 1; `rate` is tau)."""
-    torch._foreach_lerp_(list(targets), list(sources), rate)  # noqa: SLF001 - the public way takes one call per tensor
+    """Theta' := rate * theta + (1 - rate) * theta', in place (algorithm 1; `rate` is tau)."""
+    torch._foreach_lerp_(list(targets), list(sources), rate)
 
 
 def _require_twins(values: Tensor) -> None:

@@ -20,9 +20,17 @@ def ladder(place: Place, *, largest: float, alpha: float) -> Tensor:
 
         epsilon_i = largest^(1 + alpha * i / (N - 1)),    i = 0 .. N-1 over all environments of all actors
 
-    The rungs go round the actors, so that each has high and low ones, and none takes a part of the ladder with it when it
-    dies. An actor beyond the expected number repeats the rungs of another. A single environment gets `largest`.
+    A single environment gets `largest`.
+    """
+    return largest ** (1.0 + alpha * rank(place))
+
+
+def rank(place: Place) -> Tensor:
+    """Where each environment of this actor stands among all, i / (N - 1) in 0..1 [B] float32; 0 for a single one.
+
+    The ranks go round the actors, so that each has high and low ones, and none takes a part of the ladder with it when it
+    dies. An actor beyond the expected number repeats the ranks of another.
     """
     actors = max(1, place.peers)
     rung = torch.arange(place.num_envs) * actors + place.index % actors
-    return largest ** (1.0 + alpha * rung / max(1, actors * place.num_envs - 1))
+    return rung / max(1, actors * place.num_envs - 1)
