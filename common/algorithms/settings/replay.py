@@ -45,8 +45,8 @@ class ReplaySection(AlgorithmSection):
         if paid < self.minibatch:
             yield (
                 f"algorithm.samples_per_insert: found {self.samples_per_insert:g}, wanted more: target.env_steps "
-                f"{scale.env_steps} less algorithm.warmup {self.warmup} pay for {max(0.0, paid):g} samples, and one gradient step takes "
-                f"algorithm.minibatch {self.minibatch}"
+                f"{scale.env_steps} less algorithm.warmup {self.warmup} pay for {max(0.0, paid):g} samples, and one gradient "
+                f"step takes algorithm.minibatch {self.minibatch}"
             )
         if scale.waiting > scale.max_policy_lag:
             yield (
