@@ -72,6 +72,7 @@ class Place:
     index: int  # of this peer among those of its role, from 0
     peers: int  # of its role that the run expects; more may come
     num_envs: int  # B, environments that this peer steps
+    training: bool = True  # False: an evaluator, which explores, where it does, as at the end of training
 
 
 class Policy(Protocol):

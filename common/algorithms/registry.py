@@ -8,9 +8,12 @@ from types import MappingProxyType
 
 from common.algorithms import policy
 from common.algorithms.api import Algorithm, Place, Policy
+from common.algorithms.dqn import DQN
 from common.algorithms.ppo import PPO
+from common.algorithms.q_policy import EpsilonGreedyPolicy
 from common.algorithms.settings import AlgorithmSettings
 from common.algorithms.settings.base import AlgorithmSection
+from common.algorithms.settings.dqn import DQNSettings
 from common.algorithms.settings.ppo import PPOSettings
 from common.algorithms.trajectory import check_trajectory, trajectory_schema
 from common.envs.spec import EnvSpec
@@ -39,7 +42,10 @@ class Shipment:
 
 
 ALGORITHMS: Mapping[str, Entry] = MappingProxyType(
-    {"ppo": Entry(settings=PPOSettings, algorithm=PPO, policy=policy.ActorCriticPolicy, recorded=policy.recorded)}
+    {
+        "ppo": Entry(settings=PPOSettings, algorithm=PPO, policy=policy.ActorCriticPolicy, recorded=policy.recorded),
+        "dqn": Entry(settings=DQNSettings, algorithm=DQN, policy=EpsilonGreedyPolicy, recorded=lambda **_: ()),
+    }
 )
 
 

@@ -96,7 +96,7 @@ def _evaluator(
         env=environment.spec,
         precision="fp32",
         seed=seed(purpose="policy"),
-        place=Place(index=welcome.index, peers=1, num_envs=environment.num_envs),
+        place=Place(index=welcome.index, peers=1, num_envs=environment.num_envs, training=False),
     )
     link.layout = policy.layout
     evaluator = Evaluator(

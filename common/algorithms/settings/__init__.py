@@ -9,8 +9,9 @@ from typing import Annotated, TypeAlias
 
 from pydantic import Field
 
+from common.algorithms.settings.dqn import DQNSettings
 from common.algorithms.settings.impala import ImpalaSettings
 from common.algorithms.settings.ppo import PPOSettings
 
-AlgorithmSettings: TypeAlias = Annotated[PPOSettings | ImpalaSettings, Field(discriminator="name")]
+AlgorithmSettings: TypeAlias = Annotated[PPOSettings | ImpalaSettings | DQNSettings, Field(discriminator="name")]
 """The union of all of them."""
