@@ -6,20 +6,26 @@ optimizer and the random state and implements `Algorithm`. The services only eve
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
+from common import units
 from common.units import EnvSteps, Version
 from common.wire.messages import Arrays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One experience message as the learner's queue hands it over: `version` acted, `arrays` by the run's schema."""
+    """One experience message as the learner's queue hands it over: `version` acted, `arrays` by the run's schema.
 
+    Messages of one `peer` with consecutive `seq` follow one another in time: what ends in one goes on in the next.
+    """
+
+    peer: Hashable = None  # one incarnation of one actor
+    seq: units.Sequence = 0
     version: Version
     env_steps: EnvSteps
     arrays: Arrays
@@ -55,8 +61,8 @@ class Algorithm(Protocol):
     def collate(self, samples: Sequence[Sample]) -> Any:
         """Turn experience messages (all of one schema) into what `update` trains on; valid until the next call."""
 
-    def update(self, batch: Any, progress: Progress) -> UpdateResult:
-        """Train on one collated batch."""
+    def update(self, batch: Any, progress: Progress, stop: Callable[[], bool] = lambda: False) -> UpdateResult:
+        """Train on one collated batch. `stop` is asked before each gradient step: once it is true, the rest is left out."""
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs: model, optimizer, random state, running statistics. Tensors and JSON scalars."""

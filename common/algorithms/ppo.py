@@ -7,8 +7,9 @@ Values are normalised by the statistics of their targets over the run: the value
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import torch
@@ -77,7 +78,7 @@ class PPO:
         """Join trajectories into one batch, stacks rebuilt."""
         return collate(samples, self._env)
 
-    def update(self, batch: Batch, progress: Progress) -> UpdateResult:
+    def update(self, batch: Batch, progress: Progress, stop: Callable[[], bool] = lambda: False) -> UpdateResult:
         """Train `epochs` times on the valid env steps of a batch, in random minibatches of nearly equal size.
 
         A step whose loss or gradient is not finite is left out and counted (`nonfinite_steps`). What was not measured,
@@ -93,7 +94,7 @@ class PPO:
                 self._settings.learning_rate, progress, final=self._settings.lr_final, over=self._settings.lr_env_steps
             )
         metrics = {"learning_rate": self._learning_rate, "policy_lag_mean": lag.double().mean().item()}
-        epochs = [self._epoch(rows, chosen) for _ in range(self._settings.epochs)]
+        epochs = [self._epoch(rows, chosen, stop) for _ in range(self._settings.epochs)]
         taken = [step for epoch in epochs for step in epoch if step is not None]
         metrics["nonfinite_steps"] = float(sum(map(len, epochs)) - len(taken))
         if taken:
@@ -133,7 +134,7 @@ class PPO:
         weight = losses.importance_weight(
             proximal_log_prob=proximal, behaviour_log_prob=data.log_prob.flatten(), cap=_IMPORTANCE_CAP
         )
-        advantage, target = self._normalized(advantage, target, data.valid)
+        target = self._normalized(target, data.valid)
         return _Rows(observation, action, proximal, weight, advantage.flatten(), target.flatten()), explained
 
     def _outputs(self, observation: Tensor) -> list[nets.Output]:
@@ -141,24 +142,22 @@ class PPO:
         with self._autocast():
             return [self._model(part) for part in torch.split(observation, _FORWARD_ROWS)]
 
-    def _normalized(self, advantage: Tensor, target: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-        """Advantages by their own statistics, targets by the run's, which take these in first. Invalid rows do not count."""
-        if self._settings.normalize_value:
-            merged = self._moments.merge(Moments.of(target[valid]))
-            if math.isfinite(merged.m2):  # else the steps will be left out, and so are their targets
-                self._moments = merged
-            target = self._moments.normalize(target)
-        if self._settings.normalize_advantage:
-            advantage = Moments.of(advantage[valid]).normalize(advantage)
-        return advantage, target
+    def _normalized(self, target: Tensor, valid: Tensor) -> Tensor:
+        """Targets by the statistics of the run, which take these in first. Invalid rows do not count."""
+        if not self._settings.normalize_value:
+            return target
+        merged = self._moments.merge(Moments.of(target[valid]))
+        if math.isfinite(merged.m2):  # else the steps will be left out, and so are their targets
+            self._moments = merged
+        return self._moments.normalize(target)
 
-    def _epoch(self, rows: _Rows, chosen: Tensor) -> list[_Step | None]:
-        """One pass over the `chosen` rows in random order; None for a step that was left out."""
+    def _epoch(self, rows: _Rows, chosen: Tensor, stop: Callable[[], bool]) -> list[_Step | None]:
+        """One pass over the `chosen` rows in random order, or as far as `stop` lets it; None for a step that was left out."""
         order = chosen[torch.randperm(len(chosen), generator=self._generator)]
         parts = max(1, round(len(order) / self._settings.minibatch))
         # index_select, because row[index] is twenty times slower on images.
         minibatches = (_Rows(*(row.index_select(0, index) for row in rows)) for index in order.tensor_split(parts))
-        return [self._step(minibatch) for minibatch in minibatches]
+        return [self._step(minibatch) for minibatch in takewhile(lambda _: not stop(), minibatches)]
 
     def _step(self, rows: _Rows) -> _Step | None:
         """One gradient step; None, and nothing changed, where it would not be finite."""
@@ -169,7 +168,7 @@ class PPO:
             log_prob=policy.log_prob(rows.action),
             proximal_log_prob=rows.log_prob,
             importance=rows.importance,
-            advantage=rows.advantage,
+            advantage=losses.standardized(rows.advantage) if settings.normalize_advantage else rows.advantage,
             clip=settings.clip,
         )
         error = losses.value_loss(value=value, target=rows.target)

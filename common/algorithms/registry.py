@@ -9,12 +9,15 @@ from types import MappingProxyType
 from common.algorithms import policy
 from common.algorithms.api import Algorithm, Place, Policy
 from common.algorithms.dqn import DQN
+from common.algorithms.noisy_policy import NoisyPolicy
 from common.algorithms.ppo import PPO
 from common.algorithms.q_policy import EpsilonGreedyPolicy
 from common.algorithms.settings import AlgorithmSettings
 from common.algorithms.settings.base import AlgorithmSection
 from common.algorithms.settings.dqn import DQNSettings
 from common.algorithms.settings.ppo import PPOSettings
+from common.algorithms.settings.td3 import TD3Settings
+from common.algorithms.td3 import TD3
 from common.algorithms.trajectory import check_trajectory, trajectory_schema
 from common.envs.spec import EnvSpec
 from common.models.snapshot import Precision
@@ -45,6 +48,7 @@ ALGORITHMS: Mapping[str, Entry] = MappingProxyType(
     {
         "ppo": Entry(settings=PPOSettings, algorithm=PPO, policy=policy.ActorCriticPolicy, recorded=policy.recorded),
         "dqn": Entry(settings=DQNSettings, algorithm=DQN, policy=EpsilonGreedyPolicy, recorded=lambda **_: ()),
+        "td3": Entry(settings=TD3Settings, algorithm=TD3, policy=NoisyPolicy, recorded=lambda **_: ()),
     }
 )
 

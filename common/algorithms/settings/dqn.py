@@ -50,10 +50,6 @@ class DQNSettings(ReplaySection):
         default="fp32", description="arithmetic of training, fp32 or bf16; weights and action values stay float32"
     )
 
-    @property
-    def priorities(self):
-        return None
-
     def conflicts(self, scale: Scale) -> Iterator[str]:
         """A window of n steps lies in one rollout and in one stream of the memory."""
         yield from super().conflicts(scale)

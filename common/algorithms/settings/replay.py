@@ -21,7 +21,7 @@ class ReplaySection(AlgorithmSection):
         default=8.0,
         gt=0.0,
         le=100_000.0,
-        description="times an env step is trained on, on average: gradient steps per env step x minibatch. Held whatever the timing",
+        description="times an env step is trained on, on average: gradient steps per env step x minibatch; held at any speed",
     )
 
     def conflicts(self, scale: Scale) -> Iterator[str]:
@@ -44,8 +44,8 @@ class ReplaySection(AlgorithmSection):
         paid = self.samples_per_insert * (scale.env_steps - self.warmup)
         if paid < self.minibatch:
             yield (
-                f"algorithm.samples_per_insert: found {self.samples_per_insert:g}, wanted more: target.env_steps {scale.env_steps} "
-                f"less algorithm.warmup {self.warmup} pay for {max(0.0, paid):g} samples, and one gradient step takes "
+                f"algorithm.samples_per_insert: found {self.samples_per_insert:g}, wanted more: target.env_steps "
+                f"{scale.env_steps} less algorithm.warmup {self.warmup} pay for {max(0.0, paid):g} samples, and one gradient step takes "
                 f"algorithm.minibatch {self.minibatch}"
             )
         if scale.waiting > scale.max_policy_lag:
