@@ -1,4 +1,4 @@
-"""How often an environment's action is drawn at random, in place of the best known one: epsilon, of each environment."""
+"""How much each environment explores: epsilon, the probability of an action drawn at random, and its rank among all others."""
 
 from __future__ import annotations
 
@@ -6,13 +6,24 @@ import torch
 from torch import Tensor
 
 from common.algorithms.api import Place
+from common.algorithms.settings.dqn import DQNSettings
 from common.units import EnvSteps
 
 
-def annealed(env_steps: EnvSteps, *, initial: float, final: float, over: EnvSteps) -> float:
-    """From `initial` at the start of the run in a straight line to `final` after `over` env steps, which then stays."""
-    done = min(1.0, env_steps / over) if over else 1.0
-    return initial + (final - initial) * done
+def epsilon(settings: DQNSettings, place: Place, *, env_steps: EnvSteps) -> Tensor:
+    """Epsilon of each environment at this `place` and point of the run, [B] float32, annealed or a rung of the ladder.
+
+    An evaluator's is that of the end of training: its sampled episodes show what the exploration costs a finished policy.
+    """
+    if settings.exploration == "ladder":
+        return ladder(place, largest=settings.epsilon, alpha=settings.ladder_alpha)
+    return torch.full((place.num_envs,), annealed(env_steps, settings) if place.training else settings.epsilon)
+
+
+def annealed(env_steps: EnvSteps, settings: DQNSettings) -> float:
+    """From `epsilon_initial` at the start of the run in a straight line to `epsilon`, which then stays."""
+    done = min(1.0, env_steps / max(1, settings.epsilon_env_steps))
+    return settings.epsilon_initial + (settings.epsilon - settings.epsilon_initial) * done
 
 
 def ladder(place: Place, *, largest: float, alpha: float) -> Tensor:
@@ -22,7 +33,8 @@ def ladder(place: Place, *, largest: float, alpha: float) -> Tensor:
 
     A single environment gets `largest`.
     """
-    return largest ** (1.0 + alpha * rank(place))
+    rungs: Tensor = largest ** (1.0 + alpha * rank(place))
+    return rungs
 
 
 def rank(place: Place) -> Tensor:
