@@ -5,10 +5,8 @@ Axes: N transitions, A components of an action; 2 critics first, [2, N]. Actions
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from common.algorithms.losses import require_vectors
@@ -62,12 +60,6 @@ def actor_loss(value: Tensor) -> Tensor:
     """- mean_i Q_1(o_i, mu(o_i)), of values [N] with gradient: the deterministic policy gradient (eq. 2) by the first critic."""
     require_vectors(value)
     return -value.mean()
-
-
-@torch.no_grad()
-def polyak(targets: Iterable[Tensor], sources: Iterable[Tensor], rate: float) -> None:
-    """Theta' := rate * theta + (1 - rate) * theta', in place (algorithm 1; `rate` is tau)."""
-    torch._foreach_lerp_(list(targets), list(sources), rate)
 
 
 def _require_twins(values: Tensor) -> None:

@@ -76,7 +76,7 @@ class DQN(ReplayLearner):
         self._optimizer.step()
         self._gradient_steps += 1
         if self._gradient_steps % settings.target_every == 0:
-            self._follow()
+            parameters.follow(self._target, self._model, settings.target_rate)
         error = td_error.abs()
         self._replay.update_priorities(rows.index, error.numpy())
         return {"loss": loss.detach(), "q_mean": value.mean(), "td_abs": error.mean(), "grad_norm": norm.detach()}
@@ -90,12 +90,6 @@ class DQN(ReplayLearner):
             value = q_learning.next_value(self._target(following), selecting)
         reward, discount = torch.from_numpy(rows.reward), torch.from_numpy(rows.discount)
         return q_learning.td_target(reward=reward, discount=discount, value=value)
-
-    @torch.no_grad()
-    def _follow(self) -> None:
-        """Move the target network towards the online one, all the way where `target_rate` is 1."""
-        for target, online in zip(self._target.parameters(), self._model.parameters(), strict=True):
-            target.lerp_(online, self._settings.target_rate)
 
     def _beta(self, progress: Progress) -> float:
         """Of the importance weights: to 1 at the planned end of the run (Schaul et al. 2016, section 3.4)."""

@@ -1,4 +1,4 @@
-"""The parameters of a network in a checkpoint, by name."""
+"""The parameters of a whole network: in a checkpoint, by name, and as a target that follows another network."""
 
 from __future__ import annotations
 
@@ -22,6 +22,15 @@ def restore(net: nn.Module, state: Mapping[str, Tensor]) -> None:
     _require_same(state, parameters)
     for name, parameter in parameters.items():
         parameter.copy_(state[name])
+
+
+@torch.no_grad()
+def follow(target: nn.Module, online: nn.Module, rate: float) -> None:
+    """Move `target` towards `online`, of one architecture: theta' := rate * theta + (1 - rate) * theta', in place.
+
+    Polyak averaging for rates below 1 (Lillicrap et al. 2016, arXiv:1509.02971, section 3; tau), a copy for 1.
+    """
+    torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), rate)  # one call, not one a tensor
 
 
 def _require_same(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:

@@ -65,7 +65,7 @@ class TD3(ReplayLearner):
         self._gradient_steps += 1
         if self._gradient_steps % self._settings.policy_delay == 0:
             measured |= self._step_actor(observation)
-            deterministic.polyak(self._targets.parameters(), self._nets.parameters(), self._settings.target_rate)
+            parameters.follow(self._targets, self._nets, self._settings.target_rate)
         return measured
 
     def _step_critics(self, rows: Transitions, observation: Tensor) -> dict[str, Tensor] | None:

@@ -16,10 +16,14 @@ class DQNSettings(ReplaySection):
 
     name: Literal["dqn"] = Field(default="dqn", description="deep Q-learning with replay")
     double: bool = Field(default=True, description="the online network selects the next action, the target network rates it")
-    dueling: bool = Field(default=True, description="state value and advantages in streams of their own, each a last hidden layer")
+    dueling: bool = Field(
+        default=True, description="state value and advantages in streams of their own, each a last hidden layer"
+    )
     n_step: int = Field(default=3, ge=1, le=64, description="env steps of reward before a value stands for the rest")
     prioritized: bool = Field(default=False, description="draw transitions by how wrong they were, not all alike")
-    priority_alpha: float = Field(default=0.6, ge=0.0, le=1.0, description="prioritized: 0 draws uniformly, 1 by the error itself")
+    priority_alpha: float = Field(
+        default=0.6, ge=0.0, le=1.0, description="prioritized: 0 draws uniformly, 1 by the error itself"
+    )
     priority_beta: float = Field(
         default=0.4, ge=0.0, le=1.0, description="prioritized: how much of the bias is corrected at the start; 1 at the end"
     )
@@ -40,7 +44,9 @@ class DQNSettings(ReplaySection):
         description="annealed: epsilon falls in a straight line, the same everywhere; ladder: fixed, from epsilon downwards, one "
         "for each environment",
     )
-    epsilon_initial: float = Field(default=1.0, ge=0.0, le=1.0, description="annealed: probability of a random action at the start")
+    epsilon_initial: float = Field(
+        default=1.0, ge=0.0, le=1.0, description="annealed: probability of a random action at the start"
+    )
     epsilon: float = Field(
         default=0.02, ge=0.0, le=1.0, description="annealed: where it ends and stays; ladder: its largest (Ape-X: 0.4)"
     )

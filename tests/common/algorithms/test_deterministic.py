@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.algorithms.deterministic import actor_loss, clipped_double, critic_loss, polyak, smoothed
+from common.algorithms.deterministic import actor_loss, clipped_double, critic_loss, smoothed
 from common.errors import InternalError
 
 pytestmark = pytest.mark.pure
@@ -66,13 +66,3 @@ def test_the_actor_climbs_the_critic():
     value = torch.tensor([1.0, 3.0], requires_grad=True)
     actor_loss(value).backward()
     assert value.grad.tolist() == [-0.5, -0.5]
-
-
-def test_polyak_moves_the_targets_a_part_of_the_way_and_the_sources_not_at_all():
-    """tau = 0.25 from 0 to 8: 2, then 3.5."""
-    target, source = torch.zeros(3), torch.full((3,), 8.0)
-    polyak([target], [source], 0.25)
-    assert target.tolist() == [2.0] * 3
-    polyak([target], [source], 0.25)
-    assert target.tolist() == [3.5] * 3
-    assert source.tolist() == [8.0] * 3

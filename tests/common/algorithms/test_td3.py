@@ -58,9 +58,7 @@ def test_it_learns_the_best_action_where_that_is_known(continuous_env, make_samp
     algorithm = build(continuous_env, minibatch=64, samples_per_insert=64, learning_rate=3e-3, precision=precision)
     ends = {"terminated": np.ones((16, 4))}
     for seq in range(10):
-        result = train(
-            algorithm, random_play(continuous_env, make_sample, seq=seq, reward=reward, length=16, num_envs=4, **ends)
-        )
+        result = train(algorithm, random_play(continuous_env, make_sample, seq=seq, reward=reward, length=16, num_envs=4, **ends))
     place = Place(index=0, peers=1, num_envs=3)
     policy = NoisyPolicy(settings=TD3Settings(), model=MODEL, env=continuous_env, precision="fp32", seed=0, place=place)
     policy.load(1, snapshot.to_tensor(snapshot.flatten(algorithm.model, "fp32")), env_steps=0)
@@ -94,13 +92,15 @@ def test_actor_and_targets_move_only_every_so_many_steps_of_the_critics(continuo
     for seq in range(6):
         before = [weights(net) for net in (nets.critics, nets.actor, targets)]
         metrics = train(algorithm, random_play(continuous_env, make_sample, seq=seq)).metrics
-        moved.append([not torch.equal(a, weights(net)) for a, net in zip(before, (nets.critics, nets.actor, targets), strict=True)])
+        moved.append(
+            [not torch.equal(a, weights(net)) for a, net in zip(before, (nets.critics, nets.actor, targets), strict=True)]
+        )
         assert ("actor_loss" in metrics) == moved[-1][1]
     assert moved == [[True, False, False], [True, False, False], [True, True, True]] * 2
 
 
 def test_the_targets_follow_all_networks_by_the_rate(continuous_env, make_sample):
-    """theta' = 0.25 theta + 0.75 theta', after the step of theta, for actor and critics."""
+    """A quarter of the way at a rate of 0.25, after the networks' own step, for actor and critics."""
     algorithm = build(continuous_env, policy_delay=1, target_rate=0.25)
     train(algorithm, random_play(continuous_env, make_sample, seq=0))
     before = weights(algorithm._targets)
