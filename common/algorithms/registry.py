@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from common.algorithms import policy
+from common.algorithms import policy, q_policy
 from common.algorithms.api import Algorithm, Place, Policy
 from common.algorithms.dqn import DQN
 from common.algorithms.noisy_policy import NoisyPolicy
 from common.algorithms.ppo import PPO
-from common.algorithms.q_policy import EpsilonGreedyPolicy
 from common.algorithms.settings import AlgorithmSettings
 from common.algorithms.settings.base import AlgorithmSection
 from common.algorithms.settings.dqn import DQNSettings
@@ -47,7 +46,7 @@ class Shipment:
 ALGORITHMS: Mapping[str, Entry] = MappingProxyType(
     {
         "ppo": Entry(settings=PPOSettings, algorithm=PPO, policy=policy.ActorCriticPolicy, recorded=policy.recorded),
-        "dqn": Entry(settings=DQNSettings, algorithm=DQN, policy=EpsilonGreedyPolicy, recorded=lambda **_: ()),
+        "dqn": Entry(settings=DQNSettings, algorithm=DQN, policy=q_policy.EpsilonGreedyPolicy, recorded=q_policy.recorded),
         "td3": Entry(settings=TD3Settings, algorithm=TD3, policy=NoisyPolicy, recorded=lambda **_: ()),
     }
 )
