@@ -45,7 +45,7 @@ def collate(samples: Sequence[Sample], env: EnvSpec) -> Batch:
     return Batch(
         observation=_tensor(observation),
         start=_tensor(start),
-        final_observation=_tensor(final_stacks(observation, newest, final_index)),
+        final_observation=_tensor(final_stacks(env, observation, newest, final_index)),
         final_index=_tensor(final_index),
         version=_tensor(version),
         **{name: _tensor(_joined(samples, name)) for name in per_step},
@@ -69,12 +69,12 @@ def _final_index(samples: Sequence[Sample]) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def final_stacks(observation: np.ndarray, newest: np.ndarray, final_index: np.ndarray) -> np.ndarray:
+def final_stacks(env: EnvSpec, observation: np.ndarray, newest: np.ndarray, final_index: np.ndarray) -> np.ndarray:
     """What was seen after the steps `final_index` [K] (t*B + b) that led to the frames `newest` [K, *frame]: [K, *input].
 
     The stack of `observation` [T+1, B, *input] at t, moved on by one frame; older episodes are zero in it already.
     """
-    if observation.ndim == newest.ndim + 1:  # no stacks
+    if env.network_input_shape == env.observation_shape:
         return newest
     row, column = np.divmod(final_index, observation.shape[1])
     return np.concatenate([observation[row, column, 1:], newest[:, None]], axis=1)

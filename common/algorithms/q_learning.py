@@ -115,7 +115,7 @@ def window_errors(
         last = terminated[k:] | truncated[k:]
         last[-1] = True
         if k == n_step - 1:
-            last.fill_(True)  # noqa: FBT003
+            last.fill_(True)
         following = gamma * next_value[k:].masked_fill(terminated[k:], 0.0)
         step = reward[k:] + torch.where(last, following, 0.0)
         target[:rows] += torch.where(now, gamma**k * step, 0.0)

@@ -39,7 +39,7 @@ class EpsilonGreedyPolicy(NetworkPolicy[q.QNetwork]):
     ) -> None:
         """Build the network of the run; `place` says where on the ladder the environments stand."""
         super().__init__(q.build(model, env, dueling=settings.dueling), precision=precision, seed=seed)
-        self._settings, self._place = settings, place
+        self._settings, self._env, self._place = settings, env, place
         self.epsilon = exploration.epsilon(settings, place, env_steps=0)
 
     def load(self, version: Version, parameters: Tensor, *, env_steps: EnvSteps) -> None:
@@ -71,7 +71,7 @@ class EpsilonGreedyPolicy(NetworkPolicy[q.QNetwork]):
         length, num_envs = rollout["reward"].shape
         following = best[num_envs:]
         if len(rollout["final_index"]):
-            last = final_stacks(observation, rollout["final_obs"], rollout["final_index"])
+            last = final_stacks(self._env, observation, rollout["final_obs"], rollout["final_index"])
             following[rollout["final_index"]] = self._values(last, rollout["action"][:0])[0]
         settings = self._settings
         reward = torch.from_numpy(rollout["reward"])
@@ -88,6 +88,6 @@ class EpsilonGreedyPolicy(NetworkPolicy[q.QNetwork]):
 
     def _values(self, observation: np.ndarray, action: np.ndarray) -> tuple[Tensor, Tensor]:
         """max_a Q(o, a) of all observations [N, *input], and Q(o, action) of the first ones, of which `action` is known."""
-        values = torch.cat([self._net(part) for part in torch.from_numpy(observation).split(_ROWS)])
+        values = torch.cat([self._net(part) for part in torch.split(torch.from_numpy(observation), _ROWS)])
         taken = values[: len(action)].gather(1, torch.from_numpy(action).unsqueeze(1)).squeeze(1)
         return values.amax(dim=1), taken

@@ -34,7 +34,7 @@ def test_a_network_that_selects_for_itself_gives_its_largest_value_too():
 
 
 def test_the_online_network_selects_and_the_target_network_rates():
-    """van Hasselt et al. 2016, eq. 4, by a loop."""
+    """Equation 4 of van Hasselt et al. 2016, by a loop."""
     target, online = values(0), values(1)
     expected = [target[i, int(online[i].argmax())] for i in range(N)]
     found = q_learning.next_value(target, online)

@@ -44,6 +44,12 @@ def images(env, count=64):
     return torch.randint(0, 256, (count, *env.network_input_shape), dtype=torch.uint8, generator=generator)
 
 
+def recorded_by_an_actor(sample):
+    """A finished rollout: arrays of its own, and room for the priorities."""
+    shape = sample.arrays["reward"].shape
+    return {name: np.array(array) for name, array in sample.arrays.items()} | {"priority": np.empty(shape, np.float32)}
+
+
 def test_greedy_takes_the_best_known_action_always(image_env):
     """The evaluator's greedy mode, whatever epsilon is."""
     net, policy = build(image_env)
@@ -108,12 +114,13 @@ def test_a_first_priority_is_the_error_of_the_window_by_the_weights_that_acted(v
     net, policy = build(vector_env, PRIORITIES, num_envs=1)
     reward, action = np.array([[1.0], [2.0], [-1.0]]), np.array([[2], [0], [1]])
     sample = make_sample(vector_env, length=3, num_envs=1, reward=reward, action=action)
-    sent = policy.experience({**sample.arrays, "priority": np.empty((3, 1), np.float32)})
+    rollout = recorded_by_an_actor(sample)
+    sent = policy.experience(rollout)
     values = net(torch.tensor(sample.arrays["obs"][:, 0])).detach().numpy()
     best, taken = values.max(1), values[np.arange(3), action[:, 0]]
     expected = [1.0 + 1.0 + 0.25 * best[2] - taken[0], 2.0 - 0.5 + 0.25 * best[3] - taken[1], -1.0 + 0.5 * best[3] - taken[2]]
     np.testing.assert_allclose(sent["priority"][:, 0], np.abs(expected), rtol=1e-4)
-    assert all(sent[name] is array for name, array in sample.arrays.items())
+    assert all(sent[name] is array for name, array in rollout.items() if name != "priority")
 
 
 @pytest.mark.parametrize("stacked", [True, False])
@@ -129,7 +136,7 @@ def test_a_cut_episode_bootstraps_from_its_own_last_observation(image_env, vecto
         obs[-1, 1] = first_of_next
         final = np.full((1, *env.observation_shape), last)
         sample = make_sample(env, obs=obs, truncated=ends, start=start, final_obs=final, final_index=[7])
-        seen.append(policy.experience({**sample.arrays, "priority": np.empty((4, 2), np.float32)})["priority"])
+        seen.append(policy.experience(recorded_by_an_actor(sample))["priority"])
     assert np.array_equal(seen[0], seen[1])
     assert (seen[0] != seen[2])[2:, 1].all()
 
@@ -141,7 +148,7 @@ def test_clipped_rewards_make_clipped_errors(vector_env, make_sample):
     for scale in (1.0, 50.0):
         _, policy = build(vector_env, settings, num_envs=2)
         sample = make_sample(vector_env, reward=np.full((4, 2), scale))
-        seen.append(policy.experience({**sample.arrays, "priority": np.empty((4, 2), np.float32)})["priority"])
+        seen.append(policy.experience(recorded_by_an_actor(sample))["priority"])
     assert np.array_equal(seen[0], seen[1])
 
 

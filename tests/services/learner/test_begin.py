@@ -11,6 +11,7 @@ from common.envs.spec import ActionSpec, EnvSpec
 from common.errors import ConfigError
 from common.models.spec import ModelSettings
 from common.runtime import memory
+from common.runtime.logs import PlainFormatter
 from common.runtime.tree import Settings
 from services.learner import begin
 
@@ -27,8 +28,8 @@ def test_the_memory_of_a_run_is_told_at_its_start(caplog):
     """10,000 frames of 84x84 are 71 MB, and a little more."""
     with caplog.at_level(logging.INFO):
         assert begin.build(DQN, ENV, seed=0).replay_env_steps >= 10_000
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith("replay_allocated env_steps=10")
+    line = PlainFormatter("learner", tracebacks=False).format(caplog.records[-1])
+    assert "replay_allocated env_steps=10" in line
     assert "gigabytes=0.07" in line
 
 
@@ -42,7 +43,9 @@ def test_an_algorithm_without_a_memory_says_nothing(caplog):
 def test_a_memory_larger_than_what_is_free_is_refused(monkeypatch):
     """A pod with 64 MB: better now than when it is killed, an hour from now."""
     monkeypatch.setattr(memory, "available_bytes", lambda: 64_000_000)
-    with pytest.raises(ConfigError, match=r"larger than what is free here: found 0\.1 GB, wanted at most 0\.1 GB; lower algorithm"):
+    with pytest.raises(
+        ConfigError, match=r"larger than what is free here: found 0\.1 GB, wanted at most 0\.1 GB; lower algorithm"
+    ):
         begin.build(DQN, ENV, seed=0)
 
 
@@ -59,5 +62,7 @@ def test_a_memory_that_the_system_will_not_promise_is_refused_in_the_same_way(mo
         raise MemoryError("Unable to allocate 6.42 TiB for an array with shape (1000000000, 7056) and data type uint8")
 
     monkeypatch.setattr(begin, "build_algorithm", build_algorithm)
-    with pytest.raises(ConfigError, match=r"cannot be allocated: found Unable to allocate 6\.42 TiB.*lower algorithm.replay_capacity"):
+    with pytest.raises(
+        ConfigError, match=r"cannot be allocated: found Unable to allocate 6\.42 TiB.*lower algorithm.replay_capacity"
+    ):
         begin.build(DQN, ENV, seed=0)

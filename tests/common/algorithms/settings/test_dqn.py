@@ -45,7 +45,7 @@ def test_what_all_algorithms_with_a_memory_refuse_is_refused_here_too():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"n_step": 0}, {"priority_alpha": 1.5}, {"epsilon": -0.1}, {"target_rate": 0.0}, {"huber": 0.0}, {"exploration": "boltzmann"}],
+    [{"n_step": 0}, {"priority_alpha": 1.5}, {"epsilon": -0.1}, {"target_rate": 0.0}, {"huber": 0.0}, {"exploration": "x"}],
 )
 def test_a_value_outside_its_range_is_refused(wrong):
     """One by one, by name."""

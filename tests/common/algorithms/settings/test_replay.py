@@ -35,7 +35,7 @@ def test_a_warm_up_must_fit_into_the_memory():
 def test_an_insert_must_fit_into_the_memory():
     """Messages larger than what is kept of them."""
     (problem,) = problems(SCALE._replace(length=512), replay_capacity=2_000)
-    assert problem.startswith("algorithm.replay_capacity: found 2000, wanted at least 2048 = learner.batch 1 x rollout.length 512")
+    assert problem.startswith("algorithm.replay_capacity: found 2000, wanted at least 2048 = learner.batch 1 x rollout.length")
 
 
 @pytest.mark.parametrize(("warmup", "ratio"), [(99_990, 3.1), (100_000, 8.0), (0, 0.0003)])
