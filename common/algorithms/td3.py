@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -128,7 +128,7 @@ def _learns(parameter: Tensor) -> bool:
     return parameter.requires_grad
 
 
-def _descend(loss: Tensor, weights: list[Tensor], optimizer: torch.optim.Optimizer) -> None:
+def _descend(loss: Tensor, weights: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> None:
     """One step of these weights alone: the gradients of all others are not even computed."""
     for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
         weight.grad = gradient

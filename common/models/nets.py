@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -19,7 +20,12 @@ from common.errors import ConfigError
 from common.models.distributions import Categorical, DiagonalGaussian, Distribution
 from common.models.spec import ModelSettings
 
-_ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "elu": nn.ELU, "tanh": nn.Tanh, "silu": nn.SiLU}
+_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "relu": partial(nn.ReLU, inplace=True),  # it follows a layer that does not need its output again: no memory is asked for
+    "elu": nn.ELU,
+    "tanh": nn.Tanh,
+    "silu": nn.SiLU,
+}
 N = TypeVar("N", bound="Network")
 _SQRT_2, _BYTE = math.sqrt(2.0), 1.0 / 255.0
 
