@@ -21,6 +21,8 @@ from common.replay.prioritized import Draw, Prioritized, PrioritySettings, draw_
 from common.units import EnvSteps, Sequence
 from common.wire.messages import Arrays
 
+_CHUNK = 32  # samples whose two observations are gathered in turn: what both show is still in the cache the second time
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transitions:
@@ -54,7 +56,7 @@ class Replay:
         gamma: float,
         prioritized: PrioritySettings | None = None,
         clip_reward: bool = False,
-        streams: int = 1,
+        streams: int = 16,
         limit_bytes: int | None = None,
     ) -> None:
         """Allocate once.
@@ -66,13 +68,14 @@ class Replay:
             gamma: discount per env step.
             prioritized: how errors become priorities; None samples uniformly.
             clip_reward: sum the signs of the rewards.
-            streams: environments, of all actors, that are expected to write side by side; more may come.
+            streams: environments of all actors together that write side by side. More may come, and cost room: each keeps
+                a block under way.
             limit_bytes: memory that may be used; None: no limit.
 
         Raises:
             ConfigError: the windows or the environments do not fit into `capacity`, or it does not fit into `limit_bytes`.
         """
-        layout = Layout.plan(env, capacity=capacity, n_step=n_step, streams=streams)
+        layout = Layout.plan(env, capacity=capacity, n_step=n_step, streams=streams, prioritized=prioritized is not None)
         if limit_bytes is not None and layout.nbytes > limit_bytes:
             raise ConfigError(
                 f"replay of {capacity:,} env steps",
@@ -90,7 +93,7 @@ class Replay:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the memory, full or not."""
+        """Bytes of the memory, full or not; the observations of one batch come on top."""
         return self.layout.nbytes
 
     @property
@@ -187,8 +190,12 @@ class Replay:
         shape = (*at.shape, size, blocks.frames.shape[1])
         if self._seen.shape != shape:
             self._seen = np.empty(shape, blocks.frames.dtype)
-        # "clip": with "raise" take() would go through a buffer. No position is outside.
-        np.take(blocks.frames, at[..., None] + np.arange(-older, 1), axis=0, out=self._seen, mode="clip")
+        rows = at[..., None] + np.arange(-older, 1)
+        for begin in range(0, at.shape[1], _CHUNK):
+            for which in range(len(at)):
+                part = which, slice(begin, begin + _CHUNK)
+                # "clip": with "raise" take() would go through a buffer. No row is outside.
+                np.take(blocks.frames, rows[part], axis=0, out=self._seen[part], mode="clip")
         age = blocks.age[at]
         if older and age.min() < older:
             self._seen[:, :, :older][age[..., None] < np.arange(older, 0, -1)] = 0
