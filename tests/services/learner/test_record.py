@@ -158,3 +158,15 @@ def test_a_resumed_run_goes_on_from_where_it_was():
     assert after.summary(FIGURES, now=5010.0) == before.summary(FIGURES, now=140.0)
     assert (after.version, after.mean_return, after.mean_length) == (9, 2.0, 5.0)
     assert after.state_dict(now=5000.0) == state
+
+
+@pytest.mark.parametrize(("target", "solved"), [(3.0, True), (4.0, False), (None, False)])
+def test_a_resumed_run_with_another_target_is_not_solved_by_the_old_one(target, solved):
+    """Solved at 3, resumed to get to 4: it trains on, and does not end at once with the old success."""
+    before = record(mean100=3.0)
+    before.ended([3.5] * 100, [1] * 100, now=110.0)
+    assert before.over(110.0) == "target reached"
+    after = record(mean100=target)
+    after.load_state_dict(json.loads(json.dumps(before.state_dict(now=120.0))), now=200.0)
+    assert after.solved == solved
+    assert after.over(200.0) == ("target reached" if solved else "")
