@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_LEAST_STD = 1e-4  # of a constant stream: keeps normalised values finite
+LEAST_STD = 1e-4
+"""Deviation that a constant stream is given: keeps normalised values finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,7 @@ class Moments:
     @property
     def std(self) -> float:
         """Population standard deviation; 1 before anything was seen, never quite 0."""
-        return max(math.sqrt(self.m2 / self.count), _LEAST_STD) if self.count else 1.0
+        return max(math.sqrt(self.m2 / self.count), LEAST_STD) if self.count else 1.0
 
     def normalize(self, values: Tensor) -> Tensor:
         """Shifted and scaled to mean 0 and deviation 1 of the stream."""

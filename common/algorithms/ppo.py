@@ -133,7 +133,7 @@ class PPO:
         weight = losses.importance_weight(
             proximal_log_prob=proximal, behaviour_log_prob=data.log_prob.flatten(), cap=_IMPORTANCE_CAP
         )
-        advantage, target = self._normalized(advantage, target, data.valid)
+        target = self._normalized(target, data.valid)
         return _Rows(observation, action, proximal, weight, advantage.flatten(), target.flatten()), explained
 
     def _outputs(self, observation: Tensor) -> list[nets.Output]:
@@ -141,16 +141,14 @@ class PPO:
         with self._autocast():
             return [self._model(part) for part in torch.split(observation, _FORWARD_ROWS)]
 
-    def _normalized(self, advantage: Tensor, target: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-        """Advantages by their own statistics, targets by the run's, which take these in first. Invalid rows do not count."""
-        if self._settings.normalize_value:
-            merged = self._moments.merge(Moments.of(target[valid]))
-            if math.isfinite(merged.m2):  # else the steps will be left out, and so are their targets
-                self._moments = merged
-            target = self._moments.normalize(target)
-        if self._settings.normalize_advantage:
-            advantage = Moments.of(advantage[valid]).normalize(advantage)
-        return advantage, target
+    def _normalized(self, target: Tensor, valid: Tensor) -> Tensor:
+        """Targets by the statistics of the run, which take these in first. Invalid rows do not count."""
+        if not self._settings.normalize_value:
+            return target
+        merged = self._moments.merge(Moments.of(target[valid]))
+        if math.isfinite(merged.m2):  # else the steps will be left out, and so are their targets
+            self._moments = merged
+        return self._moments.normalize(target)
 
     def _epoch(self, rows: _Rows, chosen: Tensor) -> list[_Step | None]:
         """One pass over the `chosen` rows in random order; None for a step that was left out."""
@@ -169,7 +167,7 @@ class PPO:
             log_prob=policy.log_prob(rows.action),
             proximal_log_prob=rows.log_prob,
             importance=rows.importance,
-            advantage=rows.advantage,
+            advantage=losses.standardized(rows.advantage) if settings.normalize_advantage else rows.advantage,
             clip=settings.clip,
         )
         error = losses.value_loss(value=value, target=rows.target)

@@ -36,7 +36,9 @@ class PPOSettings(AlgorithmSection):
     adam_eps: float = Field(
         default=1e-5, gt=0.0, description="epsilon of Adam, part of the recipe: damps steps on tiny gradients"
     )
-    normalize_advantage: bool = Field(default=True, description="bring the advantages of a batch to mean 0 and deviation 1")
+    normalize_advantage: bool = Field(
+        default=True, description="bring the advantages of each minibatch to mean 0 and deviation 1"
+    )
     normalize_value: bool = Field(
         default=True, description="bring value targets to mean 0 and deviation 1, by the statistics of the whole run"
     )

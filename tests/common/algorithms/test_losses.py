@@ -105,6 +105,19 @@ def test_constant_targets_leave_nothing_to_explain():
     assert losses.explained_variance(value=torch.tensor([1.0, 2.0]), target=torch.ones(2)).item() == 0.0
 
 
+@pytest.mark.parametrize(("scale", "shift"), [(1.0, 0.0), (1e-3, 5.0), (100.0, -7.0)])
+def test_standardized_advantages_keep_their_order_and_lose_scale_and_shift(scale, shift):
+    """Only which actions were better than the others of the step counts: 1, 2, 3, 6 lie at -2, -1, 0, 3 over sqrt(3.5)."""
+    standardized = losses.standardized(torch.tensor([1.0, 2.0, 3.0, 6.0]) * scale + shift)
+    torch.testing.assert_close(standardized, torch.tensor([-2.0, -1.0, 0.0, 3.0]) / math.sqrt(3.5), rtol=1e-3, atol=1e-3)
+
+
+def test_equal_advantages_move_nothing_and_stay_finite():
+    """A minibatch without a surprise, or of a single env step, has no deviation to divide by."""
+    assert losses.standardized(torch.full((3,), 0.7)).tolist() == [0.0, 0.0, 0.0]
+    assert losses.standardized(torch.tensor([5.0])).tolist() == [0.0]
+
+
 def test_a_column_among_vectors_is_refused_everywhere():
     """(N,) against (N, 1) would broadcast to (N, N), and the baseline would be a batch mean: it learns, badly."""
     vector, column = torch.zeros(3), torch.zeros(3, 1)
