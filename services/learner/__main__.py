@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from common.algorithms.api import Algorithm
-from common.algorithms.registry import Shipment, build_algorithm, shipment
+from common.algorithms.registry import build_algorithm, shipment
+from common.algorithms.shipment import Shipment
 from common.envs.make import example_frames, spec_of
 from common.envs.spec import EnvSpec
 from common.errors import ConfigError
@@ -133,7 +134,7 @@ def _state(invocation: Invocation, directory: RunDirectory, algorithm: Algorithm
     ships = shipment(
         settings.algorithm, model=settings.model, env=env, length=settings.rollout.length, num_envs=settings.env.num_envs
     )
-    session = LearnerSide(_terms(settings, env, ships, run_id), check=lambda experience: ships.check(experience.arrays))
+    session = LearnerSide(_terms(settings, env, ships, run_id), check=ships.check)
     if checkpoint:
         algorithm.load_state_dict(checkpoint.state)
         record.load_state_dict(checkpoint.counters["record"], time.monotonic())
