@@ -23,7 +23,7 @@ from common.wire.messages import (
 )
 from services.actor.loop import Actor
 
-PHASES = ("env", "act", "encode", "credit_wait", "snapshot")
+PHASES = ("env", "act", "experience", "encode", "credit_wait", "snapshot")
 SENT = kinds(Hello, Trajectory, Gradient, SnapshotWanted, Report, Goodbye)
 RECEIVED = kinds(Welcome, Refusal, Credit, Snapshot, Drain)
 
