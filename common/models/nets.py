@@ -154,6 +154,14 @@ class ActorCritic(nn.Module):
 
 def build(settings: ModelSettings, env: EnvSpec, *, seed: int = 0) -> ActorCritic:
     """The network of a run, float32, freshly initialised from `seed`. Raises ConfigError where it does not fit the input."""
+    net = outline(settings, env)
+    net.to_empty(device="cpu")
+    _initialise(net, torch.Generator().manual_seed(seed))
+    return net
+
+
+def outline(settings: ModelSettings, env: EnvSpec) -> ActorCritic:
+    """The network's names and shapes alone, without storage. Raises ConfigError where it does not fit the input."""
     if len(env.observation_shape) > IMAGE_RANK or len(env.action.shape) > 1:
         raise ConfigError(
             "no network for these spaces",
@@ -162,10 +170,7 @@ def build(settings: ModelSettings, env: EnvSpec, *, seed: int = 0) -> ActorCriti
             fix="flatten them in your env.entry_point",
         )
     with torch.device("meta"):  # without storage: the layers' own initialisation would draw from torch's global random state
-        net = ActorCritic(settings, env)
-    net.to_empty(device="cpu")
-    _initialise(net, torch.Generator().manual_seed(seed))
-    return net
+        return ActorCritic(settings, env)
 
 
 def _compute_dtype(module: nn.Module) -> torch.dtype:

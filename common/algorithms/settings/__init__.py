@@ -9,8 +9,11 @@ from typing import Annotated, TypeAlias
 
 from pydantic import Field
 
+from common.algorithms.settings.a3c import A3CGradSettings, A3CSettings
 from common.algorithms.settings.impala import ImpalaSettings
 from common.algorithms.settings.ppo import PPOSettings
 
-AlgorithmSettings: TypeAlias = Annotated[PPOSettings | ImpalaSettings, Field(discriminator="name")]
+AlgorithmSettings: TypeAlias = Annotated[
+    PPOSettings | ImpalaSettings | A3CSettings | A3CGradSettings, Field(discriminator="name")
+]
 """The union of all of them."""

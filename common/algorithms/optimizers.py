@@ -1,0 +1,66 @@
+"""The optimizers by name, with the recipes that published results rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+OptimizerName: TypeAlias = Literal["adam", "rmsprop"]
+
+DECAY = 0.99
+"""Of the running mean of squared gradients in `RMSprop`, as in A3C and IMPALA."""
+
+
+class RMSprop(torch.optim.Optimizer):
+    """RMSprop as TensorFlow computes it, which the published recipes of A3C and IMPALA were tuned with.
+
+        g2 = 0.99 * g2 + 0.01 * g^2,    w = w - lr * g / sqrt(g2 + eps)
+
+    It differs from `torch.optim.RMSprop` in two ways that matter early in a run: eps stands inside the root, and g2 begins at 1,
+    so that the first steps are small ones of plain gradient descent, where torch's would be the largest of the run.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], *, lr: float, eps: float) -> None:
+        """`lr` may be changed later in `param_groups`."""
+        super().__init__(parameters, {"lr": lr, "eps": eps})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Move every parameter that has a gradient."""
+        del closure
+        for group in self.param_groups:
+            moved = [parameter for parameter in group["params"] if parameter.grad is not None]
+            for parameter in moved:
+                gradient = parameter.grad
+                square = self.state[parameter].setdefault("square", torch.ones_like(parameter))
+                square.mul_(DECAY).addcmul_(gradient, gradient, value=1.0 - DECAY)
+                parameter.addcdiv_(gradient, (square + group["eps"]).sqrt_(), value=-group["lr"])
+
+
+def build(name: OptimizerName, net: nn.Module, *, lr: float, eps: float) -> torch.optim.Optimizer:
+    """The optimizer of a network's parameters."""
+    if name == "rmsprop":
+        return RMSprop(net.parameters(), lr=lr, eps=eps)
+    return torch.optim.Adam(net.parameters(), lr=lr, eps=eps, fused=True)
+
+
+def state_of(optimizer: torch.optim.Optimizer, net: nn.Module) -> dict[str, dict[str, Tensor]]:
+    """Copies of what the optimizer remembers, by the names of the parameters it remembers it of."""
+    states = {name: optimizer.state.get(parameter, {}) for name, parameter in net.named_parameters()}
+    return {name: {key: tensor.clone() for key, tensor in state.items()} for name, state in states.items() if state}
+
+
+def restore(optimizer: torch.optim.Optimizer, net: nn.Module, states: dict[str, dict[str, Any]]) -> None:
+    """Inverse of `state_of`."""
+    parameters = dict(net.named_parameters())
+    optimizer.state.clear()
+    for name, state in states.items():
+        optimizer.state[parameters[name]] = {key: _like(tensor, parameters[name]) for key, tensor in state.items()}
+
+
+def _like(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """A copy that lies in memory as the parameter does (the fused optimizer walks both together); the step count as it is."""
+    return tensor.clone() if tensor.shape != parameter.shape else torch.empty_like(parameter).copy_(tensor)
