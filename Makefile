@@ -7,7 +7,7 @@ PRESET ?= pong
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-pure test-wire test-service test-system check format bench learning clean
+.PHONY: help setup mujoco train test test-pure test-wire test-service test-system check format bench learning clean
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,6 +19,9 @@ $(STAMP): requirements.lock pyproject.toml
 	@touch $@
 
 setup: $(STAMP) ## make .venv with the pinned dependencies
+
+mujoco: $(STAMP) ## add MuJoCo to .venv, for halfcheetah
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[mujoco]'
 
 train: $(STAMP) ## learn Pong to 18 points on this machine (PRESET=cartpole ARGS="--seed 2" to change)
 	$(BIN)/rookery train $(PRESET) $(ARGS)

@@ -6,20 +6,26 @@ optimizer and the random state and implements `Algorithm`. The services only eve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
+from common import units
 from common.units import EnvSteps, Version
 from common.wire.messages import Arrays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One experience message as the learner's queue hands it over: `version` acted, `arrays` by the run's schema."""
+    """One experience message as the learner's queue hands it over: `version` acted, `arrays` by the run's schema.
 
+    Messages of one `peer` with consecutive `seq` follow one another in time: what ends in one goes on in the next.
+    """
+
+    peer: Hashable = None  # one incarnation of one actor
+    seq: units.Sequence = 0
     version: Version
     env_steps: EnvSteps
     arrays: Arrays
@@ -72,6 +78,7 @@ class Place:
     index: int  # of this peer among those of its role, from 0
     peers: int  # of its role that the run expects; more may come
     num_envs: int  # B, environments that this peer steps
+    training: bool = True  # False: an evaluator, which explores, where it does, as at the end of training
 
 
 class Policy(Protocol):

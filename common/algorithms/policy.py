@@ -1,18 +1,22 @@
-"""Acting with an actor-critic network: the `Policy` of PPO and of every algorithm that samples from its policy head."""
+"""Acting with a network: what all policies share, and the `Policy` of PPO and of every algorithm that samples from its head."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Generic, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from common.envs.spec import EnvSpec
 from common.models import nets, snapshot
+from common.models.nets import ActorCritic
 from common.models.snapshot import Precision
 from common.models.spec import ModelSettings
 from common.units import EnvSteps, Version
 from common.wire.messages import Arrays, ArraySpec
+
+N = TypeVar("N", bound=nn.Module)
 
 
 def recorded(*, length: int, num_envs: int, **_: object) -> tuple[ArraySpec, ...]:
@@ -20,12 +24,12 @@ def recorded(*, length: int, num_envs: int, **_: object) -> tuple[ArraySpec, ...
     return (ArraySpec(name="log_prob", dtype="float32", shape=(length, num_envs)),)
 
 
-class ActorCriticPolicy:
-    """`common.algorithms.api.Policy`; load a snapshot before the first `act`."""
+class NetworkPolicy(Generic[N]):
+    """The part of `common.algorithms.api.Policy` that is the same for every network; load a snapshot before the first `act`."""
 
-    def __init__(self, *, model: ModelSettings, env: EnvSpec, precision: Precision, seed: int, **_: object) -> None:
-        """Build the network in the precision it acts with; `seed` fixes the random stream of its actions."""
-        self._net = nets.build(model, env).requires_grad_(requires_grad=False).eval()
+    def __init__(self, net: N, *, precision: Precision, seed: int) -> None:
+        """Act with `net`, of which it becomes the owner, in `precision`; `seed` fixes the random stream of the actions."""
+        self._net = net.requires_grad_(requires_grad=False).eval()
         if precision == "bf16":
             self._net.bfloat16()
         self._generator = torch.Generator().manual_seed(seed)
@@ -47,6 +51,18 @@ class ActorCriticPolicy:
         snapshot.load(self._net, parameters)
         self._version = version
 
+    def experience(self, rollout: Arrays) -> Arrays:
+        """The rollout as it is."""
+        return rollout
+
+
+class ActorCriticPolicy(NetworkPolicy[ActorCritic]):
+    """Acts by drawing from the policy head, or greedily by its mode."""
+
+    def __init__(self, *, model: ModelSettings, env: EnvSpec, precision: Precision, seed: int, **_: object) -> None:
+        """Build the network of the run."""
+        super().__init__(nets.build(model, env), precision=precision, seed=seed)
+
     @torch.inference_mode()
     def act(self, observation: Tensor, *, greedy: bool = False) -> Mapping[str, Tensor]:
         """[B, *input] in the environment's dtype → {"action": [B] int64 or [B, A] float32, "log_prob": [B] float32}.
@@ -56,7 +72,3 @@ class ActorCriticPolicy:
         policy = self._net.policy(observation)
         action = policy.mode() if greedy else policy.sample(self._generator)
         return {"action": action, "log_prob": policy.log_prob(action)}
-
-    def experience(self, rollout: Arrays) -> Arrays:
-        """The rollout as it is."""
-        return rollout

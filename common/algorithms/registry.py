@@ -10,15 +10,21 @@ from common.algorithms import policy as acting
 from common.algorithms.a3c import A3C
 from common.algorithms.a3c_grad import A3CGrad, GradientPolicy
 from common.algorithms.api import Algorithm, Place, Policy
+from common.algorithms.dqn import DQN
 from common.algorithms.gradient import gradients
 from common.algorithms.impala import Impala
+from common.algorithms.noisy_policy import NoisyPolicy
 from common.algorithms.ppo import PPO
+from common.algorithms.q_policy import EpsilonGreedyPolicy
 from common.algorithms.settings import AlgorithmSettings
 from common.algorithms.settings.a3c import A3CGradSettings, A3CSettings
 from common.algorithms.settings.base import AlgorithmSection
+from common.algorithms.settings.dqn import DQNSettings
 from common.algorithms.settings.impala import ImpalaSettings
 from common.algorithms.settings.ppo import PPOSettings
+from common.algorithms.settings.td3 import TD3Settings
 from common.algorithms.shipment import Shipment, trajectories
+from common.algorithms.td3 import TD3
 from common.algorithms.trajectory import trajectory_schema
 from common.envs.spec import EnvSpec
 from common.models.snapshot import Precision
@@ -43,6 +49,8 @@ ALGORITHMS: Mapping[str, Entry] = MappingProxyType(
         "impala": Entry(settings=ImpalaSettings, algorithm=Impala),
         "a3c": Entry(settings=A3CSettings, algorithm=A3C),
         "a3c-grad": Entry(settings=A3CGradSettings, algorithm=A3CGrad, policy=GradientPolicy, ships=gradients),
+        "dqn": Entry(settings=DQNSettings, algorithm=DQN, policy=EpsilonGreedyPolicy, recorded=lambda **_: ()),
+        "td3": Entry(settings=TD3Settings, algorithm=TD3, policy=NoisyPolicy, recorded=lambda **_: ()),
     }
 )
 

@@ -1,6 +1,6 @@
 """Small environments with known answers, for `env.entry_point: common.envs.probes:<function>`.
 
-A learner that misses one of the first four has a fault that the name points at. `counting` shows what a stored
+A learner that misses one of the first five has a fault that the name points at. `counting` shows what a stored
 transition holds: its observation says where it comes from.
 """
 
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 _IMAGE = (16, 16)
 
 
-class Probe(gymnasium.Env[NDArray[np.float32], np.int64]):
-    """Episodes of `length` steps that terminate; one number is seen, two actions can be taken.
+class Probe(gymnasium.Env[NDArray[np.float32], Any]):
+    """Episodes of `length` steps that terminate; one number is seen, and one is the action: one of two, unless said otherwise.
 
     `observe(random, age)` gives the observation after `age` steps, `reward(observation, action, age)` what the action
     on it earns.
@@ -29,10 +29,11 @@ class Probe(gymnasium.Env[NDArray[np.float32], np.int64]):
         *,
         length: int,
         observe: Callable[[np.random.Generator, int], float],
-        reward: Callable[[float, int, int], float],
+        reward: Callable[[float, float, int], float],
+        actions: Box | None = None,
     ) -> None:
         self.observation_space = Box(-1, 1, (1,), np.float32)
-        self.action_space = Discrete(2)
+        self.action_space = actions or Discrete(2)
         self._length, self._observe, self._reward = length, observe, reward
         self._age, self._seen = 0, 0.0
 
@@ -44,9 +45,9 @@ class Probe(gymnasium.Env[NDArray[np.float32], np.int64]):
         self._age = 0
         return self._look(), {}
 
-    def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.int64 | NDArray[np.float32]) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         """Earn what the action on the current observation is worth."""
-        reward = self._reward(self._seen, int(action), self._age)
+        reward = self._reward(self._seen, action.item(), self._age)
         self._age += 1
         return self._look(), reward, self._age == self._length, False, {}
 
@@ -73,6 +74,12 @@ def discounted_value() -> Probe:
 def matching_action() -> Probe:
     """One step, reward 1 for action 1 on observation 1 and action 0 on -1, else -1: the policy learns it and V is 1."""
     return Probe(length=1, observe=_coin, reward=lambda seen, action, _age: 1.0 if (seen > 0) == (action == 1) else -1.0)
+
+
+def aimed_action() -> Probe:
+    """One step, actions -1 to 3, reward -(a - (1 + o))^2: the policy learns 0 on -1 and 2 on 1. Fails where scaling is wrong."""
+    actions = Box(-1, 3, (1,), np.float32)
+    return Probe(length=1, observe=_coin, reward=lambda seen, action, _age: -((action - (1.0 + seen)) ** 2), actions=actions)
 
 
 class Counting(gymnasium.Env[NDArray[Any], np.int64]):

@@ -1,13 +1,15 @@
-"""Actor-critic networks: convolutions for images, a multilayer perceptron for vectors, policy and value heads.
+"""The parts networks are made of (convolutions for images, a multilayer perceptron for vectors, heads), and the actor-critic.
 
-Orthogonal initialisation with gain sqrt(2), 0.01 for the policy head and 1 for the value head, biases 0 (the usual recipe
-of PPO implementations). A network draws its initial weights from its own generator, never from torch's global one.
+Orthogonal initialisation with gain sqrt(2), in heads with their own gain, biases 0 (the usual recipe of PPO implementations).
+A network draws its initial weights from its own generator, never from torch's global one.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +20,13 @@ from common.errors import ConfigError
 from common.models.distributions import Categorical, DiagonalGaussian, Distribution
 from common.models.spec import ModelSettings
 
-_ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "elu": nn.ELU, "tanh": nn.Tanh, "silu": nn.SiLU}
+_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "relu": partial(nn.ReLU, inplace=True),  # it follows a layer that does not need its output again: no memory is asked for
+    "elu": nn.ELU,
+    "tanh": nn.Tanh,
+    "silu": nn.SiLU,
+}
+N = TypeVar("N", bound="Network")
 _SQRT_2, _BYTE = math.sqrt(2.0), 1.0 / 255.0
 
 
@@ -65,8 +73,13 @@ class Normalisation(nn.Module):
         self.divisor.copy_(2.0 * values.std(0).max().clamp_min(1e-3))
 
 
-class _Head(nn.Linear):
+class Head(nn.Linear):
     """A last layer, always computed in float32: rounding logits to bfloat16 would cost percents of the probability ratio."""
+
+    def __init__(self, features: int, outputs: int, *, gain: float) -> None:
+        """`gain` of its initial weights: how far from 0 the outputs begin."""
+        super().__init__(features, outputs)
+        self.gain = gain
 
     def forward(self, features: Tensor) -> Tensor:
         """[N, F] of any float dtype → [N, outputs] float32."""
@@ -81,25 +94,21 @@ class Trunk(nn.Module):
 
     def __init__(self, settings: ModelSettings, env: EnvSpec) -> None:
         super().__init__()
-        activation = _ACTIVATIONS[settings.activation]
         shape = env.network_input_shape
         self.normalisation = Normalisation(env.observation_shape) if settings.normalize_observation else None
         self._bytes = env.observation_dtype == "uint8" and self.normalisation is None
-        self.conv, self.hidden = nn.Sequential(), nn.Sequential()
+        self.conv = nn.Sequential()
         for channels, kernel, stride in settings.conv if len(env.observation_shape) == IMAGE_RANK else ():
             layer = _FirstConv if self._bytes and not self.conv else nn.Conv2d
             self.conv.append(layer(shape[0], channels, kernel, stride))
-            self.conv.append(activation())
+            self.conv.append(_ACTIVATIONS[settings.activation]())
             shape = (channels, *((size - kernel) // stride + 1 for size in shape[1:]))
             if min(shape) < 1:
                 wanted = "at least one row and column after every convolution"
                 fix = "use fewer or smaller model.conv layers, or larger images"
                 raise ConfigError("model.conv does not fit the image", found=env.network_input_shape, wanted=wanted, fix=fix)
-        self.features = math.prod(shape)
-        for width in settings.hidden:
-            self.hidden.append(nn.Linear(self.features, width))
-            self.hidden.append(activation())
-            self.features = width
+        self.hidden = dense(math.prod(shape), settings.hidden, settings)
+        self.features = settings.hidden[-1] if settings.hidden else math.prod(shape)
 
     def forward(self, observation: Tensor) -> Tensor:
         """See the class."""
@@ -115,7 +124,17 @@ class Trunk(nn.Module):
         return features
 
 
-class ActorCritic(nn.Module):
+class Network(nn.Module):
+    """A whole network, with one or more trunks."""
+
+    def calibrate(self, frames: Tensor) -> None:
+        """Fix the normalisation of observations by example frames [N, *frame]; nothing where the network has none."""
+        for module in self.modules():
+            if isinstance(module, Normalisation):
+                module.calibrate(frames)
+
+
+class ActorCritic(Network):
     """Policy and value, with one trunk or one each."""
 
     def __init__(self, settings: ModelSettings, env: EnvSpec) -> None:
@@ -124,8 +143,8 @@ class ActorCritic(nn.Module):
         self.trunk = Trunk(settings, env)
         self.value_trunk = None if settings.shared_trunk else Trunk(settings, env)
         outputs = env.action.n if discrete else math.prod(env.action.shape)
-        self.policy_head = _Head(self.trunk.features, outputs)
-        self.value_head = _Head(self.trunk.features, 1)
+        self.policy_head = Head(self.trunk.features, outputs, gain=0.01)
+        self.value_head = Head(self.trunk.features, 1, gain=1.0)
         self.log_std = None if discrete else nn.Parameter(torch.zeros(outputs))
         self._action_shape = env.action.shape
 
@@ -139,12 +158,6 @@ class ActorCritic(nn.Module):
         value_features = features if self.value_trunk is None else self.value_trunk(observation)
         return Output(self._policy(features), self.value_head(value_features).squeeze(-1))
 
-    def calibrate(self, frames: Tensor) -> None:
-        """Fix the normalisation of observations by example frames [N, *frame]; nothing where the network has none."""
-        for module in self.modules():
-            if isinstance(module, Normalisation):
-                module.calibrate(frames)
-
     def _policy(self, features: Tensor) -> Distribution:
         outputs = self.policy_head(features)
         if self.log_std is None:
@@ -152,16 +165,36 @@ class ActorCritic(nn.Module):
         return DiagonalGaussian(outputs, self.log_std.float())
 
 
+def dense(features: int, widths: Sequence[int], settings: ModelSettings) -> nn.Sequential:
+    """Fully connected layers of these `widths`, each followed by the activation; [N, features] passes unchanged where none."""
+    layers = nn.Sequential()
+    for width in widths:
+        layers.append(nn.Linear(features, width))
+        layers.append(_ACTIVATIONS[settings.activation]())
+        features = width
+    return layers
+
+
 def build(settings: ModelSettings, env: EnvSpec, *, seed: int = 0) -> ActorCritic:
-    """The network of a run, float32, freshly initialised from `seed`. Raises ConfigError where it does not fit the input."""
-    net = outline(settings, env)
+    """The actor-critic of a run, float32, freshly initialised from `seed`. Raises ConfigError where it does not fit the input."""
+    return initialised(lambda: ActorCritic(settings, env), env, seed=seed)
+
+
+def outline(settings: ModelSettings, env: EnvSpec) -> ActorCritic:
+    """The actor-critic's names and shapes alone, without storage. Raises ConfigError where it does not fit the input."""
+    return outlined(lambda: ActorCritic(settings, env), env)
+
+
+def initialised(make: Callable[[], N], env: EnvSpec, *, seed: int) -> N:
+    """The network that `make` describes, float32, its weights drawn from `seed`. Raises ConfigError for spaces without one."""
+    net = outlined(make, env)
     net.to_empty(device="cpu")
     _initialise(net, torch.Generator().manual_seed(seed))
     return net
 
 
-def outline(settings: ModelSettings, env: EnvSpec) -> ActorCritic:
-    """The network's names and shapes alone, without storage. Raises ConfigError where it does not fit the input."""
+def outlined(make: Callable[[], N], env: EnvSpec) -> N:
+    """The network that `make` describes, without storage. Raises ConfigError for spaces without one."""
     if len(env.observation_shape) > IMAGE_RANK or len(env.action.shape) > 1:
         raise ConfigError(
             "no network for these spaces",
@@ -170,7 +203,7 @@ def outline(settings: ModelSettings, env: EnvSpec) -> ActorCritic:
             fix="flatten them in your env.entry_point",
         )
     with torch.device("meta"):  # without storage: the layers' own initialisation would draw from torch's global random state
-        return ActorCritic(settings, env)
+        return make()
 
 
 def _compute_dtype(module: nn.Module) -> torch.dtype:
@@ -180,12 +213,12 @@ def _compute_dtype(module: nn.Module) -> torch.dtype:
     return next((parameter.dtype for parameter in module.parameters()), torch.float32)
 
 
-def _initialise(net: ActorCritic, generator: torch.Generator) -> None:
+def _initialise(net: Network, generator: torch.Generator) -> None:
     """Orthogonal weights (Saxe et al. 2013, arXiv:1312.6120), zero biases, standard deviation 1."""
-    gains: dict[nn.Module, float] = {net.policy_head: 0.01, net.value_head: 1.0}
     for module in net.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
-            nn.init.orthogonal_(module.weight, gains.get(module, _SQRT_2), generator=generator)
+            gain = module.gain if isinstance(module, Head) else _SQRT_2
+            nn.init.orthogonal_(module.weight, gain, generator=generator)
         if isinstance(module, nn.Conv2d):
             module.weight.data = module.weight.contiguous(memory_format=torch.channels_last)
         if isinstance(module, Normalisation):

@@ -173,6 +173,8 @@ class Settings(Section):
             length=self.rollout.length,
             num_envs=self.env.num_envs,
             batch=self.learner.batch,
+            credits=self.learner.credits,
+            max_policy_lag=self.learner.max_policy_lag,
             actors=self.actor.count,
             env_steps=self.target.env_steps,
         )

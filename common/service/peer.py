@@ -58,8 +58,11 @@ class Peer:
     shutdown: Shutdown
     health: Health
 
-    def policy(self, environment: VectorEnvironment, *, precision: Precision) -> Policy:
-        """The run's policy for the environment built here. Raises `ConfigError` where that is not the learner's."""
+    def policy(self, environment: VectorEnvironment, *, precision: Precision, training: bool) -> Policy:
+        """The run's policy for the environment built here, `training` or to be judged.
+
+        Raises `ConfigError` where that is not the learner's environment.
+        """
         self.link.check_environment(environment.spec)
         policy = build_policy(
             self.run.algorithm,
@@ -67,7 +70,7 @@ class Peer:
             env=environment.spec,
             precision=precision,
             seed=self.seed("policy"),
-            place=Place(index=self.index, peers=self.run.actors, num_envs=environment.num_envs),
+            place=Place(index=self.index, peers=self.run.actors, num_envs=environment.num_envs, training=training),
         )
         self.link.layout = policy.layout
         return policy

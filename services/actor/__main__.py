@@ -33,7 +33,7 @@ def _actor(welcomed: Peer, metrics: ActorMetrics) -> Actor:
     actor = Actor(
         link=link,
         environment=environment,
-        policy=welcomed.policy(environment, precision=run.acting_precision),
+        policy=welcomed.policy(environment, precision=run.acting_precision, training=True),
         rollout=Rollout(schema, environment.reset(welcomed.seed("environment"))),
         ships=ships.message,
         phases=metrics.phases,

@@ -32,7 +32,7 @@ def _evaluator(welcomed: Peer, metrics: EvaluatorMetrics) -> Evaluator:
     evaluator = Evaluator(
         link=link,
         environment=environment,
-        policy=welcomed.policy(environment, precision="fp32"),
+        policy=welcomed.policy(environment, precision="fp32", training=False),
         seed=welcomed.seed("environment"),
         every_seconds=how.every_seconds,
         rest=Throttle(

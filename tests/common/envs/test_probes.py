@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from common.envs.probes import constant_value, counting, discounted_value, matching_action, observed_value
+from common.envs.probes import aimed_action, constant_value, counting, discounted_value, matching_action, observed_value
 
 pytestmark = pytest.mark.pure
 
@@ -25,7 +25,7 @@ def play(env: gymnasium.Env, actions: list[int]) -> list[tuple[float, float, boo
     return steps
 
 
-@pytest.mark.parametrize("function", [constant_value, observed_value, discounted_value, matching_action, counting])
+@pytest.mark.parametrize("function", [constant_value, observed_value, discounted_value, matching_action, aimed_action, counting])
 def test_a_probe_is_a_proper_environment(function) -> None:
     """Probes go the way of a user's own environment, so they keep gymnasium's rules, the same seed giving the same play."""
     with warnings.catch_warnings():
@@ -55,6 +55,18 @@ def test_the_action_probe_pays_for_the_action_that_matches() -> None:
     for action in (0, 1):
         steps = play(matching_action(), [action] * 50)
         assert {(seen, reward) for seen, reward, _ in steps} == {(2.0 * action - 1, 1.0), (1 - 2.0 * action, -1.0)}
+
+
+def test_the_aiming_probe_pays_for_actions_that_are_near() -> None:
+    """Nothing is lost on the action it aims at, 0 or 2, neither of which is in the middle of -1 to 3."""
+    env = aimed_action()
+    seen, _ = env.reset(seed=5)
+    for _ in range(20):
+        best = 1.0 + seen
+        assert env.step(best)[1] == 0.0
+        seen, _ = env.reset()
+        assert env.step(1.0 + seen + np.float32(0.5))[1] == pytest.approx(-0.25)
+        seen, _ = env.reset()
 
 
 def test_the_counting_probe_ends_by_its_plan() -> None:

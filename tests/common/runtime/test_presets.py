@@ -14,7 +14,7 @@ pytestmark = pytest.mark.pure
 
 def test_the_runs_that_the_documentation_promises_ship():
     """`rookery train cartpole` is the first thing a newcomer types."""
-    assert {"cartpole", "pong", "pong-nature", "pendulum"} <= set(preset_names())
+    assert {"cartpole", "pong", "pong-nature", "pendulum", "pendulum-td3", "halfcheetah"} <= set(preset_names())
 
 
 @pytest.mark.parametrize("name", preset_names())

@@ -1,0 +1,112 @@
+"""The learner's side of every algorithm that trains from a replay memory.
+
+`collate` inserts what actors sent, `update` takes the gradient steps that the inserts have paid for. So the number of times an
+env step is trained on follows from the settings alone, however fast actors and learner are. An algorithm adds its networks and
+what one gradient step is.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.algorithms.api import Progress, Sample, UpdateResult
+from common.algorithms.settings.replay import ReplaySection
+from common.envs.spec import EnvSpec
+from common.replay.governor import Governor
+from common.replay.memory import Replay, Transitions
+from common.replay.prioritized import PrioritySettings
+
+Measured = Mapping[str, Tensor]
+"""What one gradient step measured: scalars by the names of their metrics, without gradient."""
+
+
+class Inserted(NamedTuple):
+    """What one call of `collate` put into the memory."""
+
+    env_steps: int
+    version: float  # mean, of the policies that acted
+
+
+class ReplayLearner(ABC):
+    """The part of `common.algorithms.api.Algorithm` that concerns the memory and the pace.
+
+    The memory is not part of `state_dict`: it is as large as the machine allows. A resumed run fills it again, and warms up.
+    """
+
+    def __init__(
+        self, *, settings: ReplaySection, env: EnvSpec, seed: int, n_step: int = 1, prioritized: PrioritySettings | None = None
+    ) -> None:
+        """Allocate the memory (ConfigError where it cannot be); `seed` fixes what is drawn from it."""
+        self._pace = Governor(samples_per_insert=settings.samples_per_insert, batch=settings.minibatch, warm_up=settings.warmup)
+        self._minibatch = settings.minibatch
+        self._rng = np.random.default_rng(seed)
+        self._replay = Replay(
+            env=env,
+            capacity=settings.replay_capacity,
+            n_step=n_step,
+            gamma=settings.gamma,
+            clip_reward=settings.clip_reward,
+            prioritized=prioritized,
+        )
+
+    @abstractmethod
+    def _step(self, rows: Transitions) -> Measured | None:
+        """Take one gradient step on a minibatch; None, and no weight changed, where it would not be finite."""
+
+    def _beta(self, progress: Progress) -> float:
+        """Of the importance weights at this point of the run; unused where sampling is uniform."""
+        del progress
+        return 1.0
+
+    def describe(self) -> Mapping[str, float]:
+        """The memory that is allocated."""
+        return {"replay_env_steps": self._replay.capacity, "replay_bytes": self._replay.nbytes}
+
+    def collate(self, samples: Sequence[Sample]) -> Inserted:
+        """Insert trajectories into the memory."""
+        for sample in samples:
+            self._pace.inserted(self._replay.insert(sample.arrays, stream=sample.peer, seq=sample.seq))
+        return Inserted(sum(sample.env_steps for sample in samples), float(np.mean([sample.version for sample in samples])))
+
+    def update(self, batch: Inserted, progress: Progress, stop: Callable[[], bool] = lambda: False) -> UpdateResult:
+        """Take the gradient steps that are owed for all inserts so far; none before the warm-up is over.
+
+        A step that would not be finite is left out and counted (`nonfinite_steps`), and so are its samples: bad numbers do
+        not make the run train more often on the others. What was not measured is not among the metrics.
+        """
+        steps: list[Measured | None] = []
+        while self._pace.owed and len(self._replay) and not stop():
+            self._pace.drew()
+            steps.append(self._step(self._replay.sample(self._minibatch, self._rng, beta=self._beta(progress))))
+        taken = [step for step in steps if step is not None]
+        metrics = {
+            "policy_lag_mean": progress.version - batch.version,
+            "gradient_steps": float(len(taken)),
+            "nonfinite_steps": float(len(steps) - len(taken)),
+            "replay_env_steps": float(len(self._replay)),
+            "samples_per_insert": self._pace.ratio,
+        }
+        return UpdateResult(samples=batch.env_steps, metrics=metrics | _means(taken))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The random state of sampling."""
+        return {"replay_rng": dict(self._rng.bit_generator.state)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state_dict`."""
+        self._rng.bit_generator.state = state["replay_rng"]
+
+
+def _means(steps: Sequence[Measured]) -> dict[str, float]:
+    """Mean of each metric over the steps that measured it."""
+    values: dict[str, list[Tensor]] = {}
+    for step in steps:
+        for name, value in step.items():
+            values.setdefault(name, []).append(value)
+    return {name: torch.stack(scalars).mean().item() for name, scalars in values.items()}

@@ -1,0 +1,56 @@
+"""What all algorithms that learn from a replay memory have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pydantic import Field
+
+from common.algorithms.settings.base import AlgorithmSection, Scale
+
+
+class ReplaySection(AlgorithmSection):
+    """Base of the sections `algorithm` of algorithms that train on samples of what was inserted before."""
+
+    replay_capacity: int = Field(
+        default=100_000, ge=1, description="env steps kept, over all environments; the oldest make room. Allocated at the start"
+    )
+    warmup: int = Field(default=1_000, ge=0, description="env steps inserted before the first gradient step")
+    minibatch: int = Field(default=32, ge=1, le=65_536, description="transitions drawn for one gradient step")
+    samples_per_insert: float = Field(
+        default=8.0,
+        gt=0.0,
+        le=100_000.0,
+        description="times an env step is trained on, on average: gradient steps per env step x minibatch; held at any speed",
+    )
+
+    def conflicts(self, scale: Scale) -> Iterator[str]:
+        """What the memory, the run and its messages must be able to hold of one another."""
+        if self.minibatch > self.replay_capacity:
+            yield (
+                f"algorithm.minibatch: found {self.minibatch}, wanted at most {self.replay_capacity} = "
+                "algorithm.replay_capacity: it is drawn from that many env steps"
+            )
+        if self.warmup > self.replay_capacity:
+            yield (
+                f"algorithm.warmup: found {self.warmup}, wanted at most {self.replay_capacity} = "
+                "algorithm.replay_capacity: the memory never holds more"
+            )
+        if scale.batch_env_steps > self.replay_capacity:
+            yield (
+                f"algorithm.replay_capacity: found {self.replay_capacity}, wanted at least {scale.batch_words}: "
+                "that many are inserted at once"
+            )
+        paid = self.samples_per_insert * (scale.env_steps - self.warmup)
+        if paid < self.minibatch:
+            yield (
+                f"algorithm.samples_per_insert: found {self.samples_per_insert:g}, wanted more: target.env_steps "
+                f"{scale.env_steps} less algorithm.warmup {self.warmup} pay for {max(0.0, paid):g} samples, and one gradient "
+                f"step takes algorithm.minibatch {self.minibatch}"
+            )
+        if scale.waiting > scale.max_policy_lag:
+            yield (
+                f"learner.max_policy_lag: found {scale.max_policy_lag}, wanted at least {scale.waiting} = learner.credits x "
+                "actor.count / learner.batch: messages wait while the gradient steps that earlier ones paid for are taken, "
+                "and those that are dropped as stale would pay for none"
+            )

@@ -1,0 +1,239 @@
+"""Where experience lies: frames stored once, in blocks that each hold a stretch of one environment's time.
+
+A position is a frame and the action on it: what it earned, how it ended. Positions p, p+1, .. of a block follow one another
+in time, so that a stack is the S positions up to p, and an n-step window the positions p..p+n. To keep both within
+one block, a block that goes on where another is full begins with the S+n-1 frames that they have in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.envs.spec import EnvSpec
+from common.errors import ConfigError
+from common.replay.columns import Column
+from common.replay.sumtree import SumTree
+from common.units import EnvSteps
+
+_FRESH_PER_REPEATED = 40  # frames of a block per frame that it repeats: 2.5 % overhead
+_LEAST_BLOCKS = 4  # per stream: the blocks that are being filled are a small part of the memory
+_LONGEST_WINDOW = 255  # spans are uint8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Size and shape of a memory, known before anything is allocated."""
+
+    env: EnvSpec
+    n_step: int
+    blocks: int
+    fresh: int  # rows that each block adds to those before it
+
+    @classmethod
+    def plan(cls, env: EnvSpec, *, capacity: EnvSteps, n_step: int, streams: int = 1) -> Layout:
+        """The least number of blocks that hold `capacity` rows of `streams` environments that write side by side.
+
+        Raises `ConfigError` for windows that do not fit, and for a capacity too small for that many environments.
+        """
+        if not 1 <= n_step <= _LONGEST_WINDOW:
+            raise ConfigError("n-step windows of the replay", found=n_step, wanted=f"1 to {_LONGEST_WINDOW}")
+        repeated = env.frame_stack + n_step - 1
+        least = _LEAST_BLOCKS * streams * repeated
+        if capacity < least:
+            raise ConfigError(
+                "replay capacity in env steps",
+                found=capacity,
+                wanted=f"at least {least}: {_LEAST_BLOCKS} blocks of {repeated} for each of {streams} environments",
+                fix="ask for a larger one",
+            )
+        fresh = min(_FRESH_PER_REPEATED * repeated, capacity // (_LEAST_BLOCKS * streams))
+        return cls(env=env, n_step=n_step, blocks=-(-capacity // fresh), fresh=fresh)
+
+    @property
+    def length(self) -> int:
+        """Positions of a block."""
+        return self.fresh + self.env.frame_stack + self.n_step - 1
+
+    @property
+    def positions(self) -> int:
+        """Of all blocks."""
+        return self.blocks * self.length
+
+    @property
+    def capacity(self) -> EnvSteps:
+        """Env steps that fit; a reset row takes the place of one."""
+        return self.blocks * self.fresh
+
+    def arrays(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Shape and dtype of each array of the memory, `positions` long."""
+        env, action = self.env, self.env.action
+        shapes: dict[str, tuple[tuple[int, ...], str]] = {
+            "frames": ((int(np.prod(env.observation_shape)),), env.observation_dtype),
+            "action": (action.shape, "int64" if action.discrete else "float32"),
+            "reward": ((), "float32"),
+            "terminated": ((), "bool"),
+            "age": ((), "uint8"),
+            "span": ((), "uint8"),
+            "error": ((), "float32"),
+        }
+        return {name: ((self.positions, *shape), dtype) for name, (shape, dtype) in shapes.items()}
+
+    @property
+    def nbytes(self) -> int:
+        """What a memory of this layout takes, the sum tree of its priorities included."""
+        arrays = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in self.arrays().values())
+        return arrays + SumTree.bytes_for(self.positions)
+
+
+@dataclass(slots=True)
+class _Writer:
+    """Where one environment's experience goes on."""
+
+    cursor: int  # position of its newest frame: the next row is written here
+    stop: int  # first position behind its block
+    pending: int = 0  # rows before the cursor whose windows need rows that are still to come
+
+
+class Changed(NamedTuple):
+    """Positions [K] that can be sampled since an insert, or no longer: `Blocks.span` tells which. May name one twice."""
+
+    positions: NDArray[np.int64]
+
+
+class Blocks:
+    """The arrays, and the rule by which they are filled. Blocks are recycled in the order in which they were begun."""
+
+    def __init__(self, layout: Layout) -> None:
+        """Allocate everything; pages are touched as they are first written."""
+        self.layout = layout
+        self.ready = 0  # positions that can be sampled
+        arrays = {name: np.empty(shape, dtype) for name, (shape, dtype) in layout.arrays().items()}
+        self.frames: NDArray[Any] = arrays["frames"]  # [P, elements]
+        self.action: NDArray[Any] = arrays["action"]  # [P, *A]
+        self.reward: NDArray[np.float32] = arrays["reward"]  # [P]
+        self.terminated: NDArray[np.bool_] = arrays["terminated"]  # [P]
+        self.age: NDArray[np.uint8] = arrays["age"]  # [P]: older frames of the same episode, S-1 at most
+        self.span: NDArray[np.uint8] = arrays["span"]  # [P]: env steps of the window that begins here; 0: none (yet)
+        self.error: NDArray[np.float32] = arrays["error"]  # [P]: the actor's |delta|, NaN where it sent none
+        self.span.fill(0)
+        self.generation = np.zeros(layout.blocks, np.int64)  # how often each block was begun
+        self._begun = 0
+        self._writers: dict[Hashable, _Writer] = {}
+        self._owner: list[Hashable] = [None] * layout.blocks  # whose writer is in the block
+
+    @property
+    def used(self) -> int:
+        """Positions of the blocks that were ever begun."""
+        return min(self._begun, self.layout.blocks) * self.layout.length
+
+    def extend(self, stream: Hashable, column: Column, *, follows: bool) -> Changed:
+        """Append the rows of one environment; `follows`: the first frame is the newest that `stream` has written.
+
+        Without it, or where the block of the stream was recycled meanwhile, windows end where the gap is.
+        """
+        changed: list[NDArray[np.int64]] = []
+        writer = self._writers.get(stream)
+        if writer is None or not follows:
+            writer = self._begin(stream, writer, column.context, changed)
+        done = 0
+        while done < column.rows:
+            if writer.cursor + 1 == writer.stop:
+                writer = self._continue(stream, writer, changed)
+            count = min(column.rows - done, writer.stop - 1 - writer.cursor)
+            changed.append(self._write(writer, column, done, done + count))
+            done += count
+        return Changed(np.concatenate(changed) if changed else np.empty(0, np.int64))
+
+    def _write(self, writer: _Writer, column: Column, begin: int, end: int) -> NDArray[np.int64]:
+        """Rows begin..end of the column, which fit, at the cursor; returns the positions whose windows are complete now."""
+        here = slice(writer.cursor, writer.cursor + end - begin)
+        frames = slice(here.start, here.stop + 1)
+        self.frames[frames] = column.frames[begin : end + 1].reshape(end - begin + 1, -1)
+        self.age[frames] = ages(column.start[begin : end + 1], int(self.age[here.start]), self.layout.env.frame_stack - 1)
+        self.action[here] = column.action[begin:end]
+        self.reward[here] = column.reward[begin:end]
+        self.terminated[here] = column.terminated[begin:end]
+        self.error[here] = column.error[begin:end]
+        valid = np.concatenate([np.ones(writer.pending, np.bool_), column.valid[begin:end]])  # else they were decided
+        ended = np.concatenate([np.zeros(writer.pending, np.bool_), column.ended[begin:end]])
+        first = here.start - writer.pending
+        self.span[first : here.stop], writer.pending = spans(valid, ended, self.layout.n_step)
+        writer.cursor = here.stop
+        complete = first + np.flatnonzero(self.span[first : here.stop])
+        self.ready += len(complete)
+        return complete
+
+    def _begin(
+        self, stream: Hashable, writer: _Writer | None, context: NDArray[Any], changed: list[NDArray[np.int64]]
+    ) -> _Writer:
+        """Begin behind a gap: in what is left of the stream's block, or in a new one."""
+        older = len(context)
+        if writer is not None and writer.cursor + older + 2 < writer.stop:
+            writer = _Writer(cursor=writer.cursor + 1 + older, stop=writer.stop)
+        else:
+            base = self._recycle(changed)
+            writer = _Writer(cursor=base + older, stop=base + self.layout.length)
+        self._own(stream, writer)
+        self.frames[writer.cursor - older : writer.cursor] = context.reshape(older, self.frames.shape[1])
+        self.age[writer.cursor] = older
+        return writer
+
+    def _continue(self, stream: Hashable, full: _Writer, changed: list[NDArray[np.int64]]) -> _Writer:
+        """Go on in a new block, with the rows whose windows are not complete and the frames of their stacks."""
+        older = self.layout.env.frame_stack - 1
+        base = self._recycle(changed)
+        count = older + full.pending
+        source, target = slice(full.cursor - count, full.cursor + 1), slice(base, base + count + 1)
+        for array in (self.frames, self.action, self.reward, self.terminated, self.age, self.error):
+            array[target] = array[source]
+        writer = _Writer(cursor=base + count, stop=base + self.layout.length, pending=full.pending)
+        self._own(stream, writer)
+        return writer
+
+    def _own(self, stream: Hashable, writer: _Writer) -> None:
+        before = self._writers.get(stream)
+        if before is not None:
+            self._owner[(before.stop - 1) // self.layout.length] = None
+        self._writers[stream] = writer
+        self._owner[(writer.stop - 1) // self.layout.length] = stream
+
+    def _recycle(self, changed: list[NDArray[np.int64]]) -> int:
+        """Empty the block that was begun longest ago; returns its first position."""
+        block = self._begun % self.layout.blocks
+        self._begun += 1
+        self.generation[block] += 1
+        base = block * self.layout.length
+        span = self.span[base : base + self.layout.length]
+        gone = np.flatnonzero(span)
+        self.ready -= len(gone)
+        changed.append(base + gone)
+        span.fill(0)
+        self._writers.pop(self._owner[block], None)
+        self._owner[block] = None
+        return base
+
+
+def ages(start: NDArray[np.bool_], first: int, most: int) -> NDArray[np.int64]:
+    """How many older frames of its episode each frame [R] has beside it, at most `most`; `first` for frame 0 if no start."""
+    index = np.arange(len(start))
+    begun = np.maximum.accumulate(np.where(start, index, -first))
+    return np.minimum(index - begun, most)
+
+
+def spans(valid: NDArray[np.bool_], ended: NDArray[np.bool_], n_step: int) -> tuple[NDArray[np.int64], int]:
+    """How many rows the window of each row [R] has: n, or fewer where the episode ends, or before a row that is not valid.
+
+    Returns the numbers, 0 for rows that are not valid or whose window needs rows behind R, and how many of the last rows
+    those are.
+    """
+    index = np.arange(len(valid))
+    cut = np.where(~valid, index, np.where(ended, index + 1, np.iinfo(np.int64).max))
+    cut = np.minimum.accumulate(cut[::-1])[::-1]
+    stop = np.minimum(cut, index + n_step)
+    complete = stop <= len(valid)
+    return np.where(complete, stop - index, 0), int(np.count_nonzero(~complete))

@@ -1,0 +1,129 @@
+"""What every learner with a replay memory does: inserts, pace, warm-up, stopping, what it reports and what it resumes."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from common.algorithms.api import Progress
+from common.algorithms.off_policy import ReplayLearner
+from common.algorithms.settings.replay import ReplaySection
+from common.errors import ConfigError
+
+pytestmark = pytest.mark.pure
+
+
+class Counter(ReplayLearner):
+    """Takes no steps, but notes the minibatches it got; every `bad`-th step is not finite."""
+
+    def __init__(self, *, env, bad=0, **settings):
+        defaults = {"replay_capacity": 1_000, "warmup": 0, "minibatch": 4, "samples_per_insert": 2.0}
+        super().__init__(settings=ReplaySection(**(defaults | settings)), env=env, seed=0)
+        self.seen, self._bad = [], bad
+
+    def _step(self, rows):
+        self.seen.append(rows.observation.copy())
+        number = len(self.seen)
+        if self._bad and number % self._bad == 0:
+            return None
+        return {"loss": torch.tensor(float(number))} | ({"rare": torch.tensor(7.0)} if number % 2 == 0 else {})
+
+
+def train(learner, *samples, version=0, **stop):
+    """One update, as the learner's loop does it."""
+    return learner.update(learner.collate(samples), Progress(env_steps=0, env_steps_planned=1000, version=version), **stop)
+
+
+def messages(make_sample, env, number, **shape):
+    """Consecutive messages of one actor."""
+    return [replace(make_sample(env, seed=seq, **shape), peer="a", seq=seq) for seq in range(number)]
+
+
+def test_gradient_steps_follow_the_env_steps_that_came_in(continuous_env, make_sample):
+    """8 env steps a message, each to be used twice, in minibatches of 4: 4 gradient steps a message, from the first on."""
+    learner = Counter(env=continuous_env)
+    taken = [train(learner, message).metrics["gradient_steps"] for message in messages(make_sample, continuous_env, 5)]
+    assert taken == [4.0] * 5
+
+
+@pytest.mark.parametrize("ratio", [0.3, 1.0, 3.7, 20.0])
+def test_the_ratio_is_met_within_one_minibatch_whatever_the_sizes_of_the_messages(continuous_env, make_sample, ratio):
+    """Rollouts of several lengths and rows that are no env steps: what is measured is what was asked for, from below."""
+    learner = Counter(env=continuous_env, samples_per_insert=ratio)
+    inserted = 0
+    for seq, length in enumerate((1, 5, 3, 8, 2)):
+        valid = torch.ones(length, 2, dtype=torch.bool)
+        valid[0, 0] = length < 4
+        sample = make_sample(continuous_env, length=length, valid=valid.numpy())
+        inserted += sample.env_steps
+        train(learner, replace(sample, peer="a", seq=seq))
+        assert ratio * inserted - 4 < 4 * len(learner.seen) <= ratio * inserted + 1e-9
+
+
+def test_during_the_warm_up_nothing_is_trained_and_afterwards_only_on_what_came_later(continuous_env, make_sample):
+    """The warm-up fills the memory; it is no debt."""
+    learner = Counter(env=continuous_env, warmup=20)
+    taken = [train(learner, message) for message in messages(make_sample, continuous_env, 4)]
+    assert [result.metrics["gradient_steps"] for result in taken] == [0.0, 0.0, 2.0, 4.0]
+    assert "loss" not in taken[0].metrics
+    assert [result.samples for result in taken] == [8] * 4
+
+
+def test_a_stop_is_asked_for_before_each_step_and_the_rest_stays_owed(continuous_env, make_sample):
+    """Told to end in the middle of a long update: it ends now; should it go on after all, nothing is lost."""
+    learner = Counter(env=continuous_env)
+    first, second = messages(make_sample, continuous_env, 2)
+    answers = iter([False, True])
+    assert train(learner, first, stop=lambda: next(answers)).metrics["gradient_steps"] == 1.0
+    assert train(learner, second).metrics["gradient_steps"] == 7.0
+
+
+def test_steps_that_are_not_finite_are_counted_and_paid_for(continuous_env, make_sample):
+    """Otherwise bad numbers would make the run train more often on the others, or for ever."""
+    metrics = train(Counter(env=continuous_env, bad=2), *messages(make_sample, continuous_env, 1)).metrics
+    assert (metrics["gradient_steps"], metrics["nonfinite_steps"], metrics["samples_per_insert"]) == (2.0, 2.0, 2.0)
+    assert metrics["loss"] == 2.0  # of steps 1 and 3
+
+
+def test_a_metric_is_the_mean_over_the_steps_that_measured_it(continuous_env, make_sample):
+    """The delayed actor has a loss only now and then."""
+    metrics = train(Counter(env=continuous_env), *messages(make_sample, continuous_env, 1), version=3).metrics
+    assert metrics["loss"] == 2.5
+    assert metrics["rare"] == 7.0
+    assert metrics["policy_lag_mean"] == 3.0
+
+
+def test_what_is_drawn_after_a_resume_is_what_would_have_been_drawn(continuous_env, make_sample):
+    """The random state of sampling is part of the checkpoint; the memory is not."""
+    first, second = Counter(env=continuous_env), Counter(env=continuous_env)
+    one, two = messages(make_sample, continuous_env, 2)
+    train(first, one)
+    second.load_state_dict(first.state_dict())
+    second.collate([one])
+    second._pace.drew(4)
+    for learner in (first, second):
+        learner.seen.clear()
+        train(learner, two)
+    assert all((a == b).all() for a, b in zip(first.seen, second.seen, strict=True))
+
+
+def test_a_resumed_run_warms_up_anew(continuous_env, make_sample):
+    """Its memory is empty."""
+    first, second = (Counter(env=continuous_env, warmup=8) for _ in range(2))
+    one, two = messages(make_sample, continuous_env, 2)
+    train(first, one)
+    second.load_state_dict(first.state_dict())
+    assert [train(learner, two).metrics["gradient_steps"] for learner in (first, second)] == [4.0, 0.0]
+
+
+def test_the_memory_says_how_large_it_is(continuous_env):
+    """Printed at the start of a run: it is allocated at once."""
+    described = Counter(env=continuous_env, replay_capacity=500).describe()
+    assert described["replay_env_steps"] >= 500
+    assert described["replay_bytes"] > 500 * 2 * 4
+
+
+def test_a_memory_that_cannot_be_is_refused_when_the_learner_is_built(image_env):
+    """Too small for the stacks of its environments."""
+    with pytest.raises(ConfigError, match="replay capacity"):
+        Counter(env=image_env, replay_capacity=4)

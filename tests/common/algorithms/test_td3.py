@@ -1,0 +1,192 @@
+"""The learner's side of TD3: a problem with a known answer, delay and Polyak, resuming, and data that must do no harm."""
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from common.algorithms.api import Place, Progress
+from common.algorithms.noisy_policy import NoisyPolicy
+from common.algorithms.settings.td3 import TD3Settings
+from common.algorithms.td3 import TD3
+from common.envs.spec import ActionSpec
+from common.errors import ConfigError, ResourceError
+from common.models import snapshot
+from common.models.spec import ModelSettings
+
+pytestmark = pytest.mark.pure
+
+MODEL = ModelSettings(hidden=(32,))
+SMALL = {"replay_capacity": 4_000, "warmup": 0, "minibatch": 4, "samples_per_insert": 0.5, "learning_rate": 1e-2}
+
+
+def build(env, *, seed=0, model=MODEL, **settings):
+    """A learner that takes one gradient step on 4 transitions per message of 8 env steps, unless said otherwise."""
+    return TD3(settings=TD3Settings(**(SMALL | settings)), model=model, env=env, seed=seed)
+
+
+def train(algorithm, *samples, version=0):
+    """One update, as the learner's loop does it."""
+    return algorithm.update(algorithm.collate(samples), Progress(env_steps=0, env_steps_planned=1000, version=version))
+
+
+def random_play(env, make_sample, *, seq, reward=None, **shape):
+    """A message with actions from all over the range; random rewards, or what `reward(obs, action in -1..1)` gives."""
+    rng = np.random.default_rng(seq)
+    sample = make_sample(env, seed=seq, **shape)
+    unit = rng.uniform(-1.0, 1.0, sample.arrays["action"].shape)
+    low, high = np.array(env.action.low), np.array(env.action.high)
+    earned = rng.normal(size=unit.shape[:2]) if reward is None else reward(sample.arrays["obs"][:-1], unit)
+    arrays = dict(sample.arrays) | {"action": ((unit + 1) / 2 * (high - low) + low).astype(np.float32)}
+    return replace(sample, peer="a", seq=seq, arrays=arrays | {"reward": earned.astype(np.float32)})
+
+
+def weights(net):
+    """All parameters as one vector."""
+    return torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_it_learns_the_best_action_where_that_is_known(continuous_env, make_sample, precision):
+    """One step, reward -(a_0 - (o_0 - 0.5))^2 - (a_1 - 0.3)^2 with a in halves of the range: bounds that are not centred."""
+
+    def reward(observation, unit):
+        return -((unit[..., 0] - (observation[..., 0] - 0.5)) ** 2) - (unit[..., 1] - 0.3) ** 2
+
+    algorithm = build(continuous_env, minibatch=64, samples_per_insert=64, learning_rate=3e-3, precision=precision)
+    ends = {"terminated": np.ones((16, 4))}
+    for seq in range(10):
+        result = train(algorithm, random_play(continuous_env, make_sample, seq=seq, reward=reward, length=16, num_envs=4, **ends))
+    place = Place(index=0, peers=1, num_envs=3)
+    policy = NoisyPolicy(settings=TD3Settings(), model=MODEL, env=continuous_env, precision="fp32", seed=0, place=place)
+    policy.load(1, snapshot.to_tensor(snapshot.flatten(algorithm.model, "fp32")), env_steps=0)
+    observation = torch.tensor([[0.1, 0.5], [0.5, 0.5], [0.9, 0.5]])
+    action = policy.act(observation, greedy=True)["action"]
+    best = torch.tensor([[1.0 + 2.0 * (-0.4), 6.5], [1.0, 6.5], [1.0 + 2.0 * 0.4, 6.5]])
+    assert ((action - best) / torch.tensor([2.0, 5.0])).abs().max() < 0.15
+    assert result.metrics["gradient_steps"] == 64.0
+    assert result.metrics["td_abs"] < 0.2
+
+
+def test_a_value_looks_ahead_by_gamma_and_stops_at_a_terminal_step(continuous_env, make_sample):
+    """Reward 1 each step: worth 1 where every step ends the episode, 1 / (1 - gamma) where none does."""
+    worth = []
+    for ends in (1.0, 0.0):
+        algorithm = build(
+            continuous_env, minibatch=32, samples_per_insert=64, learning_rate=3e-3, gamma=0.5, target_rate=0.1, policy_delay=1
+        )
+        ended = {"terminated": np.full((16, 4), ends), "reward": lambda observation, _: np.ones(observation.shape[:2])}
+        for seq in range(5):
+            result = train(algorithm, random_play(continuous_env, make_sample, seq=seq, length=16, num_envs=4, **ended))
+        worth.append(result.metrics["q_mean"])
+    assert worth == pytest.approx([1.0, 2.0], abs=0.15)
+
+
+def test_actor_and_targets_move_only_every_so_many_steps_of_the_critics(continuous_env, make_sample):
+    """policy_delay 3: two steps of the critics alone, and the third moves everything."""
+    algorithm = build(continuous_env, policy_delay=3)
+    nets, targets = algorithm._nets, algorithm._targets
+    moved = []
+    for seq in range(6):
+        before = [weights(net) for net in (nets.critics, nets.actor, targets)]
+        metrics = train(algorithm, random_play(continuous_env, make_sample, seq=seq)).metrics
+        moved.append(
+            [not torch.equal(a, weights(net)) for a, net in zip(before, (nets.critics, nets.actor, targets), strict=True)]
+        )
+        assert ("actor_loss" in metrics) == moved[-1][1]
+    assert moved == [[True, False, False], [True, False, False], [True, True, True]] * 2
+
+
+def test_the_targets_follow_all_networks_by_the_rate(continuous_env, make_sample):
+    """A quarter of the way at a rate of 0.25, after the networks' own step, for actor and critics."""
+    algorithm = build(continuous_env, policy_delay=1, target_rate=0.25)
+    train(algorithm, random_play(continuous_env, make_sample, seq=0))
+    before = weights(algorithm._targets)
+    train(algorithm, random_play(continuous_env, make_sample, seq=1))
+    wanted = 0.25 * weights(algorithm._nets) + 0.75 * before
+    assert torch.allclose(weights(algorithm._targets), wanted, atol=1e-6)
+
+
+def test_at_the_start_the_targets_are_the_networks_themselves(continuous_env):
+    """Also after the normalisation of observations was fixed, which no optimizer moves."""
+    algorithm = build(continuous_env, model=MODEL.model_copy(update={"normalize_observation": True}))
+    algorithm.calibrate(torch.randn(100, 2) * 5.0 + 3.0)
+    assert torch.equal(weights(algorithm._nets), weights(algorithm._targets))
+
+
+def test_training_leaves_the_normalisation_of_observations_alone(continuous_env, make_sample):
+    """It is published with the actor, and fixed once and for all."""
+    algorithm = build(continuous_env, policy_delay=1, model=MODEL.model_copy(update={"normalize_observation": True}))
+    algorithm.calibrate(torch.randn(100, 2) * 5.0 + 3.0)
+    normalisation = algorithm.model.trunk.normalisation
+    before = weights(normalisation)
+    train(algorithm, random_play(continuous_env, make_sample, seq=0))
+    assert torch.equal(weights(normalisation), before)
+
+
+def test_the_actor_alone_is_published(continuous_env):
+    """Peers need neither critics nor targets; what they build takes what is sent."""
+    algorithm = build(continuous_env)
+    place = Place(index=0, peers=1, num_envs=1)
+    policy = NoisyPolicy(settings=TD3Settings(), model=MODEL, env=continuous_env, precision="fp32", seed=0, place=place)
+    assert policy.layout == snapshot.Layout.of(algorithm.model).fingerprint
+    assert snapshot.Layout.of(algorithm.model).size == 2 * 32 + 32 + 32 * 2 + 2
+
+
+def test_a_resumed_run_makes_the_very_same_next_update(continuous_env, make_sample):
+    """Kill and resume: networks, targets, both optimizers, noise, sampling and the delay, bit for bit, on the same memory."""
+    first, second = build(continuous_env), build(continuous_env, seed=99)
+    for seq in range(3):
+        train(first, random_play(continuous_env, make_sample, seq=seq))
+    second.load_state_dict(first.state_dict())
+    second._replay, second._pace = copy.deepcopy((first._replay, first._pace))  # not in a checkpoint: it would be filled again
+    for seq in (3, 4):
+        message = random_play(continuous_env, make_sample, seq=seq)
+        results = [train(one, message) for one in (first, second)]
+        assert results[0] == results[1]
+    assert torch.equal(weights(first._nets), weights(second._nets))
+    assert torch.equal(weights(first._targets), weights(second._targets))
+
+
+def test_a_run_that_has_not_trained_yet_can_be_resumed_too(continuous_env, make_sample):
+    """A checkpoint of the warm-up: the optimizers have no state."""
+    first, second = build(continuous_env), build(continuous_env, seed=1)
+    second.load_state_dict(first.state_dict())
+    message = random_play(continuous_env, make_sample, seq=0)
+    assert train(first, message) == train(second, message)
+
+
+def test_a_checkpoint_of_another_network_is_refused_and_changes_nothing(continuous_env):
+    """Resumed with a changed model section."""
+    algorithm, other = build(continuous_env), build(continuous_env, model=ModelSettings(hidden=(8,)))
+    before = weights(algorithm._nets)
+    with pytest.raises(ResourceError, match="another network"):
+        algorithm.load_state_dict(other.state_dict())
+    assert torch.equal(weights(algorithm._nets), before)
+
+
+def test_numbers_that_are_not_finite_never_reach_the_weights(continuous_env, make_sample):
+    """Should a bad number pass admission: the step is left out and counted."""
+    algorithm = build(continuous_env, policy_delay=1)
+    before = weights(algorithm._nets)
+    bad = random_play(continuous_env, make_sample, seq=0, reward=lambda observation, _: np.full(observation.shape[:2], np.nan))
+    result = train(algorithm, bad)
+    assert result.metrics["nonfinite_steps"] == 1.0
+    assert "critic_loss" not in result.metrics
+    assert torch.equal(weights(algorithm._nets), before)
+    assert torch.equal(weights(algorithm._targets), before)
+
+
+@pytest.mark.parametrize(
+    ("action", "found"),
+    [
+        (ActionSpec(n=5, shape=()), "5 discrete actions"),
+        (ActionSpec(n=0, shape=(1,), low=(-np.inf,), high=(np.inf,)), r"low \[-inf\], high \[inf\]"),
+    ],
+)
+def test_discrete_and_unbounded_actions_are_refused_before_memory_is_allocated(continuous_env, action, found):
+    """CartPole with TD3, a torque without limit: one line, found, wanted, what to do."""
+    with pytest.raises(ConfigError, match=f"found {found}, wanted .*; "):
+        build(replace(continuous_env, action=action), replay_capacity=10**15)
