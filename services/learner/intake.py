@@ -16,7 +16,6 @@ from typing import Any
 
 from common.errors import DropReason, InternalError, PeerError, ProtocolVersionError
 from common.session import events as e
-from common.session.admission import check_evaluation
 from common.session.events import PeerKey
 from common.session.learner_side import LearnerSide
 from common.transport.api import Frame, LearnerTransport, Route
@@ -236,21 +235,12 @@ class Intake:
                 with self._changed:
                     self._queue.append(Item(peer=peer, experience=experience, arrived_at=self._clock()))
                     self._changed.notify_all()
-            case e.Evaluated(message=Evaluation() as evaluation):
-                self._evaluated(evaluation)
+            case e.Evaluated(message=evaluation):
+                with self._changed:
+                    self._evaluations.append(evaluation)
+                    self._changed.notify_all()
             case e.Note():
                 self._note(instruction)
-
-    def _evaluated(self, evaluation: Evaluation) -> None:
-        try:
-            check_evaluation(evaluation)
-        except PeerError as error:
-            self._session.messages_dropped[error.reason] += 1
-            self._note(e.Note(event="evaluation_refused", fields={"detail": str(error)}, warning=True))
-            return
-        with self._changed:
-            self._evaluations.append(evaluation)
-            self._changed.notify_all()
 
     def _tick(self) -> None:
         self._handle(e.Tick())
