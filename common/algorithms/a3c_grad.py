@@ -6,7 +6,7 @@ state that training depends on. The learner averages a group of gradients in eac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -94,7 +94,7 @@ class A3CGrad(ActorCriticLearner):
             version=torch.tensor([sample.version for sample in samples]),
         )
 
-    def update(self, batch: Group, progress: Progress) -> UpdateResult:
+    def update(self, batch: Group, progress: Progress, stop: Callable[[], bool] = lambda: False) -> UpdateResult:
         """Take one step along the weighted mean of the gradients.
 
             g = sum_i w_i * g_i / sum_i w_i,    w_i = env_steps_i / (1 + lag_i)
@@ -103,6 +103,7 @@ class A3CGrad(ActorCriticLearner):
         (arXiv:1511.05950), here relative to the group: what all its gradients have in common is the learning rate's to say.
         A step that is not finite is left out and counted (`nonfinite_steps`).
         """
+        del stop  # one step is the least there is
         lag = progress.version - batch.version
         weight = batch.env_steps / (1.0 + lag.clamp_min(0))
         if not weight.any():

@@ -6,7 +6,7 @@ optimizer and the random state and implements `Algorithm`. The services only eve
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -55,8 +55,8 @@ class Algorithm(Protocol):
     def collate(self, samples: Sequence[Sample]) -> Any:
         """Turn experience messages (all of one schema) into what `update` trains on; valid until the next call."""
 
-    def update(self, batch: Any, progress: Progress) -> UpdateResult:
-        """Train on one collated batch."""
+    def update(self, batch: Any, progress: Progress, stop: Callable[[], bool] = lambda: False) -> UpdateResult:
+        """Train on one collated batch. `stop` is asked before each gradient step: once it is true, the rest is left out."""
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs: model, optimizer, random state, running statistics. Tensors and JSON scalars."""

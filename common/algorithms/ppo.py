@@ -5,7 +5,8 @@ Experience is on-policy, or a few policy versions old.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import torch
@@ -57,7 +58,7 @@ class PPO(ActorCriticLearner):
         super().__init__(settings=settings, model=model, env=env, seed=seed, optimizer="adam", eps=settings.adam_eps)
         self._generator = torch.Generator().manual_seed(seed)
 
-    def update(self, batch: Batch, progress: Progress) -> UpdateResult:
+    def update(self, batch: Batch, progress: Progress, stop: Callable[[], bool] = lambda: False) -> UpdateResult:
         """Train `epochs` times on the valid env steps of a batch, in random minibatches of nearly equal size.
 
         A step whose loss or gradient is not finite is left out and counted (`nonfinite_steps`). What was not measured,
@@ -70,7 +71,7 @@ class PPO(ActorCriticLearner):
         rows, explained = self._prepare(batch, lag)
         self._schedule(progress)
         metrics = {"learning_rate": self._learning_rate, "policy_lag_mean": lag.double().mean().item()}
-        epochs = [self._epoch(rows, chosen) for _ in range(self._settings.epochs)]
+        epochs = [self._epoch(rows, chosen, stop) for _ in range(self._settings.epochs)]
         taken = [step for epoch in epochs for step in epoch if step is not None]
         metrics["nonfinite_steps"] = float(sum(map(len, epochs)) - len(taken))
         if taken:
@@ -98,13 +99,13 @@ class PPO(ActorCriticLearner):
         observation, action = data.observation[:-1].flatten(0, 1), data.action.flatten(0, 1)
         return _Rows(observation, action, proximal, weight, advantage.flatten(), target.flatten()), explained
 
-    def _epoch(self, rows: _Rows, chosen: Tensor) -> list[_Step | None]:
-        """One pass over the `chosen` rows in random order; None for a step that was left out."""
+    def _epoch(self, rows: _Rows, chosen: Tensor, stop: Callable[[], bool]) -> list[_Step | None]:
+        """One pass over the `chosen` rows in random order, or as far as `stop` lets it; None for a step that was left out."""
         order = chosen[torch.randperm(len(chosen), generator=self._generator)]
         parts = max(1, round(len(order) / self._settings.minibatch))
         # index_select, because row[index] is twenty times slower on images.
         minibatches = (_Rows(*(row.index_select(0, index) for row in rows)) for index in order.tensor_split(parts))
-        return [self._step(minibatch) for minibatch in minibatches]
+        return [self._step(minibatch) for minibatch in takewhile(lambda _: not stop(), minibatches)]
 
     def _step(self, rows: _Rows) -> _Step | None:
         """One gradient step; None, and nothing changed, where it would not be finite."""

@@ -7,6 +7,7 @@ and clip sums: their learning rates and clips must not be copied as they are.)
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -74,11 +75,12 @@ class SinglePass(ActorCriticLearner):
     def returns(self, batch: Batch, seen: Appraisal, lag: Tensor) -> Returns:
         """Advantages and value targets [T, B] in units of return; `lag` [B] in versions. Called without gradient."""
 
-    def update(self, batch: Batch, progress: Progress) -> UpdateResult:
+    def update(self, batch: Batch, progress: Progress, stop: Callable[[], bool] = lambda: False) -> UpdateResult:
         """Take one gradient step on the valid env steps of a batch.
 
         Where loss or gradient is not finite the step is left out and counted (`nonfinite_steps`), and nothing was measured.
         """
+        del stop  # one step is the least there is
         lag = progress.version - batch.version
         samples = int(batch.valid.count_nonzero())
         if samples == 0:

@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NoReturn
 
 from common.runtime import config
+from common.runtime.config import Loaded
 from common.runtime.tree import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invocation:
+    """How a service was asked to run."""
+
+    loaded: Loaded
+    debug: bool
+
+    @property
+    def settings(self) -> Settings:
+        """What it was told, without where that came from."""
+        return self.loaded.settings
 
 
 class _Parser(argparse.ArgumentParser):
@@ -34,8 +49,8 @@ def parser(service: str, what: str, example: str) -> argparse.ArgumentParser:
     return built
 
 
-def settings(parsed: argparse.Namespace, named: Mapping[str, str | None], environ: Mapping[str, str]) -> Settings:
+def load(parsed: argparse.Namespace, named: Mapping[str, str | None], environ: Mapping[str, str]) -> Loaded:
     """Settings from the file, the environment and the command line; `named` maps keys to what options say of them."""
     options = {"log.format": parsed.log_format, **named}
     overrides: Sequence[str] = [f"{key}={value}" for key, value in options.items() if value is not None]
-    return config.load(preset=parsed.config, overrides=[*overrides, *parsed.overrides], environ=environ).settings
+    return config.load(preset=parsed.config, overrides=[*overrides, *parsed.overrides], environ=environ)

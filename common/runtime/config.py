@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from common.errors import ConfigError
 from common.runtime.layers import DEFAULT, Layer, Path, leaves, merge, nest, parse, source_of
@@ -26,6 +26,7 @@ from common.runtime.tree import Settings
 
 ENV_PREFIX = "ROOKERY_"
 COMMAND_LINE = "command line"
+SETTLED = "chosen for this run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +72,18 @@ def _of_one_algorithm(layers: Sequence[Layer]) -> list[Layer]:
         values = {key: value for key, value in layer.values.items() if not (other and key == "algorithm")}
         kept.append(Layer(source=layer.source, values=values))
     return kept
+
+
+def settle(loaded: Loaded, chosen: Mapping[str, Any]) -> Loaded:
+    """`loaded` with what the user left open: `chosen` maps dotted keys to values, and those that differ come from `SETTLED`."""
+    settings, provenance = loaded.settings, dict(loaded.provenance)
+    for key, value in chosen.items():
+        section, _, name = key.partition(".")
+        before: BaseModel = getattr(settings, section)
+        if getattr(before, name) != value:
+            settings = settings.model_copy(update={section: before.model_copy(update={name: value})})
+            provenance[key] = SETTLED
+    return Loaded(settings=settings, provenance=MappingProxyType(provenance))
 
 
 def as_yaml(settings: Settings, provenance: Mapping[str, str] | None = None) -> str:

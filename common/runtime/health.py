@@ -40,7 +40,7 @@ class Health:
         self._clock, self._deadline = clock, deadline
         # A tick replaces one value of a dict whose keys never change, so neither side needs a lock.
         self._ticks = dict.fromkeys(loops, _Tick(clock(), deadline, "starts"))
-        self._not_ready = "starting"
+        self._ready = False
 
     def tick(self, loop: str = "loop", *, doing: str = "", within: Seconds | None = None) -> None:
         """The loop went round. It is `doing` something (said if it hangs) and ticks again `within` seconds."""
@@ -50,11 +50,7 @@ class Health:
 
     def ready(self) -> None:
         """From now on this service can do its work."""
-        self._not_ready = ""
-
-    def not_ready(self, reason: str) -> None:
-        """This service cannot do its work, for a `reason` in a few words."""
-        self._not_ready = reason
+        self._ready = True
 
     def liveness(self) -> Answer:
         """Not ok once a loop is overdue; the sentence names the one that is most."""
@@ -67,5 +63,5 @@ class Health:
         return Answer(ok=False, sentence=f"{loop} has not ticked for {age:.1f} s{doing}; wanted every {tick.within:g} s", age=age)
 
     def readiness(self) -> Answer:
-        """Not ok, with the reason, until the service said that it is ready."""
-        return Answer(ok=not self._not_ready, sentence=self._not_ready or "ok")
+        """Not ok until the service said that it is ready."""
+        return Answer(ok=self._ready, sentence="ok" if self._ready else "starting")

@@ -146,6 +146,11 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing of each scrape."""
 
 
+def check_port(host: str, port: int) -> None:
+    """Raises the `ResourceError` that a server there would raise now. Nothing is served."""
+    _bind(host, port, {}).server_close()
+
+
 def _bind(host: str, port: int, routes: Mapping[str, Callable[[], Page]]) -> _Server:
     try:
         return _Server(host, port, routes)

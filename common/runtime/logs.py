@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
 
+from common.session.events import Note
+
 _FIELDS = "rookery_fields"  # attribute of the log record that carries the fields
 
 
@@ -42,6 +44,10 @@ class EventLog:
     def bug(self, event: str, /, *, error: BaseException) -> None:
         """An exception that nobody foresaw: its traceback shows always."""
         self._log(logging.CRITICAL, event, error, {})
+
+    def note(self, note: Note) -> None:
+        """What a session has to say."""
+        (self.warning if note.warning else self.info)(note.event, **note.fields)
 
     def _log(self, level: int, event: str, error: BaseException | None, fields: Mapping[str, object]) -> None:
         if self._logger.isEnabledFor(level):

@@ -50,7 +50,8 @@ class ServiceMetrics:
     def __init__(self, service: str) -> None:
         """With what every service has: `rookery_build_info` and the standard `process_*` metrics."""
         self.registry = CollectorRegistry()
-        self._prefix, self._declared = f"rookery_{service}_", dict[str, Declared]()
+        self.on_scrape: Callable[[], None] = lambda: None  # brings over what is counted elsewhere; set once there is such a thing
+        self._service, self._prefix, self._declared = service, f"rookery_{service}_", dict[str, Declared]()
         ProcessCollector(registry=self.registry)
         about = {"version": installed_version("rookery"), "protocol": str(PROTOCOL_VERSION), "service": service}
         what = "Always 1. The labels say which software this process runs."
@@ -63,7 +64,8 @@ class ServiceMetrics:
         return tuple(self._declared.values())
 
     def render(self) -> bytes:
-        """Everything in the Prometheus text format. Safe from any thread."""
+        """Everything in the Prometheus text format, as of now. Safe from any thread."""
+        self.on_scrape()
         return generate_latest(_WithoutCreationTimes(self.registry))
 
     def _counter(self, name: str, what: str) -> Counter:
@@ -97,10 +99,10 @@ class ServiceMetrics:
         full = self._declare(self._prefix + name, "histogram", what, {})
         return Histogram(full, what, buckets=tuple(buckets), registry=self.registry)
 
-    def _phases(self, what: str, *, names: Iterable[str], clock: Clock) -> Phases:
-        closed = tuple(map(str, names))
-        full = self._declare(f"{self._prefix}phase_seconds_total", "counter", what, {"phase": closed})
-        phases = Phases(closed, clock=clock, metric=full.removesuffix("_total"), help_text=what)
+    def _phases(self, *names: str, clock: Clock) -> Phases:
+        what = f"Seconds of the {self._service}'s loop by what it did, each second in one phase. Not of its other threads."
+        full = self._declare(f"{self._prefix}phase_seconds_total", "counter", what, {"phase": names})
+        phases = Phases(names, clock=clock, metric=full.removesuffix("_total"), help_text=what)
         self.registry.register(phases)
         return phases
 

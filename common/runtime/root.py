@@ -47,6 +47,6 @@ def set_torch_threads(threads: int) -> None:
         torch.set_num_interop_threads(1)
 
 
-def yield_cpu(niceness: int = 10) -> None:
+def yield_cpu(niceness: int) -> None:
     """Give way to the other processes of this machine, the more the nicer. Cannot be undone."""
     os.nice(niceness)

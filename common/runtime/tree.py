@@ -90,24 +90,26 @@ class CheckpointSettings(Section):
     keep: int = Field(default=3, ge=1, le=1000, description="newest checkpoints kept; older ones are removed")
 
 
-class ActorSettings(Section):
-    """The processes that step environments."""
+class PeerSettings(Section):
+    """A process that joins a learner."""
 
     learner: Endpoint = Field(default="tcp://127.0.0.1:5700", description="address of the learner")
     name: str = Field(
         default="", pattern=PEER_NAME, description="unique in the run, stable over restarts; empty: from host and process"
     )
-    precision: Precision = Field(default="fp32", description="arithmetic of acting; bf16 is faster where the CPU has it")
     torch_threads: int = Field(default=1, ge=1, le=256, description="CPU threads of acting")
+
+
+class ActorSettings(PeerSettings):
+    """The processes that step environments."""
+
+    precision: Precision = Field(default="fp32", description="arithmetic of acting; bf16 is faster where the CPU has it")
     count: int = Field(default=2, ge=0, le=1024, description="actors that `rookery train` starts; 0: all are started elsewhere")
 
 
-class EvaluatorSettings(Section):
-    """The process that plays the newest policy for the score alone."""
+class EvaluationSettings(Section):
+    """How the newest policy is judged: a run has one way, whichever evaluator plays."""
 
-    learner: Endpoint = Field(default="tcp://127.0.0.1:5700", description="address of the learner")
-    name: str = Field(default="", pattern=PEER_NAME, description="unique in the run; empty: from host and process")
-    enabled: bool = Field(default=True, description="whether `rookery train` starts an evaluator")
     episodes: int = Field(default=10, ge=1, le=10_000, description="episodes per evaluation and mode (greedy, sampled)")
     every_seconds: float = Field(default=60.0, ge=0, description="time between the starts of two evaluations")
     cpu_share: float = Field(
@@ -116,7 +118,12 @@ class EvaluatorSettings(Section):
         le=1.0,
         description="part of the machine's cores it uses while training goes on; it rests to keep to it",
     )
-    torch_threads: int = Field(default=1, ge=1, le=256, description="CPU threads of acting")
+
+
+class EvaluatorSettings(EvaluationSettings, PeerSettings):
+    """The process that plays the newest policy for the score alone."""
+
+    enabled: bool = Field(default=True, description="whether `rookery train` starts an evaluator")
 
 
 class TargetSettings(Section):
@@ -201,6 +208,7 @@ class RunConfig(Section):
     target: TargetSettings
     actors: int  # that the run expects; more may come
     acting_precision: Precision  # one for all actors: what they record comes from the weights as they act
+    evaluation: EvaluationSettings
 
     @classmethod
     def of(cls, settings: Settings, *, run_id: str) -> Self:
@@ -216,6 +224,7 @@ class RunConfig(Section):
             target=settings.target,
             actors=settings.actor.count,
             acting_precision=settings.actor.precision,
+            evaluation=EvaluationSettings(**settings.evaluator.model_dump(include=set(EvaluationSettings.model_fields))),
         )
 
     def to_json(self) -> str:

@@ -5,30 +5,17 @@ from __future__ import annotations
 import time
 
 from common.errors import DropReason
-from common.runtime.metrics import POLICY_LAGS, UNKNOWN, Clock, ServiceMetrics, advance, kinds
-from common.session.actor_side import State
+from common.runtime.metrics import POLICY_LAGS, UNKNOWN, Clock, advance, kinds
+from common.service.metrics import PeerMetrics
 from common.transport.link import Link
-from common.wire.messages import (
-    Credit,
-    Drain,
-    Goodbye,
-    Gradient,
-    Hello,
-    Refusal,
-    Report,
-    Snapshot,
-    SnapshotWanted,
-    Trajectory,
-    Welcome,
-)
+from common.wire.messages import Goodbye, Gradient, Hello, Report, SnapshotWanted, Trajectory
 from services.actor.loop import Actor
 
 PHASES = ("env", "act", "experience", "encode", "credit_wait", "snapshot")
 SENT = kinds(Hello, Trajectory, Gradient, SnapshotWanted, Report, Goodbye)
-RECEIVED = kinds(Welcome, Refusal, Credit, Snapshot, Drain)
 
 
-class ActorMetrics(ServiceMetrics):
+class ActorMetrics(PeerMetrics):
     """All that `/metrics` of an actor shows."""
 
     def __init__(self, *, clock: Clock = time.monotonic) -> None:
@@ -42,11 +29,7 @@ class ActorMetrics(ServiceMetrics):
             "Mean raw return of the last 100 episodes of this actor; NaN before the first. Not clipped or scaled.",
             initial=UNKNOWN,
         )
-        self.phases = self._phases(
-            "Seconds of the actor's loop by what it did, each second in one phase; the I/O thread's time is not counted.",
-            names=PHASES,
-            clock=clock,
-        )
+        self.phases = self._phases(*PHASES, clock=clock)
         self.policy_version = self._gauge(
             "policy_version", "Version of the policy that acts now; -1 before the first.", initial=-1
         )
@@ -65,17 +48,7 @@ class ActorMetrics(ServiceMetrics):
             label="reason",
             values=DropReason,
         )
-        self.messages_sent = self._counters(
-            "messages_sent",
-            "Messages handed to the transport, re-sends included. Not those for which it had no room.",
-            label="kind",
-            values=SENT,
-        )
-        self.messages_received = self._counters(
-            "messages_received", "Messages that decoded. Not bytes that were no message.", label="kind", values=RECEIVED
-        )
-        self.reconnects = self._counter("reconnects", "Welcomes after the first: the learner was lost and came back.")
-        self.connected = self._gauge("connected", "1 while welcomed by a learner that still answers, else 0.")
+        self._declare_connection(SENT)
 
     def refresh(self, actor: Actor, link: Link, frame_skip: int) -> None:
         """Bring over what the loop counts; called by each scrape."""
@@ -89,9 +62,4 @@ class ActorMetrics(ServiceMetrics):
         self.queue_capacity.set(link.session.credits)
         for reason, counter in self.env_steps_dropped.items():
             advance(counter, actor.dropped[reason])
-        for kind, counter in self.messages_sent.items():
-            advance(counter, link.sent[kind])
-        for kind, counter in self.messages_received.items():
-            advance(counter, link.received[kind])
-        advance(self.reconnects, link.session.reconnects)
-        self.connected.set(link.session.state is State.WELCOME)
+        self._refresh_connection(link)

@@ -3,26 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from common.runtime import arguments
-from common.runtime.tree import Settings
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Invocation:
-    """How this process was asked to run."""
-
-    settings: Settings
-    debug: bool
+from common.runtime.arguments import Invocation
+from common.service import peer
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
     """Read the command line. Raises `ConfigError`; argparse itself exits with 2 for an unknown option."""
-    what = "Step environments with the learner's newest policy and send what happens."
-    parser = arguments.parser("actor", what, "rookery actor --learner tcp://127.0.0.1:5700")
-    parser.add_argument("--learner", metavar="tcp://HOST:PORT", help="address of the learner (actor.learner)")
-    parser.add_argument("--name", help="unique in the run, stable over restarts (actor.name)")
-    parsed = parser.parse_intermixed_args(argv)
-    named = {"actor.learner": parsed.learner, "actor.name": parsed.name}
-    return Invocation(settings=arguments.settings(parsed, named, environ), debug=parsed.debug)
+    return peer.parse("actor", "Step environments with the learner's newest policy and send what happens.", argv, environ)

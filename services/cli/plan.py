@@ -5,22 +5,20 @@ from __future__ import annotations
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from pydantic import BaseModel
-
 from common.errors import ConfigError
-from common.runtime.config import COMMAND_LINE, Loaded, as_yaml, load
+from common.runtime.config import COMMAND_LINE, Loaded, as_yaml, load, settle
 from common.runtime.disk import write_atomically
+from common.runtime.http import check_port
 from common.runtime.layers import DEFAULT
 from common.runtime.run_directory import RunDirectory, create, default_path, reopen
 from common.runtime.tree import MAX_PORT, Settings
 from services.cli.ports import free_ports, reachable, split_endpoint
 from services.cli.supervisor import LEARNER, Start, Supervisor
 
-SETTLED = "chosen for this run"
 FIX_RESUME = "rookery train --resume --run-dir runs/NAME"
 
 
@@ -117,14 +115,7 @@ def _settle(loaded: Loaded, path: Path, now: datetime, *, resume: bool) -> Loade
         stale = resume and loaded.provenance[key].startswith("file ") and loaded.provenance["learner.bind"] == COMMAND_LINE
         if loaded.provenance[key] == DEFAULT or stale:
             chosen[key] = f"tcp://{reachable(host)}:{port}"
-    changed: list[str] = []
-    for key, value in chosen.items():
-        section, _, name = key.partition(".")
-        before: BaseModel = getattr(settings, section)
-        if getattr(before, name) != value:
-            settings = settings.model_copy(update={section: before.model_copy(update={name: value})})
-            changed.append(key)
-    return replace(loaded, settings=settings, provenance={**loaded.provenance, **dict.fromkeys(changed, SETTLED)})
+    return settle(loaded, chosen)
 
 
 def _metrics_ports(settings: Settings) -> dict[str, int]:
@@ -137,4 +128,6 @@ def _metrics_ports(settings: Settings) -> dict[str, int]:
         raise ConfigError(
             "metrics.port leaves no ports for all services", found=first, wanted=f"at most {MAX_PORT - len(children) + 1}"
         )
+    for port in range(first, first + len(children)):
+        check_port(settings.metrics.host, port)
     return {child: first + number for number, child in enumerate(children)}

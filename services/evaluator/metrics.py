@@ -4,30 +4,17 @@ from __future__ import annotations
 
 import time
 
-from common.runtime.metrics import POLICY_LAGS, UNKNOWN, Clock, ServiceMetrics, advance, kinds
-from common.session.actor_side import State
+from common.runtime.metrics import POLICY_LAGS, UNKNOWN, Clock, advance, kinds
+from common.service.metrics import PeerMetrics
 from common.transport.link import Link
-from common.wire.messages import (
-    MODES,
-    Credit,
-    Drain,
-    Evaluation,
-    Goodbye,
-    Hello,
-    Refusal,
-    Report,
-    Snapshot,
-    SnapshotWanted,
-    Welcome,
-)
+from common.wire.messages import MODES, Evaluation, Goodbye, Hello, Report, SnapshotWanted
 from services.evaluator.loop import Evaluator
 
 PHASES = ("env", "act", "snapshot", "idle")
 SENT = kinds(Hello, SnapshotWanted, Report, Evaluation, Goodbye)
-RECEIVED = kinds(Welcome, Refusal, Credit, Snapshot, Drain)
 
 
-class EvaluatorMetrics(ServiceMetrics):
+class EvaluatorMetrics(PeerMetrics):
     """All that `/metrics` of an evaluator shows. It has no queue: an evaluation is sent when it ends."""
 
     def __init__(self, *, clock: Clock = time.monotonic) -> None:
@@ -43,11 +30,7 @@ class EvaluatorMetrics(ServiceMetrics):
             values=MODES,
             initial=UNKNOWN,
         )
-        self.phases = self._phases(
-            "Seconds of the evaluator's loop by what it did, each second in one phase; the I/O thread's time is not counted.",
-            names=PHASES,
-            clock=clock,
-        )
+        self.phases = self._phases(*PHASES, clock=clock)
         self.policy_version = self._gauge(
             "policy_version", "Version of the policy under evaluation, or last evaluated; -1 before the first.", initial=-1
         )
@@ -57,14 +40,7 @@ class EvaluatorMetrics(ServiceMetrics):
             buckets=POLICY_LAGS,
         )
         self.evaluations = self._counter("evaluations", "Complete evaluations, of either mode. Not those that an exit cut short.")
-        self.messages_sent = self._counters(
-            "messages_sent", "Messages handed to the transport. Not those for which it had no room.", label="kind", values=SENT
-        )
-        self.messages_received = self._counters(
-            "messages_received", "Messages that decoded. Not bytes that were no message.", label="kind", values=RECEIVED
-        )
-        self.reconnects = self._counter("reconnects", "Welcomes after the first: the learner was lost and came back.")
-        self.connected = self._gauge("connected", "1 while welcomed by a learner that still answers, else 0.")
+        self._declare_connection(SENT)
 
     def refresh(self, evaluator: Evaluator, link: Link, frame_skip: int) -> None:
         """Bring over what the loop counts; called by each scrape."""
@@ -76,9 +52,4 @@ class EvaluatorMetrics(ServiceMetrics):
         for mode, mean in counts.mean.items():
             self.episode_return_mean[mode].set(mean)
         self.policy_version.set(evaluator.version)
-        for kind, counter in self.messages_sent.items():
-            advance(counter, link.sent[kind])
-        for kind, counter in self.messages_received.items():
-            advance(counter, link.received[kind])
-        advance(self.reconnects, link.session.reconnects)
-        self.connected.set(link.session.state is State.WELCOME)
+        self._refresh_connection(link)

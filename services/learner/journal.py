@@ -7,10 +7,12 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
+from common.runtime.disk import write_atomically
 from common.runtime.run_directory import RunDirectory
 from common.units import EnvSteps, Seconds
 
@@ -23,11 +25,14 @@ class Journal:
     A disk that is full costs records, never the run: the first loss is told to `on_loss`, later ones are silent.
     """
 
-    def __init__(self, directory: RunDirectory, *, on_loss: Callable[[OSError], None]) -> None:
+    def __init__(self, directory: RunDirectory, *, env_steps: EnvSteps, on_loss: Callable[[OSError], None]) -> None:
+        """Go on from `env_steps`: records beyond them, of a life that left no checkpoint of them, are taken back."""
         self._on_loss: Callable[[OSError], None] | None = on_loss
         self._directory = directory
-        self._events = SummaryWriter(log_dir=str(directory.tensorboard), flush_secs=10)
+        self._events = SummaryWriter(log_dir=str(directory.tensorboard), flush_secs=10, purge_step=env_steps + 1)
         path = directory.learning_curve_csv
+        with self._going_on():
+            _take_back(path, env_steps)
         fresh = not path.exists() or path.stat().st_size == 0
         self._file = path.open("a", newline="")
         self._rows = csv.writer(self._file)
@@ -70,3 +75,19 @@ class Journal:
             on_loss, self._on_loss = self._on_loss, None
             if on_loss is not None:
                 on_loss(error)
+
+
+def _take_back(path: Path, env_steps: EnvSteps) -> None:
+    """Leave only the whole rows of a learning curve up to `env_steps`; the file is replaced at once, or not at all."""
+    text = path.read_bytes().decode() if path.exists() else ""
+    rows = text.splitlines(keepends=True)
+    kept = "".join([*rows[:1], *(row for row in rows[1:] if _env_steps(row) <= env_steps)])
+    if kept != text:
+        write_atomically(path, kept.encode())
+
+
+def _env_steps(row: str) -> float:
+    """Where a row stands; infinity for one that a kill or a full disk cut short."""
+    fields = row.split(",")
+    whole = row.endswith("\n") and len(fields) == len(CURVE) and fields[1].isdecimal()
+    return int(fields[1]) if whole else math.inf

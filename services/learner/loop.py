@@ -28,7 +28,7 @@ WAIT_SECONDS: Seconds = 0.2
 CURVE_SECONDS: Seconds = 1.0  # between two rows of the learning curve
 END_SECONDS: Seconds = 45.0  # for a last evaluation, when a run ends by itself
 STOP_SECONDS: Seconds = 4.0  # for the peers' goodbyes, when it is told to stop
-UPDATE_SECONDS: Seconds = 300.0  # an update that takes longer than this counts as hung
+STEP_SECONDS: Seconds = 300.0  # a gradient step, with all that is done before the first, that takes longer counts as hung
 
 
 class Learner:
@@ -81,9 +81,9 @@ class Learner:
                 self._train()
             self._record.tick(self._clock())
             self._take_evaluations()
-            if self._clock() - self._saved_at >= self._settings.checkpoint.every_seconds:
-                self._save()
             reason = "stopped" if self._stopping() else self._record.over(self._clock())
+            if not reason and self._clock() - self._saved_at >= self._settings.checkpoint.every_seconds:
+                self._save()
         self._end(reason)
         return reason
 
@@ -105,7 +105,7 @@ class Learner:
 
     def _train(self) -> None:
         items, self._fresh = self._fresh, []
-        self._health.tick(doing="trains", within=UPDATE_SECONDS)
+        self._health.tick(doing="trains", within=STEP_SECONDS)
         for item in items:
             lag = max(0, self._record.version - item.experience.version)
             self._record.lag.add(lag, item.experience.env_steps)
@@ -120,12 +120,17 @@ class Learner:
             env_steps_planned=self._settings.target.env_steps,
             version=self._record.version,
         )
-        result = self._algorithm.update(batch, progress)
+        result = self._algorithm.update(batch, progress, self._interrupted)
         self._intake.settle(items)
         self._record.trained(env_steps=sum(sample.env_steps for sample in samples), metrics=result.metrics)
         self._record.version += 1
         self._publish()
         self._write(samples, result)
+
+    def _interrupted(self) -> bool:
+        """Asked before each gradient step: however long an update is, it holds up neither a stop nor the health probe."""
+        self._health.tick(doing="trains", within=STEP_SECONDS)
+        return self._stopping()
 
     def _publish(self) -> None:
         self._phases.enter("publish")

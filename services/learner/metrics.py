@@ -52,11 +52,7 @@ class LearnerMetrics(ServiceMetrics):
         self.updates = self._counter(
             "updates", "Learner updates: batches trained on. Not optimizer steps, of which each has several."
         )
-        self.phases = self._phases(
-            "Seconds of the train loop by what it did, each second in one phase; the I/O thread's time is not counted.",
-            names=PHASES,
-            clock=clock,
-        )
+        self.phases = self._phases(*PHASES, clock=clock)
         self.policy_version = self._gauge("policy_version", "Newest published policy; 0 is the initial one.")
         self.policy_lag = self._histogram(
             "policy_lag_versions",

@@ -8,17 +8,14 @@ from pathlib import Path
 
 from common.runtime import arguments
 from common.runtime.run_directory import RunDirectory
-from common.runtime.tree import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Invocation:
+class Invocation(arguments.Invocation):
     """How this process was asked to run; `run_dir` None: where the root thinks best."""
 
-    settings: Settings
     run_dir: Path | None
     resume: bool
-    debug: bool
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
@@ -31,6 +28,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
     if parsed.config is None and parsed.resume and parsed.run_dir is not None:
         own = RunDirectory(parsed.run_dir).config
         parsed.config = str(own) if own.is_file() else None  # a run goes on with its own settings
-    settings = arguments.settings(parsed, {}, environ)
-    run_dir = parsed.run_dir or (Path(settings.run.dir) if settings.run.dir else None)
-    return Invocation(settings=settings, run_dir=run_dir, resume=parsed.resume, debug=parsed.debug)
+    loaded = arguments.load(parsed, {}, environ)
+    named = loaded.settings.run.dir
+    run_dir = parsed.run_dir or (Path(named) if named else None)
+    return Invocation(loaded=loaded, run_dir=run_dir, resume=parsed.resume, debug=parsed.debug)

@@ -114,15 +114,15 @@ class Colony:
         )
         self.record = RunRecord(settings=settings, run_id="run-1", frame_skip=1, started_at=time.monotonic())
         self.intake = Intake(transport=self.hub.bind(), session=session, clock=time.monotonic, note=lambda _: None)
-        self.journal = Journal(create(folder / "run", config="x: 1\n", command=["rookery"]), on_loss=pytest.fail)
+        self.journal = Journal(create(folder / "run", config="x: 1\n", command=["rookery"]), env_steps=0, on_loss=pytest.fail)
         self.actors, self.ratios = [], []
 
     def learner(self):
         """The loop of the learner, as its root builds it."""
         update = self.algorithm.update
 
-        def watched(batch, progress):
-            result = update(batch, progress)
+        def watched(batch, progress, stop):
+            result = update(batch, progress, stop)
             if progress.version == 0 or result.metrics["policy_lag_mean"] == 0:
                 self.ratios.append(result.metrics.get("first_ratio_error", np.nan))
             return result

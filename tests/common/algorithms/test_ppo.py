@@ -200,6 +200,29 @@ def test_a_linear_rate_follows_the_progress_of_the_run(vector_env, make_sample):
     assert np.array_equal(weights(algorithm), before)
 
 
+@pytest.mark.parametrize(("schedule", "rate"), [("constant", 1e-4), ("linear", 1e-4), ("kl_adaptive", 1e-3)])
+def test_a_resumed_run_follows_a_learning_rate_that_was_changed(vector_env, make_sample, schedule, rate):
+    """Whoever resumes with a smaller rate wants it used; only one that adapts itself goes on from where it had come to."""
+    before = build(vector_env, learning_rate=1e-3, lr_schedule=schedule)
+    after = build(vector_env, learning_rate=1e-4, lr_schedule=schedule)
+    after.load_state_dict(before.state_dict())
+    assert train(after, make_sample(vector_env)).metrics["learning_rate"] == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_an_update_that_is_told_to_stop_leaves_out_the_steps_to_come(vector_env, make_sample, steps):
+    """SIGTERM during an update of a hundred epochs: what was done stands, nothing is added."""
+    cut, untouched = build(vector_env, epochs=100), build(vector_env)
+    asked = iter(range(1_000_000))
+    sample = make_sample(vector_env, length=16, reward=np.random.default_rng(0).random((16, 2)))
+    result = cut.update(cut.collate([sample]), at(), lambda: next(asked) >= steps)
+    assert ("policy_loss" in result.metrics) == (steps > 0)
+    taken = [int(state["step"]) for state in cut.state_dict()["optimizer"]["adam"].values()]
+    assert taken == [steps] * len(taken)
+    assert np.array_equal(weights(cut), weights(untouched)) == (steps == 0)
+    assert result.metrics["nonfinite_steps"] == 0
+
+
 def test_an_adaptive_rate_rises_where_the_policy_hardly_moves(vector_env, make_sample):
     """The rate of the next update answers to the KL of this one."""
     algorithm = build(vector_env, learning_rate=1e-5, lr_schedule="kl_adaptive")

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.service
 def read(words, named=None, environ=None):
     """Settings as a service reads them."""
     parsed = arguments.parser("actor", "Step.", "rookery actor").parse_intermixed_args(words)
-    return arguments.settings(parsed, named or {}, environ or {})
+    return arguments.load(parsed, named or {}, environ or {}).settings
 
 
 def test_words_win_over_options_and_options_over_the_environment():

@@ -4,7 +4,7 @@ import pytest
 
 from common.algorithms.settings.impala import ImpalaSettings
 from common.errors import ConfigError
-from common.runtime.config import as_yaml, load
+from common.runtime.config import SETTLED, as_yaml, load, settle
 from common.runtime.presets import preset_names
 
 pytestmark = pytest.mark.pure
@@ -25,6 +25,16 @@ def test_command_line_wins_over_environment_over_file_over_default(tmp_path):
     assert provenance["learner.credits"] == "ROOKERY_LEARNER__CREDITS"
     assert settings.algorithm.minibatch == 64
     assert provenance["algorithm.minibatch"] == "command line"
+
+
+def test_what_was_left_open_is_settled_and_says_so():
+    """The run id is chosen at the start: config.yaml must not claim that it was a default, nor that all else was chosen."""
+    loaded = load(preset="cartpole", overrides=["run.dir=here"], environ={})
+    settled = settle(loaded, {"run.id": "cartpole-1", "run.dir": "here"})
+    assert (settled.settings.run.id, settled.settings.run.dir) == ("cartpole-1", "here")
+    assert (settled.provenance["run.id"], settled.provenance["run.dir"]) == (SETTLED, "command line")
+    assert "id: cartpole-1  # chosen for this run" in as_yaml(settled.settings, settled.provenance)
+    assert loaded.provenance["run.id"] == "default"
 
 
 def test_a_presets_values_carry_its_name():

@@ -77,11 +77,10 @@ def test_a_tick_of_a_loop_that_was_never_declared_is_our_mistake(clock):
 
 
 def test_readiness_is_said_apart_from_liveness(clock):
-    """Started, serving, draining: alive all the time."""
+    """A learner that loads its checkpoint is alive, and cannot do its work yet."""
     health = Health(clock=clock)
     assert (health.readiness().ok, health.readiness().sentence) == (False, "starting")
+    assert health.liveness().ok
     health.ready()
     assert health.readiness().ok
-    health.not_ready("draining")
-    assert (health.readiness().ok, health.readiness().sentence) == (False, "draining")
-    assert health.liveness().ok
+    assert health.readiness().sentence == "ok"

@@ -97,6 +97,15 @@ def test_a_port_in_use_is_an_error_that_says_what_to_do(server, health):
         ours.HttpServer(host="127.0.0.1", port=server.port, metrics=bytes, health=health)
 
 
+def test_a_port_is_checked_as_it_would_be_served_and_left_free(server):
+    """Before a run is begun: who would not get its port says so now, in the same words."""
+    with pytest.raises(ResourceError, match=rf"in use: found 127.0.0.1:{server.port}"):
+        ours.check_port("127.0.0.1", server.port)
+    server.close()
+    for _ in range(2):
+        ours.check_port("127.0.0.1", server.port)
+
+
 @pytest.mark.parametrize("host", ["203.0.113.7", "not a host"])
 def test_an_address_that_is_not_ours_is_an_error_that_says_what_to_do(health, host):
     """A typo in metrics.host."""

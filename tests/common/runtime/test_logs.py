@@ -10,6 +10,7 @@ from contextlib import suppress
 import pytest
 
 from common.runtime.logs import EventLog, configure
+from common.session.events import Note
 
 pytestmark = pytest.mark.service
 
@@ -38,6 +39,15 @@ def test_a_plain_line_is_time_service_event_and_fields(output):
     time, line = output.getvalue().split(" ", 1)
     assert len(time) == len("10:23:54.120")
     assert line == 'learner snapshot_published version=7 seconds=0.123457 to="all peers" why=""\n'
+
+
+def test_what_a_session_notes_becomes_an_event(output):
+    """The state machines write no logs: they say what is worth one, and whether it is a warning."""
+    configure("actor", stream=output)
+    EventLog("x").note(Note(event="welcomed", fields={"run": "pong-1"}))
+    EventLog("x").note(Note(event="learner_lost", fields={"silent_seconds": 5.0}, warning=True))
+    lines = [line.split(" ", 1)[1] for line in output.getvalue().splitlines()]
+    assert lines == ["actor welcomed run=pong-1", "actor WARNING learner_lost silent_seconds=5"]
 
 
 def test_more_than_info_is_marked_and_less_than_the_level_is_not_said(output):

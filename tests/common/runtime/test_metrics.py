@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from contextlib import suppress
 
 import pytest
@@ -25,13 +26,22 @@ class Metrics(ServiceMetrics):
         self.nests = self._gauges("nests", "Nests.", label="state", values=("full", "empty"))
         self.scores = self._open_gauge("score", "Scores.", label="name")
         self.age = self._histogram("age_days", "Age.", buckets=(1, 2))
-        self.phases = self._phases("Time.", names=("sit", "fly"), clock=clock)
+        self.phases = self._phases("sit", "fly", clock=clock)
 
 
 def samples(metrics):
     """{(name, label values): value} of a scrape."""
     families = text_string_to_metric_families(metrics.render().decode())
     return {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
+
+
+def test_a_scrape_shows_what_is_counted_elsewhere_as_of_now():
+    """The loop counts for itself; nobody copies its counters while nobody looks."""
+    metrics, loop = Metrics(), Counter()
+    assert samples(metrics)["rookery_test_eggs_total",] == 0
+    metrics.on_scrape = lambda: advance(metrics.eggs, loop["eggs"])
+    loop["eggs"] = 3
+    assert samples(metrics)["rookery_test_eggs_total",] == 3
 
 
 def test_every_value_of_a_closed_label_is_there_before_anything_happened():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import subprocess
@@ -19,25 +18,22 @@ pytestmark = pytest.mark.service
 def test_nothing_is_requested_at_first():
     """A service that runs."""
     shutdown = Shutdown()
-    assert (shutdown.requested, shutdown.reason, shutdown.remaining) == (False, "", math.inf)
+    assert (shutdown.requested, shutdown.reason) == (False, "")
     assert not shutdown.wait(0.0)
 
 
-def test_the_first_request_stands(clock):
+def test_the_first_request_stands():
     """The target was reached, and then SIGTERM came: the reason is the target."""
-    shutdown = Shutdown(clock=clock)
-    shutdown.request("target reached", grace=15.0)
-    clock.now += 5.0
-    shutdown.request("SIGTERM", grace=100.0)
-    assert (shutdown.requested, shutdown.reason, shutdown.remaining) == (True, "target reached", 10.0)
-    clock.now += 50.0
-    assert shutdown.remaining == 0.0
+    shutdown = Shutdown()
+    shutdown.request("target reached")
+    shutdown.request("SIGTERM")
+    assert (shutdown.requested, shutdown.reason) == (True, "target reached")
 
 
 def test_a_request_wakes_who_waits():
     """The train loop ends while the root waits for it."""
     shutdown = Shutdown()
-    threading.Thread(target=shutdown.request, args=("done",), kwargs={"grace": 1.0}).start()
+    threading.Thread(target=shutdown.request, args=("done",)).start()
     assert shutdown.wait(30.0)
     assert shutdown.reason == "done"
 
@@ -47,11 +43,10 @@ def test_a_signal_is_a_request_with_its_name(number):
     """Kubernetes sends SIGTERM, Ctrl-C sends SIGINT; both mean: end well."""
     before = signal.getsignal(number)
     shutdown = Shutdown()
-    with on_signals(shutdown, grace=5.0):
+    with on_signals(shutdown):
         os.kill(os.getpid(), number)
         assert shutdown.wait(30.0)
     assert shutdown.reason == number.name
-    assert 0 < shutdown.remaining <= 5.0
     assert signal.getsignal(number) is before
 
 
@@ -61,7 +56,7 @@ def test_a_second_signal_ends_the_process_at_once():
         "import os, signal\n"
         "from common.runtime.shutdown import Shutdown, on_signals\n"
         "shutdown = Shutdown()\n"
-        "with on_signals(shutdown, grace=60.0):\n"
+        "with on_signals(shutdown):\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    assert shutdown.wait(30.0)\n"
         "    print('still here', flush=True)\n"

@@ -110,9 +110,11 @@ def test_a_peer_gets_the_run_it_belongs_to_and_nothing_of_one_process():
     settings = Settings(run=RunSettings(preset="pong", seed=7, dir="/home/x"), log=LogSettings(level="debug"))
     config = RunConfig.of(settings, run_id="pong-1")
     assert RunConfig.from_json(config.to_json()) == config
+    assert set(config.evaluation.model_dump()) == {"episodes", "every_seconds", "cpu_share"}
     assert (config.run_id, config.preset, config.seed, config.env) == ("pong-1", "pong", 7, settings.env)
     assert set(json.loads(config.to_json())) == {
         "run_id", "seed", "preset", "env", "model", "algorithm", "rollout", "target", "actors", "acting_precision",
+        "evaluation",
     }  # fmt: skip
 
 

@@ -1,14 +1,16 @@
 """What is settled before a run starts."""
 
+import socket
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import yaml
 
-from common.errors import ConfigError, RookeryError
+from common.errors import ConfigError, ResourceError, RookeryError
 from common.runtime.config import load
 from services.cli.plan import Request, make_plan
+from services.cli.ports import free_ports
 from services.cli.supervisor import Start
 
 pytestmark = pytest.mark.service
@@ -70,13 +72,38 @@ def test_port_zero_means_any_free_one_that_a_restarted_learner_finds_again():
     assert int(port) > 0
 
 
+def ports_in_a_row(count):
+    """The first of `count` free ports that follow one another."""
+    while (found := free_ports(count))[-1] - found[0] != count - 1:
+        pass
+    return found[0]
+
+
 def test_metrics_ports_count_up_from_the_one_asked_for():
     """A Prometheus with fixed targets."""
-    plan = planned("metrics.port=9100", "actor.count=2", "metrics.host=0.0.0.0")
-    assert plan.metrics_ports == {"learner": 9100, "evaluator": 9101, "actor-0": 9102, "actor-1": 9103}
-    assert plan.urls["actor-1"] == "http://127.0.0.1:9103"
+    first = ports_in_a_row(4)
+    plan = planned(f"metrics.port={first}", "actor.count=2", "metrics.host=0.0.0.0")
+    assert plan.metrics_ports == {"learner": first, "evaluator": first + 1, "actor-0": first + 2, "actor-1": first + 3}
+    assert plan.urls["actor-1"] == f"http://127.0.0.1:{first + 3}"
     with pytest.raises(ConfigError, match="found 65534, wanted at most 65532"):
         planned("metrics.port=65534", "actor.count=2")
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_metrics_port_in_use_is_told_before_anything_is_written(resume):
+    """Another run counts up from the same port: a service that finds out by itself would leave a directory behind."""
+    planned(run_dir=Path("before"))
+    written = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    first = ports_in_a_row(4)
+    request = {"run_dir": Path("before"), "preset": None, "resume": True} if resume else {"run_dir": Path("new")}
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", first + 2))
+        other.listen()
+        with pytest.raises(ResourceError, match=rf"in use: found 127\.0\.0\.1:{first + 2}, .*metrics\.port") as caught:
+            planned(f"metrics.port={first}", "actor.count=2", **request)
+    assert caught.value.exit_code == 2
+    assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == written
+    assert not Path("new").exists()
 
 
 def test_children_are_told_their_names_and_a_restarted_learner_to_resume():
@@ -100,6 +127,23 @@ def test_a_resumed_run_keeps_its_settings_its_name_and_its_address():
     assert after.settings.checkpoint.keep == 9
     assert after.settings.model_copy(update={"checkpoint": before.settings.checkpoint}) == before.settings
     assert yaml.safe_load(Path("r/config.yaml").read_text())["checkpoint"]["keep"] == 9
+
+
+def test_a_resumed_run_that_is_moved_takes_its_peers_along():
+    """Its port is taken meanwhile, so it is given another: its own file still has the old one for the actors."""
+    planned(run_dir=Path("r"))
+    moved = planned("learner.bind=tcp://127.0.0.1:5999", preset=None, run_dir=Path("r"), resume=True).settings
+    assert moved.actor.learner == moved.evaluator.learner == moved.learner.bind == "tcp://127.0.0.1:5999"
+    again = planned(preset=None, run_dir=Path("r"), resume=True).settings
+    assert again.actor.learner == again.learner.bind == "tcp://127.0.0.1:5999"
+
+
+def test_a_resumed_run_that_is_moved_leaves_a_proxy_that_is_named_with_it():
+    """Both addresses are given: what is said of the actors stands."""
+    planned(run_dir=Path("r"))
+    words = ("learner.bind=tcp://127.0.0.1:5999", "actor.learner=tcp://127.0.0.1:6000")
+    moved = planned(*words, preset=None, run_dir=Path("r"), resume=True).settings
+    assert (moved.actor.learner, moved.evaluator.learner) == ("tcp://127.0.0.1:6000", "tcp://127.0.0.1:5999")
 
 
 @pytest.mark.parametrize(

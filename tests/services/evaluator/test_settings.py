@@ -1,43 +1,38 @@
-"""The evaluator's command line."""
+"""How an evaluator plays: as the run says, unless it was told otherwise itself."""
 
 from __future__ import annotations
 
 import pytest
 
-from common.errors import ConfigError
-from services.evaluator.settings import parse
+from common.runtime.tree import EvaluationSettings, EvaluatorSettings, RunConfig, Settings
+from services.evaluator.settings import parse, playing
 
 pytestmark = pytest.mark.service
 
-
-def test_one_fact_is_enough():
-    """`rookery evaluator --learner tcp://host:port`, as on a second machine; all else comes with the Welcome."""
-    invocation = parse(["--learner", "tcp://10.0.0.7:5700"], {})
-    assert invocation.settings.evaluator.learner == "tcp://10.0.0.7:5700"
-    assert (invocation.settings.evaluator.name, invocation.debug) == ("", False)
+RUN = RunConfig.of(
+    Settings(evaluator=EvaluatorSettings(every_seconds=10.0, episodes=20, cpu_share=0.5, name="the-learners-own")), run_id="r"
+)
 
 
-def test_the_environment_can_say_it_too():
-    """A container gets its settings as variables, and its command line from the image."""
-    environ = {"ROOKERY_EVALUATOR__LEARNER": "tcp://learner:5700", "ROOKERY_METRICS__PORT": "9100"}
-    settings = parse(["--name", "evaluator-3"], environ).settings
-    assert (settings.evaluator.learner, settings.evaluator.name, settings.metrics.port) == (
-        "tcp://learner:5700",
-        "evaluator-3",
-        9100,
-    )
+def played(*words, environ=None):
+    """How the evaluator of that command line plays in the run."""
+    return playing(parse(["--learner", "tcp://10.0.0.7:5700", *words], environ or {}).loaded, RUN)
 
 
-@pytest.mark.parametrize("address", ["10.0.0.7:5700", "tcp://:5700", "tcp://10.0.0.7:99999"])
-def test_an_address_that_cannot_be_is_refused(address):
-    """Before anything is waited for."""
-    with pytest.raises(ConfigError, match="tcp://host:port"):
-        parse(["--learner", address], {})
+def test_an_evaluator_that_is_only_told_where_the_learner_is_plays_as_the_run_says():
+    """A run of a minute is judged every 10 s, on whichever machine its evaluator was started."""
+    assert played() == RUN.evaluation == EvaluationSettings(every_seconds=10.0, episodes=20, cpu_share=0.5)
 
 
-def test_an_unknown_option_is_one_line_and_exit_code_2(capsys):
-    """No page of usage that hides the word that was wrong."""
-    with pytest.raises(SystemExit) as end:
-        parse(["--lerner", "tcp://10.0.0.7:5700"], {})
-    assert end.value.code == 2
-    assert capsys.readouterr().err.count("\n") == 1
+def test_what_it_was_told_itself_wins_key_by_key(tmp_path):
+    """On a machine of its own it may take every core; how many episodes make a score is still the run's."""
+    file = tmp_path / "own.yaml"
+    file.write_text("evaluator: {every_seconds: 5}\n")
+    own = played("evaluator.cpu_share=1.0", "--config", str(file), environ={"ROOKERY_EVALUATOR__EPISODES": "10"})
+    assert (own.cpu_share, own.every_seconds, own.episodes) == (1.0, 5.0, 10)
+    assert played("evaluator.cpu_share=1.0").episodes == 20
+
+
+def test_a_default_that_is_spelt_out_is_a_wish_too():
+    """`evaluator.every_seconds=60` means 60, although that is what it would be without a run."""
+    assert played("evaluator.every_seconds=60").every_seconds == 60.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -84,20 +85,30 @@ class FakeIntake:
 class FakeAlgorithm:
     """Counts its updates in its only weight."""
 
+    long, steps = 0, 0
+
     def __init__(self):
         """One weight, at zero."""
         self.model = torch.nn.Linear(1, 1, bias=False)
         torch.nn.init.zeros_(self.model.weight)
         self.batches, self.metrics, self.progress = [], {"policy_loss": 0.5, "entropy": math.nan}, []
 
+    def between_steps(self):
+        """For the test to act."""
+
     def collate(self, samples):
         """The batch is its samples."""
         return samples
 
-    def update(self, batch, progress):
-        """Train."""
+    def update(self, batch, progress, stop):
+        """Train, in as many gradient steps as it takes to be told to stop where `long` says so."""
         self.batches.append([sample.version for sample in batch])
         self.progress.append(progress)
+        for _ in range(self.long):
+            self.between_steps()
+            if stop():
+                break
+            self.steps += 1
         with torch.no_grad():
             self.model.weight += 1.0
         return UpdateResult(samples=STEPS, metrics=self.metrics)
@@ -132,7 +143,7 @@ class Scene:
         self.directory = create(folder / "run", config="run: {}\n", command=["rookery"])
         self.record = RunRecord(settings=self.settings, run_id="run-1", frame_skip=4, started_at=100.0)
         self.metrics, self.saved, self.notes, self.stop = LearnerMetrics(clock=self.clock), [], [], False
-        self.disk_full = False
+        self.disk_full, self.health = False, Health(clock=self.clock)
 
     def save(self, checkpoint):
         """A disk that may be full."""
@@ -142,7 +153,7 @@ class Scene:
 
     def run(self):
         """From the start to the end; the reason."""
-        journal = Journal(self.directory, on_loss=pytest.fail)
+        journal = Journal(self.directory, env_steps=0, on_loss=pytest.fail)
         learner = Learner(
             settings=self.settings,
             algorithm=self.algorithm,
@@ -151,14 +162,13 @@ class Scene:
             journal=journal,
             save=self.save,
             metrics=self.metrics,
-            health=Health(clock=self.clock),
+            health=self.health,
             stopping=lambda: self.stop,
             clock=self.clock,
             note=lambda event, **fields: self.notes.append((event, fields)),
         )
-        reason = learner.run()
-        journal.close()
-        return reason
+        with closing(journal):
+            return learner.run()
 
     @property
     def summary(self):
@@ -211,7 +221,7 @@ def test_an_incomplete_batch_is_trained_on_when_its_first_message_has_waited_lon
     scene.intake.script = [[], [], [], [], first, second]
     updated_at = []
     update = scene.algorithm.update
-    scene.algorithm.update = lambda batch, progress: updated_at.append(scene.clock.now) or update(batch, progress)
+    scene.algorithm.update = lambda *given: updated_at.append(scene.clock.now) or update(*given)
     scene.run()
     assert scene.algorithm.batches == [[0, 0, 0], [1]]
     assert updated_at == pytest.approx([101.0, 102.4], abs=WAIT_SECONDS + 1e-6)
@@ -317,6 +327,55 @@ def test_a_checkpoint_that_fails_costs_a_counter_and_not_the_run(tmp_path):
     assert failures == len([event for event, _ in scene.notes if event == "checkpoint_failed"]) >= 6
     assert scene.metrics.checkpoint_last_success._value.get() == 0
     assert scene.summary["learner_updates"] == 1
+
+
+def test_whoever_stops_a_run_hears_that_its_work_is_not_saved(tmp_path):
+    """Ctrl-C on a full disk: an exit code of 0 would say that the last checkpoint is there. The summary is, if it can be."""
+    scene = Scene(tmp_path)
+    scene.disk_full = scene.stop = True
+    with pytest.raises(ResourceError, match="checkpoint save did not finish"):
+        scene.run()
+    assert scene.summary["learner_updates"] == 0
+
+
+def test_a_run_that_ends_by_itself_ends_well_without_its_last_checkpoint(tmp_path):
+    """Its result stands in the summary; there is nothing to go on with."""
+    scene = Scene(tmp_path, env_steps=2048)
+    scene.disk_full, scene.record.env_steps = True, 2048
+    assert scene.run() == "env step budget spent"
+
+
+def test_a_stop_does_not_wait_for_the_end_of_a_long_update(tmp_path):
+    """SIGTERM in the first seconds of an update of an hour: it is cut short, counts as one, and its weights are saved."""
+    scene = Scene(tmp_path)
+    scene.algorithm.long = 1_000_000
+
+    def told_to_stop():
+        scene.stop = scene.algorithm.steps == 3
+
+    scene.algorithm.between_steps = told_to_stop
+    scene.intake.script = [[item(0)], [item(1)]]
+    assert scene.run() == "stopped"
+    assert scene.algorithm.steps == 3
+    assert scene.intake.said("settle") == [("settle", [0], None)]
+    (last,) = scene.saved
+    assert (last.version, last.env_steps, float(last.state["weight"])) == (1, STEPS, 1.0)
+
+
+@pytest.mark.parametrize(("seconds", "alive"), [(100.0, True), (1000.0, False)])
+def test_a_long_update_is_alive_for_as_long_as_it_steps(tmp_path, seconds, alive):
+    """An hour of gradient steps on one batch is no reason for Kubernetes to restart the learner; a step that hangs is one."""
+    scene, answers = Scene(tmp_path, wall_seconds=50_000.0), []
+    scene.algorithm.long, scene.intake.script = 36, [[item(0)]]
+
+    def a_step():
+        scene.clock.now += seconds
+        answers.append(scene.health.liveness())
+
+    scene.algorithm.between_steps = a_step
+    scene.run()
+    assert [answer.ok for answer in answers] == [alive] * 36
+    assert alive or "while it trains" in answers[0].sentence
 
 
 def test_checkpoints_come_as_often_as_asked_and_once_more_at_the_end(tmp_path):

@@ -1,0 +1,96 @@
+"""How a run begins: its name, its directory, its record and session; all new, or as an earlier life of the run left them."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+
+from common.algorithms.api import Algorithm
+from common.algorithms.registry import shipment
+from common.algorithms.shipment import Shipment
+from common.envs.spec import EnvSpec
+from common.errors import ConfigError
+from common.models.snapshot import Layout
+from common.runtime import checkpoints, config, logs, run_directory
+from common.runtime.run_directory import RunDirectory
+from common.runtime.tree import RunConfig, Settings
+from common.session.learner_side import LearnerSide
+from common.session.roster import Terms
+from common.units import Seconds
+from services.learner.record import RunRecord
+from services.learner.settings import Invocation
+
+_log = logs.EventLog(__name__)
+
+
+def identified(invocation: Invocation) -> Invocation:
+    """Give a new run its id before anything is written, so that its own config.yaml tells it to a resumed learner."""
+    run = invocation.settings.run
+    chosen = run.id or f"{run.preset or 'run'}-{secrets.token_hex(4)}"
+    return replace(invocation, loaded=config.settle(invocation.loaded, {"run.id": chosen}))
+
+
+def open_directory(invocation: Invocation, words: Sequence[str]) -> RunDirectory:
+    """The run directory: made by who starts us, or found again, or new. Raises `ConfigError` or `ResourceError`."""
+    run, path = invocation.settings.run, invocation.run_dir
+    if path is None and invocation.resume:
+        raise ConfigError("no run to resume", found="--resume alone", wanted="the run's directory", fix="set --run-dir to it")
+    if path is not None and (
+        invocation.resume or (RunDirectory(path).config.is_file() and not RunDirectory(path).learning_curve_csv.exists())
+    ):
+        return run_directory.reopen(path)
+    if path is None:
+        path = run_directory.default_path(preset=run.preset, seed=run.seed, now=datetime.now(UTC).astimezone())
+    settled = config.settle(invocation.loaded, {"run.dir": str(path)})
+    text = config.as_yaml(settled.settings, settled.provenance)
+    return run_directory.create(path, config=text, command=["rookery", "learner", *words])
+
+
+def open_state(
+    invocation: Invocation, directory: RunDirectory, *, algorithm: Algorithm, env: EnvSpec
+) -> tuple[RunRecord, LearnerSide]:
+    """The run's record and session: new, or as the newest good checkpoint left them, and the algorithm with them."""
+    settings, checkpoint = invocation.settings, None
+    if invocation.resume:
+        warn = partial(_log.warning, "checkpoint_skipped")
+        architecture = Layout.of(algorithm.model).fingerprint
+        checkpoint = checkpoints.load_newest(
+            directory.checkpoints, architecture=architecture, warn=lambda detail: warn(detail=detail)
+        )
+    run_id = checkpoint.run_id if checkpoint else settings.run.id  # peers that outlived the learner know this one
+    record = RunRecord(
+        settings=settings, run_id=run_id, frame_skip=env.frame_skip, started_at=_began(directory, resumed=invocation.resume)
+    )
+    size = {"length": settings.rollout.length, "num_envs": settings.env.num_envs}
+    ships = shipment(settings.algorithm, model=settings.model, env=env, **size)
+    session = LearnerSide(_terms(settings, env, ships, run_id), check=ships.check)
+    if checkpoint:
+        algorithm.load_state_dict(checkpoint.state)
+        record.load_state_dict(checkpoint.counters["record"], time.monotonic())
+        session.load_state_dict(checkpoint.counters["session"])
+        _log.info("resumed", version=record.version, env_steps=record.env_steps)
+    return record, session
+
+
+def _began(directory: RunDirectory, *, resumed: bool) -> Seconds:
+    """When the run directory was made, on the monotonic clock: starting up is part of the run's time, lying idle is not."""
+    if resumed:
+        return time.monotonic()
+    age = time.time() - directory.command.stat().st_mtime
+    return time.monotonic() - max(0.0, age)
+
+
+def _terms(settings: Settings, env: EnvSpec, ships: Shipment, run_id: str) -> Terms:
+    return Terms(
+        run=run_id,
+        config=RunConfig.of(settings, run_id=run_id).to_json(),
+        env_signature=env.signature,
+        schema=ships.schema,
+        credits=settings.learner.credits,
+        batch=settings.learner.batch,
+        max_actors=settings.learner.max_actors,
+    )

@@ -1,0 +1,213 @@
+"""What all peers do alike, tried with the roots of both: their command line, learners that do not want them, and leaving."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+
+import msgpack
+import pytest
+
+from common.algorithms.registry import recorded_specs
+from common.algorithms.trajectory import trajectory_schema
+from common.envs.make import spec_of
+from common.errors import ConfigError
+from common.runtime.tree import RunConfig, Settings
+from common.transport.zmq import ZmqLearner
+from common.wire import codec
+from common.wire.messages import PROTOCOL_VERSION, Drain, Envelope, Goodbye, Hello, Refusal, SnapshotWanted, Welcome
+from services.actor import __main__ as actor
+from services.evaluator import __main__ as evaluator
+
+pytestmark = pytest.mark.system
+
+ROOTS = {"actor": actor, "evaluator": evaluator}
+each_role = pytest.mark.parametrize("role", ROOTS)
+
+
+def frames(message):
+    """A message of the run as bytes."""
+    return codec.encode(Envelope(run="run-1", message=message))
+
+
+def welcome(*, config=None, signature=None):
+    """What a learner says that welcomes the peer."""
+    settings = Settings()
+    env, shape = spec_of(settings.env), {"length": settings.rollout.length, "num_envs": settings.env.num_envs}
+    return Welcome(
+        index=0,
+        generation=0,
+        config=RunConfig.of(settings, run_id="run-1").to_json() if config is None else config,
+        env_signature=env.signature if signature is None else signature,
+        schema=trajectory_schema(env, **shape, recorded=recorded_specs(settings.algorithm, **shape)),
+        credits=1,
+        version=-1,
+        heartbeat_seconds=1.0,
+    )
+
+
+class Learner:
+    """Answers a message with what `answer` makes of it, or with nothing."""
+
+    def __init__(self, answer):
+        """Bound to any free port."""
+        self.transport, self.answer, self.over = ZmqLearner("tcp://127.0.0.1:0", linger=0.5), answer, threading.Event()
+        self.endpoint, self.heard = self.transport.endpoint, []
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+
+    def run(self):
+        """Until the test is over and nothing comes any more."""
+        arrived = None
+        while arrived or not self.over.is_set():
+            arrived = self.transport.receive(0.1)
+            if arrived is not None:
+                route, received = arrived
+                self.heard.append(codec.decode(received).message)
+                if answer := self.answer(self.heard[-1]):
+                    self.transport.send(route, answer)
+        self.transport.close()
+
+    def end(self):
+        """Hear what is still on the way; all messages."""
+        self.over.set()
+        self.thread.join()
+        return self.heard
+
+
+@pytest.fixture
+def learner():
+    """Starts a learner with its answers: one to everything, or by message."""
+    started = []
+
+    def start(answer):
+        started.append(Learner(answer if callable(answer) else lambda _: answer))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.end()
+
+
+@pytest.fixture(autouse=True)
+def _quiet(tmp_path, monkeypatch):
+    """An empty folder, no lower priority for the tester, and a log that is as it was afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("common.runtime.root.yield_cpu", lambda *_: None)
+    before, level = list(logging.getLogger().handlers), logging.getLogger().level
+    yield
+    logging.getLogger().handlers[:] = before
+    logging.getLogger().setLevel(level)
+
+
+@each_role
+def test_one_fact_is_enough(role):
+    """`rookery actor --learner tcp://host:port`, as on a second machine; all else comes with the Welcome."""
+    invocation = ROOTS[role].parse(["--learner", "tcp://10.0.0.7:5700"], {})
+    own = getattr(invocation.settings, role)
+    assert (own.learner, own.name, invocation.debug) == ("tcp://10.0.0.7:5700", "", False)
+
+
+@each_role
+def test_the_environment_can_say_it_too(role):
+    """A container gets its settings as variables, and its command line from the image."""
+    environ = {f"ROOKERY_{role.upper()}__LEARNER": "tcp://learner:5700", "ROOKERY_METRICS__PORT": "9100"}
+    settings = ROOTS[role].parse(["--name", "the-third"], environ).settings
+    own = getattr(settings, role)
+    assert (own.learner, own.name, settings.metrics.port) == ("tcp://learner:5700", "the-third", 9100)
+
+
+@each_role
+@pytest.mark.parametrize("address", ["10.0.0.7:5700", "tcp://:5700", "tcp://10.0.0.7:99999"])
+def test_an_address_that_cannot_be_is_refused(role, address):
+    """Before anything is waited for."""
+    with pytest.raises(ConfigError, match="tcp://host:port"):
+        ROOTS[role].parse(["--learner", address], {})
+
+
+@each_role
+def test_an_unknown_option_is_one_line_and_exit_code_2(role, capsys):
+    """No page of usage that hides the word that was wrong."""
+    with pytest.raises(SystemExit) as end:
+        ROOTS[role].parse(["--lerner", "tcp://10.0.0.7:5700"], {})
+    assert end.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+ANSWERS = {
+    "another run": (
+        lambda: frames(Refusal(code="run", reason="run: found 'a', wanted 'b'; restart", retry=False)),
+        ["'a'", "'b'", "restart"],
+    ),
+    "another protocol": (
+        lambda: [msgpack.packb({"v": PROTOCOL_VERSION + 1, "tag": "refusal"})],
+        [f"found {PROTOCOL_VERSION + 1}", f"wanted {PROTOCOL_VERSION}", "same rookery version"],
+    ),
+    "another environment": (lambda: frames(welcome(signature="0123")), ["environment", "0123", "install"]),
+    "another release's settings": (lambda: frames(welcome(config='{"run_id": 5}')), ["configuration", "same rookery version"]),
+}
+
+
+@each_role
+@pytest.mark.parametrize("what", ANSWERS)
+def test_a_learner_of_another_kind_costs_one_line_and_exit_code_2(role, what, learner, capsys):
+    """A wrong address, a leftover process, a machine with another release: found, wanted, what to do; no traceback, no hang."""
+    answer, says = ANSWERS[what]
+    assert ROOTS[role].main(["--learner", learner(answer()).endpoint, "--name", "one"]) == 2
+    err = capsys.readouterr().err
+    (line,) = [line for line in err.splitlines() if "error:" in line]
+    assert line.startswith(f"rookery {role}: error: ")
+    assert "Traceback" not in err
+    for word in says:
+        assert word in line
+
+
+@each_role
+def test_a_run_that_is_over_sends_it_home_with_exit_code_0(role, learner, capsys):
+    """Restarted by its supervisor just as the run ended: no blame, or the supervisor would give up a run that was solved."""
+    answer = frames(Refusal(code="draining", reason="the run is ending", retry=False))
+    assert ROOTS[role].main(["--learner", learner(answer).endpoint, "--name", "one"]) == 0
+    assert "error:" not in capsys.readouterr().err
+
+
+@each_role
+def test_a_wrong_address_is_refused_before_anything_is_waited_for(role, capsys):
+    """A typing slip in a manifest."""
+    assert ROOTS[role].main(["--learner", "10.0.0.7:5700"]) == 2
+    assert "tcp://host:port" in capsys.readouterr().err
+
+
+@each_role
+def test_who_is_told_to_end_before_a_learner_answered_ends_well(role, learner):
+    """A pod is moved to another node while its learner is not up yet."""
+
+    def told_to_end(_):
+        if len(silent.heard) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    silent = learner(told_to_end)
+    assert ROOTS[role].main(["--learner", silent.endpoint, "--name", "one"]) == 0
+    assert {type(message) for message in silent.end()} == {Hello}
+
+
+@each_role
+def test_who_was_welcomed_says_goodbye_with_the_reason_for_leaving(role, learner):
+    """Under the name and role it greeted with, so that the learner can close its account."""
+    drain = frames(Drain(reason="target reached", deadline_seconds=0.1))
+    welcoming = learner(lambda message: {Hello: frames(welcome()), SnapshotWanted: drain}.get(type(message)))
+    assert ROOTS[role].main(["--learner", welcoming.endpoint, "--name", "one"]) == 0
+    heard = welcoming.end()
+    assert (heard[0].role, heard[0].peer) == (role, "one")
+    assert [message.reason for message in heard if isinstance(message, Goodbye)] == ["target reached"]
+
+
+@each_role
+def test_without_a_name_it_gets_one_that_no_other_process_has(role, learner):
+    """Eight actors on one machine, started by a loop in a shell."""
+    answer = frames(Refusal(code="draining", reason="the run is ending", retry=False))
+    one = learner(answer)
+    assert ROOTS[role].main(["--learner", one.endpoint]) == 0
+    assert one.end()[0].peer.startswith(f"{role}-")
+    assert one.heard[0].peer.endswith(f"-{os.getpid()}")
