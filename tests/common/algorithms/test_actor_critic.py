@@ -40,6 +40,7 @@ def weights(algorithm):
     return snapshot.flatten(algorithm.model, "fp32")
 
 
+@ALL
 def test_a_resumed_run_makes_the_very_same_next_update(image_env, make_sample, kind):
     """Kill and resume from a checkpoint: weights, optimizer and statistics, bit for bit."""
     first, second = build(kind, image_env, normalize_value=True), build(kind, image_env, seed=99, normalize_value=True)
@@ -60,6 +61,7 @@ def test_a_checkpoint_of_another_optimizer_is_refused_and_changes_nothing(vector
     assert np.array_equal(weights(algorithm), before)
 
 
+@ALL
 def test_a_linear_rate_follows_the_progress_of_the_run(vector_env, make_sample, kind):
     """At the planned end the rate is 0 and the weights stand still."""
     algorithm = build(kind, vector_env, learning_rate=1e-3, lr_schedule="linear")

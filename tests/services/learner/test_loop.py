@@ -221,7 +221,7 @@ def test_an_incomplete_batch_is_trained_on_when_its_first_message_has_waited_lon
     scene.intake.script = [[], [], [], [], first, second]
     updated_at = []
     update = scene.algorithm.update
-    scene.algorithm.update = lambda batch, progress: updated_at.append(scene.clock.now) or update(batch, progress)
+    scene.algorithm.update = lambda *given: updated_at.append(scene.clock.now) or update(*given)
     scene.run()
     assert scene.algorithm.batches == [[0, 0, 0], [1]]
     assert updated_at == pytest.approx([101.0, 102.4], abs=WAIT_SECONDS + 1e-6)
