@@ -31,11 +31,12 @@ class Layout:
 
     env: EnvSpec
     n_step: int
+    prioritized: bool
     blocks: int
     fresh: int  # rows that each block adds to those before it
 
     @classmethod
-    def plan(cls, env: EnvSpec, *, capacity: EnvSteps, n_step: int, streams: int = 1) -> Layout:
+    def plan(cls, env: EnvSpec, *, capacity: EnvSteps, n_step: int, streams: int, prioritized: bool) -> Layout:
         """The least number of blocks that hold `capacity` rows of `streams` environments that write side by side.
 
         Raises `ConfigError` for windows that do not fit, and for a capacity too small for that many environments.
@@ -52,7 +53,7 @@ class Layout:
                 fix="ask for a larger one",
             )
         fresh = min(_FRESH_PER_REPEATED * repeated, capacity // (_LEAST_BLOCKS * streams))
-        return cls(env=env, n_step=n_step, blocks=-(-capacity // fresh), fresh=fresh)
+        return cls(env=env, n_step=n_step, prioritized=prioritized, blocks=-(-capacity // fresh), fresh=fresh)
 
     @property
     def length(self) -> int:
@@ -85,9 +86,9 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        """What a memory of this layout takes, the sum tree of its priorities included."""
+        """What a memory of this layout takes, with the sum tree of its priorities where it has them."""
         arrays = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in self.arrays().values())
-        return arrays + SumTree.bytes_for(self.positions)
+        return arrays + (SumTree.bytes_for(self.positions) if self.prioritized else 0)
 
 
 @dataclass(slots=True)

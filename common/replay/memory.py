@@ -54,7 +54,7 @@ class Replay:
         gamma: float,
         prioritized: PrioritySettings | None = None,
         clip_reward: bool = False,
-        streams: int = 1,
+        streams: int = 16,
         limit_bytes: int | None = None,
     ) -> None:
         """Allocate once.
@@ -66,13 +66,14 @@ class Replay:
             gamma: discount per env step.
             prioritized: how errors become priorities; None samples uniformly.
             clip_reward: sum the signs of the rewards.
-            streams: environments, of all actors, that are expected to write side by side; more may come.
+            streams: environments of all actors together that write side by side. More may come, and cost room: each keeps
+                a block under way.
             limit_bytes: memory that may be used; None: no limit.
 
         Raises:
             ConfigError: the windows or the environments do not fit into `capacity`, or it does not fit into `limit_bytes`.
         """
-        layout = Layout.plan(env, capacity=capacity, n_step=n_step, streams=streams)
+        layout = Layout.plan(env, capacity=capacity, n_step=n_step, streams=streams, prioritized=prioritized is not None)
         if limit_bytes is not None and layout.nbytes > limit_bytes:
             raise ConfigError(
                 f"replay of {capacity:,} env steps",
@@ -90,7 +91,7 @@ class Replay:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the memory, full or not."""
+        """Bytes of the memory, full or not; the observations of one batch come on top."""
         return self.layout.nbytes
 
     @property

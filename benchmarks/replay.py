@@ -1,0 +1,166 @@
+"""How fast are prioritized minibatches of stacked frames, beside a plain copy of as many bytes?
+
+Run it with `python -m benchmarks.replay`. A memory of 84x84 frames is filled through `insert`, given random priorities,
+and sampled: draw, weights, n-step rewards, stacks of both observations. In turns with it numpy copies one contiguous array
+of the observations' size, which is the floor: from the frames' own memory, another stretch each time, and from one array
+again and again, which a large cache may hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from common.algorithms.trajectory import trajectory_schema
+from common.envs.spec import ActionSpec, EnvSpec
+from common.replay.memory import Replay
+from common.replay.prioritized import PrioritySettings
+from common.units import MIB, Seconds
+from common.wire.messages import Arrays
+
+ENV = EnvSpec(
+    observation_shape=(84, 84), observation_dtype="uint8", action=ActionSpec(n=6, shape=()), frame_stack=4, frame_skip=4
+)
+LENGTH, NUM_ENVS, ACTORS = 16, 16, 2
+MESSAGES_PER_EPISODE = 47  # 750 env steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What is sampled from."""
+
+    capacity: int  # env steps
+    batch: int
+    n_step: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """Medians over the repetitions."""
+
+    insert: Seconds  # one env step
+    sample: Seconds  # one minibatch
+    update: Seconds  # of its priorities
+    copy: Seconds  # of as many bytes, from where the frames lie
+    copy_again: Seconds  # of as many bytes, always the same
+    batch_bytes: int  # of both observations
+    memory_bytes: int
+    transitions: int
+
+    @property
+    def share(self) -> float:
+        """Speed of sampling / speed of copying."""
+        return self.copy / self.sample
+
+
+def benchmark(load: Load, *, repeats: int) -> Result:
+    """Fill the memory once over, then measure in turns."""
+    streams = ACTORS * NUM_ENVS
+    replay = Replay(
+        env=ENV,
+        capacity=load.capacity,
+        n_step=load.n_step,
+        gamma=0.99,
+        prioritized=PrioritySettings(),
+        streams=streams,
+    )
+    rng = np.random.default_rng(0)
+    insert = _fill(replay, rng)
+    for _ in range(load.capacity // (4 * load.batch)):
+        index = replay.sample(load.batch, rng).index
+        replay.update_priorities(index, rng.exponential(size=load.batch).astype(np.float32))
+    found = replay.sample(load.batch, rng)
+    batch_bytes = found.observation.nbytes + found.next_observation.nbytes
+    frames = replay._blocks.frames.reshape(-1)  # noqa: SLF001 - the floor reads what a sample reads
+    target, again = np.zeros(batch_bytes, np.uint8), np.ones(batch_bytes, np.uint8)
+    errors = rng.exponential(size=load.batch).astype(np.float32)
+    sample_, update, copy, copy_again = [], [], [], []
+    for _ in range(repeats):
+        sample_.append(_seconds(lambda: replay.sample(load.batch, rng)))
+        index = replay.sample(load.batch, rng).index
+        update.append(_seconds(lambda index=index: replay.update_priorities(index, errors)))
+        at = int(rng.integers(len(frames) - batch_bytes))
+        copy.append(_seconds(lambda at=at: np.copyto(target, frames[at : at + batch_bytes])))
+        np.copyto(target, again)
+        copy_again.append(_seconds(lambda: np.copyto(target, again)))
+    return Result(
+        insert=insert,
+        sample=median(sample_),
+        update=median(update),
+        copy=median(copy),
+        copy_again=median(copy_again),
+        batch_bytes=batch_bytes,
+        memory_bytes=replay.nbytes,
+        transitions=len(replay),
+    )
+
+
+def _fill(replay: Replay, rng: np.random.Generator) -> Seconds:
+    """Until blocks have been recycled; returns the time of one env step, pages touched for the first time included."""
+    going, ending = rollout(rng, ends=False), rollout(rng, ends=True)
+    spent, env_steps, number = 0.0, 0, 0
+    while env_steps < replay.capacity + replay.capacity // 8:
+        number += 1
+        arrays = going if number % MESSAGES_PER_EPISODE else ending
+        began = time.perf_counter()
+        env_steps += sum(replay.insert(arrays, stream=actor, seq=number) for actor in range(ACTORS))
+        spent += time.perf_counter() - began
+    return spent / env_steps
+
+
+def rollout(rng: np.random.Generator, *, ends: bool) -> Arrays:
+    """One message of noise; where it `ends`, an episode of each environment does in the middle of it, and the next begins."""
+    schema = trajectory_schema(ENV, length=LENGTH, num_envs=NUM_ENVS, recorded=())
+    arrays: dict[str, np.ndarray] = {spec.name: np.zeros(np.maximum(spec.shape, 0), spec.dtype) for spec in schema}
+    arrays["obs"][:] = rng.integers(256, size=arrays["obs"].shape, dtype=np.uint8)
+    arrays["action"][:] = rng.integers(ENV.action.n, size=arrays["action"].shape)
+    arrays["valid"][:] = True
+    arrays["terminated"][LENGTH // 2 - 1] = arrays["start"][LENGTH // 2] = ends
+    return arrays
+
+
+def _seconds(part: Callable[[], object]) -> Seconds:
+    began = time.perf_counter()
+    part()
+    return time.perf_counter() - began
+
+
+def report(load: Load, result: Result) -> str:
+    """The result in lines to read."""
+
+    def line(name: str, seconds: Seconds) -> str:
+        return f"  {name:<26}{seconds * 1e3:7.2f} ms   {result.batch_bytes / seconds / MIB:7,.0f} MiB/s"
+
+    lines = [
+        f"{result.transitions:,} transitions in {result.memory_bytes / 1e9:.2f} GB, 84x84 in stacks of 4, n = {load.n_step}",
+        line(f"sample of {load.batch}, prioritized", result.sample),
+        line("copy, as the frames lie", result.copy),
+        line("copy, the same again", result.copy_again),
+        f"  sampling / copying         {result.share:.0%}, {result.copy_again / result.sample:.0%}",
+        f"  priorities of {load.batch}          {result.update * 1e3:7.2f} ms",
+        f"  insert                     {result.insert * 1e6:7.2f} us per env step",
+    ]
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.replay", description=__doc__.splitlines()[0])
+    parser.add_argument("--capacity", type=int, default=250_000, help="env steps of the memory")
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--repeats", type=int, default=200)
+    asked = parser.parse_args(argv)
+    load = Load(capacity=asked.capacity, batch=asked.batch)
+    print(f"load before: {os.getloadavg()[0]:.1f}", flush=True)
+    print(report(load, benchmark(load, repeats=asked.repeats)), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

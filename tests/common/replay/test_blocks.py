@@ -1,0 +1,91 @@
+"""The layout's arithmetic, and the two rules by which rows become windows and stacks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.envs.spec import ActionSpec, EnvSpec
+from common.errors import ConfigError
+from common.replay.blocks import Blocks, Layout, ages, spans
+
+pytestmark = pytest.mark.pure
+
+ENV = EnvSpec(
+    observation_shape=(84, 84), observation_dtype="uint8", action=ActionSpec(n=6, shape=()), frame_stack=4, frame_skip=4
+)
+
+
+@pytest.mark.parametrize("n_step", [1, 3, 10])
+def test_little_is_stored_twice(n_step: int) -> None:
+    """Frames beyond one per env step are under 3 %, and so is what lies beside the frames."""
+    layout = Layout.plan(ENV, capacity=1_000_000, n_step=n_step, streams=64, prioritized=True)
+    assert layout.capacity <= layout.positions < 1.03 * layout.capacity
+    assert layout.nbytes < 1.03 * layout.positions * 84 * 84
+
+
+@given(st.integers(1, 300_000), st.integers(1, 20), st.integers(1, 256))
+def test_a_layout_holds_what_was_asked_for_or_says_why_not(capacity: int, n_step: int, streams: int) -> None:
+    """At least the capacity, at most a block more, and four blocks for each environment that writes."""
+    least = 4 * streams * (4 + n_step - 1)
+    if capacity < least:
+        with pytest.raises(ConfigError, match=f"found {capacity}, wanted at least {least}"):
+            Layout.plan(ENV, capacity=capacity, n_step=n_step, streams=streams, prioritized=True)
+        return
+    layout = Layout.plan(ENV, capacity=capacity, n_step=n_step, streams=streams, prioritized=True)
+    assert capacity <= layout.capacity < capacity + layout.fresh
+    assert layout.blocks >= 4 * streams
+
+
+@pytest.mark.parametrize("n_step", [0, 256])
+def test_windows_that_cannot_be_kept_are_refused(n_step: int) -> None:
+    """A span is one byte, and 0 says that there is none."""
+    with pytest.raises(ConfigError, match="n-step windows"):
+        Layout.plan(ENV, capacity=1_000_000, n_step=n_step, streams=1, prioritized=False)
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_the_bytes_are_those_of_the_arrays(prioritized: bool) -> None:
+    """What is promised before is what is allocated; the tree of the priorities has a test of its own."""
+    layout = Layout.plan(ENV, capacity=2_000, n_step=3, streams=1, prioritized=prioritized)
+    blocks = Blocks(layout)
+    arrays = [getattr(blocks, name) for name in layout.arrays()]
+    assert sum(array.nbytes for array in arrays) + (16 * 4_096 if prioritized else 0) == layout.nbytes
+
+
+rows = st.integers(0, 12).flatmap(
+    lambda size: st.tuples(*[st.lists(st.booleans(), min_size=size, max_size=size).map(np.array) for _ in range(2)])
+)
+
+
+@given(rows, st.integers(1, 5))
+@settings(max_examples=300, deadline=None)
+def test_spans_follow_the_definition(flags: tuple[np.ndarray, np.ndarray], n_step: int) -> None:
+    """Walk on from each row: to n, to the end of the episode, or to a row that does not count, whichever is first."""
+    valid, ended = (each.astype(bool) for each in flags)
+    found, pending = spans(valid, ended, n_step)
+    waiting = 0
+    for row in range(len(valid)):
+        length, known = 0, False
+        while not known:
+            at = row + length
+            if at < len(valid) and valid[at]:
+                length += 1
+                known = ended[at] or length == n_step
+            else:
+                known = at < len(valid)
+                break
+        assert found[row] == (length if known else 0)
+        waiting += not known
+    assert pending == waiting
+    assert not found[len(valid) - pending :].any()  # those that wait are the last
+
+
+def test_ages_count_from_the_start_or_from_before() -> None:
+    """The first frame goes on from what was known, unless an episode starts with it."""
+    start = np.array([False, False, True, False, False, False, True])
+    np.testing.assert_array_equal(ages(start, 1, 3), [1, 2, 0, 1, 2, 3, 0])
+    start[0] = True
+    np.testing.assert_array_equal(ages(start, 1, 2), [0, 1, 0, 1, 2, 2, 0])
