@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -69,6 +69,19 @@ class Algorithm(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state_dict`. Raises `ResourceError` where the state is of another architecture."""
+
+
+@runtime_checkable
+class Remembers(Protocol):
+    """What an algorithm with a replay memory offers beside `Algorithm`, so that its size is told and checked at the start."""
+
+    @property
+    def replay_env_steps(self) -> EnvSteps:
+        """How much the memory holds when it is full."""
+
+    @property
+    def replay_bytes(self) -> int:
+        """What it then takes; allocated already, touched as it fills."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,12 +39,13 @@ def collate(samples: Sequence[Sample], env: EnvSpec) -> Batch:
     start = _joined(samples, "start")
     observation = stack(_joined(samples, "obs"), start)
     final_index = _final_index(samples)
+    newest = np.concatenate([sample.arrays["final_obs"] for sample in samples])
     version = np.repeat([sample.version for sample in samples], [sample.arrays["start"].shape[1] for sample in samples])
     per_step = ("action", "reward", "terminated", "truncated", "valid", "log_prob")
     return Batch(
         observation=_tensor(observation),
         start=_tensor(start),
-        final_observation=_tensor(_final_observation(samples, env, observation, final_index)),
+        final_observation=_tensor(final_stacks(env, observation, newest, final_index)),
         final_index=_tensor(final_index),
         version=_tensor(version),
         **{name: _tensor(_joined(samples, name)) for name in per_step},
@@ -68,9 +69,11 @@ def _final_index(samples: Sequence[Sample]) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def _final_observation(samples: Sequence[Sample], env: EnvSpec, observation: np.ndarray, final_index: np.ndarray) -> np.ndarray:
-    """[K, *input]: the stack seen at t, moved on by one frame. Older episodes are zero in it already."""
-    newest = np.concatenate([sample.arrays["final_obs"] for sample in samples])
+def final_stacks(env: EnvSpec, observation: np.ndarray, newest: np.ndarray, final_index: np.ndarray) -> np.ndarray:
+    """What was seen after the steps `final_index` [K] (t*B + b) that led to the frames `newest` [K, *frame]: [K, *input].
+
+    The stack of `observation` [T+1, B, *input] at t, moved on by one frame; older episodes are zero in it already.
+    """
     if env.network_input_shape == env.observation_shape:
         return newest
     row, column = np.divmod(final_index, observation.shape[1])

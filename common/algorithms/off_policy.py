@@ -21,6 +21,7 @@ from common.envs.spec import EnvSpec
 from common.replay.governor import Governor
 from common.replay.memory import Replay, Transitions
 from common.replay.prioritized import PrioritySettings
+from common.units import EnvSteps
 
 Measured = Mapping[str, Tensor]
 """What one gradient step measured: scalars by the names of their metrics, without gradient."""
@@ -64,14 +65,22 @@ class ReplayLearner(ABC):
         del progress
         return 1.0
 
-    def describe(self) -> Mapping[str, float]:
-        """The memory that is allocated."""
-        return {"replay_env_steps": self._replay.capacity, "replay_bytes": self._replay.nbytes}
+    @property
+    def replay_env_steps(self) -> EnvSteps:
+        """How much the memory holds when it is full: what was asked for, in whole blocks."""
+        return self._replay.capacity
+
+    @property
+    def replay_bytes(self) -> int:
+        """What it then takes."""
+        return self._replay.nbytes
 
     def collate(self, samples: Sequence[Sample]) -> Inserted:
         """Insert trajectories into the memory."""
         for sample in samples:
-            self._pace.inserted(self._replay.insert(sample.arrays, stream=sample.peer, seq=sample.seq))
+            arrays = sample.arrays
+            env_steps = self._replay.insert(arrays, stream=sample.peer, seq=sample.seq, error=arrays.get("priority"))
+            self._pace.inserted(env_steps)
         return Inserted(sum(sample.env_steps for sample in samples), float(np.mean([sample.version for sample in samples])))
 
     def update(self, batch: Inserted, progress: Progress, stop: Callable[[], bool] = lambda: False) -> UpdateResult:

@@ -78,3 +78,46 @@ def q_loss(q: Tensor, action: Tensor, *, target: Tensor, weight: Tensor, huber: 
         losses = functional.huber_loss(value, target, reduction="none", delta=huber)
     value_seen = value.detach()
     return QLoss((weight * losses).mean(), target - value_seen, value_seen)
+
+
+def window_errors(
+    *,
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    valid: Tensor,
+    gamma: float,
+    n_step: int,
+) -> Tensor:
+    """|delta| [T, B] of the windows that begin at each row of a rollout, as an actor sees them (Horgan et al. 2018, section 3).
+
+        delta_t = r_t + .. + gamma^(k-1) r_{t+k-1} + gamma^k V(next_{t+k-1}) - Q(o_t, a_t),    V = max_a Q of the acting network
+
+    k is `n_step`, or less where an episode or the rollout ends before; after a termination V counts 0. 0 in invalid rows.
+
+    Args:
+        reward: [T, B] float32, follows a_t.
+        value: [T, B] float32, Q(o_t, a_t).
+        next_value: [T, B] float32, V of what really followed a_t, the episode's last observation where it was truncated.
+        terminated: [T, B] bool.
+        truncated: [T, B] bool.
+        valid: [T, B] bool, False for a reset row.
+        gamma: discount per env step.
+        n_step: n >= 1.
+    """
+    length = len(reward)
+    target, runs = torch.zeros_like(reward), valid.clone()
+    for k in range(min(n_step, length)):  # windows that begin at t take in the step t+k
+        rows = length - k
+        now = runs[:rows]
+        last = terminated[k:] | truncated[k:]
+        last[-1] = True
+        if k == n_step - 1:
+            last.fill_(True)
+        following = gamma * next_value[k:].masked_fill(terminated[k:], 0.0)
+        step = reward[k:] + torch.where(last, following, 0.0)
+        target[:rows] += torch.where(now, gamma**k * step, 0.0)
+        runs[:rows] = now & ~last
+    return torch.where(valid, (target - value).abs(), 0.0)

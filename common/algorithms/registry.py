@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from common.algorithms import policy as acting
+from common.algorithms import q_policy
 from common.algorithms.a3c import A3C
 from common.algorithms.a3c_grad import A3CGrad, GradientPolicy
 from common.algorithms.api import Algorithm, Place, Policy
@@ -15,7 +16,6 @@ from common.algorithms.gradient import gradients
 from common.algorithms.impala import Impala
 from common.algorithms.noisy_policy import NoisyPolicy
 from common.algorithms.ppo import PPO
-from common.algorithms.q_policy import EpsilonGreedyPolicy
 from common.algorithms.settings import AlgorithmSettings
 from common.algorithms.settings.a3c import A3CGradSettings, A3CSettings
 from common.algorithms.settings.base import AlgorithmSection
@@ -49,7 +49,7 @@ ALGORITHMS: Mapping[str, Entry] = MappingProxyType(
         "impala": Entry(settings=ImpalaSettings, algorithm=Impala),
         "a3c": Entry(settings=A3CSettings, algorithm=A3C),
         "a3c-grad": Entry(settings=A3CGradSettings, algorithm=A3CGrad, policy=GradientPolicy, ships=gradients),
-        "dqn": Entry(settings=DQNSettings, algorithm=DQN, policy=EpsilonGreedyPolicy, recorded=lambda **_: ()),
+        "dqn": Entry(settings=DQNSettings, algorithm=DQN, policy=q_policy.EpsilonGreedyPolicy, recorded=q_policy.recorded),
         "td3": Entry(settings=TD3Settings, algorithm=TD3, policy=NoisyPolicy, recorded=lambda **_: ()),
     }
 )

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from common.algorithms.registry import build_algorithm
 from common.envs.make import example_frames, spec_of
 from common.runtime import checkpoints, logs, root
 from common.runtime.health import Health
@@ -20,7 +19,7 @@ from common.runtime.http import HttpServer
 from common.runtime.seeds import derive
 from common.runtime.shutdown import Shutdown, on_signals
 from common.transport.zmq import ZmqLearner
-from services.learner.begin import identified, open_directory, open_state
+from services.learner.begin import build, identified, open_directory, open_state
 from services.learner.intake import Intake
 from services.learner.journal import Journal
 from services.learner.loop import Learner
@@ -43,7 +42,7 @@ def _serve(words: list[str]) -> int:
     root.set_torch_threads(settings.learner.torch_threads)
     env = spec_of(settings.env)
     seed = partial(derive, settings.run.seed, role="learner")
-    algorithm = build_algorithm(settings.algorithm, model=settings.model, env=env, seed=seed("model"))
+    algorithm = build(settings, env, seed=seed("model"))
     shutdown, health, metrics = Shutdown(), Health(), LearnerMetrics()
     status: list[Callable[[], Any]] = [lambda: {"phase": "starting"}]  # replaced once there is a record to ask
     # Both ports are taken before anything is written: a port in use must leave no trace.

@@ -9,13 +9,13 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 
-from common.algorithms.api import Algorithm
-from common.algorithms.registry import shipment
+from common.algorithms.api import Algorithm, Remembers
+from common.algorithms.registry import build_algorithm, shipment
 from common.algorithms.shipment import Shipment
 from common.envs.spec import EnvSpec
 from common.errors import ConfigError
 from common.models.snapshot import Layout
-from common.runtime import checkpoints, config, logs, run_directory
+from common.runtime import checkpoints, config, logs, memory, run_directory
 from common.runtime.run_directory import RunDirectory
 from common.runtime.tree import RunConfig, Settings
 from common.session.learner_side import LearnerSide
@@ -32,6 +32,26 @@ def identified(invocation: Invocation) -> Invocation:
     run = invocation.settings.run
     chosen = run.id or f"{run.preset or 'run'}-{secrets.token_hex(4)}"
     return replace(invocation, loaded=config.settle(invocation.loaded, {"run.id": chosen}))
+
+
+def build(settings: Settings, env: EnvSpec, *, seed: int) -> Algorithm:
+    """The algorithm of the run, and a line on how large its memory is.
+
+    Raises `ConfigError` where it cannot train on `env`, or where its memory is larger than what this machine has left.
+    """
+    fix, available = "lower algorithm.replay_capacity", memory.available_bytes()
+    try:
+        algorithm = build_algorithm(settings.algorithm, model=settings.model, env=env, seed=seed)
+    except MemoryError as error:  # larger than what the system would ever promise
+        raise ConfigError("the replay memory cannot be allocated", found=str(error), fix=fix) from error
+    if isinstance(algorithm, Remembers):
+        needed = algorithm.replay_bytes
+        if available is not None and needed > available:
+            found, wanted = (f"{size / 1e9:.1f} GB" for size in (needed, available))
+            fact = f"the replay memory of {algorithm.replay_env_steps:,} env steps is larger than what is free here"
+            raise ConfigError(fact, found=found, wanted=f"at most {wanted}", fix=fix)
+        _log.info("replay_allocated", env_steps=algorithm.replay_env_steps, gigabytes=round(needed / 1e9, 3))
+    return algorithm
 
 
 def open_directory(invocation: Invocation, words: Sequence[str]) -> RunDirectory:

@@ -16,6 +16,7 @@ import torch
 
 from common.algorithms.api import Place
 from common.algorithms.registry import ALGORITHMS, build_algorithm, build_policy, rollout_schema, shipment
+from common.algorithms.settings.dqn import DQNSettings
 from common.algorithms.settings.td3 import TD3Settings
 from common.envs.make import make, spec_of
 from common.envs.spec import EnvSettings
@@ -83,6 +84,11 @@ class Run:
         with torch.no_grad():
             value = self.algorithm.model(torch.tensor([observation], dtype=torch.float32)).value
         return self.algorithm._moments.denormalize(value).item()
+
+    def action_values(self, *observation):
+        """What the Q network says of one observation, per action."""
+        with torch.no_grad():
+            return self.algorithm.model(torch.tensor([observation], dtype=torch.float32))[0].tolist()
 
     def probability(self, action, *observation):
         """What the policy gives to `action`."""
@@ -325,6 +331,63 @@ def test_a_continuous_action_is_learned_from_the_memory_at_the_pace_that_was_ask
     assert run.record.last_evaluation["mean"] > -0.05  # at random -1.9, the best constant action -1
     assert run.record.mean_return > -0.3  # the noise of the actors costs 0.04
     assert run.record.training["samples_per_insert"] == pytest.approx(16, abs=32 / 3_000)
+    assert_accounts_agree(run)
+
+
+def q_probe(name, *, mode="next_step", env_steps, mean100=None, **algorithm):
+    """Settings of a DQN run on one of the environments with known answers."""
+    recipe = {
+        "gamma": 0.9,
+        "learning_rate": 5e-3,
+        "minibatch": 32,
+        "samples_per_insert": 6,
+        "replay_capacity": 5_000,
+        "warmup": 200,
+        "target_every": 25,
+        "epsilon": 0.05,
+        "epsilon_env_steps": 1_500,
+    }
+    return Settings(
+        env=EnvSettings(entry_point=f"common.envs.probes:{name}", num_envs=8, autoreset=mode),
+        model=ModelSettings(hidden=(32,)),
+        algorithm=DQNSettings(**(recipe | algorithm)),
+        rollout=RolloutSettings(length=8),
+        learner=LearnerSettings(batch=1),
+        target=TargetSettings(mean100=mean100, env_steps=env_steps),
+    )
+
+
+def test_action_values_lead_to_the_action_that_matters_at_the_pace_that_was_asked_for(tmp_path):
+    """DQN, all switches on: learned to its mean of 100; asked and measured samples per insert agree, and so do the books."""
+    settings = q_probe("matching_action", env_steps=20_000, mean100=0.8, prioritized=True, initial_priorities=True)
+    run = Colony(settings, tmp_path).run()
+    assert run.reason == "target reached"
+    assert run.record.last_evaluation["mean"] == 1.0
+    for observation, action in ((1.0, 1), (-1.0, 0)):
+        values = run.action_values(observation)
+        assert values[action] == pytest.approx(1.0, abs=0.1)
+        assert values[1 - action] == pytest.approx(-1.0, abs=0.3)
+    paying = run.record.env_steps - settings.algorithm.warmup
+    assert run.record.training["samples_per_insert"] == pytest.approx(6, rel=0.02)
+    assert run.algorithm._gradient_steps * 32 == pytest.approx(6 * paying, rel=0.02)
+    assert_accounts_agree(run)
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("constant_value", {0.0: 1.0}),
+        ("observed_value", {1.0: 1.0, -1.0: -1.0}),
+        ("discounted_value", {0.0: 0.9, 1.0: 1.0}),
+    ],
+)
+def test_action_values_come_to_their_known_answers(tmp_path, name, values, mode):
+    """Replay, windows over the ends of episodes and discounting, through the whole pipeline, under either autoreset mode."""
+    run = Colony(q_probe(name, mode=mode, env_steps=6_000), tmp_path).run()
+    assert run.reason == "env step budget spent"
+    for observation, value in values.items():
+        assert run.action_values(observation) == pytest.approx([value, value], abs=0.1)
     assert_accounts_agree(run)
 
 

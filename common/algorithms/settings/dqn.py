@@ -57,12 +57,12 @@ class DQNSettings(ReplaySection):
     )
 
     def conflicts(self, scale: Scale) -> Iterator[str]:
-        """A window of n steps lies in one rollout and in one stream of the memory."""
+        """A window of n steps must be complete soon, and fit into what the memory holds of one environment."""
         yield from super().conflicts(scale)
         if self.n_step > scale.length:
             yield (
                 f"algorithm.n_step: found {self.n_step}, wanted at most {scale.length} = rollout.length: "
-                "a window reaches no further than the message after the one it begins in"
+                "a window would be complete only several messages after it began"
             )
         streams = scale.num_envs * max(1, scale.actors)
         if (self.n_step + 1) * streams > self.replay_capacity:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from common.algorithms.api import Progress
+from common.algorithms.api import Progress, Remembers
 from common.algorithms.off_policy import ReplayLearner
 from common.algorithms.settings.replay import ReplaySection
 from common.errors import ConfigError
@@ -118,9 +118,10 @@ def test_a_resumed_run_warms_up_anew(continuous_env, make_sample):
 
 def test_the_memory_says_how_large_it_is(continuous_env):
     """Printed at the start of a run: it is allocated at once."""
-    described = Counter(env=continuous_env, replay_capacity=500).describe()
-    assert described["replay_env_steps"] >= 500
-    assert described["replay_bytes"] > 500 * 2 * 4
+    learner = Counter(env=continuous_env, replay_capacity=500)
+    assert isinstance(learner, Remembers)
+    assert learner.replay_env_steps >= 500
+    assert learner.replay_bytes > 500 * 2 * 4
 
 
 def test_a_memory_that_cannot_be_is_refused_when_the_learner_is_built(image_env):

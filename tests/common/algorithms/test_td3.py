@@ -34,7 +34,7 @@ def train(algorithm, *samples, version=0):
 
 def random_play(env, make_sample, *, seq, reward=None, **shape):
     """A message with actions from all over the range; random rewards, or what `reward(obs, action in -1..1)` gives."""
-    rng = np.random.default_rng(seq)
+    rng = np.random.default_rng((seq, 1))  # apart from the observations, which come from `seq`
     sample = make_sample(env, seed=seq, **shape)
     unit = rng.uniform(-1.0, 1.0, sample.arrays["action"].shape)
     low, high = np.array(env.action.low), np.array(env.action.high)
@@ -57,7 +57,7 @@ def test_it_learns_the_best_action_where_that_is_known(continuous_env, make_samp
 
     algorithm = build(continuous_env, minibatch=64, samples_per_insert=64, learning_rate=3e-3, precision=precision)
     ends = {"terminated": np.ones((16, 4))}
-    for seq in range(10):
+    for seq in range(20):
         result = train(algorithm, random_play(continuous_env, make_sample, seq=seq, reward=reward, length=16, num_envs=4, **ends))
     place = Place(index=0, peers=1, num_envs=3)
     policy = NoisyPolicy(settings=TD3Settings(), model=MODEL, env=continuous_env, precision="fp32", seed=0, place=place)

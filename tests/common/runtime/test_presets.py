@@ -14,7 +14,9 @@ pytestmark = pytest.mark.pure
 
 def test_the_runs_that_the_documentation_promises_ship():
     """`rookery train cartpole` is the first thing a newcomer types."""
-    assert {"cartpole", "pong", "pong-nature", "pendulum", "pendulum-td3", "halfcheetah"} <= set(preset_names())
+    assert {"cartpole", "cartpole-dqn", "pong", "pong-dqn", "pong-nature", "pendulum", "pendulum-td3", "halfcheetah"} <= set(
+        preset_names()
+    )
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -35,7 +37,14 @@ def test_every_preset_says_what_it_is_and_why_its_numbers(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "mean100", "env_steps"), [("cartpole", 475, 100_000), ("pong", 18, None), ("pong-nature", 18, None)]
+    ("name", "mean100", "env_steps"),
+    [
+        ("cartpole", 475, 100_000),
+        ("cartpole-dqn", 475, 60_000),
+        ("pong", 18, None),
+        ("pong-dqn", 18, 800_000),
+        ("pong-nature", 18, None),
+    ],
 )
 def test_a_target_is_the_score_the_project_promises(name, mean100, env_steps):
     """`solved: true` must mean the published threshold on the plain game, however the other numbers are tuned."""

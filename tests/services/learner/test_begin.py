@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from datetime import UTC, datetime
@@ -11,19 +12,30 @@ import pytest
 import yaml
 
 from common.algorithms.registry import build_algorithm
+from common.algorithms.settings.dqn import DQNSettings
 from common.envs.make import spec_of
+from common.envs.spec import ActionSpec, EnvSpec
 from common.errors import ConfigError
 from common.models.snapshot import Layout
-from common.runtime import checkpoints
+from common.models.spec import ModelSettings
+from common.runtime import checkpoints, memory
 from common.runtime.checkpoints import Checkpoint
+from common.runtime.logs import PlainFormatter
 from common.runtime.run_directory import RunDirectory
+from common.runtime.tree import Settings
 from services.cli.plan import Request, make_plan
+from services.learner import begin
 from services.learner.begin import identified, open_directory, open_state
 from services.learner.settings import parse
 
 pytestmark = pytest.mark.service
 
 HOUR = 3600.0
+ENV = EnvSpec(
+    observation_shape=(84, 84), observation_dtype="uint8", action=ActionSpec(n=6, shape=()), frame_stack=4, frame_skip=4
+)
+MODEL = ModelSettings(hidden=(8,))
+DQN = Settings(algorithm=DQNSettings(replay_capacity=10_000), model=MODEL)
 
 
 @pytest.fixture(autouse=True)
@@ -145,3 +157,47 @@ def test_a_folder_that_was_made_for_it_is_taken_and_one_that_has_a_curve_is_not(
     directory.learning_curve_csv.touch()
     with pytest.raises(ConfigError, match="in use"):
         open_directory(invoked("--run-dir", "run"), [])
+
+
+def test_the_memory_of_a_run_is_told_at_its_start(caplog):
+    """10,000 frames of 84x84 are 71 MB, and a little more."""
+    with caplog.at_level(logging.INFO):
+        assert begin.build(DQN, ENV, seed=0).replay_env_steps >= 10_000
+    line = PlainFormatter("learner", tracebacks=False).format(caplog.records[-1])
+    assert "replay_allocated env_steps=10" in line
+    assert "gigabytes=0.07" in line
+
+
+def test_an_algorithm_without_a_memory_says_nothing(caplog):
+    """PPO."""
+    with caplog.at_level(logging.INFO):
+        begin.build(Settings(model=MODEL), ENV, seed=0)
+    assert not caplog.records
+
+
+def test_a_memory_larger_than_what_is_free_is_refused(monkeypatch):
+    """A pod with 64 MB: better now than when it is killed, an hour from now."""
+    monkeypatch.setattr(memory, "available_bytes", lambda: 64_000_000)
+    with pytest.raises(
+        ConfigError, match=r"larger than what is free here: found 0\.1 GB, wanted at most 0\.1 GB; lower algorithm"
+    ):
+        begin.build(DQN, ENV, seed=0)
+
+
+def test_where_nothing_is_known_of_the_machine_the_run_goes_on(monkeypatch):
+    """Not every system says what is free."""
+    monkeypatch.setattr(memory, "available_bytes", lambda: None)
+    assert begin.build(DQN, ENV, seed=0)
+
+
+def test_a_memory_that_the_system_will_not_promise_is_refused_in_the_same_way(monkeypatch):
+    """Terabytes by a slip of the finger."""
+
+    def build_algorithm(*_, **__):
+        raise MemoryError("Unable to allocate 6.42 TiB for an array with shape (1000000000, 7056) and data type uint8")
+
+    monkeypatch.setattr(begin, "build_algorithm", build_algorithm)
+    with pytest.raises(
+        ConfigError, match=r"cannot be allocated: found Unable to allocate 6\.42 TiB.*lower algorithm.replay_capacity"
+    ):
+        begin.build(DQN, ENV, seed=0)

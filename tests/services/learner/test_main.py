@@ -56,6 +56,8 @@ def refused(words, capsys):
         (["env.entry_point=nowhere.at_all:build"], ["nowhere.at_all"]),
         (["env.entry_point=common.envs.probes:nothing"], ["nothing", "common.envs.probes"]),
         (["env.id=Blackjack-v1"], ["Tuple", "Box"]),
+        (["--config", "cartpole-dqn", "env.id=Pendulum-v1"], ["dqn", "one of n actions"]),
+        (["--config", "cartpole-dqn", "algorithm.n_step=40"], ["algorithm.n_step", "found 40", "rollout.length"]),
         (["--resume"], ["no run to resume", "--run-dir"]),
         (["--resume", "--run-dir", "nowhere"], ["no run to resume", "nowhere"]),
     ],
