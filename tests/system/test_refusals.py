@@ -95,7 +95,7 @@ def test_peers_that_do_not_fit_are_refused_with_a_clear_line_and_harm_nobody(col
     link = Link(transport=ZmqPeer(colony.endpoint), session=ActorSide(identity), clock=time.monotonic, note=told.append)
     wait(lambda: link.service(0.05) or link.welcome, "it is welcomed: what it will send nobody knows yet")
     link.offer(Trajectory(seq=0, shipped=0, version=0, env_steps=1, arrays={"pixels": np.zeros(3, np.float32)}))
-    wait(lambda: link.service(0.05) or [note for note in told if note.event == "experience_rejected"], "it is told")
+    wait(lambda: link.service(0.05) or [note for note in told if note.event == "message_rejected"], "it is told")
     link.close("done")
     assert told[-1].fields["reason"] == "schema"
     assert "array obs: found none, wanted float32 [17, 8, 3]" in told[-1].fields["detail"]
