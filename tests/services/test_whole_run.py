@@ -44,6 +44,7 @@ from services.learner.record import RunRecord
 
 pytestmark = pytest.mark.service
 
+SILENCE = 5.0  # seconds after which a peer counts as away
 PATIENCE = 120.0  # seconds; only a fault lets it pass
 
 
@@ -114,6 +115,7 @@ class Colony:
             credits=settings.learner.credits,
             batch=settings.learner.batch,
             max_actors=8,
+            silence_seconds=SILENCE,
         )
         session = LearnerSide(terms, check=ships.check)
         self.algorithm = build_algorithm(
@@ -122,7 +124,8 @@ class Colony:
         self.record = RunRecord(settings=settings, run_id="run-1", frame_skip=1, started_at=time.monotonic())
         self.intake = Intake(transport=self.hub.bind(), session=session, clock=time.monotonic, note=lambda _: None)
         self.journal = Journal(create(folder / "run", config="x: 1\n", command=["rookery"]), env_steps=0, on_loss=pytest.fail)
-        self.actors, self.ratios = [], []
+        self.actors, self.ratios, self.metrics = [], [], []
+        self.killed = frozenset()  # numbers of the actors that are killed in the middle of their fourth rollout
 
     def learner(self):
         """The loop of the learner, as its root builds it."""
@@ -130,6 +133,7 @@ class Colony:
 
         def watched(batch, progress, stop):
             result = update(batch, progress, stop)
+            self.metrics.append(result.metrics)
             if progress.version == 0 or result.metrics["policy_lag_mean"] == 0:
                 self.ratios.append(result.metrics.get("first_ratio_error", np.nan))
             return result
@@ -179,12 +183,14 @@ class Colony:
             rollout=Rollout(rollout_schema(run.algorithm, env=environment.spec, **size), environment.reset(seed("environment"))),
             ships=shipment(run.algorithm, model=run.model, env=environment.spec, **size).message,
             phases=ActorMetrics().phases,
-            stopping=lambda: bool(self.failures),
+            stopping=lambda: bool(self.failures) or (number in self.killed and actor.env_steps > 3.5 * size["length"] * 8),
             alive=lambda: None,
             observe_lag=lambda _: None,
         )
         self.actors.append(actor)
         reason = actor.run()
+        if number in self.killed:
+            return  # not another word
         link.count(actor.env_steps, actor.dropped)
         link.close(reason)
         environment.close()
@@ -389,6 +395,21 @@ def test_action_values_come_to_their_known_answers(tmp_path, name, values, mode)
     for observation, value in values.items():
         assert run.action_values(observation) == pytest.approx([value, value], abs=0.1)
     assert_accounts_agree(run)
+
+
+def test_an_actor_killed_in_the_middle_of_a_group_holds_nobody_up(tmp_path):
+    """One of four is gone without a word: its groups are trained on with what there is, and the books balance at the end."""
+    settings = probe("matching_action", algorithm="a3c-grad", env_steps=40_000)
+    learner = settings.learner.model_copy(update={"batch": 4, "credits": 1, "batch_seconds": 0.5})
+    colony = Colony(settings.model_copy(update={"learner": learner}), tmp_path)
+    colony.killed = frozenset({0})
+    run = colony.run(actors=4)
+    assert run.reason == "env step budget spent"
+    assert {metrics["gradients"] for metrics in colony.metrics} >= {3.0, 4.0}
+    ledger = run.figures.ledger
+    assert (ledger["queued"], ledger["in_flight"]) == (0, 0)
+    assert ledger["trained"] == run.record.env_steps
+    assert ledger["produced"] == ledger["trained"] + sum(ledger["dropped"].values())
 
 
 def test_every_algorithm_has_a_run_of_its_own_here():
