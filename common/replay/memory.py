@@ -21,6 +21,8 @@ from common.replay.prioritized import Draw, Prioritized, PrioritySettings, draw_
 from common.units import EnvSteps, Sequence
 from common.wire.messages import Arrays
 
+_CHUNK = 32  # samples whose two observations are gathered in turn: what both show is still in the cache the second time
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transitions:
@@ -188,8 +190,12 @@ class Replay:
         shape = (*at.shape, size, blocks.frames.shape[1])
         if self._seen.shape != shape:
             self._seen = np.empty(shape, blocks.frames.dtype)
-        # "clip": with "raise" take() would go through a buffer. No position is outside.
-        np.take(blocks.frames, at[..., None] + np.arange(-older, 1), axis=0, out=self._seen, mode="clip")
+        rows = at[..., None] + np.arange(-older, 1)
+        for begin in range(0, at.shape[1], _CHUNK):
+            for which in range(len(at)):
+                part = which, slice(begin, begin + _CHUNK)
+                # "clip": with "raise" take() would go through a buffer. No row is outside.
+                np.take(blocks.frames, rows[part], axis=0, out=self._seen[part], mode="clip")
         age = blocks.age[at]
         if older and age.min() < older:
             self._seen[:, :, :older][age[..., None] < np.arange(older, 0, -1)] = 0

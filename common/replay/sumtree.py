@@ -58,12 +58,13 @@ class SumTree:
         return drawn
 
     def _find(self, mass: NDArray[np.float64]) -> NDArray[np.int64]:
-        """The leaf at which the running sum of the values first exceeds `mass` [K]."""
+        """The leaf at which the running sum of the values first exceeds `mass` [K], which is used up."""
         nodes = np.ones(len(mass), np.int64)
         for _ in range(self._levels):
-            nodes = 2 * nodes
-            left = self._sums[nodes]
+            nodes += nodes
+            left = self._sums.take(nodes)
             right = mass >= left
-            mass = mass - left * right
-            nodes = nodes + right
+            left *= right
+            mass -= left
+            nodes += right
         return nodes - self._leaves

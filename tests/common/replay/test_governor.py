@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,24 +18,24 @@ pytestmark = pytest.mark.pure
 ROUNDING = 1e-6
 
 
-governors = st.builds(
-    Governor,
-    samples_per_insert=st.floats(0.01, 100.0),
-    batch=st.integers(1, 512),
-    warm_up=st.integers(0, 3_000),
+laws = st.fixed_dictionaries(
+    {"samples_per_insert": st.floats(0.01, 100.0), "batch": st.integers(1, 512), "warm_up": st.integers(0, 3_000)}
 )
 
 
-@given(governors, st.integers(1, 4), st.integers(1, 4), st.integers(0, 2**32))
-@settings(max_examples=10_000, deadline=None)
-def test_the_ratio_stays_in_its_band_and_nothing_waits_for_ever(
-    governor: Governor, actors: int, credits_each: int, seed: int
-) -> None:
-    """At each moment someone can go on, and the samples drawn are those paid for, within the stated band.
+@given(laws, st.integers(1, 4), st.integers(1, 4), st.integers(0, 2**32))
+@settings(max_examples=1_000, deadline=None)
+def test_the_ratio_stays_in_its_band_and_nothing_waits_for_ever(law: Any, actors: int, credits_each: int, seed: int) -> None:
+    """At each moment someone can go on, and the samples drawn are those paid for, within the stated band: 10,000 timings.
 
     Actors send while they have credits; a learner inserts one message, then draws what is owed, in portions.
     """
-    chance = Random(seed)
+    for timing in range(10):
+        play(Governor(**law), actors, credits_each, Random(seed + timing))
+
+
+def play(governor: Governor, actors: int, credits_each: int, chance: Random) -> None:
+    """One run with random sizes of messages, in random order."""
     credit, queue, largest = [credits_each] * actors, deque[tuple[int, int]](), 0
     for _ in range(chance.randrange(1, 60)):
         able = [actor for actor in range(actors) if credit[actor]]
@@ -57,9 +58,10 @@ def test_the_ratio_stays_in_its_band_and_nothing_waits_for_ever(
         assert paid - governor.batch - under_way - ROUNDING < drawn <= paid + ROUNDING
 
 
-@given(governors, st.lists(st.integers(0, 100_000), max_size=20))
-def test_after_an_update_the_measured_ratio_is_the_one_asked_for(governor: Governor, inserts: list[int]) -> None:
+@given(laws, st.lists(st.integers(0, 100_000), max_size=20))
+def test_after_an_update_the_measured_ratio_is_the_one_asked_for(law: Any, inserts: list[int]) -> None:
     """However much came at once; a minibatch that is not fully paid for is not drawn."""
+    governor = Governor(**law)
     for env_steps in inserts:
         governor.inserted(env_steps)
         governor.drew(governor.owed)
