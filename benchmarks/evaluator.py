@@ -49,6 +49,7 @@ def benchmark(preset: str, overrides: Sequence[str], *, repeats: int, seconds: S
         order = (NEVER, ALWAYS) if number % 2 == 0 else (ALWAYS, NEVER)
         windows = {setting: _watch(preset, (*overrides, setting), seconds) for setting in order}
         pairs.append(Pair(without=windows[NEVER], beside=windows[ALWAYS]))
+        print(line(pairs[-1]), flush=True)
     return pairs
 
 
@@ -59,16 +60,21 @@ def _watch(preset: str, overrides: Sequence[str], seconds: Seconds) -> Window:
         return run.watch(seconds)
 
 
-def report(pairs: Sequence[Pair]) -> str:
-    """The result in lines to read."""
-    lines = [
+def line(pair: Pair) -> str:
+    """One repetition in words."""
+    return (
         f"  without {pair.without.trained_per_second:.0f}/s, beside it {pair.beside.trained_per_second:.0f}/s: {pair.cost:.1%};"
         f" it took {pair.beside.cpu_seconds()[EVALUATOR] / pair.beside.seconds:.1%} of a core"
         f" and played {pair.beside.growth[EVALUATOR][PLAYED] / pair.beside.seconds:.0f} env steps/s"
-        for pair in pairs
-    ]
-    return "\n".join(
-        [*lines, f"cost of the evaluator (median): {median(pair.cost for pair in pairs):.1%} of env steps/s trained"]
+    )
+
+
+def report(pairs: Sequence[Pair]) -> str:
+    """The result in a line."""
+    costs = sorted(pair.cost for pair in pairs)
+    return (
+        f"cost of the evaluator: {median(costs):.1%} of env steps/s trained (median; {costs[0]:.1%} to {costs[-1]:.1%});"
+        f" its share of the core time: {median(pair.share for pair in pairs):.1%}"
     )
 
 

@@ -110,7 +110,7 @@ class Run:
                 status: dict[str, Any] = json.load(page)
         except OSError:  # not up yet
             return 0.0
-        return float(status["env_steps"])
+        return float(status.get("env_steps", 0.0))  # it is not there while the learner starts
 
 
 @contextmanager

@@ -6,22 +6,30 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from common.algorithms import policy, q_policy
+from common.algorithms import policy as acting
+from common.algorithms import q_policy
+from common.algorithms.a3c import A3C
+from common.algorithms.a3c_grad import A3CGrad, GradientPolicy
 from common.algorithms.api import Algorithm, Place, Policy
 from common.algorithms.dqn import DQN
+from common.algorithms.gradient import gradients
+from common.algorithms.impala import Impala
 from common.algorithms.noisy_policy import NoisyPolicy
 from common.algorithms.ppo import PPO
 from common.algorithms.settings import AlgorithmSettings
+from common.algorithms.settings.a3c import A3CGradSettings, A3CSettings
 from common.algorithms.settings.base import AlgorithmSection
 from common.algorithms.settings.dqn import DQNSettings
+from common.algorithms.settings.impala import ImpalaSettings
 from common.algorithms.settings.ppo import PPOSettings
 from common.algorithms.settings.td3 import TD3Settings
+from common.algorithms.shipment import Shipment, trajectories
 from common.algorithms.td3 import TD3
-from common.algorithms.trajectory import check_trajectory, trajectory_schema
+from common.algorithms.trajectory import trajectory_schema
 from common.envs.spec import EnvSpec
 from common.models.snapshot import Precision
 from common.models.spec import ModelSettings
-from common.wire.messages import Arrays, ArraySpec, Experience, Trajectory
+from common.wire.messages import ArraySpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,22 +38,17 @@ class Entry:
 
     settings: type[AlgorithmSection]
     algorithm: Callable[..., Algorithm]  # settings=, model=, env=, seed=
-    policy: Callable[..., Policy]  # settings=, model=, env=, precision=, seed=, place=
-    recorded: Callable[..., tuple[ArraySpec, ...]]  # settings=, length=, num_envs=
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shipment:
-    """What an actor sends: the type of message, its arrays, and the check (PeerError) of what a schema cannot say."""
-
-    message: type[Experience]
-    schema: tuple[ArraySpec, ...]
-    check: Callable[[Arrays], None]
+    policy: Callable[..., Policy] = acting.ActorCriticPolicy  # settings=, model=, env=, precision=, seed=, place=
+    recorded: Callable[..., tuple[ArraySpec, ...]] = acting.recorded  # settings=, length=, num_envs=
+    ships: Callable[..., Shipment] = trajectories  # settings=, model=, env=, length=, num_envs=, rollout= its schema
 
 
 ALGORITHMS: Mapping[str, Entry] = MappingProxyType(
     {
-        "ppo": Entry(settings=PPOSettings, algorithm=PPO, policy=policy.ActorCriticPolicy, recorded=policy.recorded),
+        "ppo": Entry(settings=PPOSettings, algorithm=PPO),
+        "impala": Entry(settings=ImpalaSettings, algorithm=Impala),
+        "a3c": Entry(settings=A3CSettings, algorithm=A3C),
+        "a3c-grad": Entry(settings=A3CGradSettings, algorithm=A3CGrad, policy=GradientPolicy, ships=gradients),
         "dqn": Entry(settings=DQNSettings, algorithm=DQN, policy=q_policy.EpsilonGreedyPolicy, recorded=q_policy.recorded),
         "td3": Entry(settings=TD3Settings, algorithm=TD3, policy=NoisyPolicy, recorded=lambda **_: ()),
     }
@@ -73,6 +76,6 @@ def rollout_schema(settings: AlgorithmSettings, *, env: EnvSpec, length: int, nu
 
 def shipment(settings: AlgorithmSettings, *, model: ModelSettings, env: EnvSpec, length: int, num_envs: int) -> Shipment:
     """What passes from actor to learner."""
-    del model
-    schema = rollout_schema(settings, env=env, length=length, num_envs=num_envs)
-    return Shipment(message=Trajectory, schema=schema, check=lambda arrays: check_trajectory(env, arrays))
+    rollout = rollout_schema(settings, env=env, length=length, num_envs=num_envs)
+    ships = ALGORITHMS[settings.name].ships
+    return ships(settings=settings, model=model, env=env, length=length, num_envs=num_envs, rollout=rollout)

@@ -52,14 +52,39 @@ def gae(
         gamma: discount per env step.
         lambda_: 0 (trust the values) to 1 (trust the rewards).
     """
+    delta, decay = td_errors(
+        reward=reward, value=value, next_value=next_value, terminated=terminated, truncated=truncated, valid=valid, gamma=gamma
+    )
+    advantage = accumulate(delta, decay * lambda_)
+    return Returns(advantage, torch.where(valid, advantage + value, 0.0))
+
+
+def td_errors(
+    *,
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    valid: Tensor,
+    gamma: float | Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The one-step errors delta_t of `gae` [T, B], 0 in invalid rows, and gamma [T, B], 0 where row t + 1 does not go on from t.
+
+    Arguments as for `gae`; `gamma` may also be one for each environment, [B].
+    """
     arrays = (reward, value, next_value, terminated, truncated, valid)
     if len({array.shape for array in arrays}) != 1 or reward.ndim != 2:  # noqa: PLR2004 - T and B
         raise InternalError("returns need arrays of one shape", found=[tuple(a.shape) for a in arrays], wanted="[T, B]")
     delta = torch.where(valid, reward + gamma * next_value.masked_fill(terminated, 0.0) - value, 0.0)
-    decay = (valid & ~(terminated | truncated)).to(delta.dtype) * (gamma * lambda_)
-    advantage = torch.empty_like(delta)
+    return delta, (valid & ~(terminated | truncated)).to(delta.dtype) * gamma
+
+
+def accumulate(delta: Tensor, decay: Tensor) -> Tensor:
+    """A [T, B] with A_t = delta_t + decay_t * A_{t+1}, nothing after the last row."""
+    total = torch.empty_like(delta)
     carry = torch.zeros_like(delta[0])
-    rows = zip(delta.unbind(), decay.unbind(), advantage.unbind(), strict=True)
-    for delta_t, decay_t, advantage_t in reversed(tuple(rows)):
-        carry = torch.addcmul(delta_t, decay_t, carry, out=advantage_t)
-    return Returns(advantage, torch.where(valid, advantage + value, 0.0))
+    rows = zip(delta.unbind(), decay.unbind(), total.unbind(), strict=True)
+    for delta_t, decay_t, total_t in reversed(tuple(rows)):
+        carry = torch.addcmul(delta_t, decay_t, carry, out=total_t)
+    return total

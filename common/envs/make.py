@@ -56,6 +56,8 @@ class VectorEnvironment:
     def __init__(self, env: AnyVectorEnv, *, settings: EnvSettings, mode: AutoresetMode) -> None:
         """Take over `env`, which resets itself by `mode`. Raises `ConfigError` for a space that is not supported."""
         shape, dtype, self._observed = _observation(env.single_observation_space)
+        if isinstance(env, AtariVectorEnv):
+            shape, self._observed = _cropped(shape, self._observed, settings.crop)
         action, self._acted = _action(env.single_action_space)
         self.num_envs: int = env.num_envs
         self.spec = EnvSpec(
@@ -288,6 +290,15 @@ def _observation(space: Space[Any]) -> tuple[tuple[int, ...], str, Callable[[Arr
         shape = (shape[-1], *shape[:-1])
         return _grey(shape), "uint8", lambda batch: np.moveaxis(batch, -1, 1).reshape(-1, *_grey(shape))
     return _grey(shape), "uint8", lambda batch: batch.reshape(-1, *_grey(shape))
+
+
+def _cropped(
+    shape: tuple[int, ...], observed: Callable[[Array], Array], crop: tuple[int, int]
+) -> tuple[tuple[int, ...], Callable[[Array], Array]]:
+    """Shape and cast of an image without `crop` rows at top and bottom: a view, so that nothing is copied here."""
+    height, width = shape
+    rows = slice(crop[0], height - crop[1])
+    return (height - sum(crop), width), lambda batch: observed(batch)[:, rows]
 
 
 def _grey(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 IMAGE_RANK = 2
 """Axes of a frame that is an image: [H, W], grey. Its stack [S, H, W] is what convolutions see, also where S is 1."""
+
+LEAST_ROWS = 16
+"""Of an Atari image, after what is cut off."""
+
+
+_Rows: TypeAlias = Annotated[int, Field(ge=0)]
 
 
 class EnvSettings(BaseModel):
@@ -31,6 +37,9 @@ class EnvSettings(BaseModel):
     frame_skip: int = Field(default=4, ge=1, le=16, description="Atari: emulator frames per env step")
     height: int = Field(default=84, ge=16, le=210, description="Atari: rows of the grey image")
     width: int = Field(default=84, ge=16, le=160, description="Atari: columns of the grey image")
+    crop: tuple[_Rows, _Rows] = Field(
+        default=(0, 0), description="Atari: rows cut off the grey image at top and bottom, such as a scoreboard"
+    )
     sticky_actions: float = Field(default=0.0, ge=0.0, le=1.0, description="Atari: probability that the last action repeats")
     noop_max: int = Field(default=30, ge=0, le=1000, description="Atari: most random no-ops at the start of an episode")
     full_action_space: bool = Field(default=False, description="Atari: all 18 actions instead of the game's own")
@@ -38,6 +47,14 @@ class EnvSettings(BaseModel):
         default=108_000, ge=1, description="Atari: emulator frames after which an episode is truncated"
     )
     threads: int = Field(default=1, ge=1, le=256, description="Atari: emulator threads per actor")
+
+    @model_validator(mode="after")
+    def _something_is_left_to_see(self) -> Self:
+        left = self.height - sum(self.crop)
+        if left < LEAST_ROWS:
+            text = f"crop {list(self.crop)} leaves {left} of {self.height} rows; wanted at least {LEAST_ROWS}"
+            raise ValueError(text)
+        return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -180,8 +180,21 @@ def build(settings: ModelSettings, env: EnvSpec, *, seed: int = 0) -> ActorCriti
     return initialised(lambda: ActorCritic(settings, env), env, seed=seed)
 
 
+def outline(settings: ModelSettings, env: EnvSpec) -> ActorCritic:
+    """The actor-critic's names and shapes alone, without storage. Raises ConfigError where it does not fit the input."""
+    return outlined(lambda: ActorCritic(settings, env), env)
+
+
 def initialised(make: Callable[[], N], env: EnvSpec, *, seed: int) -> N:
     """The network that `make` describes, float32, its weights drawn from `seed`. Raises ConfigError for spaces without one."""
+    net = outlined(make, env)
+    net.to_empty(device="cpu")
+    _initialise(net, torch.Generator().manual_seed(seed))
+    return net
+
+
+def outlined(make: Callable[[], N], env: EnvSpec) -> N:
+    """The network that `make` describes, without storage. Raises ConfigError for spaces without one."""
     if len(env.observation_shape) > IMAGE_RANK or len(env.action.shape) > 1:
         raise ConfigError(
             "no network for these spaces",
@@ -190,10 +203,7 @@ def initialised(make: Callable[[], N], env: EnvSpec, *, seed: int) -> N:
             fix="flatten them in your env.entry_point",
         )
     with torch.device("meta"):  # without storage: the layers' own initialisation would draw from torch's global random state
-        net = make()
-    net.to_empty(device="cpu")
-    _initialise(net, torch.Generator().manual_seed(seed))
-    return net
+        return make()
 
 
 def _compute_dtype(module: nn.Module) -> torch.dtype:

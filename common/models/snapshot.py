@@ -1,4 +1,4 @@
-"""The parameters of a network as one flat buffer, and back: what a Snapshot message and an acting policy exchange."""
+"""The parameters of a network, or their gradients, as one flat buffer, and back: what Snapshot and Gradient messages carry."""
 
 from __future__ import annotations
 
@@ -41,7 +41,17 @@ class Layout:
 
 def flatten(module: nn.Module, precision: Precision) -> np.ndarray:
     """A copy of all parameters: [P] float32, or [P] uint16 holding the bits of bfloat16 (round to nearest even)."""
-    flat = torch.cat([parameter.detach().reshape(-1).float() for parameter in module.parameters()])
+    return _to_array([parameter.detach() for parameter in module.parameters()], precision)
+
+
+def flatten_gradient(module: nn.Module, precision: Precision) -> np.ndarray:
+    """As `flatten`, of the gradients: zeros for a parameter that has none."""
+    parameters = module.parameters()
+    return _to_array([torch.zeros_like(p, requires_grad=False) if p.grad is None else p.grad for p in parameters], precision)
+
+
+def _to_array(tensors: list[Tensor], precision: Precision) -> np.ndarray:
+    flat = torch.cat([tensor.reshape(-1).float() for tensor in tensors])
     array: np.ndarray = (flat if precision == "fp32" else flat.bfloat16().view(torch.uint16)).numpy()
     return array
 
@@ -59,9 +69,20 @@ def to_tensor(array: np.ndarray) -> Tensor:
 def load(module: nn.Module, parameters: Tensor | np.ndarray) -> None:
     """Overwrite all parameters from a flat buffer, cast to the module's own precision. Raises PeerError where it does not fit."""
     flat = to_tensor(parameters) if isinstance(parameters, np.ndarray) else parameters
-    layout = Layout.of(module)
-    if flat.shape != (layout.size,):
-        raise PeerError(DropReason.SCHEMA, "snapshot of another network", found=list(flat.shape), wanted=[layout.size])
-    sizes = [parameter.numel() for parameter in module.parameters()]
-    for parameter, values in zip(module.parameters(), torch.split(flat, sizes), strict=True):
-        parameter.copy_(values.view(parameter.shape))
+    for parameter, values in _split(module, flat):
+        parameter.copy_(values)
+
+
+def load_gradient(module: nn.Module, flat: Tensor) -> None:
+    """Set the gradients of all trained parameters from a flat buffer [P] float32. Raises PeerError where it does not fit."""
+    for parameter, values in _split(module, flat):
+        parameter.grad = torch.empty_like(parameter).copy_(values) if parameter.requires_grad else None
+
+
+def _split(module: nn.Module, flat: Tensor) -> list[tuple[nn.Parameter, Tensor]]:
+    parameters = list(module.parameters())
+    sizes = [parameter.numel() for parameter in parameters]
+    if flat.shape != (sum(sizes),):
+        raise PeerError(DropReason.SCHEMA, "snapshot of another network", found=list(flat.shape), wanted=[sum(sizes)])
+    parts = torch.split(flat, sizes)
+    return [(parameter, part.view(parameter.shape)) for parameter, part in zip(parameters, parts, strict=True)]

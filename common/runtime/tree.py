@@ -64,6 +64,11 @@ class LearnerSettings(Section):
 
     bind: Endpoint = Field(default="tcp://127.0.0.1:5700", description="address on which peers are awaited; port 0: any free one")
     batch: int = Field(default=2, ge=1, le=4096, description="trajectories per update; larger: steadier gradients, fewer updates")
+    batch_seconds: float | None = Field(
+        default=None,
+        gt=0,
+        description="longest that a message waits for the rest of its batch; then what is there is trained on; null: for ever",
+    )
     credits: int = Field(
         default=2,
         ge=1,

@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from common.errors import InternalError
+from common.errors import ConfigError, InternalError
 from common.session import events as e
 from common.session.events import RefusalCode
 from common.units import EnvSteps, Seconds, Sequence, Version
 from common.wire.messages import (
+    PEER_NAME,
+    PEER_NAME_WANTED,
     Credit,
     Drain,
     Dropped,
@@ -50,11 +52,18 @@ class Identity:
     incarnation: int
     software: str
 
+    def __post_init__(self) -> None:
+        """Raise `ConfigError` for a name that a learner would refuse."""
+        if not PEER_NAME.fullmatch(self.name):
+            fix = f"set {self.role}.name"
+            raise ConfigError(f"name of this {self.role}", found=repr(self.name), wanted=PEER_NAME_WANTED, fix=fix)
+
 
 class ActorSide:
     """State machine of one peer. Feed it events, perform its instructions."""
 
     GREET_SECONDS: Seconds = 0.5  # between two Hellos that nobody answered
+    FULL_SECONDS: Seconds = 5.0  # between two Hellos to a run that is full: it may be for hours, and each costs both sides a line
     SILENCE_HEARTBEATS = 5  # heartbeats missed before the learner counts as lost
 
     def __init__(self, identity: Identity, *, run: str = "", env_signature: str = "") -> None:
@@ -75,7 +84,7 @@ class ActorSide:
         self._wanted: Version | None = None
         self._want_open = False
         self._heartbeat: Seconds = 1.0
-        self._greeted_at: Seconds | None = None
+        self._greet_at: Seconds = float("-inf")
         self._heard_at: Seconds = 0.0
         self._spoke_at: Seconds = 0.0
         self._was_welcome = False
@@ -102,7 +111,7 @@ class ActorSide:
             case e.Offered(experience=experience):
                 return self._offer(experience, now)
             case e.Spoken(message=message):
-                return self._speak(message, now) if self.state is State.WELCOME else [_lost_note(message)]
+                return self._speak(message, now) if self.state is State.WELCOME else []
             case e.Wanted(after=after):
                 return self._want(after, now)
             case e.Counted(produced=produced, dropped=dropped):
@@ -116,8 +125,7 @@ class ActorSide:
 
     def _tick(self, now: Seconds) -> list[e.Instruction]:
         if self.state is State.GREETING:
-            due = self._greeted_at is None or now - self._greeted_at >= self.GREET_SECONDS
-            return self._greet(now) if due else []
+            return self._greet(now) if now >= self._greet_at else []
         if self.state is State.WELCOME:
             if now - self._heard_at > self.SILENCE_HEARTBEATS * self._heartbeat:
                 return self._lost(f"no word from the learner for {now - self._heard_at:.1f} s", now)
@@ -126,7 +134,7 @@ class ActorSide:
         return []
 
     def _greet(self, now: Seconds) -> list[e.Instruction]:
-        self._greeted_at = now
+        self._greet_at = now + self.GREET_SECONDS
         first = next(self._resent(), None)
         hello = Hello(
             role=self.identity.role,
@@ -144,7 +152,7 @@ class ActorSide:
         if self.state is not State.WELCOME:
             return []  # already greeting, and the next Tick greets again
         self.state, self._want_open = State.GREETING, False
-        self._greeted_at = now  # the first Hello after the usual pause: the connection is just being rebuilt
+        self._greet_at = now + self.GREET_SECONDS  # the first Hello after the usual pause: the connection is just being rebuilt
         return [e.Note(event="learner_lost", fields={"why": why, "unacknowledged": len(self._kept)}, warning=True)]
 
     # --- what the learner says ---
@@ -172,6 +180,8 @@ class ActorSide:
     def _welcomed(self, welcome: Welcome, run: str, now: Seconds) -> list[e.Instruction]:
         if self.state is State.WELCOME:
             return []  # a second answer to a Hello that we had repeated
+        if welcome.incarnation not in (-1, self.identity.incarnation):
+            return []  # we were refused as forgotten twice, and what we say now would go to the account of our first rebirth
         self.state, self.run = State.WELCOME, run
         self._window(welcome.credits)
         self.version, self._heartbeat = welcome.version, welcome.heartbeat_seconds
@@ -188,13 +198,17 @@ class ActorSide:
         note = e.Note(event="refused", fields={"code": refusal.code, "reason": refusal.reason}, warning=True)
         if refusal.code == RefusalCode.FORGOTTEN:
             return [note, *self._reborn(now)]
-        if not refusal.retry:
+        # Before the first Welcome all that was said is Hello: what could not be read once cannot be read twice.
+        unreadable = refusal.code == RefusalCode.DECODE and not self._was_welcome
+        if unreadable or not refusal.retry:
             self.state = State.ENDED
             return [note, e.Refused(code=refusal.code, reason=refusal.reason)]
         if refusal.code == RefusalCode.DECODE:
             # What the learner cannot read it will not read the second time either: give it up, and say so in the Hello.
             # Some of it may have been read, and wait: all keep their credits until they are acknowledged.
             self._resend_from = self._next_seq
+        if refusal.code == RefusalCode.FULL:
+            self._greet_at = now + self.FULL_SECONDS
         was_welcome = self.state is State.WELCOME
         self.state, self._want_open = State.GREETING, False
         return [note, *self._greet(now)] if was_welcome else [note]
@@ -252,7 +266,3 @@ class ActorSide:
     def _speak(self, message: Message, now: Seconds) -> list[e.Instruction]:
         self._spoke_at = now
         return [e.Send(message=message)]
-
-
-def _lost_note(message: Message) -> e.Note:
-    return e.Note(event="not_sent", fields={"tag": message.tag, "why": "no learner"}, warning=True)

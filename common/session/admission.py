@@ -1,4 +1,4 @@
-"""Who is welcome and what is taken: the learner's questions at the door, whatever the algorithm."""
+"""Who is welcome and what is taken: the learner's questions at the door, whatever the algorithm, and its answers."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from typing import TypeAlias
 import numpy as np
 
 from common.errors import DropReason, PeerError
-from common.session.events import RefusalCode
-from common.session.roster import Peer, Terms
+from common.session import events as e
+from common.session.events import RefusalCode, Route
+from common.session.peer import Peer
+from common.session.roster import Terms
 from common.units import Version
 from common.wire.arrays import check_finite, check_schema
-from common.wire.messages import MODES, ROLES, ArraySpec, Evaluation, Experience, Hello
+from common.wire.messages import MODES, ROLES, ArraySpec, Evaluation, Experience, Hello, Refusal, Welcome
 
 Objection: TypeAlias = tuple[RefusalCode, str, bool]
 """Why not, in a word and in a sentence, and whether to greet again may help."""
+
+SENTENCE = 500  # characters of a reason, all ASCII: a header must hold those of all messages that one Credit rejects
 
 EVALUATION = (
     ArraySpec(name="episode_return", dtype="float32", shape=(-1,)),
@@ -35,22 +39,42 @@ def check_terms(hello: Hello, run: str, terms: Terms) -> Objection | None:
     return None
 
 
-def check_identity(hello: Hello, newest: Peer | None) -> Objection | None:
-    """Whether a peer may go by this name, where `newest` is the newest incarnation that did; None where it may."""
-    if newest is None or hello.incarnation > newest.key.incarnation:
+def check_identity(hello: Hello, known: Peer | None, forgotten: int) -> Objection | None:
+    """Whether a peer may go by this name; None where it may.
+
+    `known`: the newest incarnation of the name; `forgotten`: the largest incarnation of all names that are known no more.
+    """
+    renew = RefusalCode.FORGOTTEN, "this incarnation's account is closed; greet as a new incarnation", True
+    if known is None:
+        # Of a forgotten name no numbers are left to tell what was trained on already. None of its incarnations is above
+        # `forgotten`: one that is not, and has stepped, could be among them and must start anew, from nothing. (It may also
+        # be one that met only a learner since killed, and now loses what it kept.) One that has stepped nothing is safe.
+        stepped = hello.produced or hello.settled or hello.resend_from
+        return renew if stepped and hello.incarnation <= forgotten else None
+    if hello.role != known.role and not known.gone:
+        taken = f"the name {hello.peer!r} belongs to an {known.role}; give each peer its own name"
+        return RefusalCode.ROLE, taken, False
+    if hello.incarnation > known.key.incarnation:
         return None
-    if hello.incarnation < newest.key.incarnation:
+    if hello.incarnation < known.key.incarnation:
         return RefusalCode.SUPERSEDED, f"a newer process took the name {hello.peer!r}; give each peer its own name", False
-    if newest.gone:
-        return RefusalCode.FORGOTTEN, "this incarnation's account is closed; greet as a new incarnation", True
-    return None
+    return renew if known.gone else None
+
+
+def check_room(hello: Hello, known: Peer | None, *, others: int, terms: Terms, draining: bool) -> Objection | None:
+    """Whether the run goes on and has a place beside the `others` of that role who are here; None where it has."""
+    if draining and (known is None or hello.incarnation != known.key.incarnation):
+        # A known peer may still say what it produced, and goodbye.
+        return RefusalCode.DRAINING, "the run is ending", False
+    if others < terms.places(hello.role):
+        return None
+    remedy = "raise learner.max_actors" if hello.role == "actor" else "end one"
+    return RefusalCode.FULL, f"the run has its {others} {hello.role}s; {remedy} to admit another", True
 
 
 def check_experience(message: Experience, *, schema: Sequence[ArraySpec], newest: Version) -> None:
     """Raise `PeerError` unless a published policy acted, the arrays are the run's, finite, and hold the env steps they claim."""
-    if message.version > newest:
-        fact, wanted = "policy version that was never published", f"at most {newest}"
-        raise PeerError(DropReason.VERSION, fact, found=message.version, wanted=wanted)
+    _check_version(message.version, newest)
     check_schema(message.arrays, schema)
     check_finite(message.arrays)
     valid = message.arrays.get("valid")
@@ -59,8 +83,9 @@ def check_experience(message: Experience, *, schema: Sequence[ArraySpec], newest
         raise PeerError(DropReason.SCHEMA, "env_steps of the message", found=message.env_steps, wanted=wanted)
 
 
-def check_evaluation(message: Evaluation) -> None:
-    """Raise `PeerError` unless it is of a known mode and holds finite returns, and as many lengths."""
+def check_evaluation(message: Evaluation, *, newest: Version) -> None:
+    """Raise `PeerError` unless a published policy played, in a known mode, and returns are finite with as many lengths."""
+    _check_version(message.version, newest)
     if message.mode not in MODES:
         raise PeerError(DropReason.SCHEMA, "mode of an evaluation", found=repr(message.mode[:32]), wanted=" or ".join(MODES))
     check_schema(message.arrays, EVALUATION)
@@ -69,3 +94,36 @@ def check_evaluation(message: Evaluation) -> None:
     if len(returns) == 0 or len(returns) != len(lengths):
         found = f"{len(returns)} returns and {len(lengths)} lengths"
         raise PeerError(DropReason.SCHEMA, "episodes of an evaluation", found=found, wanted="as many of both, one at least")
+
+
+def _check_version(version: Version, newest: Version) -> None:
+    if version > newest:
+        raise PeerError(DropReason.VERSION, "policy version that was never published", found=version, wanted=f"at most {newest}")
+
+
+def welcome(peer: Peer, terms: Terms, *, window: int, version: Version) -> Welcome:
+    """The answer to the Hello of a peer that may come in."""
+    actor = peer.role == "actor"
+    return Welcome(
+        index=peer.index,
+        generation=peer.generation,
+        config=terms.config,
+        env_signature=terms.env_signature,
+        schema=terms.schema if actor else (),
+        credits=window if actor else 0,
+        version=version,
+        heartbeat_seconds=terms.heartbeat_seconds,
+        incarnation=peer.key.incarnation,
+    )
+
+
+def refusal(route: Route, code: RefusalCode, reason: str, *, retry: bool) -> list[e.Instruction]:
+    """Say no, and note it."""
+    reason = sentence(reason)
+    note = e.Note(event="peer_refused", fields={"code": str(code), "reason": reason}, warning=True)
+    return [e.Send(route=route, message=Refusal(code=code, reason=reason, retry=retry)), note]
+
+
+def sentence(text: str) -> str:
+    """`text`, which may be or quote what a peer sent, short and plain."""
+    return text[:SENTENCE].encode("ascii", "backslashreplace").decode()[:SENTENCE]

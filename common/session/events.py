@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 from common.units import EnvSteps, Seconds, Sequence, Version
-from common.wire.messages import Drain, Dropped, Envelope, Experience, Message, Reject, Snapshot, Welcome
+from common.wire.messages import Drain, Dropped, Envelope, Evaluation, Experience, Message, Reject, Snapshot, Welcome
 
 Route: TypeAlias = bytes
 
@@ -27,7 +27,7 @@ class RefusalCode(StrEnum):
     SUPERSEDED = "superseded"  # a newer incarnation of the same peer has greeted
     FORGOTTEN = "forgotten"  # was silent so long that its experience was given up: start a new incarnation
     FULL = "full"  # the run has as many peers as it accepts
-    ROLE = "role"  # neither actor nor evaluator
+    ROLE = "role"  # neither actor nor evaluator, or says or is called what only the other may
     DRAINING = "draining"  # the run is ending
 
 
@@ -75,7 +75,7 @@ class Offered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spoken:
-    """The application has another message for the learner (an Evaluation): sent if greeted, else lost and said so."""
+    """The application has another message for the learner (an Evaluation): sent if there is a Welcome, and never kept."""
 
     message: Message
 
@@ -179,9 +179,9 @@ class Admit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
-    """Learner: an evaluator reported a result."""
+    """Learner: an evaluator reported a result, and it is sound."""
 
-    message: Message
+    message: Evaluation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +201,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """Peer: the learner refused one experience message."""
+    """Peer: the learner refused one message, experience or an Evaluation."""
 
     reject: Reject
 

@@ -1,10 +1,10 @@
-"""The protocol as the learner sees it: one `Peer` per welcomed peer, one `Account` per actor, one `Ledger` per run.
+"""The protocol as the learner sees it: one `Roster` of peers and one `Ledger` per run.
 
 Admission: an experience message enters the queue only from a welcomed peer, in order, by the run's schema, finite,
 and acted by a policy that was published. Whatever is refused is counted by reason, and its sender is told.
 Credits: a peer's window shrinks when a message is sent and grows when one leaves the queue. What an actor sends beyond
-the largest window is refused, so the queue stays bounded whatever the actors do. Every change of state is in this file;
-the questions at the door are in `admission`, the sums in `ledger`.
+the largest window is refused, so the queue stays bounded whatever the actors do. Every decision is in this file;
+the questions at the door are in `admission`, names and places in `roster`, the sums in `ledger`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,21 @@ from typing import Any
 
 from common.errors import DropReason, InternalError, PeerError
 from common.session import events as e
-from common.session.admission import Objection, check_experience, check_identity, check_terms
+from common.session.admission import (
+    Objection,
+    check_evaluation,
+    check_experience,
+    check_identity,
+    check_room,
+    check_terms,
+    refusal,
+    sentence,
+    welcome,
+)
 from common.session.events import PeerKey, RefusalCode, Route
 from common.session.ledger import Ledger
-from common.session.roster import REJECTS, SENTENCE, Peer, Terms, progress, restored
+from common.session.peer import Peer
+from common.session.roster import Roster, Terms
 from common.units import EnvSteps, Seconds, Sequence, Version
 from common.wire.messages import (
     Credit,
@@ -29,13 +40,13 @@ from common.wire.messages import (
     Goodbye,
     Hello,
     Message,
-    Refusal,
     Reject,
     Report,
     Snapshot,
     SnapshotWanted,
-    Welcome,
 )
+
+REJECTS = 64  # in one Credit; more only from a peer that sends without credits
 
 
 class LearnerSide:
@@ -50,11 +61,8 @@ class LearnerSide:
         self.messages_dropped: Counter[str] = Counter()
         self.sequence_gaps = 0
         self.reconnects = 0
-        self._peers: dict[PeerKey, Peer] = {}
+        self._roster = Roster(terms)
         self._routes: dict[Route, Peer] = {}
-        self._current: dict[str, PeerKey] = {}  # newest incarnation of each name
-        self._generations: Counter[str] = Counter()
-        self._indexes: dict[tuple[str, str], int] = {}
         self._drain: tuple[str, Seconds] | None = None  # why the run ends, and by when
 
     # --- reading ---
@@ -65,8 +73,8 @@ class LearnerSide:
 
     @property
     def window(self) -> int:
-        """Credits of each actor: the setting, or more where few actors must fill one batch."""
-        return max(self.terms.credits, -(-self.terms.batch // max(1, self.connected("actor"))))
+        """Credits of each actor that is here."""
+        return self.terms.window(self.connected("actor"))
 
     @property
     def draining(self) -> bool:
@@ -75,8 +83,9 @@ class LearnerSide:
 
     @property
     def queue_capacity(self) -> int:
-        """Most messages the queue can hold while the connected actors stay the same."""
-        return self.window * self.connected("actor")
+        """Most messages that the actors which are here, or expected back, have credits for; never less than the queue holds."""
+        expected = max(1, sum(not peer.gone for peer in self._roster.holders("actor")))
+        return max(expected * self.terms.window(expected), sum(len(peer.waiting) for peer in self._roster))
 
     @property
     def version(self) -> Version:
@@ -85,27 +94,18 @@ class LearnerSide:
 
     def check_ledger(self) -> None:
         """Raise `InternalError` unless produced = trained + queued + in flight + dropped, for the run and its actors alike."""
-        self.ledger.check(sum(peer.account.in_flight for peer in self._peers.values()))
+        self.ledger.check(sum(peer.account.in_flight for peer in self._roster))
 
     # --- resuming ---
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed learner must know: the ledger of what is settled, and how far each actor got. JSON values."""
-        kept = [peer for peer in self._peers.values() if self._current[peer.key.name] == peer.key]
-        return {
-            "ledger": self.ledger.as_dict(),
-            "peers": [progress(peer) for peer in kept],
-            "indexes": [[role, name, index] for (role, name), index in self._indexes.items()],
-            "generations": dict(self._generations),
-        }
+        return {"ledger": self.ledger.as_dict(), "roster": self._roster.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint: its peers count as away until they greet; what left closed accounts is rolled back."""
-        self._peers = {peer.key: peer for peer in map(restored, state["peers"])}
-        self._current = {key.name: key for key in self._peers}
-        self._indexes = {(role, name): index for role, name, index in state["indexes"]}
-        self._generations = Counter(state["generations"])
-        self.ledger = Ledger.restored(state["ledger"], sum(peer.account.in_flight for peer in self._peers.values()))
+        self._roster.load_state_dict(state["roster"])
+        self.ledger = Ledger.restored(state["ledger"], sum(peer.account.in_flight for peer in self._roster))
 
     # --- events ---
 
@@ -152,25 +152,29 @@ class LearnerSide:
             case Report(produced=produced, dropped=dropped):
                 self.ledger.report(peer.account, produced, dropped)
                 return []
-            case Evaluation():
-                return [e.Evaluated(message=message)]
+            case Evaluation() if peer.role == "evaluator":
+                return self._evaluation(peer, message)
             case Goodbye(reason=reason, produced=produced, dropped=dropped):
                 self.ledger.report(peer.account, produced, dropped)
                 self._close(peer)
-                return [e.Note(event="peer_left", fields={"peer": peer.key.name, "reason": reason})]
+                return [e.Note(event="peer_left", fields={"peer": peer.key.name, "reason": sentence(reason)})]
         self.messages_dropped[DropReason.DECODE] += 1
-        return _refuse(route, RefusalCode.ROLE, f"a learner takes no {message.tag}", retry=False)
+        return refusal(route, RefusalCode.ROLE, f"a learner takes no {message.tag} from an {peer.role}", retry=False)
 
     # --- greeting ---
 
     def _greeted(self, route: Route, run: str, hello: Hello, now: Seconds) -> list[e.Instruction]:
-        key = PeerKey(name=hello.peer, incarnation=hello.incarnation)
-        newest = self._peers.get(self._current.get(hello.peer, key))
-        if objection := self._objection(run, hello, newest):
+        known = self._roster.find(hello)
+        if objection := self._objection(run, hello, known):
             code, reason, retry = objection
             self.messages_dropped[DropReason.STRANGER] += 1
-            return _refuse(route, code, reason, retry=retry)
-        peer = newest if newest is not None and newest.key == key else self._join(key, hello.role, newest)
+            return refusal(route, code, reason, retry=retry)
+        notes: list[e.Instruction] = []
+        if known is not None and known.key.incarnation == hello.incarnation:
+            peer = known
+        else:
+            notes = self._make_place(hello, known, now)
+            peer = self._roster.join(PeerKey(name=hello.peer, incarnation=hello.incarnation), hello.role)
         again, peer.greeted = peer.greeted, True
         self.reconnects += again
         if peer.route != route:  # on the same connection this is the Hello said twice, and what it wanted still holds
@@ -184,42 +188,32 @@ class LearnerSide:
         out = self._skipped(peer, hello.resend_from, hello.settled, DropReason.GAP if again else DropReason.ROLLED_BACK)
         self.ledger.report(peer.account, hello.produced)
         self._owe_credit_to_all()
-        fields = {"peer": key.name, "role": peer.role, "index": peer.index, "again": again, "software": hello.software}
-        welcome = e.Send(route=route, message=self._welcome(peer))
-        return [welcome, e.Note(event="peer_welcome", fields=fields), *out, *self._drained(peer, now)]
+        fields = {"peer": peer.key.name, "role": peer.role, "index": peer.index, "again": again}
+        note = e.Note(event="peer_welcome", fields=fields | {"software": sentence(hello.software)})
+        answer = welcome(peer, self.terms, window=self.window, version=self.version)
+        return [e.Send(route=route, message=answer), *notes, note, *out, *self._drained(peer, now)]
 
-    def _objection(self, run: str, hello: Hello, newest: Peer | None) -> Objection | None:
-        objection = check_terms(hello, run, self.terms) or check_identity(hello, newest)
-        if objection is not None:
-            return objection
-        if self.draining and (newest is None or hello.incarnation != newest.key.incarnation):
-            # A known peer may still say what it produced, and goodbye.
-            return RefusalCode.DRAINING, "the run is ending", False
-        others = [peer for peer in self._routes.values() if peer.role == "actor" and peer.key.name != hello.peer]
-        if hello.role == "actor" and len(others) >= self.terms.max_actors:
-            return RefusalCode.FULL, f"the run has its {len(others)} actors; raise learner.max_actors to admit more", True
-        return None
+    def _objection(self, run: str, hello: Hello, known: Peer | None) -> Objection | None:
+        others = sum(peer.role == hello.role and peer.key.name != hello.peer for peer in self._routes.values())
+        return (
+            check_terms(hello, run, self.terms)
+            or check_identity(hello, known, self._roster.forgotten)
+            or check_room(hello, known, others=others, terms=self.terms, draining=self.draining)
+        )
 
-    def _join(self, key: PeerKey, role: str, older: Peer | None) -> Peer:
+    def _make_place(self, hello: Hello, older: Peer | None, now: Seconds) -> list[e.Instruction]:
+        """Close the account of the older incarnation; for a name that holds no place of this role, see that there is one."""
         if older is not None:
             self._close(older)
-        self._current[key.name] = key
-        self._generations[key.name] += 1
-        index = self._indexes.setdefault((role, key.name), sum(taken == role for taken, _ in self._indexes))
-        return self._peers.setdefault(key, Peer(key=key, role=role, index=index))
-
-    def _welcome(self, peer: Peer) -> Welcome:
-        actor = peer.role == "actor"
-        return Welcome(
-            index=peer.index,
-            generation=self._generations[peer.key.name] - 1,
-            config=self.terms.config,
-            env_signature=self.terms.env_signature,
-            schema=self.terms.schema if actor else (),
-            credits=self.window if actor else 0,
-            version=self.version,
-            heartbeat_seconds=self.terms.heartbeat_seconds,
-        )
+            if older.role == hello.role:
+                return []
+        out: list[e.Instruction] = []
+        for peer in self._roster.crowded_out(hello.role, now):
+            if not peer.gone:
+                out.append(_silent_note("peer_forgotten", peer, peer.silent(now)))
+                self._close(peer)
+            self._roster.forget(peer)
+        return out
 
     # --- experience ---
 
@@ -244,7 +238,7 @@ class LearnerSide:
     def _admissible(self, peer: Peer, message: Experience) -> None:
         if self.draining:
             raise PeerError(DropReason.RUN_ENDED, "the run is ending")
-        room = max(self.terms.credits, self.terms.batch) if peer.role == "actor" else 0  # the largest window there can be
+        room = self.terms.window(actors=1) if peer.role == "actor" else 0  # the largest window there can be
         if len(peer.waiting) >= room:
             raise PeerError(DropReason.UNCREDITED, "messages in the queue", found=len(peer.waiting), wanted=f"less than {room}")
         check_experience(message, schema=self.terms.schema, newest=self.version)
@@ -252,12 +246,23 @@ class LearnerSide:
 
     def _refused(self, peer: Peer, message: Experience, error: PeerError) -> list[e.Instruction]:
         self.ledger.drop(error.reason, message.env_steps)
-        self.messages_dropped[error.reason] += 1
         peer.settle(message.seq, message.env_steps)
-        peer.rejects.append(Reject(seq=message.seq, reason=error.reason, detail=str(error)[:SENTENCE]))
+        return self._rejected("experience_refused", peer, message.seq, error)
+
+    def _evaluation(self, peer: Peer, message: Evaluation) -> list[e.Instruction]:
+        try:
+            check_evaluation(message, newest=self.version)
+        except PeerError as error:
+            return self._rejected("evaluation_refused", peer, 0, error)
+        return [e.Evaluated(message=message)]
+
+    def _rejected(self, event: str, peer: Peer, seq: Sequence, error: PeerError) -> list[e.Instruction]:
+        reject = Reject(seq=seq, reason=error.reason, detail=sentence(str(error)))
+        self.messages_dropped[error.reason] += 1
+        peer.rejects.append(reject)
         peer.credit_due = True
-        fields = {"peer": peer.key.name, "seq": message.seq, "reason": str(error.reason), "detail": str(error)}
-        return [e.Note(event="experience_refused", fields=fields, warning=True)]
+        fields = {"peer": peer.key.name, "seq": seq, "reason": str(error.reason), "detail": reject.detail}
+        return [e.Note(event=event, fields=fields, warning=True)]
 
     def _skipped(self, peer: Peer, seq: Sequence, shipped: EnvSteps, reason: DropReason) -> list[e.Instruction]:
         """Account for the messages before `seq` that never came; `shipped` counts the env steps of all before `seq`."""
@@ -274,15 +279,16 @@ class LearnerSide:
 
     def _taken(self, items: tuple[tuple[PeerKey, Sequence], ...]) -> list[e.Instruction]:
         for key, seq in items:
-            peer = self._peers[key]
+            peer = self._roster[key]
             peer.taken[seq] = peer.waiting.pop(seq)
             peer.credit_due = True
         return []
 
     def _settled(self, items: tuple[tuple[PeerKey, Sequence], ...], reason: str | None) -> list[e.Instruction]:
         for key, seq in items:
-            env_steps = self._peers[key].taken.pop(seq)
-            self._peers[key].settle(seq, env_steps)
+            peer = self._roster[key]
+            env_steps = peer.taken.pop(seq)
+            peer.settle(seq, env_steps)
             self.ledger.queued -= env_steps
             if reason is None:
                 self.ledger.trained += env_steps
@@ -297,25 +303,23 @@ class LearnerSide:
         self.messages_dropped[DropReason.STRANGER] += 1
         if isinstance(message, Goodbye):
             return []
-        return _refuse(route, RefusalCode.STRANGER, f"{message.tag} before a hello that this learner knows", retry=True)
+        return refusal(route, RefusalCode.STRANGER, f"{message.tag} before a hello that this learner knows", retry=True)
 
     def _undecodable(self, event: e.Undecodable) -> list[e.Instruction]:
         self.messages_dropped[DropReason.DECODE] += 1
         code = RefusalCode.PROTOCOL if event.protocol else RefusalCode.DECODE
-        return _refuse(event.route, code, event.detail, retry=not event.protocol)
+        return refusal(event.route, code, event.detail, retry=not event.protocol)
 
     # --- coming, going, credits ---
 
     def _tick(self, now: Seconds) -> list[e.Instruction]:
         out: list[e.Instruction] = []
-        for peer in list(self._peers.values()):
-            if peer.heard_at is None:
-                peer.heard_at = now  # known from a checkpoint: the time to come back begins with this learner
-            silent = now - peer.heard_at
+        self._roster.sweep()
+        for peer in self._roster:
+            silent = peer.silent(now)
             if peer.gone:
-                if self._current[peer.key.name] != peer.key and not peer.waiting and not peer.taken:
-                    del self._peers[peer.key]
-            elif peer.route is None and silent > self.terms.forget_seconds:
+                continue
+            if peer.route is None and silent > self.terms.forget_seconds:
                 self._close(peer)
                 out.append(_silent_note("peer_forgotten", peer, silent))
             elif peer.route is not None and silent > self.terms.silence_seconds:
@@ -358,7 +362,7 @@ class LearnerSide:
         self.ledger.drop(DropReason.PEER_LOST, lost)
 
     def _ended(self) -> list[e.Instruction]:
-        for peer in self._peers.values():
+        for peer in self._roster:
             self._close(peer)
         return []
 
@@ -380,20 +384,15 @@ class LearnerSide:
 
     def _credits(self, now: Seconds) -> list[e.Instruction]:
         out: list[e.Instruction] = []
+        window = self.window
         for route, peer in self._routes.items():  # who is away learns from the acknowledgement after its next greeting
             if peer.credit_due:
-                window = self.window if peer.role == "actor" else 0
                 rejects, peer.rejects = tuple(peer.rejects[-REJECTS:]), []
                 peer.credit_due, peer.spoke_at = False, now
-                credit = Credit(acked=peer.acked, credits=window, version=self.version, rejects=rejects)
+                granted = window if peer.role == "actor" else 0
+                credit = Credit(acked=peer.acked, credits=granted, version=self.version, rejects=rejects)
                 out.append(e.Send(route=route, message=credit))
         return out
-
-
-def _refuse(route: Route, code: RefusalCode, reason: str, *, retry: bool) -> list[e.Instruction]:
-    reason = reason[:SENTENCE]  # it may quote what the peer sent
-    note = e.Note(event="peer_refused", fields={"code": str(code), "reason": reason}, warning=True)
-    return [e.Send(route=route, message=Refusal(code=code, reason=reason, retry=retry)), note]
 
 
 def _silent_note(event: str, peer: Peer, silent: Seconds) -> e.Note:

@@ -1,19 +1,23 @@
-"""Who the learner deals with: what it offers to all peers (`Terms`), and what it knows of each (`Peer`)."""
+"""Who the learner deals with: what it offers to all peers (`Terms`), and whom it knows, by name and incarnation (`Roster`).
+
+A role has as many places as peers of it are welcome at once. A name holds a place, its index, from its first Hello on,
+while it is away and after it has gone, so that it finds its index when it comes back. It loses the place only to a new
+name that finds none free, and is forgotten. So the roster is bounded however many names come and go, and an index is
+always below the number of places.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
-from common.session.events import PeerKey, Route
-from common.session.ledger import Account
-from common.units import EnvSteps, Seconds, Sequence, Version
-from common.wire.messages import ArraySpec, Reject
-
-HOLES = 1024  # missing numbers remembered one by one: more than any window
-SENTENCE = 500  # characters of a reason at most: a header has its limit, and a hostile peer's words are not worth more
-REJECTS = 64  # in one Credit; more only from a peer that sends without credits
+from common.session.events import PeerKey
+from common.session.peer import Peer, progress, restored
+from common.units import Seconds
+from common.wire.messages import ArraySpec, Hello
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,97 +31,88 @@ class Terms:
     credits: int  # window of each actor, at least
     batch: int  # messages the learner takes at once: the windows together never hold less, or it would wait for ever
     max_actors: int
+    max_evaluators: int = 16  # each costs the learner a snapshot per evaluation, and nobody has use for more
     heartbeat_seconds: Seconds = 1.0
     silence_seconds: Seconds = 10.0  # without a word a peer counts as away
     forget_seconds: Seconds = 60.0  # away for this long, its experience in flight is given up
 
+    def window(self, actors: int) -> int:
+        """Credits of each of so many actors: the setting, or more where few must fill one batch."""
+        return max(self.credits, -(-self.batch // max(1, actors)))
 
-@dataclass(slots=True, kw_only=True)
-class Peer:
-    """One incarnation of one peer. An experience message is expected, then waiting, then taken, then settled."""
-
-    key: PeerKey
-    role: str
-    index: int
-    account: Account = field(default_factory=Account)
-    expected: Sequence = 0  # next number to arrive
-    waiting: dict[Sequence, EnvSteps] = field(default_factory=dict)  # in the queue
-    taken: dict[Sequence, EnvSteps] = field(default_factory=dict)  # out of the queue, being trained on
-    rejects: list[Reject] = field(default_factory=list)  # refused, and the peer not told yet
-    credit_due: bool = False
-    ahead: dict[Sequence, EnvSteps] = field(default_factory=dict)  # met their end (refused, settled) before a lower number
-    greeted: bool = False  # in this learner's life: not yet, if known from a checkpoint
-    route: Route | None = None  # None: away
-    gone: bool = False  # said Goodbye, was superseded or forgotten: its account is closed
-    heard_at: Seconds | None = None  # None: never, by this learner
-    spoke_at: Seconds = 0.0
-    wanted_after: Version | None = None
-
-    @property
-    def acked(self) -> Sequence:
-        """Every message below this number has left the queue or was refused."""
-        return min(self.waiting, default=self.expected)
-
-    @property
-    def settled(self) -> Sequence:
-        """Every message below this number met its end: where a learner resumed from here goes on."""
-        return min((*self.waiting, *self.taken), default=self.expected)
-
-    def settle(self, seq: Sequence, env_steps: EnvSteps) -> None:
-        """Remember that message `seq` met its end, for as long as a lower one did not."""
-        self.ahead[seq] = env_steps
-        if (settled := self.settled) > min(self.ahead):
-            self.ahead = {number: steps for number, steps in self.ahead.items() if number >= settled}
-
-    def expect(self, seq: Sequence) -> None:
-        """Message `seq` is next, unless it met its end before the checkpoint that this learner resumed from."""
-        self.expected = seq
-        while self.expected in self.ahead:
-            self.expected += 1
-
-    def skip(self, seq: Sequence, env_steps: EnvSteps) -> None:
-        """Message `seq` is next: those before it, `env_steps` together, met their end without having come."""
-        holes = [number for number in range(self.expected, min(seq, self.expected + HOLES)) if number not in self.ahead]
-        self.expect(seq)
-        for number in holes:
-            self.settle(number, env_steps)
-            env_steps = 0
-
-    def missing(self, seq: Sequence, shipped: EnvSteps) -> tuple[int, EnvSteps]:
-        """Messages and env steps that never came, where the peer says that all messages before `seq` held `shipped` env steps."""
-        messages = seq - self.expected - sum(self.expected <= number < seq for number in self.ahead)
-        later = sum(steps for number, steps in self.ahead.items() if number >= seq)
-        return max(0, messages), max(0, shipped - (self.account.received - later))
+    def places(self, role: str) -> int:
+        """How many peers of this role are welcome at once."""
+        return self.max_actors if role == "actor" else self.max_evaluators
 
 
-def progress(peer: Peer) -> dict[str, Any]:
-    """How far a peer is settled, in JSON values: what waits or trains now will be sent again, or is lost with this learner."""
-    account = peer.account
-    pending = 0 if peer.gone else sum(peer.waiting.values()) + sum(peer.taken.values())
-    return {
-        "name": peer.key.name,
-        "incarnation": peer.key.incarnation,
-        "role": peer.role,
-        "index": peer.index,
-        "gone": peer.gone,
-        "expected": peer.settled,
-        "ahead": sorted(peer.ahead.items()),
-        "account": {
-            "produced": account.produced,
-            "received": account.received - pending,
-            "dropped_by_peer": account.dropped_by_peer,
-        },
-    }
+class Roster:
+    """The newest incarnation of each name, and closed ones whose messages are still in the queue or being trained on."""
 
+    def __init__(self, terms: Terms) -> None:
+        """Nobody is known."""
+        self.forgotten = -1  # largest incarnation of a name that was forgotten; `admission.check_identity` says what for
+        self._terms = terms
+        self._peers: dict[PeerKey, Peer] = {}
+        self._newest: dict[str, Peer] = {}
+        self._generations: Counter[tuple[str, int]] = Counter()  # (role, index) -> incarnations that held it so far
 
-def restored(state: Mapping[str, Any]) -> Peer:
-    """Inverse of `progress`: a peer that is away until it greets the resumed learner."""
-    return Peer(
-        key=PeerKey(name=state["name"], incarnation=state["incarnation"]),
-        role=state["role"],
-        index=state["index"],
-        gone=state["gone"],
-        expected=state["expected"],
-        ahead=dict(state["ahead"]),
-        account=Account(**state["account"]),
-    )
+    def __iter__(self) -> Iterator[Peer]:
+        return iter(self._peers.values())
+
+    def __getitem__(self, key: PeerKey) -> Peer:
+        return self._peers[key]
+
+    def holders(self, role: str) -> list[Peer]:
+        """Who holds a place of this role: one peer for each name."""
+        return [peer for peer in self._newest.values() if peer.role == role]
+
+    def find(self, hello: Hello) -> Peer | None:
+        """The newest incarnation of the name; of a forgotten one the very incarnation, while its messages are in the queue."""
+        key = PeerKey(name=hello.peer, incarnation=hello.incarnation)
+        return self._newest.get(hello.peer) or self._peers.get(key)
+
+    def join(self, key: PeerKey, role: str) -> Peer:
+        """A new incarnation: of a known name at its place, else at the first that is free."""
+        older = self._newest.get(key.name)
+        index = older.index if older is not None and older.role == role else self._free(role)
+        peer = Peer(key=key, role=role, index=index, generation=self._generations[role, index])
+        self._generations[role, index] += 1  # the index's, not the name's: whoever holds it next has random streams of its own
+        self._newest[key.name] = self._peers[key] = peer
+        return peer
+
+    def crowded_out(self, role: str, now: Seconds) -> list[Peer]:
+        """Who must be forgotten before a new name joins: who has been gone longest, then who has been away longest."""
+        holders = self.holders(role)
+        absent = [peer for peer in holders if peer.route is None]
+        absent.sort(key=lambda peer: (peer.gone, peer.silent(now)), reverse=True)
+        return absent[: max(0, len(holders) + 1 - self._terms.places(role))]
+
+    def forget(self, peer: Peer) -> None:
+        """Free the place of a name; what is in its closed account stays in the ledger's sums."""
+        del self._newest[peer.key.name]
+        self.forgotten = max(self.forgotten, peer.key.incarnation)
+
+    def sweep(self) -> None:
+        """Let go of closed incarnations whose last message has met its end."""
+        for peer in list(self):
+            if self._newest.get(peer.key.name) is not peer and not peer.waiting and not peer.taken:
+                del self._peers[peer.key]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Names, places and how far each peer got. JSON values."""
+        return {
+            "peers": [progress(peer) for peer in self._newest.values()],
+            "generations": [[role, index, number] for (role, index), number in self._generations.items()],
+            "forgotten": self.forgotten,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state_dict`; everybody is away."""
+        self._peers = {peer.key: peer for peer in map(restored, state["peers"])}
+        self._newest = {peer.key.name: peer for peer in self}
+        self._generations = Counter({(role, index): number for role, index, number in state["generations"]})
+        self.forgotten = state["forgotten"]
+
+    def _free(self, role: str) -> int:
+        taken = {peer.index for peer in self.holders(role)}
+        return next(index for index in count() if index not in taken)

@@ -110,9 +110,11 @@ class Link:
             )
         )
 
-    def say(self, message: Message) -> None:
-        """Send a message that is neither numbered nor kept (an Evaluation)."""
+    def say(self, message: Message) -> bool:
+        """Send a message that is neither numbered nor kept (an Evaluation); False, and not sent, while there is no learner."""
+        before = self.sent[message.tag]
         self._handle(e.Spoken(message=message))
+        return self.sent[message.tag] > before
 
     def close(self, reason: str) -> None:
         """Say Goodbye and release the connection; the transport still sends for its linger."""
@@ -149,7 +151,7 @@ class Link:
                 self._count_from, self._dropped_from = self._produced, Counter(self._dropped)
             case e.Rejected(reject=reject):
                 fields = {"seq": reject.seq, "reason": reject.reason, "detail": reject.detail}
-                self._note(e.Note(event="experience_rejected", fields=fields, warning=True))
+                self._note(e.Note(event="message_rejected", fields=fields, warning=True))
             case e.Note():
                 self._note(instruction)
 

@@ -36,6 +36,9 @@ ARRAY_RANK: Final = 8
 ARRAY_NAME_BYTES: Final = 64
 """Name of one array: it reaches logs and error sentences."""
 
+PEER_NAME_BYTES: Final = 128
+"""Name of a peer: it reaches logs and error sentences. A host name (64), a process id and a prefix fit."""
+
 FREE_LENGTH: Final = 1 << 20
 """A dimension that the schema leaves to the sender (-1): no rollout ends a million episodes."""
 

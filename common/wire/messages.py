@@ -8,18 +8,26 @@ Axes of experience arrays: T env steps first, then B environments of the sending
 
 from __future__ import annotations
 
+import re
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Annotated, ClassVar, TypeAlias
+from typing import Annotated, ClassVar, Final, TypeAlias
 
 import numpy as np
 
+from common.errors import DecodeError
 from common.units import AtLeast, Count, EnvSteps, Seconds, Sequence, Version
+from common.wire.limits import PEER_NAME_BYTES
 
 PROTOCOL_VERSION = 1
 ROLES = ("actor", "evaluator")  # of peers, in Hello
 MODES = ("greedy", "sampled")  # of Evaluation: the likeliest action, or one drawn as in training
+
+PEER_NAME: Final = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._:-]{{0,{PEER_NAME_BYTES - 1}}}")
+"""A whole name of a peer: harmless in a log line, a metric's label and a file name."""
+PEER_NAME_WANTED: Final = f"1 to {PEER_NAME_BYTES} of A-Z a-z 0-9 _ . : - with none of . : - in front"
 
 Arrays: TypeAlias = Mapping[str, np.ndarray]
 NO_ARRAYS: Arrays = MappingProxyType({})
@@ -44,9 +52,9 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reject:
-    """One experience message that the learner refused: its number, the drop reason, one sentence."""
+    """One message that the learner refused, experience or Evaluation: its number, the drop reason, one sentence."""
 
-    seq: Sequence
+    seq: Sequence  # of an Evaluation, which has no number: 0
     reason: str
     detail: str
 
@@ -65,13 +73,18 @@ class Hello(Message):
 
     tag: ClassVar[str] = "hello"
     role: str  # "actor" or "evaluator"
-    peer: str  # stable name of the peer, unique in a run
+    peer: str  # stable name of the peer, unique in a run; a `PEER_NAME`
     incarnation: Count  # larger at each start of the peer's process
     software: str  # rookery version, for people
     env_signature: str  # "" before the environment is built
     resend_from: Sequence  # lowest number the peer may still send; all below were acknowledged or given up
     settled: EnvSteps  # env steps of all experience messages below `resend_from`
     produced: EnvSteps  # env steps stepped by this incarnation so far
+
+    def __post_init__(self) -> None:
+        """Raise `DecodeError` where `peer` is no `PEER_NAME`."""
+        if not PEER_NAME.fullmatch(self.peer):
+            raise DecodeError("hello.peer", found=reprlib.repr(self.peer), wanted=PEER_NAME_WANTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +93,14 @@ class Welcome(Message):
 
     tag: ClassVar[str] = "welcome"
     index: Count  # number of the peer within its role, from 0; with `generation` it picks the peer's random streams
-    generation: Count  # how many incarnations of this peer came before
+    generation: Count  # how many incarnations, of this peer or another, held the index before
     config: str  # the run's configuration, JSON
     env_signature: str
     schema: tuple[ArraySpec, ...]  # arrays of an experience message
     credits: Count  # most unacknowledged experience messages
     version: Annotated[Version, AtLeast(-1)]  # newest published policy; -1: none yet
     heartbeat_seconds: Seconds  # either side speaks at least this often
+    incarnation: Annotated[Count, AtLeast(-1)] = -1  # that of the Hello; -1: whichever
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

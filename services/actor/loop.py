@@ -69,7 +69,6 @@ class Actor:
             self._load_newest()
             if not self._collect():
                 break
-            self._phases.enter("encode")
             self._send()
         return self._link.drain.reason if self._link.drain else "stopped"
 
@@ -116,10 +115,12 @@ class Actor:
         return True
 
     def _send(self) -> None:
+        self._phases.enter("experience")
         rollout, env_steps = self._rollout.finish(), self._rollout.env_steps
         self._rollout.begin_next()
         self._count_episodes(rollout)
         arrays = self._policy.experience(rollout)
+        self._phases.enter("encode")
         self._link.count(self.env_steps, self.dropped)
         self._observe_lag(max(0, self._link.session.version - self.version))
         self._link.offer(self._ships(seq=0, shipped=0, version=self.version, env_steps=env_steps, arrays=arrays))

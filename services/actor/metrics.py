@@ -11,7 +11,7 @@ from common.transport.link import Link
 from common.wire.messages import Goodbye, Gradient, Hello, Report, SnapshotWanted, Trajectory
 from services.actor.loop import Actor
 
-PHASES = ("env", "act", "encode", "credit_wait", "snapshot")
+PHASES = ("env", "act", "experience", "encode", "credit_wait", "snapshot")
 SENT = kinds(Hello, Trajectory, Gradient, SnapshotWanted, Report, Goodbye)
 
 

@@ -16,6 +16,7 @@ from common.runtime.http import check_port
 from common.runtime.layers import DEFAULT
 from common.runtime.run_directory import RunDirectory, create, default_path, reopen
 from common.runtime.tree import MAX_PORT, Settings
+from common.transport.zmq import ZmqLearner
 from services.cli.ports import free_ports, reachable, split_endpoint
 from services.cli.supervisor import LEARNER, Start, Supervisor
 
@@ -73,6 +74,7 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
     path = named or default_path(preset=run.preset, seed=run.seed, now=now)
     settled = _settle(loaded, path, now, resume=request.resume)
     ports = _metrics_ports(settled.settings)
+    ZmqLearner(settled.settings.learner.bind).close()  # raises what the learner would, seconds later
     text = as_yaml(settled.settings, settled.provenance)
     if not request.resume:
         directory = create(path, config=text, command=command_line)

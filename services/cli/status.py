@@ -122,16 +122,17 @@ def fetch(url: str) -> str | None:
 
 
 def fetch_status(base_url: str) -> dict[str, Any] | None:
-    """The learner's `/status`, or None."""
+    """The learner's `/status`, or None where nobody answers, or somebody else."""
     text = fetch(f"{base_url}/status")
     try:
-        return None if text is None else dict(json.loads(text))
-    except (ValueError, TypeError):  # somebody else answers at that address
+        answer = None if text is None else json.loads(text)
+    except ValueError:
         return None
+    return answer if isinstance(answer, dict) else None
 
 
 def fetch_metrics(base_url: str) -> Samples | None:
-    """One service's `/metrics`, or None."""
+    """One service's `/metrics`, or None where nobody answers, or somebody else."""
     text = fetch(f"{base_url}/metrics")
     try:
         return None if text is None else parse_metrics(text)

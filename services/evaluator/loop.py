@@ -69,7 +69,8 @@ class Evaluator:
         self._alive = alive
         self._clock = clock
         self._observe_lag = observe_lag
-        self._reported: set[tuple[Version, str]] = set()
+        self._played: set[tuple[Version, str]] = set()
+        self._unreported: dict[str, Evaluation] = {}  # by mode; of those that ended while the learner was away only the newest
 
     def run(self) -> str:
         """Evaluate every so often until there is a reason to stop; returns the reason."""
@@ -91,8 +92,12 @@ class Evaluator:
         # Half of the deadline is for playing: the rest belongs to the report and the learner's own end.
         until = self._clock() + drain.deadline_seconds / 2
         self._load_last(self._clock() + LAST_POLICY_SECONDS)
-        if (self.version, "greedy") not in self._reported:
+        if (self.version, "greedy") not in self._played:
             self._evaluate("greedy", keep_going=lambda: not self._stopping() and self._clock() < until, hurry=True)
+        while self._unreported and self._clock() < until and not self._stopping():
+            self._alive()
+            self._link.service(WAIT_SECONDS)
+            self._report()
         return drain.reason
 
     def _load_last(self, until: Seconds) -> None:
@@ -109,10 +114,11 @@ class Evaluator:
         self._phases.enter("idle")
         while not self._stopping() and self._link.drain is None:
             self._load_newest()
-            if self.version >= 0 and self._clock() >= until and (self.version, MODES[-1]) not in self._reported:
+            if self.version >= 0 and self._clock() >= until and (self.version, MODES[-1]) not in self._played:
                 return
             self._alive()
             self._link.service(WAIT_SECONDS)
+            self._report()
 
     def _load_newest(self) -> None:
         snapshot = self._link.take_snapshot()
@@ -151,16 +157,23 @@ class Evaluator:
                 return
             if not hurry:
                 self._rest()
-        self._report(mode, tally)
+        self._ended(mode, tally)
+        self._report()
 
-    def _report(self, mode: str, tally: Tally) -> None:
+    def _ended(self, mode: str, tally: Tally) -> None:
         arrays = {"episode_return": tally.returns.astype(np.float32), "episode_length": tally.lengths}
-        self._link.say(Evaluation(version=self.version, mode=mode, arrays=arrays))
+        self._unreported[mode] = Evaluation(version=self.version, mode=mode, arrays=arrays)
         self._observe_lag(max(0, self._link.session.version - self.version))
-        self._reported = {key for key in self._reported if key[0] == self.version} | {(self.version, mode)}
+        self._played = {key for key in self._played if key[0] == self.version} | {(self.version, mode)}
         self.counts.episodes += len(tally.returns)
         self.counts.evaluations += 1
         self.counts.mean[mode] = float(tally.returns.mean())
+
+    def _report(self) -> None:
+        """Tell the learner what it was not told yet; while it is away, that is kept."""
+        for mode, evaluation in list(self._unreported.items()):
+            if self._link.say(evaluation):
+                del self._unreported[mode]
 
 
 class Tally:

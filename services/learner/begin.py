@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 from functools import partial
 
 from common.algorithms.api import Algorithm, Remembers
-from common.algorithms.registry import Shipment, build_algorithm, shipment
+from common.algorithms.registry import build_algorithm, shipment
+from common.algorithms.shipment import Shipment
 from common.envs.spec import EnvSpec
 from common.errors import ConfigError
 from common.models.snapshot import Layout
@@ -86,7 +87,7 @@ def open_state(
     )
     size = {"length": settings.rollout.length, "num_envs": settings.env.num_envs}
     ships = shipment(settings.algorithm, model=settings.model, env=env, **size)
-    session = LearnerSide(_terms(settings, env, ships, run_id), check=lambda experience: ships.check(experience.arrays))
+    session = LearnerSide(_terms(settings, env, ships, run_id), check=ships.check)
     if checkpoint:
         algorithm.load_state_dict(checkpoint.state)
         record.load_state_dict(checkpoint.counters["record"], time.monotonic())

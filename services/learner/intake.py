@@ -6,6 +6,7 @@ owns is touched by the I/O thread alone; the train loop posts events, and reads 
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -15,7 +16,6 @@ from typing import Any
 
 from common.errors import DropReason, InternalError, PeerError, ProtocolVersionError
 from common.session import events as e
-from common.session.admission import check_evaluation
 from common.session.events import PeerKey
 from common.session.learner_side import LearnerSide
 from common.transport.api import Frame, LearnerTransport, Route
@@ -32,6 +32,7 @@ class Item:
 
     peer: PeerKey
     experience: Experience
+    arrived_at: Seconds = 0.0  # on the clock of the intake
 
     @property
     def number(self) -> tuple[PeerKey, int]:
@@ -93,16 +94,23 @@ class Intake:
         """Begin to receive."""
         self._thread.start()
 
-    def take(self, count: int, timeout: Seconds) -> list[Item]:
-        """Exactly `count` messages in order of arrival, whose credits return now; none if they do not come in time."""
+    def take(self, count: int, timeout: Seconds, *, patience: Seconds = math.inf) -> list[Item]:
+        """Exactly `count` messages in order of arrival, whose credits return now; none if they do not come in time.
+
+        Fewer, as many as there are, once the first of them has waited for `patience` seconds.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: len(self._queue) >= count or self._failure, timeout)
+            self._changed.wait_for(lambda: self._enough(count, patience) or self._failure, timeout)
             self._raise_failure()
-            if len(self._queue) < count:
+            if not self._enough(count, patience):
                 return []
-            items = [self._queue.popleft() for _ in range(count)]
+            items = [self._queue.popleft() for _ in range(min(count, len(self._queue)))]
         self._post(e.Taken(items=tuple(item.number for item in items)))
         return items
+
+    def _enough(self, count: int, patience: Seconds) -> bool:
+        queue = self._queue
+        return len(queue) >= count or (len(queue) > 0 and self._clock() - queue[0].arrived_at >= patience)
 
     def settle(self, items: Sequence[Item], reason: str | None = None) -> None:
         """Tell what became of taken messages: trained on, or dropped for `reason`."""
@@ -225,23 +233,14 @@ class Intake:
                     self._handle(e.Unsent(route=route, message=message))
             case e.Admit(peer=peer, experience=experience):
                 with self._changed:
-                    self._queue.append(Item(peer=peer, experience=experience))
+                    self._queue.append(Item(peer=peer, experience=experience, arrived_at=self._clock()))
                     self._changed.notify_all()
-            case e.Evaluated(message=Evaluation() as evaluation):
-                self._evaluated(evaluation)
+            case e.Evaluated(message=evaluation):
+                with self._changed:
+                    self._evaluations.append(evaluation)
+                    self._changed.notify_all()
             case e.Note():
                 self._note(instruction)
-
-    def _evaluated(self, evaluation: Evaluation) -> None:
-        try:
-            check_evaluation(evaluation)
-        except PeerError as error:
-            self._session.messages_dropped[error.reason] += 1
-            self._note(e.Note(event="evaluation_refused", fields={"detail": str(error)}, warning=True))
-            return
-        with self._changed:
-            self._evaluations.append(evaluation)
-            self._changed.notify_all()
 
     def _tick(self) -> None:
         self._handle(e.Tick())

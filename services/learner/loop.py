@@ -6,6 +6,7 @@ It owns the algorithm and the run's record, and meets the network only through `
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -63,7 +64,8 @@ class Learner:
         self._phases = metrics.phases
         self._layout = snapshot.Layout.of(algorithm.model).fingerprint
         self._fresh: list[Item] = []  # taken, young enough, not yet a full batch
-        self._curve_at: Seconds = float("-inf")
+        self._patience: Seconds = settings.learner.batch_seconds or math.inf
+        self._curve_at: Seconds = -math.inf
         self._saved_at = clock()
 
     def run(self) -> str:
@@ -75,7 +77,7 @@ class Learner:
             self._phases.enter("wait")
             self._health.tick()
             self._take()
-            if len(self._fresh) >= self._settings.learner.batch:
+            if self._batch_is_due():
                 self._train()
             self._record.tick(self._clock())
             self._take_evaluations()
@@ -89,11 +91,17 @@ class Learner:
 
     def _take(self) -> None:
         """Fill the batch; what has become too old meanwhile is refused, and counted."""
-        items = self._intake.take(self._settings.learner.batch - len(self._fresh), WAIT_SECONDS)
+        items = self._intake.take(self._settings.learner.batch - len(self._fresh), WAIT_SECONDS, patience=self._patience)
         newest, limit = self._record.version, self._settings.learner.max_policy_lag
         stale = [item for item in items if newest - item.experience.version > limit]
         self._intake.settle(stale, DropReason.STALE)
         self._fresh += [item for item in items if newest - item.experience.version <= limit]
+
+    def _batch_is_due(self) -> bool:
+        """Whether the batch is full, or its first message has waited for the others long enough."""
+        fresh = self._fresh
+        late = len(fresh) > 0 and self._clock() - fresh[0].arrived_at >= self._patience
+        return late or len(fresh) >= self._settings.learner.batch
 
     def _train(self) -> None:
         items, self._fresh = self._fresh, []

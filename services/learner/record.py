@@ -1,6 +1,7 @@
 """What the run has done so far: the one source of `summary.json`, `GET /status` and the learning curve.
 
-Pure bookkeeping: time comes in, numbers go out. Env steps are counted as trained on.
+Pure bookkeeping: time comes in, numbers go out. Env steps are counted as trained on. One thread writes; any may ask for
+the `status`, which shows the moment of the last `tick`, never half of an update.
 """
 
 from __future__ import annotations
@@ -68,8 +69,13 @@ class RunRecord:
     lag: Lag = field(default_factory=Lag)
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=EPISODES))
     lengths: deque[int] = field(default_factory=lambda: deque(maxlen=EPISODES))
-    rates: Rates = field(default_factory=lambda: RateWindow().rates())  # a value made anew: /status is read by other threads
+    rates: Rates = field(default_factory=lambda: RateWindow().rates())
     _window: RateWindow = field(default_factory=RateWindow)
+    _shown: tuple[dict[str, Any], dict[str, Any]] = field(init=False)  # facts and live; replaced, never changed
+
+    def __post_init__(self) -> None:
+        """Show the beginning."""
+        self._show()
 
     # --- writing ---
 
@@ -83,6 +89,7 @@ class RunRecord:
         """Time passed: the rates of a run that stalls fall."""
         self._window.add(now, self.env_steps)
         self.rates = self._window.rates()
+        self._show()
 
     def ended(self, returns: Sequence[float], lengths: Sequence[int], now: Seconds) -> None:
         """Training episodes ended; raw returns, lengths in env steps."""
@@ -101,6 +108,7 @@ class RunRecord:
         self.evaluations[evaluation.mode] = mean
         if evaluation.mode == "greedy" or self.last_evaluation is None:
             self.last_evaluation = result
+        self._show()
         return result
 
     # --- reading ---
@@ -133,40 +141,58 @@ class RunRecord:
 
     def summary(self, figures: Figures, now: Seconds) -> dict[str, Any]:
         """The content of summary.json: JSON values, nothing rounded up."""
-        wall = max(now - self.started_at, 1e-9)
-        rate = self.env_steps / wall
+        return self._timed(self._facts(), figures, now)
+
+    def status(self, figures: Figures, now: Seconds) -> dict[str, Any]:
+        """The summary as of the last `tick` or evaluation, and what matters only while the run goes on. Safe from any thread."""
+        facts, live = self._shown
+        summary = self._timed(facts, figures, now)
+        return {
+            **summary,
+            **live,
+            "phase": self.phase,
+            "frames_per_second": live["frames_per_second"] | {"run": summary["frames_per_second"]},
+            "queue": {"depth": figures.queue_depth, "capacity": figures.queue_capacity},
+            "peers": {"actor": figures.actors, "evaluator": figures.evaluators},
+        }
+
+    def _show(self) -> None:
+        self._shown = self._facts(), self._live()
+
+    def _facts(self) -> dict[str, Any]:
         return {
             "preset": self.settings.run.preset,
             "run_id": self.run_id,
             "seed": self.settings.run.seed,
             "solved": self.solved,
             "solved_at": self.solved_at,
-            "wall_seconds": round(wall, 1),
             "env_steps": self.env_steps,
             "frames": self.env_steps * self.frame_skip,
             "episodes": self.episodes,
             "learner_updates": self.updates,
             "mean100": _known(self.mean_return),
             "last_evaluation": self.last_evaluation,
-            "env_steps_per_second": round(rate, 1),
-            "frames_per_second": round(rate * self.frame_skip, 1),
             "policy_lag": self.lag.as_dict(),
-            "ledger": figures.ledger,
         }
 
-    def status(self, figures: Figures, now: Seconds) -> dict[str, Any]:
-        """The summary so far and what matters only while the run goes on."""
+    def _live(self) -> dict[str, Any]:
         target = self.settings.target
-        rates = asdict(self.rates) | {"run": self.env_steps / max(now - self.started_at, 1e-9)}
-        return self.summary(figures, now) | {
-            "phase": self.phase,
+        return {
             "version": self.version,
-            "queue": {"depth": figures.queue_depth, "capacity": figures.queue_capacity},
-            "frames_per_second": {name: round(rate * self.frame_skip, 1) for name, rate in rates.items()},
+            "frames_per_second": {name: round(rate * self.frame_skip, 1) for name, rate in asdict(self.rates).items()},
             "target": {"mean100": target.mean100, "env_steps": target.env_steps},
-            "peers": {"actor": figures.actors, "evaluator": figures.evaluators},
             "evaluations": dict(self.evaluations),
             "training": {name: value for name, value in self.training.items() if math.isfinite(value)},
+        }
+
+    def _timed(self, facts: Mapping[str, Any], figures: Figures, now: Seconds) -> dict[str, Any]:
+        wall = max(now - self.started_at, 1e-9)
+        return {
+            **facts,
+            "wall_seconds": round(wall, 1),
+            "env_steps_per_second": round(facts["env_steps"] / wall, 1),
+            "frames_per_second": round(facts["frames"] / wall, 1),
+            "ledger": figures.ledger,
         }
 
     # --- resuming ---
@@ -199,6 +225,7 @@ class RunRecord:
         self.returns.extend(state["returns"])
         self.lengths.extend(state["lengths"])
         self.lag = Lag(*state["lag"])
+        self._show()
 
 
 def _known(value: float) -> float | None:

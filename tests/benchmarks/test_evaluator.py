@@ -15,7 +15,7 @@ def test_a_run_is_measured_with_and_without_its_evaluator():
     assert EVALUATOR in pair.beside.growth
     assert EVALUATOR not in pair.without.growth
     assert min(pair.beside.trained_per_second, pair.without.trained_per_second) > 0.0
-    assert "of a core" in report([pair])
+    assert "share of the core time" in report([pair])
 
 
 def test_the_cost_is_the_part_of_the_throughput_that_is_lost():

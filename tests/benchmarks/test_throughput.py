@@ -32,7 +32,7 @@ def test_each_process_accounts_for_its_phases(result):
     """Who asks where the time went finds every phase of every process, the busiest among them not at zero."""
     (window,) = result.windows
     assert set(window.phases(LEARNER)) == {"wait", "collate", "train", "publish", "checkpoint"}
-    assert set(window.phases("actor-0")) == {"env", "act", "encode", "credit_wait", "snapshot"}
+    assert set(window.phases("actor-0")) == {"env", "act", "experience", "encode", "credit_wait", "snapshot"}
     assert window.phases(LEARNER)["train"] > 0.0
     assert all(seconds >= 0.0 for seconds in window.cpu_seconds().values())
 

@@ -1,6 +1,6 @@
 """Learner, two actors and an evaluator in one process, each in its thread, joined by the network in memory and the real codec.
 
-Everything is real but the sockets: sessions, environments with known answers, PPO, checkpoints' bookkeeping, ledger.
+Everything is real but the sockets: sessions, environments with known answers, algorithms, checkpoints' bookkeeping, ledger.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ import pytest
 import torch
 
 from common.algorithms.api import Place
-from common.algorithms.registry import build_algorithm, build_policy, shipment
+from common.algorithms.registry import ALGORITHMS, build_algorithm, build_policy, rollout_schema, shipment
 from common.algorithms.settings.dqn import DQNSettings
-from common.algorithms.settings.ppo import PPOSettings
 from common.algorithms.settings.td3 import TD3Settings
 from common.envs.make import make, spec_of
 from common.envs.spec import EnvSettings
@@ -32,7 +31,6 @@ from common.session.learner_side import LearnerSide
 from common.session.roster import Terms
 from common.transport.link import Link
 from common.transport.memory import MemoryHub
-from common.wire.messages import Trajectory
 from services.actor.loop import Actor
 from services.actor.metrics import ActorMetrics
 from services.actor.rollout import Rollout
@@ -46,16 +44,25 @@ from services.learner.record import RunRecord
 
 pytestmark = pytest.mark.service
 
+SILENCE = 5.0  # seconds after which a peer counts as away
 PATIENCE = 120.0  # seconds; only a fault lets it pass
 
 
-def probe(name, *, mode="next_step", env_steps, mean100=None, lag=20, **algorithm):
+RECIPES = {
+    "ppo": {"epochs": 4, "minibatch": 64},
+    "impala": {"optimizer": "adam", "normalize_value": True},
+    "a3c": {"normalize_value": True},
+    "a3c-grad": {},
+}
+
+
+def probe(name, *, algorithm="ppo", mode="next_step", env_steps, mean100=None, lag=20):
     """Settings of a run on one of the environments with known answers."""
-    recipe = {"gamma": 0.9, "epochs": 4, "minibatch": 64, "learning_rate": 1e-2, "entropy_coef": 0.0} | algorithm
+    recipe = {"gamma": 0.9, "learning_rate": 1e-2, "entropy_coef": 0.0} | RECIPES[algorithm]
     return Settings(
         env=EnvSettings(entry_point=f"common.envs.probes:{name}", num_envs=8, autoreset=mode),
         model=ModelSettings(hidden=(16,), activation="tanh", shared_trunk=False),
-        algorithm=PPOSettings(**recipe),
+        algorithm=ALGORITHMS[algorithm].settings(**recipe),
         rollout=RolloutSettings(length=16),
         learner=LearnerSettings(batch=2, max_policy_lag=lag),
         target=TargetSettings(mean100=mean100, env_steps=env_steps),
@@ -108,15 +115,17 @@ class Colony:
             credits=settings.learner.credits,
             batch=settings.learner.batch,
             max_actors=8,
+            silence_seconds=SILENCE,
         )
-        session = LearnerSide(terms, check=lambda experience: ships.check(experience.arrays))
+        session = LearnerSide(terms, check=ships.check)
         self.algorithm = build_algorithm(
             settings.algorithm, model=settings.model, env=self.env, seed=derive(settings.run.seed, "model", role="learner")
         )
         self.record = RunRecord(settings=settings, run_id="run-1", frame_skip=1, started_at=time.monotonic())
         self.intake = Intake(transport=self.hub.bind(), session=session, clock=time.monotonic, note=lambda _: None)
         self.journal = Journal(create(folder / "run", config="x: 1\n", command=["rookery"]), env_steps=0, on_loss=pytest.fail)
-        self.actors, self.ratios = [], []
+        self.actors, self.ratios, self.metrics = [], [], []
+        self.killed = frozenset()  # numbers of the actors that are killed in the middle of their fourth rollout
 
     def learner(self):
         """The loop of the learner, as its root builds it."""
@@ -124,6 +133,7 @@ class Colony:
 
         def watched(batch, progress, stop):
             result = update(batch, progress, stop)
+            self.metrics.append(result.metrics)
             if progress.version == 0 or result.metrics["policy_lag_mean"] == 0:
                 self.ratios.append(result.metrics.get("first_ratio_error", np.nan))
             return result
@@ -165,19 +175,22 @@ class Colony:
         environment = make(run.env)
         link.check_environment(environment.spec)
         policy = self.policy(run, environment, seed)
+        size = {"length": run.rollout.length, "num_envs": run.env.num_envs}
         actor = Actor(
             link=link,
             environment=environment,
             policy=policy,
-            rollout=Rollout(link.welcome.schema, environment.reset(seed("environment"))),
-            ships=Trajectory,
+            rollout=Rollout(rollout_schema(run.algorithm, env=environment.spec, **size), environment.reset(seed("environment"))),
+            ships=shipment(run.algorithm, model=run.model, env=environment.spec, **size).message,
             phases=ActorMetrics().phases,
-            stopping=lambda: bool(self.failures),
+            stopping=lambda: bool(self.failures) or (number in self.killed and actor.env_steps > 3.5 * size["length"] * 8),
             alive=lambda: None,
             observe_lag=lambda _: None,
         )
         self.actors.append(actor)
         reason = actor.run()
+        if number in self.killed:
+            return  # not another word
         link.count(actor.env_steps, actor.dropped)
         link.close(reason)
         environment.close()
@@ -256,9 +269,10 @@ def assert_accounts_agree(run):
     assert lost <= {DropReason.UNFINISHED, DropReason.RUN_ENDED}
 
 
-def test_the_action_that_matters_is_learned(tmp_path):
+@pytest.mark.parametrize("algorithm", RECIPES)
+def test_the_action_that_matters_is_learned(tmp_path, algorithm):
     """Reward 1 for the action that matches the observation: solved by its mean of 100, greedy play is perfect, books agree."""
-    run = Colony(probe("matching_action", env_steps=60_000, mean100=0.97), tmp_path).run()
+    run = Colony(probe("matching_action", algorithm=algorithm, env_steps=60_000, mean100=0.97), tmp_path).run()
     assert run.reason == "target reached"
     assert run.record.solved
     assert run.probability(1, 1.0) > 0.8
@@ -267,7 +281,10 @@ def test_the_action_that_matters_is_learned(tmp_path):
     assert_accounts_agree(run)
 
 
-@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+@pytest.mark.parametrize(
+    ("algorithm", "mode"),
+    [("ppo", "next_step"), ("ppo", "same_step"), *((name, "next_step") for name in RECIPES if name != "ppo")],
+)
 @pytest.mark.parametrize(
     ("name", "values"),
     [
@@ -276,18 +293,20 @@ def test_the_action_that_matters_is_learned(tmp_path):
         ("discounted_value", {0.0: 0.9, 1.0: 1.0}),
     ],
 )
-def test_values_come_to_their_known_answers(tmp_path, name, values, mode):
+def test_values_come_to_their_known_answers(tmp_path, name, values, algorithm, mode):
     """Value loss, observations and discounting, each through the whole pipeline and under either autoreset mode."""
-    run = Colony(probe(name, mode=mode, env_steps=6_000), tmp_path).run()
+    env_steps = 6_000 if algorithm == "ppo" else 24_000  # it takes several gradient steps where the others take one
+    run = Colony(probe(name, algorithm=algorithm, mode=mode, env_steps=env_steps), tmp_path).run()
     assert run.reason == "env step budget spent"
     for observation, value in values.items():
         assert run.value(observation) == pytest.approx(value, abs=0.1)
     assert_accounts_agree(run)
 
 
-def test_fresh_experience_has_the_very_probabilities_of_the_weights_that_acted(tmp_path):
+@pytest.mark.parametrize("algorithm", [name for name in RECIPES if name != "a3c-grad"])
+def test_fresh_experience_has_the_very_probabilities_of_the_weights_that_acted(tmp_path, algorithm):
     """One actor, one batch at a time: on its first minibatch the ratio of new to old probability is 1, within rounding."""
-    settings = probe("matching_action", env_steps=4_000)
+    settings = probe("matching_action", algorithm=algorithm, env_steps=4_000)
     settings = settings.model_copy(update={"learner": LearnerSettings(batch=1, credits=1, snapshot_precision="fp32")})
     run = Colony(settings, tmp_path).run(actors=1)
     assert run.first_ratio_errors
@@ -376,3 +395,23 @@ def test_action_values_come_to_their_known_answers(tmp_path, name, values, mode)
     for observation, value in values.items():
         assert run.action_values(observation) == pytest.approx([value, value], abs=0.1)
     assert_accounts_agree(run)
+
+
+def test_an_actor_killed_in_the_middle_of_a_group_holds_nobody_up(tmp_path):
+    """One of four is gone without a word: its groups are trained on with what there is, and the books balance at the end."""
+    settings = probe("matching_action", algorithm="a3c-grad", env_steps=40_000)
+    learner = settings.learner.model_copy(update={"batch": 4, "credits": 1, "batch_seconds": 0.5})
+    colony = Colony(settings.model_copy(update={"learner": learner}), tmp_path)
+    colony.killed = frozenset({0})
+    run = colony.run(actors=4)
+    assert run.reason == "env step budget spent"
+    assert {metrics["gradients"] for metrics in colony.metrics} >= {3.0, 4.0}
+    ledger = run.figures.ledger
+    assert (ledger["queued"], ledger["in_flight"]) == (0, 0)
+    assert ledger["trained"] == run.record.env_steps
+    assert ledger["produced"] == ledger["trained"] + sum(ledger["dropped"].values())
+
+
+def test_every_algorithm_has_a_run_of_its_own_here():
+    """Whoever adds one to the registry adds it to these runs."""
+    assert {*RECIPES, "td3", "dqn"} == set(ALGORITHMS)

@@ -163,8 +163,8 @@ class Colony:
         """Where the learner is, or will be."""
         return f"tcp://127.0.0.1:{self.port}"
 
-    def _service(self, words: list[str], port: int) -> Service:
-        self.services.append(Service(words, self.folder, port=port))
+    def _service(self, words: list[str], port: int, folder: Path | None = None) -> Service:
+        self.services.append(Service(words, folder or self.folder, port=port))
         return self.services[-1]
 
     def start(self, *words: str) -> Service:
@@ -177,15 +177,20 @@ class Colony:
         own = ["--config", config or str(self.config), "--run-dir", str(self.run_dir), f"metrics.port={port}"]
         return self._service(["services.learner", *own, f"learner.bind={self.endpoint}", *words], port)
 
-    def peer(self, role: str, name: str, *words: str) -> Service:
-        """`rookery actor` or `rookery evaluator`, which know the learner's address and their own name."""
+    def peer(self, role: str, name: str, *words: str, folder: Path | None = None) -> Service:
+        """`rookery actor` or `rookery evaluator`, which know the learner's address and their own name.
+
+        `folder` is where it is started: what it imports from there is its own, as on another machine.
+        """
         (port,) = free_ports(1)
         own = ["--learner", self.endpoint, "--name", name, f"metrics.port={port}"]
-        return self._service([f"services.{role}", *own, *words], port)
+        return self._service([f"services.{role}", *own, *words], port, folder)
 
     def train(self, *words: str, preset: str = "") -> Service:
         """`rookery train`, its services' ports from one base on: the learner's is the first."""
-        base = free_ports(1)[0]
+        while (ports := free_ports(4))[-1] - ports[0] != 3:
+            pass  # learner, evaluator and two actors count up from the first
+        base = ports[0]
         own = ["train", preset or str(self.config), "--run-dir", str(self.run_dir), f"metrics.port={base}"]
         return self._service(["services.cli", *own, *words], base)
 

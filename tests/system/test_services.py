@@ -14,20 +14,19 @@ pytestmark = pytest.mark.system
 def test_actors_that_start_first_connect_when_the_learner_comes(colony, wait, balances):
     """A cluster starts its pods in any order; and who is told to end, ends in time with its work saved.
 
-    Along the way: every endpoint answers, the metrics are what Prometheus wants, and an actor that waits for credit
-    from a learner that is stuck stays healthy.
+    Along the way: every endpoint answers, the metrics are what Prometheus wants, an evaluator that was told nothing plays as
+    the run says (at once, not after a minute), and an actor that waits for credit from a learner that is stuck stays healthy.
     """
     actors = [colony.peer("actor", f"actor-{number}") for number in range(2)]
     for actor in actors:
         wait(lambda actor=actor: actor.http.get("/healthz")[0] == 200, "an actor without a learner is healthy")
         assert actor.http.get("/readyz")[0] == 503
-    evaluator = colony.peer(
-        "evaluator", "evaluator", "evaluator.every_seconds=0.5", "evaluator.episodes=4", "evaluator.cpu_share=1.0"
-    )
+    evaluator = colony.peer("evaluator", "evaluator")
     learner = colony.learner()
     wait(lambda: learner.http.status().get("peers") == {"actor": 2, "evaluator": 1}, "all peers are welcomed")
     wait(lambda: learner.http.status()["env_steps"] > 1000, "the learner trains")
-    wait(lambda: learner.http.status()["last_evaluation"], "an evaluation is reported")
+    evaluation = wait(lambda: learner.http.status()["last_evaluation"], "an evaluation is reported")
+    assert evaluation["episodes"] == 4
     services = {"learner": learner, "actor": actors[0], "evaluator": evaluator}
     for name, service in services.items():
         wait(lambda service=service: service.http.get("/readyz") == (200, b"ok\n"), "all are ready")
@@ -82,3 +81,16 @@ def test_a_learner_that_is_killed_and_resumed_finds_its_actors_again(colony, wai
     assert resumed.ended(15.0) == 0
     assert actor.ended(10.0) == 0
     balances(colony.summary()["ledger"])
+
+
+def test_a_stop_in_the_middle_of_a_long_update_ends_in_time_with_its_work_saved(colony, wait):
+    """An update of 800,000 gradient steps: whoever deletes the pod gets a checkpoint, and need not kill the learner."""
+    learner = colony.learner("rollout.length=512", "learner.batch=4", "algorithm.epochs=100", "algorithm.minibatch=2")
+    actor = colony.peer("actor", "actor-0")
+    trained = "rookery_learner_phase_seconds_total"
+    wait(lambda: learner.http.metric(trained, phase="train") > 0.5, "the first update is under way")
+    learner.signal(signal.SIGTERM)
+    assert learner.ended() == 0
+    assert actor.ended() == 0
+    assert colony.summary()["learner_updates"] == 1
+    assert colony.checkpoints()[-1] == "checkpoint-000000000001"

@@ -9,10 +9,13 @@ from typing import Annotated, TypeAlias
 
 from pydantic import Field
 
+from common.algorithms.settings.a3c import A3CGradSettings, A3CSettings
 from common.algorithms.settings.dqn import DQNSettings
 from common.algorithms.settings.impala import ImpalaSettings
 from common.algorithms.settings.ppo import PPOSettings
 from common.algorithms.settings.td3 import TD3Settings
 
-AlgorithmSettings: TypeAlias = Annotated[PPOSettings | ImpalaSettings | DQNSettings | TD3Settings, Field(discriminator="name")]
+AlgorithmSettings: TypeAlias = Annotated[
+    PPOSettings | ImpalaSettings | A3CSettings | A3CGradSettings | DQNSettings | TD3Settings, Field(discriminator="name")
+]
 """The union of all of them."""

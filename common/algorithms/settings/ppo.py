@@ -7,32 +7,25 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from common.algorithms.settings.base import AlgorithmSection, Scale
+from common.algorithms.settings.actor_critic import ActorCriticSection
+from common.algorithms.settings.base import Scale
 
 LOWEST_RATE, HIGHEST_RATE = 1e-6, 1e-2
 """The bounds of `kl_adaptive`: outside them Adam does nothing, or harm."""
 
 
-class PPOSettings(AlgorithmSection):
+class PPOSettings(ActorCriticSection):
     """Section `algorithm` of the configuration, for `name: ppo`."""
 
     name: Literal["ppo"] = Field(default="ppo", description="proximal policy optimisation")
-    gae_lambda: float = Field(default=0.95, ge=0.0, le=1.0, description="lambda of generalised advantage estimation")
     epochs: int = Field(default=4, ge=1, le=100, description="passes over each batch")
     minibatch: int = Field(default=256, ge=2, description="env steps per gradient step (a batch is cut into nearly equal parts)")
     lr_schedule: Literal["constant", "linear", "kl_adaptive"] = Field(
         default="constant",
         description="linear: down to lr_final; kl_adaptive: times or over 1.5, to stay near kl_target",
     )
-    lr_final: float = Field(default=0.0, ge=0.0, le=1.0, description="linear: where the learning rate ends, and stays")
-    lr_env_steps: int = Field(
-        default=0, ge=0, description="linear: env steps until lr_final is reached; 0: all of target.env_steps"
-    )
     kl_target: float = Field(default=0.01, gt=0.0, description="kl_adaptive: wanted KL divergence of one update, nats")
     clip: float = Field(default=0.2, gt=0.0, lt=1.0, description="how far from 1 the probability ratio still counts (epsilon)")
-    value_coef: float = Field(default=0.5, ge=0.0, description="weight of the value loss")
-    entropy_coef: float = Field(default=0.01, ge=0.0, description="weight of the entropy bonus, per nat")
-    max_grad_norm: float = Field(default=0.5, gt=0.0, description="gradients are scaled down to this L2 norm")
     adam_eps: float = Field(
         default=1e-5, gt=0.0, description="epsilon of Adam, part of the recipe: damps steps on tiny gradients"
     )
@@ -46,9 +39,6 @@ class PPOSettings(AlgorithmSection):
         default=2,
         ge=0,
         description="policy lag (versions) above which the clip is centred on the newest policy, not on the actor's",
-    )
-    precision: Literal["fp32", "bf16"] = Field(
-        default="fp32", description="arithmetic of training, fp32 or bf16; the weights stay float32"
     )
 
     @model_validator(mode="after")

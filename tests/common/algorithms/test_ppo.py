@@ -217,7 +217,7 @@ def test_an_update_that_is_told_to_stop_leaves_out_the_steps_to_come(vector_env,
     sample = make_sample(vector_env, length=16, reward=np.random.default_rng(0).random((16, 2)))
     result = cut.update(cut.collate([sample]), at(), lambda: next(asked) >= steps)
     assert ("policy_loss" in result.metrics) == (steps > 0)
-    taken = [int(state["step"]) for state in cut.state_dict()["adam"].values()]
+    taken = [int(state["step"]) for state in cut.state_dict()["optimizer"]["adam"].values()]
     assert taken == [steps] * len(taken)
     assert np.array_equal(weights(cut), weights(untouched)) == (steps == 0)
     assert result.metrics["nonfinite_steps"] == 0

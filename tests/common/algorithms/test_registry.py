@@ -41,4 +41,4 @@ def test_an_actor_critic_ships_its_rollouts_with_the_log_probability_of_every_ac
     assert ships.schema[-1].name == "log_prob"
     broken = {spec.name: np.zeros([max(0, axis) for axis in spec.shape], spec.dtype) for spec in ships.schema}
     with pytest.raises(PeerError, match="action outside"):
-        ships.check(broken | {"action": np.full((2, 1), 9)})
+        ships.check(Trajectory(seq=0, version=0, env_steps=2, shipped=2, arrays=broken | {"action": np.full((2, 1), 9)}))

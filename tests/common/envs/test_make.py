@@ -12,6 +12,7 @@ import pytest
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from pydantic import ValidationError
 
 from common.envs.make import VectorEnvironment, make, spec_of
 from common.envs.probes import counting
@@ -67,6 +68,25 @@ def run(env: VectorEnvironment, rows: int) -> list[Any]:
 
 
 # --- Atari -----------------------------------------------------------------------------------------------------------
+
+
+def test_rows_cut_off_an_atari_image_are_gone_and_the_rest_is_as_it_was():
+    """The scoreboard of Pong lies above its field; what is seen of the field must be the same picture."""
+    whole, cut = (EnvSettings(id="ALE/Pong-v5", num_envs=2, height=55, width=42, crop=crop) for crop in [(0, 0), (9, 4)])
+    frames = []
+    for settings in (whole, cut):
+        env = make(settings)
+        env.reset(3)
+        frames.append(np.stack([env.step(np.full(2, 2)).observation for _ in range(30)]))
+        env.close()
+    assert env.spec.observation_shape == (42, 42)
+    np.testing.assert_array_equal(frames[1], frames[0][:, :, 9:51])
+
+
+def test_a_crop_that_leaves_nothing_to_see_is_refused():
+    """A typing slip: 55 rows, of which 50 are cut off."""
+    with pytest.raises(ValidationError, match=r"leaves 5 of 55 rows; wanted at least 16"):
+        EnvSettings(height=55, crop=(9, 41))
 
 
 def test_atari_gives_single_grey_frames_of_the_size_asked_for() -> None:

@@ -57,6 +57,28 @@ def test_a_snapshot_is_a_copy():
     assert np.array_equal(buffer, before)
 
 
+def test_a_gradient_comes_back_as_it_was_sent():
+    """In the order of the snapshot; a parameter without a gradient is zeros, and what is not trained gets none."""
+    source, target = build(seed=1), build(seed=2)
+    source.value_head.bias.requires_grad_(requires_grad=False)
+    target.value_head.bias.requires_grad_(requires_grad=False)
+    for number, parameter in enumerate(source.parameters()):
+        parameter.grad = torch.full_like(parameter, number) if parameter.requires_grad else None
+    buffer = snapshot.flatten_gradient(source, "fp32")
+    assert buffer.shape == snapshot.flatten(source, "fp32").shape
+    snapshot.load_gradient(target, torch.from_numpy(buffer))
+    for origin, copy in zip(source.parameters(), target.parameters(), strict=True):
+        assert (origin.grad is None) == (copy.grad is None)
+        assert origin.grad is None or torch.equal(origin.grad, copy.grad)
+    assert snapshot.flatten_gradient(build(), "bf16").tolist() == [0] * buffer.size
+
+
+def test_a_gradient_of_another_network_is_refused():
+    """Three numbers for a network of more."""
+    with pytest.raises(PeerError, match="snapshot of another network"):
+        snapshot.load_gradient(build(), torch.zeros(3))
+
+
 def test_a_layout_is_told_by_shapes_not_by_weights_or_precision():
     """Two peers compare fingerprints before they exchange parameters."""
     layout = snapshot.Layout.of(build(seed=1))

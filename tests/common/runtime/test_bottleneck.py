@@ -57,7 +57,8 @@ def test_the_advice_fits_the_learners_busiest_phase(phase, word):
 
 
 @pytest.mark.parametrize(
-    ("phase", "word"), [("env", "environment"), ("act", "network"), ("encode", "encoding"), ("snapshot", "snapshots")]
+    ("phase", "word"),
+    [("env", "environment"), ("act", "network"), ("experience", "rollouts"), ("encode", "encoding"), ("snapshot", "snapshots")],
 )
 def test_the_advice_fits_the_actors_busiest_phase(phase, word):
     """A large network on a small actor is another matter than a slow game."""

@@ -169,7 +169,9 @@ def test_a_run_that_is_over_sends_it_home_with_exit_code_0(role, learner, capsys
     """Restarted by its supervisor just as the run ended: no blame, or the supervisor would give up a run that was solved."""
     answer = frames(Refusal(code="draining", reason="the run is ending", retry=False))
     assert ROOTS[role].main(["--learner", learner(answer).endpoint, "--name", "one"]) == 0
-    assert "error:" not in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "error:" not in err
+    assert f'{role}_ended reason="the run is ending"' in err
 
 
 @each_role
@@ -180,7 +182,7 @@ def test_a_wrong_address_is_refused_before_anything_is_waited_for(role, capsys):
 
 
 @each_role
-def test_who_is_told_to_end_before_a_learner_answered_ends_well(role, learner):
+def test_who_is_told_to_end_before_a_learner_answered_ends_well(role, learner, capsys):
     """A pod is moved to another node while its learner is not up yet."""
 
     def told_to_end(_):
@@ -190,6 +192,7 @@ def test_who_is_told_to_end_before_a_learner_answered_ends_well(role, learner):
     silent = learner(told_to_end)
     assert ROOTS[role].main(["--learner", silent.endpoint, "--name", "one"]) == 0
     assert {type(message) for message in silent.end()} == {Hello}
+    assert f"{role}_ended reason=SIGTERM" in capsys.readouterr().err
 
 
 @each_role

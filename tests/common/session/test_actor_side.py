@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from common.errors import InternalError
+from common.errors import ConfigError, InternalError
 from common.session import events as e
 from common.session.actor_side import ActorSide, Identity, State
 from common.session.events import RefusalCode
@@ -231,6 +233,23 @@ def test_what_the_learner_cannot_read_is_not_sent_again() -> None:
     assert side.unacknowledged == 0
 
 
+def test_a_peer_whose_hello_cannot_be_read_ends() -> None:
+    """A learner of another make: it would be asked, and would refuse, twice a second for ever."""
+    side = actor()
+    side.handle(e.Tick(), 0.0)
+    _, refused = refuse(side, RefusalCode.DECODE, retry=True)
+    assert (refused.code, side.state) == (RefusalCode.DECODE, State.ENDED)
+
+
+def test_a_full_run_is_asked_again_with_patience() -> None:
+    """It may be full for hours, and each Hello costs a line in two logs."""
+    side = actor()
+    side.handle(e.Tick(), 0.0)
+    refuse(side, RefusalCode.FULL, retry=True)
+    assert said(side.handle(e.Tick(), side.FULL_SECONDS - 0.1)) == []
+    assert [type(m) for m in said(side.handle(e.Tick(), side.FULL_SECONDS))] == [Hello]
+
+
 def test_a_forgotten_peer_is_born_again() -> None:
     """It was stopped for minutes, and its experience was given up: it starts over, as somebody else."""
     side = greeted()
@@ -241,6 +260,17 @@ def test_a_forgotten_peer_is_born_again() -> None:
     assert (hello.incarnation, hello.resend_from, hello.settled, hello.produced) == (8, 0, 0, 0)
     hear(side, welcome())
     assert numbers(offer(side)) == [0]
+
+
+def test_a_peer_born_again_twice_does_not_enter_as_its_first_rebirth() -> None:
+    """It had said Hello twice, so it was refused twice; its third Hello is lost, and the learner only knows the second life."""
+    side = greeted()
+    for _ in range(2):
+        refuse(side, RefusalCode.FORGOTTEN, retry=True)
+    assert hear(side, replace(welcome(), incarnation=8)) == []
+    assert side.state is State.GREETING
+    (greeting,) = hear(side, replace(welcome(), incarnation=9))
+    assert isinstance(greeting, e.Greeted)
 
 
 def test_goodbye_carries_the_last_counters() -> None:
@@ -258,12 +288,11 @@ def test_a_drain_is_passed_on() -> None:
     assert hear(side, drain) == [e.Draining(drain=drain)]
 
 
-def test_an_evaluation_without_a_learner_is_lost_and_said_so() -> None:
-    """Evaluations are neither numbered nor kept."""
+def test_an_evaluation_without_a_learner_is_not_sent() -> None:
+    """Evaluations are neither numbered nor kept: whoever spoke may say it again later."""
     evaluation = Evaluation(version=1, mode="greedy")
     assert said(greeted().handle(e.Spoken(message=evaluation), 0.0)) == [evaluation]
-    (note,) = actor().handle(e.Spoken(message=evaluation), 0.0)
-    assert note.event == "not_sent"
+    assert actor().handle(e.Spoken(message=evaluation), 0.0) == []
 
 
 def test_a_message_that_no_learner_sends_is_a_line_in_the_log() -> None:
@@ -276,3 +305,10 @@ def test_an_event_of_the_learners_side_is_a_bug_of_ours() -> None:
     """Wired wrongly, it must not pass in silence."""
     with pytest.raises(InternalError, match="learner's side"):
         greeted().handle(e.Ended(), 0.0)
+
+
+@pytest.mark.parametrize("name", ["", "a b", ".", "x" * 129])
+def test_a_name_that_no_learner_takes_is_the_users_mistake(name: str) -> None:
+    """One line and exit code 2, before anything is sent."""
+    with pytest.raises(ConfigError, match=r"name of this evaluator: found .* wanted 1 to 128 of .*; set evaluator.name"):
+        Identity(role="evaluator", name=name, incarnation=1, software="")

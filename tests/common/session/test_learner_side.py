@@ -10,9 +10,11 @@ import pytest
 
 from common.errors import DropReason, InternalError, PeerError
 from common.session import events as e
+from common.session.admission import SENTENCE
 from common.session.events import PeerKey, RefusalCode
 from common.session.learner_side import LearnerSide
-from common.session.roster import SENTENCE, Terms
+from common.session.roster import Terms
+from common.wire import codec
 from common.wire.messages import (
     ArraySpec,
     Credit,
@@ -115,7 +117,7 @@ def test_a_greeting_is_answered_with_all_that_a_peer_needs() -> None:
     assert (judge.index, judge.credits, judge.schema) == (0, 0, ())
     (second,) = of(Welcome, learner.greet("b"), b"b")
     (again,) = of(Welcome, learner.greet("a", incarnation=2))
-    assert (second.index, again.index, again.generation) == (1, 0, 1)
+    assert (second.index, again.index, again.generation, again.incarnation) == (1, 0, 1, 2)
 
 
 def test_a_greeting_said_twice_keeps_the_open_want() -> None:
@@ -134,15 +136,18 @@ def test_a_greeting_said_twice_keeps_the_open_want() -> None:
         ({"env_signature": "other"}, RefusalCode.ENVIRONMENT, False),
         ({"incarnation": 4}, RefusalCode.SUPERSEDED, False),
         ({"name": "b"}, RefusalCode.FULL, True),
+        ({"name": "judge-1", "role": "evaluator"}, RefusalCode.FULL, True),
+        ({"incarnation": 6, "role": "evaluator"}, RefusalCode.ROLE, False),
     ],
 )
 def test_who_does_not_fit_is_refused_with_the_reason(hello: dict[str, Any], code: RefusalCode, *, retry: bool) -> None:
-    """A wrong role, another environment, an old process of the same name, one actor too many."""
-    learner = Learner(max_actors=1)
+    """A wrong role, another environment, an old process of the same name, one actor or evaluator too many, a borrowed name."""
+    learner = Learner(max_actors=1, max_evaluators=1)
     learner.greet(incarnation=5)
+    learner.greet("judge-0", role="evaluator")
     assert refusal(learner.greet(**({"route": b"x"} | hello)), b"x") == (code, retry)
     assert learner.side.messages_dropped[DropReason.STRANGER] == 1
-    assert learner.side.connected("actor") == 1
+    assert (learner.side.connected("actor"), learner.side.connected("evaluator")) == (1, 1)
 
 
 def test_a_peer_of_another_run_is_refused() -> None:
@@ -163,6 +168,14 @@ def test_a_refusal_that_quotes_the_peer_fits_into_a_header() -> None:
     """A role of a megabyte must not make the answer impossible to send."""
     (answer,) = of(Refusal, Learner().greet(role="x" * 10**6))
     assert len(answer.reason) <= SENTENCE
+
+
+def test_what_a_peer_says_of_itself_is_cut_short_in_the_log() -> None:
+    """32 KiB of nonsense as its release, and as its last words."""
+    learner = Learner()
+    notes = [*learner.greet(software="\u2603" * 9999), *learner.hear(b"a", Goodbye(reason="\n" * 9999, produced=0))]
+    for note in (note for note in notes if isinstance(note, e.Note)):
+        assert all(len(value) <= SENTENCE for value in note.fields.values() if isinstance(value, str))
 
 
 def test_a_stranger_is_asked_to_greet() -> None:
@@ -233,6 +246,23 @@ def test_windows_together_hold_a_batch_however_few_actors_there_are() -> None:
     assert learner.side.queue_capacity == 8
     learner.hear(b"b", Goodbye(reason="", produced=0))
     assert of(Credit, learner.tick(1.0))[0].credits == 7
+
+
+def test_the_capacity_is_that_of_the_actors_expected_and_never_less_than_what_is_queued() -> None:
+    """A cut cable: "2 of 0 messages" would be nonsense, and the actors will be back; a departed one's messages still wait."""
+    learner = Learner(credits=3)
+    assert learner.side.queue_capacity == 3
+    for name in "ab":
+        learner.greet(name)
+        learner.send(0, name)
+        learner.send(1, name)
+    assert learner.side.queue_capacity == 6
+    learner.tick(11.0)
+    assert (learner.side.connected("actor"), learner.side.queue_capacity) == (0, 6)
+    learner.tick(60.0)
+    assert learner.side.queue_capacity == 4
+    learner.handle(e.Taken(items=(*items(0, 1), *items(0, 1, name="b"))))
+    assert learner.side.queue_capacity == 3
 
 
 def test_what_is_sent_without_credit_is_refused() -> None:
@@ -308,6 +338,18 @@ def test_a_refusal_that_did_not_arrive_is_told_again() -> None:
     assert learner.books["dropped"] == {"version": 4}
 
 
+def test_the_rejects_of_a_peer_that_reads_nothing_fit_into_one_header() -> None:
+    """It sends arrays with names in four-byte letters until its buffers are full, and then looks at the answer."""
+    learner = Learner()
+    learner.greet()
+    arrays = {"\U0001d538" * 60 + chr(0x1D538 + i): ARRAYS["reward"] for i in range(20)}
+    for seq in range(200):
+        (credit,) = of(Credit, learner.send(seq, arrays=ARRAYS | arrays))
+        assert codec.encode(Envelope(run="run", message=credit))
+        learner.handle(e.Unsent(route=b"a", message=credit))
+    assert len(credit.rejects) > 1
+
+
 # --- loss, duplicates, gaps ---
 
 
@@ -377,11 +419,49 @@ def test_a_resumed_learner_hands_out_its_older_policy() -> None:
     assert snapshot.version == 0
 
 
+# --- evaluations ---
+
+PLAYED = {"episode_return": np.array([1.0, 3.0], np.float32), "episode_length": np.array([5, 6], np.int32)}
+
+
 def test_evaluations_are_passed_on() -> None:
     """The evaluator's result reaches the train loop."""
-    learner, evaluation = Learner(), Evaluation(version=1, mode="greedy")
+    learner, evaluation = Learner(), Evaluation(version=0, mode="greedy", arrays=PLAYED)
     learner.greet("judge", role="evaluator")
-    assert e.Evaluated(message=evaluation) in learner.hear(b"judge", evaluation)
+    assert learner.hear(b"judge", evaluation) == [e.Evaluated(message=evaluation)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"mode": "lucky"}, DropReason.SCHEMA),
+        ({"arrays": {}}, DropReason.SCHEMA),
+        ({"arrays": {name: array[:0] for name, array in PLAYED.items()}}, DropReason.SCHEMA),
+        ({"arrays": PLAYED | {"episode_length": np.ones(1, np.int32)}}, DropReason.SCHEMA),
+        ({"arrays": PLAYED | {"episode_return": np.array([np.nan, 1.0], np.float32)}}, DropReason.NON_FINITE),
+        ({"version": 1}, DropReason.VERSION),
+    ],
+)
+def test_a_bad_evaluation_is_refused_counted_and_its_sender_told(fields: dict[str, Any], reason: DropReason) -> None:
+    """Of another release, of a broken environment, of a policy that died with an earlier learner: the evaluator reads why."""
+    learner = Learner()
+    learner.greet("judge", role="evaluator")
+    out = learner.hear(b"judge", Evaluation(**({"version": 0, "mode": "greedy", "arrays": PLAYED} | fields)))
+    assert not any(isinstance(i, e.Evaluated) for i in out)
+    (reject,) = of(Credit, out, b"judge")[0].rejects
+    assert (reject.seq, reject.reason) == (0, reason)
+    assert learner.side.messages_dropped == {reason: 1}
+    sound = learner.hear(b"judge", Evaluation(version=0, mode="sampled", arrays=PLAYED))
+    assert any(isinstance(i, e.Evaluated) for i in sound)
+
+
+def test_an_actor_may_not_evaluate() -> None:
+    """The score of a run must not come from whoever can reach the port as an actor."""
+    learner = Learner()
+    learner.greet()
+    out = learner.hear(b"a", Evaluation(version=0, mode="greedy", arrays=PLAYED))
+    assert refusal(out) == (RefusalCode.ROLE, False)
+    assert not any(isinstance(i, e.Evaluated) for i in out)
 
 
 # --- a learner's restart ---
@@ -479,6 +559,119 @@ def test_names_keep_their_numbers_over_a_restart() -> None:
     assert (welcome.index, welcome.generation) == (1, 0)
 
 
+def test_an_incarnation_that_only_a_killed_learner_knew_is_taken_with_what_it_kept() -> None:
+    """It joined after the checkpoint: nothing of it is in these books, so nothing can be counted twice."""
+    learner = Learner().resumed()
+    learner.greet(resend_from=1, settled=4, produced=8)
+    assert any(isinstance(i, e.Admit) for i in learner.send(1))
+    assert learner.books == {"produced": 8, "trained": 0, "queued": 4, "in_flight": 0, "dropped": {"rolled_back": 4}}
+
+
+# --- names that come and go ---
+
+
+def test_a_thousand_names_leave_the_books_right_and_nothing_else() -> None:
+    """Default names hold a process id: every crash brings a new one, for weeks."""
+    learner = Learner(max_actors=2, max_evaluators=1)
+    for number in range(1000):
+        name, judge = f"host-{number}", f"judge-{number}"
+        learner.greet(name)
+        learner.greet(judge, role="evaluator")
+        learner.hear(name.encode(), Report(produced=8))
+        learner.send(0, name)
+        learner.handle(e.Taken(items=items(0, name=name)))
+        learner.handle(e.Settled(items=items(0, name=name)))
+        learner.tick(61.0)
+        learner.tick(61.0)
+    assert learner.books == {"produced": 8000, "trained": 4000, "queued": 0, "in_flight": 0, "dropped": {"peer_lost": 4000}}
+    assert len([*learner.side._roster]) == 3
+    assert len(json.dumps(learner.side.state_dict())) < 2000
+
+
+def test_a_name_finds_its_index_again_while_there_are_places() -> None:
+    """An actor restarts an hour later; others have come meanwhile, and took what was free."""
+    learner = Learner(max_actors=3)
+    for name in "ab":
+        learner.greet(name)
+    learner.hear(b"a", Goodbye(reason="", produced=0))
+    learner.greet("c")
+    learner.tick(3600.0)
+    (welcome,) = of(Welcome, learner.greet("a", incarnation=2))
+    assert (welcome.index, welcome.generation) == (0, 1)
+
+
+def test_a_new_name_takes_the_index_of_who_is_gone_longest_with_random_streams_of_its_own() -> None:
+    """The index bounds an exploration ladder, so it is used again; (index, generation) never is."""
+    learner = Learner(max_actors=3)
+    for name in "abc":
+        learner.greet(name)
+        learner.tick(1.0)
+    learner.hear(b"b", Goodbye(reason="", produced=0))
+    learner.tick(1.0)
+    learner.hear(b"c", Goodbye(reason="", produced=0))
+    seats = [of(Welcome, learner.greet(name), name.encode())[0] for name in "de"]
+    assert [(seat.index, seat.generation) for seat in seats] == [(1, 1), (2, 1)]
+    (welcome,) = of(Welcome, learner.resumed(max_actors=3).greet("e", incarnation=2), b"e")
+    assert (welcome.index, welcome.generation) == (2, 2)
+
+
+def test_who_is_only_away_loses_its_place_last_and_is_said_to() -> None:
+    """A cut cable, and a new actor that needs the place: what was in flight is given up before its time."""
+    learner = Learner(max_actors=2)
+    learner.greet("gone")
+    learner.tick(9.0)
+    learner.greet("away", produced=8)
+    learner.hear(b"gone", Goodbye(reason="", produced=0))
+    learner.tick(11.0)
+    learner.greet("b")
+    assert learner.books["in_flight"] == 8
+    out = learner.greet("c")
+    assert learner.books["dropped"] == {"peer_lost": 8}
+    assert [note.fields["peer"] for note in out if isinstance(note, e.Note) and note.event == "peer_forgotten"] == ["away"]
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_an_incarnation_that_was_forgotten_cannot_come_back_as_new_work(resumed: bool) -> None:
+    """Its process was stopped for a day. Its first message was trained on, and it never heard of that: it starts anew."""
+    learner = Learner(max_actors=1)
+    learner.greet(produced=8)
+    learner.send(0)
+    learner.handle(e.Taken(items=items(0)))
+    learner.handle(e.Settled(items=items(0)))
+    learner.tick(61.0)
+    learner.greet("b", incarnation=1)
+    learner.hear(b"b", Goodbye(reason="", produced=0))
+    learner.tick(1.0)
+    if resumed:
+        learner = learner.resumed(max_actors=1)
+    before = learner.books
+    assert refusal(learner.greet(route=b"x", produced=8), b"x") == (RefusalCode.FORGOTTEN, True)
+    assert learner.books == before
+    assert of(Welcome, learner.greet(incarnation=2, route=b"x"), b"x")
+
+
+def test_an_incarnation_that_was_forgotten_is_known_by_its_queued_messages() -> None:
+    """Even one that hides that it has stepped: its messages are still to be settled."""
+    learner = Learner(max_actors=1)
+    learner.greet(produced=4)
+    learner.send(0)
+    learner.tick(11.0)
+    learner.greet("b")
+    learner.hear(b"b", Goodbye(reason="", produced=0))
+    assert refusal(learner.greet(route=b"x"), b"x") == (RefusalCode.FORGOTTEN, True)
+    learner.handle(e.Taken(items=items(0)))
+    learner.handle(e.Settled(items=items(0)))
+    assert (learner.books["trained"], learner.books["in_flight"]) == (4, 0)
+
+
+def test_a_host_whose_clock_is_behind_may_join_after_others_were_forgotten() -> None:
+    """Incarnations of different names are readings of different clocks; one that has stepped nothing is safe."""
+    learner = Learner(max_actors=1)
+    for name, incarnation in (("a", 900), ("b", 800), ("c", 1)):
+        assert of(Welcome, learner.greet(name, incarnation=incarnation), name.encode())
+        learner.hear(name.encode(), Goodbye(reason="", produced=0))
+
+
 # --- coming and going ---
 
 
@@ -494,7 +687,7 @@ def test_a_new_incarnation_closes_the_account_of_the_old() -> None:
     learner.handle(e.Settled(items=items(0), reason=DropReason.STALE))
     assert learner.books["dropped"] == {"peer_lost": 6, "stale": 4}
     learner.tick(1.0)
-    assert items(0)[0][0] not in learner.side._peers
+    assert items(0)[0][0] not in [peer.key for peer in learner.side._roster]
 
 
 def test_a_silent_actor_is_away_then_forgotten_then_reborn() -> None:

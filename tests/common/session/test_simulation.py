@@ -1,9 +1,10 @@
 """The session in a simulated world: seeded, in virtual time, with everything that goes wrong between processes.
 
 Actors and an evaluator talk to a learner over connections that break (what is under way is lost, or arrives late and
-beside the next connection), deliver twice, and block. Actors are killed and stall for minutes; the learner is killed
-and resumes from a checkpoint of any moment, or from none. After every event of the learner its ledger must agree with
-books kept here by an observer who sees all processes. One seed, or a range of them, alone:
+beside the next connection), deliver twice, and block. Peers are killed, start again under their name or another, and
+stall for minutes; the learner is killed and resumes from a checkpoint of any moment, or from none. After every event of
+the learner its ledger must agree with books kept here by an observer who sees all processes. One seed, or a range of
+them, alone:
 
     python tests/common/session/test_simulation.py FIRST [LAST]
 
@@ -41,12 +42,14 @@ from common.wire.messages import (
     Report,
     Snapshot,
     Trajectory,
+    Welcome,
 )
 
 pytestmark = pytest.mark.pure
 
 SCHEMA = (ArraySpec(name="reward", dtype="float32", shape=(8,)), ArraySpec(name="valid", dtype="bool", shape=(8,)))
 SOUND, SICK = np.zeros(8, np.float32), np.full(8, np.nan, np.float32)
+EVALUATION = {"episode_return": np.zeros(1, np.float32), "episode_length": np.ones(1, np.int32)}
 VALID = [np.arange(8) < steps for steps in range(9)]
 CHAOS_SECONDS, CALM_SECONDS, DRAIN_SECONDS = 60.0, 40.0, 10.0
 SILENCE, FORGET = 4.0, 15.0
@@ -60,10 +63,11 @@ class Books:
     dropped: Counter[PeerKey] = field(default_factory=Counter)  # of these, dropped by the actor itself
     trained: dict[tuple[PeerKey, int], int] = field(default_factory=dict)
     finished: set[PeerKey] = field(default_factory=set)  # said Goodbye: nothing more is to come
+    streams: dict[tuple[str, int, int], PeerKey] = field(default_factory=dict)  # (role, index, generation) -> who was given it
 
     def copy(self) -> Books:
         """As a checkpoint holds it."""
-        return Books(Counter(self.told), Counter(self.dropped), dict(self.trained), set(self.finished))
+        return Books(Counter(self.told), Counter(self.dropped), dict(self.trained), set(self.finished), dict(self.streams))
 
 
 @dataclass(eq=False)
@@ -112,6 +116,7 @@ class World:
         self.lossy = seed % 5 == 4  # single messages vanish or are refused too, which TCP inside a living connection never does
         self.learner_faults = seed % 3 != 0
         self.process_faults = seed % 4 != 3
+        self.names_change = seed % 2 == 0
         self.now, self.order, self.agenda = 0.0, 0, list[tuple[float, int, Callable[[], None]]]()
         self.chaos = True
         actors = self.random.randint(1, 4)
@@ -123,6 +128,7 @@ class World:
             credits=self.random.randint(1, 3),
             batch=self.random.randint(1, 6),
             max_actors=actors,
+            max_evaluators=1,
             silence_seconds=SILENCE,
             forget_seconds=FORGET,
         )
@@ -132,7 +138,10 @@ class World:
         self.life, self.crashes, self.version = 0, 0, 0
         self.learner: LearnerSide | None = None
         self.checkpoint: tuple[str, Books, int] | None = None
-        self.processes = [self._start(f"actor-{i}", "actor", 1) for i in range(actors)] + [self._start("judge", "evaluator", 1)]
+        self.starts = 0
+        self.processes: list[Process] = []
+        for role in ["actor"] * actors + ["evaluator"]:
+            self.processes.append(self._start(self._new_name(role), role))
         self._learner_starts()
         self._at(self._soon(3.0), self._fault)
 
@@ -180,11 +189,20 @@ class World:
         if process.alive:
             self._break(process.line)
             process.alive = False
-            self.processes[self.processes.index(process)] = self._start(process.name, process.role, process.key.incarnation + 10)
+            name = self._new_name(process.role) if self.names_change and self.random.random() < 0.5 else process.name
+            self.processes[self.processes.index(process)] = self._start(name, process.role)
 
     # --- peers ---
 
-    def _start(self, name: str, role: str, incarnation: int) -> Process:
+    def _new_name(self, role: str) -> str:
+        """One that nobody goes by now; it may have been somebody's."""
+        used = {process.name for process in self.processes}
+        return self.random.choice([name for name in (f"{role}-{number}" for number in range(8)) if name not in used])
+
+    def _start(self, name: str, role: str) -> Process:
+        # As from a clock: larger at each start, and the clocks of some hosts are ahead of the others'.
+        self.starts += 1
+        incarnation = 1000 * (self.starts + 1000 * (name[-1] in "357"))
         side = ActorSide(Identity(role=role, name=name, incarnation=incarnation, software="0"), env_signature="env")
         sick, pace = self.random.random() < 0.15, self.random.choice((0.1, 0.3, 1.0))
         process = Process(name=name, role=role, side=side, sick=sick, pace=pace)
@@ -223,7 +241,7 @@ class World:
             self._tell(process, e.Left(reason="drained"))
             process.alive = False
         elif process.role == "evaluator":
-            evaluation = Evaluation(version=process.version or 0, mode="greedy", arrays={})
+            evaluation = Evaluation(version=process.version or 0, mode="greedy", arrays=EVALUATION)
             self._tell(process, e.Spoken(message=evaluation))
         elif process.version is not None and process.rollout:
             self._step(process, self.random.randint(0, 4))
@@ -320,6 +338,8 @@ class World:
     def _learner_ticks(self, life: int) -> None:
         if life == self.life:
             self._learner_handles(e.Tick())
+            pending = {key for key, _ in (*self.queue, *self.taken)}
+            assert len([*self.learner._roster]) <= self.terms.max_actors + 1 + len(pending), "peers kept for ever"
             self._at(0.25, lambda: self._learner_ticks(life))
 
     def _train(self, life: int) -> None:
@@ -358,6 +378,7 @@ class World:
         instructions = learner.handle(e.Received(route=line.route, envelope=envelope), self.now)
         if learner.messages_dropped[DropReason.STRANGER] == before:
             self._observe(key, message)
+        self._check_streams(line, key, instructions)
         self._learner_performs(instructions)
 
     def _observe(self, key: PeerKey, message: Message) -> None:
@@ -384,6 +405,13 @@ class World:
 
     # --- the laws ---
 
+    def _check_streams(self, line: Line, key: PeerKey, instructions: list[e.Instruction]) -> None:
+        for welcome in (i.message for i in instructions if isinstance(i, e.Send) and isinstance(i.message, Welcome)):
+            role = line.peer.role
+            assert welcome.index < self.terms.places(role), "a place that is not there"
+            stream = role, welcome.index, welcome.generation
+            assert self.books.streams.setdefault(stream, key) == key, "random numbers given to two peers"
+
     def _check(self) -> None:
         learner, books = self.learner, self.books
         learner.check_ledger()
@@ -393,7 +421,7 @@ class World:
         assert all(told <= self.true[key] for key, told in books.told.items()), "more than was ever stepped"
         waiting = Counter(key for key, _ in self.queue)
         assert all(number <= self.room for number in waiting.values()), "a queue beyond the credits"
-        assert learner.connected("actor") <= self.terms.max_actors
+        assert all(learner.connected(role) <= self.terms.places(role) for role in ("actor", "evaluator"))
 
     def calm_down(self) -> None:
         """End all faults; where single messages were lost, only a new connection can tell what is missing."""

@@ -72,11 +72,11 @@ class Learner:
 class World:
     """One learner, one link, and the time."""
 
-    def __init__(self):
-        """An actor that was welcomed."""
+    def __init__(self, role="actor"):
+        """A peer that was not welcomed yet."""
         self.now, self.hub, self.notes = 1000.0, MemoryHub(), []
         self.learner = Learner(self)
-        session = ActorSide(Identity(role="actor", name="actor-0", incarnation=5, software="test"))
+        session = ActorSide(Identity(role=role, name=f"{role}-0", incarnation=5, software="test"))
         self.peer = self.hub.connect()
         self.link = Link(transport=self.peer, session=session, clock=lambda: self.now, note=self.notes.append)
 
@@ -115,9 +115,15 @@ def rollout(number):
 
 
 @pytest.fixture
-def world():
-    """An actor that was welcomed."""
-    built = World()
+def role():
+    """Of the peer in `world`."""
+    return "actor"
+
+
+@pytest.fixture
+def world(role):
+    """A peer that was welcomed."""
+    built = World(role)
     built.turn()
     assert built.link.welcome is not None
     return built
@@ -288,7 +294,7 @@ def test_refused_experience_is_noted_and_its_credit_returns(world):
     world.link.count(STEPS, Counter())
     world.link.offer(Trajectory(seq=0, shipped=0, version=7, env_steps=STEPS, arrays=dict(rollout(1).arrays)))
     world.turn()
-    (note,) = [note for note in world.notes if note.event == "experience_rejected"]
+    (note,) = [note for note in world.notes if note.event == "message_rejected"]
     assert (note.fields["reason"], note.warning) == (DropReason.VERSION, True)
     assert world.link.session.unacknowledged == 0
 
@@ -308,14 +314,29 @@ def test_a_goodbye_closes_the_account(world):
     assert world.peer.closed
 
 
-def test_what_is_not_kept_is_sent_or_said_to_be_lost(world):
-    """An evaluation reaches a learner that is there; one that is away costs a log line, not a queue."""
+@pytest.mark.parametrize("role", ["evaluator"])
+def test_what_is_not_kept_is_sent_or_handed_back(world):
+    """An evaluation reaches a learner that is there; of one that is away the evaluator hears, and may try again."""
     arrays = {"episode_return": np.ones(1, np.float32), "episode_length": np.ones(1, np.int32)}
-    world.link.say(Evaluation(version=0, mode="greedy", arrays=arrays))
+    evaluation = Evaluation(version=0, mode="greedy", arrays=arrays)
+    assert world.link.say(evaluation)
     world.turn()
     assert [message.mode for message in world.learner.evaluations] == ["greedy"]
     world.hub.disconnect(world.peer)
-    world.link.say(Evaluation(version=0, mode="greedy", arrays=arrays))  # this one meets the cut cable
-    world.link.say(Evaluation(version=0, mode="greedy", arrays=arrays))
-    assert "not_sent" in [note.event for note in world.notes]
+    assert not world.link.say(evaluation)  # this one meets the cut cable
+    assert not world.link.say(evaluation)
     assert world.link.sent["evaluation"] == 1
+    world.hub.reconnect(world.peer)
+    world.turn(8)
+    assert world.link.say(evaluation)
+
+
+@pytest.mark.parametrize("role", ["evaluator"])
+def test_a_rejected_evaluation_is_noted(world):
+    """The evaluator's log says what the learner disliked."""
+    arrays = {"episode_return": np.full(1, np.nan, np.float32), "episode_length": np.ones(1, np.int32)}
+    assert world.link.say(Evaluation(version=0, mode="greedy", arrays=arrays))
+    world.turn()
+    (note,) = [note for note in world.notes if note.event == "message_rejected"]
+    assert (note.fields["reason"], note.warning) == (DropReason.NON_FINITE, True)
+    assert world.learner.evaluations == []

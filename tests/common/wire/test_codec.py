@@ -18,6 +18,7 @@ from common.wire import codec, limits
 from common.wire.codec import RESERVED, decode, encode
 from common.wire.messages import (
     MESSAGE_TYPES,
+    PEER_NAME,
     PROTOCOL_VERSION,
     ArraySpec,
     Credit,
@@ -57,6 +58,7 @@ MESSAGES: tuple[Message, ...] = (
     ),
     Welcome(
         index=1, generation=2, config='{"seed": 1}', env_signature="8c1f", credits=2, version=5, heartbeat_seconds=2.0,
+        incarnation=7,
         schema=(
             ArraySpec(name="obs", dtype="uint8", shape=(4, 2, 4)),
             ArraySpec(name="episode_return", dtype="float32", shape=(-1,)),
@@ -177,7 +179,10 @@ def any_message() -> st.SearchStrategy[Message]:
 
     def build(cls: type[Message]) -> st.SearchStrategy[Message]:
         hints = {f.name: get_type_hints(cls)[f.name] for f in fields(cls) if f.name != "arrays"}
-        return st.builds(cls, arrays=arrays_of_any_kind, **{name: values(hint) for name, hint in hints.items()})
+        contents = {name: values(hint) for name, hint in hints.items()}
+        if cls is Hello:
+            contents["peer"] = st.from_regex(PEER_NAME, fullmatch=True)
+        return st.builds(cls, arrays=arrays_of_any_kind, **contents)
 
     return st.one_of(*map(build, MESSAGE_TYPES))
 
@@ -302,6 +307,25 @@ def test_what_the_other_side_would_refuse_is_not_sent() -> None:
     ):
         with pytest.raises(InternalError):
             encode(envelope(message))
+
+
+# Names of peers.
+
+
+@pytest.mark.parametrize("name", ["a", "_", "0", "evaluator-" + "h" * 64 + "-4194304", "pod-7.actors.svc:5700", "x" * 128])
+def test_a_name_made_of_host_and_process_is_taken(name: str) -> None:
+    """What an actor is called by default must always do."""
+    assert decode(with_header(encode(envelope(MESSAGES[0])), peer=name)).message.peer == name
+
+
+@pytest.mark.parametrize(
+    "name", ["", "..", "-rf", "a/b", "a b", "a\n", "a\x1b[2J", "r\u00f6\u00f6k", 'a"} 1', "x" * 129, "x" * 30000]
+)
+def test_a_name_that_is_unsafe_to_print_is_refused(name: str) -> None:
+    """It goes to log lines, and may go to file names and labels: a fact, what was found, what was wanted."""
+    with pytest.raises(DecodeError, match=r"^hello.peer: found .*, wanted 1 to 128 of A-Z a-z 0-9 _ . : -") as refused:
+        decode(with_header(encode(envelope(MESSAGES[0])), peer=name))
+    assert len(str(refused.value)) < 200
 
 
 # Hostile bytes.

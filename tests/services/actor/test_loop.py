@@ -224,6 +224,26 @@ def test_a_rollout_cut_short_is_counted_as_dropped(scene, how):
     assert scene.link.counted == (scene.actor.env_steps, scene.actor.dropped)
 
 
+def test_what_the_policy_makes_of_a_rollout_has_a_phase_of_its_own(scene):
+    """Gradients may take longer than acting did: who looks for the bottleneck sees it, and what was made is what is sent."""
+    phases = scene.metrics.phases
+
+    def experience(rollout):
+        before = phases.enter("experience")
+        return {**rollout, "episode_return": np.full(1, before == "experience", np.float32)}
+
+    def learner(n):
+        if n == 1:
+            scene.link.publish(0)
+        if scene.link.offered:
+            scene.link.drain = DRAIN
+
+    scene.policy.experience = experience
+    scene.link.on_service = learner
+    scene.actor.run()
+    assert scene.link.offered[0].arrays["episode_return"].tolist() == [1.0]
+
+
 def test_who_waits_for_a_credit_can_be_told_to_stop(scene):
     """SIGTERM reaches an actor whose learner is away."""
     scene.link.credits = 0

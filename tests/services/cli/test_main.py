@@ -71,7 +71,7 @@ def test_settings_may_stand_before_and_after_options(capsys):
     assert called("config", "show", "pong", "--debug", "env.num_envs=4", "actor.count=1", "learner.batch=1") == 0
     shown = capsys.readouterr().out
     assert "num_envs: 4  # command line" in shown
-    assert "height: 42  # preset pong" in shown
+    assert "width: 42  # preset pong" in shown
 
 
 def test_the_environment_is_a_source_of_settings(monkeypatch, capsys):

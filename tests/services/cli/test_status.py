@@ -95,3 +95,12 @@ def test_a_service_that_is_away_or_in_trouble_has_no_status(site):
     _, url = site
     assert fetch_status(url) is None
     assert fetch_metrics("http://127.0.0.1:1") is None
+
+
+@pytest.mark.parametrize("page", ["<html>It works!</html>", "", "[]", "[1, 2]", "7", "null", '"training"', "{"])
+def test_a_stranger_on_the_port_has_no_status(site, page):
+    """A web server took the port while the learner was restarted: what it shows is neither status nor metrics."""
+    pages, url = site
+    pages.update({"/status": page, "/metrics": f"not a metric at all\n{page} {{"})
+    assert fetch_status(url) is None
+    assert fetch_metrics(url) is None

@@ -18,7 +18,11 @@ pytestmark = pytest.mark.system
 LEARNER = """
 import json, pathlib, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
-run_dir, port, solved, code, words = pathlib.Path(sys.argv[1]), int(sys.argv[2]), *json.loads(sys.argv[3])
+run_dir, port, solved, code, words, left = pathlib.Path(sys.argv[1]), int(sys.argv[2]), *json.loads(sys.argv[3])
+for name in left:
+    path = run_dir / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(left[name])
 if words:
     print(words, flush=True)
     sys.exit(code)
@@ -46,8 +50,8 @@ sys.exit(code)
 def trained(tmp_path, monkeypatch):
     """Run `train` with that learner alone; gives the exit code, what was shown, and the run directory."""
 
-    def run(*, solved=True, code=0, words="", debug=False):
-        how = json.dumps([solved, code, words])
+    def run(*, solved=True, code=0, words="", left=None, debug=False):
+        how = json.dumps([solved, code, words, left or {}])
 
         def command(plan, _):
             port = plan.metrics_ports["learner"]
@@ -94,6 +98,25 @@ def test_a_setting_refused_by_a_service_is_one_line_and_leaves_nothing(trained):
     assert errors == "rookery train: error: unknown environment id: found Pogn-v5, wanted Pong-v5 (says learner)\n"
     assert not run_dir.exists()
     assert "solved" not in shown
+
+
+MANIFEST = "checkpoints/checkpoint-000000000000/manifest.json"
+
+
+@pytest.mark.parametrize(
+    ("left", "kept"),
+    [
+        ({MANIFEST: "{}", "summary.json": '{"learner_updates": 0}'}, False),
+        ({MANIFEST: "{}", "summary.json": '{"learner_updates": 1}'}, True),
+        ({MANIFEST: "{}"}, True),
+        ({MANIFEST: "{}", "summary.json": "cut sho"}, True),
+    ],
+)
+def test_a_run_that_is_refused_keeps_its_folder_only_where_something_was_learned(trained, left, kept):
+    """An actor finds a missing ROM: the learner saves what it has, which is nothing. After an hour it is an hour's work."""
+    code, _, errors, run_dir = trained(code=2, words="rookery learner: error: no", left=left)
+    assert (code, run_dir.exists()) == (2, kept)
+    assert errors == "rookery train: error: no (says learner)\n"
 
 
 def test_debug_shows_the_whole_end_of_the_log(trained):

@@ -50,6 +50,16 @@ def test_while_the_learner_is_restarted_its_last_figures_stay(world):
     assert (watch.ask().phase, watch.ask().env_steps) == ("learner away", 5000)
 
 
+@pytest.mark.parametrize("answer", [{"env_steps": "many"}, {"policy_lag": 3}, {"queue": []}])
+def test_a_stranger_that_answers_for_the_learner_changes_nothing(world, answer):
+    """Another program took the port while the learner was away, and speaks JSON too: the view keeps what it knows."""
+    watch = Watch(URLS)
+    world.status = {"phase": "training", "env_steps": 5000}
+    watch.latest = watch.ask()
+    world.status = answer
+    assert watch.ask() == watch.latest
+
+
 def test_the_bottleneck_is_that_of_the_last_seconds_not_of_the_whole_run(world):
     """An hour of training ended in starvation a while ago: what counts is now, over all actors, even if one is away."""
     watch = Watch(URLS)

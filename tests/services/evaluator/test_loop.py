@@ -25,6 +25,7 @@ class FakeLink:
     def __init__(self, scene):
         """Nothing has arrived."""
         self.scene, self.drain, self.snapshot, self.reports, self.services = scene, None, None, [], 0
+        self.connected = True
         self.session = SimpleNamespace(version=-1)
         self.on_service = lambda _: None
 
@@ -51,8 +52,10 @@ class FakeLink:
         self.on_service(self.services)
 
     def say(self, message):
-        """Remember."""
-        self.reports.append(message)
+        """Remember, unless the learner is away."""
+        if self.connected:
+            self.reports.append(message)
+        return self.connected
 
 
 class FakePolicy:
@@ -196,6 +199,50 @@ def test_a_final_policy_that_is_still_on_its_way_is_waited_for(scene):
     scene.link.on_service = learner
     scene.evaluator.run()
     assert scene.reported == [(7, "greedy")]
+
+
+def test_what_was_played_while_the_learner_was_away_is_reported_when_it_is_back(scene):
+    """A learner restarts for a minute: the evaluation is neither lost nor played twice."""
+
+    def learner(_):
+        if scene.link.session.version < 0:
+            scene.link.publish(0)
+        if scene.evaluator.counts.evaluations == 2 and scene.now > 150:
+            scene.link.connected = True
+        scene.stop = scene.now > 200
+
+    scene.link.connected, scene.link.on_service = False, learner
+    assert scene.evaluator.run() == "stopped"
+    assert scene.reported == [(0, "greedy"), (0, "sampled")]
+    assert scene.evaluator.counts.evaluations == 2
+
+
+def test_the_last_evaluation_waits_for_a_learner_that_is_away(scene):
+    """The cable is cut while the final policy is played: its score is the one that counts."""
+
+    def learner(n):
+        if n == 1:
+            scene.link.publish(7)
+            scene.link.drain = Drain(reason="target reached", deadline_seconds=40.0)
+        scene.link.connected = scene.now > 110.0
+
+    scene.link.connected, scene.link.on_service = False, learner
+    assert scene.evaluator.run() == "target reached"
+    assert scene.reported == [(7, "greedy")]
+
+
+def test_a_learner_that_does_not_come_back_is_not_waited_for_for_ever(scene):
+    """Half of the deadline, as for playing."""
+
+    def learner(n):
+        if n == 1:
+            scene.link.publish(7)
+            scene.link.drain = Drain(reason="target reached", deadline_seconds=40.0)
+
+    scene.link.connected, scene.link.on_service = False, learner
+    assert scene.evaluator.run() == "target reached"
+    assert scene.reported == []
+    assert scene.now <= 100.0 + 20.0 + 0.5
 
 
 def test_a_final_policy_that_was_played_already_is_not_played_again(scene):

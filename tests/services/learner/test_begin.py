@@ -1,27 +1,162 @@
-"""How a run begins: the memory it asks for is told, and refused where it is not there."""
+"""How a run begins: new, in a folder that was made for it, or where an earlier life of it ended."""
 
 from __future__ import annotations
 
 import logging
+import os
+import time
+from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
+import yaml
 
+from common.algorithms.registry import build_algorithm
 from common.algorithms.settings.dqn import DQNSettings
+from common.envs.make import spec_of
 from common.envs.spec import ActionSpec, EnvSpec
 from common.errors import ConfigError
+from common.models.snapshot import Layout
 from common.models.spec import ModelSettings
-from common.runtime import memory
+from common.runtime import checkpoints, memory
+from common.runtime.checkpoints import Checkpoint
 from common.runtime.logs import PlainFormatter
+from common.runtime.run_directory import RunDirectory
 from common.runtime.tree import Settings
+from services.cli.plan import Request, make_plan
 from services.learner import begin
+from services.learner.begin import identified, open_directory, open_state
+from services.learner.settings import parse
 
 pytestmark = pytest.mark.service
 
+HOUR = 3600.0
 ENV = EnvSpec(
     observation_shape=(84, 84), observation_dtype="uint8", action=ActionSpec(n=6, shape=()), frame_stack=4, frame_skip=4
 )
 MODEL = ModelSettings(hidden=(8,))
 DQN = Settings(algorithm=DQNSettings(replay_capacity=10_000), model=MODEL)
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    """Runs go to a folder of their own."""
+    monkeypatch.chdir(tmp_path)
+
+
+def invoked(*words):
+    """How the learner was asked to run, with an id."""
+    return identified(parse(["--config", "cartpole", *words], {}))
+
+
+def begun(*words):
+    """Invocation, directory and algorithm of a run, its folder made an hour ago."""
+    invocation = invoked("--run-dir", "run", *words)
+    directory = open_directory(invocation, words)
+    ago = time.time() - HOUR
+    os.utime(directory.command, (ago, ago))
+    env = spec_of(invocation.settings.env)
+    return invocation, directory, build_algorithm(invocation.settings.algorithm, model=invocation.settings.model, env=env, seed=1)
+
+
+def state(invocation, directory, algorithm):
+    """The record and the session it begins with."""
+    return open_state(invocation, directory, algorithm=algorithm, env=spec_of(invocation.settings.env))
+
+
+def save(invocation, directory, algorithm):
+    """A checkpoint at version 7, after 100 s of training."""
+    record, session = state(invocation, directory, algorithm)
+    record.version, record.env_steps = 7, 1000
+    counters = {"record": record.state_dict(record.started_at + 100.0), "session": session.state_dict()}
+    checkpoint = Checkpoint(
+        run_id=record.run_id,
+        version=7,
+        env_steps=1000,
+        architecture=Layout.of(algorithm.model).fingerprint,
+        counters=counters,
+        state=algorithm.state_dict(),
+    )
+    checkpoints.save(directory.checkpoints, checkpoint, keep=3)
+
+
+def lines(path):
+    """The lines of a configuration, less those that differ from run to run."""
+    chosen = ("id:", "dir:", "bind:", "learner:")
+    return [line for line in path.read_text().splitlines() if not line.strip().startswith(chosen)]
+
+
+def test_a_learner_alone_writes_the_configuration_that_rookery_train_writes():
+    """A month later somebody asks where a value came from: preset, command line or default stand beside it either way."""
+    overrides = ("learner.batch=1", "run.seed=7", "log.format=json")
+    request = Request(preset="cartpole", overrides=overrides, run_dir=Path("trained"))
+    plan = make_plan(request, environ={}, command_line=["rookery"], now=datetime.now(UTC))
+    alone = open_directory(invoked(*overrides, "--run-dir", "alone"), overrides)
+    assert lines(alone.config) == lines(plan.directory.config)
+    run = alone.config.read_text().partition("env:")[0]
+    assert "dir: alone  # chosen for this run" in run
+    assert "seed: 7  # command line" in run
+    assert "# chosen for this run" in next(line for line in run.splitlines() if " id:" in line)
+
+
+def test_a_run_without_a_folder_gets_one_and_says_so_in_its_own_configuration():
+    """`rookery learner --config cartpole`: whoever resumes it finds the folder in the file too."""
+    directory = open_directory(invoked(), [])
+    assert directory.path.parent == Path("runs")
+    assert yaml.safe_load(directory.config.read_text())["run"]["dir"] == str(directory.path)
+
+
+def test_an_id_is_chosen_once():
+    """Peers of the run know it by this name, through every life of its learner."""
+    first = invoked()
+    assert first.settings.run.id.startswith("cartpole-")
+    assert identified(first) == first
+    assert invoked().settings.run.id != first.settings.run.id
+    assert invoked("run.id=mine").loaded.provenance["run.id"] == "command line"
+
+
+def test_the_time_since_the_folder_was_made_is_the_runs():
+    """`rookery train` made the folder, then torch was imported: for the user the run had begun."""
+    record, _ = state(*begun())
+    assert time.monotonic() - record.started_at == pytest.approx(HOUR, abs=HOUR / 10)
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_the_time_that_a_run_lay_idle_is_not_the_runs(saved):
+    """Stopped yesterday, resumed today: a budget of wall-clock time must not be spent by the night."""
+    invocation, directory, algorithm = begun()
+    if saved:
+        save(invocation, directory, algorithm)
+    record, _ = state(*begun("--resume")[:1], RunDirectory(Path("run")), algorithm)
+    spent = 100.0 if saved else 0.0
+    assert time.monotonic() - record.started_at == pytest.approx(spent, abs=HOUR / 10)
+
+
+def test_a_resumed_run_has_the_id_and_the_counters_of_its_checkpoint():
+    """Resumed with the preset alone: the actors that outlived the learner know the run by its first id."""
+    first = begun()
+    save(*first)
+    record, session = state(*begun("--resume"))
+    assert record.run_id == session.terms.run == first[0].settings.run.id
+    assert (record.version, record.env_steps) == (7, 1000)
+
+
+def test_a_resumed_run_without_any_checkpoint_begins_at_zero():
+    """Killed in its first minute: there is a folder, and nothing in it to go on from."""
+    begun()
+    record, _ = state(*begun("--resume"))
+    assert (record.version, record.env_steps) == (0, 0)
+
+
+def test_a_folder_that_was_made_for_it_is_taken_and_one_that_has_a_curve_is_not():
+    """The supervisor writes config.yaml and starts the learner; a second learner in the same folder would be another run."""
+    _, directory, _ = begun()
+    before = directory.config.read_bytes()
+    assert open_directory(invoked("--run-dir", "run"), []) == directory
+    assert directory.config.read_bytes() == before
+    directory.learning_curve_csv.touch()
+    with pytest.raises(ConfigError, match="in use"):
+        open_directory(invoked("--run-dir", "run"), [])
 
 
 def test_the_memory_of_a_run_is_told_at_its_start(caplog):

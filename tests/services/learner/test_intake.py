@@ -56,6 +56,18 @@ def test_a_batch_is_whole_or_not_there(colony, make_trajectory):
     assert rewards(colony.intake.take(2, PATIENCE)) == [3, 4]
 
 
+def test_what_waits_alone_is_handed_over_when_patience_is_at_its_end(colony, make_trajectory):
+    """Two rollouts for a batch of three, and the third actor is gone: no patience, no waiting; and nothing comes of nothing."""
+    colony.intake.publish(policy(0))
+    link = colony.welcome()
+    assert colony.intake.take(3, 0.0, patience=0.0) == []
+    for number in (1, 2):
+        link.offer(numbered(make_trajectory, number))
+    colony.until(lambda: colony.intake.figures.queue_depth == 2)
+    assert colony.intake.take(3, 0.0, patience=PATIENCE) == []
+    assert rewards(colony.intake.take(3, 0.0, patience=1e-9)) == [1, 2]
+
+
 def test_a_waiting_train_loop_is_woken_by_an_arrival(colony, make_trajectory):
     """The train loop waits in `take` while the network is silent; the rollout that ends the silence is handed over."""
     colony.intake.publish(policy(0))
@@ -122,8 +134,8 @@ def test_bad_experience_is_refused_counted_and_told_and_the_run_goes_on(colony, 
     items = colony.intake.take(1, PATIENCE)
     assert rewards(items) == [5]
     colony.intake.settle(items)
-    colony.until(lambda: any(note.event == "experience_rejected" for note in colony.told))
-    (told,) = [note.fields for note in colony.told if note.event == "experience_rejected"]
+    colony.until(lambda: any(note.event == "message_rejected" for note in colony.told))
+    (told,) = [note.fields for note in colony.told if note.event == "message_rejected"]
     assert (told["seq"], told["reason"]) == (0, reason)
     colony.until(lambda: colony.intake.figures.ledger["trained"] == STEPS)
     figures = colony.intake.figures
@@ -239,6 +251,7 @@ def test_whoever_wants_the_newest_policy_gets_it_when_it_is_published(colony):
 
 def test_evaluations_are_handed_over_once(colony):
     """The train loop looks for them each round."""
+    colony.intake.publish(policy(0))
     link = colony.welcome("evaluator-0", "evaluator")
     arrays = {"episode_return": np.array([1.0, 3.0], np.float32), "episode_length": np.array([5, 6], np.int32)}
     link.say(Evaluation(version=0, mode="greedy", arrays=arrays))
@@ -248,23 +261,24 @@ def test_evaluations_are_handed_over_once(colony):
     assert colony.intake.take_evaluations() == []
 
 
-@pytest.mark.parametrize(
-    ("mode", "returns", "lengths", "reason"),
-    [
-        ("lucky", [1.0], [1], DropReason.SCHEMA),
-        ("greedy", [], [], DropReason.SCHEMA),
-        ("greedy", [1.0, 2.0], [1], DropReason.SCHEMA),
-        ("greedy", [np.nan], [1], DropReason.NON_FINITE),
-    ],
-)
-def test_a_bad_evaluation_costs_a_counter_and_not_the_learner(colony, mode, returns, lengths, reason):
-    """An evaluator of another release, or a broken one: its mean would be no number, and the summary no JSON."""
+def test_a_bad_evaluation_is_told_to_the_evaluator_and_costs_the_learner_a_counter(colony):
+    """An environment that returns NaN: its mean would be no number, and the summary no JSON."""
+    colony.intake.publish(policy(0))
     link = colony.welcome("evaluator-0", "evaluator")
-    arrays = {"episode_return": np.array(returns, np.float32), "episode_length": np.array(lengths, np.int32)}
-    link.say(Evaluation(version=0, mode=mode, arrays=arrays))
-    colony.until(lambda: colony.intake.figures.messages_dropped == {reason: 1})
+    arrays = {"episode_return": np.array([np.nan], np.float32), "episode_length": np.array([1], np.int32)}
+    assert link.say(Evaluation(version=0, mode="greedy", arrays=arrays))
+    colony.until(lambda: [note.event for note in colony.told] == ["message_rejected"])
+    assert colony.told[0].fields["reason"] == DropReason.NON_FINITE
+    colony.until(lambda: colony.intake.figures.messages_dropped == {DropReason.NON_FINITE: 1})
     assert colony.intake.take_evaluations() == []
-    assert colony.intake.take(1, 0.0) == []  # the I/O thread lives
+
+
+def test_an_actor_that_evaluates_is_refused(colony):
+    """The score belongs to evaluators."""
+    link = colony.welcome()
+    assert link.say(Evaluation(version=0, mode="greedy"))
+    with pytest.raises(ConfigError, match=r"refuses this peer \(role\): a learner takes no evaluation from an actor"):
+        colony.until(lambda: False)
 
 
 def test_the_state_for_a_checkpoint_knows_all_that_was_settled_before(colony, make_trajectory):

@@ -19,7 +19,7 @@ from common.session.events import PeerKey
 from common.wire.messages import Evaluation, Trajectory
 from services.learner.intake import Figures, Item
 from services.learner.journal import Journal
-from services.learner.loop import END_SECONDS, STOP_SECONDS, Learner
+from services.learner.loop import END_SECONDS, STOP_SECONDS, WAIT_SECONDS, Learner
 from services.learner.metrics import LearnerMetrics
 from services.learner.record import RunRecord
 
@@ -38,9 +38,10 @@ class FakeIntake:
         self.figures = Figures(ledger=LEDGER)
         self.asked = []
 
-    def take(self, count, timeout):
+    def take(self, count, timeout, *, patience):
         """The next list of the script; an empty script passes the time."""
         self.asked.append(count)
+        self.patience = patience
         self.clock.now += timeout
         return self.script.pop(0) if self.script else []
 
@@ -130,12 +131,12 @@ class Clock:
 class Scene:
     """A learner and all that it meets."""
 
-    def __init__(self, folder, *, batch=1, lag=4, every_seconds=1e6, **target):
+    def __init__(self, folder, *, batch=1, batch_seconds=None, lag=4, every_seconds=1e6, **target):
         """A run of at most 1,000 env steps that never stops by itself before."""
         self.clock = Clock()
         self.intake, self.algorithm = FakeIntake(self.clock), FakeAlgorithm()
         self.settings = Settings(
-            learner=LearnerSettings(batch=batch, max_policy_lag=lag),
+            learner=LearnerSettings(batch=batch, batch_seconds=batch_seconds, max_policy_lag=lag),
             checkpoint=CheckpointSettings(every_seconds=every_seconds),
             target=TargetSettings(**{"env_steps": 100_000, "wall_seconds": 60.0} | target),
         )
@@ -175,11 +176,11 @@ class Scene:
         return json.loads(self.directory.summary.read_text())
 
 
-def item(seq, *, version=0, returns=()):
+def item(seq, *, version=0, returns=(), arrived_at=100.0):
     """A rollout in the queue."""
     arrays = {"episode_return": np.array(returns, np.float32), "episode_length": np.ones(len(returns), np.int32)}
     message = Trajectory(seq=seq, version=version, env_steps=STEPS, shipped=STEPS * (seq + 1), arrays=arrays)
-    return Item(peer=PeerKey(name="actor-0", incarnation=1), experience=message)
+    return Item(peer=PeerKey(name="actor-0", incarnation=1), experience=message, arrived_at=arrived_at)
 
 
 def evaluation(mode, *returns):
@@ -211,6 +212,41 @@ def test_stale_experience_is_dropped_and_its_place_in_the_batch_taken_by_fresh(t
     assert scene.intake.asked[:3] == [2, 1, 2]
     assert scene.summary["env_steps"] == 2 * STEPS
     assert scene.summary["policy_lag"] == {"min": 0, "mean": 1.5, "max": 3}
+
+
+def test_an_incomplete_batch_is_trained_on_when_its_first_message_has_waited_long_enough(tmp_path):
+    """One of four actors was killed in the middle of a group: the update comes at the deadline, with what the others sent."""
+    scene = Scene(tmp_path, batch=4, batch_seconds=0.9)
+    first, second = [item(seq, arrived_at=100.0) for seq in range(3)], [item(3, version=1, arrived_at=101.5)]
+    scene.intake.script = [[], [], [], [], first, second]
+    updated_at = []
+    update = scene.algorithm.update
+    scene.algorithm.update = lambda *given: updated_at.append(scene.clock.now) or update(*given)
+    scene.run()
+    assert scene.algorithm.batches == [[0, 0, 0], [1]]
+    assert updated_at == pytest.approx([101.0, 102.4], abs=WAIT_SECONDS + 1e-6)
+    assert scene.intake.patience == 0.9
+    assert scene.summary["env_steps"] == 4 * STEPS
+
+
+def test_the_rest_of_a_batch_with_stale_messages_waits_no_longer_than_any_other(tmp_path):
+    """Two of three were too old: the third is not kept waiting for ever."""
+    scene = Scene(tmp_path, batch=3, batch_seconds=2.0, lag=1)
+    scene.record.version = 5
+    scene.intake.script = [[item(0, version=1), item(1, version=2), item(2, version=5)], [], [item(3, version=5)]]
+    scene.run()
+    assert scene.algorithm.batches == [[5, 5]]
+    assert scene.intake.asked[:3] == [3, 2, 2]
+
+
+def test_without_a_deadline_a_batch_waits_until_it_is_full(tmp_path):
+    """The default: every update is on as much as was asked for."""
+    scene = Scene(tmp_path, batch=2)
+    scene.intake.script = [[item(0)]]
+    scene.run()
+    assert scene.algorithm.batches == []
+    assert scene.intake.patience == math.inf
+    assert scene.intake.said("settle") == [("settle", [0], DropReason.RUN_ENDED)]
 
 
 def test_the_run_ends_at_its_target(tmp_path):

@@ -97,10 +97,44 @@ def test_the_status_survives_a_loss_that_is_not_a_number():
     """A diverging run is exactly the one whose status somebody looks at."""
     run = record()
     run.trained(env_steps=10, metrics={"policy_loss": math.nan, "entropy": 0.5})
+    run.tick(101.0)
     status = run.status(FIGURES, now=101.0)
     assert status["training"] == {"entropy": 0.5}
     assert (status["queue"], status["peers"]) == ({"depth": 1, "capacity": 4}, {"actor": 2, "evaluator": 1})
     json.dumps(status, allow_nan=False)
+
+
+def test_the_status_shows_one_moment_and_no_half_of_an_update():
+    """It is asked by another thread: between an update's steps and the version it made, both are the old ones."""
+    run = record()
+    run.trained(env_steps=10, metrics={"entropy": 0.5})
+    run.version = 1
+    run.ended([1.0], [4], now=101.0)
+    run.tick(101.0)
+    before = run.status(FIGURES, now=102.0)
+    run.trained(env_steps=10, metrics={"entropy": 0.4, "policy_loss": 0.1})
+    run.lag.add(3, 10)
+    run.evaluations["sampled"] = 9.0
+    assert run.status(FIGURES, now=102.0) == before
+    run.version = 2
+    run.tick(102.0)
+    after = run.status(FIGURES, now=102.0)
+    assert [(status["env_steps"], status["version"], status["mean100"]) for status in (before, after)] == [
+        (10, 1, 1.0), (20, 2, 1.0),
+    ]  # fmt: skip
+    assert (before["evaluations"], before["training"]) == ({}, {"entropy": 0.5})
+    assert (after["evaluations"], after["training"]) == ({"sampled": 9.0}, {"entropy": 0.4, "policy_loss": 0.1})
+
+
+def test_time_and_phase_go_on_between_updates():
+    """An update of a minute, or the last evaluation: who looks sees that the run lives."""
+    run = record(frame_skip=2)
+    run.trained(env_steps=100, metrics={})
+    run.tick(110.0)
+    run.phase = "evaluating"
+    status = run.status(FIGURES, now=120.0)
+    assert (status["wall_seconds"], status["phase"]) == (20.0, "evaluating")
+    assert (status["env_steps_per_second"], status["frames_per_second"]["run"]) == (5.0, 10.0)
 
 
 def test_rates_fall_while_nothing_is_trained():
@@ -140,6 +174,7 @@ def test_the_last_evaluation_is_the_greedy_one():
     assert run.last_evaluation["mode"] == "sampled"
     run.evaluated(evaluation("greedy", 2.0, 4.0, version=8))
     run.evaluated(evaluation("sampled", 9.0))
+    assert run.status(FIGURES, now=101.0)["evaluations"] == {"greedy": 3.0, "sampled": 9.0}
     assert run.last_evaluation == {"version": 8, "mode": "greedy", "mean": 3.0, "episodes": 2}
     assert run.evaluations == {"greedy": 3.0, "sampled": 9.0}
 
@@ -158,3 +193,16 @@ def test_a_resumed_run_goes_on_from_where_it_was():
     assert after.summary(FIGURES, now=5010.0) == before.summary(FIGURES, now=140.0)
     assert (after.version, after.mean_return, after.mean_length) == (9, 2.0, 5.0)
     assert after.state_dict(now=5000.0) == state
+    assert after.status(FIGURES, now=5010.0)["env_steps"] == 300
+
+
+@pytest.mark.parametrize(("target", "solved"), [(3.0, True), (4.0, False), (None, False)])
+def test_a_resumed_run_with_another_target_is_not_solved_by_the_old_one(target, solved):
+    """Solved at 3, resumed to get to 4: it trains on, and does not end at once with the old success."""
+    before = record(mean100=3.0)
+    before.ended([3.5] * 100, [1] * 100, now=110.0)
+    assert before.over(110.0) == "target reached"
+    after = record(mean100=target)
+    after.load_state_dict(json.loads(json.dumps(before.state_dict(now=120.0))), now=200.0)
+    assert after.solved == solved
+    assert after.over(200.0) == ("target reached" if solved else "")

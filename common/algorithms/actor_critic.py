@@ -1,0 +1,123 @@
+"""The learner's side that all actor-critic algorithms share: network, optimizer, units of values, and how a step is taken.
+
+Values are normalised by the statistics of their targets over the run, where the settings ask for it: the value head speaks
+in normalised units, and `appraise` and `_normalized` are the only places where the two units meet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from common.algorithms import optimizers, schedules
+from common.algorithms.api import Progress, Sample
+from common.algorithms.appraisal import Appraisal, appraise
+from common.algorithms.batch import Batch, collate
+from common.algorithms.moments import Moments
+from common.algorithms.optimizers import OptimizerName
+from common.algorithms.settings.actor_critic import ActorCriticSection
+from common.envs.spec import EnvSpec
+from common.errors import ResourceError
+from common.models import nets
+from common.models.spec import ModelSettings
+
+
+class ActorCriticLearner:
+    """`common.algorithms.api.Algorithm` without `update`."""
+
+    def __init__(
+        self, *, settings: ActorCriticSection, model: ModelSettings, env: EnvSpec, seed: int, optimizer: OptimizerName, eps: float
+    ) -> None:
+        """Build the network, its initial weights fixed by `seed`, and the optimizer with its epsilon."""
+        self._settings, self._env = settings, env
+        self._model = nets.build(model, env, seed=seed)
+        self._optimizer_name = optimizer
+        self._optimizer = optimizers.build(optimizer, self._model, lr=settings.learning_rate, eps=eps)
+        self._learning_rate = settings.learning_rate
+        self._moments = Moments()  # of the value targets of the run
+
+    @property
+    def model(self) -> nets.ActorCritic:
+        """The network whose parameters are published (float32)."""
+        return self._model
+
+    def calibrate(self, frames: Tensor) -> None:
+        """Fix the normalisation of observations by example frames [N, *frame]."""
+        self._model.calibrate(frames)
+
+    def collate(self, samples: Sequence[Sample]) -> Batch:
+        """Join trajectories into one batch, stacks rebuilt."""
+        return collate(samples, self._env)
+
+    def _appraise(self, batch: Batch) -> Appraisal:
+        return appraise(self._model, batch, moments=self._moments, precision=self._settings.precision)
+
+    def _normalized(self, target: Tensor, valid: Tensor) -> Tensor:
+        """Targets [T, B] by the statistics of the run, which take these in first. Invalid rows do not count."""
+        merged = self._moments.merge(Moments.of(target[valid]))
+        if math.isfinite(merged.m2):  # else the steps will be left out, and so are their targets
+            self._moments = merged
+        return self._moments.normalize(target)
+
+    def _schedule(self, progress: Progress) -> None:
+        """Set the learning rate of the next steps, where it follows from the progress of the run."""
+        settings = self._settings
+        if settings.lr_schedule == "linear":
+            self._learning_rate = schedules.linear(
+                settings.learning_rate, progress, final=settings.lr_final, over=settings.lr_env_steps
+            )
+
+    def _descend(self, loss: Tensor) -> Tensor | None:
+        """One gradient step on a scalar loss; its gradient's norm before clipping. None, and nothing changed, if not finite."""
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return self._apply() if math.isfinite(loss.item()) else None
+
+    def _apply(self) -> Tensor | None:
+        """One step along the gradients that the parameters hold, scaled down to the largest norm; result as of `_descend`."""
+        norm = nn.utils.clip_grad_norm_(self._model.parameters(), self._settings.max_grad_norm)
+        if not math.isfinite(norm.item()):
+            return None
+        self._optimizer.param_groups[0]["lr"] = self._learning_rate
+        self._optimizer.step()
+        return norm
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies, in nested dicts with string keys; leaves are tensors and JSON scalars."""
+        return {
+            "parameters": {name: parameter.detach().clone() for name, parameter in self._model.named_parameters()},
+            "optimizer": {self._optimizer_name: optimizers.state_of(self._optimizer, self._model)},
+            "value_moments": asdict(self._moments),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state_dict`; ResourceError, and nothing changed, where it is of another architecture or optimizer."""
+        parameters = dict(self._model.named_parameters())
+        _require_same(state.get("parameters", {}), parameters)
+        remembered = state.get("optimizer", {})
+        if self._optimizer_name not in remembered:
+            fix = "resume with the algorithm settings of that run"
+            raise ResourceError(
+                "the checkpoint is of another optimizer", found=list(remembered), wanted=[self._optimizer_name], fix=fix
+            )
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(state["parameters"][name])
+        optimizers.restore(self._optimizer, self._model, remembered[self._optimizer_name])
+        self._moments = Moments(**state["value_moments"])
+
+
+def _require_same(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+    """Refuse parameters of other names or shapes, naming only those that differ."""
+    shapes = [{name: list(tensor.shape) for name, tensor in tensors.items()} for tensors in (found, wanted)]
+    if shapes[0] != shapes[1]:
+        differing = [
+            {name: shape for name, shape in one.items() if other.get(name) != shape} for one, other in (shapes, shapes[::-1])
+        ]
+        fix = "resume with the env and model settings of that run"
+        raise ResourceError("the checkpoint is of another network", found=differing[0], wanted=differing[1], fix=fix)

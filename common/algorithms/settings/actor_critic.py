@@ -1,0 +1,54 @@
+"""What the settings of the actor-critic algorithms have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import Field
+
+from common.algorithms.settings.base import AlgorithmSection, Scale
+
+
+class ActorCriticSection(AlgorithmSection):
+    """Base of the sections of algorithms that learn a policy and its value."""
+
+    gae_lambda: float = Field(
+        default=0.95, ge=0.0, le=1.0, description="how far rewards are trusted over values: 0 one step, 1 the whole episode"
+    )
+    lr_schedule: Literal["constant", "linear", "kl_adaptive"] = Field(default="constant", description="linear: down to lr_final")
+    lr_final: float = Field(default=0.0, ge=0.0, le=1.0, description="linear: where the learning rate ends, and stays")
+    lr_env_steps: int = Field(
+        default=0, ge=0, description="linear: env steps until lr_final is reached; 0: all of target.env_steps"
+    )
+    value_coef: float = Field(default=0.5, ge=0.0, description="weight of the value loss")
+    entropy_coef: float = Field(default=0.01, ge=0.0, description="weight of the entropy bonus, per nat")
+    max_grad_norm: float = Field(default=0.5, gt=0.0, description="gradients are scaled down to this L2 norm")
+    precision: Literal["fp32", "bf16"] = Field(
+        default="fp32", description="arithmetic of training, fp32 or bf16; the weights stay float32"
+    )
+
+
+class SinglePassSection(ActorCriticSection):
+    """Base of the sections of algorithms that take one gradient step for each batch; losses are means over its env steps."""
+
+    lr_schedule: Literal["constant", "linear"] = Field(default="constant", description="linear: down to lr_final")
+    optimizer: Literal["adam", "rmsprop"] = Field(
+        default="adam", description="adam, or rmsprop as TensorFlow computes it: epsilon inside the root, first steps small"
+    )
+    optimizer_eps: float = Field(
+        default=1e-5, gt=0.0, description="epsilon of the optimizer, part of the recipe: damps steps on tiny gradients"
+    )
+    normalize_advantage: bool = Field(default=False, description="bring the advantages of each loss to mean 0 and deviation 1")
+
+    def conflicts(self, scale: Scale) -> Iterator[str]:
+        """One env step alone has no deviation."""
+        yield from super().conflicts(scale)
+        if self.normalize_advantage and self._loss_env_steps(scale) == 1:
+            yield (
+                "algorithm.normalize_advantage: found true, wanted false where a loss is over 1 env step "
+                "(rollout.length x env.num_envs): one advantage alone would always count 0"
+            )
+
+    def _loss_env_steps(self, scale: Scale) -> int:
+        return scale.batch_env_steps

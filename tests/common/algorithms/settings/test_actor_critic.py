@@ -1,0 +1,38 @@
+"""What the sections of actor-critic algorithms share."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from common.algorithms.settings.a3c import A3CGradSettings, A3CSettings
+from common.algorithms.settings.base import Scale
+from common.algorithms.settings.impala import ImpalaSettings
+
+pytestmark = pytest.mark.pure
+
+SCALE = Scale(length=20, num_envs=8, batch=2, actors=2, env_steps=10_000)
+
+
+@pytest.mark.parametrize("section", [A3CSettings, A3CGradSettings, ImpalaSettings])
+def test_the_defaults_fit_together(section):
+    """`algorithm.name` alone is a valid section."""
+    assert list(section().conflicts(SCALE)) == []
+
+
+@pytest.mark.parametrize(
+    ("section", "batch", "refused"), [(A3CSettings, 1, True), (A3CSettings, 2, False), (A3CGradSettings, 2, True)]
+)
+def test_one_advantage_alone_cannot_be_standardised(section, batch, refused):
+    """One env step a loss: of a batch by data, of a message by gradients."""
+    settings = section(normalize_advantage=True)
+    sentences = list(settings.conflicts(SCALE._replace(length=1, num_envs=1, batch=batch)))
+    assert bool(sentences) == refused
+    assert all(sentence.startswith("algorithm.normalize_advantage: found true, wanted false") for sentence in sentences)
+
+
+@pytest.mark.parametrize("section", [A3CSettings, A3CGradSettings, ImpalaSettings])
+def test_a_schedule_that_needs_several_steps_an_update_is_refused(section):
+    """kl_adaptive belongs to PPO, whose update moves the policy by itself."""
+    with pytest.raises(ValidationError, match="'constant' or 'linear'"):
+        section(lr_schedule="kl_adaptive")

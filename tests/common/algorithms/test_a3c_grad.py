@@ -1,0 +1,195 @@
+"""A3C by gradients: what actors compute, what the learner makes of a group, and what it must not be hurt by."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from common.algorithms.a3c_grad import A3CGrad, GradientPolicy
+from common.algorithms.api import Place, Progress, Sample
+from common.algorithms.appraisal import appraise, steps
+from common.algorithms.batch import collate
+from common.algorithms.gradient import PARTS
+from common.algorithms.moments import Moments
+from common.algorithms.returns import gae
+from common.algorithms.settings.a3c import A3CGradSettings
+from common.algorithms.single_pass import single_pass_loss
+from common.models import nets, snapshot
+from common.models.spec import ModelSettings
+
+pytestmark = pytest.mark.pure
+
+MODEL = ModelSettings(conv=((4, 4, 2),), hidden=(16,))
+NO_PARTS = (0.0,) * len(PARTS)
+PLACE = Place(index=0, peers=2, num_envs=2)
+
+
+def make_policy(env, *, precision="fp32", model=MODEL, **settings):
+    """An actor that holds the policy of `published`."""
+    made = GradientPolicy(settings=A3CGradSettings(**settings), model=model, env=env, precision=precision, seed=3, place=PLACE)
+    made.load(4, published(env, model), env_steps=0)
+    return made
+
+
+def published(env, model=MODEL):
+    """Parameters of a policy that prefers some actions."""
+    net = nets.build(model, env, seed=1)
+    torch.nn.init.orthogonal_(net.policy_head.weight, generator=torch.Generator().manual_seed(0))
+    return torch.from_numpy(snapshot.flatten(net, "fp32"))
+
+
+def learner(env, *, model=MODEL, **settings):
+    """A learner that has just published it."""
+    made = A3CGrad(settings=A3CGradSettings(**settings), model=model, env=env, seed=0)
+    snapshot.load(made.model, published(env, model))
+    return made
+
+
+def joined_gradient(env, samples, **settings):
+    """The gradient of the mean loss over all rollouts as one batch, taken apart from any actor."""
+    net = nets.build(MODEL, env)
+    snapshot.load(net, published(env))
+    batch, section = collate(samples, env), A3CGradSettings(**settings)
+    seen = appraise(net, batch, moments=Moments(), precision="fp32")
+    made = gae(**steps(batch, seen, clip_reward=False), gamma=section.gamma, lambda_=section.gae_lambda)
+    single_pass_loss(section, batch, seen, made, made.target).total.backward()
+    return snapshot.flatten_gradient(net, "fp32")
+
+
+def held(algorithm):
+    """The gradient that the learner's parameters hold."""
+    return snapshot.flatten_gradient(algorithm.model, "fp32")
+
+
+def update(algorithm, *samples, version=4, env_steps=0):
+    """One update at a version, in a run of 1000 env steps."""
+    progress = Progress(env_steps=env_steps, env_steps_planned=1000, version=version)
+    return algorithm.update(algorithm.collate(samples), progress)
+
+
+def gradient(values, *, version=4, env_steps=8, parts=NO_PARTS):
+    """A message as the queue hands it over."""
+    arrays = {"gradient": np.asarray(values), "loss_parts": np.array(parts, np.float32)}
+    for array in arrays.values():
+        array.setflags(write=False)
+    return Sample(version=version, env_steps=env_steps, arrays=arrays)
+
+
+def rollouts(env, make_sample):
+    """Three rollouts of different width, with ends and reset rows, hence of 8, 10 and 3 env steps."""
+    valid, ends = np.ones((4, 3), bool), np.zeros((4, 3), bool)
+    ends[1, 0], valid[2, 0], ends[2, 1], valid[3, 1] = True, False, True, False
+    return [
+        make_sample(env, seed=1, reward=np.eye(4)[:, :2], action=np.arange(8).reshape(4, 2) % 4),
+        make_sample(env, seed=2, num_envs=3, reward=np.eye(4)[:, :3], valid=valid, truncated=ends),
+        make_sample(env, seed=3, num_envs=1, reward=np.ones((4, 1)), terminated=[[0], [0], [1], [0]], valid=[[1], [1], [1], [0]]),
+    ]
+
+
+def test_the_average_of_gradients_is_the_gradient_of_the_joined_batch(image_env, make_sample):
+    """The heart of it: three actors compute apart what one learner would have computed together, to 1e-6."""
+    samples = rollouts(image_env, make_sample)
+    policy = make_policy(image_env, entropy_coef=0.02, value_coef=0.7)
+    sent = [Sample(version=4, env_steps=sample.env_steps, arrays=policy.experience(sample.arrays)) for sample in samples]
+    assert [sample.env_steps for sample in sent] == [8, 10, 3]
+    algorithm = learner(image_env, max_grad_norm=1e9)
+    update(algorithm, *sent)
+    wanted = joined_gradient(image_env, samples, entropy_coef=0.02, value_coef=0.7)
+    assert np.abs(wanted).max() > 0.1
+    np.testing.assert_allclose(held(algorithm), wanted, rtol=0.0, atol=1e-6)
+
+
+def test_late_gradients_count_less(vector_env):
+    """Lags 0, 1 and 3 with equal env steps: 4/7, 2/7 and 1/7."""
+    model = ModelSettings(hidden=(4,))
+    algorithm = learner(vector_env, model=model, max_grad_norm=1e9)
+    size = len(held(algorithm))
+    given = [gradient(np.full(size, value, np.float32), version=version) for value, version in ((7.0, 4), (70.0, 3), (700.0, 1))]
+    result = update(algorithm, *given)
+    np.testing.assert_allclose(held(algorithm), (4 * 7.0 + 2 * 70.0 + 700.0) / 7, rtol=1e-6)
+    assert result.metrics["policy_lag_mean"] == pytest.approx(4 / 3)
+    assert (result.samples, result.metrics["gradients"]) == (24, 3.0)
+
+
+def test_loss_parts_are_averaged_as_the_gradients_are(vector_env):
+    """What the learner shows is the loss of the joined rollouts."""
+    algorithm = learner(vector_env)
+    zeros = np.zeros(len(held(algorithm)), np.float32)
+    metrics = update(
+        algorithm, gradient(zeros, env_steps=2, parts=(1, 2, 3, 4)), gradient(zeros, env_steps=6, parts=(5, 6, 7, 8))
+    ).metrics
+    assert {name: metrics[name] for name in PARTS} == pytest.approx(dict(zip(PARTS, (4.0, 5.0, 6.0, 7.0), strict=True)))
+
+
+def test_the_step_is_clipped_and_follows_the_schedule(vector_env):
+    """The learner owns the only optimizer: norm, rate and weights are its own."""
+    algorithm = learner(vector_env, optimizer="rmsprop", learning_rate=1e-2, lr_schedule="linear", max_grad_norm=0.5)
+    before = snapshot.flatten(algorithm.model, "fp32")
+    result = update(algorithm, gradient(np.full(len(before), 3.0, np.float32)), env_steps=250)
+    assert result.metrics["grad_norm"] == pytest.approx(3.0 * np.sqrt(len(before)), rel=1e-5)
+    assert result.metrics["learning_rate"] == pytest.approx(7.5e-3)
+    assert np.linalg.norm(held(algorithm)) == pytest.approx(0.5, rel=1e-4)
+    assert (snapshot.flatten(algorithm.model, "fp32") < before).all()
+
+
+def test_bf16_on_the_wire_halves_the_bytes_and_rounds(image_env, make_sample):
+    """The same gradient to 8 bits of mantissa; the learner adds up in float32."""
+    rollout = rollouts(image_env, make_sample)[0].arrays
+    exact, rounded = (
+        make_policy(image_env, gradient_precision=precision).experience(rollout)["gradient"] for precision in ("fp32", "bf16")
+    )
+    assert (exact.dtype, rounded.dtype) == (np.float32, np.uint16)
+    assert 2 * rounded.nbytes == exact.nbytes
+    algorithm = learner(image_env, max_grad_norm=1e9)
+    update(algorithm, gradient(rounded), gradient(rounded))
+    np.testing.assert_allclose(held(algorithm), exact, rtol=2**-8, atol=1e-30)
+
+
+def test_gradients_are_float32_also_where_acting_is_not(image_env, make_sample):
+    """`actor.precision=bf16` makes acting fast; the weights that are differentiated are those of the snapshot."""
+    rollout = rollouts(image_env, make_sample)[0].arrays
+    sent = [make_policy(image_env, precision=precision).experience(rollout) for precision in ("fp32", "bf16")]
+    np.testing.assert_array_equal(sent[0]["gradient"], sent[1]["gradient"])
+
+
+def test_episodes_travel_with_the_gradient_and_nothing_else_of_the_rollout(vector_env, make_sample):
+    """Returns are counted by the learner; observations stay with the actor."""
+    rollout = make_sample(vector_env, episode_return=[3.0], episode_length=[7]).arrays
+    sent = make_policy(vector_env, model=ModelSettings(hidden=(4,))).experience(rollout)
+    assert set(sent) == {"gradient", "loss_parts", "episode_return", "episode_length"}
+    assert (sent["episode_return"].tolist(), sent["episode_length"].tolist()) == ([3.0], [7])
+
+
+def test_a_rollout_of_nothing_but_reset_rows_is_sent_and_weighs_nothing(vector_env, make_sample):
+    """One environment, one step, and that was the reset: zeros, also after a rollout that had a gradient."""
+    policy = make_policy(vector_env)
+    policy.experience(make_sample(vector_env).arrays)
+    sent = policy.experience(make_sample(vector_env, length=1, num_envs=1, valid=[[False]]).arrays)
+    assert not sent["gradient"].any()
+    assert not sent["loss_parts"].any()
+    algorithm = learner(vector_env)
+    before = snapshot.flatten(algorithm.model, "fp32")
+    result = update(algorithm, gradient(sent["gradient"], env_steps=0))
+    assert (result.samples, result.metrics) == (0, {})
+    assert np.array_equal(snapshot.flatten(algorithm.model, "fp32"), before)
+
+
+def test_a_sum_that_overflows_is_left_out_and_counted(vector_env):
+    """Each number is finite, as admission checks, and their norm is not."""
+    algorithm = learner(vector_env)
+    before = snapshot.flatten(algorithm.model, "fp32")
+    result = update(algorithm, gradient(np.full(len(before), 3e38, np.float32)))
+    assert result.metrics["nonfinite_steps"] == 1
+    assert "policy_loss" not in result.metrics
+    assert np.array_equal(snapshot.flatten(algorithm.model, "fp32"), before)
+
+
+def test_the_means_of_observations_are_part_of_the_buffer_and_never_moved(image_env, make_sample):
+    """`normalize_observation`: their gradient is 0 on the wire, and they stay what calibration made them."""
+    model = MODEL.model_copy(update={"normalize_observation": True})
+    sent = make_policy(image_env, model=model).experience(rollouts(image_env, make_sample)[0].arrays)
+    algorithm = learner(image_env, model=model)
+    mean = algorithm.model.trunk.normalisation.mean.clone()
+    update(algorithm, gradient(sent["gradient"]))
+    assert torch.equal(algorithm.model.trunk.normalisation.mean, mean)
