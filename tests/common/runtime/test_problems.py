@@ -22,7 +22,7 @@ pytestmark = pytest.mark.pure
         ("env.id", "text"),
         ("env.kwargs", "mapping"),
         ("log.format", "one of auto, plain, json"),
-        ("algorithm.name", "one of impala, ppo"),
+        ("algorithm.name", "one of a3c, a3c-grad, dqn, impala, ppo, td3"),
         ("model.hidden", "list of integer"),
         ("model.conv", "list of list of (integer, integer, integer)"),
     ],
@@ -58,7 +58,10 @@ def _complaint(*overrides):
         ("evaluator.enabled=yes", "evaluator.enabled: found 'yes' (command line), wanted true or false"),
         ("model.conv=[[1, 2]]", "model.conv: found [[1, 2]] (command line), wanted list of list of (integer, integer, integer)"),
         ("log.level=loud", "log.level: found 'loud' (command line), wanted one of debug, info, warning, error"),
-        ("algorithm.name=dqn", "algorithm.name: found 'dqn' (command line), wanted one of impala, ppo"),
+        (
+            "algorithm.name=sarsa",
+            "algorithm.name: found 'sarsa' (command line), wanted one of a3c, a3c-grad, dqn, impala, ppo, td3",
+        ),
     ],
 )
 def test_a_wrong_value_is_one_line_with_key_value_source_and_wish(override, line):

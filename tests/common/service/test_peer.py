@@ -10,8 +10,7 @@ import threading
 import msgpack
 import pytest
 
-from common.algorithms.registry import recorded_specs
-from common.algorithms.trajectory import trajectory_schema
+from common.algorithms.registry import rollout_schema
 from common.envs.make import spec_of
 from common.errors import ConfigError
 from common.runtime.tree import RunConfig, Settings
@@ -41,7 +40,7 @@ def welcome(*, config=None, signature=None):
         generation=0,
         config=RunConfig.of(settings, run_id="run-1").to_json() if config is None else config,
         env_signature=env.signature if signature is None else signature,
-        schema=trajectory_schema(env, **shape, recorded=recorded_specs(settings.algorithm, **shape)),
+        schema=rollout_schema(settings.algorithm, env=env, **shape),
         credits=1,
         version=-1,
         heartbeat_seconds=1.0,

@@ -11,7 +11,7 @@ from common.algorithms.settings.impala import ImpalaSettings
 
 pytestmark = pytest.mark.pure
 
-SCALE = Scale(length=20, num_envs=8, batch=2, actors=2, env_steps=10_000)
+SCALE = Scale(length=20, num_envs=8, batch=2, credits=2, max_policy_lag=20, actors=2, env_steps=10_000)
 
 
 @pytest.mark.parametrize("section", [A3CSettings, A3CGradSettings, ImpalaSettings])
