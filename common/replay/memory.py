@@ -21,7 +21,7 @@ from common.replay.prioritized import Draw, Prioritized, PrioritySettings, draw_
 from common.units import EnvSteps, Sequence
 from common.wire.messages import Arrays
 
-_CHUNK = 32  # samples whose two observations are gathered in turn: what both show is still in the cache the second time
+_CHUNK = 64  # samples whose two observations are gathered in turn: what both show is still in the cache the second time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +143,7 @@ class Replay:
         slot, weight = self._draw(batch, rng, beta)
         blocks = self._blocks
         span = blocks.span[slot].astype(np.int64)
-        observation, next_observation = self._observations(slot, slot + span)
+        observation, next_observation = self._observations(slot, span)
         return Transitions(
             index=blocks.generation[slot // self.layout.length] * self.layout.positions + slot,
             observation=observation,
@@ -182,21 +182,20 @@ class Replay:
         reward = self._blocks.reward.take(slot[:, None] + steps, mode="clip")
         return np.where(steps < span[:, None], reward, np.float32(0)) @ self._powers[:-1]
 
-    def _observations(self, *newest: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
-        """Stacks [N, *input] that end at positions [N], as `common.envs.stacking.stack` makes them."""
-        env, blocks = self.layout.env, self._blocks
-        size, older = env.frame_stack, env.frame_stack - 1
-        at = np.stack(newest)
-        shape = (*at.shape, size, blocks.frames.shape[1])
+    def _observations(self, slot: NDArray[np.int64], span: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
+        """Stacks [N, *input] at both ends of each window, as `common.envs.stacking.stack` makes them."""
+        env, blocks, older = self.layout.env, self._blocks, self.layout.env.frame_stack - 1
+        rows = np.stack([slot, slot + span])[..., None] + np.arange(-older, 1)
+        shape = (*rows.shape, blocks.frames.shape[1])
         if self._seen.shape != shape:
             self._seen = np.empty(shape, blocks.frames.dtype)
-        rows = at[..., None] + np.arange(-older, 1)
-        for begin in range(0, at.shape[1], _CHUNK):
-            for which in range(len(at)):
-                part = which, slice(begin, begin + _CHUNK)
+        for begin in range(0, len(slot), _CHUNK):
+            for end in range(2):
+                part = end, slice(begin, begin + _CHUNK)
                 # "clip": with "raise" take() would go through a buffer. No row is outside.
                 np.take(blocks.frames, rows[part], axis=0, out=self._seen[part], mode="clip")
-        age = blocks.age[at]
-        if older and age.min() < older:
-            self._seen[:, :, :older][age[..., None] < np.arange(older, 0, -1)] = 0
-        return tuple(self._seen.reshape(len(at), -1, *env.network_input_shape))
+        age = blocks.age[slot].astype(np.int64)
+        if age.min() < older:  # frames from before the episode are not to be seen
+            ages = np.stack([age, age + span])[..., None]
+            self._seen[:, :, :older][ages < np.arange(older, 0, -1)] = 0
+        return tuple(self._seen.reshape(2, -1, *env.network_input_shape))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from common.envs.spec import ActionSpec, EnvSpec
 from common.errors import ConfigError
 from common.replay.blocks import Blocks, Layout, ages, spans
+from common.replay.sumtree import SumTree
 
 pytestmark = pytest.mark.pure
 
@@ -52,7 +53,7 @@ def test_the_bytes_are_those_of_the_arrays(prioritized: bool) -> None:
     layout = Layout.plan(ENV, capacity=2_000, n_step=3, streams=1, prioritized=prioritized)
     blocks = Blocks(layout)
     arrays = [getattr(blocks, name) for name in layout.arrays()]
-    assert sum(array.nbytes for array in arrays) + (16 * 4_096 if prioritized else 0) == layout.nbytes
+    assert sum(array.nbytes for array in arrays) + (SumTree.bytes_for(layout.positions) if prioritized else 0) == layout.nbytes
 
 
 rows = st.integers(0, 12).flatmap(
