@@ -7,7 +7,7 @@ PRESET ?= pong
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup mujoco train test test-pure test-wire test-service test-system check format bench learning clean
+.PHONY: help setup mujoco train test test-pure test-wire test-service test-system check format bench learning lockstep clean
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ bench: $(STAMP) ## throughput against its floor, and the transport's rate (minut
 
 learning: $(STAMP) ## the learning claims: pong and cartpole, three seeds each (about half an hour)
 	$(BIN)/python -m benchmarks.learning
+
+lockstep: $(STAMP) ## two runs of one seed end with the same weights, on a machine loaded at random (about ten minutes)
+	$(BIN)/python -m benchmarks.lockstep
 
 clean: ## remove .venv, caches and build leftovers (runs/ stays)
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.* htmlcov

@@ -44,6 +44,11 @@ def flatten(module: nn.Module, precision: Precision) -> np.ndarray:
     return _to_array([parameter.detach() for parameter in module.parameters()], precision)
 
 
+def digest(module: nn.Module) -> str:
+    """SHA-256 of `flatten` in float32, as 64 hex digits: equal for networks that are equal to the bit."""
+    return hashlib.sha256(flatten(module, "fp32").tobytes()).hexdigest()
+
+
 def flatten_gradient(module: nn.Module, precision: Precision) -> np.ndarray:
     """As `flatten`, of the gradients: zeros for a parameter that has none."""
     parameters = module.parameters()

@@ -75,7 +75,9 @@ def find_bottleneck(*, learner: Mapping[str, float], actors: Mapping[str, float]
 def _pace_bound(starved: float, held: float) -> Verdict:
     who = f"the learner waits {_percent(starved)} for experience while actors wait {_percent(held)} for credit"
     return Verdict(
-        kind=Kind.PACE, share=min(starved, held), sentence=f"pace-bound: {who}; raise learner.credits, or lower learner.batch"
+        kind=Kind.PACE,
+        share=min(starved, held),
+        sentence=f"pace-bound: {who}; in lockstep that is the price, else raise learner.credits or lower learner.batch",
     )
 
 

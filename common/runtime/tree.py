@@ -51,6 +51,10 @@ class RunSettings(Section):
     )
     seed: int = Field(default=1, ge=0, le=2**31 - 1, description="every random stream of the run grows from it")
     dir: str = Field(default="", description="run directory; empty: runs/<preset>-<date>-<time>-s<seed>")
+    mode: Literal["asynchronous", "lockstep"] = Field(
+        default="asynchronous",
+        description="lockstep: actors and learner take turns, and two runs of one seed on one machine end with the same weights",
+    )
 
 
 class RolloutSettings(Section):
@@ -63,7 +67,13 @@ class LearnerSettings(Section):
     """The process that trains."""
 
     bind: Endpoint = Field(default="tcp://127.0.0.1:5700", description="address on which peers are awaited; port 0: any free one")
-    batch: int = Field(default=2, ge=1, le=4096, description="trajectories per update; larger: steadier gradients, fewer updates")
+    batch: int = Field(
+        default=2,
+        ge=1,
+        le=4096,
+        description="trajectories per update; larger: steadier gradients, fewer updates; in lockstep raised to a multiple of "
+        "actor.count",
+    )
     batch_seconds: float | None = Field(
         default=None,
         gt=0,
@@ -73,7 +83,8 @@ class LearnerSettings(Section):
         default=2,
         ge=1,
         le=1024,
-        description="unacknowledged trajectories per actor; bounds queue and policy lag; raised where few fill a batch",
+        description="unacknowledged trajectories per actor; bounds queue and policy lag; raised where few fill a batch; in "
+        "lockstep not used: as many as one batch has of each",
     )
     max_actors: int = Field(default=64, ge=1, le=65536, description="actors welcomed at once; more are refused")
     max_policy_lag: int = Field(
@@ -167,13 +178,24 @@ class Settings(Section):
     log: LogSettings = LogSettings()
 
     @property
+    def lockstep(self) -> bool:
+        """Whether actors and learner take turns."""
+        return self.run.mode == "lockstep"
+
+    @property
+    def batch(self) -> int:
+        """Experience messages per update: the setting, in lockstep raised until every actor has the same share."""
+        actors = max(1, self.actor.count)
+        return -(-self.learner.batch // actors) * actors if self.lockstep else self.learner.batch
+
+    @property
     def scale(self) -> Scale:
         """The size of this run, for its algorithm."""
         return Scale(
             length=self.rollout.length,
             num_envs=self.env.num_envs,
-            batch=self.learner.batch,
-            credits=self.learner.credits,
+            batch=self.batch,
+            credits=1 if self.lockstep else self.learner.credits,
             max_policy_lag=self.learner.max_policy_lag,
             actors=self.actor.count,
             env_steps=self.target.env_steps,
@@ -195,6 +217,28 @@ def _conflicts(settings: Settings) -> Iterator[str]:
         yield f"actor.count: found {actor.count}, wanted at most {learner.max_actors} = learner.max_actors: more would be refused"
     if scale.batch_env_steps > scale.env_steps:
         yield f"target.env_steps: found {scale.env_steps}, wanted at least {scale.batch_words}: one update trains on that many"
+    if settings.lockstep:
+        yield from _lockstep_conflicts(settings)
+
+
+def _lockstep_conflicts(settings: Settings) -> Iterator[str]:
+    """What would make two runs differ though their seeds do not."""
+    learner, actor, target = settings.learner, settings.actor, settings.target
+    if actor.count == 0:
+        yield "actor.count: found 0, wanted at least 1 in lockstep: each update waits for every actor, so it must know how many"
+    if learner.batch_seconds is not None:
+        yield (
+            f"learner.batch_seconds: found {learner.batch_seconds:g}, wanted null in lockstep: the clock would decide what is "
+            "in a batch"
+        )
+    if target.wall_seconds is not None:
+        yield (
+            f"target.wall_seconds: found {target.wall_seconds:g}, wanted null in lockstep: the clock would decide how many "
+            "updates there are; target.env_steps is the budget"
+        )
+    for section, threads in (("learner", learner.torch_threads), ("actor", actor.torch_threads)):
+        if threads > 1:
+            yield f"{section}.torch_threads: found {threads}, wanted 1 in lockstep: how a sum is shared decides how it is rounded"
 
 
 class RunConfig(Section):

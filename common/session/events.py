@@ -174,6 +174,8 @@ class Admit:
     """Learner: put this experience into the queue. The queue has room: the credits see to that."""
 
     peer: PeerKey
+    index: int  # the sender's place among the actors
+    generation: int  # incarnations that held this place before it
     experience: Experience
 
 

@@ -233,7 +233,7 @@ class LearnerSide:
             return out + self._refused(peer, message, error)
         peer.waiting[message.seq] = message.env_steps
         self.ledger.queued += message.env_steps
-        return [*out, e.Admit(peer=peer.key, experience=message)]
+        return [*out, e.Admit(peer=peer.key, index=peer.index, generation=peer.generation, experience=message)]
 
     def _admissible(self, peer: Peer, message: Experience) -> None:
         if self.draining:

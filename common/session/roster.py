@@ -31,6 +31,7 @@ class Terms:
     credits: int  # window of each actor, at least
     batch: int  # messages the learner takes at once: the windows together never hold less, or it would wait for ever
     max_actors: int
+    lockstep: bool = False  # each batch needs all actors alike: no window is widened while some of them are not here
     max_evaluators: int = 16  # each costs the learner a snapshot per evaluation, and nobody has use for more
     heartbeat_seconds: Seconds = 1.0
     silence_seconds: Seconds = 10.0  # without a word a peer counts as away
@@ -38,7 +39,7 @@ class Terms:
 
     def window(self, actors: int) -> int:
         """Credits of each of so many actors: the setting, or more where few must fill one batch."""
-        return max(self.credits, -(-self.batch // max(1, actors)))
+        return self.credits if self.lockstep else max(self.credits, -(-self.batch // max(1, actors)))
 
     def places(self, role: str) -> int:
         """How many peers of this role are welcome at once."""

@@ -21,6 +21,7 @@ from common.runtime.tree import RunConfig, Settings
 from common.session.learner_side import LearnerSide
 from common.session.roster import Terms
 from common.units import Seconds
+from services.learner.lockstep import Lockstep
 from services.learner.record import RunRecord
 from services.learner.settings import Invocation
 
@@ -105,12 +106,14 @@ def _began(directory: RunDirectory, *, resumed: bool) -> Seconds:
 
 
 def _terms(settings: Settings, env: EnvSpec, ships: Shipment, run_id: str) -> Terms:
+    lockstep = Lockstep.of(settings)
     return Terms(
         run=run_id,
         config=RunConfig.of(settings, run_id=run_id).to_json(),
         env_signature=env.signature,
         schema=ships.schema,
-        credits=settings.learner.credits,
-        batch=settings.learner.batch,
-        max_actors=settings.learner.max_actors,
+        credits=lockstep.share if lockstep else settings.learner.credits,
+        batch=settings.batch,
+        max_actors=lockstep.actors if lockstep else settings.learner.max_actors,
+        lockstep=lockstep is not None,
     )

@@ -1,7 +1,8 @@
 """The learner's I/O thread: receives, decodes, lets the session decide, and keeps the bounded queue.
 
-The train loop meets it in a few calls: `take`, `settle`, `publish`, and at the end `drain` and `finish`. Everything the session
-owns is touched by the I/O thread alone; the train loop posts events, and reads `figures`, a value made anew each tick.
+The train loop meets it in a few calls: `take` (in lockstep `take_round`), `settle`, `publish`, and at the end `drain` and
+`finish`. Everything the session owns is touched by the I/O thread alone; the train loop posts events, and reads `figures`, a
+value made anew each tick.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,8 @@ class Item:
     """One admitted experience message in the queue."""
 
     peer: PeerKey
+    index: int = 0  # the sender's place among the actors
+    generation: int = 0  # incarnations that held this place before it
     experience: Experience
     arrived_at: Seconds = 0.0  # on the clock of the intake
 
@@ -73,6 +76,7 @@ class Intake:
         self._transport = transport
         self._session = session
         self._run = session.terms.run
+        self._lockstep = session.terms.lockstep
         self._clock = clock
         self._note = note
         self._queue: deque[Item] = deque()
@@ -108,14 +112,27 @@ class Intake:
         self._post(e.Taken(items=tuple(item.number for item in items)))
         return items
 
+    def take_round(self, choose: Callable[[Iterable[Item]], list[Item]], timeout: Seconds) -> list[Item]:
+        """In lockstep: what `choose` makes of the queue, none if that is nothing in time. Credits return when it is settled."""
+        with self._changed:
+            self._changed.wait_for(lambda: choose(self._queue) or self._failure, timeout)
+            self._raise_failure()
+            items = choose(self._queue)
+            taken = {item.number for item in items}
+            self._queue = deque(item for item in self._queue if item.number not in taken)
+        return items
+
     def _enough(self, count: int, patience: Seconds) -> bool:
         queue = self._queue
         return len(queue) >= count or (len(queue) > 0 and self._clock() - queue[0].arrived_at >= patience)
 
     def settle(self, items: Sequence[Item], reason: str | None = None) -> None:
         """Tell what became of taken messages: trained on, or dropped for `reason`."""
-        if items:
-            self._post(e.Settled(items=tuple(item.number for item in items), reason=reason))
+        numbers = tuple(item.number for item in items)
+        if numbers and self._lockstep:
+            self._post(e.Taken(items=numbers))  # only now: whoever gets a credit before the next policy acts by the last one
+        if numbers:
+            self._post(e.Settled(items=numbers, reason=reason))
 
     def publish(self, snapshot: Snapshot) -> None:
         """Serve this policy from now on to whoever wants a newer one."""
@@ -231,9 +248,10 @@ class Intake:
                     self._bytes[1] += sum(memoryview(frame).nbytes for frame in frames)
                 else:
                     self._handle(e.Unsent(route=route, message=message))
-            case e.Admit(peer=peer, experience=experience):
+            case e.Admit(peer=peer, index=index, generation=generation, experience=experience):
+                item = Item(peer=peer, index=index, generation=generation, experience=experience, arrived_at=self._clock())
                 with self._changed:
-                    self._queue.append(Item(peer=peer, experience=experience, arrived_at=self._clock()))
+                    self._queue.append(item)
                     self._changed.notify_all()
             case e.Evaluated(message=evaluation):
                 with self._changed:

@@ -21,6 +21,7 @@ from common.units import Seconds
 from common.wire.messages import Snapshot
 from services.learner.intake import Intake, Item
 from services.learner.journal import Journal
+from services.learner.lockstep import Lockstep
 from services.learner.metrics import LearnerMetrics
 from services.learner.record import RunRecord
 
@@ -64,6 +65,7 @@ class Learner:
         self._phases = metrics.phases
         self._layout = snapshot.Layout.of(algorithm.model).fingerprint
         self._fresh: list[Item] = []  # taken, young enough, not yet a full batch
+        self._lockstep = Lockstep.of(settings)
         self._patience: Seconds = settings.learner.batch_seconds or math.inf
         self._curve_at: Seconds = -math.inf
         self._saved_at = clock()
@@ -72,6 +74,8 @@ class Learner:
         """Train until the target, a budget or a stop; then drain the peers, save, and return the reason."""
         self._publish()
         self._record.phase = "training"
+        if self._lockstep:
+            self._note("lockstep", actors=self._lockstep.actors, trajectories_per_update=self._settings.batch)
         reason = ""
         while not reason:
             self._phases.enter("wait")
@@ -91,15 +95,24 @@ class Learner:
 
     def _take(self) -> None:
         """Fill the batch; what has become too old meanwhile is refused, and counted."""
-        items = self._intake.take(self._settings.learner.batch - len(self._fresh), WAIT_SECONDS, patience=self._patience)
+        items = self._taken()
         newest, limit = self._record.version, self._settings.learner.max_policy_lag
         stale = [item for item in items if newest - item.experience.version > limit]
         self._intake.settle(stale, DropReason.STALE)
         self._fresh += [item for item in items if newest - item.experience.version <= limit]
 
+    def _taken(self) -> list[Item]:
+        if self._lockstep is None:
+            return self._intake.take(self._settings.learner.batch - len(self._fresh), WAIT_SECONDS, patience=self._patience)
+        items = self._intake.take_round(self._lockstep.choose, WAIT_SECONDS)
+        self._break_lockstep(self._lockstep.broken(items, self._record.version))
+        return items
+
     def _batch_is_due(self) -> bool:
         """Whether the batch is full, or its first message has waited for the others long enough."""
         fresh = self._fresh
+        if self._lockstep:
+            return len(fresh) > 0  # a round comes whole; what was stale in it will not be replaced
         late = len(fresh) > 0 and self._clock() - fresh[0].arrived_at >= self._patience
         return late or len(fresh) >= self._settings.learner.batch
 
@@ -120,11 +133,17 @@ class Learner:
             version=self._record.version,
         )
         result = self._algorithm.update(batch, progress, self._interrupted)
-        self._intake.settle(items)
         self._record.trained(env_steps=sum(sample.env_steps for sample in samples), metrics=result.metrics)
         self._record.version += 1
         self._publish()
+        self._intake.settle(items)
         self._write(samples, result)
+
+    def _break_lockstep(self, why: str) -> None:
+        """The run goes on, and says once and in its summary that it cannot be repeated; "": nothing happened."""
+        if self._lockstep and why and not self._record.lockstep_broken:
+            self._record.lockstep_broken = why
+            self._note("lockstep_broken", why=why)
 
     def _interrupted(self) -> bool:
         """Asked before each gradient step: however long an update is, it holds up neither a stop nor the health probe."""
@@ -217,6 +236,9 @@ class Learner:
     def _end(self, reason: str) -> None:
         """Let the peers go (an evaluator plays the final policy first), account for what is left, save everything."""
         stopped = reason == "stopped"
+        if stopped:
+            self._break_lockstep("stopped on request, not by the run's own settings")
+        self._record.parameters_sha256 = snapshot.digest(self._algorithm.model)
         self._record.phase = "stopping" if stopped else "evaluating"
         self._intake.settle(self._fresh, DropReason.RUN_ENDED)
         seconds = STOP_SECONDS if stopped else END_SECONDS

@@ -63,6 +63,8 @@ class RunRecord:
     updates: int = 0
     version: Version = 0
     solved_at: dict[str, float] | None = None
+    lockstep_broken: str = ""  # why another run of the same seed may end with other weights, though it is in lockstep
+    parameters_sha256: str | None = None  # of the final policy; None until the run ends
     last_evaluation: dict[str, Any] | None = None
     evaluations: dict[str, float] = field(default_factory=dict)
     training: Mapping[str, float] = field(default_factory=dict)
@@ -164,6 +166,9 @@ class RunRecord:
             "preset": self.settings.run.preset,
             "run_id": self.run_id,
             "seed": self.settings.run.seed,
+            "mode": self.settings.run.mode,
+            "reproducible": self.settings.lockstep and not self.lockstep_broken,
+            "parameters_sha256": self.parameters_sha256,
             "solved": self.solved,
             "solved_at": self.solved_at,
             "env_steps": self.env_steps,
@@ -216,6 +221,7 @@ class RunRecord:
 
     def load_state_dict(self, state: Mapping[str, Any], now: Seconds) -> None:
         """Inverse of `state_dict`; time in between does not count."""
+        self.lockstep_broken = "resumed from a checkpoint, which lacks what was under way"
         self.started_at = now - state["elapsed_seconds"]
         for name in ("env_steps", "episodes", "updates", "version", "solved_at", "last_evaluation"):
             setattr(self, name, state[name])

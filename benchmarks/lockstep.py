@@ -1,0 +1,139 @@
+"""The lockstep claim: two runs of one seed end with the same weights, to the bit, while the machine is loaded at random.
+
+    python -m benchmarks.lockstep --out benchmarks/results
+
+Each case runs twice beside processes that take CPU time at random; only the first run has an evaluator. Exit code 1 where two
+hashes differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import random
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.learning import machine, train
+from common.units import Seconds
+
+SEED = 1
+LOCKSTEP = "run.mode=lockstep"
+BURST: Seconds = 1.0  # longest time for which a burner works, or rests
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What is run twice."""
+
+    preset: str
+    actors: int
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """As they stand in the command."""
+        return (LOCKSTEP, f"actor.count={self.actors}", *self.overrides)
+
+
+CASES = [
+    *(Case(preset="cartpole", actors=actors) for actors in (1, 3)),
+    *(Case(preset="pong", actors=actors, overrides=("target.env_steps=50_000",)) for actors in (1, 3)),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """A case and the summaries of its two runs."""
+
+    case: Case
+    summaries: Sequence[dict[str, Any]]
+
+    @property
+    def agree(self) -> bool:
+        """Whether the runs held what lockstep promises."""
+        hashes = {summary["parameters_sha256"] for summary in self.summaries}
+        return len(hashes) == 1 and None not in hashes and all(summary["reproducible"] for summary in self.summaries)
+
+
+def run_twice(case: Case) -> Pair:
+    """Both runs, one after the other, on a machine that has other work."""
+    summaries = []
+    with tempfile.TemporaryDirectory() as folder, loaded():
+        for evaluator in ("true", "false"):
+            settings = (*case.settings, f"evaluator.enabled={evaluator}")
+            summaries.append(train(case.preset, SEED, Path(folder) / evaluator, settings))
+    return Pair(case=case, summaries=summaries)
+
+
+@contextmanager
+def loaded() -> Iterator[None]:
+    """Keep the machine busy at random: a process for each core works and rests by turns, for random times."""
+    stop = multiprocessing.Event()
+    burners = [multiprocessing.Process(target=_burn, args=(stop,), daemon=True) for _ in range(os.cpu_count() or 1)]
+    for burner in burners:
+        burner.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for burner in burners:
+            burner.join()
+
+
+def _burn(stop: Any) -> None:
+    chance = random.Random(os.urandom(8))  # noqa: S311 - different each time is the purpose
+    while not stop.wait(chance.uniform(0.0, BURST)):
+        until = time.monotonic() + chance.uniform(0.0, BURST)
+        while time.monotonic() < until:
+            pass
+
+
+def report(pairs: Sequence[Pair]) -> str:
+    """The page."""
+    agree = sum(pair.agree for pair in pairs)
+    lines = ["# Lockstep", "", f"Each line twice with seed {SEED} on {machine()}, while {os.cpu_count()} processes worked and"]
+    lines += ["rested at random; an evaluator played in the first of the two only. `make lockstep` repeats it.", ""]
+    lines += ["| command | updates | env steps | minutes | lag | SHA-256 of the final parameters | equal |", "|" + "---|" * 7]
+    lines += [_row(pair) for pair in pairs]
+    lines += ["", f"{agree} of {len(pairs)} pairs agree bit for bit."]
+    return "\n".join(lines) + "\n"
+
+
+def _row(pair: Pair) -> str:
+    def both(values: Sequence[str]) -> str:
+        return ", ".join(dict.fromkeys(values))
+
+    runs = pair.summaries
+    cells = [
+        f"`rookery train {pair.case.preset} {' '.join(pair.case.settings)}`",
+        both([f"{run['learner_updates']:,}" for run in runs]),
+        both([f"{run['env_steps']:,}" for run in runs]),
+        both([f"{run['wall_seconds'] / 60:.2f}" for run in runs]),
+        both([f"{run['policy_lag']['max']}" for run in runs]),
+        both([f"`{str(run['parameters_sha256'])[:16]}`" for run in runs]),
+        "yes" if pair.agree else "NO",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run all cases, print the page, and write it where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="folder for lockstep.md, such as benchmarks/results")
+    options = parser.parse_args(argv)
+    pairs = [run_twice(case) for case in CASES]
+    print(text := report(pairs))
+    if options.out:
+        (options.out / "lockstep.md").write_text(text)
+    return 0 if all(pair.agree for pair in pairs) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
