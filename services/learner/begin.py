@@ -88,7 +88,7 @@ def open_state(
     )
     size = {"length": settings.rollout.length, "num_envs": settings.env.num_envs}
     ships = shipment(settings.algorithm, model=settings.model, env=env, **size)
-    session = LearnerSide(_terms(settings, env, ships, run_id), check=ships.check)
+    session = LearnerSide(terms(settings, env, ships, run_id), check=ships.check)
     if checkpoint:
         algorithm.load_state_dict(checkpoint.state)
         record.load_state_dict(checkpoint.counters["record"], time.monotonic())
@@ -105,7 +105,8 @@ def _began(directory: RunDirectory, *, resumed: bool) -> Seconds:
     return time.monotonic() - max(0.0, age)
 
 
-def _terms(settings: Settings, env: EnvSpec, ships: Shipment, run_id: str) -> Terms:
+def terms(settings: Settings, env: EnvSpec, ships: Shipment, run_id: str) -> Terms:
+    """What this run offers its peers, whose experience comes as `ships` says."""
     lockstep = Lockstep.of(settings)
     return Terms(
         run=run_id,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -28,7 +28,6 @@ from common.runtime.seeds import derive
 from common.runtime.tree import LearnerSettings, RolloutSettings, RunConfig, Settings, TargetSettings
 from common.session.actor_side import ActorSide, Identity
 from common.session.learner_side import LearnerSide
-from common.session.roster import Terms
 from common.transport.link import Link
 from common.transport.memory import MemoryHub
 from services.actor.loop import Actor
@@ -36,6 +35,7 @@ from services.actor.metrics import ActorMetrics
 from services.actor.rollout import Rollout
 from services.evaluator.loop import Evaluator
 from services.evaluator.metrics import EvaluatorMetrics
+from services.learner.begin import terms
 from services.learner.intake import Intake
 from services.learner.journal import Journal
 from services.learner.loop import Learner
@@ -107,17 +107,7 @@ class Colony:
         self.env = spec_of(settings.env)
         length, num_envs = settings.rollout.length, settings.env.num_envs
         ships = shipment(settings.algorithm, model=settings.model, env=self.env, length=length, num_envs=num_envs)
-        terms = Terms(
-            run="run-1",
-            config=RunConfig.of(settings, run_id="run-1").to_json(),
-            env_signature=self.env.signature,
-            schema=ships.schema,
-            credits=settings.learner.credits,
-            batch=settings.learner.batch,
-            max_actors=8,
-            silence_seconds=SILENCE,
-        )
-        session = LearnerSide(terms, check=ships.check)
+        session = LearnerSide(replace(terms(settings, self.env, ships, "run-1"), silence_seconds=SILENCE), check=ships.check)
         self.algorithm = build_algorithm(
             settings.algorithm, model=settings.model, env=self.env, seed=derive(settings.run.seed, "model", role="learner")
         )
@@ -125,13 +115,16 @@ class Colony:
         self.intake = Intake(transport=self.hub.bind(), session=session, clock=time.monotonic, note=lambda _: None)
         self.journal = Journal(create(folder / "run", config="x: 1\n", command=["rookery"]), env_steps=0, on_loss=pytest.fail)
         self.actors, self.ratios, self.metrics = [], [], []
-        self.killed = frozenset()  # numbers of the actors that are killed in the middle of their fourth rollout
+        self.killed = frozenset()  # numbers of the actors that are killed in the middle of a rollout, after three whole ones
+        self.replaced = False  # whether they are started again
+        self.alive = lambda: None  # called by each actor at each env step, and by the learner at each update
 
     def learner(self):
         """The loop of the learner, as its root builds it."""
         update = self.algorithm.update
 
         def watched(batch, progress, stop):
+            self.alive()
             result = update(batch, progress, stop)
             self.metrics.append(result.metrics)
             if progress.version == 0 or result.metrics["policy_lag_mean"] == 0:
@@ -153,13 +146,14 @@ class Colony:
             note=lambda *_, **__: None,
         )
 
-    def link(self, role, number):
+    def link(self, role, number, life=1):
         """A welcomed link, and the seeds that go with it."""
-        identity = Identity(role=role, name=f"{role}-{number}", incarnation=1, software="test")
+        identity = Identity(role=role, name=f"{role}-{number}", incarnation=life, software="test")
         link = Link(transport=self.hub.connect(), session=ActorSide(identity), clock=time.monotonic, note=lambda _: None)
         while link.welcome is None:
             link.service(0.05)
-        return link, partial(derive, self.settings.run.seed, role=role, index=link.welcome.index)
+        welcome = link.welcome
+        return link, partial(derive, self.settings.run.seed, role=role, index=welcome.index, generation=welcome.generation)
 
     def policy(self, run, environment, seed):
         """The acting side, as the Welcome says."""
@@ -168,9 +162,10 @@ class Colony:
             run.algorithm, model=run.model, env=environment.spec, precision="fp32", seed=seed("policy"), place=place
         )
 
-    def act(self, number):
-        """An actor's life."""
-        link, seed = self.link("actor", number)
+    def act(self, number, life=1):
+        """An actor's life, the first of that name or the second."""
+        link, seed = self.link("actor", number, life)
+        doomed = life == 1 and number in self.killed
         run = RunConfig.from_json(link.welcome.config)
         environment = make(run.env)
         link.check_environment(environment.spec)
@@ -183,14 +178,16 @@ class Colony:
             rollout=Rollout(rollout_schema(run.algorithm, env=environment.spec, **size), environment.reset(seed("environment"))),
             ships=shipment(run.algorithm, model=run.model, env=environment.spec, **size).message,
             phases=ActorMetrics().phases,
-            stopping=lambda: bool(self.failures) or (number in self.killed and actor.env_steps > 3.5 * size["length"] * 8),
-            alive=lambda: None,
+            stopping=lambda: bool(self.failures) or (doomed and actor.env_steps > 3.5 * size["length"] * 8),
+            alive=self.alive,
             observe_lag=lambda _: None,
         )
         self.actors.append(actor)
         reason = actor.run()
-        if number in self.killed:
-            return  # not another word
+        if doomed:  # not another word
+            if self.replaced:
+                self.act(number, life=2)
+            return
         link.count(actor.env_steps, actor.dropped)
         link.close(reason)
         environment.close()

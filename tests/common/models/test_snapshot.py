@@ -95,3 +95,12 @@ def test_a_buffer_that_does_not_fit_is_refused_and_changes_nothing(wrong):
     with pytest.raises(PeerError, match="snapshot of another"):
         snapshot.load(net, wrong)
     assert np.array_equal(snapshot.flatten(net, "fp32"), before)
+
+
+def test_a_digest_tells_networks_apart_that_differ_in_one_bit():
+    """Two runs are compared by it: equal weights have one digest, the nearest other weight has another."""
+    one, other = build(seed=1), build(seed=1)
+    assert snapshot.digest(one) == snapshot.digest(other) != snapshot.digest(build(seed=2))
+    bias = list(other.parameters())[1].data
+    bias[0] = torch.nextafter(bias[0], torch.tensor(1.0))
+    assert snapshot.digest(one) != snapshot.digest(other)

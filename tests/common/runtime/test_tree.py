@@ -135,3 +135,29 @@ def test_a_welcome_that_is_no_configuration_is_one_clear_error(text):
     """Bytes from outside, even from the learner, never end in a traceback."""
     with pytest.raises(ConfigError, match="run configuration"):
         RunConfig.from_json(text)
+
+
+@pytest.mark.parametrize(("batch", "actors", "raised"), [(1, 1, 1), (1, 3, 3), (2, 1, 2), (2, 3, 3), (4, 3, 6), (6, 3, 6)])
+def test_in_lockstep_a_batch_has_as_much_of_every_actor(batch, actors, raised):
+    """Never less than was asked for; asynchronous runs have exactly that."""
+    parts = {"learner": LearnerSettings(batch=batch), "actor": ActorSettings(count=actors)}
+    lockstep = _settings(run=RunSettings(mode="lockstep"), **parts)
+    assert (lockstep.batch, lockstep.scale.batch, lockstep.scale.waiting) == (raised, raised, 1)
+    assert _settings(**parts).batch == batch
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"actor": ActorSettings(count=0)}, r"actor\.count: found 0, wanted at least 1 in lockstep"),
+        ({"learner": LearnerSettings(batch_seconds=1.5)}, r"learner\.batch_seconds: found 1\.5, wanted null in lockstep"),
+        ({"target": TargetSettings(wall_seconds=60.0)}, r"target\.wall_seconds: found 60, wanted null in lockstep"),
+        ({"learner": LearnerSettings(torch_threads=2)}, r"learner\.torch_threads: found 2, wanted 1 in lockstep"),
+        ({"actor": ActorSettings(torch_threads=4)}, r"actor\.torch_threads: found 4, wanted 1 in lockstep"),
+    ],
+)
+def test_lockstep_refuses_what_would_make_two_runs_differ(change, sentence):
+    """Refused before the run starts, with what to do; without lockstep there is nothing wrong with any of it."""
+    with pytest.raises(ValidationError, match=sentence):
+        _settings(run=RunSettings(mode="lockstep"), **change)
+    assert _settings(**change)

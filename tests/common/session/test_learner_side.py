@@ -778,3 +778,22 @@ def test_an_event_of_the_peers_side_is_a_bug_of_ours() -> None:
     """Wired wrongly, it must not pass in silence."""
     with pytest.raises(InternalError, match="peer's side"):
         Learner().handle(e.Left(reason=""))
+
+
+def test_in_lockstep_no_window_is_widened_for_those_who_are_not_here_yet():
+    """The first of three actors would else collect their share, too, by a policy that is old when it is trained on."""
+    learner = Learner(credits=1, batch=3, lockstep=True)
+    (first,) = of(Welcome, learner.greet("a"))
+    assert first.credits == 1
+    assert Learner(credits=1, batch=3).greet("a")[0].message.credits == 3
+
+
+def test_experience_comes_with_the_place_of_its_sender_and_how_often_that_was_taken():
+    """Lockstep goes by places: names and incarnations differ from run to run."""
+    learner = Learner()
+    learner.greet("a")
+    learner.greet("b")
+    learner.greet("b", route=b"again", incarnation=2)
+    (admitted,) = [i for i in learner.hear(b"again", Trajectory(seq=0, version=0, env_steps=4, shipped=4, arrays=ARRAYS))
+                   if isinstance(i, e.Admit)]  # fmt: skip
+    assert (admitted.index, admitted.generation) == (1, 1)

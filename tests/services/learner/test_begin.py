@@ -201,3 +201,17 @@ def test_a_memory_that_the_system_will_not_promise_is_refused_in_the_same_way(mo
         ConfigError, match=r"cannot be allocated: found Unable to allocate 6\.42 TiB.*lower algorithm.replay_capacity"
     ):
         begin.build(DQN, ENV, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (("actor.count=3", "learner.batch=4", "learner.credits=5"), (5, 4, 64, False)),
+        (("actor.count=3", "learner.batch=4", "learner.credits=5", "run.mode=lockstep"), (2, 6, 3, True)),
+    ],
+)
+def test_in_lockstep_every_actor_has_credits_for_its_share_and_there_are_no_others(words, offered):
+    """Credits, batch and places: whoever had more of them could be ahead of the rest."""
+    invocation, directory, algorithm = begun(*words)
+    terms = state(invocation, directory, algorithm)[1].terms
+    assert (terms.credits, terms.batch, terms.max_actors, terms.lockstep) == offered

@@ -373,3 +373,35 @@ def test_a_hello_that_speaks_for_another_role_is_refused(colony):
     stranger = colony.hub.connect()
     stranger.send(codec.encode(Envelope(run="", message=hello)))
     assert codec.decode(stranger.receive(PATIENCE)).message.code == RefusalCode.ROLE
+
+
+def by_place(queue):
+    """One message of each of two actors, the first place first; none while one is missing."""
+    found = {item.index: item for item in reversed(queue)}
+    return [found[0], found[1]] if len(found) == 2 else []
+
+
+def test_in_lockstep_the_next_policy_is_there_before_the_credit(make_colony, make_trajectory):
+    """A round is taken and trained on: only then credits return, and whoever sees one has the policy that came of it."""
+    colony = make_colony(credits=1, batch=2, lockstep=True)
+    colony.intake.publish(policy(0))
+    links = [colony.welcome("actor-0"), colony.welcome("actor-1")]
+    for link in links:
+        link.want_snapshots(after=-1)
+    colony.until(lambda: all(link.take_snapshot() for link in links))
+    links[1].offer(numbered(make_trajectory, 2))
+    assert colony.intake.take_round(by_place, 0.0) == []
+    links[0].offer(numbered(make_trajectory, 1))
+    items = colony.intake.take_round(by_place, PATIENCE)
+    assert rewards(items) == [1, 2]
+    assert colony.intake.take_round(by_place, 0.0) == []
+    links[0].service(3 * TICK_SECONDS)
+    assert not any(link.may_offer for link in links)
+    colony.intake.publish(policy(1))
+    colony.intake.settle(items)
+    for link in links:
+        colony.until(lambda link=link: link.may_offer)
+        assert link.take_snapshot().version == 1
+    colony.intake.finish()
+    assert colony.intake.figures.ledger["trained"] == 2 * STEPS
+    assert_balances(colony.intake.figures)

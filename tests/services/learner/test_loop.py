@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,9 +13,10 @@ import torch
 
 from common.algorithms.api import UpdateResult
 from common.errors import DropReason, ResourceError
+from common.models import snapshot
 from common.runtime.health import Health
 from common.runtime.run_directory import create
-from common.runtime.tree import CheckpointSettings, LearnerSettings, Settings, TargetSettings
+from common.runtime.tree import ActorSettings, CheckpointSettings, LearnerSettings, RunSettings, Settings, TargetSettings
 from common.session.events import PeerKey
 from common.wire.messages import Evaluation, Trajectory
 from services.learner.intake import Figures, Item
@@ -44,6 +46,16 @@ class FakeIntake:
         self.patience = patience
         self.clock.now += timeout
         return self.script.pop(0) if self.script else []
+
+    def take_round(self, choose, timeout):
+        """What it chooses of the next list of the script; an empty script asks for the end."""
+        self.clock.now += timeout
+        if not self.script:
+            self.stops()
+        return choose(self.script.pop(0)) if self.script else []
+
+    def stops(self):
+        """For the test to end the run."""
 
     def settle(self, items, reason=None):
         """Remember what became of whom."""
@@ -413,3 +425,65 @@ def test_metrics_and_tensorboard_have_each_update(tmp_path):
     assert metrics.policy_version._value.get() == 2
     assert math.isnan(metrics.training_metric.labels("entropy")._value.get())
     assert list(scene.directory.tensorboard.iterdir())
+
+
+def lockstep_scene(folder, *, lag=4):
+    """Two actors that take turns with the learner."""
+    scene = Scene(folder)
+    scene.settings = Settings(
+        run=RunSettings(mode="lockstep"),
+        actor=ActorSettings(count=2),
+        learner=LearnerSettings(batch=1, max_policy_lag=lag),
+        target=TargetSettings(env_steps=2 * 128 * 8),
+    )
+    scene.record = RunRecord(settings=scene.settings, run_id="run-1", frame_skip=4, started_at=100.0)
+    scene.intake.stops = lambda: setattr(scene, "stop", True)
+    return scene
+
+
+def placed(index, seq, *, version, generation=0):
+    """A rollout of the actor at a place."""
+    return replace(item(seq, version=version), index=index, generation=generation)
+
+
+def test_in_lockstep_a_policy_is_published_before_the_credits_of_its_round_return(tmp_path):
+    """Batches of one are raised to one of each; the end by a stop is no end that another run would have."""
+    scene = lockstep_scene(tmp_path)
+    scene.intake.script = [[placed(0, n, version=n), placed(1, n, version=n)] for n in range(2)]
+    assert scene.run() == "stopped"
+    assert scene.algorithm.batches == [[0, 0], [1, 1]]
+    assert [entry[:2] for entry in scene.intake.said("publish", "settle")] == [
+        ("publish", 0),
+        ("publish", 1),
+        ("settle", [0, 0]),
+        ("publish", 2),
+        ("settle", [1, 1]),
+    ]
+    assert scene.notes[0] == ("lockstep", {"actors": 2, "trajectories_per_update": 2})
+    assert scene.notes[-1] == ("lockstep_broken", {"why": "stopped on request, not by the run's own settings"})
+    assert scene.summary["parameters_sha256"] == snapshot.digest(scene.algorithm.model)
+
+
+def test_broken_lockstep_is_told_once_and_the_run_goes_on(tmp_path):
+    """An actor was replaced: the next rounds differ, too, and are trained on without another word."""
+    scene = lockstep_scene(tmp_path)
+    scene.intake.script = [
+        [placed(0, 0, version=0), placed(1, 0, version=0)],
+        [placed(0, 1, version=1), placed(1, 0, version=1, generation=1)],
+        [placed(0, 2, version=2), placed(1, 1, version=2, generation=1)],
+    ]
+    scene.run()
+    assert len(scene.algorithm.batches) == 3
+    (told,) = [fields for event, fields in scene.notes if event == "lockstep_broken"]
+    assert told["why"].startswith("actor 1 was replaced")
+    assert not scene.summary["reproducible"]
+
+
+def test_in_lockstep_a_round_is_trained_on_without_what_was_stale_in_it(tmp_path):
+    """Nobody can send more before the others have their credits back: to wait for a full batch would be for ever."""
+    scene = lockstep_scene(tmp_path, lag=0)
+    scene.record.version = 1
+    scene.intake.script = [[placed(0, 1, version=1), placed(1, 0, version=0)]]
+    scene.run()
+    assert scene.intake.said("settle") == [("settle", [0], DropReason.STALE), ("settle", [1], None)]
+    assert scene.algorithm.batches == [[1]]

@@ -206,3 +206,18 @@ def test_a_resumed_run_with_another_target_is_not_solved_by_the_old_one(target, 
     after.load_state_dict(json.loads(json.dumps(before.state_dict(now=120.0))), now=200.0)
     assert after.solved == solved
     assert after.over(200.0) == ("target reached" if solved else "")
+
+
+def test_only_an_unbroken_run_in_lockstep_is_reproducible():
+    """Whoever compares two runs reads in the summary whether they must agree; a resumed one lacks what was under way."""
+    settings = Settings(run=RunSettings(mode="lockstep"))
+    run, asynchronous = (RunRecord(settings=s, run_id="r", frame_skip=1, started_at=0.0) for s in (settings, Settings()))
+    summary = run.summary(FIGURES, now=1.0)
+    assert (summary["mode"], summary["reproducible"], summary["parameters_sha256"]) == ("lockstep", True, None)
+    assert not asynchronous.summary(FIGURES, now=1.0)["reproducible"]
+    state = json.loads(json.dumps(run.state_dict(now=1.0)))
+    run.lockstep_broken = "an actor was replaced"
+    assert not run.summary(FIGURES, now=1.0)["reproducible"]
+    resumed = RunRecord(settings=settings, run_id="r", frame_skip=1, started_at=0.0)
+    resumed.load_state_dict(state, now=2.0)
+    assert not resumed.summary(FIGURES, now=3.0)["reproducible"]

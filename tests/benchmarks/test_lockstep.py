@@ -1,0 +1,42 @@
+"""The lockstep benchmark without its runs: when two runs agree, what the page says, and that the load comes and goes."""
+
+import multiprocessing
+
+import pytest
+
+from benchmarks.lockstep import Case, Pair, loaded, report
+
+pytestmark = pytest.mark.system
+
+CASE = Case(preset="pong", actors=3, overrides=("target.env_steps=9",))
+
+
+def summary(**changes):
+    """What a run says of itself."""
+    known = {"parameters_sha256": "ab" * 32, "reproducible": True, "learner_updates": 4, "env_steps": 1234}
+    return known | {"wall_seconds": 90.0, "policy_lag": {"max": 0}} | changes
+
+
+@pytest.mark.parametrize(
+    ("second", "agree"),
+    [({}, True), ({"parameters_sha256": "cd" * 32}, False), ({"reproducible": False}, False)],
+)
+def test_runs_agree_by_their_hashes_and_only_where_lockstep_held(second, agree):
+    """Equal by luck is not equal by promise."""
+    pair = Pair(case=CASE, summaries=[summary(), summary(**second)])
+    assert pair.agree == agree
+    page = report([pair])
+    assert "`rookery train pong run.mode=lockstep actor.count=3 target.env_steps=9` | 4 | 1,234 | 1.50 | 0 | `abab" in page
+    assert f"{int(agree)} of 1 pairs agree" in page
+
+
+def test_no_run_without_a_hash_agrees():
+    """A run that was killed left none."""
+    assert not Pair(case=CASE, summaries=[summary(parameters_sha256=None)] * 2).agree
+
+
+def test_the_load_ends_with_the_runs():
+    """The next benchmark finds an idle machine."""
+    with loaded():
+        assert multiprocessing.active_children()
+    assert not multiprocessing.active_children()

@@ -1,0 +1,83 @@
+"""Which messages make a round, in which order, and what shows that another run need not have had the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.runtime.tree import ActorSettings, LearnerSettings, RunSettings, Settings
+from common.session.events import PeerKey
+from common.wire.messages import Trajectory
+from services.learner.intake import Item
+from services.learner.lockstep import Lockstep
+
+pytestmark = pytest.mark.pure
+
+
+def item(index, seq, *, version=0, generation=0):
+    """A message of the actor at a place."""
+    message = Trajectory(seq=seq, version=version, env_steps=1, shipped=seq + 1, arrays={"reward": np.zeros(1, np.float32)})
+    return Item(peer=PeerKey(name=f"a{index}", incarnation=7), index=index, generation=generation, experience=message)
+
+
+def names(items):
+    """Place and number of each."""
+    return [(item.index, item.experience.seq) for item in items]
+
+
+def test_settings_say_whose_messages_make_a_round():
+    """Batches of 4 with 3 actors: two of each, and none where nobody asked for lockstep."""
+    parts = {"learner": LearnerSettings(batch=4), "actor": ActorSettings(count=3)}
+    assert Lockstep.of(Settings(run=RunSettings(mode="lockstep"), **parts)) == Lockstep(actors=3, share=2)
+    assert Lockstep.of(Settings(**parts)) is None
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(0, 5), st.randoms(use_true_random=False), st.sampled_from([0, 1, 2]))
+def test_a_round_does_not_depend_on_who_came_first(actors, share, version, random, surplus):
+    """Any interleaving of actors that each send in order: the round is the same, by place and number, and is as expected."""
+    lockstep = Lockstep(actors=actors, share=share)
+    first = version * share
+    coming = {index: [item(index, first + n, version=version) for n in range(share + surplus)] for index in range(actors)}
+    queue = []
+    while any(coming.values()):
+        queue.append(coming[random.choice([index for index, left in coming.items() if left])].pop(0))
+        if lockstep.choose(queue[:-1]):
+            assert lockstep.choose(queue) == lockstep.choose(queue[:-1])
+    chosen = lockstep.choose(queue)
+    assert names(chosen) == [(index, first + n) for index in range(actors) for n in range(share)]
+    assert lockstep.broken(chosen, version) == ""
+
+
+def test_a_round_waits_for_every_actor():
+    """Much of one is not a little of all."""
+    lockstep = Lockstep(actors=2, share=2)
+    assert lockstep.choose([]) == []
+    assert lockstep.choose([item(0, 0), item(0, 1), item(0, 2), item(0, 3), item(1, 0)]) == []
+
+
+def test_a_round_does_not_wait_for_a_place_that_nobody_has():
+    """Resumed with two actors of three, which kept their places 0 and 2: the run goes on."""
+    lockstep = Lockstep(actors=2, share=1)
+    assert names(lockstep.choose([item(2, 8), item(0, 5)])) == [(0, 5), (2, 8)]
+
+
+@pytest.mark.parametrize(
+    ("second", "why"),
+    [
+        (item(1, 3, version=3, generation=2), "actor 1 was replaced: found incarnation 2 of its place, wanted 0"),
+        (item(1, 4, version=3), "actor 1 lost experience: found message 4, wanted 3"),
+        (item(1, 3, version=2), "actor 1 acted by an older policy: found 2, wanted 3"),
+    ],
+)
+def test_what_breaks_lockstep_is_told(second, why):
+    """Killed and started again, a message lost, or a policy missed: any of them, in any actor."""
+    assert Lockstep(actors=2, share=1).broken([item(0, 3, version=3), second], 3) == why
+
+
+def test_several_messages_of_one_actor_follow_one_another():
+    """Two each: the update of version 3 has the messages 6 and 7, in this order."""
+    lockstep = Lockstep(actors=1, share=2)
+    assert lockstep.broken([item(0, 6, version=3), item(0, 7, version=3)], 3) == ""
+    assert "found message 7, wanted 6" in lockstep.broken([item(0, 7, version=3), item(0, 8, version=3)], 3)

@@ -1,0 +1,114 @@
+"""Whole runs in lockstep, three actors in threads that are held up at random: equal seeds, equal weights."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+import pytest
+import torch
+
+from common.algorithms.registry import ALGORITHMS
+from common.algorithms.settings.td3 import TD3Settings
+from common.envs.spec import EnvSettings
+from common.models.spec import ModelSettings
+from common.runtime.tree import ActorSettings, LearnerSettings, RolloutSettings, RunSettings, Settings, TargetSettings
+from tests.services.test_whole_run import Colony, assert_accounts_agree, probe, q_probe
+
+pytestmark = pytest.mark.service
+
+ACTORS = 3
+LONGEST = 0.004  # seconds for which a thread is held up: several env steps, or a short update
+
+
+@pytest.fixture(autouse=True)
+def _one_torch_thread():
+    """As in a learner in lockstep: how a sum is shared decides how it is rounded."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def recipe(algorithm):
+    """A run of a few updates of 3 x 16 x 8 env steps, or 3 x 8 x 8 with a memory."""
+    if algorithm == "dqn":
+        settings = q_probe("matching_action", env_steps=1_500, prioritized=True, initial_priorities=True)
+    elif algorithm == "td3":
+        settings = Settings(
+            env=EnvSettings(entry_point="common.envs.probes:aimed_action", num_envs=8),
+            model=ModelSettings(hidden=(32,)),
+            algorithm=TD3Settings(minibatch=32, samples_per_insert=8, replay_capacity=5_000, warmup=200, random_env_steps=400),
+            rollout=RolloutSettings(length=8),
+            learner=LearnerSettings(batch=1),
+            target=TargetSettings(env_steps=1_500),
+        )
+    else:
+        settings = probe("matching_action", algorithm=algorithm, env_steps=3_000)
+    return settings
+
+
+def lockstep(settings, *, seed=1, batch=1):
+    """The same, its actors and learner taking turns."""
+    learner = settings.learner.model_copy(update={"batch": batch})
+    sections = {"run": RunSettings(mode="lockstep", seed=seed), "actor": ActorSettings(count=ACTORS), "learner": learner}
+    return Settings(**{name: getattr(settings, name) for name in Settings.model_fields} | sections)
+
+
+def held_up(seed):
+    """What every thread calls at each env step and update: each is held up at times of its own."""
+    local = threading.local()
+
+    def wait():
+        if not hasattr(local, "chance"):
+            local.chance = random.Random(f"{seed} {threading.current_thread().name}")
+        if local.chance.random() < 0.05:
+            time.sleep(local.chance.uniform(0.0, LONGEST))
+
+    return wait
+
+
+def trained(settings, folder, *, delays):
+    """A whole run; what its summary says."""
+    colony = Colony(settings, folder)
+    colony.alive = held_up(delays)
+    run = colony.run(actors=ACTORS)
+    assert_accounts_agree(run)
+    return run.record.summary(run.figures, now=time.monotonic())
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_two_runs_of_one_seed_end_with_the_same_weights_and_another_seed_with_others(tmp_path, algorithm):
+    """Threads are delayed differently in each run; the lag is 0 throughout, the means are equal too."""
+    settings = recipe(algorithm)
+    first = trained(lockstep(settings), tmp_path / "1", delays=1)
+    second = trained(lockstep(settings), tmp_path / "2", delays=2)
+    other = trained(lockstep(settings, seed=2), tmp_path / "3", delays=1)
+    assert first["reproducible"]
+    assert second["reproducible"]
+    assert first["policy_lag"]["max"] == 0
+    assert first["learner_updates"] > 5
+    timeless = ("learner_updates", "env_steps", "episodes", "mean100", "parameters_sha256")
+    assert [first[name] for name in timeless] == [second[name] for name in timeless]
+    assert other["parameters_sha256"] != first["parameters_sha256"]
+
+
+def test_an_actor_may_have_several_messages_in_one_batch(tmp_path):
+    """Batches of 4 with 3 actors become batches of 6, two of each, collected by one policy."""
+    settings = lockstep(recipe("ppo"), batch=4)
+    first, second = (trained(settings, tmp_path / str(delays), delays=delays) for delays in (1, 2))
+    assert first["reproducible"]
+    assert first["env_steps"] / first["learner_updates"] == pytest.approx(6 * 16 * 8 / 2, rel=0.1)  # every second row is a reset
+    assert first["parameters_sha256"] == second["parameters_sha256"]
+
+
+def test_a_lost_actor_is_told_and_the_run_goes_on(tmp_path):
+    """Killed in its fourth rollout and started again under its name: not reproducible any more, and trained to its end."""
+    settings = lockstep(recipe("ppo"))
+    colony = Colony(settings, tmp_path)
+    colony.killed, colony.replaced = frozenset({0}), True
+    run = colony.run(actors=ACTORS)
+    assert run.reason == "env step budget spent"
+    assert run.record.lockstep_broken.endswith("was replaced: found incarnation 1 of its place, wanted 0")
+    assert not run.record.summary(run.figures, now=0.0)["reproducible"]
