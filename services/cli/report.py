@@ -56,6 +56,8 @@ def closing(sentence: str, summary: Summary | None, *, run_dir: Path, resumable:
         yield f"  {summary['env_steps']:,} env steps in {time}, mean100 {score(summary['mean100'])}"
         if (last := summary.get("last_evaluation")) is not None:
             yield f"  last evaluation {score(last['mean'])} over {last['episodes']} episodes ({last['mode']})"
+        if summary.get("reproducible"):
+            yield f"  parameters     sha256 {summary['parameters_sha256']}: the same in every run of these settings here"
     yield f"  run directory  {run_dir}"
     yield f"  look closer    tensorboard --logdir {run_dir}"
     if resumable:

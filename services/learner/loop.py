@@ -75,7 +75,8 @@ class Learner:
         self._publish()
         self._record.phase = "training"
         if self._lockstep:
-            self._note("lockstep", actors=self._lockstep.actors, trajectories_per_update=self._settings.batch)
+            known = {"actors": self._lockstep.actors, "trajectories_per_update": self._settings.batch}
+            self._note("lockstep", **known, broken=self._record.lockstep_broken or "no")
         reason = ""
         while not reason:
             self._phases.enter("wait")

@@ -54,6 +54,14 @@ def test_the_last_lines_say_what_came_out_and_what_to_do_next(tmp_path):
     assert "--resume" not in "\n".join(closing("solved", None, run_dir=tmp_path, resumable=False))
 
 
+@pytest.mark.parametrize("reproducible", [True, False])
+def test_a_run_that_can_be_repeated_shows_what_it_must_come_to_again(tmp_path, reproducible):
+    """Two runs in lockstep are compared with one look; other hashes agree with nothing, and are not shown."""
+    summary = SUMMARY | {"reproducible": reproducible, "parameters_sha256": "ab" * 32}
+    text = "\n".join(closing("solved", summary, run_dir=tmp_path, resumable=False))
+    assert ("sha256 " + "ab" * 32 in text) == reproducible
+
+
 def test_a_summary_cut_short_counts_as_none(tmp_path):
     """Kill -9 while it was written."""
     assert read_summary(tmp_path / "summary.json") is None

@@ -459,7 +459,7 @@ def test_in_lockstep_a_policy_is_published_before_the_credits_of_its_round_retur
         ("publish", 2),
         ("settle", [1, 1]),
     ]
-    assert scene.notes[0] == ("lockstep", {"actors": 2, "trajectories_per_update": 2})
+    assert scene.notes[0] == ("lockstep", {"actors": 2, "trajectories_per_update": 2, "broken": "no"})
     assert scene.notes[-1] == ("lockstep_broken", {"why": "stopped on request, not by the run's own settings"})
     assert scene.summary["parameters_sha256"] == snapshot.digest(scene.algorithm.model)
 
