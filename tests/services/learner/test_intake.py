@@ -8,7 +8,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from common.errors import ConfigError, DropReason, InternalError
+from common.errors import ConfigError, DropReason, InternalError, ResourceError
 from common.session.events import RefusalCode
 from common.wire import codec
 from common.wire.messages import PROTOCOL_VERSION, Envelope, Evaluation, Hello, Refusal, Snapshot
@@ -373,3 +373,24 @@ def test_a_hello_that_speaks_for_another_role_is_refused(colony):
     stranger = colony.hub.connect()
     stranger.send(codec.encode(Envelope(run="", message=hello)))
     assert codec.decode(stranger.receive(PATIENCE)).message.code == RefusalCode.ROLE
+
+
+def test_an_intake_that_is_held_up_is_named(colony):
+    """The disk of the log stands still, and with it the thread that writes there: a sentence, not a bare timeout."""
+    held, told = threading.Event(), threading.Event()
+
+    def stand_still(_):
+        told.set()
+        held.wait(PATIENCE)
+
+    colony.intake._note = stand_still
+    colony.hub.connect().send([b"no message"])
+    try:
+        assert told.wait(PATIENCE)
+        with pytest.raises(
+            ResourceError, match=r"the intake thread does not answer: found none in 0\.05 s, wanted an answer; look"
+        ):
+            colony.intake.session_state(timeout=0.05)
+    finally:
+        held.set()
+    assert colony.intake.session_state()
