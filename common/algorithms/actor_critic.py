@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from common.algorithms import optimizers, schedules
+from common.algorithms import optimizers, parameters, schedules
 from common.algorithms.api import Progress, Sample
 from common.algorithms.appraisal import Appraisal, appraise
 from common.algorithms.batch import Batch, collate
@@ -90,34 +89,19 @@ class ActorCriticLearner:
     def state_dict(self) -> dict[str, Any]:
         """Copies, in nested dicts with string keys; leaves are tensors and JSON scalars."""
         return {
-            "parameters": {name: parameter.detach().clone() for name, parameter in self._model.named_parameters()},
+            "parameters": parameters.state_of(self._model),
             "optimizer": {self._optimizer_name: optimizers.state_of(self._optimizer, self._model)},
             "value_moments": asdict(self._moments),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state_dict`; ResourceError, and nothing changed, where it is of another architecture or optimizer."""
-        parameters = dict(self._model.named_parameters())
-        _require_same(state.get("parameters", {}), parameters)
         remembered = state.get("optimizer", {})
         if self._optimizer_name not in remembered:
             fix = "resume with the algorithm settings of that run"
             raise ResourceError(
                 "the checkpoint is of another optimizer", found=list(remembered), wanted=[self._optimizer_name], fix=fix
             )
-        with torch.no_grad():
-            for name, parameter in parameters.items():
-                parameter.copy_(state["parameters"][name])
+        parameters.restore(self._model, state.get("parameters", {}))
         optimizers.restore(self._optimizer, self._model, remembered[self._optimizer_name])
         self._moments = Moments(**state["value_moments"])
-
-
-def _require_same(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
-    """Refuse parameters of other names or shapes, naming only those that differ."""
-    shapes = [{name: list(tensor.shape) for name, tensor in tensors.items()} for tensors in (found, wanted)]
-    if shapes[0] != shapes[1]:
-        differing = [
-            {name: shape for name, shape in one.items() if other.get(name) != shape} for one, other in (shapes, shapes[::-1])
-        ]
-        fix = "resume with the env and model settings of that run"
-        raise ResourceError("the checkpoint is of another network", found=differing[0], wanted=differing[1], fix=fix)

@@ -34,7 +34,7 @@ class DQN(ReplayLearner):
             wanted, fix = "one of n actions", "choose an algorithm for continuous actions, such as td3"
             raise ConfigError("dqn cannot choose among these actions", found=f"shape {env.action.shape}", wanted=wanted, fix=fix)
         prioritized = PrioritySettings(alpha=settings.priority_alpha) if settings.prioritized else None
-        super().__init__(settings=settings, env=env, seed=seed, n_step=settings.n_step, prioritized=prioritized)
+        super().__init__(settings=settings, env=env, seed=seed, prioritized=prioritized)
         self._settings = settings
         self._model = q.build(model, env, dueling=settings.dueling, seed=seed)
         self._target = copy.deepcopy(self._model).requires_grad_(requires_grad=False)

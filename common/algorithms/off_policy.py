@@ -40,9 +40,7 @@ class ReplayLearner(ABC):
     The memory is not part of `state_dict`: it is as large as the machine allows. A resumed run fills it again, and warms up.
     """
 
-    def __init__(
-        self, *, settings: ReplaySection, env: EnvSpec, seed: int, n_step: int = 1, prioritized: PrioritySettings | None = None
-    ) -> None:
+    def __init__(self, *, settings: ReplaySection, env: EnvSpec, seed: int, prioritized: PrioritySettings | None = None) -> None:
         """Allocate the memory (ConfigError where it cannot be); `seed` fixes what is drawn from it."""
         self._pace = Governor(samples_per_insert=settings.samples_per_insert, batch=settings.minibatch, warm_up=settings.warmup)
         self._minibatch = settings.minibatch
@@ -50,7 +48,7 @@ class ReplayLearner(ABC):
         self._replay = Replay(
             env=env,
             capacity=settings.replay_capacity,
-            n_step=n_step,
+            n_step=settings.n_step,
             gamma=settings.gamma,
             clip_reward=settings.clip_reward,
             prioritized=prioritized,
@@ -90,9 +88,12 @@ class ReplayLearner(ABC):
         not make the run train more often on the others. What was not measured is not among the metrics.
         """
         steps: list[Measured | None] = []
+        windows: list[float] = []
         while self._pace.owed and len(self._replay) and not stop():
             self._pace.drew()
-            steps.append(self._step(self._replay.sample(self._minibatch, self._rng, beta=self._beta(progress))))
+            rows = self._replay.sample(self._minibatch, self._rng, beta=self._beta(progress))
+            windows.append(float(rows.env_steps.mean()))
+            steps.append(self._step(rows))
         taken = [step for step in steps if step is not None]
         metrics = {
             "policy_lag_mean": progress.version - batch.version,
@@ -101,6 +102,8 @@ class ReplayLearner(ABC):
             "replay_env_steps": float(len(self._replay)),
             "samples_per_insert": self._pace.ratio,
         }
+        if windows:
+            metrics["window_env_steps"] = float(np.mean(windows))
         return UpdateResult(samples=batch.env_steps, metrics=metrics | _means(taken))
 
     def state_dict(self) -> dict[str, Any]:

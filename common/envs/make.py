@@ -14,6 +14,7 @@ import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from typing import Any, NamedTuple, TypeAlias
 
 import ale_py
@@ -25,7 +26,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 
 from common.envs.spec import ActionSpec, EnvSettings, EnvSpec
-from common.errors import ConfigError, ResourceError
+from common.errors import ConfigError, ResourceError, RookeryError
 
 Array: TypeAlias = NDArray[Any]
 AnyVectorEnv: TypeAlias = VectorEnv[Any, Any, Any]
@@ -128,9 +129,23 @@ def make(settings: EnvSettings, *, num_envs: int | None = None) -> VectorEnviron
 
 
 def spec_of(settings: EnvSettings) -> EnvSpec:
-    """Describe the environment, by building one of it and closing it again. Errors as in `make`."""
-    environment = _make(settings, 1)
-    environment.close()
+    """Describe the environment, by building one of it, beginning an episode and closing it again.
+
+    Errors as in `make`, and `ConfigError` where the environment itself fails, or shows what its space does not say.
+    """
+    try:
+        environment = _make(settings, 1)
+        with closing(environment):
+            shown = environment.reset(0).shape[1:]
+    except RookeryError:
+        raise
+    except Exception as error:  # whatever a user's own code raises: it is theirs to mend, and no restart helps
+        found = f"{type(error).__name__}: {error}"
+        fact = f"{settings.entry_point or settings.id} fails when it is built or begins an episode"
+        raise ConfigError(fact, found=found, wanted="an observation of its space", fix="mend it, or env.kwargs") from error
+    if shown != environment.spec.observation_shape:
+        fact = f"{settings.entry_point or settings.id} shows what its observation space does not say"
+        raise ConfigError(fact, found=f"shape {shown}", wanted=f"shape {environment.spec.observation_shape}", fix="mend it")
     return environment.spec
 
 

@@ -35,6 +35,7 @@ class Transitions:
     observation: NDArray[Any]  # [N, *input], environment's dtype: what the action was chosen on
     action: NDArray[Any]  # [N] int64 or [N, *A] float32
     reward: NDArray[np.float32]  # [N]: sum over j < k of gamma^j r_j
+    env_steps: NDArray[np.int64]  # [N]: k
     discount: NDArray[np.float32]  # [N]: gamma^k, 0 where the window's last step terminated the episode
     next_observation: NDArray[Any]  # [N, *input]: what followed the window; where `discount` is 0 it may be of another episode
     weight: NDArray[np.float32]  # [N]: importance weights, at most 1; all 1 where sampling is uniform
@@ -149,6 +150,7 @@ class Replay:
             observation=observation,
             action=blocks.action[slot],
             reward=self._returns(slot, span),
+            env_steps=span,
             discount=np.where(blocks.terminated[slot + span - 1], np.float32(0), self._powers[span]),
             next_observation=next_observation,
             weight=weight,

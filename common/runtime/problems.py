@@ -72,7 +72,8 @@ def explain(error: ValidationError, values: Tree, sources: Mapping[str, str]) ->
     unique = list(dict.fromkeys(lines))
     if len(unique) == 1:
         return ConfigError(unique[0])
-    return ConfigError("\n  ".join([f"{len(unique)} problems in the configuration", *unique]))
+    numbered = [f"{number}. {line}" for number, line in enumerate(unique, start=1)]  # told apart where all is put on one line
+    return ConfigError("\n  ".join([f"{len(unique)} problems in the configuration:", *numbered]))
 
 
 def _lines(details: ErrorDetails, values: Tree, sources: Mapping[str, str]) -> Iterator[str]:
@@ -108,8 +109,17 @@ def _unknown(path: Path, values: Tree, origin: str) -> str:
     elsewhere = [f"{section}.{key}" for section in schema()["properties"] if node_at((section, key), values)]
     close = get_close_matches(key, known, n=1) or elsewhere
     hint = f"did you mean {close[0]}? " if close else ""
+    if others := _variants_with(path, values):
+        hint = f"it is a setting of {' and '.join(others)}, and {'.'.join(parent)}.name is {_at((*parent, 'name'), values)}; "
     kind, owner = ("key", ".".join(parent)) if parent else ("section", "the configuration")
     return f"{'.'.join(path)}: unknown {kind} ({origin}); {hint}{owner} has {', '.join(known)}"
+
+
+def _variants_with(path: Path, values: Tree) -> list[str]:
+    """The other variants of the section, by name, that know its key `path`: what is set belongs to one of them."""
+    section, *_ = path
+    names: list[str] = (node_at((section, "name"), values) or {}).get("enum", [])
+    return [name for name in names if node_at(path, {section: {"name": name}})]
 
 
 def _setting(location: Sequence[str | int], values: Tree) -> Path:

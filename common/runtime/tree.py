@@ -17,9 +17,9 @@ from common.algorithms.settings.ppo import PPOSettings
 from common.envs.spec import EnvSettings
 from common.errors import ConfigError
 from common.models.spec import ModelSettings
+from common.wire.messages import PEER_NAME
 
 Precision: TypeAlias = Literal["fp32", "bf16"]
-PEER_NAME = r"^[A-Za-z0-9._-]{0,64}$"
 MAX_PORT = 65535
 
 
@@ -106,7 +106,9 @@ class PeerSettings(Section):
 
     learner: Endpoint = Field(default="tcp://127.0.0.1:5700", description="address of the learner")
     name: str = Field(
-        default="", pattern=PEER_NAME, description="unique in the run, stable over restarts; empty: from host and process"
+        default="",
+        pattern=rf"^({PEER_NAME.pattern})?$",
+        description="unique in the run, stable over restarts; empty: from host and process",
     )
     torch_threads: int = Field(default=1, ge=1, le=256, description="CPU threads of acting")
 

@@ -36,6 +36,7 @@ from common.units import Seconds
 from common.wire.messages import Welcome
 
 WAIT_SECONDS: Seconds = 0.1
+BUILD_SECONDS: Seconds = 300.0  # for the environments and the policy: a simulator may take its time
 _log = logs.EventLog(__name__)
 
 
@@ -133,6 +134,7 @@ def _serve(role: str, invocation: Invocation, *, niceness: int, metrics: Service
             peer = Peer(
                 invocation=invocation, link=link, run=run, index=welcome.index, seed=seed, shutdown=shutdown, health=health
             )
+            health.tick(doing="builds its environments", within=BUILD_SECONDS)
             loop = build(peer)
             health.ready()
             reason = loop.run()

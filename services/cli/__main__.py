@@ -70,9 +70,11 @@ def _config_schema(_: Arguments) -> int:
 def _presets(_: Arguments) -> int:
     from common.runtime.presets import find_preset, preset_names  # noqa: PLC0415
 
-    for name in preset_names():
+    names = preset_names()
+    width = max(map(len, names))
+    for name in names:
         first_line = find_preset(name).text.partition("\n")[0]
-        print(f"{name:14} {first_line.removeprefix('#').strip()}")
+        print(f"{name:{width}}  {first_line.removeprefix('#').strip()}")
     return 0
 
 

@@ -108,7 +108,7 @@ def peers(status: RunStatus) -> str:
     if status.peers.get("evaluator"):
         words.append("evaluator connected")
     if status.restarts:
-        words.append(f"{status.restarts} restarts")
+        words.append(f"{status.restarts} restarts (why: see logs/ of the run directory)")
     return ", ".join(words)
 
 

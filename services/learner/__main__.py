@@ -19,12 +19,15 @@ from common.runtime.http import HttpServer
 from common.runtime.seeds import derive
 from common.runtime.shutdown import Shutdown, on_signals
 from common.transport.zmq import ZmqLearner
+from common.units import Seconds
 from services.learner.begin import build, identified, open_directory, open_state
 from services.learner.intake import Intake
 from services.learner.journal import Journal
 from services.learner.loop import Learner
 from services.learner.metrics import LearnerMetrics
 from services.learner.settings import parse
+
+LOOK_SECONDS: Seconds = 300.0  # for example frames: a simulator may take its time
 
 _log = logs.EventLog(__name__)
 
@@ -79,6 +82,7 @@ def _serve(words: list[str]) -> int:
             intake.start()
             if settings.model.normalize_observation and record.updates == 0:
                 # Peers are welcomed from here on: they build their environments, which takes longer, while we look at ours.
+                health.tick(doing="looks at its environment", within=LOOK_SECONDS)
                 frames = example_frames(settings.env, seed=seed("environment"))
                 algorithm.calibrate(torch.from_numpy(frames))
             health.ready()

@@ -44,7 +44,8 @@ def build(settings: Settings, env: EnvSpec, *, seed: int) -> Algorithm:
     try:
         algorithm = build_algorithm(settings.algorithm, model=settings.model, env=env, seed=seed)
     except MemoryError as error:  # larger than what the system would ever promise
-        raise ConfigError("the replay memory cannot be allocated", found=str(error), fix=fix) from error
+        wanted = None if available is None else f"at most {available / 1e9:.1f} GB"
+        raise ConfigError("the replay memory cannot be allocated", found=str(error), wanted=wanted, fix=fix) from error
     if isinstance(algorithm, Remembers):
         needed = algorithm.replay_bytes
         if available is not None and needed > available:

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from common.errors import DropReason, InternalError, PeerError, ProtocolVersionError
+from common.errors import DropReason, InternalError, PeerError, ProtocolVersionError, ResourceError
 from common.session import events as e
 from common.session.events import PeerKey
 from common.session.learner_side import LearnerSide
@@ -185,13 +185,16 @@ class Intake:
         self._transport.wake()
 
     def _ask(self, question: Callable[[], Any], timeout: Seconds) -> Any:
-        """The answer of the I/O thread, which stands behind all that was posted before."""
+        """The answer of the I/O thread, which stands behind all that was posted before. ResourceError if it does not come."""
         answer: Future[Any] = Future()
         self._post((question, answer))
         with self._changed:
             self._changed.wait_for(lambda: answer.done() or self._failure, timeout)
             self._raise_failure()
-        return answer.result(0.0)
+        if not answer.done():
+            fix = "look what holds up this machine or its disk"
+            raise ResourceError("the intake thread does not answer", found=f"none in {timeout:g} s", wanted="an answer", fix=fix)
+        return answer.result()
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

@@ -147,9 +147,9 @@ class Learner:
             self._note("lockstep_broken", why=why)
 
     def _interrupted(self) -> bool:
-        """Asked before each gradient step: however long an update is, it holds up neither a stop nor the health probe."""
+        """Asked before each gradient step: an update, however long, holds up no stop, no budget of time and no health probe."""
         self._health.tick(doing="trains", within=STEP_SECONDS)
-        return self._stopping()
+        return self._stopping() or bool(self._record.over(self._clock()))
 
     def _publish(self) -> None:
         self._phases.enter("publish")
@@ -217,7 +217,17 @@ class Learner:
         """Write a checkpoint; returns why it could not be written."""
         self._phases.enter("checkpoint")
         self._saved_at = self._clock()
-        checkpoint = Checkpoint(
+        try:
+            self._save_checkpoint(self._checkpoint())
+        except ResourceError as error:  # a full disk costs the checkpoint, not the run
+            self._metrics.checkpoint_failures.inc()
+            self._note("checkpoint_failed", detail=str(error))
+            return error
+        self._metrics.checkpoint_last_success.set_to_current_time()
+        return None
+
+    def _checkpoint(self) -> Checkpoint:
+        return Checkpoint(
             run_id=self._record.run_id,
             version=self._record.version,
             env_steps=self._record.env_steps,
@@ -225,14 +235,6 @@ class Learner:
             counters={"record": self._record.state_dict(self._clock()), "session": self._intake.session_state()},
             state=self._algorithm.state_dict(),
         )
-        try:
-            self._save_checkpoint(checkpoint)
-        except ResourceError as error:  # a full disk costs the checkpoint, not the run
-            self._metrics.checkpoint_failures.inc()
-            self._note("checkpoint_failed", detail=str(error))
-            return error
-        self._metrics.checkpoint_last_success.set_to_current_time()
-        return None
 
     def _end(self, reason: str) -> None:
         """Let the peers go (an evaluator plays the final policy first), account for what is left, save everything."""

@@ -70,7 +70,8 @@ class LearnerMetrics(ServiceMetrics):
             "queue_depth", "Experience messages admitted and not yet taken by the train loop. Not those on the wire."
         )
         self.queue_capacity = self._gauge(
-            "queue_capacity", "The most messages that the connected actors may have in the queue: credits times actors."
+            "queue_capacity",
+            "Messages that connected or expected actors may have in the queue: credits times actors, or the depth if more.",
         )
         self.queue_env_steps = self._gauge(
             "queue_env_steps", "Env steps in the messages that wait in the queue, and in the batch that is being trained on."

@@ -11,7 +11,7 @@ import pytest
 from common.session.actor_side import ActorSide, Identity
 from common.transport.link import Link
 from common.transport.zmq import ZmqPeer
-from common.wire.messages import Trajectory
+from common.wire.messages import Gradient, Trajectory
 
 pytestmark = pytest.mark.system
 
@@ -108,3 +108,29 @@ def test_peers_that_do_not_fit_are_refused_with_a_clear_line_and_harm_nobody(col
     actor = colony.peer("actor", "fits")
     wait(lambda: learner.http.status()["learner_updates"] > 0, "who fits is trained on")
     assert actor.process.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "spoilt", "detail"),
+    [
+        ("schema", lambda good: good[:-1], "array gradient: found float32 ["),
+        ("non_finite", lambda good: good * np.nan, "array gradient at [0]: found nan, wanted finite numbers"),
+    ],
+)
+def test_a_gradient_that_cannot_be_stepped_along_is_counted_and_told(colony, wait, reason, spoilt, detail):
+    """A peer with another network, and one whose loss has blown up: the learner goes on, and both sides say why."""
+    learner = colony.learner("algorithm.name=a3c-grad")
+    wait(lambda: learner.http.get("/readyz")[0] == 200, "the learner is ready")
+    identity = Identity(role="actor", name="of-another-make", incarnation=1, software="?")
+    told = []
+    link = Link(transport=ZmqPeer(colony.endpoint), session=ActorSide(identity), clock=time.monotonic, note=told.append)
+    wait(lambda: link.service(0.05) or link.welcome, "it is welcomed")
+    arrays = {spec.name: np.zeros([max(0, size) for size in spec.shape], spec.dtype) for spec in link.welcome.schema}
+    arrays["gradient"] = spoilt(arrays["gradient"])
+    link.offer(Gradient(seq=0, shipped=0, version=0, env_steps=1, arrays=arrays))
+    wait(lambda: link.service(0.05) or [note for note in told if note.event == "message_rejected"], "it is told")
+    link.close("done")
+    assert told[-1].fields["reason"] == reason
+    assert told[-1].fields["detail"].startswith(detail)
+    wait(lambda: learner.http.metric("rookery_learner_messages_dropped_total", reason=reason) == 1, "it is counted")
+    assert learner.process.poll() is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Literal
 
@@ -57,16 +58,14 @@ class DQNSettings(ReplaySection):
     )
 
     def conflicts(self, scale: Scale) -> Iterator[str]:
-        """A window of n steps must be complete soon, and fit into what the memory holds of one environment."""
+        """Priorities are for who draws by them."""
         yield from super().conflicts(scale)
-        if self.n_step > scale.length:
-            yield (
-                f"algorithm.n_step: found {self.n_step}, wanted at most {scale.length} = rollout.length: "
-                "a window would be complete only several messages after it began"
-            )
-        streams = scale.num_envs * max(1, scale.actors)
-        if (self.n_step + 1) * streams > self.replay_capacity:
-            yield (
-                f"algorithm.n_step: found {self.n_step}, wanted less than {self.replay_capacity / streams:g} = "
-                f"algorithm.replay_capacity / {streams} environments: a window lies in the memory of one environment"
-            )
+        if self.prioritized:
+            return
+        for key in ("priority_alpha", "priority_beta", "initial_priorities"):
+            found = getattr(self, key)
+            if found != (unused := type(self).model_fields[key].default):
+                yield (
+                    f"algorithm.{key}: found {json.dumps(found)}, wanted {json.dumps(unused)}, the default, where "
+                    "algorithm.prioritized is false: transitions are then drawn all alike; set it to true"
+                )

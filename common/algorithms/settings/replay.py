@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from pydantic import Field
@@ -24,8 +25,11 @@ class ReplaySection(AlgorithmSection):
         description="times an env step is trained on, on average: gradient steps per env step x minibatch; held at any speed",
     )
 
+    n_step: int = Field(default=1, ge=1, le=64, description="env steps of reward before a value stands for the rest")
+
     def conflicts(self, scale: Scale) -> Iterator[str]:
         """What the memory, the run and its messages must be able to hold of one another."""
+        yield from self._window_conflicts(scale)
         if self.minibatch > self.replay_capacity:
             yield (
                 f"algorithm.minibatch: found {self.minibatch}, wanted at most {self.replay_capacity} = "
@@ -35,6 +39,12 @@ class ReplaySection(AlgorithmSection):
             yield (
                 f"algorithm.warmup: found {self.warmup}, wanted at most {self.replay_capacity} = "
                 "algorithm.replay_capacity: the memory never holds more"
+            )
+        first = self.warmup + math.ceil(self.minibatch / self.samples_per_insert)  # env steps that pay for the first minibatch
+        if max(first, scale.batch_env_steps) < self.minibatch <= self.replay_capacity:
+            yield (
+                f"algorithm.warmup: found {self.warmup}, wanted at least {self.minibatch} = algorithm.minibatch: the first one "
+                f"would be drawn from {max(first, scale.batch_env_steps)} env steps, most of them several times"
             )
         if scale.batch_env_steps > self.replay_capacity:
             yield (
@@ -53,4 +63,18 @@ class ReplaySection(AlgorithmSection):
                 f"learner.max_policy_lag: found {scale.max_policy_lag}, wanted at least {scale.waiting} = learner.credits x "
                 "actor.count / learner.batch: messages wait while the gradient steps that earlier ones paid for are taken, "
                 "and those that are dropped as stale would pay for none"
+            )
+
+    def _window_conflicts(self, scale: Scale) -> Iterator[str]:
+        """A window of n steps must be complete soon, and fit into what the memory holds of one environment."""
+        if self.n_step > scale.length:
+            yield (
+                f"algorithm.n_step: found {self.n_step}, wanted at most {scale.length} = rollout.length: "
+                "a window would be complete only several messages after it began"
+            )
+        streams = scale.num_envs * max(1, scale.actors)
+        if (self.n_step + 1) * streams > self.replay_capacity:
+            yield (
+                f"algorithm.n_step: found {self.n_step}, wanted less than {self.replay_capacity / streams:g} = "
+                f"algorithm.replay_capacity / {streams} environments: a window lies in the memory of one environment"
             )

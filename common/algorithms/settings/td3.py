@@ -27,7 +27,6 @@ class TD3Settings(ReplaySection):
         le=100_000.0,
         description="times an env step is trained on, on average; equal to minibatch: one gradient step per env step",
     )
-    n_step: int = Field(default=1, ge=1, le=64, description="env steps of reward before a value stands for the rest")
     policy_delay: int = Field(default=2, ge=1, description="gradient steps of the critics per step of the actor and the targets")
     target_rate: float = Field(default=0.005, gt=0.0, le=1.0, description="how far the targets move each time (Polyak, tau)")
     target_noise: float = Field(default=0.2, ge=0.0, description="deviation of the noise on the target's action")

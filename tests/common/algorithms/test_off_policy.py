@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -128,3 +129,14 @@ def test_a_memory_that_cannot_be_is_refused_when_the_learner_is_built(image_env)
     """Too small for the stacks of its environments."""
     with pytest.raises(ConfigError, match="replay capacity"):
         Counter(env=image_env, replay_capacity=4)
+
+
+@pytest.mark.parametrize(("terminated", "taken"), [(0, 3.0), (1, 1.0)])
+def test_windows_shorter_than_asked_for_are_told(continuous_env, make_sample, terminated, taken):
+    """n_step 3 where every episode lasts one step: nobody could know before, so the mean length of the windows is measured."""
+    learner = Counter(env=continuous_env, n_step=3)
+    ends = {"terminated": np.full((8, 2), terminated)}
+    metrics = [train(learner, message).metrics for message in messages(make_sample, continuous_env, 2, length=8, **ends)]
+    assert metrics[-1]["window_env_steps"] == taken
+    warming = Counter(env=continuous_env, warmup=100)
+    assert "window_env_steps" not in train(warming, *messages(make_sample, continuous_env, 1)).metrics

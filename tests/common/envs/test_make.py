@@ -402,6 +402,41 @@ def test_missing_roms_are_the_machines_fault(monkeypatch: pytest.MonkeyPatch, tm
         make(EnvSettings(id="ALE/Pong-v5"))
 
 
+def _raises(*_args: Any, **_kwargs: Any) -> Any:
+    raise RuntimeError("no licence")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        ({"reset": _raises}, "fails when it is built or begins an episode: found RuntimeError: no licence"),
+        ({"_look": lambda: np.zeros(7, np.float32)}, "fails when it is built or begins an episode: found ValueError"),
+        ({}, "probes:own fails when it is built or begins an episode: found RuntimeError: no licence, wanted an observation"),
+    ],
+)
+def test_an_environment_that_fails_is_the_users_to_mend(own, spoil: dict[str, Any], said: str) -> None:
+    """A licence server that is away, frames of another size than the space says: found by the learner, before the run starts."""
+
+    def build() -> Echo:
+        if not spoil:
+            _raises()
+        env = Echo(VECTOR, DISCRETE)
+        vars(env).update(spoil)
+        return env
+
+    with pytest.raises(ConfigError, match=said):
+        spec_of(own(build))
+
+
+def test_a_vector_environment_that_shows_another_shape_is_refused(own, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written by hand: its pictures are larger than its space says. Nothing else would notice."""
+    built = SyncVectorEnv([lambda: Echo(Box(0, 255, (20, 16), np.uint8), DISCRETE)])
+    monkeypatch.setattr(built, "reset", lambda **_: (np.zeros((1, 32, 16), np.uint8), {}))
+    said = r"shows what its observation space does not say: found shape \(32, 16\), wanted shape \(20, 16\)"
+    with pytest.raises(ConfigError, match=said):
+        spec_of(own(lambda: built))
+
+
 def test_an_environment_that_is_refused_is_closed(own, monkeypatch: pytest.MonkeyPatch) -> None:
     """Emulators and simulators must not outlive the error, in a process that goes on to explain it."""
     closed = []

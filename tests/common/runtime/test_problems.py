@@ -87,8 +87,9 @@ def test_an_unknown_key_is_answered_with_the_nearest_and_the_valid_ones(override
 def test_all_problems_come_together_each_on_its_line():
     """Three slips in one file cost one start, not three."""
     first, *lines = _complaint("env.num_envs=0", "lgo.level=x", "model.conv=[[1, 2], [3]]").splitlines()
-    assert first == "3 problems in the configuration"
-    assert sorted(line.split(":")[0].strip() for line in lines) == ["env.num_envs", "lgo", "model.conv"]
+    assert first == "3 problems in the configuration:"
+    assert [line.split()[0] for line in lines] == ["1.", "2.", "3."]
+    assert sorted(line.split()[1] for line in lines) == ["env.num_envs:", "lgo:", "model.conv:"]
 
 
 def test_settings_that_do_not_fit_each_other_name_the_one_to_change_and_its_source():
@@ -119,3 +120,15 @@ def test_the_name_of_an_algorithm_says_which_keys_its_section_has():
     assert "clip" in node_at(("algorithm",), {"algorithm": {"name": "ppo"}})["properties"]
     assert "clip" not in node_at(("algorithm",), {"algorithm": {"name": "impala"}})["properties"]
     assert node_at(("algorithm",), {"algorithm": {"name": "slip"}}) == node_at(("algorithm",), {"algorithm": {"name": "ppo"}})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "owner"),
+    [
+        (["algorithm.samples_per_insert=4"], "it is a setting of dqn and td3, and algorithm.name is ppo; algorithm has "),
+        (["algorithm.name=dqn", "algorithm.epochs=3"], "it is a setting of ppo, and algorithm.name is dqn; algorithm has "),
+    ],
+)
+def test_a_setting_of_another_algorithm_is_named_as_such(overrides, owner):
+    """Copied from another preset: not a slip in the key, but in the algorithm."""
+    assert owner in _complaint(*overrides)

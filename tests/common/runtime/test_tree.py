@@ -19,6 +19,7 @@ from common.runtime.tree import (
     Settings,
     TargetSettings,
 )
+from common.session.actor_side import Identity
 
 pytestmark = pytest.mark.pure
 
@@ -161,3 +162,15 @@ def test_lockstep_refuses_what_would_make_two_runs_differ(change, sentence):
     with pytest.raises(ValidationError, match=sentence):
         _settings(run=RunSettings(mode="lockstep"), **change)
     assert _settings(**change)
+
+
+@pytest.mark.parametrize("name", ["", "actor-0", "a.b:c_d-e", "_", "7" * 128, ".hidden", "-x", ":x", "a b", "x" * 129, "a\n"])
+def test_a_name_that_the_settings_take_is_one_that_a_peer_can_go_by(name):
+    """What passes here and fails in the process would be found out on another machine; empty is made up there."""
+    try:
+        Identity(role="actor", name=name or "made-up", incarnation=1, software="1")
+    except ConfigError:
+        with pytest.raises(ValidationError, match="name"):
+            ActorSettings(name=name)
+    else:
+        assert ActorSettings(name=name).name == name

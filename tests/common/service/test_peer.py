@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import threading
+import time
 
 import msgpack
 import pytest
@@ -14,10 +15,12 @@ from common.algorithms.registry import rollout_schema
 from common.envs.make import spec_of
 from common.errors import ConfigError
 from common.runtime.tree import RunConfig, Settings
+from common.service import peer
 from common.transport.zmq import ZmqLearner
 from common.wire import codec
 from common.wire.messages import PROTOCOL_VERSION, Drain, Envelope, Goodbye, Hello, Refusal, SnapshotWanted, Welcome
 from services.actor import __main__ as actor
+from services.actor.metrics import ActorMetrics
 from services.evaluator import __main__ as evaluator
 
 pytestmark = pytest.mark.system
@@ -213,3 +216,22 @@ def test_without_a_name_it_gets_one_that_no_other_process_has(role, learner):
     assert ROOTS[role].main(["--learner", one.endpoint]) == 0
     assert one.end()[0].peer.startswith(f"{role}-")
     assert one.heard[0].peer.endswith(f"-{os.getpid()}")
+
+
+def test_a_peer_that_takes_a_minute_to_build_its_environments_is_healthy(learner, monkeypatch):
+    """A simulator loads its maps: a probe that restarts the actor meanwhile would restart it for ever."""
+    answers = []
+
+    class Slow:
+        """Looks at its own health as if a minute had passed, and has nothing to do."""
+
+        def __init__(self, welcomed):
+            monkeypatch.setattr(welcomed.health, "_clock", lambda: time.monotonic() + 60.0)
+            answers.append(welcomed.health.liveness().ok)
+
+        def run(self):
+            return "done"
+
+    words = ["--learner", learner(frames(welcome())).endpoint, "--name", "one"]
+    assert peer.main("actor", words, parse=actor.parse, niceness=0, metrics=ActorMetrics(), build=Slow) == 0
+    assert answers == [True]

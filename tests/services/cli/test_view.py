@@ -51,7 +51,7 @@ def test_the_panel_shows_every_fact_of_a_run():
         "mean100 12.34, target 18, last evaluation 14.5 (greedy, 10 episodes, v290)",
         "min 0, mean 0.8, max 2 versions, snapshot v299",
         "3 of 8 messages",
-        "2 of 4 actors connected, evaluator connected, 1 restarts",
+        "2 of 4 actors connected, evaluator connected, 1 restarts (why: see logs/ of the run directory)",
         "stale 512 (env steps)",
         "the learner trains (82 % of its time)",
         "62%, about 2 min left",

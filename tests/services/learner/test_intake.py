@@ -8,7 +8,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from common.errors import ConfigError, DropReason, InternalError
+from common.errors import ConfigError, DropReason, InternalError, ResourceError
 from common.session.events import RefusalCode
 from common.wire import codec
 from common.wire.messages import PROTOCOL_VERSION, Envelope, Evaluation, Hello, Refusal, Snapshot
@@ -405,3 +405,24 @@ def test_in_lockstep_the_next_policy_is_there_before_the_credit(make_colony, mak
     colony.intake.finish()
     assert colony.intake.figures.ledger["trained"] == 2 * STEPS
     assert_balances(colony.intake.figures)
+
+
+def test_an_intake_that_is_held_up_is_named(colony):
+    """The disk of the log stands still, and with it the thread that writes there: a sentence, not a bare timeout."""
+    held, told = threading.Event(), threading.Event()
+
+    def stand_still(_):
+        told.set()
+        held.wait(PATIENCE)
+
+    colony.intake._note = stand_still
+    colony.hub.connect().send([b"no message"])
+    try:
+        assert told.wait(PATIENCE)
+        with pytest.raises(
+            ResourceError, match=r"the intake thread does not answer: found none in 0\.05 s, wanted an answer; look"
+        ):
+            colony.intake.session_state(timeout=0.05)
+    finally:
+        held.set()
+    assert colony.intake.session_state()

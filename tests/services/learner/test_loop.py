@@ -341,6 +341,20 @@ def test_a_checkpoint_that_fails_costs_a_counter_and_not_the_run(tmp_path):
     assert scene.summary["learner_updates"] == 1
 
 
+def test_an_intake_that_does_not_answer_costs_a_checkpoint_and_not_the_run(tmp_path):
+    """The machine stood still for ten seconds: the session's state is missing, and the next checkpoint is soon enough."""
+    scene = Scene(tmp_path, every_seconds=10.0)
+
+    def silent():
+        raise ResourceError("the intake thread does not answer")
+
+    scene.intake.session_state = silent
+    scene.intake.script = [[item(0)]]
+    assert scene.run() == "wall-clock budget spent"
+    assert scene.metrics.checkpoint_failures._value.get() >= 6
+    assert scene.saved == []
+
+
 def test_whoever_stops_a_run_hears_that_its_work_is_not_saved(tmp_path):
     """Ctrl-C on a full disk: an exit code of 0 would say that the last checkpoint is there. The summary is, if it can be."""
     scene = Scene(tmp_path)
@@ -372,6 +386,21 @@ def test_a_stop_does_not_wait_for_the_end_of_a_long_update(tmp_path):
     assert scene.intake.said("settle") == [("settle", [0], None)]
     (last,) = scene.saved
     assert (last.version, last.env_steps, float(last.state["weight"])) == (1, STEPS, 1.0)
+
+
+def test_a_long_update_ends_with_the_budget_of_time(tmp_path):
+    """A ratio of 90,000 samples per insert: one message pays for minutes of gradient steps, and the run was given one."""
+    scene = Scene(tmp_path)
+    scene.algorithm.long = 1_000_000
+
+    def a_second_passes():
+        scene.clock.now += 1.0
+
+    scene.algorithm.between_steps = a_second_passes
+    scene.intake.script = [[item(0)], [item(1)]]
+    assert scene.run() == "wall-clock budget spent"
+    assert 50 < scene.algorithm.steps < 60
+    assert scene.intake.said("settle") == [("settle", [0], None)]
 
 
 @pytest.mark.parametrize(("seconds", "alive"), [(100.0, True), (1000.0, False)])

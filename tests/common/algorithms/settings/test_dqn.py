@@ -19,22 +19,18 @@ def problems(scale=SCALE, **settings):
 def test_the_defaults_are_a_run_that_works():
     """And so is each switch by itself."""
     assert problems() == []
-    for switch in ("double", "dueling", "prioritized", "initial_priorities"):
+    for switch in ("double", "dueling", "prioritized"):
         assert problems(**{switch: True}) == problems(**{switch: False}) == []
 
 
-def test_a_window_longer_than_a_rollout_is_refused():
-    """It would be complete only several messages later."""
-    (problem,) = problems(n_step=20)
-    assert problem.startswith("algorithm.n_step: found 20, wanted at most 16 = rollout.length")
-    assert problems(n_step=16) == []
-
-
-def test_a_window_longer_than_the_memory_of_one_environment_is_refused():
-    """64 env steps shared by 8 environments are 8 for each."""
-    (problem,) = problems(n_step=8, replay_capacity=64, minibatch=8, warmup=0)
-    assert problem.startswith("algorithm.n_step: found 8, wanted less than 8 = algorithm.replay_capacity / 8 environments")
-    assert problems(n_step=7, replay_capacity=64, minibatch=8, warmup=0) == []
+@pytest.mark.parametrize("setting", [{"priority_alpha": 0.9}, {"priority_beta": 1.0}, {"initial_priorities": True}])
+def test_priorities_that_nobody_would_draw_by_are_refused(setting):
+    """The exponent was tuned for an hour, and the switch was off."""
+    (problem,) = problems(**setting)
+    (key,) = setting
+    assert problem.startswith(f"algorithm.{key}: found ")
+    assert "algorithm.prioritized is false" in problem
+    assert problems(prioritized=True, **setting) == []
 
 
 def test_what_all_algorithms_with_a_memory_refuse_is_refused_here_too():

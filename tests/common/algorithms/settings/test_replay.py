@@ -52,3 +52,26 @@ def test_messages_must_not_become_stale_while_they_wait():
     assert problem.startswith("learner.max_policy_lag: found 20, wanted at least 22 = learner.credits x actor.count")
     assert problems(SCALE._replace(actors=10)) == []
     assert problems(SCALE._replace(actors=11, batch=2)) == []
+
+
+def test_a_first_minibatch_must_have_enough_to_be_drawn_from():
+    """1,024 transitions of the 138 that are there would show each of them some eight times."""
+    (problem,) = problems(warmup=10, minibatch=1_024)
+    assert problem.startswith("algorithm.warmup: found 10, wanted at least 1024 = algorithm.minibatch")
+    assert "drawn from 138 env steps" in problem
+    assert problems(warmup=1_024, minibatch=1_024) == problems(warmup=0, minibatch=64) == []
+    assert problems(warmup=0, minibatch=1_024, samples_per_insert=1.0) == []
+
+
+def test_a_window_longer_than_a_rollout_is_refused():
+    """It would be complete only several messages later."""
+    (problem,) = problems(n_step=20)
+    assert problem.startswith("algorithm.n_step: found 20, wanted at most 16 = rollout.length")
+    assert problems(n_step=16) == []
+
+
+def test_a_window_longer_than_the_memory_of_one_environment_is_refused():
+    """64 env steps shared by 8 environments are 8 for each."""
+    (problem,) = problems(n_step=8, replay_capacity=64, minibatch=8, warmup=0)
+    assert problem.startswith("algorithm.n_step: found 8, wanted less than 8 = algorithm.replay_capacity / 8 environments")
+    assert problems(n_step=7, replay_capacity=64, minibatch=8, warmup=0) == []

@@ -19,7 +19,7 @@ def test_the_defaults_are_a_run_that_works():
 
 def test_a_run_that_ends_before_its_policy_acts_is_refused():
     """A short trial with the random phase of a long run."""
-    (problem,) = TD3Settings(random_env_steps=5_000, warmup=0).conflicts(SCALE._replace(env_steps=5_000))
+    (problem,) = TD3Settings(random_env_steps=5_000, warmup=256).conflicts(SCALE._replace(env_steps=5_000))
     assert problem.startswith("algorithm.random_env_steps: found 5000, wanted less than 5000 = target.env_steps")
 
 
