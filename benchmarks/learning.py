@@ -1,79 +1,249 @@
-"""The learning claims: a preset trained from nothing with several seeds, one after the other, as a table.
+"""The learning claims: presets trained from nothing with several seeds, each run a line that stays, all of them one page.
 
-    python -m benchmarks.learning pong cartpole --seeds 1 2 3
+    python -m benchmarks.learning cartpole-dqn pong-dqn --seeds 1 2 3 --note "nothing else ran"
+    python -m benchmarks.learning --render
 
-Every row is read from the run's own summary.json. The machine should be idle: wall-clock time is part of the claim.
+Every run is appended to results/learning.jsonl as it ends, read from its own summary.json and learning_curve.csv; so hours of
+runs are done piece by piece, on any machine. results/learning.md shows those of the presets as they are now. A preset whose
+settings changed since has no rows there until it is run again; what it did before stays in the file.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import hashlib
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-COLUMNS = ("seed", "solved", "minutes", "env steps", "mean100", "greedy evaluation", "env steps/s", "lag mean", "ledger")
+import yaml
+
+from common.runtime.presets import find_preset
+from common.runtime.run_directory import RunDirectory
+
+RESULTS = Path(__file__).parent / "results"
+ROWS, PAGE = "learning.jsonl", "learning.md"
+COLUMNS = (
+    "seed", "holds", "env steps", "minutes", "mean100", "greedy evaluation", "env steps/s", "policy lag", "ledger", "date",
+    "commit",
+)  # fmt: skip
+CURVE_POINTS = 60  # of each run's curve that are kept
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a preset is said to reach: mean100 within a budget of env steps, or greedy evaluations by given env steps."""
+
+    preset: str
+    mean100: float | None = None
+    env_steps: int = 0
+    evaluations: tuple[tuple[int, float], ...] = ()  # (by env steps, at least)
+
+    def words(self) -> str:
+        """The claim as a sentence of the page."""
+        if self.mean100 is not None:
+            return f"mean of 100 training episodes >= {self.mean100:g} within {self.env_steps:,} env steps"
+        return ", ".join(f"greedy evaluation >= {score:,g} by {steps:,} env steps" for steps, score in self.evaluations)
+
+    def holds(self, row: Row) -> bool:
+        """Whether this run bears it out. Of several evaluations before the mark the last one counts, not the best."""
+        if self.mean100 is not None:
+            at = row["solved_at"]
+            return at is not None and row["target"] == self.mean100 and at["env_steps"] <= self.env_steps
+        return all(self._by(row, steps) >= score for steps, score in self.evaluations)
+
+    @staticmethod
+    def _by(row: Row, steps: int) -> float:
+        rollout = row["env_steps"] / max(1, row["learner_updates"])  # a budget ends with the batch that fills it
+        scores: list[float] = [score for at, score in row["evaluations"] if at <= steps + rollout]
+        return scores[-1] if scores else float("-inf")
+
+
+CLAIMS = (
+    Claim("cartpole", mean100=475, env_steps=100_000),
+    Claim("cartpole-a3c", mean100=475, env_steps=500_000),
+    Claim("cartpole-a3c-grad", mean100=475, env_steps=500_000),
+    Claim("cartpole-impala", mean100=475, env_steps=500_000),
+    Claim("cartpole-dqn", mean100=475, env_steps=60_000),
+    Claim("pong", mean100=18, env_steps=1_100_000),
+    Claim("pong-dqn", mean100=18, env_steps=800_000),
+    Claim("pong-impala", mean100=18, env_steps=5_000_000),
+    Claim("pong-a3c", mean100=18, env_steps=5_000_000),
+    Claim("pong-a3c-grad", mean100=18, env_steps=5_000_000),
+    Claim("pendulum-td3", evaluations=((20_000, -170.0),)),
+    Claim("halfcheetah", evaluations=((60_000, 3_000.0), (120_000, 5_000.0))),
+    Claim("breakout", mean100=100, env_steps=10_000_000),
+)
 
 
 def main() -> None:
-    """Train, print the tables, and write them where asked."""
+    """Train and keep the rows, or only render the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("presets", nargs="*", default=["pong", "cartpole"])
+    parser.add_argument("presets", nargs="*", default=[])
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--out", type=Path, help="folder for one PRESET.md each, such as benchmarks/results")
     parser.add_argument("--set", nargs="*", default=[], metavar="section.key=value", help="settings changed for all runs")
+    parser.add_argument("--note", default="", help="what else the machine did meanwhile; stands on the page")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of learning.jsonl and learning.md")
+    parser.add_argument("--render", action="store_true", help="write the page only")
     options = parser.parse_args()
+    if not (options.presets or options.render):
+        parser.error("name presets, or --render")
     for preset in options.presets:
-        with tempfile.TemporaryDirectory() as folder:
-            summaries = [train(preset, seed, Path(folder) / str(seed), options.set) for seed in options.seeds]
-        text = table(preset, summaries, options.set)
-        print(text)
-        if options.out:
-            (options.out / f"{preset}.md").write_text(text)
+        for seed in options.seeds:
+            row = record(preset, seed, options.set, note=options.note, curves=options.results)
+            keep(options.results / ROWS, row)
+    text = page(kept(options.results / ROWS))
+    (options.results / PAGE).write_text(text)
+    print(text)
+
+
+def record(preset: str, seed: int, overrides: Sequence[str], *, note: str, curves: Path) -> Row:
+    """One run, and what is kept of it. The curve of a claim on a single seed is drawn into the folder `curves`."""
+    with tempfile.TemporaryDirectory() as folder:
+        directory = RunDirectory(Path(folder) / "run")
+        summary = train(preset, seed, directory.path, overrides)
+        if preset.startswith("breakout") and directory.learning_curve_png.is_file():
+            shutil.copy(directory.learning_curve_png, curves / f"{preset}-{seed}.png")
+        with directory.learning_curve_csv.open(newline="") as file:
+            curve = list(csv.DictReader(file))
+    now = datetime.now(UTC).date().isoformat()
+    told = {"exit_code": summary["exit_code"], "note": note, "machine": machine(), "commit": _commit(), "date": now}
+    return row_of(summary, curve, preset=preset, overrides=overrides) | told
 
 
 def train(preset: str, seed: int, run_dir: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """One run of the command that the table names; its summary."""
+    """One run of the command that the page names; its summary."""
     words = [sys.executable, "-m", "services.cli", "train", preset, *overrides, "--seed", str(seed), "--run-dir", str(run_dir)]
     code = subprocess.run(words, check=False, stdout=sys.stderr).returncode
     summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
     return summary | {"exit_code": code}
 
 
-def table(preset: str, summaries: Sequence[dict[str, Any]], overrides: Sequence[str] = ()) -> str:
-    """The results as Markdown, nothing rounded up."""
-    command = " ".join(["rookery train", preset, *overrides, "--seed SEED"])
-    lines = [f"# {preset}", "", f"`{command}`, one run after the other, on {machine()}.", ""]
-    lines += ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-    lines += ["| " + " | ".join(_row(summary)) + " |" for summary in summaries]
-    minutes = statistics.median(summary["wall_seconds"] for summary in summaries) / 60
-    solved = sum(summary["solved"] for summary in summaries)
-    lines += ["", f"Solved: {solved} of {len(summaries)}. Median wall-clock: {minutes:.2f} minutes, from the command to its end,"]
-    lines += ["start-up, checkpoints and the evaluation of the final policy included. mean100 is the mean raw return of the"]
-    lines += ["last 100 training episodes; the greedy evaluation plays 10 whole episodes with the final policy."]
+def row_of(
+    summary: Mapping[str, Any], curve: Sequence[Mapping[str, str]], *, preset: str, overrides: Sequence[str]
+) -> dict[str, Any]:
+    """What is kept of a run: its summary, its curve thinned out, and its greedy evaluations by env steps."""
+    ledger = summary["ledger"]
+    accounted = ledger["trained"] + ledger["queued"] + ledger["in_flight"] + sum(ledger["dropped"].values())
+    kept = (
+        "seed",
+        "solved_at",
+        "env_steps",
+        "learner_updates",
+        "wall_seconds",
+        "mean100",
+        "last_evaluation",
+        "env_steps_per_second",
+    )
+    trained = [point for point in curve if point["episode_return_mean"]]
+    thin = trained[:: max(1, len(trained) // CURVE_POINTS)]
+    return {
+        "preset": preset,
+        "settings": fingerprint(preset, overrides),
+        "overrides": list(overrides),
+        "target": find_target(preset),
+        **{name: summary[name] for name in kept},
+        "policy_lag": summary["policy_lag"]["mean"],
+        "unaccounted": ledger["produced"] - accounted,
+        "evaluations": [
+            [int(point["env_steps"]), float(point["evaluation_return"])] for point in curve if point["evaluation_return"]
+        ],
+        "curve": [[int(point["env_steps"]), round(float(point["episode_return_mean"]), 2)] for point in thin],
+    }
+
+
+def keep(path: Path, row: Row) -> None:
+    """Append a line, whole: two benchmarks may end at the same moment."""
+    line = (json.dumps(row) + "\n").encode()
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(file, line)
+    finally:
+        os.close(file)
+
+
+def kept(path: Path) -> list[Row]:
+    """All rows so far, the oldest first."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def fingerprint(preset: str, overrides: Sequence[str] = ()) -> str:
+    """Of what is set, not of the comments that say why."""
+    text = json.dumps([yaml.safe_load(find_preset(preset).text), list(overrides)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def find_target(preset: str) -> float | None:
+    """The score at which a run of this preset counts as solved."""
+    target: float | None = yaml.safe_load(find_preset(preset).text).get("target", {}).get("mean100")
+    return target
+
+
+def page(rows: Iterable[Row]) -> str:
+    """Every claim with its runs: those of the preset as it is now, the newest of each seed."""
+    lines = [
+        "# Learning",
+        "",
+        "Runs of `rookery train PRESET --seed SEED`, kept and rendered by `python -m benchmarks.learning PRESET --seeds 1 2 3`;",
+        "raw rows, curves included: [learning.jsonl](learning.jsonl). Nothing is rounded up. Minutes are wall-clock from the",
+        "command to its end, start-up, checkpoints and the evaluation of the final policy included. mean100: mean raw return of",
+        "the last 100 training episodes. A greedy evaluation plays as many whole episodes with the final policy as stand behind it.",
+        "Only runs of the presets' present settings are shown.",
+    ]
+    by_preset: dict[str, dict[int, Row]] = {}
+    for row in rows:
+        if not row["overrides"] and row["settings"] == fingerprint(row["preset"]):
+            by_preset.setdefault(row["preset"], {})[row["seed"]] = row
+    for claim in CLAIMS:
+        runs = [row for _, row in sorted(by_preset.get(claim.preset, {}).items())]
+        lines += ["", f"## {claim.preset}", "", f"Claim: {claim.words()}.", ""]
+        lines += _section(claim, runs) if runs else ["Not run with the present settings."]
     return "\n".join(lines) + "\n"
 
 
-def _row(summary: dict[str, Any]) -> list[str]:
-    evaluation, ledger = summary["last_evaluation"], summary["ledger"]
-    accounted = ledger["trained"] + ledger["queued"] + ledger["in_flight"] + sum(ledger["dropped"].values())
+def _section(claim: Claim, runs: Sequence[Row]) -> list[str]:
+    held = sum(claim.holds(row) for row in runs)
+    minutes = statistics.median(row["wall_seconds"] for row in runs) / 60
+    notes = sorted({f"{row['machine']}{'; ' + row['note'] if row['note'] else ''}" for row in runs})
+    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+    lines += ["| " + " | ".join(_cells(claim, row)) + " |" for row in runs]
+    lines += ["", f"Holds for {held} of {len(runs)} seeds, median {minutes:.1f} minutes. Machine: {'. '.join(notes)}."]
+    if claim.evaluations:
+        lines += ["", "Greedy evaluations, as reported (env steps trained on by then: score):", ""]
+        lines += [
+            f"- seed {row['seed']}: " + ", ".join(f"{at:,}: {score:,.1f}" for at, score in row["evaluations"]) for row in runs
+        ]
+    if claim.preset.startswith("breakout"):
+        lines += ["", *(f"![Seed {row['seed']}]({claim.preset}-{row['seed']}.png)" for row in runs)]
+    return lines
+
+
+def _cells(claim: Claim, row: Row) -> list[str]:
+    evaluation = row["last_evaluation"]
     return [
-        str(summary["seed"]),
-        "yes" if summary["solved"] else "no",
-        f"{summary['wall_seconds'] / 60:.2f}",
-        f"{summary['env_steps']:,}",
-        f"{summary['mean100']:.2f}",
-        f"{evaluation['mean']:.2f} (policy {evaluation['version']})" if evaluation else "none",
-        f"{summary['env_steps_per_second']:,.0f}",
-        f"{summary['policy_lag']['mean']}",
-        "balances" if accounted == ledger["produced"] else f"off by {ledger['produced'] - accounted}",
+        str(row["seed"]),
+        "yes" if claim.holds(row) else "**no**",
+        f"{row['env_steps']:,}",
+        f"{row['wall_seconds'] / 60:.2f}",
+        f"{row['mean100']:.2f}",
+        f"{evaluation['mean']:.2f} ({evaluation['episodes']})" if evaluation else "none",
+        f"{row['env_steps_per_second']:,.0f}",
+        f"{row['policy_lag']}",
+        "balances" if row["unaccounted"] == 0 else f"off by {row['unaccounted']}",
+        row["date"],
+        row["commit"],
     ]
 
 
@@ -81,6 +251,15 @@ def machine() -> str:
     """What ran it, in words."""
     models = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
     return f"{os.cpu_count()} cores ({models[0] if models else platform.machine()}), no GPU, Python {platform.python_version()}"
+
+
+def _commit() -> str:
+    """Short hash of the tree that ran, with + where it had changes; unknown outside a checkout."""
+    try:
+        words = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
+        return subprocess.run(words, cwd=RESULTS.parent, check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
 
 
 if __name__ == "__main__":

@@ -1,0 +1,87 @@
+"""The learning page: which claims a run bears out, and which runs are shown. Training itself is not tested here."""
+
+import json
+
+import pytest
+
+from benchmarks.learning import Claim, fingerprint, keep, kept, page, row_of
+
+pytestmark = pytest.mark.pure
+
+LEDGER = {"produced": 100, "trained": 90, "queued": 0, "in_flight": 0, "dropped": {"stale": 10}}
+
+
+def summary(**changes):
+    """Of a run that solved CartPole."""
+    return {
+        "seed": 1, "solved_at": {"env_steps": 400, "wall_seconds": 3.0}, "env_steps": 500, "learner_updates": 10,
+        "wall_seconds": 6.0, "mean100": 476.0, "last_evaluation": {"mean": 500.0, "episodes": 10}, "env_steps_per_second": 83.3, "ledger": LEDGER,
+        "policy_lag": {"mean": 1.0},
+    } | changes  # fmt: skip
+
+
+def row(preset="cartpole-a3c", curve=(), **changes):
+    """As `record` keeps it."""
+    told = {"note": "", "machine": "2 cores", "commit": "abc", "date": "2026-11-21"}
+    return row_of(summary(**changes), curve, preset=preset, overrides=()) | told
+
+
+def point(env_steps, mean="", evaluation=""):
+    """A row of the learning curve."""
+    return {"env_steps": str(env_steps), "episode_return_mean": str(mean), "evaluation_return": str(evaluation)}
+
+
+@pytest.mark.parametrize(("solved_at", "holds"), [({"env_steps": 500_000}, True), ({"env_steps": 500_001}, False), (None, False)])
+def test_a_target_counts_within_its_budget(solved_at, holds):
+    """One env step later is not within it."""
+    assert Claim("cartpole-a3c", mean100=475, env_steps=500_000).holds(row(solved_at=solved_at)) == holds
+
+
+def test_solving_an_easier_target_proves_nothing():
+    """A preset whose own target is below the claim's ends too early."""
+    assert not Claim("cartpole-a3c", mean100=476, env_steps=500_000).holds(row())
+
+
+@pytest.mark.parametrize(
+    ("scores", "holds"),
+    [
+        ([(50_000, 3_100), (110_000, 5_000)], True),
+        ([(50_000, 3_100), (60_000, 2_900), (110_000, 5_000)], False),  # the last one before the mark counts
+        ([(60_050, 3_100), (120_050, 5_000)], True),  # 50 env steps an update: the budget ends with the batch that fills it
+        ([(60_051, 3_100), (110_000, 5_000)], False),
+        ([(50_000, 3_100)], False),  # 5,000 was never reached
+        ([], False),
+    ],
+)
+def test_evaluations_count_by_their_env_steps(scores, holds):
+    """Not the best of them, and none that came later."""
+    claim = Claim("halfcheetah", evaluations=((60_000, 3_000.0), (120_000, 5_000.0)))
+    curve = [point(at, evaluation=score) for at, score in scores]
+    assert claim.holds(row("halfcheetah", curve)) == holds
+
+
+def test_the_page_shows_the_newest_run_of_each_seed_of_the_present_preset(tmp_path):
+    """What an older form of a preset did, or one with other settings, is kept and not shown."""
+    path = tmp_path / "learning.jsonl"
+    old, new = row(mean100=475.11), row(mean100=475.22)
+    other, changed = row(mean100=475.33) | {"settings": "of long ago"}, row(mean100=475.44) | {"overrides": ["run.seed=1"]}
+    failed = row(mean100=12.34, seed=2, solved_at=None)
+    for one in (old, new, other, changed, failed):
+        keep(path, one)
+    assert [json.loads(line) for line in path.read_text().splitlines()] == kept(path)
+    text = page(kept(path))
+    assert "475.22" in text
+    assert not any(shown in text for shown in ("475.11", "475.33", "475.44"))
+    assert "| 2 | **no** |" in text
+    assert "Holds for 1 of 2 seeds" in text
+
+
+def test_steps_that_are_not_accounted_for_are_shown():
+    """The ledger is part of what a run proves."""
+    assert "| balances |" in page([row()])
+    assert "| off by 7 |" in page([row(ledger=LEDGER | {"produced": 107})])
+
+
+def test_a_fingerprint_is_of_settings_not_of_words():
+    """Other presets and overrides have others."""
+    assert len({fingerprint("cartpole"), fingerprint("pong"), fingerprint("pong", ["run.seed=2"])}) == 3
