@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PRESET ?= pong
 ARGS   ?=
+PRESETS ?= pong cartpole
 
 .DEFAULT_GOAL := help
 .PHONY: help setup mujoco train test test-pure test-wire test-service test-system check format bench learning lockstep clean
@@ -56,8 +57,8 @@ bench: $(STAMP) ## throughput against its floor, and the transport's rate (minut
 	$(BIN)/python -m benchmarks.throughput
 	$(BIN)/python -m benchmarks.transport
 
-learning: $(STAMP) ## the learning claims: pong and cartpole, three seeds each (about half an hour)
-	$(BIN)/python -m benchmarks.learning
+learning: $(STAMP) ## runs of three seeds behind the learning claims (PRESETS="pong-dqn pendulum-td3" to choose; all take many hours)
+	$(BIN)/python -m benchmarks.learning $(PRESETS)
 
 lockstep: $(STAMP) ## two runs of one seed end with the same weights, on a machine loaded at random (about ten minutes)
 	$(BIN)/python -m benchmarks.lockstep

@@ -199,7 +199,8 @@ def page(rows: Iterable[Row]) -> str:
         "Runs of `rookery train PRESET --seed SEED`, kept and rendered by `python -m benchmarks.learning PRESET --seeds 1 2 3`;",
         "raw rows, curves included: [learning.jsonl](learning.jsonl). Nothing is rounded up. Minutes are wall-clock from the",
         "command to its end, start-up, checkpoints and the evaluation of the final policy included. mean100: mean raw return of",
-        "the last 100 training episodes. A greedy evaluation plays as many whole episodes with the final policy as stand behind it.",
+        "the last 100 training episodes. A greedy evaluation plays whole episodes with the final policy, as many as stand",
+        "behind it.",
         "Only runs of the presets' present settings are shown.",
     ]
     by_preset: dict[str, dict[int, Row]] = {}
