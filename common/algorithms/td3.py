@@ -72,7 +72,7 @@ class TD3(ReplayLearner):
         action = self._bounds.unscale(torch.from_numpy(rows.action))
         target = self._target(rows)
         with self._autocast():
-            values = self._nets.critics(observation, action)
+            values = self._nets.values(observation, action)
         loss, td_abs, value = deterministic.critic_loss(values, target=target)
         if not math.isfinite(loss.item()):
             return None
@@ -87,7 +87,7 @@ class TD3(ReplayLearner):
             action = self._targets.actor(following)
             noise = torch.empty_like(action).normal_(std=settings.target_noise, generator=self._generator)
             action = deterministic.smoothed(action, noise, clip=settings.target_noise_clip)
-            values = self._targets.critics(following, action)
+            values = self._targets.values(following, action)
         reward, discount = torch.from_numpy(rows.reward), torch.from_numpy(rows.discount)
         return td_target(reward=reward, discount=discount, value=deterministic.clipped_double(values))
 
@@ -95,7 +95,7 @@ class TD3(ReplayLearner):
         """Towards what the first critic rates higher; its own weights get no gradient from it."""
         with self._autocast():
             action = self._nets.actor(observation)
-            loss = deterministic.actor_loss(self._nets.critics(observation, action, count=1)[0])
+            loss = deterministic.actor_loss(self._nets.critics[0](observation, action))
         _descend(loss, self._actor_weights, self._actor_adam)
         return {"actor_loss": loss.detach(), "action_abs": action.detach().abs().mean()}
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from common.envs.spec import ActionSpec, EnvSpec
 from common.errors import ConfigError
-from common.models.nets import Head, Network, Trunk, TwinHead, TwinLinear, dense, initialised
+from common.models.nets import Head, Network, Trunk, dense, initialised
 from common.models.spec import ModelSettings
 
 _GAIN = 0.01  # actions begin in the middle and values at 0: what a random network promises would have to be unlearned
@@ -66,24 +66,22 @@ class Actor(Network):
         return action
 
 
-class Critics(Network):
-    """Q_1(o, a) and Q_2(o, a), which share nothing. The action joins a vector as it is seen, and an image after the convolutions."""
+class Critic(Network):
+    """Q(o, a). The action joins a vector as it is seen, and an image after the convolutions."""
 
     def __init__(self, settings: ModelSettings, env: EnvSpec) -> None:
         super().__init__()
-        bare = settings.model_copy(update={"hidden": ()})
-        trunks = [Trunk(bare, env) for _ in range(2)]
-        features = trunks[0].features + math.prod(env.action.shape)
-        self.trunks = nn.ModuleList(trunks)
-        self.hidden = dense(features, settings.hidden, settings, layer=TwinLinear)
-        self.head = TwinHead(settings.hidden[-1] if settings.hidden else features, gain=_GAIN)
+        self.trunk = Trunk(settings.model_copy(update={"hidden": ()}), env)
+        features = self.trunk.features + math.prod(env.action.shape)
+        self.hidden = dense(features, settings.hidden, settings)
+        self.head = Head(settings.hidden[-1] if settings.hidden else features, 1, gain=_GAIN)
 
-    def forward(self, observation: Tensor, action: Tensor, *, count: int = 2) -> Tensor:
-        """Observation [N, *input] in the environment's dtype, action [N, A] in -1..1 → the first `count` values, [count, N] float32."""
-        features = torch.stack([trunk(observation) for trunk in self.trunks[:count]])
-        joined = torch.cat([features, action.to(features.dtype).expand(count, *action.shape)], dim=2)
-        values: Tensor = self.head(self.hidden(joined))
-        return values
+    def forward(self, observation: Tensor, action: Tensor) -> Tensor:
+        """Observation [N, *input] in the environment's dtype, action [N, A] in -1..1 → [N] float32."""
+        features = self.trunk(observation)
+        joined = torch.cat([features, action.to(features.dtype)], dim=1)
+        value: Tensor = self.head(self.hidden(joined)).squeeze(1)
+        return value
 
 
 class ActorCritics(Network):
@@ -92,7 +90,11 @@ class ActorCritics(Network):
     def __init__(self, settings: ModelSettings, env: EnvSpec) -> None:
         super().__init__()
         self.actor = Actor(settings, env)
-        self.critics = Critics(settings, env)
+        self.critics = nn.ModuleList([Critic(settings, env) for _ in range(2)])
+
+    def values(self, observation: Tensor, action: Tensor) -> Tensor:
+        """What both critics say, [2, N] float32."""
+        return torch.stack([critic(observation, action) for critic in self.critics])
 
 
 def build(settings: ModelSettings, env: EnvSpec, *, seed: int = 0) -> ActorCritics:

@@ -89,36 +89,6 @@ class Head(nn.Linear):
         return functional.linear(features.float(), self.weight.float(), self.bias.float())
 
 
-class TwinLinear(nn.Module):
-    """The same layer of two networks: one call multiplies both, and each core can take one."""
-
-    def __init__(self, features: int, outputs: int, *, gain: float = _SQRT_2) -> None:
-        """`gain` of its initial weights."""
-        super().__init__()
-        self.gain = gain
-        self.weight = nn.Parameter(torch.empty(2, outputs, features))
-        self.bias = nn.Parameter(torch.empty(2, 1, outputs))
-
-    def forward(self, features: Tensor) -> Tensor:
-        """[K, N, F] → [K, N, outputs], K = 2, or 1 for the first network alone."""
-        count = len(features)
-        return torch.baddbmm(self.bias[:count], features, self.weight[:count].mT)
-
-
-class TwinHead(TwinLinear):
-    """The last layer of two networks with one output each, always computed in float32."""
-
-    def __init__(self, features: int, *, gain: float) -> None:
-        """`gain` of its initial weights: how far from 0 the outputs begin."""
-        super().__init__(features, 1, gain=gain)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """[K, N, F] of any float dtype → [K, N] float32."""
-        count = len(features)
-        # A matrix of one column would be multiplied many times slower than this.
-        return (features.float() * self.weight[:count]).sum(dim=2) + self.bias[:count, :, 0]
-
-
 class Trunk(nn.Module):
     """Observation [N, *input] in the environment's dtype → features [N, F] in the weights' dtype (or autocast's)."""
 
@@ -195,13 +165,11 @@ class ActorCritic(Network):
         return DiagonalGaussian(outputs, self.log_std.float())
 
 
-def dense(
-    features: int, widths: Sequence[int], settings: ModelSettings, layer: Callable[[int, int], nn.Module] = nn.Linear
-) -> nn.Sequential:
+def dense(features: int, widths: Sequence[int], settings: ModelSettings) -> nn.Sequential:
     """Fully connected layers of these `widths`, each followed by the activation; [N, features] passes unchanged where none."""
     layers = nn.Sequential()
     for width in widths:
-        layers.append(layer(features, width))
+        layers.append(nn.Linear(features, width))
         layers.append(_ACTIVATIONS[settings.activation]())
         features = width
     return layers
@@ -251,9 +219,6 @@ def _initialise(net: Network, generator: torch.Generator) -> None:
         if isinstance(module, nn.Linear | nn.Conv2d):
             gain = module.gain if isinstance(module, Head) else _SQRT_2
             nn.init.orthogonal_(module.weight, gain, generator=generator)
-        if isinstance(module, TwinLinear):
-            for weight in module.weight:
-                nn.init.orthogonal_(weight, module.gain, generator=generator)
         if isinstance(module, nn.Conv2d):
             module.weight.data = module.weight.contiguous(memory_format=torch.channels_last)
         if isinstance(module, Normalisation):

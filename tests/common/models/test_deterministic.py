@@ -66,7 +66,7 @@ def test_actions_lie_between_minus_1_and_1_and_both_critics_rate_them(image):
         parameter.data.mul_(50.0)
     observation = torch.randn(7, 3) * 100 if not image else torch.randint(256, (7, 2, 10, 12), dtype=torch.uint8)
     action = nets.actor(observation)
-    values = nets.critics(observation, action)
+    values = nets.values(observation, action)
     assert action.shape == (7, 2)
     assert action.abs().max() <= 1.0
     assert values.shape == (2, 7)
@@ -78,7 +78,7 @@ def test_the_value_depends_on_the_action():
     """An action that were lost on the way in would leave the actor without a gradient."""
     nets = build(MODEL, an_env())
     observation, action = torch.randn(5, 3), torch.zeros(5, 2, requires_grad=True)
-    (gradient,) = torch.autograd.grad(nets.critics(observation, action)[1].sum(), action)
+    (gradient,) = torch.autograd.grad(nets.values(observation, action)[1].sum(), action)
     assert (gradient.abs() > 0).all()
 
 
