@@ -1,0 +1,201 @@
+"""TD3 beside Stable-Baselines3's, at the same network, minibatch, learning rate, noise, delay and updates per env step.
+
+Run it with `python -m benchmarks.td3`, after `make mujoco` and `pip install stable-baselines3`, which the project itself does not
+need. Ours is the preset's whole run, evaluator and checkpoints included; theirs trains alone in a process of its own, once with
+torch's own number of threads (all cores) and once with one, and is judged by the faster. They take turns, since machines drift:
+
+    ratio = env steps/s of ours / env steps/s of theirs, both after the warm-up, medians
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from statistics import median
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+
+from benchmarks.parts import cores
+from benchmarks.pipeline import Window, running
+from common.algorithms.settings.td3 import TD3Settings
+from common.envs.make import spec_of
+from common.errors import ConfigError, ResourceError
+from common.runtime import root
+from common.runtime.config import load
+from common.runtime.tree import Settings
+from common.units import Seconds
+
+WARM_UP = 1_000
+BRIEF = (f"algorithm.warmup={WARM_UP}", f"algorithm.random_env_steps={WARM_UP}")  # what comes before is not measured
+STEADY = 200  # gradient steps before the clock starts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """Env steps/s of all repetitions; `theirs` by the number of threads."""
+
+    ours: Sequence[Window]
+    theirs: dict[int, Sequence[float]]
+
+    @property
+    def rate(self) -> float:
+        """Median of ours."""
+        return median(window.trained_per_second for window in self.ours)
+
+    @property
+    def best(self) -> int:
+        """The number of threads that serves theirs best."""
+        return max(self.theirs, key=lambda threads: median(self.theirs[threads]))
+
+    @property
+    def ratio(self) -> float:
+        """Ours over the best of theirs."""
+        return self.rate / median(self.theirs[self.best])
+
+
+def benchmark(preset: str, overrides: Sequence[str], *, repeats: int, seconds: Seconds) -> Result:
+    """Measure ours, theirs with all cores, theirs with one, ours, ...; each for `seconds`."""
+    named = load(preset=preset, overrides=overrides, environ={}).settings.algorithm.name
+    if named != "td3":
+        raise ConfigError("this compares td3 alone", found=named, wanted="td3", fix="name another --preset")
+    wanted = (*overrides, *BRIEF)
+    settings = load(preset=preset, overrides=wanted, environ={}).settings
+    theirs: dict[int, list[float]] = {threads: [] for threads in sorted({1, cores()}, reverse=True)}
+    ours = []
+    for _ in range(repeats):
+        with running(preset, wanted) as run:
+            run.wait_until_trained(WARM_UP + STEADY)
+            ours.append(run.watch(seconds))
+        print(_line(ours[-1]), flush=True)
+        for threads, rates in theirs.items():
+            rates.append(_apart(settings, threads, seconds))
+            print(f"theirs, {threads} threads: {rates[-1]:.0f}/s", flush=True)
+    return Result(ours=ours, theirs=theirs)
+
+
+def _line(window: Window) -> str:
+    spent = ", ".join(f"{child} {seconds / window.seconds:.2f}" for child, seconds in window.cpu_seconds().items())
+    return f"ours: {window.trained_per_second:.0f}/s; cores busy: {spent}"
+
+
+def _apart(settings: Settings, threads: int, seconds: Seconds) -> float:
+    """Theirs, in a fresh process."""
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("spawn").Process(target=_send, args=(sender, settings, threads, seconds))
+    process.start()
+    sender.close()
+    try:
+        rate: float = receiver.recv()
+    except EOFError:
+        process.join()
+        raise ResourceError("Stable-Baselines3 did not finish", found=f"exit code {process.exitcode}", wanted="0") from None
+    process.join()
+    return rate
+
+
+def _send(sender: Connection, settings: Settings, threads: int, seconds: Seconds) -> None:
+    sender.send(stable_baselines3(settings, threads=threads, seconds=seconds))
+
+
+def stable_baselines3(settings: Settings, *, threads: int, seconds: Seconds) -> float:
+    """Env steps/s of Stable-Baselines3's TD3 after its warm-up, measured for `seconds` in this process."""
+    if threads != torch.get_num_threads():
+        torch.set_num_threads(threads)
+    algorithm = settings.algorithm
+    assert isinstance(algorithm, TD3Settings)
+    library = importlib.import_module("stable_baselines3")
+    noise = importlib.import_module("stable_baselines3.common.noise")
+    actions = spec_of(settings.env).action.shape[0]
+    still = np.zeros(actions)
+    model = library.TD3(
+        "MlpPolicy",
+        gymnasium.make(settings.env.id, **settings.env.kwargs),
+        learning_rate=algorithm.learning_rate,
+        buffer_size=algorithm.replay_capacity,
+        learning_starts=algorithm.warmup,
+        batch_size=algorithm.minibatch,
+        tau=algorithm.target_rate,
+        gamma=algorithm.gamma,
+        train_freq=1,
+        gradient_steps=round(algorithm.samples_per_insert / algorithm.minibatch),
+        action_noise=noise.NormalActionNoise(still, still + algorithm.exploration_noise),
+        policy_delay=algorithm.policy_delay,
+        target_policy_noise=algorithm.target_noise,
+        target_noise_clip=algorithm.target_noise_clip,
+        policy_kwargs={"net_arch": list(settings.model.hidden)},
+        device="cpu",
+        seed=1,
+    )
+    clock = Clock(first=algorithm.warmup + STEADY, seconds=seconds)
+    model.learn(sys.maxsize, callback=clock)
+    return clock.rate
+
+
+class Clock:
+    """Asked by Stable-Baselines3 after each env step: tells when to end, and how fast it was."""
+
+    def __init__(self, *, first: int, seconds: Seconds) -> None:
+        """Count from env step `first` on, for `seconds`."""
+        self._first, self._seconds = first, seconds
+        self._asked = 0
+        self._began: Seconds = 0.0
+        self.rate = 0.0
+
+    def __call__(self, _locals: dict[str, Any], _globals: dict[str, Any]) -> bool:
+        """Whether to go on."""
+        self._asked += 1
+        if self._asked == self._first:
+            self._began = time.monotonic()
+        past = time.monotonic() - self._began
+        if self._asked <= self._first or past < self._seconds:
+            return True
+        self.rate = (self._asked - self._first) / past
+        return False
+
+
+def report(result: Result, settings: Settings) -> str:
+    """The result in lines to read."""
+    lines = [f"ours, {_arithmetic(settings)}: {result.rate:.0f} env steps/s (median)"]
+    lines += [f"Stable-Baselines3, fp32, {n} threads: {median(rates):.0f} env steps/s" for n, rates in result.theirs.items()]
+    return "\n".join([*lines, f"ours / theirs with {result.best} threads = {result.ratio:.2f}"])
+
+
+def _arithmetic(settings: Settings) -> str:
+    precision = getattr(settings.algorithm, "precision", "fp32")
+    return f"{precision}, {settings.learner.torch_threads} threads of training"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.td3", description=__doc__.splitlines()[0])
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings to try")
+    parser.add_argument("--preset", default="halfcheetah")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement, after warming up")
+    asked = parser.parse_args(argv)
+
+    def measure() -> int:
+        if importlib.util.find_spec("stable_baselines3") is None:
+            fix = "pip install stable-baselines3"
+            raise ResourceError("nothing to compare with", found="no stable_baselines3", wanted="it installed", fix=fix)
+        settings = load(preset=asked.preset, overrides=asked.overrides, environ={}).settings
+        print(f"{asked.preset} {' '.join(asked.overrides)}; load before: {os.getloadavg()[0]:.1f}", flush=True)
+        print(report(benchmark(asked.preset, asked.overrides, repeats=asked.repeats, seconds=asked.seconds), settings))
+        return 0
+
+    return root.run(measure, program="benchmarks.td3")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,61 @@
+"""The benchmark of TD3: ours is measured for real, theirs where it is installed. How fast anything is, is not tested."""
+
+import pytest
+
+from benchmarks import td3
+from benchmarks.pipeline import TRAINED, Window
+from common.errors import ConfigError
+from services.cli.supervisor import LEARNER
+
+pytestmark = pytest.mark.system
+
+TINY = ("model.hidden=[8]", "algorithm.minibatch=8", "algorithm.samples_per_insert=8", "algorithm.replay_capacity=5000")
+
+
+def test_both_are_measured_in_turns(monkeypatch):
+    """Pendulum, and in place of theirs a rate by the number of threads: the faster one is what ours is held to."""
+    monkeypatch.setattr(td3, "_apart", lambda _settings, threads, _seconds: 100.0 / threads)
+    result = td3.benchmark("pendulum-td3", TINY, repeats=1, seconds=0.5)
+    assert result.rate > 0.0
+    assert result.best == 1
+    assert result.ratio == pytest.approx(result.rate / 100.0)
+
+
+def test_ours_is_held_to_the_better_median_of_theirs():
+    """By hand: 300 env steps/s beside 100 with two threads, and 90 with one."""
+    ours = [Window(seconds=2.0, growth={LEARNER: {TRAINED: 600.0}})]
+    result = td3.Result(ours=ours, theirs={2: [100.0, 10.0, 110.0], 1: [90.0, 90.0, 500.0]})
+    assert result.best == 2
+    assert result.ratio == pytest.approx(3.0)
+
+
+def test_another_algorithm_is_refused_in_words():
+    """Before anything is started."""
+    with pytest.raises(ConfigError, match="found ppo, wanted td3"):
+        td3.benchmark("cartpole", (), repeats=1, seconds=1.0)
+
+
+def test_without_their_library_there_is_one_line(monkeypatch, capsys):
+    """It is no dependency: who runs the benchmark is told what to install."""
+    monkeypatch.setattr(td3.importlib.util, "find_spec", lambda _: None)
+    assert td3.main([]) == 2
+    assert "pip install stable-baselines3" in capsys.readouterr().err
+
+
+def test_the_clock_counts_after_the_warm_up(monkeypatch):
+    """A second for each env step, counted from the third on and for four seconds: one per second, after 7 env steps."""
+    clock = td3.Clock(first=3, seconds=4.0)
+    env_steps, goes_on = 0, True
+    monkeypatch.setattr(td3.time, "monotonic", lambda: float(env_steps))
+    while goes_on:
+        env_steps += 1
+        goes_on = clock({}, {})
+    assert env_steps == 7
+    assert clock.rate == 1.0
+
+
+def test_theirs_is_trained_where_it_is_installed():
+    """A second of it on Pendulum."""
+    pytest.importorskip("stable_baselines3")
+    settings = td3.load(preset="pendulum-td3", overrides=(*TINY, *td3.BRIEF), environ={}).settings
+    assert td3.stable_baselines3(settings, threads=1, seconds=0.2) > 0.0
