@@ -45,7 +45,7 @@ class ReplayLearner(ABC):
     ) -> None:
         """Allocate the memory (ConfigError where it cannot be); `seed` fixes what is drawn from it."""
         self._pace = Governor(samples_per_insert=settings.samples_per_insert, batch=settings.minibatch, warm_up=settings.warmup)
-        self._minibatch = settings.minibatch
+        self._minibatch, self._learning_rate = settings.minibatch, settings.learning_rate
         self._rng = np.random.default_rng(seed)
         self._replay = Replay(
             env=env,
@@ -95,6 +95,7 @@ class ReplayLearner(ABC):
             steps.append(self._step(self._replay.sample(self._minibatch, self._rng, beta=self._beta(progress))))
         taken = [step for step in steps if step is not None]
         metrics = {
+            "learning_rate": self._learning_rate,
             "policy_lag_mean": progress.version - batch.version,
             "gradient_steps": float(len(taken)),
             "nonfinite_steps": float(len(steps) - len(taken)),

@@ -17,6 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in SERVICES:  # a service is its own program with its own --help
         os.execv(sys.executable, [sys.executable, "-m", f"services.{words[0]}", *words[1:]])  # noqa: S606
+    _import_from_here()
     arguments = parse(words)
     commands: Mapping[str, Callable[[Arguments], int]] = {
         "train": _train,
@@ -27,6 +28,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         "version": _version,
     }
     return run(lambda: commands[arguments.command](arguments), program=f"rookery {arguments.command}", debug=arguments.debug)
+
+
+def _import_from_here() -> None:
+    """Find a user's own modules where the command is given, as the services do, which Python runs by `-m`."""
+    if not sys.flags.safe_path and not {"", os.getcwd()} & set(sys.path):
+        sys.path.append("")
 
 
 def _train(arguments: Arguments) -> int:

@@ -26,6 +26,7 @@ class ReplaySection(AlgorithmSection):
 
     def conflicts(self, scale: Scale) -> Iterator[str]:
         """What the memory, the run and its messages must be able to hold of one another."""
+        yield from super().conflicts(scale)
         if self.minibatch > self.replay_capacity:
             yield (
                 f"algorithm.minibatch: found {self.minibatch}, wanted at most {self.replay_capacity} = "

@@ -18,7 +18,7 @@ class Counter(ReplayLearner):
 
     def __init__(self, *, env, bad=0, **settings):
         defaults = {"replay_capacity": 1_000, "warmup": 0, "minibatch": 4, "samples_per_insert": 2.0}
-        super().__init__(settings=ReplaySection(**(defaults | settings)), env=env, seed=0)
+        super().__init__(settings=ReplaySection(name="any", **(defaults | settings)), env=env, seed=0)
         self.seen, self._bad = [], bad
 
     def _step(self, rows):
