@@ -59,7 +59,7 @@ def _tried(module: nn.Module, shape: tuple[int, ...], name: str) -> Tensor:
             output = module(torch.zeros(_TRIED, *shape))
     except Exception as error:
         raise ConfigError(f"{name} fails on an observation", found=f"{type(error).__name__}: {error}", wanted=wanted) from error
-    if not (isinstance(output, Tensor) and output.is_floating_point() and output.ndim > 1 and len(output) == _TRIED):
-        found = f"{output.dtype} {tuple(output.shape)} of {_TRIED}" if isinstance(output, Tensor) else str(type(output))
-        raise ConfigError(f"{name} makes no features", found=found, wanted=wanted)
-    return output
+    if isinstance(output, Tensor) and output.is_floating_point() and output.ndim > 1 and len(output) == _TRIED and output.numel():
+        return output
+    found = f"{output.dtype} {tuple(output.shape)} of {_TRIED}" if isinstance(output, Tensor) else str(type(output))
+    raise ConfigError(f"{name} makes no features", found=found, wanted=wanted)

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
+from pathlib import Path
 
 from common.errors import ConfigError
 from common.runtime.root import run
@@ -32,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _import_from_here() -> None:
     """Find a user's own modules where the command is given, as the services do, which Python runs by `-m`."""
-    if not sys.flags.safe_path and not {"", os.getcwd()} & set(sys.path):
+    if not sys.flags.safe_path and not {"", str(Path.cwd())} & set(sys.path):
         sys.path.append("")
 
 
