@@ -53,11 +53,20 @@ def find(entry_point: str, *, setting: str, what: str = "function", accepts: Cal
 
 def bound(function: Callable[..., Any], *args: object, entry_point: str, setting: str, kwargs: Mapping[str, Any]) -> partial[Any]:
     """`function`, ready to be called with `args`, and with `kwargs`, which are `setting`. ConfigError where it takes others."""
+    if wrong := misfit(function, *args, **kwargs):
+        raise ConfigError(f"{entry_point} does not take {setting}", found=dict(kwargs), wanted=wrong)
+    return partial(function, *args, **kwargs)
+
+
+def misfit(function: Callable[..., Any], *args: object, **kwargs: object) -> str:
+    """Why `function` cannot be called so; empty where it can, or where nobody knows."""
     try:
         inspect.signature(function).bind(*args, **kwargs)
     except TypeError as error:
-        raise ConfigError(f"{entry_point} does not take {setting}", found=dict(kwargs), wanted=str(error)) from error
-    return partial(function, *args, **kwargs)
+        return str(error)
+    except ValueError:  # written in C, and without a signature
+        return ""
+    return ""
 
 
 def closest(name: str, known: Iterable[str]) -> str:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 
 from common.errors import ConfigError
+from common.extensions import misfit
 
 
 def require(thing: object, protocol: type, *, of: str) -> None:
@@ -32,8 +33,6 @@ def require(thing: object, protocol: type, *, of: str) -> None:
 
 def require_call(function: Callable[..., object], words: tuple[str, ...], *, of: str) -> None:
     """Refuse (ConfigError) what cannot be called with arguments of these names."""
-    try:
-        inspect.signature(function).bind(**dict.fromkeys(words))
-    except TypeError as error:
+    if wrong := misfit(function, **dict.fromkeys(words)):
         name = getattr(function, "__name__", repr(function))
-        raise ConfigError(f"{of}: {name} cannot be built", found=str(error), wanted=f"arguments {', '.join(words)}") from error
+        raise ConfigError(f"{of}: {name} cannot be built", found=wrong, wanted=f"arguments {', '.join(words)}")

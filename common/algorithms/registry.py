@@ -28,6 +28,7 @@ from common.algorithms.shipment import Shipment, trajectories
 from common.algorithms.td3 import TD3
 from common.algorithms.trajectory import trajectory_schema
 from common.envs.spec import EnvSpec
+from common.errors import ConfigError
 from common.models.snapshot import Precision
 from common.models.spec import ModelSettings
 from common.wire.messages import ArraySpec
@@ -64,6 +65,10 @@ def entry(name: str) -> Entry:
     if name in ALGORITHMS:
         return ALGORITHMS[name]
     found: Entry = extensions.find(name, setting="algorithm.name", what="ENTRY", accepts=lambda thing: isinstance(thing, Entry))
+    if not issubclass(found.settings, AlgorithmSection):
+        base = "common.algorithms.settings.base.AlgorithmSection"
+        fact = f"{name}: the settings of an algorithm are a section"
+        raise ConfigError(fact, found=found.settings, wanted=f"a class derived from {base}")
     require_call(found.algorithm, ("settings", "model", "env", "seed"), of=name)
     require_call(found.policy, ("settings", "model", "env", "precision", "seed", "place"), of=name)
     require(found.algorithm, Algorithm, of=name)

@@ -104,6 +104,8 @@ class Trunk(nn.Module):
         self.own = OwnModule(settings, shape) if settings.entry_point else None
         if self.own is not None:
             shape = (self.own.features,)
+        elif len(env.observation_shape) > IMAGE_RANK:
+            raise _no_network(env)
         self.conv = nn.Sequential()
         for channels, kernel, stride in settings.conv if len(shape) == 1 + IMAGE_RANK else ():
             layer = _FirstConv if self._bytes and not self.conv else nn.Conv2d
@@ -196,7 +198,7 @@ def outline(settings: ModelSettings, env: EnvSpec) -> ActorCritic:
 
 def initialised(make: Callable[[], N], env: EnvSpec, *, seed: int) -> N:
     """The network that `make` describes, float32, its weights drawn from `seed`. Raises ConfigError for spaces without one."""
-    _require_network(env)
+    _require_vector_actions(env)
     with torch.random.fork_rng(devices=()):  # a module of the user's draws from torch's global generator
         torch.default_generator.manual_seed(seed)
         net = make()
@@ -206,19 +208,23 @@ def initialised(make: Callable[[], N], env: EnvSpec, *, seed: int) -> N:
 
 def outlined(make: Callable[[], N], env: EnvSpec) -> N:
     """The network that `make` describes, without storage. Raises ConfigError for spaces without one."""
-    _require_network(env)
+    _require_vector_actions(env)
     with torch.random.fork_rng(devices=()), torch.device("meta"):
         return make()
 
 
-def _require_network(env: EnvSpec) -> None:
-    if len(env.observation_shape) > IMAGE_RANK or len(env.action.shape) > 1:
-        raise ConfigError(
-            "no network for these spaces",
-            found=f"observations {env.observation_shape}, actions {env.action.shape}",
-            wanted="observations that are vectors or grey images [H, W], actions that are numbers or vectors",
-            fix="flatten them in your env.entry_point",
-        )
+def _require_vector_actions(env: EnvSpec) -> None:
+    if len(env.action.shape) > 1:
+        raise _no_network(env)
+
+
+def _no_network(env: EnvSpec) -> ConfigError:
+    return ConfigError(
+        "no network for these spaces",
+        found=f"observations {env.observation_shape}, actions {env.action.shape}",
+        wanted="observations that are vectors or grey images [H, W], actions that are numbers or vectors",
+        fix="flatten them in your env.entry_point, or bring your own network for observations, model.entry_point",
+    )
 
 
 def _compute_dtype(module: nn.Module) -> torch.dtype:
