@@ -35,7 +35,7 @@ def identified(invocation: Invocation) -> Invocation:
 
 
 def build(settings: Settings, env: EnvSpec, *, seed: int) -> Algorithm:
-    """The algorithm of the run, and a line on how large its memory is.
+    """The algorithm of the run, and a line each on its scaled learning rate and on how large its memory is, where it has them.
 
     Raises `ConfigError` where it cannot train on `env`, or where its memory is larger than what this machine has left.
     """

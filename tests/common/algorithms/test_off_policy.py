@@ -46,6 +46,12 @@ def test_gradient_steps_follow_the_env_steps_that_came_in(continuous_env, make_s
     assert taken == [4.0] * 5
 
 
+def test_the_learning_rate_is_measured_whether_or_not_a_step_was_taken(continuous_env, make_sample):
+    """It may be a scaled one: the curve of a run says which it was."""
+    learner = Counter(env=continuous_env, learning_rate=3e-3, warmup=1_000)
+    assert train(learner, make_sample(continuous_env)).metrics["learning_rate"] == 3e-3
+
+
 @pytest.mark.parametrize("ratio", [0.3, 1.0, 3.7, 20.0])
 def test_the_ratio_is_met_within_one_minibatch_whatever_the_sizes_of_the_messages(continuous_env, make_sample, ratio):
     """Rollouts of several lengths and rows that are no env steps: what is measured is what was asked for, from below."""

@@ -64,6 +64,13 @@ class Lame(PPO):
         """Too few."""
 
 
+class Idle:
+    """Does nothing at all."""
+
+    def __init__(self, **_):
+        """Whatever it is built with."""
+
+
 class Unread(ActorCriticPolicy):
     """Cannot say what parameters it takes, which shows once it is built."""
 
@@ -97,8 +104,8 @@ def test_an_entry_elsewhere_is_found_by_module_and_attribute(vector_env):
         (PPO, r"algorithm.name names no ENTRY of own_algorithms: found ENTRY, a type, wanted one that exists"),
         (Entry(settings=OwnSettings, algorithm=Lame), r"Lame cannot be built: found .*'model', wanted arguments settings, model"),
         (
-            Entry(settings=OwnSettings, algorithm=ActorCriticPolicy),
-            r"ActorCriticPolicy is no Algorithm: found no calibrate, coll",
+            Entry(settings=OwnSettings, algorithm=Idle),
+            r"Idle is no Algorithm: found no calibrate, coll",
         ),
         (Entry(settings=OwnSettings, algorithm=PPO, policy=PPO), r"PPO cannot be built: found .*, wanted arguments settings"),
         (Entry(settings=dict, algorithm=PPO), r"the settings of an algorithm are a section: found .*dict.*, wanted a class der"),
