@@ -43,7 +43,7 @@ class ReplayLearner(ABC):
     def __init__(self, *, settings: ReplaySection, env: EnvSpec, seed: int, prioritized: PrioritySettings | None = None) -> None:
         """Allocate the memory (ConfigError where it cannot be); `seed` fixes what is drawn from it."""
         self._pace = Governor(samples_per_insert=settings.samples_per_insert, batch=settings.minibatch, warm_up=settings.warmup)
-        self._minibatch = settings.minibatch
+        self._minibatch, self._learning_rate = settings.minibatch, settings.learning_rate
         self._rng = np.random.default_rng(seed)
         self._replay = Replay(
             env=env,
@@ -96,6 +96,7 @@ class ReplayLearner(ABC):
             steps.append(self._step(rows))
         taken = [step for step in steps if step is not None]
         metrics = {
+            "learning_rate": self._learning_rate,
             "policy_lag_mean": progress.version - batch.version,
             "gradient_steps": float(len(taken)),
             "nonfinite_steps": float(len(steps) - len(taken)),

@@ -1,4 +1,4 @@
-"""The algorithms by name: settings, learner's side, acting side, what actors record and what they send."""
+"""The algorithms by name, ours and a user's own: settings, learner's side, acting side, what actors record and send."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from common import extensions
 from common.algorithms import policy as acting
 from common.algorithms import q_policy
 from common.algorithms.a3c import A3C
@@ -16,7 +17,7 @@ from common.algorithms.gradient import gradients
 from common.algorithms.impala import Impala
 from common.algorithms.noisy_policy import NoisyPolicy
 from common.algorithms.ppo import PPO
-from common.algorithms.settings import AlgorithmSettings
+from common.algorithms.promises import require, require_call
 from common.algorithms.settings.a3c import A3CGradSettings, A3CSettings
 from common.algorithms.settings.base import AlgorithmSection
 from common.algorithms.settings.dqn import DQNSettings
@@ -27,6 +28,7 @@ from common.algorithms.shipment import Shipment, trajectories
 from common.algorithms.td3 import TD3
 from common.algorithms.trajectory import trajectory_schema
 from common.envs.spec import EnvSpec
+from common.errors import ConfigError
 from common.models.snapshot import Precision
 from common.models.spec import ModelSettings
 from common.wire.messages import ArraySpec
@@ -55,27 +57,49 @@ ALGORITHMS: Mapping[str, Entry] = MappingProxyType(
 )
 
 
-def build_algorithm(settings: AlgorithmSettings, *, model: ModelSettings, env: EnvSpec, seed: int) -> Algorithm:
+def entry(name: str) -> Entry:
+    """The algorithm that settings of this name belong to: one of `ALGORITHMS`, or `package.module:ENTRY`, an `Entry` elsewhere.
+
+    Raises ConfigError where that cannot be imported, or lacks a method.
+    """
+    if name in ALGORITHMS:
+        return ALGORITHMS[name]
+    found: Entry = extensions.find(name, setting="algorithm.name", what="ENTRY", accepts=lambda thing: isinstance(thing, Entry))
+    if not issubclass(found.settings, AlgorithmSection):
+        base = "common.algorithms.settings.base.AlgorithmSection"
+        fact = f"{name}: the settings of an algorithm are a section"
+        raise ConfigError(fact, found=found.settings, wanted=f"a class derived from {base}")
+    require_call(found.algorithm, ("settings", "model", "env", "seed"), of=name)
+    require_call(found.policy, ("settings", "model", "env", "precision", "seed", "place"), of=name)
+    require(found.algorithm, Algorithm, of=name)
+    require(found.policy, Policy, of=name)
+    return found
+
+
+def build_algorithm(settings: AlgorithmSection, *, model: ModelSettings, env: EnvSpec, seed: int) -> Algorithm:
     """The learner's side of the algorithm that `settings` belongs to. Raises ConfigError where it cannot train on `env`."""
-    return ALGORITHMS[settings.name].algorithm(settings=settings, model=model, env=env, seed=seed)
+    built = entry(settings.name).algorithm(settings=settings, model=model, env=env, seed=seed)
+    require(built, Algorithm, of=settings.name)
+    return built
 
 
 def build_policy(
-    settings: AlgorithmSettings, *, model: ModelSettings, env: EnvSpec, precision: Precision, seed: int, place: Place
+    settings: AlgorithmSection, *, model: ModelSettings, env: EnvSpec, precision: Precision, seed: int, place: Place
 ) -> Policy:
     """The acting side; it acts in `precision` and draws its actions from `seed`."""
-    entry = ALGORITHMS[settings.name]
-    return entry.policy(settings=settings, model=model, env=env, precision=precision, seed=seed, place=place)
+    built = entry(settings.name).policy(settings=settings, model=model, env=env, precision=precision, seed=seed, place=place)
+    require(built, Policy, of=settings.name)
+    return built
 
 
-def rollout_schema(settings: AlgorithmSettings, *, env: EnvSpec, length: int, num_envs: int) -> tuple[ArraySpec, ...]:
+def rollout_schema(settings: AlgorithmSection, *, env: EnvSpec, length: int, num_envs: int) -> tuple[ArraySpec, ...]:
     """The arrays an actor writes down while it steps T = `length` by B = `num_envs`: a trajectory, and what the policy adds."""
-    recorded = ALGORITHMS[settings.name].recorded(settings=settings, length=length, num_envs=num_envs)
+    recorded = entry(settings.name).recorded(settings=settings, length=length, num_envs=num_envs)
     return trajectory_schema(env, length=length, num_envs=num_envs, recorded=recorded)
 
 
-def shipment(settings: AlgorithmSettings, *, model: ModelSettings, env: EnvSpec, length: int, num_envs: int) -> Shipment:
+def shipment(settings: AlgorithmSection, *, model: ModelSettings, env: EnvSpec, length: int, num_envs: int) -> Shipment:
     """What passes from actor to learner."""
     rollout = rollout_schema(settings, env=env, length=length, num_envs=num_envs)
-    ships = ALGORITHMS[settings.name].ships
+    ships = entry(settings.name).ships
     return ships(settings=settings, model=model, env=env, length=length, num_envs=num_envs, rollout=rollout)

@@ -10,8 +10,6 @@ one `VectorEnvironment`, whose `Transition` says what a row is worth, so that no
 
 from __future__ import annotations
 
-import difflib
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -25,6 +23,7 @@ from gymnasium.spaces import Box, Discrete, Space
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 
+from common import extensions
 from common.envs.spec import ActionSpec, EnvSettings, EnvSpec
 from common.errors import ConfigError, ResourceError, RookeryError
 
@@ -233,50 +232,21 @@ def _from_registry(settings: EnvSettings, num_envs: int, mode: AutoresetMode) ->
 
 def _from_function(settings: EnvSettings, num_envs: int, mode: AutoresetMode) -> AnyVectorEnv:
     """Call the user's function once for a vector environment, or once for each single one."""
-    function = _load(settings.entry_point)
-    parameters = inspect.signature(function).parameters
-    kwargs = settings.kwargs | ({"num_envs": num_envs} if "num_envs" in parameters else {})
-    try:
-        inspect.signature(function).bind(**kwargs)
-    except TypeError as error:
-        raise ConfigError(f"{settings.entry_point} does not take env.kwargs", found=settings.kwargs, wanted=str(error)) from error
-    env = function(**kwargs)
+    function = extensions.find(settings.entry_point, setting="env.entry_point")
+    kwargs = settings.kwargs | ({"num_envs": num_envs} if "num_envs" in inspect.signature(function).parameters else {})
+    build = extensions.bound(function, entry_point=settings.entry_point, setting="env.kwargs", kwargs=kwargs)
+    env = build()
     if isinstance(env, VectorEnv):
         return env
     if not isinstance(env, gymnasium.Env):
         raise ConfigError(f"{settings.entry_point} made no environment", found=type(env), wanted="a gymnasium Env or VectorEnv")
     built = iter([env])
-    return SyncVectorEnv([lambda: next(built, None) or function(**kwargs)] * num_envs, autoreset_mode=mode)
-
-
-def _load(entry_point: str) -> Callable[..., Any]:
-    """Import `package.module:function`."""
-    module_name, _, name = entry_point.partition(":")
-    if not (module_name and name):
-        raise ConfigError("env.entry_point is not complete", found=repr(entry_point), wanted="package.module:function")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            "env.entry_point names a module that is not there",
-            found=f"{module_name} ({error})",
-            wanted="a module that Python can import",
-            fix="install it, or start where it lies",
-        ) from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        wanted = _close(name, [public for public in vars(module) if public[0] != "_" and callable(getattr(module, public))])
-        raise ConfigError(f"env.entry_point names no function of {module_name}", found=name, wanted=wanted)
-    return function  # type: ignore[no-any-return]
+    return SyncVectorEnv([lambda: next(built, None) or build()] * num_envs, autoreset_mode=mode)
 
 
 def _unknown(env_id: str) -> ConfigError:
-    wanted = _close(env_id, list(gymnasium.registry))
+    wanted = extensions.closest(env_id, gymnasium.registry)
     return ConfigError("unknown environment id", found=env_id, wanted=wanted, fix="or set env.entry_point to your own")
-
-
-def _close(name: str, known: list[str]) -> str:
-    return " or ".join(difflib.get_close_matches(name, known)) or "one that exists"
 
 
 def _mode_of(env: AnyVectorEnv) -> AutoresetMode:

@@ -7,7 +7,7 @@ A network draws its initial weights from its own generator, never from torch's g
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -18,6 +18,7 @@ from torch.nn import functional
 from common.envs.spec import IMAGE_RANK, EnvSpec
 from common.errors import ConfigError
 from common.models.distributions import Categorical, DiagonalGaussian, Distribution
+from common.models.own import OwnModule
 from common.models.spec import ModelSettings
 
 _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -90,15 +91,23 @@ class Head(nn.Linear):
 
 
 class Trunk(nn.Module):
-    """Observation [N, *input] in the environment's dtype → features [N, F] in the weights' dtype (or autocast's)."""
+    """Observation [N, *input] in the environment's dtype → features [N, F] in the weights' dtype (or autocast's).
+
+    A module of the user's stands where the convolutions would; it too sees bytes as 0..1, and normalised where asked.
+    """
 
     def __init__(self, settings: ModelSettings, env: EnvSpec) -> None:
         super().__init__()
         shape = env.network_input_shape
         self.normalisation = Normalisation(env.observation_shape) if settings.normalize_observation else None
         self._bytes = env.observation_dtype == "uint8" and self.normalisation is None
+        self.own = OwnModule(settings, shape) if settings.entry_point else None
+        if self.own is not None:
+            shape = (self.own.features,)
+        elif len(env.observation_shape) > IMAGE_RANK:
+            raise _no_network(env)
         self.conv = nn.Sequential()
-        for channels, kernel, stride in settings.conv if len(env.observation_shape) == IMAGE_RANK else ():
+        for channels, kernel, stride in settings.conv if len(shape) == 1 + IMAGE_RANK else ():
             layer = _FirstConv if self._bytes and not self.conv else nn.Conv2d
             self.conv.append(layer(shape[0], channels, kernel, stride))
             self.conv.append(_ACTIVATIONS[settings.activation]())
@@ -120,6 +129,8 @@ class Trunk(nn.Module):
             x = self.conv(x.contiguous(memory_format=torch.channels_last)).permute(0, 2, 3, 1)
         elif self._bytes:
             x = x * _BYTE
+        if self.own is not None:
+            x = self.own(x)
         features: Tensor = self.hidden(x.reshape(len(x), -1))
         return features
 
@@ -187,23 +198,33 @@ def outline(settings: ModelSettings, env: EnvSpec) -> ActorCritic:
 
 def initialised(make: Callable[[], N], env: EnvSpec, *, seed: int) -> N:
     """The network that `make` describes, float32, its weights drawn from `seed`. Raises ConfigError for spaces without one."""
-    net = outlined(make, env)
-    net.to_empty(device="cpu")
+    _require_vector_actions(env)
+    with torch.random.fork_rng(devices=()):  # a module of the user's draws from torch's global generator
+        torch.default_generator.manual_seed(seed)
+        net = make()
     _initialise(net, torch.Generator().manual_seed(seed))
     return net
 
 
 def outlined(make: Callable[[], N], env: EnvSpec) -> N:
     """The network that `make` describes, without storage. Raises ConfigError for spaces without one."""
-    if len(env.observation_shape) > IMAGE_RANK or len(env.action.shape) > 1:
-        raise ConfigError(
-            "no network for these spaces",
-            found=f"observations {env.observation_shape}, actions {env.action.shape}",
-            wanted="observations that are vectors or grey images [H, W], actions that are numbers or vectors",
-            fix="flatten them in your env.entry_point",
-        )
-    with torch.device("meta"):  # without storage: the layers' own initialisation would draw from torch's global random state
+    _require_vector_actions(env)
+    with torch.random.fork_rng(devices=()), torch.device("meta"):
         return make()
+
+
+def _require_vector_actions(env: EnvSpec) -> None:
+    if len(env.action.shape) > 1:
+        raise _no_network(env)
+
+
+def _no_network(env: EnvSpec) -> ConfigError:
+    return ConfigError(
+        "no network for these spaces",
+        found=f"observations {env.observation_shape}, actions {env.action.shape}",
+        wanted="observations that are vectors or grey images [H, W], actions that are numbers or vectors",
+        fix="flatten them in your env.entry_point, or bring your own network for observations, model.entry_point",
+    )
 
 
 def _compute_dtype(module: nn.Module) -> torch.dtype:
@@ -214,8 +235,8 @@ def _compute_dtype(module: nn.Module) -> torch.dtype:
 
 
 def _initialise(net: Network, generator: torch.Generator) -> None:
-    """Orthogonal weights (Saxe et al. 2013, arXiv:1312.6120), zero biases, standard deviation 1."""
-    for module in net.modules():
+    """Orthogonal weights (Saxe et al. 2013, arXiv:1312.6120), zero biases, deviation 1; a user's module stays as it was built."""
+    for module in _ours(net):
         if isinstance(module, nn.Linear | nn.Conv2d):
             gain = module.gain if isinstance(module, Head) else _SQRT_2
             nn.init.orthogonal_(module.weight, gain, generator=generator)
@@ -223,6 +244,14 @@ def _initialise(net: Network, generator: torch.Generator) -> None:
             module.weight.data = module.weight.contiguous(memory_format=torch.channels_last)
         if isinstance(module, Normalisation):
             nn.init.ones_(module.divisor)
-    for name, parameter in net.named_parameters():
-        if name.endswith(("bias", "log_std", "mean")):
-            nn.init.zeros_(parameter)
+        for name, parameter in module.named_parameters(recurse=False):
+            if name in ("bias", "log_std", "mean"):
+                nn.init.zeros_(parameter)
+
+
+def _ours(module: nn.Module) -> Iterator[nn.Module]:
+    """As `module.modules()`, without what a user brought."""
+    yield module
+    for child in module.children():
+        if not isinstance(child, OwnModule):
+            yield from _ours(child)

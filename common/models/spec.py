@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -16,6 +16,12 @@ class ModelSettings(BaseModel):
         default=((32, 8, 4), (64, 4, 2), (64, 3, 1)),
         description="convolutions for image observations: (channels, kernel, stride) each; default: Nature CNN",
     )
+    entry_point: str = Field(
+        default="",
+        description="your own, in place of the convolutions: package.module:Class, called with the shape of one observation and "
+        "kwargs, returns a torch Module from observations to features",
+    )
+    kwargs: dict[str, Any] = Field(default_factory=dict, description="passed to the entry point")
     hidden: tuple[int, ...] = Field(
         default=(512,), description="widths of the fully connected layers after the convolutions, or of the whole MLP"
     )

@@ -18,10 +18,11 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from common import extensions
 from common.errors import ConfigError
 from common.runtime.layers import DEFAULT, Layer, Path, leaves, merge, nest, parse, source_of
 from common.runtime.presets import Preset, find_preset
-from common.runtime.problems import explain, node_at
+from common.runtime.problems import explain, node_at, tree
 from common.runtime.tree import Settings
 
 ENV_PREFIX = "ROOKERY_"
@@ -54,9 +55,15 @@ def build(layers: Sequence[Layer]) -> Loaded:
     values, sources = merge(_of_one_algorithm(layers))
     try:
         # by way of JSON, so that lists become tuples and nothing else changes its type
-        settings = Settings.model_validate_json(json.dumps(values), strict=True)
+        settings = tree(values).model_validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
         raise explain(error, values, sources) from error
+    for setting, entry_point in (
+        ("env.entry_point", settings.env.entry_point),
+        ("model.entry_point", settings.model.entry_point),
+    ):
+        if entry_point:
+            extensions.find(entry_point, setting=setting)
     found = {".".join(path): source_of(path, sources) for path, _ in leaves(settings.model_dump(mode="json"))}
     return Loaded(settings=settings, provenance=MappingProxyType(found))
 

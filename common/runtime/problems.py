@@ -15,30 +15,36 @@ from pydantic_core import ErrorDetails
 
 from common.errors import ConfigError
 from common.runtime.layers import Path, Tree, source_of
-from common.runtime.tree import Settings
+from common.runtime.tree import Settings, tree_of
 
 Node: TypeAlias = Mapping[str, Any]
 """A node of the JSON schema."""
 
 
+def tree(values: Tree) -> type[Settings]:
+    """The tree that `values` are to fill: it has the sections that they name."""
+    return tree_of(Settings, _at(("algorithm", "name"), values))
+
+
 @cache
-def schema() -> Node:
-    """JSON schema of the whole tree. Shared: do not change it."""
-    return Settings.model_json_schema()
+def schema(settings: type[Settings] = Settings) -> Node:
+    """JSON schema of a whole tree. Shared: do not change it."""
+    return settings.model_json_schema()
 
 
 def node_at(path: Sequence[str | int], values: Tree) -> Node | None:
     """Schema of the setting or section at `path`, None where there is none; `values` tell variants of a section apart."""
-    node = schema()
+    root = schema(tree(values))
+    node = root
     for depth, key in enumerate(path):
         variants = node.get("discriminator")
         if variants and key == variants["propertyName"]:
             return {"enum": list(variants["mapping"])}
-        properties = _resolved(node, _at(path[:depth], values)).get("properties", {})
+        properties = _resolved(node, _at(path[:depth], values), root).get("properties", {})
         if key not in properties:
             return None
         node = properties[key]
-    return _resolved(node, _at(path, values))
+    return _resolved(node, _at(path, values), root)
 
 
 def wanted(node: Node) -> str:
@@ -99,14 +105,14 @@ def _lines(details: ErrorDetails, values: Tree, sources: Mapping[str, str]) -> I
 def _tag(path: Path, values: Tree, sources: Mapping[str, str]) -> Iterator[str]:
     """The `name` that says which variant a section is, is none."""
     name = (*path, "name")
-    want = wanted(node_at(name, values) or {})
+    want = f"{wanted(node_at(name, values) or {})}, or your own package.module:ENTRY"
     yield f"{'.'.join(name)}: found {_at(name, values)!r} ({source_of(name, sources)}), wanted {want}"
 
 
 def _unknown(path: Path, values: Tree, origin: str) -> str:
     *parent, key = path
     known = list((node_at(parent, values) or {})["properties"])
-    elsewhere = [f"{section}.{key}" for section in schema()["properties"] if node_at((section, key), values)]
+    elsewhere = [f"{section}.{key}" for section in schema(tree(values))["properties"] if node_at((section, key), values)]
     close = get_close_matches(key, known, n=1) or elsewhere
     hint = f"did you mean {close[0]}? " if close else ""
     if others := _variants_with(path, values):
@@ -134,13 +140,13 @@ def _setting(location: Sequence[str | int], values: Tree) -> Path:
     return path
 
 
-def _resolved(node: Node, value: Any) -> Node:
+def _resolved(node: Node, value: Any, root: Node) -> Node:
     if "discriminator" in node:  # the section's `name` says which variant it is
         mapping = node["discriminator"]["mapping"]
         name = value.get("name") if isinstance(value, dict) else None
         node = {"$ref": mapping.get(name) or mapping[node["default"]["name"]]}
     if "$ref" in node:
-        return _resolved(schema()["$defs"][node["$ref"].rpartition("/")[2]], value)
+        return _resolved(root["$defs"][node["$ref"].rpartition("/")[2]], value, root)
     return node
 
 

@@ -6,13 +6,16 @@ checked when they are built; a type is never guessed: validated strictly, text i
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from typing import Annotated, Literal, Self, TypeAlias
+from functools import cache
+from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
+from common import extensions
 from common.algorithms.settings import AlgorithmSettings
-from common.algorithms.settings.base import Scale
+from common.algorithms.settings.base import AlgorithmSection, Scale
 from common.algorithms.settings.ppo import PPOSettings
 from common.envs.spec import EnvSettings
 from common.errors import ConfigError
@@ -261,7 +264,7 @@ class RunConfig(Section):
     @classmethod
     def of(cls, settings: Settings, *, run_id: str) -> Self:
         """The part of `settings` that is the run's and not one process's."""
-        return cls(
+        return tree_of(cls, settings.algorithm.name)(
             run_id=run_id,
             seed=settings.run.seed,
             preset=settings.run.preset,
@@ -283,12 +286,40 @@ class RunConfig(Section):
     def from_json(cls, text: str) -> Self:
         """Inverse of `to_json`. Raises `ConfigError` where this version does not know a setting, or its value."""
         try:
-            return cls.model_validate_json(text, strict=True)
+            return tree_of(cls, _algorithm_in(text)).model_validate_json(text, strict=True)
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False)[0]
             raise ConfigError(
                 f"the learner's run configuration does not fit here ({'.'.join(map(str, first['loc']))})",
                 found=first["input"],
                 wanted=first["msg"],
-                fix="run the same rookery version on both sides",
+                fix="run the same rookery version on both sides, and the same packages of your own",
             ) from error
+
+
+def _algorithm_in(text: str) -> object:
+    try:
+        return json.loads(text)["algorithm"]["name"]
+    except (ValueError, KeyError, TypeError):
+        return None  # whoever checks all of it says what is wrong
+
+
+T = TypeVar("T", bound=Section)
+
+
+def tree_of(base: type[T], algorithm: object) -> type[T]:
+    """`base` with the section `algorithm` that belongs to an algorithm of this name: of a user's package, that package's own.
+
+    Raises ConfigError where that cannot be had.
+    """
+    if not extensions.named(algorithm):
+        return base
+    from common.algorithms.registry import entry  # noqa: PLC0415  needs torch, for which ours need not wait
+
+    return _with_section(base, entry(str(algorithm)).settings)  # type: ignore[return-value]
+
+
+@cache
+def _with_section(base: type[Section], section: type[AlgorithmSection]) -> type[Section]:
+    fields: dict[str, Any] = {"algorithm": (section, ...)}
+    return create_model(base.__name__, __base__=base, **fields)

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
+from pathlib import Path
 
 from common.errors import ConfigError
 from common.runtime.root import run
@@ -17,6 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in SERVICES:  # a service is its own program with its own --help
         os.execv(sys.executable, [sys.executable, "-m", f"services.{words[0]}", *words[1:]])  # noqa: S606
+    _import_from_here()
     arguments = parse(words)
     commands: Mapping[str, Callable[[Arguments], int]] = {
         "train": _train,
@@ -27,6 +29,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         "version": _version,
     }
     return run(lambda: commands[arguments.command](arguments), program=f"rookery {arguments.command}", debug=arguments.debug)
+
+
+def _import_from_here() -> None:
+    """Find a user's own modules where the command is given, as the services do, which Python runs by `-m`."""
+    if not sys.flags.safe_path and not {"", str(Path.cwd())} & set(sys.path):
+        sys.path.append("")
 
 
 def _train(arguments: Arguments) -> int:

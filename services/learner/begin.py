@@ -36,13 +36,16 @@ def identified(invocation: Invocation) -> Invocation:
 
 
 def build(settings: Settings, env: EnvSpec, *, seed: int) -> Algorithm:
-    """The algorithm of the run, and a line on how large its memory is.
+    """The algorithm of the run, and a line each on its scaled learning rate and on how large its memory is, where it has them.
 
     Raises `ConfigError` where it cannot train on `env`, or where its memory is larger than what this machine has left.
     """
     fix, available = "lower algorithm.replay_capacity", memory.available_bytes()
+    section = settings.algorithm.scaled(settings.scale)
+    if section.learning_rate != settings.algorithm.learning_rate:
+        _log.info("learning_rate_scaled", learning_rate=section.learning_rate, environments=settings.scale.environments)
     try:
-        algorithm = build_algorithm(settings.algorithm, model=settings.model, env=env, seed=seed)
+        algorithm = build_algorithm(section, model=settings.model, env=env, seed=seed)
     except MemoryError as error:  # larger than what the system would ever promise
         wanted = None if available is None else f"at most {available / 1e9:.1f} GB"
         raise ConfigError("the replay memory cannot be allocated", found=str(error), wanted=wanted, fix=fix) from error

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 TEXTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("services/*/README.md")])
 FOLDERS = "common|services|docs|tests|presets|benchmarks"
 SERVICES = {"learner": learner.parse, "actor": actor.parse, "evaluator": evaluator.parse}
-PLACEHOLDER = re.compile(r"\b(PRESET|DIR|N|S|NAME|HOST|PORT)\b|\.\.\.|my\.yaml|runs/")
+PLACEHOLDER = re.compile(r"\b(PRESET|DIR|N|S|NAME|HOST|PORT)\b|\.\.\.|my\.yaml|mygames|runs/")
 
 each_text = pytest.mark.parametrize("text", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
 

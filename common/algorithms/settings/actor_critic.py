@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field
 
@@ -27,6 +27,10 @@ class ActorCriticSection(AlgorithmSection):
     precision: Literal["fp32", "bf16"] = Field(
         default="fp32", description="arithmetic of training, fp32 or bf16; the weights stay float32"
     )
+
+    def _with_rates(self, factor: float) -> Self:
+        """A schedule keeps its shape."""
+        return super()._with_rates(factor).model_copy(update={"lr_final": self.lr_final * factor})
 
 
 class SinglePassSection(ActorCriticSection):

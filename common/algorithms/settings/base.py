@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -18,6 +19,11 @@ class Scale(NamedTuple):
     max_policy_lag: int  # versions; experience that is older is dropped
     actors: int  # that the run expects; 0: unknown
     env_steps: int  # the run's budget
+
+    @property
+    def environments(self) -> int:
+        """Of all actors that the run expects."""
+        return self.actors * self.num_envs
 
     @property
     def message_env_steps(self) -> int:
@@ -43,15 +49,43 @@ class Scale(NamedTuple):
 
 
 class AlgorithmSection(BaseModel):
-    """Base of the sections; each has a `name` of its own."""
+    """Base of the sections, which `name` tells apart. A user's own is named `package.module:ENTRY`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    name: str = Field(description="which algorithm; your own: package.module:ENTRY")
     gamma: float = Field(default=0.99, ge=0.0, le=1.0, description="discount per env step")
     learning_rate: float = Field(default=2.5e-4, gt=0.0, le=1.0, description="of the optimizer; where a schedule starts")
+    learning_rate_scaling: Literal["none", "linear", "sqrt"] = Field(
+        default="none", description="times environments / learning_rate_envs, or the root of that; environments of all actors"
+    )
+    learning_rate_envs: int = Field(default=16, ge=1, description="linear, sqrt: environments that learning_rate was tuned for")
     clip_reward: bool = Field(default=False, description="train on the sign of the reward (returns are always reported raw)")
 
     def conflicts(self, scale: Scale) -> Iterator[str]:
         """Sentences on settings that cannot work with a run of this scale, each beginning with its dotted key."""
-        del scale
-        yield from ()
+        if self.learning_rate_scaling != "none" and scale.actors == 0:
+            yield (
+                f"algorithm.learning_rate_scaling: found {self.learning_rate_scaling}, wanted none where actor.count is 0: "
+                "nobody knows how many environments there will be"
+            )
+        if (rate := self.scaled(scale).learning_rate) > 1.0:
+            yield (
+                f"algorithm.learning_rate: found {rate:g} = {self.learning_rate:g} scaled to {scale.environments} environments, "
+                "wanted at most 1"
+            )
+
+    def scaled(self, scale: Scale) -> Self:
+        """These settings with the learning rate of a run of this scale, scaled already.
+
+        Linear in the number of environments, which sets how much is learned from at once (Krizhevsky 2014, arXiv:1404.5997;
+        Goyal et al. 2017, arXiv:1706.02677), or in its square root, which keeps the variance of a step (Hoffer et al. 2017,
+        arXiv:1705.08741).
+        """
+        if self.learning_rate_scaling == "none":
+            return self
+        ratio = scale.environments / self.learning_rate_envs
+        return self._with_rates(ratio if self.learning_rate_scaling == "linear" else math.sqrt(ratio))
+
+    def _with_rates(self, factor: float) -> Self:
+        return self.model_copy(update={"learning_rate": self.learning_rate * factor, "learning_rate_scaling": "none"})

@@ -51,6 +51,7 @@ class PPOSettings(ActorCriticSection):
 
     def conflicts(self, scale: Scale) -> Iterator[str]:
         """A minibatch is cut out of one batch."""
+        yield from super().conflicts(scale)
         if self.minibatch > scale.batch_env_steps:
             yield (
                 f"algorithm.minibatch: found {self.minibatch}, wanted at most {scale.batch_words}: "

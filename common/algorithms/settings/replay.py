@@ -29,6 +29,7 @@ class ReplaySection(AlgorithmSection):
 
     def conflicts(self, scale: Scale) -> Iterator[str]:
         """What the memory, the run and its messages must be able to hold of one another."""
+        yield from super().conflicts(scale)
         yield from self._window_conflicts(scale)
         if self.minibatch > self.replay_capacity:
             yield (

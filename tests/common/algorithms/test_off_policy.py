@@ -19,7 +19,7 @@ class Counter(ReplayLearner):
 
     def __init__(self, *, env, bad=0, **settings):
         defaults = {"replay_capacity": 1_000, "warmup": 0, "minibatch": 4, "samples_per_insert": 2.0}
-        super().__init__(settings=ReplaySection(**(defaults | settings)), env=env, seed=0)
+        super().__init__(settings=ReplaySection(name="any", **(defaults | settings)), env=env, seed=0)
         self.seen, self._bad = [], bad
 
     def _step(self, rows):
@@ -45,6 +45,12 @@ def test_gradient_steps_follow_the_env_steps_that_came_in(continuous_env, make_s
     learner = Counter(env=continuous_env)
     taken = [train(learner, message).metrics["gradient_steps"] for message in messages(make_sample, continuous_env, 5)]
     assert taken == [4.0] * 5
+
+
+def test_the_learning_rate_is_measured_whether_or_not_a_step_was_taken(continuous_env, make_sample):
+    """It may be a scaled one: the curve of a run says which it was."""
+    learner = Counter(env=continuous_env, learning_rate=3e-3, warmup=1_000)
+    assert train(learner, make_sample(continuous_env)).metrics["learning_rate"] == 3e-3
 
 
 @pytest.mark.parametrize("ratio", [0.3, 1.0, 3.7, 20.0])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
+
 import numpy as np
 import pytest
 
@@ -9,8 +12,9 @@ from common.algorithms import registry
 from common.algorithms.api import Place
 from common.algorithms.policy import ActorCriticPolicy
 from common.algorithms.ppo import PPO
+from common.algorithms.registry import Entry
 from common.algorithms.settings.ppo import PPOSettings
-from common.errors import PeerError
+from common.errors import ConfigError, PeerError
 from common.models.spec import ModelSettings
 from common.wire.messages import Trajectory
 
@@ -42,3 +46,82 @@ def test_an_actor_critic_ships_its_rollouts_with_the_log_probability_of_every_ac
     broken = {spec.name: np.zeros([max(0, axis) for axis in spec.shape], spec.dtype) for spec in ships.schema}
     with pytest.raises(PeerError, match="action outside"):
         ships.check(Trajectory(seq=0, version=0, env_steps=2, shipped=2, arrays=broken | {"action": np.full((2, 1), 9)}))
+
+
+class OwnSettings(PPOSettings):
+    """A section of a user's own."""
+
+    name: str
+    patience: int = 3
+
+
+class Lame(PPO):
+    """Takes no step, and not what it is built with."""
+
+    update = None
+
+    def __init__(self, *, settings):
+        """Too few."""
+
+
+class Idle:
+    """Does nothing at all."""
+
+    def __init__(self, **_):
+        """Whatever it is built with."""
+
+
+class Unread(ActorCriticPolicy):
+    """Cannot say what parameters it takes, which shows once it is built."""
+
+    @property
+    def layout(self):
+        """Nothing."""
+        raise AttributeError
+
+
+@pytest.fixture
+def own(monkeypatch):
+    """A module `own_algorithms`, as a user's package would be; its attributes may be set."""
+    module = ModuleType("own_algorithms")
+    module.ENTRY = Entry(settings=OwnSettings, algorithm=PPO)
+    monkeypatch.setitem(sys.modules, "own_algorithms", module)
+    return module
+
+
+@pytest.mark.usefixtures("own")
+def test_an_entry_elsewhere_is_found_by_module_and_attribute(vector_env):
+    """A user's package is as good as ours: learner, actor and what passes between them."""
+    settings, model = OwnSettings(name="own_algorithms:ENTRY"), ModelSettings(hidden=(4,))
+    assert isinstance(registry.build_algorithm(settings, model=model, env=vector_env, seed=1), PPO)
+    ships = registry.shipment(settings, model=model, env=vector_env, length=2, num_envs=1)
+    assert ships.schema == registry.shipment(PPOSettings(), model=model, env=vector_env, length=2, num_envs=1).schema
+
+
+@pytest.mark.parametrize(
+    ("entry", "line"),
+    [
+        (PPO, r"algorithm.name names no ENTRY of own_algorithms: found ENTRY, a type, wanted one that exists"),
+        (Entry(settings=OwnSettings, algorithm=Lame), r"Lame cannot be built: found .*'model', wanted arguments settings, model"),
+        (
+            Entry(settings=OwnSettings, algorithm=Idle),
+            r"Idle is no Algorithm: found no calibrate, coll",
+        ),
+        (Entry(settings=OwnSettings, algorithm=PPO, policy=PPO), r"PPO cannot be built: found .*, wanted arguments settings"),
+        (Entry(settings=dict, algorithm=PPO), r"the settings of an algorithm are a section: found .*dict.*, wanted a class der"),
+    ],
+    ids=["no entry", "other arguments", "no algorithm", "no policy", "no section"],
+)
+def test_an_entry_that_cannot_work_is_refused_when_it_is_named(own, entry, line):
+    """Before anything is built or written."""
+    own.ENTRY = entry
+    with pytest.raises(ConfigError, match=line):
+        registry.entry("own_algorithms:ENTRY")
+
+
+def test_what_shows_only_when_it_is_built_is_refused_then(own, vector_env):
+    """A policy without its fingerprint would fail at the first snapshot."""
+    own.ENTRY = Entry(settings=OwnSettings, algorithm=PPO, policy=Unread)
+    settings, place = OwnSettings(name="own_algorithms:ENTRY"), Place(index=0, peers=1, num_envs=1)
+    with pytest.raises(ConfigError, match="Unread is no Policy: found no layout"):
+        registry.build_policy(settings, model=ModelSettings(), env=vector_env, precision="fp32", seed=1, place=place)

@@ -1,11 +1,19 @@
 """The layers in action: what wins, where it came from, and how a configuration is written down again."""
 
-import pytest
+import sys
+from types import ModuleType
 
+import pytest
+from pydantic import Field
+
+from common.algorithms.ppo import PPO
+from common.algorithms.registry import Entry
+from common.algorithms.settings.base import AlgorithmSection
 from common.algorithms.settings.impala import ImpalaSettings
 from common.errors import ConfigError
 from common.runtime.config import SETTLED, as_yaml, load, settle
 from common.runtime.presets import preset_names
+from common.runtime.tree import RunConfig
 
 pytestmark = pytest.mark.pure
 
@@ -152,3 +160,79 @@ def test_naming_another_algorithm_leaves_the_settings_of_the_presets_own_behind(
     assert loaded.settings.algorithm == ImpalaSettings(learning_rate=0.5)
     assert loaded.provenance["algorithm.gamma"] == "default"
     assert loaded.settings.rollout == load(preset="cartpole", environ={}).settings.rollout
+
+
+class OwnSettings(AlgorithmSection):
+    """A section of a user's package."""
+
+    shape: tuple[int, int] = (1, 2)
+    patience: int = Field(default=3, ge=1)
+
+    def conflicts(self, scale):
+        """More environments than patience."""
+        yield from super().conflicts(scale)
+        if scale.num_envs > 64:
+            yield f"env.num_envs: found {scale.num_envs}, wanted at most 64"
+
+
+OWN = "own_algorithms:ENTRY"
+
+
+@pytest.fixture
+def own(monkeypatch):
+    """A module `own_algorithms`, as a user's package would be."""
+    module = ModuleType("own_algorithms")
+    module.ENTRY = Entry(settings=OwnSettings, algorithm=PPO)
+    monkeypatch.setitem(sys.modules, "own_algorithms", module)
+    return module
+
+
+@pytest.mark.usefixtures("own")
+def test_a_users_own_section_is_filled_as_ours_are(tmp_path):
+    """Layers, sources and types; the preset's section is another algorithm's and stays behind."""
+    overrides = [f"algorithm.name={OWN}", "algorithm.patience=7", "algorithm.shape=[3, 4]"]
+    loaded = load(preset="cartpole", overrides=overrides, environ={"ROOKERY_ALGORITHM__GAMMA": "0.5"})
+    assert loaded.settings.algorithm == OwnSettings(name=OWN, patience=7, shape=(3, 4), gamma=0.5)
+    assert loaded.provenance["algorithm.patience"] == "command line"
+    assert loaded.provenance["algorithm.gamma"] == "ROOKERY_ALGORITHM__GAMMA"
+    assert loaded.provenance["algorithm.clip_reward"] == "default"
+    path = tmp_path / "config.yaml"
+    path.write_text(as_yaml(loaded.settings))
+    assert load(preset=str(path), environ={}).settings == loaded.settings
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("algorithm.patience=0", "algorithm.patience: found 0 (command line), wanted integer >= 1"),
+        ("algorithm.shape=[1]", "algorithm.shape: found [1] (command line), wanted list of (integer, integer)"),
+        (
+            "algorithm.patienc=3",
+            "algorithm.patienc: unknown key (command line); did you mean patience? algorithm has name, gamma,",
+        ),
+        ("env.num_envs=65", "env.num_envs: found 65, wanted at most 64 (env.num_envs from command line)"),
+        ("env.entry_point=own_algorithms:make", "env.entry_point names no function of own_algorithms: found make, wanted"),
+        ("model.entry_point=own_algorithms:Net", "model.entry_point names no function of own_algorithms: found Net, wanted"),
+        ("algorithm.name=own_algorithms:ENTRYS", "algorithm.name names no ENTRY of own_algorithms: found ENTRYS, wanted ENTRY"),
+    ],
+)
+def test_a_slip_in_what_is_the_users_own_reads_like_any_other(override, line):
+    """Key, value, source and wish."""
+    with pytest.raises(ConfigError) as caught:
+        load(preset="cartpole", overrides=[f"algorithm.name={OWN}", override], environ={})
+    assert str(caught.value).startswith(line)
+
+
+@pytest.mark.usefixtures("own")
+def test_a_run_tells_its_peers_of_an_algorithm_of_the_users(monkeypatch):
+    """The whole section goes to the actors, and where the package is not installed that is said in one line."""
+    settings = load(preset=None, overrides=[f"algorithm.name={OWN}", "algorithm.patience=9"], environ={}).settings
+    run = RunConfig.of(settings, run_id="r")
+    assert RunConfig.from_json(run.to_json()) == run
+    assert RunConfig.from_json(run.to_json()).algorithm.patience == 9
+    monkeypatch.delitem(sys.modules, "own_algorithms")
+    with pytest.raises(
+        ConfigError, match=r"algorithm.name names a module that is not there: found own_algorithms .*; install it"
+    ):
+        RunConfig.from_json(run.to_json())

@@ -60,7 +60,10 @@ def _complaint(*overrides):
         ("log.level=loud", "log.level: found 'loud' (command line), wanted one of debug, info, warning, error"),
         (
             "algorithm.name=sarsa",
-            "algorithm.name: found 'sarsa' (command line), wanted one of a3c, a3c-grad, dqn, impala, ppo, td3",
+            (
+                "algorithm.name: found 'sarsa' (command line), "
+                "wanted one of a3c, a3c-grad, dqn, impala, ppo, td3, or your own package.module:ENTRY"
+            ),
         ),
     ],
 )

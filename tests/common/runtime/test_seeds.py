@@ -31,3 +31,17 @@ def test_every_seed_is_one_that_gymnasium_and_torch_take():
     for seed in (0, 1, 2**31 - 1):
         for index in range(100):
             assert 0 <= derive(seed, "policy", role="actor", index=index) < 2**31
+
+
+def test_no_two_environments_of_a_run_are_seeded_alike():
+    """Environment b of an actor begins with its seed + b: the ranges of 64 actors with 64 environments each stay apart."""
+    for run in range(5):
+        firsts = [derive(run, "environment", role=role, index=index) for role in ("actor", "evaluator") for index in range(64)]
+        assert len({first + b for first in firsts for b in range(64)}) == len(firsts) * 64
+
+
+def test_another_seed_is_another_run():
+    """Seeds 1, 2 and 3 are three experiments: no stream of one is a stream of another."""
+    places = list(product(("environment", "policy"), ("actor", "evaluator"), range(20)))
+    seeds = [derive(run, purpose, role=role, index=index) for run in range(1, 6) for purpose, role, index in places]
+    assert len(set(seeds)) == len(seeds)

@@ -13,8 +13,10 @@ import yaml
 
 from common.algorithms.registry import build_algorithm
 from common.algorithms.settings.dqn import DQNSettings
+from common.algorithms.settings.ppo import PPOSettings
+from common.algorithms.settings.td3 import TD3Settings
 from common.envs.make import spec_of
-from common.envs.spec import ActionSpec, EnvSpec
+from common.envs.spec import ActionSpec, EnvSettings, EnvSpec
 from common.errors import ConfigError
 from common.models.snapshot import Layout
 from common.models.spec import ModelSettings
@@ -22,7 +24,7 @@ from common.runtime import checkpoints, memory
 from common.runtime.checkpoints import Checkpoint
 from common.runtime.logs import PlainFormatter
 from common.runtime.run_directory import RunDirectory
-from common.runtime.tree import Settings
+from common.runtime.tree import ActorSettings, Settings
 from services.cli.plan import Request, make_plan
 from services.learner import begin
 from services.learner.begin import identified, open_directory, open_state
@@ -173,6 +175,21 @@ def test_an_algorithm_without_a_memory_says_nothing(caplog):
     with caplog.at_level(logging.INFO):
         begin.build(Settings(model=MODEL), ENV, seed=0)
     assert not caplog.records
+
+
+@pytest.mark.parametrize("section", [PPOSettings, TD3Settings, DQNSettings])
+def test_a_scaled_learning_rate_is_told_and_is_the_algorithms(section, caplog):
+    """32 environments where the rate was tuned for 8: the optimizer takes what the line says."""
+    replay = {} if section is PPOSettings else {"replay_capacity": 10_000}
+    algorithm = section(learning_rate=1e-3, learning_rate_envs=8, learning_rate_scaling="sqrt", **replay)
+    settings = Settings(algorithm=algorithm, model=MODEL, env=EnvSettings(num_envs=8), actor=ActorSettings(count=4))
+    action = ActionSpec(n=0, shape=(1,), low=(-1.0,), high=(1.0,)) if section is TD3Settings else ActionSpec(n=2, shape=())
+    env = EnvSpec(observation_shape=(3,), observation_dtype="float32", action=action, frame_stack=1, frame_skip=1)
+    with caplog.at_level(logging.INFO):
+        built = begin.build(settings, env, seed=0)
+    line = PlainFormatter("learner", tracebacks=False).format(caplog.records[0])
+    assert "learning_rate_scaled learning_rate=0.002 environments=32" in line
+    assert built._learning_rate == pytest.approx(2e-3)
 
 
 def test_a_memory_larger_than_what_is_free_is_refused(monkeypatch):

@@ -12,7 +12,7 @@ SCALE = Scale(length=16, num_envs=4, batch=1, credits=2, max_policy_lag=20, acto
 
 def problems(scale=SCALE, **settings):
     """The sentences."""
-    return list(ReplaySection(**settings).conflicts(scale))
+    return list(ReplaySection(name="any", **settings).conflicts(scale))
 
 
 def test_the_defaults_are_a_run_that_works():

@@ -1,0 +1,87 @@
+"""The page on a user's own package, taken at its word: its files are written down, its commands are run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.system
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 170.0  # seconds; only a fault lets it pass
+
+
+def blocks():
+    """The page's fenced blocks."""
+    page = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
+    return re.findall(r"^```\w*\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def package(tmp_path):
+    """A folder with the page's files, as a reader would have it."""
+    files = [(found[1], block) for block in blocks() if (found := re.match(r"# (\S+/?\S+\.(?:py|yaml))\n", block))]
+    for name, text in files:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert sorted(name for name, _ in files) == ["doors.yaml", "doors/env.py", "doors/net.py", "doors/reinforce.py"]
+    return tmp_path
+
+
+def rookery(words, folder):
+    """Run the command as it is installed, from `folder`."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ROOKERY_")}
+    return subprocess.run(
+        [Path(sys.executable).with_name("rookery"), *words],
+        cwd=folder,
+        env=environment | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+
+
+def test_the_package_of_the_page_learns_what_it_says(package):
+    """Environment, network and algorithm of a stranger's, in every process of a run, by the page's own commands."""
+    commands = [shlex.split(line)[1:] for block in blocks() for line in block.splitlines() if re.match(r"rookery [a-z]+ ", line)]
+    assert [words[0] for words in commands] == ["config", "train"]
+    for words in commands:
+        done = rookery(words, package)
+        assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads((package / "runs/doors/summary.json").read_text())
+    assert summary["solved"], summary
+    config = (package / "runs/doors/config.yaml").read_text()
+    assert "  name: doors.reinforce:REINFORCE  # file doors.yaml" in config
+    assert "  gamma: 0.95  # command line" in config
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        (
+            "algorithm.name=doors.reinforce:REINFORC",
+            "algorithm.name names no ENTRY of doors.reinforce: found REINFORC, wanted REINFORCE",
+        ),
+        ("learner.max_policy_lag=9", "learner.max_policy_lag: found 9, wanted at most 2: nothing here corrects"),
+        ("algorithm.baselin=true", "algorithm.baselin: unknown key (command line); did you mean baseline?"),
+        ("algorithm.baseline=3", "algorithm.baseline: found 3 (command line), wanted true or false"),
+        ("model.entry_point=doors.net:Wave", "model.entry_point names no function of doors.net: found Wave, wanted Waves"),
+        ("model.kwargs.waves=0", "doors.net:Waves "),
+    ],
+)
+def test_a_slip_is_one_line_and_leaves_nothing_behind(package, override, line):
+    """Whatever a user's package is asked for and cannot give: exit code 2, in their words, before there is a run directory."""
+    done = rookery(["train", "doors.yaml", override, "--run-dir", "run"], package)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.startswith(f"rookery train: error: {line}")
+    assert done.stderr.count("\n") == 1
+    assert not (package / "run").exists()
