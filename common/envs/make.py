@@ -70,6 +70,7 @@ class VectorEnvironment:
         )
         self._env = env
         self._counts_lives = settings.terminate_on_life_loss and isinstance(env, AtariVectorEnv)
+        self._lives: NDArray[np.int32] = np.zeros(self.num_envs, np.int32)
         self._same_step = mode is AutoresetMode.SAME_STEP
         self._ended = np.zeros(self.num_envs, np.bool_)
         self._all_valid = np.ones(self.num_envs, np.bool_)
