@@ -8,7 +8,7 @@ T = env steps per rollout, B = environments of the actor, S = frame stack, K = a
 | start | bool | [T+1, B] | o_t is the first observation of an episode |
 | action | int64 / float32 | [T, B] / [T, B, *A] | a_t, chosen on o_t |
 | reward | float32 | [T, B] | raw, follows a_t |
-| terminated, truncated | bool | [T, B] | how the step after a_t ended the episode |
+| terminated, truncated | bool | [T, B] | how the step after a_t ended the episode; terminated too: a lost life, if asked for |
 | valid | bool | [T, B] | False for a reset row (next_step autoreset): not an env step, never trained on |
 | final_obs | the environment's | [K, *frame] | same_step autoreset: last observation of each truncated episode |
 | final_index | int32 | [K] | t*B + b of each `final_obs` |

@@ -48,6 +48,7 @@ class Transition(NamedTuple):
     start: NDArray[np.bool_]  # [B]: `observation` is the first of an episode
     final_index: NDArray[np.int32]  # [K]: environments truncated in this row, where `observation` is past their end
     final_observation: Array  # [K, *frame]: their last observations
+    life_lost: NDArray[np.bool_]  # [B]: an end for the learner alone; False where the episode ended, and unless asked for
 
 
 class VectorEnvironment:
@@ -68,15 +69,20 @@ class VectorEnvironment:
             frame_skip=settings.frame_skip if isinstance(env, AtariVectorEnv) else 1,
         )
         self._env = env
+        self._counts_lives = settings.terminate_on_life_loss and isinstance(env, AtariVectorEnv)
+        self._lives: NDArray[np.int32] = np.zeros(self.num_envs, np.int32)
         self._same_step = mode is AutoresetMode.SAME_STEP
         self._ended = np.zeros(self.num_envs, np.bool_)
         self._all_valid = np.ones(self.num_envs, np.bool_)
+        self._no_life_lost = np.zeros(self.num_envs, np.bool_)
         self._no_index = np.zeros(0, np.int32)
         self._no_frames = np.zeros((0, *shape), dtype)
 
     def reset(self, seed: int) -> Array:
         """Begin B episodes, environment b with `seed + b` where it is seeded alone; their first observations [B, *frame]."""
-        observation, _ = self._env.reset(seed=seed % (_SEEDS - self.num_envs))
+        observation, info = self._env.reset(seed=seed % (_SEEDS - self.num_envs))
+        if self._counts_lives:
+            self._lives = info["lives"].copy()
         self._ended = np.zeros(self.num_envs, np.bool_)
         return self._observed(observation)
 
@@ -85,18 +91,27 @@ class VectorEnvironment:
         observed, rewards, terminated, truncated, info = self._env.step(self._acted(action))
         observation, reward = self._observed(observed), np.asarray(rewards, np.float32)
         after_end, self._ended = self._ended, terminated | truncated
+        life_lost = self._life_lost(info)
         if self._same_step:
             final = self._finals(truncated, info)
-            return Transition(observation, reward, terminated, truncated, self._all_valid, self._ended, *final)
+            return Transition(observation, reward, terminated, truncated, self._all_valid, self._ended, *final, life_lost)
         if after_end.any():  # whatever a reset row says beside its observation means nothing
             alive = ~after_end
             reward, terminated, truncated = np.where(alive, reward, np.float32(0)), terminated & alive, truncated & alive
             self._ended = self._ended & alive
-        return Transition(observation, reward, terminated, truncated, ~after_end, after_end, self._no_index, self._no_frames)
+        final = self._no_index, self._no_frames
+        return Transition(observation, reward, terminated, truncated, ~after_end, after_end, *final, life_lost)
 
     def close(self) -> None:
         """Free the emulators and other resources."""
         self._env.close()
+
+    def _life_lost(self, info: Mapping[str, Any]) -> NDArray[np.bool_]:
+        """[B]: fewer lives than before, in a game that goes on. A reset brings lives back and loses none."""
+        if not self._counts_lives:
+            return self._no_life_lost
+        before, self._lives = self._lives, info["lives"].copy()
+        return (self._lives < before) & ~self._ended
 
     def _finals(self, truncated: NDArray[np.bool_], info: Mapping[str, Any]) -> tuple[NDArray[np.int32], Array]:
         if not truncated.any():

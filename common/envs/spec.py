@@ -46,6 +46,9 @@ class EnvSettings(BaseModel):
     max_episode_frames: int = Field(
         default=108_000, ge=1, description="Atari: emulator frames after which an episode is truncated"
     )
+    terminate_on_life_loss: bool = Field(
+        default=False, description="Atari: a lost life is an end for the learner; the game goes on, and so does its return"
+    )
     threads: int = Field(default=1, ge=1, le=256, description="Atari: emulator threads per actor")
 
     @model_validator(mode="after")

@@ -56,7 +56,7 @@ class Rollout:
         for name, values in recorded.items():
             arrays[name][t] = values
         arrays["reward"][t] = transition.reward
-        arrays["terminated"][t] = transition.terminated
+        arrays["terminated"][t] = transition.terminated | transition.life_lost
         arrays["truncated"][t] = transition.truncated
         arrays["valid"][t] = transition.valid
         self._start[t + 1] = transition.start

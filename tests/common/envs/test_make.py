@@ -133,6 +133,41 @@ def test_both_modes_play_the_same_atari_episode() -> None:
     same_step.close()
 
 
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+def test_lost_lives_are_told_apart_from_ends_and_change_nothing_else(mode: Any) -> None:
+    """Breakout's five lives: four are lost within a game, the fifth ends it, and a new game's five are no loss."""
+    settings = EnvSettings(id="ALE/Breakout-v5", num_envs=2, autoreset=mode, height=42, width=42, max_episode_frames=600)
+    unasked, asked = (settings.model_copy(update={"terminate_on_life_loss": asked}) for asked in (False, True))
+    (plain, _), (told, losses) = (_breakout(settings) for settings in (unasked, asked))
+    for before, now in zip(plain, told, strict=True):
+        assert not before.life_lost.any()
+        for name in set(before._fields) - {"life_lost"}:
+            np.testing.assert_array_equal(getattr(before, name), getattr(now, name))
+    ends = [step.terminated | step.truncated for step in told]
+    assert not any((step.life_lost & (end | step.start)).any() for step, end in zip(told, ends, strict=True))
+    assert set(losses["terminated"]) == {4}
+    assert losses["truncated"]
+    assert max(losses["truncated"]) <= 4
+
+
+def _breakout(settings: EnvSettings) -> tuple[list[Any], dict[str, list[int]]]:
+    """Rows of Breakout by chance, and how many lives were lost within each game before its end."""
+    env, random = make(settings), np.random.default_rng(1)
+    env.reset(seed=1)
+    rows = [env.step(random.integers(4, size=env.num_envs)) for _ in range(1500)]
+    env.close()
+    losses: dict[str, list[int]] = {"terminated": [], "truncated": []}
+    for b in range(env.num_envs):
+        lost = 0
+        for step in rows:
+            lost += int(step.life_lost[b])
+            for how, counts in losses.items():
+                if getattr(step, how)[b]:
+                    counts.append(lost)
+                    lost = 0
+    return rows, losses
+
+
 def test_atari_rewards_are_raw() -> None:
     """Clipping belongs to the algorithm: Ms. Pac-Man's points come as tens, not as ones."""
     env = make(EnvSettings(id="ALE/MsPacman-v5", num_envs=2, height=42, width=42))

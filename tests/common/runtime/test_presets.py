@@ -14,9 +14,8 @@ pytestmark = pytest.mark.pure
 
 def test_the_runs_that_the_documentation_promises_ship():
     """`rookery train cartpole` is the first thing a newcomer types."""
-    assert {"cartpole", "cartpole-dqn", "pong", "pong-dqn", "pong-nature", "pendulum", "pendulum-td3", "halfcheetah"} <= set(
-        preset_names()
-    )
+    promised = {"cartpole", "cartpole-dqn", "pong", "pong-dqn", "pong-nature", "pendulum", "pendulum-td3", "halfcheetah"}
+    assert promised | {"breakout", "breakout-impala", "breakout-dqn"} <= set(preset_names())
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -44,6 +43,9 @@ def test_every_preset_says_what_it_is_and_why_its_numbers(name):
         ("pong", 18, None),
         ("pong-dqn", 18, 800_000),
         ("pong-nature", 18, None),
+        ("breakout", 100, None),
+        ("breakout-impala", 100, None),
+        ("breakout-dqn", 100, None),
     ],
 )
 def test_a_target_is_the_score_the_project_promises(name, mean100, env_steps):

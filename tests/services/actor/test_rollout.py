@@ -199,6 +199,25 @@ def test_returns_and_lengths_are_those_of_whole_episodes(mode: Mode) -> None:
 
 
 @both_modes
+def test_a_lost_life_is_an_end_to_the_learner_and_none_to_the_game(mode: Mode) -> None:
+    """Breakout by chance: five ends a game are stored, with the stack going on after four; the return is the whole game's."""
+    env = make(EnvSettings(id="ALE/Breakout-v5", num_envs=2, autoreset=mode, height=42, width=42, terminate_on_life_loss=True))
+    played = play(env, length=50, rollouts=30)
+    lost, over = (np.stack([getattr(row, name) for row in played.transitions]) for name in ("life_lost", "terminated"))
+    terminated, start = (np.concatenate([arrays[name][-50:] for arrays in played.rollouts]) for name in ("terminated", "start"))
+    np.testing.assert_array_equal(terminated, lost | over)
+    assert not start[lost].any()
+    ends = [np.flatnonzero(over[:, b]) for b in range(2)]
+    assert min(map(len, ends)) >= 2
+    for b in range(2):
+        assert lost[: ends[b][-1], b].sum() == 4 * len(ends[b])
+    reported = np.concatenate([arrays["episode_return"] for arrays in played.rollouts])
+    rewards = np.stack([row.reward for row in played.transitions])
+    assert reported.sum() == sum(rewards[: ends[b][-1] + 1, b].sum() for b in range(2))
+    assert len(reported) == sum(map(len, ends))
+
+
+@both_modes
 def test_a_row_holds_what_was_given_with_it(mode: Mode) -> None:
     """Actions, log-probabilities and rewards stay in their row, and finished arrays are not written to again."""
     played = play(counting(mode, lengths=[4], truncates=[True], num_envs=3), length=6, rollouts=5)
