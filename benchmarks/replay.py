@@ -1,10 +1,11 @@
 """How fast are prioritized minibatches of stacked frames, beside a plain copy of as many bytes?
 
 Run it with `python -m benchmarks.replay`. A memory of 84x84 frames is filled through `insert`, given random priorities,
-and sampled: draw, weights, n-step rewards, stacks of both observations. In turns with it numpy copies one contiguous array
-of the observations' size, which is the floor: from the frames' own memory, another stretch each time, and from one array
-again and again, which a large cache may hold. Times are core time of the one thread, so that what else the machine runs
-counts only as far as it takes memory and caches away.
+and sampled: draw, weights, n-step rewards, stacks of both observations. In turns with it numpy copies as many bytes:
+the very frames of such a sample, scattered as they lie; one contiguous stretch of the frames' memory, another each time; and
+one array again and again, which a large cache may hold. Each is done several times in a row, as training samples, so that
+none begins with the caches that another left. Times are core time of the one thread, so that what else the machine runs counts
+only as far as it takes memory and caches away.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ ENV = EnvSpec(
 )
 LENGTH, NUM_ENVS, ACTORS = 16, 16, 2
 MESSAGES_PER_EPISODE = 47  # 750 env steps
+IN_A_ROW = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,16 +50,12 @@ class Result:
     insert: Seconds  # one env step
     sample: Seconds  # one minibatch
     update: Seconds  # of its priorities
-    copy: Seconds  # of as many bytes, from where the frames lie
+    copy_scattered: Seconds  # of the frames of a minibatch, from where they lie
+    copy: Seconds  # of as many bytes, one stretch of the frames' memory
     copy_again: Seconds  # of as many bytes, always the same
     batch_bytes: int  # of both observations
     memory_bytes: int
     transitions: int
-
-    @property
-    def share(self) -> float:
-        """Speed of sampling / speed of copying."""
-        return self.copy / self.sample
 
 
 def benchmark(load: Load, *, repeats: int) -> Result:
@@ -76,30 +74,50 @@ def benchmark(load: Load, *, repeats: int) -> Result:
     for _ in range(load.capacity // (4 * load.batch)):
         index = replay.sample(load.batch, rng).index
         replay.update_priorities(index, rng.exponential(size=load.batch).astype(np.float32))
+    times = _measure(replay, load.batch, rng, repeats=repeats)
     found = replay.sample(load.batch, rng)
-    batch_bytes = found.observation.nbytes + found.next_observation.nbytes
-    frames = replay._blocks.frames.reshape(-1)  # noqa: SLF001 - the floor reads what a sample reads
-    target, again = np.zeros(batch_bytes, np.uint8), np.ones(batch_bytes, np.uint8)
-    errors = rng.exponential(size=load.batch).astype(np.float32)
-    sample_, update, copy, copy_again = [], [], [], []
-    for _ in range(repeats):
-        sample_.append(_seconds(lambda: replay.sample(load.batch, rng)))
-        index = replay.sample(load.batch, rng).index
-        update.append(_seconds(lambda index=index: replay.update_priorities(index, errors)))
-        at = int(rng.integers(len(frames) - batch_bytes))
-        copy.append(_seconds(lambda at=at: np.copyto(target, frames[at : at + batch_bytes])))
-        np.copyto(target, again)
-        copy_again.append(_seconds(lambda: np.copyto(target, again)))
     return Result(
         insert=insert,
-        sample=median(sample_),
-        update=median(update),
-        copy=median(copy),
-        copy_again=median(copy_again),
-        batch_bytes=batch_bytes,
+        batch_bytes=found.observation.nbytes + found.next_observation.nbytes,
         memory_bytes=replay.nbytes,
         transitions=len(replay),
+        **times,
     )
+
+
+def _measure(replay: Replay, batch: int, rng: np.random.Generator, *, repeats: int) -> dict[str, Seconds]:
+    """Median time of everything but inserting, once."""
+    frames = replay._blocks.frames  # noqa: SLF001 - the floors read what a sample reads
+    stack, n_step = ENV.frame_stack, replay.layout.n_step
+    offsets = np.arange(stack) + np.array([[0], [n_step]])  # [2, S]: both ends of a window
+    target = np.zeros((batch, 2, stack, frames.shape[1]), np.uint8)
+    again, flat = np.ones_like(target), target.reshape(-1, frames.shape[1])
+    errors = rng.exponential(size=batch).astype(np.float32)
+
+    def copy_scattered() -> Callable[[], object]:
+        rows = np.sort(rng.integers(len(frames) - stack - n_step, size=batch))[:, None, None] + offsets
+        return lambda: np.take(frames, rows, axis=0, out=target, mode="clip")
+
+    def copy() -> Callable[[], object]:
+        at = int(rng.integers(len(frames) - len(flat)))
+        return lambda: np.copyto(flat, frames[at : at + len(flat)])
+
+    def update() -> Callable[[], object]:
+        index = replay.sample(batch, rng).index
+        return lambda: replay.update_priorities(index, errors)
+
+    parts: dict[str, Callable[[], Callable[[], object]]] = {
+        "sample": lambda: lambda: replay.sample(batch, rng),
+        "copy_scattered": copy_scattered,
+        "copy": copy,
+        "copy_again": lambda: lambda: np.copyto(target, again),
+        "update": update,
+    }
+    spent: dict[str, list[Seconds]] = {name: [] for name in parts}
+    for _ in range(repeats):
+        for name, prepare in parts.items():
+            spent[name] += [_seconds(prepare()) for _ in range(IN_A_ROW)]
+    return {name: median(seconds) for name, seconds in spent.items()}
 
 
 def _fill(replay: Replay, rng: np.random.Generator) -> Seconds:
@@ -138,12 +156,16 @@ def report(load: Load, result: Result) -> str:
     def line(name: str, seconds: Seconds) -> str:
         return f"  {name:<26}{seconds * 1e3:7.2f} ms   {result.batch_bytes / seconds / MIB:7,.0f} MiB/s"
 
+    copies = {
+        "copy, frames as they lie": result.copy_scattered,
+        "copy, one stretch": result.copy,
+        "copy, the same again": result.copy_again,
+    }
     lines = [
         f"{result.transitions:,} transitions in {result.memory_bytes / 1e9:.2f} GB, 84x84 in stacks of 4, n = {load.n_step}",
         line(f"sample of {load.batch}, prioritized", result.sample),
-        line("copy, as the frames lie", result.copy),
-        line("copy, the same again", result.copy_again),
-        f"  sampling / copying         {result.share:.0%}, {result.copy_again / result.sample:.0%}",
+        *(line(name, seconds) for name, seconds in copies.items()),
+        f"  sampling / copying         {', '.join(f'{seconds / result.sample:.0%}' for seconds in copies.values())}",
         f"  priorities of {load.batch}          {result.update * 1e3:7.2f} ms",
         f"  insert                     {result.insert * 1e6:7.2f} us per env step",
     ]
@@ -153,7 +175,7 @@ def report(load: Load, result: Result) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.replay", description=__doc__.splitlines()[0])
-    parser.add_argument("--capacity", type=int, default=250_000, help="env steps of the memory")
+    parser.add_argument("--capacity", type=int, default=1_000_000, help="env steps of the memory")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=200)
     asked = parser.parse_args(argv)

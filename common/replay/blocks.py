@@ -71,7 +71,7 @@ class Layout:
         return self.blocks * self.fresh
 
     def arrays(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Shape and dtype of each array of the memory, `positions` long."""
+        """Shape and dtype of each array of the memory, `positions` long; one more frame stays blank."""
         env, action = self.env, self.env.action
         shapes: dict[str, tuple[tuple[int, ...], str]] = {
             "frames": ((int(np.prod(env.observation_shape)),), env.observation_dtype),
@@ -82,7 +82,9 @@ class Layout:
             "span": ((), "uint8"),
             "error": ((), "float32"),
         }
-        return {name: ((self.positions, *shape), dtype) for name, (shape, dtype) in shapes.items()}
+        arrays = {name: ((self.positions, *shape), dtype) for name, (shape, dtype) in shapes.items()}
+        elements, dtype = shapes["frames"]
+        return arrays | {"frames": ((self.positions + 1, *elements), dtype)}
 
     @property
     def nbytes(self) -> int:
@@ -114,7 +116,7 @@ class Blocks:
         self.layout = layout
         self.ready = 0  # positions that can be sampled
         arrays = {name: np.empty(shape, dtype) for name, (shape, dtype) in layout.arrays().items()}
-        self.frames: NDArray[Any] = arrays["frames"]  # [P, elements]
+        self.frames: NDArray[Any] = arrays["frames"]  # [P+1, elements], the last zeros: what a stack shows before its episode
         self.action: NDArray[Any] = arrays["action"]  # [P, *A]
         self.reward: NDArray[np.float32] = arrays["reward"]  # [P]
         self.terminated: NDArray[np.bool_] = arrays["terminated"]  # [P]
@@ -122,6 +124,7 @@ class Blocks:
         self.span: NDArray[np.uint8] = arrays["span"]  # [P]: env steps of the window that begins here; 0: none (yet)
         self.error: NDArray[np.float32] = arrays["error"]  # [P]: the actor's |delta|, NaN where it sent none
         self.span.fill(0)
+        self.frames[-1] = 0
         self.generation = np.zeros(layout.blocks, np.int64)  # how often each block was begun
         self._begun = 0
         self._writers: dict[Hashable, _Writer] = {}

@@ -21,8 +21,6 @@ from common.replay.prioritized import Draw, Prioritized, PrioritySettings, draw_
 from common.units import EnvSteps, Sequence
 from common.wire.messages import Arrays
 
-_CHUNK = 64  # samples whose two observations are gathered in turn: what both show is still in the cache the second time
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transitions:
@@ -187,17 +185,13 @@ class Replay:
     def _observations(self, slot: NDArray[np.int64], span: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
         """Stacks [N, *input] at both ends of each window, as `common.envs.stacking.stack` makes them."""
         env, blocks, older = self.layout.env, self._blocks, self.layout.env.frame_stack - 1
-        rows = np.stack([slot, slot + span])[..., None] + np.arange(-older, 1)
+        # Both ends of a window side by side: what both show is still in the cache the second time.
+        back, shift = np.arange(-older, 1), np.stack([np.zeros_like(span), span], axis=1)
+        age = blocks.age[slot][:, None] + shift
+        rows = np.where(age[..., None] < -back, self.layout.positions, (slot[:, None] + shift)[..., None] + back)
         shape = (*rows.shape, blocks.frames.shape[1])
         if self._seen.shape != shape:
             self._seen = np.empty(shape, blocks.frames.dtype)
-        for begin in range(0, len(slot), _CHUNK):
-            for end in range(2):
-                part = end, slice(begin, begin + _CHUNK)
-                # "clip": with "raise" take() would go through a buffer. No row is outside.
-                np.take(blocks.frames, rows[part], axis=0, out=self._seen[part], mode="clip")
-        age = blocks.age[slot].astype(np.int64)
-        if age.min() < older:  # frames from before the episode are not to be seen
-            ages = np.stack([age, age + span])[..., None]
-            self._seen[:, :, :older][ages < np.arange(older, 0, -1)] = 0
-        return tuple(self._seen.reshape(2, -1, *env.network_input_shape))
+        np.take(blocks.frames, rows, axis=0, out=self._seen, mode="clip")  # "raise" would go through a buffer; none is outside
+        ends = self._seen.reshape(-1, 2, *env.network_input_shape)
+        return ends[:, 0], ends[:, 1]
