@@ -7,10 +7,10 @@ PRESET ?= pong
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup mujoco train test test-pure test-wire test-service test-system check format bench learning clean
+.PHONY: help setup mujoco train test test-pure test-wire test-service test-system check format bench bench-throughput bench-transport bench-replay bench-a3c learning clean
 
 help: ## print this
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -52,9 +52,19 @@ format: $(STAMP) ## rewrite the sources as `check` wants them
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(STAMP) ## throughput against its floor, and the transport's rate (minutes; the machine must be idle)
-	$(BIN)/python -m benchmarks.throughput
+bench: bench-throughput bench-transport bench-replay bench-a3c ## all benchmarks below (half an hour; the machine must be idle)
+
+bench-throughput: $(STAMP) ## a preset of each algorithm against its floor (ARGS="--preset pong-dqn" for one)
+	$(BIN)/python -m benchmarks.throughput $(ARGS)
+
+bench-transport: $(STAMP) ## what one learner's I/O thread admits
 	$(BIN)/python -m benchmarks.transport
+
+bench-replay: $(STAMP) ## sampling of 1 M Atari frames against copying (8 GB of memory)
+	$(BIN)/python -m benchmarks.replay
+
+bench-a3c: $(STAMP) ## A3C by data against A3C by gradients, over a ladder of networks
+	$(BIN)/python -m benchmarks.a3c
 
 learning: $(STAMP) ## the learning claims: pong and cartpole, three seeds each (about half an hour)
 	$(BIN)/python -m benchmarks.learning

@@ -6,7 +6,8 @@ training) and pipeline are measured in turns, since machines drift, and medians 
     floor = the least of  cores / (core time per env step of all parts together)
                           1 / (core time of training)                     the learner trains in one thread
                           actors / (core time of the other parts)         so does each actor
-    ratio = pipeline / floor
+    ratio = pipeline / floor                                                    on a machine that has nothing else to do
+    core time = parts / core time of all processes per env step trained         on any machine; it does not see idle cores
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from services.cli.supervisor import LEARNER
 
 NO_EVALUATOR = "evaluator.enabled=false"
 PRESETS = ("pong-nature", "pong-impala", "pong-a3c", "pong-a3c-grad", "pong-dqn", "pendulum-td3")
-COLUMNS = ("preset", *Parts._fields, "floor", "trained", "ratio")
+COLUMNS = ("preset", *Parts._fields, "floor", "trained", "ratio", "core time")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,11 @@ class Result:
         """Pipeline over floor."""
         return self.trained / self.floor
 
+    @property
+    def core_time(self) -> float:
+        """Core time of the parts over that of all processes, per env step."""
+        return sum(self.part) / median(window.core_seconds_per_env_step for window in self.windows)
+
 
 def benchmark(preset: str, overrides: Sequence[str], *, repeats: int, seconds: Seconds, part_seconds: Seconds) -> Result:
     """Measure parts, pipeline, parts, pipeline, ..."""
@@ -66,9 +72,8 @@ def benchmark(preset: str, overrides: Sequence[str], *, repeats: int, seconds: S
     for _ in range(repeats):
         parts.append(measure(settings, part_seconds))
         with running(preset, (*overrides, NO_EVALUATOR)) as run:
-            run.wait_until_trained(
-                warm_up(settings) + 4 * settings.scale.batch_env_steps
-            )  # the first batches meet cold caches and late actors
+            # The first batches meet cold caches and late actors.
+            run.wait_until_trained(warm_up(settings) + 4 * settings.scale.batch_env_steps)
             windows.append(run.watch(seconds))
     return Result(parts=parts, windows=windows, frame_skip=spec_of(settings.env).frame_skip, actors=settings.actor.count)
 
@@ -83,7 +88,7 @@ def report(result: Result) -> str:
     lines += ["pipeline (median of runs)"]
     lines += [f"  trained  {trained:8.0f} env steps/s = {trained * result.frame_skip:.0f} frames/s"]
     lines += [f"  sampled  {sampled:8.0f} env steps/s", f"  env only {cores() / part.env:8.0f} env steps/s", ""]
-    lines += [f"pipeline / floor = {result.ratio:.1%}"]
+    lines += [f"pipeline / floor = {result.ratio:.1%}, parts / processes in core time = {result.core_time:.1%}"]
     return "\n".join(lines)
 
 
@@ -109,7 +114,7 @@ def account(parts: Parts, window: Window, *, actors: int) -> str:
 def row(preset: str, result: Result) -> str:
     """The result as a row of a Markdown table: parts in us, rates in env steps/s."""
     costs = (f"{1e6 * cost:.0f} us" for cost in result.part)
-    rates = (f"{result.floor:,.0f}", f"{result.trained:,.0f}", f"{result.ratio:.0%}")
+    rates = (f"{result.floor:,.0f}", f"{result.trained:,.0f}", f"{result.ratio:.0%}", f"{result.core_time:.0%}")
     return "| " + " | ".join((preset, *costs, *rates)) + " |"
 
 

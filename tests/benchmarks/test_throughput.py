@@ -53,12 +53,18 @@ def test_parts_of_every_kind_of_learner_can_be_measured(name):
 
 
 def test_the_floor_is_cores_over_the_sum_of_costs():
-    """By hand: parts of 100, 150, 50 and 200 us leave each core 2,000 env steps/s; 1,500 on each are three quarters."""
+    """By hand: parts of 100, 150, 50 and 200 us leave each core 2,000 env steps/s.
+
+    1,500 on each are three quarters. 625 us of all processes for the 500 us of the parts are four fifths.
+    """
     parts = Parts(env=1e-4, act=1.5e-4, make=0.5e-4, train=2e-4)
     assert parts.floor(actors=100) == pytest.approx(min(2000 * cores(), 5000))
-    growth = {LEARNER: {"rookery_learner_env_steps_trained_total": 1.5 * parts.floor(actors=100)}}
+    trained = 1.5 * parts.floor(actors=100)
+    growth = {LEARNER: {"rookery_learner_env_steps_trained_total": trained, "process_cpu_seconds_total": 6.25e-4 * trained}}
     window = Window(seconds=2.0, growth=growth)
-    assert Result(parts=[parts], windows=[window], frame_skip=4, actors=100).ratio == pytest.approx(0.75)
+    result = Result(parts=[parts], windows=[window], frame_skip=4, actors=100)
+    assert result.ratio == pytest.approx(0.75)
+    assert result.core_time == pytest.approx(0.8)
 
 
 def test_the_floor_is_no_higher_than_one_learner_or_the_actors_allow():
