@@ -2,7 +2,7 @@
 
 Run it with `python -m benchmarks.a3c`; `--out benchmarks/results/a3c.md` keeps the page. Both Pong presets are run for a short
 while with a ladder of networks. Bytes are computed from what the two ways send, and counted by the learner: up is what actors
-send (trajectories or gradients), down is what they fetch (every actor the snapshot of every update, unless it is busy for longer).
+send (trajectories or gradients), down is what they fetch (each actor the snapshot of every update, or fewer).
 
 By data, a rollout costs the same whatever the network; by gradients, it costs the network, whatever was seen. So what is sent up
 crosses at
@@ -45,7 +45,8 @@ LADDER: Mapping[str, Sequence[str]] = {
     "Nature, 84x84": NATURE,
 }
 COLUMNS = (
-    "network", "parameters", "sent as", "up computed", "up counted", "down computed", "down counted", "env steps/s", "policy lag",
+    "network", "parameters", "sent as", "up computed", "up counted", "down computed", "down counted", "core time",
+    "env steps/s", "policy lag",
 )  # fmt: skip
 
 
@@ -77,6 +78,11 @@ class Row:
     def down(self) -> float:
         """Bytes sent by the learner per env step trained on."""
         return self._per_step("rookery_learner_message_bytes_sent_total")
+
+    @property
+    def cost(self) -> Seconds:
+        """Core time of all processes per env step trained on: the other side of speed, on a machine that is busy as well."""
+        return self.window.core_seconds_per_env_step
 
     @property
     def lag(self) -> float:
@@ -115,7 +121,7 @@ def table(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         cells = [row.network, f"{row.traffic.parameters:,}", "gradients" if row.preset.endswith("grad") else "data"]
         cells += [f"{found:,.0f}" for found in (row.traffic.up, row.up, row.traffic.down, row.down)]
-        cells += [f"{row.window.trained_per_second:,.0f}", f"{row.lag:.2f}"]
+        cells += [f"{1e6 * row.cost:,.0f} us", f"{row.window.trained_per_second:,.0f}", f"{row.lag:.2f}"]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
@@ -138,7 +144,7 @@ def crossovers(rows: Sequence[Row]) -> list[str]:
         name for name, (data, gradient) in pairs.items() if gradient.window.trained_per_second > data.window.trained_per_second
     ]
     lines.append(f"- Counted: gradients send fewer bytes with {', '.join(fewer) or 'none of these networks'}.")
-    lines.append(f"- Counted: gradients are faster with {', '.join(faster) or 'none of these networks'}.")
+    lines.append(f"- Counted: gradients take less core time with {', '.join(faster) or 'none of these networks'}.")
     return lines
 
 
@@ -166,7 +172,7 @@ def page(rows: Sequence[Row], *, seconds: Seconds, load_before: float, learning:
         f"{cores()} cores, load {load_before:.1f} before it began, {datetime.now(UTC).date()}. Two actors with 8 games each,"
     ]
     lines += ["42x42 frames but for the last network, rollouts of 256 env steps, real processes over loopback, no evaluator."]
-    lines += ["Bytes are per env step trained on.", "", *table(rows), ""]
+    lines += ["Bytes and core time are per env step trained on.", "", *table(rows), ""]
     lines += ["## Where they cross", "", *crossovers(rows), "", "## Time to solve", "", *solved(learning)]
     return "\n".join(lines) + "\n"
 

@@ -18,6 +18,7 @@ def a_row(preset: str, *, up: float, speed: float, network: str = "net") -> Row:
         "rookery_learner_env_steps_trained_total": speed,
         "rookery_learner_message_bytes_received_total": up * speed,
         "rookery_learner_message_bytes_sent_total": 8.0 * speed,
+        "process_cpu_seconds_total": 1.0,
         "rookery_learner_policy_lag_versions_sum": 30.0,
         "rookery_learner_policy_lag_versions_count": 20.0,
     }
@@ -38,14 +39,14 @@ def test_a_gradient_is_as_large_as_the_network_and_a_rollout_as_its_frames() -> 
 
 
 def test_the_networks_on_either_side_of_the_crossover_are_told() -> None:
-    """Gradients are smaller with the small network and faster with neither."""
+    """Gradients are smaller with the small network and cheaper to compute with neither."""
     rows = [a_row(PRESETS[0], up=100.0, speed=900.0, network=name) for name in ("small", "large")]
     rows += [a_row(PRESETS[1], up=10.0, speed=800.0, network="small"), a_row(PRESETS[1], up=900.0, speed=80.0, network="large")]
     computed, fewer, faster = crossovers(rows)
     assert "25,600 bytes" in computed
     assert "6,400 parameters in float32, 12,800 in bfloat16" in computed
     assert fewer.endswith("fewer bytes with small.")
-    assert faster.endswith("faster with none of these networks.")
+    assert faster.endswith("less core time with none of these networks.")
 
 
 def test_the_page_holds_all_that_was_counted(tmp_path) -> None:
@@ -59,7 +60,7 @@ def test_the_page_holds_all_that_was_counted(tmp_path) -> None:
         f"- `{PRESETS[1]}` to its target: no run in learning.jsonl has solved it.",
     ]
     rows = [a_row(PRESETS[0], up=100.0, speed=900.0)]
-    assert table(rows)[-1] == "| net | 512 | data | 100 | 100 | 8 | 8 | 900 | 1.50 |"
+    assert table(rows)[-1] == "| net | 512 | data | 100 | 100 | 8 | 8 | 1,111 us | 900 | 1.50 |"
     text = page(rows, seconds=1.0, load_before=0.0, learning=learning)
     assert table(rows)[-1] in text
     assert "10.0 minutes" in text
