@@ -46,7 +46,7 @@ def test_draws_follow_the_values() -> None:
 
 
 def test_draws_from_a_large_tree_are_stratified_too() -> None:
-    """As many draws as the 20,000 values sum up to, each of its own unit of it: each leaf comes just as often as its value says."""
+    """As many draws as the 20,000 values sum up to, each from one unit of it: a leaf comes just as often as its value says."""
     rng = np.random.default_rng(2)
     values = rng.integers(0, 6, size=20_000).astype(np.float64)
     tree = SumTree(len(values))
