@@ -140,11 +140,9 @@ def crossovers(rows: Sequence[Row]) -> list[str]:
         by_network.setdefault(row.network, {})[row.preset] = row
     pairs = {name: tuple(pair[preset] for preset in PRESETS) for name, pair in by_network.items() if len(pair) == len(PRESETS)}
     fewer = [name for name, (data, gradient) in pairs.items() if gradient.up < data.up]
-    faster = [
-        name for name, (data, gradient) in pairs.items() if gradient.window.trained_per_second > data.window.trained_per_second
-    ]
+    cheaper = [name for name, (data, gradient) in pairs.items() if gradient.cost < data.cost]
     lines.append(f"- Counted: gradients send fewer bytes with {', '.join(fewer) or 'none of these networks'}.")
-    lines.append(f"- Counted: gradients take less core time with {', '.join(faster) or 'none of these networks'}.")
+    lines.append(f"- Counted: gradients take less core time with {', '.join(cheaper) or 'none of these networks'}.")
     return lines
 
 
