@@ -8,10 +8,11 @@ ARGS   ?=
 PRESETS ?= pong cartpole
 
 .DEFAULT_GOAL := help
-.PHONY: help setup mujoco train test test-pure test-wire test-service test-system check format bench learning lockstep clean
+.PHONY: help setup mujoco train test test-pure test-wire test-service test-system check format learning lockstep clean
+.PHONY: bench bench-throughput bench-transport bench-replay bench-a3c bench-td3
 
 help: ## print this
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -53,9 +54,22 @@ format: $(STAMP) ## rewrite the sources as `check` wants them
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(STAMP) ## throughput against its floor, and the transport's rate (minutes; the machine must be idle)
-	$(BIN)/python -m benchmarks.throughput
+bench: bench-throughput bench-transport bench-replay bench-a3c ## all benchmarks below (half an hour; the machine must be idle)
+
+bench-throughput: $(STAMP) ## a preset of each algorithm against its floor (ARGS="--preset pong-dqn" for one)
+	$(BIN)/python -m benchmarks.throughput $(ARGS)
+
+bench-transport: $(STAMP) ## what one learner's I/O thread admits
 	$(BIN)/python -m benchmarks.transport
+
+bench-replay: $(STAMP) ## sampling of 1 M Atari frames against copying (8 GB of memory)
+	$(BIN)/python -m benchmarks.replay
+
+bench-a3c: $(STAMP) ## A3C by data against A3C by gradients, over a ladder of networks
+	$(BIN)/python -m benchmarks.a3c
+
+bench-td3: $(STAMP) ## TD3 on HalfCheetah beside Stable-Baselines3's (needs `make mujoco` and stable-baselines3 in .venv)
+	$(BIN)/python -m benchmarks.td3
 
 learning: $(STAMP) ## runs of three seeds behind the learning claims (PRESETS="pong-dqn pendulum-td3" to choose; all take many hours)
 	$(BIN)/python -m benchmarks.learning $(PRESETS)

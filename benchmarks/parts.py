@@ -5,25 +5,28 @@ Every core runs the same part at the same time in a process of its own, because 
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from common.algorithms.api import Place, Progress, Sample
+from common.algorithms.api import Algorithm, Place, Policy, Progress, Sample
 from common.algorithms.registry import build_algorithm, build_policy, rollout_schema
+from common.algorithms.settings.replay import ReplaySection
 from common.envs.make import VectorEnvironment, make
 from common.errors import ResourceError
 from common.models.snapshot import flatten, to_tensor
 from common.runtime.root import set_torch_threads
 from common.runtime.tree import Settings
 from common.units import EnvSteps, Seconds
+from common.wire.messages import Arrays
 from services.actor.rollout import Rollout
 
 if TYPE_CHECKING:
@@ -38,12 +41,15 @@ class Parts(NamedTuple):
 
     env: float  # the vector environment's step
     act: float  # the stack the network sees, and the policy's action on it
-    train: float  # stacks of the batch, and the update
+    make: float  # of a finished rollout what is sent: a gradient, first priorities, or just the rollout
+    train: float  # stacks of the batch or inserts into the memory, and the update with all its gradient steps
 
-    @property
-    def floor(self) -> float:
-        """Env steps/s of all cores if they did nothing else."""
-        return cores() / sum(self)
+    def floor(self, actors: int) -> float:
+        """Env steps/s of one learner and `actors` actors, each with one thread, if they did nothing else.
+
+        The scarcest of three: all cores, on which the parts share; the learner's one; the actors'.
+        """
+        return min(cores() / sum(self), 1 / self.train, actors / (self.env + self.act + self.make))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +83,8 @@ class _Worker:
         )
         algorithm = build_algorithm(settings.algorithm, model=settings.model, env=environment.spec, seed=0)
         policy.load(0, to_tensor(flatten(algorithm.model, settings.learner.snapshot_precision)), env_steps=0)
-        actions = np.random.default_rng(0).integers(environment.spec.action.n, size=(rollout.length, environment.num_envs))
+        actions = _play(environment, policy, rollout)
+        recorded, env_steps = rollout.finish(), rollout.env_steps
 
         def step() -> EnvSteps:
             return sum(int(environment.step(action).valid.sum()) for action in actions)
@@ -85,18 +92,16 @@ class _Worker:
         def act() -> EnvSteps:
             for t in range(rollout.length):
                 policy.act(torch.from_numpy(rollout.observation(t)))
-            return actions.size
+            return rollout.length * environment.num_envs
 
-        env_cost, act_cost = self._cost(step), self._cost(act)
-        for t, action in enumerate(actions):
-            transition = environment.step(action)
-            log_prob = np.full(environment.num_envs, -np.log(environment.spec.action.n), np.float32)
-            rollout.record(t, action, {"log_prob": log_prob}, transition)
-        samples = [Sample(version=0, env_steps=rollout.env_steps, arrays=rollout.finish())] * settings.learner.batch
-        progress = Progress(env_steps=0, env_steps_planned=settings.target.env_steps, version=0)
-        train_cost = self._cost(lambda: algorithm.update(algorithm.collate(samples), progress).samples)
+        def make_experience() -> EnvSteps:
+            policy.experience(recorded)
+            return env_steps
+
+        parts = [self._cost(part) for part in (step, act, make_experience)]
+        parts.append(self._cost(_training(settings, algorithm, policy.experience(recorded), env_steps)))
         environment.close()
-        return Parts(env_cost, act_cost, train_cost)
+        return Parts(*parts)
 
     def _cost(self, part: Callable[[], EnvSteps]) -> float:
         """Core seconds per env step, while the other cores do the same."""
@@ -126,6 +131,36 @@ def measure(settings: Settings, seconds: Seconds) -> Parts:
 def cores() -> int:
     """Cores this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def _play(environment: VectorEnvironment, policy: Policy, rollout: Rollout) -> list[NDArray[Any]]:
+    """Fill the rollout; returns the actions [B, ...] of each row."""
+    actions = []
+    for t in range(rollout.length):
+        acted = {name: value.numpy() for name, value in policy.act(torch.from_numpy(rollout.observation(t))).items()}
+        actions.append(acted.pop("action"))
+        rollout.record(t, actions[-1], acted, environment.step(actions[-1]))
+    return actions
+
+
+def _training(settings: Settings, algorithm: Algorithm, arrays: Arrays, env_steps: EnvSteps) -> Callable[[], EnvSteps]:
+    """What the learner does with one batch of such messages, the warm-up of a replay memory behind it."""
+    numbers = itertools.count()
+    progress = Progress(env_steps=0, env_steps_planned=settings.target.env_steps, version=0)
+
+    def take() -> list[Sample]:
+        batch = range(settings.learner.batch)
+        seq = next(numbers)
+        return [Sample(peer=peer, seq=seq, version=0, env_steps=env_steps, arrays=arrays) for peer in batch]
+
+    for _ in range(-(-warm_up(settings) // (settings.learner.batch * env_steps))):
+        algorithm.collate(take())
+    return lambda: algorithm.update(algorithm.collate(take()), progress).samples
+
+
+def warm_up(settings: Settings) -> EnvSteps:
+    """Env steps before the first gradient step: 0 without a replay memory."""
+    return settings.algorithm.warmup if isinstance(settings.algorithm, ReplaySection) else 0
 
 
 def _rollout(settings: Settings, environment: VectorEnvironment) -> Rollout:

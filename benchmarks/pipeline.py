@@ -57,6 +57,11 @@ class Window:
         """Core seconds of all processes per second."""
         return sum(self.cpu_seconds().values()) / self.seconds
 
+    @property
+    def core_seconds_per_env_step(self) -> float:
+        """Core seconds of all processes per env step trained on."""
+        return sum(self.cpu_seconds().values()) / (self.trained_per_second * self.seconds)
+
     def cpu_seconds(self) -> dict[str, Seconds]:
         """Core seconds of each child."""
         return {child: reading["process_cpu_seconds_total"] for child, reading in self.growth.items()}

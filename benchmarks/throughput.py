@@ -1,9 +1,13 @@
 """How much of what the machine could do does the whole pipeline do?
 
-Run it with `python -m benchmarks.throughput`. Parts (environment, acting, training) and pipeline are measured in turns,
-since machines drift, and medians are compared:
+Run it with `python -m benchmarks.throughput`: a preset of each algorithm. Parts (environment, acting, making what is sent,
+training) and pipeline are measured in turns, since machines drift, and medians are compared:
 
-    floor = cores / (seconds of core time per env step of all parts together)        ratio = pipeline / floor
+    floor = the least of  cores / (core time per env step of all parts together)
+                          1 / (core time of training)                     the learner trains in one thread
+                          actors / (core time of the other parts)         so does each actor
+    ratio = pipeline / floor                                                    on a machine that has nothing else to do
+    core time = parts / core time of all processes per env step trained         on any machine; it does not see idle cores
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from benchmarks.parts import Parts, cores, measure
+from benchmarks.parts import Parts, cores, measure, warm_up
 from benchmarks.pipeline import Window, running
 from common.envs.make import spec_of
 from common.runtime.config import load
@@ -22,6 +26,8 @@ from common.units import Seconds
 from services.cli.supervisor import LEARNER
 
 NO_EVALUATOR = "evaluator.enabled=false"
+PRESETS = ("pong-nature", "pong-impala", "pong-a3c", "pong-a3c-grad", "pong-dqn", "pendulum-td3")
+COLUMNS = ("preset", *Parts._fields, "floor", "trained", "ratio", "core time")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +37,12 @@ class Result:
     parts: Sequence[Parts]
     windows: Sequence[Window]
     frame_skip: int
+    actors: int
+
+    @property
+    def floor(self) -> float:
+        """Env steps/s of the parts with nothing around them."""
+        return self.part.floor(self.actors)
 
     @property
     def part(self) -> Parts:
@@ -45,7 +57,12 @@ class Result:
     @property
     def ratio(self) -> float:
         """Pipeline over floor."""
-        return self.trained / self.part.floor
+        return self.trained / self.floor
+
+    @property
+    def core_time(self) -> float:
+        """Core time of the parts over that of all processes, per env step."""
+        return sum(self.part) / median(window.core_seconds_per_env_step for window in self.windows)
 
 
 def benchmark(preset: str, overrides: Sequence[str], *, repeats: int, seconds: Seconds, part_seconds: Seconds) -> Result:
@@ -55,9 +72,10 @@ def benchmark(preset: str, overrides: Sequence[str], *, repeats: int, seconds: S
     for _ in range(repeats):
         parts.append(measure(settings, part_seconds))
         with running(preset, (*overrides, NO_EVALUATOR)) as run:
-            run.wait_until_trained(4 * settings.scale.batch_env_steps)  # the first batches meet cold caches and late actors
+            # The first batches meet cold caches and late actors.
+            run.wait_until_trained(warm_up(settings) + 4 * settings.scale.batch_env_steps)
             windows.append(run.watch(seconds))
-    return Result(parts=parts, windows=windows, frame_skip=spec_of(settings.env).frame_skip)
+    return Result(parts=parts, windows=windows, frame_skip=spec_of(settings.env).frame_skip, actors=settings.actor.count)
 
 
 def report(result: Result) -> str:
@@ -66,24 +84,25 @@ def report(result: Result) -> str:
     sampled = median(window.sampled_per_second for window in result.windows)
     lines = ["", "core time per env step (median, all cores busy alike)"]
     lines += [f"  {name:8} {1e6 * cost:8.1f} us   alone: {cores() / cost:8.0f} /s" for name, cost in part._asdict().items()]
-    lines += [f"  sum      {1e6 * sum(part):8.1f} us   floor: {part.floor:8.0f} env steps/s on {cores()} cores", ""]
+    lines += [f"  sum      {1e6 * sum(part):8.1f} us   floor: {result.floor:8.0f} env steps/s on {cores()} cores", ""]
     lines += ["pipeline (median of runs)"]
     lines += [f"  trained  {trained:8.0f} env steps/s = {trained * result.frame_skip:.0f} frames/s"]
     lines += [f"  sampled  {sampled:8.0f} env steps/s", f"  env only {cores() / part.env:8.0f} env steps/s", ""]
-    lines += [f"pipeline / floor = {result.ratio:.1%}"]
+    lines += [f"pipeline / floor = {result.ratio:.1%}, parts / processes in core time = {result.core_time:.1%}"]
     return "\n".join(lines)
 
 
-def account(parts: Parts, window: Window) -> str:
+def account(parts: Parts, window: Window, *, actors: int) -> str:
     """One repetition, and where its time went."""
     spent = window.cpu_seconds()
     per_step = {child: 1e6 * seconds / (window.trained_per_second * window.seconds) for child, seconds in spent.items()}
     costs = " ".join(f"{name} {1e6 * cost:.0f} us" for name, cost in parts._asdict().items())
     trained, busy = window.trained_per_second, f"cores busy {window.cores_busy:.2f} of {cores()}"
     processes = ", ".join(f"{child} {cost:.0f}" for child, cost in per_step.items())
+    floor = parts.floor(actors)
     lines = [
-        f"parts {costs}, floor {parts.floor:.0f}/s",
-        f"  pipeline {trained:.0f}/s over {window.seconds:.0f} s ({trained / parts.floor:.1%}), {busy}",
+        f"parts {costs}, floor {floor:.0f}/s",
+        f"  pipeline {trained:.0f}/s over {window.seconds:.0f} s ({trained / floor:.1%}), {busy}",
         f"  core time per env step trained: {sum(per_step.values()):.0f} us ({processes})",
     ]
     for child in (LEARNER, *sorted(set(spent) - {LEARNER})):
@@ -92,22 +111,32 @@ def account(parts: Parts, window: Window) -> str:
     return "\n".join(lines)
 
 
+def row(preset: str, result: Result) -> str:
+    """The result as a row of a Markdown table: parts in us, rates in env steps/s."""
+    costs = (f"{1e6 * cost:.0f} us" for cost in result.part)
+    rates = (f"{result.floor:,.0f}", f"{result.trained:,.0f}", f"{result.ratio:.0%}", f"{result.core_time:.0%}")
+    return "| " + " | ".join((preset, *costs, *rates)) + " |"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.throughput", description=__doc__.splitlines()[0])
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings to try")
-    parser.add_argument("--preset", default="pong-nature")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--preset", action="append", help="may be given several times; one of each algorithm without it")
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each pipeline, after warming up")
     parser.add_argument("--part-seconds", type=float, default=4.0, help="of each part")
     asked = parser.parse_args(argv)
-    print(f"{asked.preset} {' '.join(asked.overrides)}; load before: {os.getloadavg()[0]:.1f}", flush=True)
-    result = benchmark(
-        asked.preset, asked.overrides, repeats=asked.repeats, seconds=asked.seconds, part_seconds=asked.part_seconds
-    )
-    for parts, window in zip(result.parts, result.windows, strict=True):
-        print(account(parts, window))
-    print(report(result))
+    length = {"repeats": asked.repeats, "seconds": asked.seconds, "part_seconds": asked.part_seconds}
+    rows = []
+    for preset in asked.preset or PRESETS:
+        print(f"{preset} {' '.join(asked.overrides)}; load before: {os.getloadavg()[0]:.1f}", flush=True)
+        result = benchmark(preset, asked.overrides, **length)
+        for parts, window in zip(result.parts, result.windows, strict=True):
+            print(account(parts, window, actors=result.actors))
+        print(report(result), flush=True)
+        rows.append(row(preset, result))
+    print("", "| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|", *rows, sep="\n")
     return 0
 
 

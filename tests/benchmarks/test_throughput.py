@@ -2,9 +2,10 @@
 
 import pytest
 
-from benchmarks.parts import Parts, cores
+from benchmarks.parts import Parts, cores, measure
 from benchmarks.pipeline import Window
 from benchmarks.throughput import Result, account, benchmark, report
+from common.runtime.config import load
 from services.cli.supervisor import LEARNER
 
 pytestmark = pytest.mark.system
@@ -39,15 +40,34 @@ def test_each_process_accounts_for_its_phases(result):
 
 def test_the_report_shows_all_four_units(result):
     """What goes into the table of results."""
-    text = report(result) + account(result.parts[0], result.windows[0])
+    text = report(result) + account(result.parts[0], result.windows[0], actors=2)
     for words in ("env steps/s = ", "frames/s", "sampled", "env only", "pipeline / floor", "cores busy"):
         assert words in text
 
 
+@pytest.mark.parametrize("name", ["cartpole-a3c-grad", "cartpole-dqn", "pendulum-td3"])
+def test_parts_of_every_kind_of_learner_can_be_measured(name):
+    """Gradients made by actors, a replay memory past its warm-up, continuous actions: each has its own cost of training."""
+    parts = measure(load(preset=name, overrides=("algorithm.warmup=64",) * ("grad" not in name), environ={}).settings, 0.05)
+    assert min(parts) > 0.0
+
+
 def test_the_floor_is_cores_over_the_sum_of_costs():
-    """By hand: parts of 100, 200 and 200 us leave each core 2,000 env steps/s; a pipeline of 1,500 on each is three quarters."""
-    parts = Parts(env=1e-4, act=2e-4, train=2e-4)
-    assert parts.floor == pytest.approx(2000 * cores())
-    growth = {LEARNER: {"rookery_learner_env_steps_trained_total": 3000.0 * cores()}}
+    """By hand: parts of 100, 150, 50 and 200 us leave each core 2,000 env steps/s.
+
+    1,500 on each are three quarters. 625 us of all processes for the 500 us of the parts are four fifths.
+    """
+    parts = Parts(env=1e-4, act=1.5e-4, make=0.5e-4, train=2e-4)
+    assert parts.floor(actors=100) == pytest.approx(min(2000 * cores(), 5000))
+    trained = 1.5 * parts.floor(actors=100)
+    growth = {LEARNER: {"rookery_learner_env_steps_trained_total": trained, "process_cpu_seconds_total": 6.25e-4 * trained}}
     window = Window(seconds=2.0, growth=growth)
-    assert Result(parts=[parts], windows=[window], frame_skip=4).ratio == pytest.approx(0.75)
+    result = Result(parts=[parts], windows=[window], frame_skip=4, actors=100)
+    assert result.ratio == pytest.approx(0.75)
+    assert result.core_time == pytest.approx(0.8)
+
+
+def test_the_floor_is_no_higher_than_one_learner_or_the_actors_allow():
+    """By hand: training alone takes a millisecond of the one learner; in the other case acting takes one of the one actor."""
+    assert Parts(env=1e-9, act=1e-9, make=1e-9, train=1e-3).floor(actors=8) == pytest.approx(1000)
+    assert Parts(env=5e-4, act=4e-4, make=1e-4, train=1e-9).floor(actors=1) == pytest.approx(1000)

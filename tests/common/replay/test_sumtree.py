@@ -45,6 +45,16 @@ def test_draws_follow_the_values() -> None:
     assert abs(chi_square - freedom) < 5 * np.sqrt(2 * freedom)
 
 
+def test_draws_from_a_large_tree_are_stratified_too() -> None:
+    """As many draws as the 20,000 values sum up to, each from one unit of it: a leaf comes just as often as its value says."""
+    rng = np.random.default_rng(2)
+    values = rng.integers(0, 6, size=20_000).astype(np.float64)
+    tree = SumTree(len(values))
+    tree.set(np.arange(len(values)), values)
+    counts = np.bincount(tree.draw(int(values.sum()), rng), minlength=len(values))
+    np.testing.assert_array_equal(counts, values)
+
+
 @given(
     st.lists(st.sampled_from([0.0, 1e-9, 0.3, 1.0, 7.0, 1e9]), min_size=1, max_size=40),
     st.integers(1, 200),
