@@ -48,7 +48,7 @@ def test_the_report_shows_all_four_units(result):
 @pytest.mark.parametrize("name", ["cartpole-a3c-grad", "cartpole-dqn", "pendulum-td3"])
 def test_parts_of_every_kind_of_learner_can_be_measured(name):
     """Gradients made by actors, a replay memory past its warm-up, continuous actions: each has its own cost of training."""
-    parts = measure(load(preset=name, overrides=("algorithm.warmup=64",) * ("grad" not in name), environ={}).settings, 0.05)
+    parts = measure(load(preset=name, overrides=("algorithm.warmup=256",) * ("grad" not in name), environ={}).settings, 0.05)
     assert min(parts) > 0.0
 
 
