@@ -137,7 +137,7 @@ def row_of(
     """What is kept of a run: its summary, its curve thinned out, and its greedy evaluations by env steps."""
     ledger = summary["ledger"]
     accounted = ledger["trained"] + ledger["queued"] + ledger["in_flight"] + sum(ledger["dropped"].values())
-    kept = (
+    facts = (
         "seed",
         "solved_at",
         "env_steps",
@@ -154,7 +154,7 @@ def row_of(
         "settings": fingerprint(preset, overrides),
         "overrides": list(overrides),
         "target": find_target(preset),
-        **{name: summary[name] for name in kept},
+        **{name: summary[name] for name in facts},
         "policy_lag": summary["policy_lag"]["mean"],
         "unaccounted": ledger["produced"] - accounted,
         "evaluations": [
@@ -210,7 +210,7 @@ def page(rows: Iterable[Row]) -> str:
     for claim in CLAIMS:
         runs = [row for _, row in sorted(by_preset.get(claim.preset, {}).items())]
         lines += ["", f"## {claim.preset}", "", f"Claim: {claim.words()}.", ""]
-        lines += _section(claim, runs) if runs else ["Not run with the present settings."]
+        lines += _section(claim, runs) if runs else ["No run of the present settings is kept."]
     return "\n".join(lines) + "\n"
 
 
