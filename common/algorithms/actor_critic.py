@@ -64,12 +64,8 @@ class ActorCriticLearner:
         return self._moments.normalize(target)
 
     def _schedule(self, progress: Progress) -> None:
-        """Set the learning rate of the next steps, where it follows from the progress of the run."""
-        settings = self._settings
-        if settings.lr_schedule == "linear":
-            self._learning_rate = schedules.linear(
-                settings.learning_rate, progress, final=settings.lr_final, over=settings.lr_env_steps
-            )
+        """Set the learning rate of the next steps."""
+        self._learning_rate = schedules.learning_rate(self._settings, progress)
 
     def _descend(self, loss: Tensor) -> Tensor | None:
         """One gradient step on a scalar loss; its gradient's norm before clipping. None, and nothing changed, if not finite."""
@@ -82,8 +78,7 @@ class ActorCriticLearner:
         norm = nn.utils.clip_grad_norm_(self._model.parameters(), self._settings.max_grad_norm)
         if not math.isfinite(norm.item()):
             return None
-        self._optimizer.param_groups[0]["lr"] = self._learning_rate
-        self._optimizer.step()
+        optimizers.step(self._optimizer, lr=self._learning_rate)
         return norm
 
     def state_dict(self) -> dict[str, Any]:

@@ -25,6 +25,8 @@ from common.replay.prioritized import PrioritySettings
 class DQN(ReplayLearner):
     """`common.algorithms.api.Algorithm` for action values."""
 
+    _settings: DQNSettings
+
     def __init__(self, *, settings: DQNSettings, model: ModelSettings, env: EnvSpec, seed: int) -> None:
         """Build both networks, the optimizer and the memory; `seed` fixes initial weights and what is drawn.
 
@@ -35,7 +37,6 @@ class DQN(ReplayLearner):
             raise ConfigError("dqn cannot choose among these actions", found=f"shape {env.action.shape}", wanted=wanted, fix=fix)
         prioritized = PrioritySettings(alpha=settings.priority_alpha) if settings.prioritized else None
         super().__init__(settings=settings, env=env, seed=seed, prioritized=prioritized)
-        self._settings = settings
         self._model = q.build(model, env, dueling=settings.dueling, seed=seed)
         self._target = copy.deepcopy(self._model).requires_grad_(requires_grad=False)
         self._optimizer = torch.optim.Adam(self._model.parameters(), lr=settings.learning_rate, eps=settings.adam_eps, fused=True)
@@ -73,7 +74,7 @@ class DQN(ReplayLearner):
         norm = nn.utils.clip_grad_norm_(self._model.parameters(), settings.max_grad_norm)
         if not (math.isfinite(loss.item()) and math.isfinite(norm.item())):
             return None
-        self._optimizer.step()
+        optimizers.step(self._optimizer, lr=self._learning_rate)
         self._gradient_steps += 1
         if self._gradient_steps % settings.target_every == 0:
             parameters.follow(self._target, self._model, settings.target_rate)

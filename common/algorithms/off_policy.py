@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from common.algorithms import schedules
 from common.algorithms.api import Progress, Sample, UpdateResult
 from common.algorithms.settings.replay import ReplaySection
 from common.envs.spec import EnvSpec
@@ -43,7 +44,7 @@ class ReplayLearner(ABC):
     def __init__(self, *, settings: ReplaySection, env: EnvSpec, seed: int, prioritized: PrioritySettings | None = None) -> None:
         """Allocate the memory (ConfigError where it cannot be); `seed` fixes what is drawn from it."""
         self._pace = Governor(samples_per_insert=settings.samples_per_insert, batch=settings.minibatch, warm_up=settings.warmup)
-        self._minibatch, self._learning_rate = settings.minibatch, settings.learning_rate
+        self._settings, self._learning_rate = settings, settings.learning_rate
         self._rng = np.random.default_rng(seed)
         self._replay = Replay(
             env=env,
@@ -87,11 +88,12 @@ class ReplayLearner(ABC):
         A step that would not be finite is left out and counted (`nonfinite_steps`), and so are its samples: bad numbers do
         not make the run train more often on the others. What was not measured is not among the metrics.
         """
+        self._learning_rate = schedules.learning_rate(self._settings, progress)
         steps: list[Measured | None] = []
         windows: list[float] = []
         while self._pace.owed and len(self._replay) and not stop():
             self._pace.drew()
-            rows = self._replay.sample(self._minibatch, self._rng, beta=self._beta(progress))
+            rows = self._replay.sample(self._settings.minibatch, self._rng, beta=self._beta(progress))
             windows.append(float(rows.env_steps.mean()))
             steps.append(self._step(rows))
         taken = [step for step in steps if step is not None]

@@ -47,6 +47,13 @@ def build(name: OptimizerName, net: nn.Module, *, lr: float, eps: float) -> torc
     return torch.optim.Adam(net.parameters(), lr=lr, eps=eps, fused=True)
 
 
+def step(optimizer: torch.optim.Optimizer, *, lr: float) -> None:
+    """Move all parameters at this learning rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.step()
+
+
 def state_of(optimizer: torch.optim.Optimizer, net: nn.Module) -> dict[str, dict[str, Tensor]]:
     """Copies of what the optimizer remembers, by the names of the parameters it remembers it of."""
     states = {name: optimizer.state.get(parameter, {}) for name, parameter in net.named_parameters()}

@@ -128,6 +128,11 @@ class PPO(ActorCriticLearner):
         measured = (surrogate.loss, error, entropy, surrogate.approx_kl, surrogate.clip_fraction, norm, surrogate.ratio_error)
         return _Step(*(value.detach() for value in measured))
 
+    def _schedule(self, progress: Progress) -> None:
+        """One that adapts itself follows the last update, not the progress."""
+        if self._settings.lr_schedule != "kl_adaptive":
+            super()._schedule(progress)
+
     def _adapt(self, kl: float) -> None:
         if self._settings.lr_schedule == "kl_adaptive":
             self._learning_rate = schedules.kl_adaptive(self._learning_rate, kl=kl, target=self._settings.kl_target)

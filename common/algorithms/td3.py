@@ -28,6 +28,8 @@ _ADAM_EPS = 1e-8
 class TD3(ReplayLearner):
     """`common.algorithms.api.Algorithm` for one best action and two critics of it."""
 
+    _settings: TD3Settings
+
     def __init__(self, *, settings: TD3Settings, model: ModelSettings, env: EnvSpec, seed: int) -> None:
         """Build networks, optimizers and memory; `seed` fixes initial weights, noise and what is drawn.
 
@@ -35,7 +37,6 @@ class TD3(ReplayLearner):
         """
         self._bounds = models.ActionBounds.of(env.action)
         super().__init__(settings=settings, env=env, seed=seed)
-        self._settings = settings
         self._nets = models.build(model, env, seed=seed)
         self._targets = copy.deepcopy(self._nets).requires_grad_(requires_grad=False)
         learned = [list(filter(_learns, net.parameters())) for net in (self._nets.actor, self._nets.critics)]
@@ -76,7 +77,7 @@ class TD3(ReplayLearner):
         loss, td_abs, value = deterministic.critic_loss(values, target=target)
         if not math.isfinite(loss.item()):
             return None
-        _descend(loss, self._critic_weights, self._critic_adam)
+        self._descend(loss, self._critic_weights, self._critic_adam)
         return {"critic_loss": loss.detach(), "td_abs": td_abs, "q_mean": value}
 
     @torch.no_grad()
@@ -96,8 +97,14 @@ class TD3(ReplayLearner):
         with self._autocast():
             action = self._nets.actor(observation)
             loss = deterministic.actor_loss(self._nets.critics[0](observation, action))
-        _descend(loss, self._actor_weights, self._actor_adam)
+        self._descend(loss, self._actor_weights, self._actor_adam)
         return {"actor_loss": loss.detach(), "action_abs": action.detach().abs().mean()}
+
+    def _descend(self, loss: Tensor, weights: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> None:
+        """One step of these weights alone: the gradients of all others are not even computed."""
+        for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
+            weight.grad = gradient
+        optimizers.step(optimizer, lr=self._learning_rate)
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast("cpu", torch.bfloat16, enabled=self._settings.precision == "bf16")
@@ -126,10 +133,3 @@ class TD3(ReplayLearner):
 
 def _learns(parameter: Tensor) -> bool:
     return parameter.requires_grad
-
-
-def _descend(loss: Tensor, weights: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> None:
-    """One step of these weights alone: the gradients of all others are not even computed."""
-    for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
-        weight.grad = gradient
-    optimizer.step()

@@ -44,6 +44,17 @@ def weights(net):
     return torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
 
 
+def test_a_linear_rate_follows_the_progress_of_the_run(vector_env, make_sample):
+    """Where it has come to 0 the weights stand still, though steps are taken."""
+    algorithm = build(vector_env, learning_rate=1e-3, lr_schedule="linear", lr_env_steps=400)
+    first = train(algorithm, random_play(vector_env, make_sample), env_steps=100)
+    assert first.metrics["learning_rate"] == pytest.approx(7.5e-4)
+    before = weights(algorithm.model)
+    last = train(algorithm, random_play(vector_env, make_sample, seq=1), env_steps=400)
+    assert (last.metrics["learning_rate"], last.metrics["gradient_steps"]) == (0.0, 1.0)
+    assert torch.equal(weights(algorithm.model), before)
+
+
 # --- a chain with known values ---
 
 STATES, GAMMA, STEP = 5, 0.8, -0.1
