@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from common.algorithms import optimizers, parameters, schedules
@@ -23,6 +24,7 @@ from common.algorithms.settings.actor_critic import ActorCriticSection
 from common.envs.spec import EnvSpec
 from common.errors import ResourceError
 from common.models import nets
+from common.models.arithmetic import CPU
 from common.models.spec import ModelSettings
 
 
@@ -30,11 +32,19 @@ class ActorCriticLearner:
     """`common.algorithms.api.Algorithm` without `update`."""
 
     def __init__(
-        self, *, settings: ActorCriticSection, model: ModelSettings, env: EnvSpec, seed: int, optimizer: OptimizerName, eps: float
+        self,
+        *,
+        settings: ActorCriticSection,
+        model: ModelSettings,
+        env: EnvSpec,
+        seed: int,
+        optimizer: OptimizerName,
+        eps: float,
+        device: torch.device = CPU,
     ) -> None:
         """Build the network, its initial weights fixed by `seed`, and the optimizer with its epsilon."""
-        self._settings, self._env = settings, env
-        self._model = nets.build(model, env, seed=seed)
+        self._settings, self._env, self._device = settings, env, device
+        self._model = nets.build(model, env, seed=seed).to(device)
         self._optimizer_name = optimizer
         self._optimizer = optimizers.build(optimizer, self._model, lr=settings.learning_rate, eps=eps)
         self._learning_rate = settings.learning_rate
@@ -51,7 +61,7 @@ class ActorCriticLearner:
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
         """Join trajectories into one batch, stacks rebuilt."""
-        return collate(samples, self._env)
+        return collate(samples, self._env).to(self._device)
 
     def _appraise(self, batch: Batch) -> Appraisal:
         return appraise(self._model, batch, moments=self._moments, precision=self._settings.precision)

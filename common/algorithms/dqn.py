@@ -17,6 +17,7 @@ from common.algorithms.settings.dqn import DQNSettings
 from common.envs.spec import EnvSpec
 from common.errors import ConfigError
 from common.models import q
+from common.models.arithmetic import CPU, autocast
 from common.models.spec import ModelSettings
 from common.replay.memory import Transitions
 from common.replay.prioritized import PrioritySettings
@@ -27,7 +28,9 @@ class DQN(ReplayLearner):
 
     _settings: DQNSettings
 
-    def __init__(self, *, settings: DQNSettings, model: ModelSettings, env: EnvSpec, seed: int) -> None:
+    def __init__(
+        self, *, settings: DQNSettings, model: ModelSettings, env: EnvSpec, seed: int, device: torch.device = CPU
+    ) -> None:
         """Build both networks, the optimizer and the memory; `seed` fixes initial weights and what is drawn.
 
         Raises ConfigError for actions that are not finite in number.
@@ -36,8 +39,8 @@ class DQN(ReplayLearner):
             wanted, fix = "one of n actions", "choose an algorithm for continuous actions, such as td3"
             raise ConfigError("dqn cannot choose among these actions", found=f"shape {env.action.shape}", wanted=wanted, fix=fix)
         prioritized = PrioritySettings(alpha=settings.priority_alpha) if settings.prioritized else None
-        super().__init__(settings=settings, env=env, seed=seed, prioritized=prioritized)
-        self._model = q.build(model, env, dueling=settings.dueling, seed=seed)
+        super().__init__(settings=settings, env=env, seed=seed, device=device, prioritized=prioritized)
+        self._model = q.build(model, env, dueling=settings.dueling, seed=seed).to(device)
         self._target = copy.deepcopy(self._model).requires_grad_(requires_grad=False)
         self._optimizer = torch.optim.Adam(self._model.parameters(), lr=settings.learning_rate, eps=settings.adam_eps, fused=True)
         self._gradient_steps = 0  # of the whole run
@@ -47,10 +50,8 @@ class DQN(ReplayLearner):
         """The online network, whose parameters are published (float32)."""
         return self._model
 
-    def calibrate(self, frames: Tensor) -> None:
-        """Fix the normalisation of observations by example frames [N, *frame]."""
-        for net in (self._model, self._target):
-            net.calibrate(frames)
+    def _networks(self) -> tuple[q.QNetwork, ...]:
+        return self._model, self._target
 
     def update(self, batch: Inserted, progress: Progress, stop: Callable[[], bool] = lambda: False) -> UpdateResult:
         """As in `ReplayLearner`; the metrics also say how much is explored, where that moves."""
@@ -63,11 +64,11 @@ class DQN(ReplayLearner):
     def _step(self, rows: Transitions) -> Measured | None:
         """One step of the online network; every `target_every`-th time the target network follows."""
         settings = self._settings
-        target, weight = self._target_of(rows), torch.from_numpy(rows.weight)
-        with self._autocast():
-            values = self._model(torch.from_numpy(rows.observation))
+        target, weight = self._target_of(rows), self._tensor(rows.weight)
+        with autocast(self._settings.precision, self._device):
+            values = self._model(self._tensor(rows.observation))
         loss, td_error, value = q_learning.q_loss(
-            values, torch.from_numpy(rows.action), target=target, weight=weight, huber=settings.huber
+            values, self._tensor(rows.action), target=target, weight=weight, huber=settings.huber
         )
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -79,26 +80,23 @@ class DQN(ReplayLearner):
         if self._gradient_steps % settings.target_every == 0:
             parameters.follow(self._target, self._model, settings.target_rate)
         error = td_error.abs()
-        self._replay.update_priorities(rows.index, error.numpy())
+        self._replay.update_priorities(rows.index, error.cpu().numpy())
         return {"loss": loss.detach(), "q_mean": value.mean(), "td_abs": error.mean(), "grad_norm": norm.detach()}
 
     @torch.no_grad()
     def _target_of(self, rows: Transitions) -> Tensor:
         """What Q(o, a) is trained towards, [N]."""
-        following = torch.from_numpy(rows.next_observation)
-        with self._autocast():
+        following = self._tensor(rows.next_observation)
+        with autocast(self._settings.precision, self._device):
             selecting = self._model(following) if self._settings.double else None
             value = q_learning.next_value(self._target(following), selecting)
-        reward, discount = torch.from_numpy(rows.reward), torch.from_numpy(rows.discount)
+        reward, discount = self._tensor(rows.reward), self._tensor(rows.discount)
         return q_learning.td_target(reward=reward, discount=discount, value=value)
 
     def _beta(self, progress: Progress) -> float:
         """Of the importance weights: to 1 at the planned end of the run (Schaul et al. 2016, section 3.4)."""
         done = min(1.0, progress.env_steps / progress.env_steps_planned)
         return self._settings.priority_beta + (1.0 - self._settings.priority_beta) * done
-
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast("cpu", torch.bfloat16, enabled=self._settings.precision == "bf16")
 
     def state_dict(self) -> dict[str, Any]:
         """Copies, in nested dicts with string keys; leaves are tensors and JSON scalars."""

@@ -8,7 +8,7 @@ what one gradient step is.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,8 @@ from common.algorithms import schedules
 from common.algorithms.api import Progress, Sample, UpdateResult
 from common.algorithms.settings.replay import ReplaySection
 from common.envs.spec import EnvSpec
+from common.models.arithmetic import CPU
+from common.models.nets import Network
 from common.replay.governor import Governor
 from common.replay.memory import Replay, Transitions
 from common.replay.prioritized import PrioritySettings
@@ -41,10 +43,19 @@ class ReplayLearner(ABC):
     The memory is not part of `state_dict`: it is as large as the machine allows. A resumed run fills it again, and warms up.
     """
 
-    def __init__(self, *, settings: ReplaySection, env: EnvSpec, seed: int, prioritized: PrioritySettings | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        settings: ReplaySection,
+        env: EnvSpec,
+        seed: int,
+        device: torch.device = CPU,
+        prioritized: PrioritySettings | None = None,
+    ) -> None:
         """Allocate the memory (ConfigError where it cannot be); `seed` fixes what is drawn from it."""
         self._pace = Governor(samples_per_insert=settings.samples_per_insert, batch=settings.minibatch, warm_up=settings.warmup)
         self._settings, self._learning_rate = settings, settings.learning_rate
+        self._device = device  # of the networks; the memory is the CPU's
         self._rng = np.random.default_rng(seed)
         self._replay = Replay(
             env=env,
@@ -54,6 +65,18 @@ class ReplayLearner(ABC):
             clip_reward=settings.clip_reward,
             prioritized=prioritized,
         )
+
+    @abstractmethod
+    def _networks(self) -> Iterable[Network]:
+        """All that are trained, and their targets."""
+
+    def calibrate(self, frames: Tensor) -> None:
+        """Fix the normalisation of observations by example frames [N, *frame]."""
+        for net in self._networks():
+            net.calibrate(frames)
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self._device)
 
     @abstractmethod
     def _step(self, rows: Transitions) -> Measured | None:
