@@ -138,5 +138,5 @@ def test_an_algorithm_that_knows_only_the_cpu_is_refused_elsewhere(own, vector_e
     own.ENTRY = Entry(settings=OwnSettings, algorithm=OnTheCpu)
     built = {"model": ModelSettings(), "env": vector_env, "seed": 1}
     assert registry.build_algorithm(OwnSettings(name="own_algorithms:ENTRY"), **built)
-    with pytest.raises(ConfigError, match="OnTheCpu cannot be built: .*device"):
+    with pytest.raises(ConfigError, match=r"OnTheCpu cannot be built: .*device"):
         registry.build_algorithm(OwnSettings(name="own_algorithms:ENTRY"), **built, device=torch.device("meta"))
