@@ -22,6 +22,9 @@ class Counter(ReplayLearner):
         super().__init__(settings=ReplaySection(name="any", **(defaults | settings)), env=env, seed=0)
         self.seen, self._bad = [], bad
 
+    def _networks(self):
+        return ()
+
     def _step(self, rows):
         self.seen.append(rows.observation.copy())
         number = len(self.seen)
