@@ -9,7 +9,7 @@ PRESETS ?= pong cartpole
 
 .DEFAULT_GOAL := help
 .PHONY: help setup mujoco train test test-pure test-wire test-service test-system check format learning lockstep clean
-.PHONY: bench bench-throughput bench-transport bench-replay bench-a3c bench-td3
+.PHONY: bench bench-throughput bench-transport bench-replay bench-a3c bench-actors bench-td3
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,6 +67,9 @@ bench-replay: $(STAMP) ## sampling of 1 M Atari frames against copying (8 GB of 
 
 bench-a3c: $(STAMP) ## A3C by data against A3C by gradients, over a ladder of networks
 	$(BIN)/python -m benchmarks.a3c
+
+bench-actors: $(STAMP) ## --actors auto beside a sweep of the number of actors
+	$(BIN)/python -m benchmarks.actors $(ARGS)
 
 bench-td3: $(STAMP) ## TD3 on HalfCheetah beside Stable-Baselines3's (needs `make mujoco` and stable-baselines3 in .venv)
 	$(BIN)/python -m benchmarks.td3
