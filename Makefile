@@ -6,9 +6,11 @@ STAMP  := $(VENV)/.installed
 PRESET ?= pong
 ARGS   ?=
 PRESETS ?= pong cartpole
+OVERLAY ?= local
 
 .DEFAULT_GOAL := help
 .PHONY: help setup mujoco train test test-pure test-wire test-service test-system check format learning lockstep clean
+.PHONY: k8s-render k8s-validate k8s-soak
 .PHONY: bench bench-throughput bench-transport bench-replay bench-a3c bench-actors bench-td3
 
 help: ## print this
@@ -43,6 +45,15 @@ test-service: $(STAMP) ## services over the in-memory transport
 
 test-system: $(STAMP) ## real processes over loopback, killed and restarted
 	$(BIN)/pytest -m system $(ARGS)
+
+k8s-render: $(STAMP) ## the manifests of one overlay, as a cluster gets them (OVERLAY=local, cpu or gpu)
+	@$(BIN)/kubectl kustomize k8s/overlays/$(OVERLAY)
+
+k8s-validate: $(STAMP) ## every overlay with every component: valid, restricted, and true to the code
+	$(BIN)/pytest tests/k8s -m 'not system' $(ARGS)
+
+k8s-soak: $(STAMP) ## end an actor and a learner twenty times each as a cluster does (about ten minutes)
+	SOAK=20 $(BIN)/pytest tests/k8s/test_runner.py -k terminat $(ARGS)
 
 check: $(STAMP) ## lint, format, types, import contracts
 	$(BIN)/ruff check .
