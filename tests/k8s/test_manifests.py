@@ -14,7 +14,20 @@ from cloudcoil.models.keda.v1alpha1 import ScaledObject
 from cloudcoil.models.prometheus_operator.v1 import PodMonitor, PrometheusRule
 
 from common.runtime.config import load
-from tests.k8s.manifests import COMPONENTS, CUSTOM, K8S, OVERLAYS, WORKLOADS, combinations, named, of, on_top, overlay, render, title
+from tests.k8s.manifests import (
+    COMPONENTS,
+    CUSTOM,
+    K8S,
+    OVERLAYS,
+    WORKLOADS,
+    combinations,
+    named,
+    of,
+    on_top,
+    overlay,
+    render,
+    title,
+)
 
 pytestmark = pytest.mark.service
 
@@ -134,7 +147,11 @@ def test_a_run_of_ones_own_replaces_it_and_rolls_the_learner(tmp_path):
     manifests = render(on_top(tmp_path, "local", configMapGenerator=[generator]))
     (config,) = of(manifests, "ConfigMap")
     assert config["data"] == {"run.yaml": "env: {id: CartPole-v1}\n"}
-    mounted = [volume["configMap"]["name"] for volume in named(manifests, "StatefulSet", "learner")["spec"]["template"]["spec"]["volumes"] if "configMap" in volume]
+    mounted = [
+        volume["configMap"]["name"]
+        for volume in named(manifests, "StatefulSet", "learner")["spec"]["template"]["spec"]["volumes"]
+        if "configMap" in volume
+    ]
     assert mounted == [config["metadata"]["name"]] != [of(overlay("local"), "ConfigMap")[0]["metadata"]["name"]]
 
 
@@ -344,7 +361,11 @@ def test_only_actors_go_to_machines_that_can_be_taken_away(name):
 @each_overlay
 def test_only_actors_wait_in_the_queue(name):
     """A learner without actors does nothing, and actors without a learner do nothing: the one that all need is not queued."""
-    queued = {title(manifest) for manifest in of(overlay(name, "kueue"), *WORKLOADS) if "kueue.x-k8s.io/queue-name" in manifest["metadata"]["labels"]}
+    queued = {
+        title(manifest)
+        for manifest in of(overlay(name, "kueue"), *WORKLOADS)
+        if "kueue.x-k8s.io/queue-name" in manifest["metadata"]["labels"]
+    }
     assert queued == {"Deployment/actor"}
 
 
