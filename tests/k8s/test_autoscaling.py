@@ -72,7 +72,7 @@ MEASURED = {
 @pytest.mark.parametrize(("learner", "actor"), MEASURED.values(), ids=MEASURED)
 @pytest.mark.parametrize("factor", [1.0, 3.0, 0.4])
 def test_a_step_in_load_settles_within_one_replica_in_ten_minutes(learner, actor, factor):
-    """The learner becomes three times as fast, or less than half, in the middle of a run: a GPU, or a larger network on resume."""
+    """The learner becomes three times as fast, or less than half as fast, in the middle of a run."""
 
     def demand(now):
         return learner * (factor if now >= 20 * 60 else 1.0)
