@@ -30,9 +30,9 @@ mujoco: $(STAMP) ## add MuJoCo to .venv, for halfcheetah
 train: $(STAMP) ## learn Pong to 18 points on this machine (PRESET=cartpole ARGS="--seed 2" to change)
 	$(BIN)/rookery train $(PRESET) $(ARGS)
 
-test: $(STAMP) ## all four rings of tests, with branch coverage
+test: $(STAMP) ## all four rings of tests on all cores, with branch coverage
 	$(BIN)/coverage erase
-	$(BIN)/pytest --cov --cov-report=term:skip-covered $(ARGS)
+	$(BIN)/pytest --numprocesses auto --dist loadfile --cov --cov-report=term:skip-covered $(ARGS)
 
 test-pure: $(STAMP) ## the ring without sockets, files or threads: seconds
 	$(BIN)/pytest -m pure $(ARGS)
