@@ -6,10 +6,12 @@ STAMP  := $(VENV)/.installed
 PRESET ?= pong
 ARGS   ?=
 PRESETS ?= pong cartpole
+OVERLAY ?= local
 
 .DEFAULT_GOAL := help
 .PHONY: help setup mujoco train test test-pure test-wire test-service test-system check format learning lockstep clean
-.PHONY: bench bench-throughput bench-transport bench-replay bench-a3c bench-td3
+.PHONY: k8s-render k8s-validate k8s-soak
+.PHONY: bench bench-throughput bench-transport bench-replay bench-a3c bench-actors bench-td3
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,9 +30,9 @@ mujoco: $(STAMP) ## add MuJoCo to .venv, for halfcheetah
 train: $(STAMP) ## learn Pong to 18 points on this machine (PRESET=cartpole ARGS="--seed 2" to change)
 	$(BIN)/rookery train $(PRESET) $(ARGS)
 
-test: $(STAMP) ## all four rings of tests, with branch coverage
+test: $(STAMP) ## all four rings of tests on all cores, with branch coverage
 	$(BIN)/coverage erase
-	$(BIN)/pytest --cov --cov-report=term:skip-covered $(ARGS)
+	$(BIN)/pytest --numprocesses auto --dist loadfile --cov --cov-report=term:skip-covered $(ARGS)
 
 test-pure: $(STAMP) ## the ring without sockets, files or threads: seconds
 	$(BIN)/pytest -m pure $(ARGS)
@@ -43,6 +45,15 @@ test-service: $(STAMP) ## services over the in-memory transport
 
 test-system: $(STAMP) ## real processes over loopback, killed and restarted
 	$(BIN)/pytest -m system $(ARGS)
+
+k8s-render: $(STAMP) ## the manifests of one overlay, as a cluster gets them (OVERLAY=local, cpu or gpu)
+	@$(BIN)/kubectl kustomize k8s/overlays/$(OVERLAY)
+
+k8s-validate: $(STAMP) ## every overlay with every component: valid, restricted, and true to the code
+	$(BIN)/pytest tests/k8s -m 'not system' $(ARGS)
+
+k8s-soak: $(STAMP) ## end an actor and a learner twenty times each as a cluster does (about ten minutes)
+	SOAK=20 $(BIN)/pytest tests/k8s/test_runner.py -k terminat $(ARGS)
 
 check: $(STAMP) ## lint, format, types, import contracts
 	$(BIN)/ruff check .
@@ -67,6 +78,9 @@ bench-replay: $(STAMP) ## sampling of 1 M Atari frames against copying (8 GB of 
 
 bench-a3c: $(STAMP) ## A3C by data against A3C by gradients, over a ladder of networks
 	$(BIN)/python -m benchmarks.a3c
+
+bench-actors: $(STAMP) ## --actors auto beside a sweep of the number of actors
+	$(BIN)/python -m benchmarks.actors $(ARGS)
 
 bench-td3: $(STAMP) ## TD3 on HalfCheetah beside Stable-Baselines3's (needs `make mujoco` and stable-baselines3 in .venv)
 	$(BIN)/python -m benchmarks.td3

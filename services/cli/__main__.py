@@ -45,7 +45,13 @@ def _train(arguments: Arguments) -> int:
         from common.runtime.presets import preset_names  # noqa: PLC0415
 
         raise ConfigError("no preset named", wanted=f"one of {', '.join(preset_names())}", fix="try `rookery train cartpole`")
-    request = Request(preset=arguments.preset, overrides=arguments.overrides, run_dir=arguments.run_dir, resume=arguments.resume)
+    request = Request(
+        preset=arguments.preset,
+        overrides=arguments.overrides,
+        run_dir=arguments.run_dir,
+        resume=arguments.resume,
+        auto_actors=arguments.auto_actors,
+    )
     line = ["rookery", *arguments.words]
     return train(request, environ=os.environ, command_line=line, stdout=sys.stdout, stderr=sys.stderr, debug=arguments.debug)
 

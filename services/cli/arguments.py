@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 SERVICES = ("learner", "actor", "evaluator")
+AUTO = "auto"
 
 TOP_EXAMPLES = """\
 examples:
@@ -46,6 +47,7 @@ class Arguments:
     overrides: tuple[str, ...] = ()
     run_dir: Path | None = None
     resume: bool = False
+    auto_actors: bool = False
     debug: bool = False
 
 
@@ -90,6 +92,7 @@ def parse(words: Sequence[str]) -> Arguments:
         overrides=(*(word for word in free if "=" in word), *_named_options(found)),
         run_dir=getattr(found, "run_dir", None),
         resume=getattr(found, "resume", False),
+        auto_actors=getattr(found, "actors", None) == AUTO,
         debug=getattr(found, "debug", False),
     )
 
@@ -104,7 +107,8 @@ def _check_command(parser: argparse.ArgumentParser, word: str, known: Sequence[s
 
 def _named_options(found: argparse.Namespace) -> list[str]:
     options = {"actor.count": "actors", "run.seed": "seed", "log.format": "log_format"}
-    return [f"{key}={value}" for key, name in options.items() if (value := getattr(found, name, None)) is not None]
+    given = {key: value for key, name in options.items() if (value := getattr(found, name, None)) is not None}
+    return [f"{key}={0 if value == AUTO else value}" for key, value in given.items()]  # 0 actors: nobody knows how many yet
 
 
 def _grammar() -> argparse.ArgumentParser:
@@ -117,7 +121,9 @@ def _grammar() -> argparse.ArgumentParser:
         usage="rookery train PRESET [section.key=value ...] [options]",
         epilog=TRAIN_EXAMPLES,
     )
-    train.add_argument("--actors", metavar="N", help="actor processes (actor.count)")
+    train.add_argument(
+        "--actors", metavar="N", help=f"actor processes (actor.count); {AUTO}: as many as make training fastest, found by trying"
+    )
     train.add_argument("--seed", metavar="S", help="seed of every random stream (run.seed)")
     train.add_argument("--run-dir", metavar="DIR", type=Path, help="where the run keeps its files; default: runs/...")
     train.add_argument("--resume", action="store_true", help="continue the run in --run-dir from its newest checkpoint")

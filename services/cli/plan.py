@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,8 +19,11 @@ from common.runtime.run_directory import RunDirectory, create, default_path, reo
 from common.runtime.tree import MAX_PORT, Settings
 from common.transport.zmq import ZmqLearner
 from services.cli.ports import free_ports, reachable, split_endpoint
+from services.cli.search import ActorSearch
 from services.cli.supervisor import LEARNER, Start, Supervisor
 
+FIRST_ACTORS = 1
+ACTORS_PER_CORE = 2  # more do not help where they compute; where they wait for the world, say so: --actors N
 FIX_RESUME = "rookery train --resume --run-dir runs/NAME"
 
 
@@ -31,16 +35,23 @@ class Request:
     overrides: tuple[str, ...] = ()
     run_dir: Path | None = None
     resume: bool = False
+    auto_actors: bool = False  # as many as make training fastest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A run that is ready to start."""
 
-    settings: Settings
+    loaded: Loaded
     directory: RunDirectory
     metrics_ports: Mapping[str, int]  # by child
     resume: bool
+    auto_actors: bool
+
+    @property
+    def settings(self) -> Settings:
+        """What the run goes by."""
+        return self.loaded.settings
 
     @property
     def title(self) -> str:
@@ -55,7 +66,18 @@ class Plan:
 
     def supervisor(self) -> Supervisor:
         """The children of this run."""
-        return Supervisor(actors=self.settings.actor.count, evaluator=self.settings.evaluator.enabled, resume=self.resume)
+        actors = FIRST_ACTORS if self.auto_actors else self.settings.actor.count
+        return Supervisor(actors=actors, evaluator=self.settings.evaluator.enabled, resume=self.resume)
+
+    def search(self) -> ActorSearch | None:
+        """For the number of actors, where that is not given."""
+        warmup = getattr(self.settings.algorithm, "warmup", 0)
+        return ActorSearch(most=most_actors(self.settings), after=warmup, actors=FIRST_ACTORS) if self.auto_actors else None
+
+    def keep_actors(self, actors: int) -> None:
+        """Write down how many there are from now on, for whoever resumes the run."""
+        found = settle(self.loaded, {"actor.count": actors})
+        write_atomically(self.directory.config, as_yaml(found.settings, found.provenance).encode())
 
     def command(self, start: Start) -> list[str]:
         """What to run for a child: everything it needs is in the run's config.yaml."""
@@ -73,7 +95,7 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
     named = request.run_dir or (Path(run.dir) if run.dir else None)
     path = named or default_path(preset=run.preset, seed=run.seed, now=now)
     settled = _settle(loaded, path, now, resume=request.resume)
-    ports = _metrics_ports(settled.settings)
+    ports = _metrics_ports(settled.settings, actors=most_actors(settled.settings) if request.auto_actors else None)
     ZmqLearner(settled.settings.learner.bind).close()  # raises what the learner would, seconds later
     text = as_yaml(settled.settings, settled.provenance)
     if not request.resume:
@@ -81,7 +103,12 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
     else:
         directory = reopen(path)
         write_atomically(directory.config, text.encode())
-    return Plan(settings=settled.settings, directory=directory, metrics_ports=ports, resume=request.resume)
+    return Plan(loaded=settled, directory=directory, metrics_ports=ports, resume=request.resume, auto_actors=request.auto_actors)
+
+
+def most_actors(settings: Settings) -> int:
+    """That `--actors auto` tries on this machine."""
+    return max(FIRST_ACTORS, min(settings.learner.max_actors, ACTORS_PER_CORE * (os.cpu_count() or 1)))
 
 
 def _load(request: Request, environ: Mapping[str, str]) -> Loaded:
@@ -120,9 +147,10 @@ def _settle(loaded: Loaded, path: Path, now: datetime, *, resume: bool) -> Loade
     return settle(loaded, chosen)
 
 
-def _metrics_ports(settings: Settings) -> dict[str, int]:
+def _metrics_ports(settings: Settings, *, actors: int | None) -> dict[str, int]:
     """A port for each child: any free ones, or those from `metrics.port` upwards in the order in which children start."""
-    children = Supervisor(actors=settings.actor.count, evaluator=settings.evaluator.enabled).children
+    count = settings.actor.count if actors is None else actors
+    children = Supervisor(actors=count, evaluator=settings.evaluator.enabled).children
     first = settings.metrics.port
     if first == 0:
         return dict(zip(children, free_ports(len(children)), strict=True))

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from common.units import KIB, Seconds
 from services.cli import tether
-from services.cli.supervisor import Begin, Exited, GiveUp, Kill, Start, StopRequested, Supervisor, Terminate, Tick
+from services.cli.supervisor import Begin, Event, Exited, GiveUp, Kill, Scale, Start, StopRequested, Supervisor, Terminate, Tick
 
 POLL_SECONDS: Seconds = 0.2
 LAST_WORDS_BYTES = 16 * KIB
@@ -90,8 +90,8 @@ class Processes:
             process.wait()
 
 
-Inbox = queue.SimpleQueue[StopRequested]
-"""Stop requests. A SimpleQueue, since its `put` is safe inside a signal handler."""
+Inbox = queue.SimpleQueue[StopRequested | Scale]
+"""What is asked of the supervisor. A SimpleQueue, since its `put` is safe inside a signal handler."""
 
 
 @contextmanager
@@ -115,7 +115,7 @@ def supervise(
     clock: Callable[[], Seconds] = time.monotonic,
 ) -> None:
     """Run `core` until everybody has left: wait, tell it what happened, do what it says. `on_tick` must not block."""
-    events: list[Begin | Exited | StopRequested | Tick] = [Begin()]
+    events: list[Event] = [Begin()]
     try:
         while True:
             for event in events:
@@ -132,7 +132,7 @@ def supervise(
             on_tick()
             if core.done:
                 return
-            requests: list[StopRequested] = []
+            requests: list[StopRequested | Scale] = []
             with suppress(queue.Empty):
                 requests.append(inbox.get(timeout=POLL_SECONDS))
             events = [*processes.exited(), *requests, Tick()]

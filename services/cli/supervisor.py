@@ -48,6 +48,13 @@ class StopRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class Scale:
+    """From now on the run has this many actors."""
+
+    actors: int
+
+
+@dataclass(frozen=True, slots=True)
 class Start:
     """Start the child; `resume` tells the learner to continue from its newest checkpoint."""
 
@@ -78,7 +85,7 @@ class GiveUp:
     exit_code: int
 
 
-Event: TypeAlias = Begin | Exited | Tick | StopRequested
+Event: TypeAlias = Begin | Exited | Tick | StopRequested | Scale
 Instruction: TypeAlias = Start | Terminate | Kill | GiveUp
 
 
@@ -110,6 +117,7 @@ class Patience:
 
 @dataclass(slots=True)
 class _Child:
+    wanted: bool = True
     alive: bool = False
     started_at: Seconds = 0.0
     failures: int = 0  # in a row
@@ -133,7 +141,7 @@ class Supervisor:
 
     def __post_init__(self) -> None:
         """Name the children in the order in which they start: the learner first, since all others look for it."""
-        names = [LEARNER, *([EVALUATOR] if self.evaluator else []), *(f"{ACTOR}-{number}" for number in range(self.actors))]
+        names = [LEARNER, *([EVALUATOR] if self.evaluator else []), *actor_names(self.actors)]
         self._children = {name: _Child() for name in names}
         self.restarts = dict.fromkeys(names, 0)
 
@@ -158,6 +166,8 @@ class Supervisor:
                 return self._tick(now)
             case StopRequested():
                 return self._stop_requested(now)
+            case Scale(actors):
+                return self._scale(actors, now)
 
     def _start(self, name: str, now: Seconds, *, resume: bool) -> Start:
         child = self._children[name]
@@ -175,6 +185,8 @@ class Supervisor:
         if name == LEARNER and code == 0:
             self.outcome = Outcome.FINISHED
             return self._dismiss(now, leave_by=now + self.patience.leave)
+        if not child.wanted:
+            return []
         if code == CONFIG_EXIT_CODE:
             return self._give_up(name, "its settings cannot work", Outcome.REFUSED, code, now)
         if name == LEARNER and self._died_too_often(now):
@@ -197,15 +209,31 @@ class Supervisor:
         self._learner_deaths = [*recent, now]
         return len(self._learner_deaths) > self.patience.learner_restarts
 
-    def _tick(self, now: Seconds) -> list[Instruction]:
+    def _scale(self, actors: int, now: Seconds) -> list[Instruction]:
+        """Start who is missing; those with the highest numbers leave, as politely as at the end of the run."""
         if self._stopping:
-            ripe = [instruction for at, instruction in self._due if at <= now]
-            self._due = [entry for entry in self._due if entry[0] > now]
-            return [instruction for instruction in ripe if self._children[instruction.child].alive]
+            return []
+        self.actors, names = actors, actor_names(actors)
+        for name in names:
+            self._children.setdefault(name, _Child()).wanted = True
+            self.restarts.setdefault(name, 0)
+        self._due = [(at, instruction) for at, instruction in self._due if instruction.child not in names]
+        leaving = [name for name in self._alive() if name.startswith(ACTOR) and name not in names and self._children[name].wanted]
+        for name in self._children.keys() - {LEARNER, EVALUATOR, *names}:
+            self._children[name].wanted, self._children[name].restart_at = False, None
+        self._due += [(now + self.patience.terminate, Kill(name)) for name in leaving]
+        absent = [name for name in names if not self._children[name].alive and self._children[name].restart_at is None]
+        return [*(self._start(name, now, resume=False) for name in absent), *map(Terminate, leaving)]
+
+    def _tick(self, now: Seconds) -> list[Instruction]:
+        ripe = [instruction for at, instruction in self._due if at <= now and self._children[instruction.child].alive]
+        self._due = [entry for entry in self._due if entry[0] > now]
+        if self._stopping:
+            return ripe
         ready = [name for name, child in self._children.items() if child.restart_at is not None and child.restart_at <= now]
         for name in ready:
             self.restarts[name] += 1
-        return [self._start(name, now, resume=True) for name in ready]
+        return [*ripe, *(self._start(name, now, resume=True) for name in ready)]
 
     def _stop_requested(self, now: Seconds) -> list[Instruction]:
         if not self._stopping:
@@ -239,6 +267,11 @@ class Supervisor:
         kills: list[tuple[Seconds, Instruction]] = [(leave_by + self.patience.terminate, Kill(name)) for name in alive]
         self._due = [*((leave_by, Terminate(name)) for name in alive), *kills]
         return self._tick(now)
+
+
+def actor_names(actors: int) -> list[str]:
+    """Of that many, in the order in which they start."""
+    return [f"{ACTOR}-{number}" for number in range(actors)]
 
 
 def describe_exit(code: int) -> str:

@@ -17,8 +17,9 @@ from services.cli.plan import Plan, Request, make_plan
 from services.cli.processes import Inbox, Processes, stop_signals, supervise
 from services.cli.progress import Progress
 from services.cli.report import closing, read_summary, verdict
+from services.cli.search import ActorSearch
 from services.cli.status import STARTING
-from services.cli.supervisor import CONFIG_EXIT_CODE, GiveUp, Outcome, Supervisor
+from services.cli.supervisor import CONFIG_EXIT_CODE, GiveUp, Outcome, Scale, Supervisor
 from services.cli.view import Frame, View, make_view
 from services.cli.watch import Watch
 
@@ -44,7 +45,7 @@ def train(
     with stop_signals(inbox):
         with view, Watch(plan.urls) as watch:
             view.say(f"{plan.title}: run directory {plan.directory.path}")
-            show = _Show(plan=plan, core=core, watch=watch, view=view)
+            show = _Show(plan=plan, core=core, watch=watch, view=view, inbox=inbox, search=plan.search())
             supervise(core, processes, inbox=inbox, on_tick=show.tick, on_give_up=gave_up.append)
         return _finish(plan, core.outcome, gave_up, processes, view=view, stderr=stderr, debug=debug)
 
@@ -92,12 +93,14 @@ def _quote(instruction: GiveUp, processes: Processes, *, stderr: TextIO, debug: 
 
 @dataclass(slots=True, kw_only=True)
 class _Show:
-    """Shows the newest status at the view's own pace, and says what the user must not miss."""
+    """Shows the newest status at the view's own pace, says what the user must not miss, and lets a search see it too."""
 
     plan: Plan
     core: Supervisor
     watch: Watch
     view: View
+    inbox: Inbox
+    search: ActorSearch | None
     clock: Callable[[], Seconds] = time.monotonic
     _progress: Progress = field(default_factory=Progress)
     _next: Seconds = 0.0
@@ -113,9 +116,20 @@ class _Show:
         if self.core.outcome is Outcome.STOPPED and not self._said_stopping:
             self._said_stopping = True
             self.view.say("stopping: the learner writes a last checkpoint; Ctrl-C again ends everything at once")
+        if self.search is not None and not self.search.done and self.core.outcome is Outcome.RUNNING:
+            self._look(self.search)
         if self.clock() >= self._next or self.core.done:
             self._next = self.clock() + self.view.period
             self.view.show(self.frame())
+
+    def _look(self, search: ActorSearch) -> None:
+        before = search.actors
+        search.look(self.watch.latest, self.clock())
+        if search.actors != before:
+            self.inbox.put(Scale(search.actors))
+        if search.done:
+            self.plan.keep_actors(search.actors)
+            self.view.say(search.sentence)
 
     def frame(self) -> Frame:
         """The run as it is now, with what only the supervisor knows."""

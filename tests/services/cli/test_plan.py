@@ -169,3 +169,24 @@ def test_bad_input_is_refused_before_anything_is_written(request_, message):
         make_plan(Request(**{"preset": "cartpole", **request_}), environ={}, command_line=[], now=NOW)
     assert caught.value.exit_code == 2
     assert sorted(Path().rglob("*")) == before
+
+
+def test_where_the_number_of_actors_is_sought_there_is_an_address_for_each_that_may_be_tried(monkeypatch):
+    """One to begin with, two for each core at most; an algorithm with a warm-up is not judged by it."""
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    plan = planned("actor.count=0", auto_actors=True)
+    assert set(plan.metrics_ports) == {"learner", "evaluator", *(f"actor-{number}" for number in range(6))}
+    assert plan.supervisor().actors == 1
+    search = plan.search()
+    assert (search.most, search.actors, search.after) == (6, 1, 0)
+    other = planned("actor.count=0", preset="cartpole-dqn", run_dir=Path("other"), auto_actors=True)
+    assert other.search().after == other.settings.algorithm.warmup > 0
+    assert planned(run_dir=Path("third")).search() is None
+
+
+def test_the_number_that_was_found_is_what_a_resumed_run_has():
+    """The search is not made again, unless it is asked for."""
+    plan = planned("actor.count=0", run_dir=Path("r"), auto_actors=True)
+    plan.keep_actors(3)
+    again = planned(preset=None, run_dir=Path("r"), resume=True)
+    assert again.supervisor().actors == again.settings.actor.count == 3

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from services.cli.processes import Processes, stop_signals, supervise
-from services.cli.supervisor import LEARNER, Exited, Outcome, Patience, Start, StopRequested, Supervisor
+from services.cli.supervisor import LEARNER, Exited, Outcome, Patience, Scale, Start, StopRequested, Supervisor
 
 pytestmark = pytest.mark.system
 
@@ -102,6 +102,30 @@ def test_a_run_survives_the_death_of_actor_and_learner_and_ends_cleanly_on_ctrl_
     assert core.outcome is Outcome.STOPPED
     assert core.restarts == {"learner": 1, "evaluator": 0, "actor-0": 1}
     assert processes.log("actor-0").read_text() == "a word for the log of actor-0\n" * 2
+
+
+def test_actors_come_and_go_while_the_run_goes_on(scene):
+    """`--actors auto`: two more are tried, then one of them leaves, and nobody else is touched."""
+    processes, inbox, heard = scene.processes(), queue.SimpleQueue(), []
+
+    def story():
+        try:
+            scene.heard(), scene.heard()
+            inbox.put(Scale(3))
+            heard.append(sorted(scene.heard()[0] for _ in range(2)))
+            inbox.put(Scale(2))
+            heard.append(scene.heard())
+        finally:
+            inbox.put(StopRequested())
+        heard.append(sorted(scene.heard()[0] for _ in range(3)))
+
+    core = Supervisor(actors=1, evaluator=False, patience=QUICK)
+    narrator = threading.Thread(target=story)
+    narrator.start()
+    supervise(core, processes, inbox=inbox, on_tick=lambda: None, on_give_up=lambda _: None)
+    narrator.join()
+    assert heard == [["actor-1", "actor-2"], ["actor-2", "leaves"], ["actor-0", "actor-1", "learner"]]
+    assert (core.outcome, core.restarts["actor-2"]) == (Outcome.STOPPED, 0)
 
 
 def test_a_child_that_refuses_its_settings_is_quoted(scene):

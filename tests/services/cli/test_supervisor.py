@@ -8,6 +8,7 @@ from services.cli.supervisor import (
     GiveUp,
     Kill,
     Outcome,
+    Scale,
     Start,
     StopRequested,
     Supervisor,
@@ -208,3 +209,41 @@ def test_ctrl_c_while_the_learner_waits_for_its_restart_sends_the_others_home_at
     assert core.handle(StopRequested(), 30.0) == [Terminate("actor-0")]
     gone(core, "actor-0", now=31.0)
     assert core.done
+
+
+def test_more_actors_start_and_fewer_leave_politely():
+    """`--actors auto` tries three and goes back to two: the third drains, and nobody starts it again."""
+    core = begun(actors=1, evaluator=False)
+    assert core.handle(Scale(3), 10.0) == [Start("actor-1"), Start("actor-2")]
+    assert core.actors == 3
+    assert core.handle(Scale(2), 20.0) == [Terminate("actor-2")]
+    assert core.handle(Exited("actor-2", 0), 21.0) == []
+    assert core.handle(Tick(), 500.0) == []
+    assert core.handle(Exited("actor-1", -9), 501.0) == []
+    assert core.handle(Tick(), 502.0) == [Start("actor-1")]
+
+
+def test_an_actor_that_does_not_leave_when_scaled_down_is_killed():
+    """It hangs; the run has one process too many on its cores."""
+    core = begun(actors=2, evaluator=False)
+    core.handle(Scale(1), 10.0)
+    assert core.handle(Tick(), 15.9) == []
+    assert core.handle(Tick(), 16.0) == [Kill("actor-1")]
+
+
+def test_an_actor_that_waits_for_its_restart_is_forgotten_when_scaled_down_and_not_started_twice_when_scaled_up():
+    """It died a moment before."""
+    core = begun(actors=2, evaluator=False)
+    core.handle(Exited("actor-1", -9), 10.0)
+    assert core.handle(Scale(3), 10.1) == [Start("actor-2")]
+    assert core.handle(Scale(1), 10.2) == [Terminate("actor-2")]
+    core.handle(Exited("actor-2", 0), 10.3)
+    assert core.handle(Tick(), 60.0) == []
+    assert core.handle(Scale(2), 61.0) == [Start("actor-1")]
+
+
+def test_nobody_is_started_for_a_run_that_ends():
+    """The search and Ctrl-C at the same moment."""
+    core = begun(actors=1)
+    core.handle(StopRequested(), 10.0)
+    assert core.handle(Scale(3), 10.1) == []

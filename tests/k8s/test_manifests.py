@@ -1,0 +1,375 @@
+"""What a cluster gets is valid for it, restricted, bounded and labelled: every overlay, with every component."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from itertools import chain
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+from cloudcoil.models.keda.v1alpha1 import ScaledObject
+from cloudcoil.models.prometheus_operator.v1 import PodMonitor, PrometheusRule
+
+from common.runtime.config import load
+from tests.k8s.manifests import (
+    COMPONENTS,
+    CUSTOM,
+    K8S,
+    OVERLAYS,
+    WORKLOADS,
+    combinations,
+    named,
+    of,
+    on_top,
+    overlay,
+    render,
+    title,
+)
+
+pytestmark = pytest.mark.service
+
+ROOT = K8S.parent
+VERSIONS = ("1.35", "1.36", "1.37")
+SERVICES = ("learner", "actor", "evaluator")
+MODELS = {"ScaledObject": ScaledObject, "PodMonitor": PodMonitor, "PrometheusRule": PrometheusRule}
+LABELS = {f"app.kubernetes.io/{name}" for name in ("name", "instance", "component", "part-of", "managed-by")}
+
+each = pytest.mark.parametrize("combination", list(combinations()), ids="+".join)
+each_overlay = pytest.mark.parametrize("name", OVERLAYS)
+
+
+def pods(manifests):
+    """(title, pod template) of every workload."""
+    return [(title(manifest), manifest["spec"]["template"]) for manifest in of(manifests, *WORKLOADS)]
+
+
+def invalid(manifest, version):
+    """What a strict API server of `version` would say against it, or nothing."""
+    try:
+        kubernetes_validate.validate(manifest, version, strict=True)
+    except kubernetes_validate.ValidationError as error:
+        return f"{title(manifest)} {'.'.join(map(str, error.path))}: {error.message}"
+    return None
+
+
+def paths(tree, prefix=""):
+    """Dotted path of everything in a tree of mappings and lists."""
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for key, value in items:
+        yield f"{prefix}{key}"
+        yield from paths(value, f"{prefix}{key}.")
+
+
+# -- valid ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def everything():
+    """Each different object of all combinations, once."""
+    rendered = chain.from_iterable(overlay(*combination) for combination in combinations())
+    return list({json.dumps(manifest, sort_keys=True): manifest for manifest in rendered}.values())
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_object_is_valid_for_the_kubernetes_of_today(everything, version):
+    """A misspelt field is dropped in silence by some servers and refused by others."""
+    own = [manifest for manifest in everything if not manifest["apiVersion"].startswith(CUSTOM)]
+    assert len(own) > 20
+    assert [problem for manifest in own if (problem := invalid(manifest, version))] == []
+
+
+def test_a_misspelt_field_would_be_seen():
+    """The test above must be able to fail."""
+    actor = json.loads(json.dumps(named(overlay("local"), "Deployment", "actor")))
+    actor["spec"]["template"]["spec"]["containers"][0]["livenesProbe"] = {}
+    assert "livenesProbe" in invalid(actor, VERSIONS[0])
+
+
+# A field that came after the newest models there are for our Python (KEDA 2.16).
+NEWER = {"ScaledObject": {"spec.fallback.behavior"}}
+
+
+def test_custom_resources_lose_nothing_on_the_way_through_their_models(everything):
+    """Their API servers prune what they do not know: a misspelt key would simply have no effect."""
+    custom = [manifest for manifest in everything if manifest["apiVersion"].startswith(CUSTOM)]
+    assert "ScaledObject" in {manifest["kind"] for manifest in custom}
+    for manifest in custom:
+        dumped = MODELS[manifest["kind"]].model_validate(manifest).model_dump(mode="json", by_alias=True, exclude_unset=True)
+        assert set(paths(manifest)) - set(paths(dumped)) == NEWER.get(manifest["kind"], set()), title(manifest)
+
+
+@each
+def test_no_two_objects_have_one_name(combination):
+    """The second would overwrite the first."""
+    names = [(manifest["kind"], manifest["metadata"]["name"]) for manifest in overlay(*combination)]
+    assert len(names) == len(set(names))
+
+
+@each
+def test_everything_lives_in_the_namespace_of_the_overlay(combination):
+    """What `kubectl delete namespace` does not find stays behind."""
+    for manifest in overlay(*combination):
+        expected = None if manifest["kind"] == "Namespace" else "rookery"
+        assert manifest["metadata"].get("namespace") == expected, title(manifest)
+
+
+# -- the run -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_run_is_the_preset_pong():
+    """kustomize reads no file outside of its folder, so this is a copy; it must not become another run."""
+    assert (K8S / "base" / "run.yaml").read_bytes() == (ROOT / "presets" / "pong.yaml").read_bytes()
+
+
+@each_overlay
+def test_the_learner_would_accept_the_run_with_the_environment_of_its_pod(name, tmp_path):
+    """A run that is refused crash-loops, however valid the YAML around it is."""
+    manifests = overlay(name)
+    (config,) = of(manifests, "ConfigMap")
+    (container,) = named(manifests, "StatefulSet", "learner")["spec"]["template"]["spec"]["containers"]
+    environ = {variable["name"]: variable["value"] for variable in container["env"] if "value" in variable}
+    known = {key: value for key, value in environ.items() if key not in PROMISED}
+    (tmp_path / "run.yaml").write_text(config["data"]["run.yaml"])
+    settings = load(preset=str(tmp_path / "run.yaml"), environ=known).settings
+    assert (settings.learner.bind, settings.metrics.port) == ("tcp://0.0.0.0:5700", 9100)
+
+
+PROMISED = {"ROOKERY_LEARNER__DEVICE"}
+
+
+def test_a_run_of_ones_own_replaces_it_and_rolls_the_learner(tmp_path):
+    """What the page recommends; the name of the ConfigMap changes with its content, and so does the pod that mounts it."""
+    (tmp_path / "run.yaml").write_text("env: {id: CartPole-v1}\n")
+    generator = {"name": "run", "behavior": "replace", "files": ["run.yaml"]}
+    manifests = render(on_top(tmp_path, "local", configMapGenerator=[generator]))
+    (config,) = of(manifests, "ConfigMap")
+    assert config["data"] == {"run.yaml": "env: {id: CartPole-v1}\n"}
+    mounted = [
+        volume["configMap"]["name"]
+        for volume in named(manifests, "StatefulSet", "learner")["spec"]["template"]["spec"]["volumes"]
+        if "configMap" in volume
+    ]
+    assert mounted == [config["metadata"]["name"]] != [of(overlay("local"), "ConfigMap")[0]["metadata"]["name"]]
+
+
+def test_the_images_have_the_version_of_the_project():
+    """An old image under new manifests speaks another protocol."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    for name in OVERLAYS:
+        for manifest in of(overlay(name), *WORKLOADS):
+            (container,) = manifest["spec"]["template"]["spec"]["containers"]
+            assert re.fullmatch(rf"rookery-(actor|learner|learner-gpu):{re.escape(version)}", container["image"])
+            assert manifest["metadata"]["labels"]["app.kubernetes.io/version"] == version
+
+
+# -- restricted Pod Security ----------------------------------------------------------------------------------------------
+
+
+@each
+def test_every_pod_meets_the_restricted_pod_security_standard(combination):
+    """Its rules for Linux, of Kubernetes 1.35, one by one: the namespace would refuse the pod otherwise."""
+    for who, template in pods(overlay(*combination)):
+        pod = template["spec"]
+        containers = [*pod["containers"], *pod.get("initContainers", ())]
+        assert not any(pod.get(field) for field in ("hostNetwork", "hostPID", "hostIPC", "hostUsers")), who
+        allowed = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
+        assert all(volume.keys() - {"name"} <= allowed for volume in pod.get("volumes", ())), who
+        assert pod["securityContext"]["runAsNonRoot"] is True, who
+        assert pod["securityContext"]["runAsUser"] == pod["securityContext"]["runAsGroup"] == 10001, who
+        assert pod["securityContext"]["seccompProfile"]["type"] in ("RuntimeDefault", "Localhost"), who
+        assert "sysctls" not in pod["securityContext"], who
+        for container in containers:
+            security = container["securityContext"]
+            assert security["allowPrivilegeEscalation"] is False, who
+            assert security["capabilities"] == {"drop": ["ALL"]}, who
+            assert security.get("privileged", False) is False, who
+            assert security.get("runAsNonRoot", True) is True, who
+            assert security.get("runAsUser", 10001) != 0, who
+            assert "procMount" not in security, who
+            assert not any("hostPort" in port for port in container.get("ports", ())), who
+            probes = [container[name] for name in ("startupProbe", "readinessProbe", "livenessProbe")]
+            assert not any("host" in probe["httpGet"] for probe in probes), who
+
+
+@each
+def test_pods_can_write_only_where_they_must_and_cannot_speak_to_the_cluster(combination):
+    """Beyond the standard: a read-only root, a bounded /tmp, no token, no addresses of other services."""
+    for who, template in pods(overlay(*combination)):
+        pod = template["spec"]
+        (container,) = pod["containers"]
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True, who
+        assert pod["automountServiceAccountToken"] is False, who
+        assert pod["enableServiceLinks"] is False, who
+        volumes = {volume["name"]: volume for volume in pod["volumes"]}
+        mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+        assert volumes[mounts["/tmp"]["name"]]["emptyDir"]["sizeLimit"], who  # noqa: S108
+        writable = {path for path, mount in mounts.items() if not mount.get("readOnly")}
+        assert writable == ({"/tmp", "/var/lib/rookery"} if who == "StatefulSet/learner" else {"/tmp"}), who  # noqa: S108
+
+
+@each_overlay
+def test_the_namespace_enforces_it(name):
+    """So that a pod added by hand is held to it too."""
+    (namespace,) = of(overlay(name), "Namespace")
+    labels = namespace["metadata"]["labels"]
+    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
+    assert labels["pod-security.kubernetes.io/enforce-version"] == f"v{VERSIONS[0]}"
+
+
+@each
+def test_each_service_has_an_account_of_its_own_without_a_token(combination):
+    """Whatever one is granted by mistake, the others are not."""
+    accounts = {account["metadata"]["name"]: account for account in of(overlay(*combination), "ServiceAccount")}
+    assert set(accounts) == set(SERVICES)
+    assert all(account["automountServiceAccountToken"] is False for account in accounts.values())
+    assert {template["spec"]["serviceAccountName"] for _, template in pods(overlay(*combination))} == set(SERVICES)
+
+
+# -- labels, resources, probes, ends --------------------------------------------------------------------------------------
+
+
+@each
+def test_labels_are_the_recommended_ones_and_selectors_stay_the_same(combination):
+    """A selector cannot be changed: what may change (a version, a tool) must not be in it."""
+    for manifest in of(overlay(*combination), *WORKLOADS):
+        labels = manifest["spec"]["template"]["metadata"]["labels"]
+        selector = manifest["spec"]["selector"]["matchLabels"]
+        assert set(labels) == LABELS, title(manifest)
+        assert set(manifest["metadata"]["labels"]) >= LABELS | {"app.kubernetes.io/version"}, title(manifest)
+        assert labels["app.kubernetes.io/component"] == manifest["metadata"]["name"]
+        assert set(selector) == {f"app.kubernetes.io/{name}" for name in ("name", "instance", "component")}, title(manifest)
+        assert selector.items() <= labels.items(), title(manifest)
+
+
+def test_a_new_version_changes_nothing_that_a_volume_claim_is_made_from():
+    """A StatefulSet refuses an update of its claim templates: an upgrade would need it deleted."""
+    learner = named(overlay("cpu"), "StatefulSet", "learner")
+    for claim in learner["spec"]["volumeClaimTemplates"]:
+        assert "app.kubernetes.io/version" not in claim["metadata"].get("labels", {})
+
+
+@each
+def test_every_container_says_what_it_needs_and_gets_no_more_memory(combination):
+    """Memory that was promised and is not there ends in the kernel killing somebody."""
+    for who, template in pods(overlay(*combination)):
+        (container,) = template["spec"]["containers"]
+        requests, limits = container["resources"]["requests"], container["resources"]["limits"]
+        assert requests["memory"] == limits["memory"], who
+        assert {"cpu"} <= requests.keys() & limits.keys(), who
+
+
+@each
+def test_threads_follow_the_cpu_limit(combination):
+    """A process on one core with a thread for each core of its node spends its time switching."""
+    for who, template in pods(overlay(*combination)):
+        (container,) = template["spec"]["containers"]
+        service = container["name"]
+        sources = {variable["name"]: variable.get("valueFrom", {}).get("resourceFieldRef") for variable in container["env"]}
+        expected = {"containerName": service, "resource": "limits.cpu"}
+        assert sources["OMP_NUM_THREADS"] == sources[f"ROOKERY_{service.upper()}__TORCH_THREADS"] == expected, who
+
+
+@each
+def test_probes_ask_the_pod_alone_and_wait_long_enough(combination):
+    """Liveness never depends on a peer; what takes long is start, and only start is given long."""
+    for who, template in pods(overlay(*combination)):
+        (container,) = template["spec"]["containers"]
+        probes = {name: container[f"{name}Probe"] for name in ("startup", "readiness", "liveness")}
+        asked = {name: probe["httpGet"]["path"] for name, probe in probes.items()}
+        starts = "/readyz" if container["name"] == "learner" else "/healthz"  # a peer is ready only once there is a learner
+        assert asked == {"startup": starts, "readiness": "/readyz", "liveness": "/healthz"}, who
+        assert all(probe["httpGet"]["port"] == "http" for probe in probes.values()), who
+        patience = {name: probe["periodSeconds"] * probe["failureThreshold"] for name, probe in probes.items()}
+        assert patience["startup"] >= 300, who
+        assert patience["liveness"] >= 30, who
+        assert all(probe["timeoutSeconds"] <= probe["periodSeconds"] for probe in probes.values()), who
+
+
+@each
+def test_pods_have_time_to_end_well(combination):
+    """An actor leaves within 5 s and a learner within 15; a spot machine gives pods little more than 25."""
+    grace = {who: template["spec"]["terminationGracePeriodSeconds"] for who, template in pods(overlay(*combination))}
+    assert grace == {"StatefulSet/learner": 60, "Deployment/actor": 25, "Deployment/evaluator": 25}
+
+
+@each
+def test_the_learner_is_alone_and_its_run_outlives_it(combination):
+    """Two learners would be two runs; a claim that goes with its StatefulSet would take the run with it."""
+    spec = named(overlay(*combination), "StatefulSet", "learner")["spec"]
+    assert spec["replicas"] == 1
+    assert spec["persistentVolumeClaimRetentionPolicy"] == {"whenDeleted": "Retain", "whenScaled": "Retain"}
+    (claim,) = spec["volumeClaimTemplates"]
+    (container,) = spec["template"]["spec"]["containers"]
+    run_dir = Path(container["args"][container["args"].index("--run-dir") + 1])
+    (mount,) = [mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] == claim["metadata"]["name"]]
+    assert Path(mount) in run_dir.parents
+
+
+@each
+def test_services_lead_to_the_learners_port(combination):
+    """A Service that selects nothing looks fine, and every actor waits for ever."""
+    manifests = overlay(*combination)
+    template = named(manifests, "StatefulSet", "learner")["spec"]["template"]
+    (container,) = template["spec"]["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    for service in of(manifests, "Service"):
+        assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items(), title(service)
+        assert [(port["port"], ports[port["targetPort"]]) for port in service["spec"]["ports"]] == [(5700, 5700)]
+
+
+# -- components ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("component", ["autoscaling-hpa", "autoscaling-keda"])
+def test_who_scales_the_actors_has_the_only_say(component):
+    """A number in the Deployment would throw the actors back to it at every apply."""
+    manifests = overlay("cpu", component)
+    assert "replicas" not in named(manifests, "Deployment", "actor")["spec"]
+    assert named(overlay("cpu"), "Deployment", "actor")["spec"]["replicas"] == 4
+
+
+@each_overlay
+def test_the_cpu_that_scales_actors_can_be_reached(name):
+    """A target above their limit would never ask for one more."""
+    manifests = overlay(name, "autoscaling-hpa")
+    (scaler,) = of(manifests, "HorizontalPodAutoscaler")
+    (container,) = named(manifests, "Deployment", "actor")["spec"]["template"]["spec"]["containers"]
+    (metric,) = scaler["spec"]["metrics"]
+    milli = int(metric["containerResource"]["target"]["averageValue"].removesuffix("m"))
+    assert milli <= 900 * int(container["resources"]["limits"]["cpu"])
+    assert metric["containerResource"]["container"] == container["name"]
+
+
+def test_the_gpu_is_asked_for_by_the_learner_alone():
+    """Actors on GPU nodes would hold GPUs that they do not use."""
+    asked = {who: template["spec"]["containers"][0] for who, template in pods(overlay("gpu"))}
+    gpus = {who: container["resources"]["limits"].get("nvidia.com/gpu") for who, container in asked.items()}
+    assert gpus == {"StatefulSet/learner": "1", "Deployment/actor": None, "Deployment/evaluator": None}
+    assert asked["StatefulSet/learner"]["image"].startswith("rookery-learner-gpu:")
+
+
+@each_overlay
+def test_only_actors_go_to_machines_that_can_be_taken_away(name):
+    """The learner would come back, and lose up to a minute of training each time."""
+    tolerant = {who for who, template in pods(overlay(name, "spot")) if "affinity" in template["spec"]}
+    assert tolerant == {"Deployment/actor"}
+
+
+@each_overlay
+def test_only_actors_wait_in_the_queue(name):
+    """A learner without actors does nothing, and actors without a learner do nothing: the one that all need is not queued."""
+    queued = {
+        title(manifest)
+        for manifest in of(overlay(name, "kueue"), *WORKLOADS)
+        if "kueue.x-k8s.io/queue-name" in manifest["metadata"]["labels"]
+    }
+    assert queued == {"Deployment/actor"}
+
+
+def test_every_component_is_on_the_page():
+    """A component that nobody hears of is not used."""
+    page = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+    assert [name for name in [*COMPONENTS, *OVERLAYS] if f"`{name}`" not in page] == []
