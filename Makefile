@@ -8,7 +8,7 @@ ARGS   ?=
 PRESETS ?= pong cartpole
 
 .DEFAULT_GOAL := help
-.PHONY: help setup mujoco train test test-pure test-wire test-service test-system check format learning lockstep clean
+.PHONY: help setup mujoco train test test-pure test-wire test-service test-system check format learning lockstep monitoring clean
 .PHONY: bench bench-throughput bench-transport bench-replay bench-a3c bench-td3
 
 help: ## print this
@@ -76,6 +76,9 @@ learning: $(STAMP) ## runs of three seeds behind the learning claims (PRESETS="p
 
 lockstep: $(STAMP) ## two runs of one seed end with the same weights, on a machine loaded at random (about ten minutes)
 	$(BIN)/python -m benchmarks.lockstep
+
+monitoring: $(STAMP) ## write alert rules and dashboards again, after a change in common/monitoring
+	$(BIN)/python -m common.monitoring
 
 clean: ## remove .venv, caches and build leftovers (runs/ stays)
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.* htmlcov
