@@ -1,6 +1,7 @@
 """What `rookery doctor` thinks of a run: the bottleneck, what can be gained, and what is broken. Pure: a fleet in, findings out.
 
-A bottleneck is no fault: every run has one. A fault is what costs experience, stands still, or will end the run.
+A bottleneck is no fault: every run has one. A fault is what costs experience, stands still, or will end the run, by the
+same table of thresholds as the alerts.
 """
 
 from __future__ import annotations
@@ -11,21 +12,19 @@ from dataclasses import dataclass
 from statistics import median
 
 from common.errors import DropReason
+from common.monitoring import thresholds as limits
+from common.monitoring.figures import ORDINARY_DROPS
 from common.runtime.bottleneck import WAITING, Kind, Verdict, percent
 from common.units import MIB, Seconds
 from services.cli.readings import Fleet, Service, shares
 from services.cli.supervisor import ACTOR
 
-STARVED = 0.5  # part of its time that the learner waits
-DROPPED = 0.01  # part of the env steps that are lost
-STRAGGLER = 0.5  # part of the median rate
-STRAGGLER_ACTORS = 3  # fewer have no median to fall behind
-CHECKPOINT_INTERVALS = 2.5
-GROWTH = 64 * MIB  # bytes per hour
-SETTLED: Seconds = 7200.0  # since a process began: a younger one still grows into its work
+BELIEVED = 0.95  # of its time idle: what a side could do beyond that nobody has seen
+STRAGGLER_ACTORS = 3  # of fewer neither is the odd one out
+FINISHED = 2  # rollouts, of which the second was begun when a newer policy had been there for a while
 NOISE = 8 * MIB  # that an allocator takes and gives back
 HOUR: Seconds = 3600.0
-FINISHED = 2  # rollouts, of which the second was begun when a newer policy had been there for a while
+UNREADABLE = (DropReason.DECODE, DropReason.SCHEMA, DropReason.NON_FINITE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +60,14 @@ def diagnose(fleet: Fleet) -> Diagnosis:
 
 
 def _unreached(fleet: Fleet, learner: Service) -> Verdict | None:
-    """Where policies do not arrive the phases mislead: a learner waits that throws away what comes, and more actors are no help."""
+    """Where policies do not arrive the phases mislead: the learner throws away what comes, and more actors are no help."""
     waits, deaf = learner.shares.get("wait", 0.0), [actor for actor in fleet.actors if acts_by_old_policy(actor, learner)]
     if waits < WAITING or not deaf:
         return None
     who = f"new policies do not reach {len(deaf)} of {len(fleet.actors)} actors"
-    return Verdict(kind=Kind.NETWORK, share=waits, sentence=f"network-bound: {who}; look at what lies between the learner and them")
+    return Verdict(
+        kind=Kind.NETWORK, share=waits, sentence=f"network-bound: {who}; look at what lies between the learner and them"
+    )
 
 
 # --- what could be gained ---
@@ -81,9 +82,7 @@ def gain(fleet: Fleet, verdict: Verdict) -> str:
         case Kind.ACTOR:
             return f"{_at_most(waits)}, the most that the learner could train on{_more_actors(fleet, waits)}"
         case Kind.LEARNER if fleet.actors:
-            phase = 1.0 - verdict.share
-            by_phase = f"; without that phase the learner alone would be {1.0 / phase:.1f} times as fast" if phase > 0.0 else ""
-            return f"{_at_most(held)}, the most that these actors could make{by_phase}"
+            return f"{_at_most(held)}, the most that these actors could make; without that phase {_at_most(verdict.share)}"
         case Kind.NETWORK | Kind.PACE if held >= WAITING:
             return f"{_at_most(min(waits, held))}, until the side that waits less is busy{_round_trip(fleet)}"
         case _:
@@ -91,13 +90,12 @@ def gain(fleet: Fleet, verdict: Verdict) -> str:
 
 
 def _at_most(idle: float) -> str:
-    """1 / (1 - idle), as far as one may believe it: nobody stays idle for nothing."""
-    return "many times as fast" if idle > 0.95 else f"at most {1.0 / (1.0 - idle):.1f} times as fast"  # noqa: PLR2004
+    return "many times as fast" if idle > BELIEVED else f"at most {1.0 / (1.0 - idle):.1f} times as fast"
 
 
 def _more_actors(fleet: Fleet, waits: float) -> str:
     count = len(fleet.actors)
-    if not count or waits >= 1.0:
+    if not count or waits > BELIEVED:
         return ""
     more = math.ceil(count * waits / (1.0 - waits))
     rate = sum(actor.rate("env_steps_total") for actor in fleet.actors) / count
@@ -130,17 +128,23 @@ def _hung(fleet: Fleet, _: Service) -> Iterator[Fault]:
             yield Fault("hung", f"{service.title}: {service.after.complaint}; restart it")
 
 
+def _restarted(fleet: Fleet, _: Service) -> Iterator[Fault]:
+    for service in fleet.services:
+        if service.restarted:
+            yield Fault("restarted", f"{service.title} began anew within the {service.seconds:.0f} s measured; see its log")
+
+
 def _flow(fleet: Fleet, learner: Service) -> Iterator[Fault]:
     """Nothing moves at all, or the learner has far too little to do."""
     waits, seconds = learner.shares.get("wait", 0.0), f"{learner.seconds:.0f} s"
     moved = learner.grew("updates_total") + sum(actor.grew("env_steps_total") for actor in fleet.actors)
     arrived = learner.grew("messages_received_total", "trajectory") + learner.grew("messages_received_total", "gradient")
-    if not moved and not arrived and waits > STARVED:
+    if not moved and not arrived and limits.STARVED.passed(waits):
         if not learner.now("peers_connected", ACTOR):
             yield Fault("stalled", f"no update in {seconds}: no actor is connected; start one with `rookery actor --learner ...`")
         else:
             yield Fault("stalled", f"no update in {seconds}: actors are connected and send nothing; look at their logs")
-    elif waits > STARVED:
+    elif limits.STARVED.passed(waits):
         yield Fault("starved", f"the learner waits {percent(waits)} of its time for experience; the bottleneck says why")
 
 
@@ -156,7 +160,7 @@ def _lost_learner(fleet: Fleet, _: Service) -> Iterator[Fault]:
 def _actors_missing(fleet: Fleet, learner: Service) -> Iterator[Fault]:
     known = sum(service.role == ACTOR for service in fleet.services)
     connected = learner.now("peers_connected", ACTOR)
-    if connected < known:
+    if known and limits.ACTORS.passed(connected / known):
         yield Fault("actors missing", f"{connected:.0f} of {known} actors are connected")
 
 
@@ -183,7 +187,7 @@ def _straggler(fleet: Fleet, _: Service) -> Iterator[Fault]:
     if len(rates) < STRAGGLER_ACTORS:
         return
     for actor in fleet.actors:
-        if rates[actor.name] < STRAGGLER * usual:
+        if usual and limits.STRAGGLER.passed(rates[actor.name] / usual):
             yield Fault(
                 "straggler",
                 f"{actor.title} makes {rates[actor.name]:,.0f} env steps/s, the median is {usual:,.0f}; {_where(actor)}; "
@@ -199,41 +203,48 @@ def _where(actor: Service) -> str:
 
 
 def _drops(_: Fleet, learner: Service) -> Iterator[Fault]:
-    lost = {reason: steps for reason, steps in learner.grew_by_label("env_steps_dropped_total").items() if steps}
+    if learner.restarted:  # what it resumed from has other totals
+        return
+    grown = learner.grew_by_label("env_steps_dropped_total")
+    lost = {reason: steps for reason, steps in grown.items() if steps and reason not in ORDINARY_DROPS}
     gone, trained = sum(lost.values()), learner.grew("env_steps_trained_total")
-    if gone and gone > DROPPED * (gone + trained):
+    if gone and limits.DROPPED.passed(gone / (gone + trained)):
         what = ", ".join(f"{reason} {steps:,.0f}" for reason, steps in sorted(lost.items(), key=lambda item: -item[1]))
         yield Fault("dropping", f"{percent(gone / (gone + trained))} of the env steps are dropped ({what}); see docs/metrics.md")
-    if unread := learner.grew("messages_dropped_total", DropReason.DECODE):
-        yield Fault("dropping", f"{unread:.0f} messages could not be read; run the same rookery version everywhere")
+    if limits.BAD_MESSAGES.passed(unread := sum(learner.grew("messages_dropped_total", reason) for reason in UNREADABLE)):
+        yield Fault("bad messages", f"{unread:.0f} messages are none of this run; use the same rookery version everywhere")
+
+
+def _lag(_: Fleet, learner: Service) -> Iterator[Fault]:
+    lag, limit = learner.mean("policy_lag_versions"), learner.now("policy_lag_limit_versions")
+    if limit and limits.LAG.passed(lag / limit):
+        yield Fault("lagging", f"experience is {lag:.0f} versions old, beyond {limit:.0f} it is dropped; lower learner.credits")
 
 
 def _non_finite(_: Fleet, learner: Service) -> Iterator[Fault]:
-    if learner.now("training_metric", "nonfinite_steps") > 0:
+    if limits.NON_FINITE.passed(learner.now("training_metric", "nonfinite_steps")):
         yield Fault("not finite", "gradients are not finite and left out; lower algorithm.learning_rate")
 
 
 def _memory(fleet: Fleet, _: Service) -> Iterator[Fault]:
     for service in fleet.services:
         size, began = service.now("process_resident_memory_bytes"), service.now("process_start_time_seconds")
-        if not service.measured or service.after.at - began < SETTLED:
+        if not service.measured or not limits.SETTLED.passed(service.after.at - began):
             continue
         growth = size - service.then("process_resident_memory_bytes")
-        if growth > max(NOISE, GROWTH * service.seconds / HOUR):
+        if growth > NOISE and limits.GROWTH.passed(growth / service.seconds * HOUR):
             what = f"{service.title} grew by {growth / MIB:,.0f} MiB in {service.seconds:.0f} s and holds {size / MIB:,.0f} MiB"
             yield Fault("leaking memory", f"{what}; restart it before the machine runs out, and report it")
 
 
 def _checkpoint(_: Fleet, learner: Service) -> Iterator[Fault]:
-    if not learner.after.samples:
-        return
     if failed := learner.grew("checkpoint_failures_total"):
         yield Fault("checkpoints fail", f"{failed:.0f} could not be written; look at the disk and the learner's log")
     last, every = learner.now("checkpoint_last_success_timestamp_seconds"), learner.now("checkpoint_interval_seconds")
     age = learner.after.at - (last or learner.now("process_start_time_seconds"))
-    if age > CHECKPOINT_INTERVALS * every:
+    if every and limits.CHECKPOINT.passed(age / every):
         yield Fault("old checkpoint", f"the last one is {age:,.0f} s old, wanted every {every:,.0f} s; look at the disk")
 
 
-EVER = (_silent, _hung, _memory, _checkpoint)
-WHILE_TRAINING = (_flow, _lost_learner, _actors_missing, _snapshots, _straggler, _drops, _non_finite)
+EVER = (_silent, _hung, _restarted, _memory)
+WHILE_TRAINING = (_flow, _lost_learner, _actors_missing, _snapshots, _straggler, _drops, _lag, _non_finite, _checkpoint)

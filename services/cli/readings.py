@@ -64,6 +64,11 @@ class Service:
         """Whether it answered at both ends of a time that is long enough to divide by."""
         return bool(self.before.samples and self.after.samples) and self.seconds > 0
 
+    @property
+    def restarted(self) -> bool:
+        """Whether another process answered at the end than at the beginning."""
+        return self.measured and self.now("process_start_time_seconds") > self.then("process_start_time_seconds")
+
     def now(self, name: str, label: str = "") -> float:
         """Value at the end; NaN where it has none."""
         return self.after.samples.get((self._full(name), label), math.nan)
@@ -82,6 +87,11 @@ class Service:
     def rate(self, name: str, label: str = "") -> float:
         """Growth of a counter per second."""
         return self.grew(name, label) / self.seconds if self.measured else 0.0
+
+    def mean(self, name: str) -> float:
+        """Mean of what a histogram observed; NaN where it observed nothing."""
+        count = self.grew(f"{name}_count")
+        return self.grew(f"{name}_sum") / count if count else math.nan
 
     def grew_by_label(self, name: str) -> dict[str, float]:
         """Growth of a counter by the value of its label."""

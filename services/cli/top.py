@@ -137,8 +137,7 @@ def queue(service: Service) -> str:
 def lag(service: Service, fleet: Fleet) -> str:
     """Versions behind: of what the learner trained on meanwhile the mean, of a peer as it is now."""
     if service.role == LEARNER:
-        count = service.grew("policy_lag_versions_count")
-        return f"{service.grew('policy_lag_versions_sum') / count:.1f}" if count else "-"
+        return figure(service.mean("policy_lag_versions"), ".1f")
     newest = fleet.learner.now("policy_version") if fleet.learner else math.nan
     return figure(newest - service.now("policy_version"), ".0f")
 

@@ -7,6 +7,7 @@ import math
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from typing import Self
 
 from common.wire import header
 
@@ -32,7 +33,7 @@ class Proxy:
         """What peers are told instead of the learner's address."""
         return f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
 
-    def __enter__(self) -> Proxy:
+    def __enter__(self) -> Self:
         """Nothing to prepare."""
         return self
 

@@ -74,7 +74,7 @@ def test_a_slow_environment_is_the_actors_matter(colony, paced, examined):
 def test_a_slow_learner_is_the_learners_matter(colony, paced, examined):
     """A hundred epochs on each batch, two rows at a time: that is a bottleneck, and no fault."""
     paced("", 0.001)
-    learner = colony.learner(OWN, "algorithm.epochs=100", "algorithm.minibatch=2")
+    learner = colony.learner(OWN, "algorithm.epochs=100", "algorithm.minibatch=2", "checkpoint.every_seconds=60")
     code, words = examined(learner, colony.peer("actor", "one"), messages=3)
     assert "learner-bound: the learner trains" in words
     assert "fewer epochs" in words
