@@ -79,6 +79,10 @@ class LearnerMetrics(ServiceMetrics):
             "queue_capacity",
             "Messages that connected or expected actors may have in the queue: credits times actors, or the depth if more.",
         )
+        self.queue_seconds = self._counter(
+            "queue_seconds",
+            "Seconds that messages held a credit here, added up over messages: its rate is the mean depth of the queue.",
+        )
         self.queue_env_steps = self._gauge(
             "queue_env_steps", "Env steps in the messages that wait in the queue, and in the batch that is being trained on."
         )
@@ -151,6 +155,7 @@ class LearnerMetrics(ServiceMetrics):
         """Bring over what the I/O thread counts; called by each scrape."""
         self.queue_depth.set(figures.queue_depth)
         self.queue_capacity.set(figures.queue_capacity)
+        advance(self.queue_seconds, figures.queue_seconds)
         self.queue_env_steps.set(figures.queue_env_steps)
         for state in LEDGER_STATES:
             self.ledger[state].set(figures.ledger[state])
