@@ -28,7 +28,7 @@ def build() -> dict[str, Any]:
 def _five_questions() -> Row:
     learns = f"max by (namespace) ({SHOWN.series(RETURN)})"
     frames = SHOWN.total("rookery_learner_env_frames_trained_total")
-    waits = figures.bottleneck(figures.learner_waits(SHOWN), figures.actors_wait(SHOWN))
+    waits = figures.bottleneck(figures.learner_waits(SHOWN), figures.actors_wait(SHOWN), figures.on_the_wire(SHOWN))
     return Row(
         "Is it well?",
         [
@@ -36,7 +36,7 @@ def _five_questions() -> Row:
                  Query(learns, "mean100"), unit="short"),
             stat("How fast?", "Emulator frames trained on per second.", Query(frames, "frames/s"), unit="short"),
             stat("Who waits for whom?", "learner-bound: actors wait for credit. actor-bound: the learner waits for experience. "
-                 "pace-bound: both wait for one another. balanced: nobody waits.",
+                 "network-bound, pace-bound: both wait, for the network or for one another. balanced: nobody waits.",
                  Query(waits, "bottleneck"), unit="none", words=figures.BOTTLENECKS),
             stat("How stale?", "Policy lag that 95 % of the experience stays below when it is trained on, as a part of the "
                  "largest that is accepted (learner.max_policy_lag).",
