@@ -10,7 +10,7 @@ OVERLAY ?= local
 
 .DEFAULT_GOAL := help
 .PHONY: help setup mujoco train test test-pure test-wire test-service test-system check format learning lockstep clean
-.PHONY: k8s-render k8s-validate k8s-soak
+.PHONY: k8s-render k8s-validate k8s-soak monitoring
 .PHONY: bench bench-throughput bench-transport bench-replay bench-a3c bench-actors bench-td3
 
 help: ## print this
@@ -64,6 +64,9 @@ check: $(STAMP) ## lint, format, types, import contracts
 format: $(STAMP) ## rewrite the sources as `check` wants them
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+monitoring: $(STAMP) ## write alert rules and dashboards again, after a change in common/monitoring
+	$(BIN)/python -m common.monitoring
 
 bench: bench-throughput bench-transport bench-replay bench-a3c ## all benchmarks below (half an hour; the machine must be idle)
 

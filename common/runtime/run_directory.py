@@ -46,6 +46,11 @@ class RunDirectory:
         return self.path / "logs"
 
     @property
+    def addresses(self) -> Path:
+        """Where each service of the run answers HTTP, as JSON, for as long as `rookery train` runs them."""
+        return self.path / "addresses.json"
+
+    @property
     def summary(self) -> Path:
         """The run's figures, as JSON."""
         return self.path / "summary.json"

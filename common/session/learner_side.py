@@ -85,7 +85,12 @@ class LearnerSide:
     def queue_capacity(self) -> int:
         """Most messages that the actors which are here, or expected back, have credits for; never less than the queue holds."""
         expected = max(1, sum(not peer.gone for peer in self._roster.holders("actor")))
-        return max(expected * self.terms.window(expected), sum(len(peer.waiting) for peer in self._roster))
+        return max(expected * self.terms.window(expected), self.waiting)
+
+    @property
+    def waiting(self) -> int:
+        """Admitted messages whose credits have not returned."""
+        return sum(len(peer.waiting) for peer in self._roster)
 
     @property
     def version(self) -> Version:

@@ -35,11 +35,13 @@ class Link:
         self.sent: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
         self.undecodable = 0
+        self.unacknowledged_seconds: Seconds = 0.0  # that experience was under way, added up over messages
         self._transport = transport
         self._clock = clock
         self._note = note
         self._snapshot: Snapshot | None = None
         self._ticked_at: Seconds = float("-inf")
+        self._counted_at = clock()
         self._count_from: EnvSteps = 0  # counters of earlier incarnations of this process
         self._dropped_from: Counter[str] = Counter()
         self._produced: EnvSteps = 0
@@ -51,6 +53,7 @@ class Link:
         Raises `ConfigError` when refused for good, or where the learner speaks another protocol version.
         """
         frames = self._transport.receive(timeout)
+        self._count_under_way()
         while frames is not None:
             try:
                 envelope = codec.decode(frames)
@@ -88,6 +91,7 @@ class Link:
 
     def offer(self, experience: Experience) -> None:
         """Send experience; it is kept, and sent again after a loss of the learner, until it is acknowledged."""
+        self._count_under_way()
         self._handle(e.Offered(experience=experience))
 
     def want_snapshots(self, after: Version) -> None:
@@ -120,6 +124,11 @@ class Link:
         """Say Goodbye and release the connection; the transport still sends for its linger."""
         self._handle(e.Left(reason=reason))
         self._transport.close()
+
+    def _count_under_way(self) -> None:
+        now = self._clock()
+        self.unacknowledged_seconds += self.session.unacknowledged * (now - self._counted_at)
+        self._counted_at = now
 
     def _handle(self, event: e.Event) -> None:
         unsent: e.Unsent | None = None

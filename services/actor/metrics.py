@@ -37,6 +37,10 @@ class ActorMetrics(PeerMetrics):
             "queue_depth", "Experience messages not yet acknowledged. Not the rollout being collected."
         )
         self.queue_capacity = self._gauge("queue_capacity", "Credits: the most experience messages that may be unacknowledged.")
+        self.unacknowledged_seconds = self._counter(
+            "unacknowledged_seconds",
+            "Seconds without acknowledgement, added up over experience messages: its rate is how many are under way on average.",
+        )
         self.policy_lag = self._histogram(
             "policy_lag_versions",
             "Newest version known here less the one that acted, for each experience message when it is first sent. No re-sends.",
@@ -60,6 +64,7 @@ class ActorMetrics(PeerMetrics):
         self.policy_version.set(actor.version)
         self.queue_depth.set(link.session.unacknowledged)
         self.queue_capacity.set(link.session.credits)
+        advance(self.unacknowledged_seconds, link.unacknowledged_seconds)
         for reason, counter in self.env_steps_dropped.items():
             advance(counter, actor.dropped[reason])
         self._refresh_connection(link)

@@ -7,10 +7,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from common.errors import ConfigError
 from common.runtime.root import run
 from services.cli.arguments import SERVICES, Arguments, parse
+
+if TYPE_CHECKING:
+    from services.cli.sources import Source
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,6 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(words)
     commands: Mapping[str, Callable[[Arguments], int]] = {
         "train": _train,
+        "top": _top,
+        "doctor": _doctor,
         "config show": _config_show,
         "config schema": _config_schema,
         "config validate": _config_validate,
@@ -54,6 +60,24 @@ def _train(arguments: Arguments) -> int:
     )
     line = ["rookery", *arguments.words]
     return train(request, environ=os.environ, command_line=line, stdout=sys.stdout, stderr=sys.stderr, debug=arguments.debug)
+
+
+def _top(arguments: Arguments) -> int:
+    from services.cli.top import top  # noqa: PLC0415
+
+    return top(_source(arguments), once=arguments.once, stdout=sys.stdout)
+
+
+def _doctor(arguments: Arguments) -> int:
+    from services.cli.doctor import doctor  # noqa: PLC0415
+
+    return doctor(_source(arguments), seconds=arguments.seconds, stdout=sys.stdout)
+
+
+def _source(arguments: Arguments) -> Source:
+    from services.cli.sources import open_source  # noqa: PLC0415
+
+    return open_source(arguments.targets, prometheus=arguments.prometheus, folder=Path("runs"))
 
 
 def _config_show(arguments: Arguments) -> int:

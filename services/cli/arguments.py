@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 SERVICES = ("learner", "actor", "evaluator")
 AUTO = "auto"
+LONGEST = 86_400.0  # seconds that one may measure
 
 TOP_EXAMPLES = """\
 examples:
@@ -19,6 +20,8 @@ examples:
   rookery presets                                what can be trained
   rookery config show pong                       every setting, and where its value comes from
   rookery actor --learner tcp://10.0.0.7:5700    join a learner on another machine
+  rookery top                                    a live table of the run on this machine
+  rookery doctor 10.0.0.7:9100 10.0.0.8:9100     what holds a run up, and what is broken
 
 Every command has its own --help.
 """
@@ -35,6 +38,19 @@ examples:
 Ctrl-C saves and stops; a second Ctrl-C stops at once.
 exit code: 0 target reached, budget spent, or stopped; 1 failed; 2 bad input; 130 stopped at once.
 """
+TARGETS = """\
+TARGET is the directory of a run of `rookery train`, or the address of a service's metrics, host:port; give as many as there
+are. Without any it is the newest run under runs/ that is under way. With --prometheus all that it scrapes is shown.
+
+examples:
+  rookery {0}
+  rookery {0} runs/mine
+  rookery {0} 10.0.0.7:9100 10.0.0.8:9100 10.0.0.9:9100
+  rookery {0} --prometheus http://127.0.0.1:9090
+
+"""
+TOP_CODES = "exit code: 0 shown; 2 bad input, or nobody answers.\n"
+DOCTOR_CODES = "exit code: 0 healthy (a bottleneck is no fault); 1 something is broken; 2 bad input, or nobody answers.\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +65,10 @@ class Arguments:
     resume: bool = False
     auto_actors: bool = False
     debug: bool = False
+    targets: tuple[str, ...] = ()
+    prometheus: str | None = None
+    once: bool = False
+    seconds: float | None = None
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:
@@ -70,7 +90,7 @@ def parse(words: Sequence[str]) -> Arguments:
     """Read the command line. Exits with code 2 and one line where it makes no sense, with 0 after --help."""
     parser = _grammar()
     if words and not words[0].startswith("-"):
-        _check_command(parser, words[0], ("train", *SERVICES, "config", "presets"))
+        _check_command(parser, words[0], ("train", *SERVICES, "top", "doctor", "config", "presets"))
     # Settings may stand before and after options; argparse takes only the first run of them, the rest is left over.
     found, rest = parser.parse_known_args(words)
     if found.version:
@@ -82,6 +102,8 @@ def parse(words: Sequence[str]) -> Arguments:
     for word in free:
         if word.startswith("-"):
             found.parser.error(f"unknown option {word}")
+    if hasattr(found, "targets"):
+        found.targets, free = [*found.targets, *free], []
     named = [word for word in free if "=" not in word]
     if len(named) > getattr(found, "most_names", 0):
         found.parser.error(f"found {named[-1]!r}, wanted section.key=value, such as env.num_envs=16")
@@ -94,6 +116,10 @@ def parse(words: Sequence[str]) -> Arguments:
         resume=getattr(found, "resume", False),
         auto_actors=getattr(found, "actors", None) == AUTO,
         debug=getattr(found, "debug", False),
+        targets=tuple(getattr(found, "targets", ())),
+        prometheus=getattr(found, "prometheus", None),
+        once=getattr(found, "once", False),
+        seconds=getattr(found, "seconds", None),
     )
 
 
@@ -131,6 +157,12 @@ def _grammar() -> argparse.ArgumentParser:
     _takes_settings(train)
     for role, what in zip(SERVICES, ("train and serve", "step environments", "play the newest policy"), strict=True):
         commands.add_parser(role, help=f"run one {role} alone: {what}", add_help=False)
+    top = _takes_targets(commands, "top", "a live table of a running deployment", TOP_CODES)
+    top.add_argument("--once", action="store_true", help="one table, measured over two seconds, and an end")
+    doctor = _takes_targets(commands, "doctor", "what holds a running deployment up, and what is broken", DOCTOR_CODES)
+    doctor.add_argument(
+        "--seconds", metavar="N", type=_seconds, help="how long to measure; default: 10, and 60 of a Prometheus' past"
+    )
     config = commands.add_parser("config", help="show, check or describe settings")
     verbs = config.add_subparsers(dest="verb", metavar="show|schema|validate", required=True)
     for verb, what in (("show", "every setting as YAML, and where its value comes from"), ("validate", "check and say so")):
@@ -138,6 +170,23 @@ def _grammar() -> argparse.ArgumentParser:
     _no_settings(verbs.add_parser("schema", help="JSON schema of a configuration file"))
     _no_settings(commands.add_parser("presets", help="what can be trained"))
     return parser
+
+
+def _takes_targets(commands: Any, command: str, what: str, codes: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        command, help=what, usage=f"rookery {command} [TARGET ...] [options]", epilog=TARGETS.format(command) + codes
+    )
+    parser.add_argument("targets", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("--prometheus", metavar="URL", help="read from a Prometheus that scrapes the services")
+    _no_settings(parser)
+    return parser
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0.0 < seconds <= LONGEST:  # NaN is neither
+        raise ValueError
+    return seconds
 
 
 def _takes_settings(parser: argparse.ArgumentParser) -> None:

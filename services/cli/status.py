@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -14,9 +15,10 @@ from typing import Any, TypeAlias
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel, ConfigDict, Field
 
-from common.units import EnvSteps, Seconds, Version
+from common.units import MIB, EnvSteps, Seconds, Version
 
 TIMEOUT: Seconds = 0.5
+LIMIT = 16 * MIB  # of one page: ours have some KiB
 
 STARTING = "starting"  # until the learner has answered once
 
@@ -111,14 +113,29 @@ def by_label(samples: Samples, name: str) -> dict[str, float]:
     return {label: value for (sample, label), value in samples.items() if sample == name}
 
 
-def fetch(url: str) -> str | None:
-    """GET `url`; None where nobody answers in time, which is ordinary while a service starts or restarts."""
+def get(url: str, *, timeout: Seconds = TIMEOUT, limit: int = LIMIT) -> tuple[int, str]:
+    """Status and text of a page.
+
+    Raises OSError or HTTPException where nobody answers, ValueError where it can be no page of ours.
+    """
     try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:  # noqa: S310  # our own services, http only
-            text: str = answer.read().decode()
-            return text
-    except (OSError, http.client.HTTPException):
+        answer = urllib.request.urlopen(url, timeout=timeout)  # noqa: S310  # http and https only: see who calls
+    except urllib.error.HTTPError as error:
+        answer = error
+    with answer:
+        body = answer.read(limit + 1)
+        if len(body) > limit:
+            raise ValueError(f"more than {limit} bytes at {url}")
+        return answer.status, body.decode()
+
+
+def fetch(url: str) -> str | None:
+    """GET `url`; None where nobody answers in time, or another, which is ordinary while a service starts or restarts."""
+    try:
+        code, text = get(url)
+    except (OSError, http.client.HTTPException, ValueError):
         return None
+    return text if code == http.client.OK else None
 
 
 def fetch_status(base_url: str) -> dict[str, Any] | None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TextIO
 
 from common.runtime.config import ENV_PREFIX
+from common.runtime.disk import write_atomically
 from common.runtime.run_directory import RunDirectory
 from common.units import Seconds
 from services.cli.curve import draw_curve
@@ -43,11 +46,21 @@ def train(
     gave_up: list[GiveUp] = []
     view = make_view(stdout, plan.settings.log.format)
     with stop_signals(inbox):
-        with view, Watch(plan.urls) as watch:
+        with view, _announced(plan), Watch(plan.urls) as watch:
             view.say(f"{plan.title}: run directory {plan.directory.path}")
             show = _Show(plan=plan, core=core, watch=watch, view=view, inbox=inbox, search=plan.search())
             supervise(core, processes, inbox=inbox, on_tick=show.tick, on_give_up=gave_up.append)
         return _finish(plan, core.outcome, gave_up, processes, view=view, stderr=stderr, debug=debug)
+
+
+@contextmanager
+def _announced(plan: Plan) -> Iterator[None]:
+    """Say in the run directory where the services answer, for as long as they run: `rookery top` looks there."""
+    write_atomically(plan.directory.addresses, f"{json.dumps(plan.urls, indent=2)}\n".encode())
+    try:
+        yield
+    finally:
+        plan.directory.addresses.unlink(missing_ok=True)
 
 
 def _finish(

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict
+from collections import deque
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
 from pydantic import ValidationError
 
-from common.runtime.bottleneck import find_bottleneck
-from common.runtime.rates import RateWindow
 from common.units import Seconds
-from services.cli.status import STARTING, RunStatus, by_label, fetch_metrics, fetch_status
-from services.cli.supervisor import ACTOR, LEARNER
+from services.cli.readings import Moment, Reading, compare
+from services.cli.status import STARTING, RunStatus, fetch_metrics, fetch_status
+from services.cli.supervisor import LEARNER
 
 PERIOD: Seconds = 1.0
+MOMENTS = 11  # ten seconds
 
 
 class Watch:
@@ -26,7 +26,7 @@ class Watch:
     def __init__(self, urls: Mapping[str, str]) -> None:
         """`urls` gives each child's metrics address, such as http://127.0.0.1:20000."""
         self._urls = dict(urls)
-        self._phases: defaultdict[tuple[str, str], RateWindow] = defaultdict(RateWindow)  # by child and phase
+        self._kept: deque[Moment] = deque(maxlen=MOMENTS)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self.latest = RunStatus()
@@ -59,17 +59,7 @@ class Watch:
             return self.latest
 
     def _bottleneck(self, now: Seconds) -> str:
-        """The verdict on the last ten seconds, from the phase counters of the learner and of all actors."""
-        for child, url in self._urls.items():
-            role = child.partition("-")[0]
-            for phase, seconds in by_label(fetch_metrics(url) or {}, f"rookery_{role}_phase_seconds_total").items():
-                self._phases[child, phase].add(now, seconds)
-        return find_bottleneck(learner=self._spent(LEARNER), actors=self._spent(ACTOR)).sentence
-
-    def _spent(self, role: str) -> dict[str, float]:
-        """Seconds per second in each phase, of all processes of a role together."""
-        spent: defaultdict[str, float] = defaultdict(float)
-        for (child, phase), window in self._phases.items():
-            if child.startswith(role):
-                spent[phase] += window.rates().last_10s
-        return dict(spent)
+        """The verdict on the last ten seconds, by the metrics of all services."""
+        answers = {child: fetch_metrics(url) or {} for child, url in self._urls.items()}
+        self._kept.append({child: Reading(at=now, role=child.partition("-")[0], samples=answers[child]) for child in answers})
+        return compare(self._kept[0], self._kept[-1]).bottleneck.sentence

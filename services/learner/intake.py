@@ -51,6 +51,7 @@ class Figures:
     queue_depth: int = 0
     queue_env_steps: EnvSteps = 0
     queue_capacity: int = 0
+    queue_seconds: Seconds = 0.0
     actors: int = 0
     evaluators: int = 0
     messages_dropped: Counter[str] = field(default_factory=Counter)
@@ -88,6 +89,7 @@ class Intake:
         self._received: Counter[str] = Counter()
         self._sent: Counter[str] = Counter()
         self._bytes = [0, 0]
+        self._queue_seconds: Seconds = 0.0
         self._unbalanced = False
         self.figures = Figures(ledger=session.ledger.as_dict())
         self._thread = threading.Thread(target=self._run_thread, name="intake", daemon=True)
@@ -211,8 +213,9 @@ class Intake:
                     self._handle(self._event(*arrived))
                 while self._posts:
                     self._answer_post(self._posts.popleft())
-                if self._clock() - ticked_at >= TICK_SECONDS:
-                    ticked_at = self._clock()
+                if (elapsed := self._clock() - ticked_at) >= TICK_SECONDS:
+                    ticked_at += elapsed
+                    self._queue_seconds += self._session.waiting * elapsed
                     self._tick()
         except BaseException as failure:  # noqa: BLE001 - handed to the train loop, which raises it
             with self._changed:
@@ -282,6 +285,7 @@ class Intake:
             queue_depth=len(self._queue),
             queue_env_steps=session.ledger.queued,
             queue_capacity=session.queue_capacity,
+            queue_seconds=self._queue_seconds,
             actors=session.connected("actor"),
             evaluators=session.connected("evaluator"),
             messages_dropped=Counter(session.messages_dropped),

@@ -69,11 +69,14 @@ class Learner:
         self._patience: Seconds = settings.learner.batch_seconds or math.inf
         self._curve_at: Seconds = -math.inf
         self._saved_at = clock()
+        metrics.policy_lag_limit.set(settings.learner.max_policy_lag)
+        metrics.checkpoint_interval.set(settings.checkpoint.every_seconds)
 
     def run(self) -> str:
         """Train until the target, a budget or a stop; then drain the peers, save, and return the reason."""
         self._publish()
         self._record.phase = "training"
+        self._metrics.training.set(1)
         if self._lockstep:
             known = {"actors": self._lockstep.actors, "trajectories_per_update": self._settings.batch}
             self._note("lockstep", **known, broken=self._record.lockstep_broken or "no")
@@ -239,6 +242,7 @@ class Learner:
     def _end(self, reason: str) -> None:
         """Let the peers go (an evaluator plays the final policy first), account for what is left, save everything."""
         stopped = reason == "stopped"
+        self._metrics.training.set(0)
         if stopped:
             self._break_lockstep("stopped on request, not by the run's own settings")
         self._record.parameters_sha256 = snapshot.digest(self._algorithm.model)

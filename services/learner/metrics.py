@@ -49,6 +49,9 @@ class LearnerMetrics(ServiceMetrics):
         self.env_frames_trained = self._counter(
             "env_frames_trained", "Emulator frames behind the env steps trained on: steps times the frame skip."
         )
+        self.training = self._gauge(
+            "training", "1 while the run trains, else 0: not while it starts, lets its peers go, or has ended and is still asked."
+        )
         self.updates = self._counter(
             "updates", "Learner updates: batches trained on. Not optimizer steps, of which each has several."
         )
@@ -58,6 +61,9 @@ class LearnerMetrics(ServiceMetrics):
             "policy_lag_versions",
             "Newest version less the one that acted, for each experience message when it is trained on. Not for dropped ones.",
             buckets=POLICY_LAGS,
+        )
+        self.policy_lag_limit = self._gauge(
+            "policy_lag_limit_versions", "Largest policy lag that is trained on, learner.max_policy_lag. What is older is stale."
         )
         self.training_metric = self._open_gauge(
             "training_metric",
@@ -72,6 +78,10 @@ class LearnerMetrics(ServiceMetrics):
         self.queue_capacity = self._gauge(
             "queue_capacity",
             "Messages that connected or expected actors may have in the queue: credits times actors, or the depth if more.",
+        )
+        self.queue_seconds = self._counter(
+            "queue_seconds",
+            "Seconds that messages held a credit here, added up over messages: its rate is the mean depth of the queue.",
         )
         self.queue_env_steps = self._gauge(
             "queue_env_steps", "Env steps in the messages that wait in the queue, and in the batch that is being trained on."
@@ -136,12 +146,16 @@ class LearnerMetrics(ServiceMetrics):
             "checkpoint_last_success_timestamp_seconds",
             "Unix time of the last checkpoint that was written whole; 0 for none yet.",
         )
+        self.checkpoint_interval = self._gauge(
+            "checkpoint_interval_seconds", "Time between checkpoints, checkpoint.every_seconds. An update may make it longer."
+        )
         self.checkpoint_failures = self._counter("checkpoint_failures", "Checkpoints that could not be written. The run goes on.")
 
     def refresh(self, figures: Figures) -> None:
         """Bring over what the I/O thread counts; called by each scrape."""
         self.queue_depth.set(figures.queue_depth)
         self.queue_capacity.set(figures.queue_capacity)
+        advance(self.queue_seconds, figures.queue_seconds)
         self.queue_env_steps.set(figures.queue_env_steps)
         for state in LEDGER_STATES:
             self.ledger[state].set(figures.ledger[state])

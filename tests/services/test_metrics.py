@@ -113,7 +113,8 @@ def test_what_one_side_sends_the_other_counts_as_received():
 def link(**changes):
     """The connection of a peer that has been welcomed again once."""
     session = SimpleNamespace(reconnects=1, state=State.WELCOME, unacknowledged=2, credits=3)
-    return SimpleNamespace(session=session, sent=Counter(hello=2), received=Counter(welcome=2), **changes)
+    counted = {"sent": Counter(hello=2), "received": Counter(welcome=2), "unacknowledged_seconds": 2.5}
+    return SimpleNamespace(session=session, **counted, **changes)
 
 
 @pytest.mark.parametrize("service", ["actor", "evaluator"])
@@ -132,7 +133,7 @@ def test_a_peers_scrape_shows_what_its_loop_and_its_connection_count(service):
     expected |= {("reconnects_total",): 1, ("connected",): 1}
     if service == "actor":
         expected |= {("episode_return_mean",): 7.0, ("queue_depth",): 2, ("queue_capacity",): 3}
-        expected |= {("env_steps_dropped_total", "unfinished"): 3}
+        expected |= {("env_steps_dropped_total", "unfinished"): 3, ("unacknowledged_seconds_total",): 2.5}
     else:
         expected |= {("episode_return_mean", "greedy"): 7.0, ("evaluations_total",): 1}
     for (name, *labels), value in expected.items():
@@ -144,7 +145,7 @@ def test_the_learners_scrape_shows_the_figures_of_its_io_thread():
     reasons = {str(reason): 0 for reason in DropReason}
     ledger = {"produced": 60, "trained": 40, "queued": 10, "in_flight": 2, "dropped": reasons | {"stale": 8}}
     figures = Figures(
-        ledger=ledger, queue_depth=2, queue_env_steps=10, queue_capacity=4, actors=3, evaluators=1,
+        ledger=ledger, queue_depth=2, queue_env_steps=10, queue_capacity=4, queue_seconds=7.5, actors=3, evaluators=1,
         messages_dropped=Counter(stale=1), sequence_gaps=5, reconnects=6, received=Counter(hello=7), sent=Counter(credit=8),
         bytes_received=900, bytes_sent=90,
     )  # fmt: skip
@@ -152,7 +153,8 @@ def test_the_learners_scrape_shows_the_figures_of_its_io_thread():
     metrics.on_scrape = lambda: metrics.refresh(figures)
     series(metrics)
     read = series(metrics)
-    expected = {("queue_depth",): 2, ("queue_env_steps",): 10, ("queue_capacity",): 4, ("ledger_env_steps", "in_flight"): 2}
+    expected = {("queue_seconds_total",): 7.5}
+    expected |= {("queue_depth",): 2, ("queue_env_steps",): 10, ("queue_capacity",): 4, ("ledger_env_steps", "in_flight"): 2}
     expected |= {("env_steps_dropped_total", "stale"): 8, ("messages_dropped_total", "stale"): 1, ("sequence_gaps_total",): 5}
     expected |= {("peers_connected", "actor"): 3, ("peers_connected", "evaluator"): 1, ("reconnects_total",): 6}
     expected |= {("messages_received_total", "hello"): 7, ("messages_sent_total", "credit"): 8}

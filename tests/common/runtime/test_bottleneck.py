@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.runtime.bottleneck import WAITING, Kind, find_bottleneck
+from common.runtime.bottleneck import ON_THE_WIRE, WAITING, Kind, find_bottleneck
 
 pytestmark = pytest.mark.pure
 
@@ -39,6 +39,23 @@ def test_both_waiting_is_a_matter_of_pace():
     verdict = find_bottleneck(learner=STARVED_LEARNER, actors=HELD_ACTORS)
     assert verdict.kind is Kind.PACE
     assert "learner.credits" in verdict.sentence
+
+
+def test_both_waiting_for_messages_on_the_wire_is_a_matter_of_the_network():
+    """Actors behind a slow line: more credits would only lie on it, too."""
+    verdict = find_bottleneck(learner=STARVED_LEARNER, actors=HELD_ACTORS, wire=0.97)
+    assert (verdict.kind, verdict.share) == (Kind.NETWORK, 0.38)
+    assert verdict.sentence.startswith(
+        "network-bound: the learner waits 38 % for experience while actors wait 41 % for credit; "
+        "messages spend 97 % of their way on the wire"
+    )
+    assert find_bottleneck(learner=STARVED_LEARNER, actors=HELD_ACTORS, wire=ON_THE_WIRE - 0.01).kind is Kind.PACE
+
+
+@pytest.mark.parametrize(("learner", "actors"), [(BUSY_LEARNER, HELD_ACTORS), (STARVED_LEARNER, BUSY_ACTORS)])
+def test_a_slow_line_that_holds_up_only_one_side_is_not_the_bottleneck(learner, actors):
+    """Messages may take their time where the other side is busy all along."""
+    assert find_bottleneck(learner=learner, actors=actors, wire=1.0).kind in (Kind.LEARNER, Kind.ACTOR)
 
 
 def test_nobody_waiting_is_balance():

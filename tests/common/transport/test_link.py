@@ -156,6 +156,20 @@ def test_credits_bound_what_is_under_way(world):
     assert world.link.session.unacknowledged == 2
 
 
+def test_the_time_that_messages_are_under_way_is_added_up(world):
+    """Its rate is how many are under way: that tells a slow network from a slow learner."""
+    offer(world, 1, 2)
+    world.turn(rounds=1, seconds=1.0)
+    assert world.link.unacknowledged_seconds == pytest.approx(2.0)
+    offer(world, 3)
+    world.turn(rounds=1, seconds=0.5)
+    world.learner.train()
+    world.turn(rounds=1, seconds=1.0)  # until the credit is seen, the message is under way
+    assert world.link.unacknowledged_seconds == pytest.approx(6.5)
+    world.turn(rounds=1, seconds=1.0)
+    assert world.link.unacknowledged_seconds == pytest.approx(8.5)
+
+
 def test_what_was_lost_with_a_connection_is_sent_again_once(world):
     """The cable is pulled with two rollouts on it: both arrive after it is back, in order, and no third time."""
     offer(world, 1, 2)

@@ -109,6 +109,25 @@ def test_the_queue_never_holds_more_than_its_capacity(make_colony, make_trajecto
     assert_balances(figures)
 
 
+def assert_stands_still(colony):
+    """No message holds a credit, so the time that they did does not grow from one tick to the next."""
+    first = colony.intake.figures
+    colony.until(lambda: colony.intake.figures is not first)
+    second = colony.intake.figures
+    colony.until(lambda: colony.intake.figures is not second)
+    assert colony.intake.figures.queue_seconds == second.queue_seconds > 0
+
+
+def test_the_time_that_messages_wait_is_added_up(colony, make_trajectory):
+    """It grows while a message is in the queue, and not while the queue is empty."""
+    colony.intake.publish(policy(0))
+    colony.welcome().offer(make_trajectory())
+    colony.until(lambda: colony.intake.figures.queue_seconds > 0)
+    colony.intake.take(1, PATIENCE)
+    colony.until(lambda: colony.intake.figures.queue_depth == 0)
+    assert_stands_still(colony)
+
+
 BAD = {
     "another dtype": ({"reward": np.ones((2, 2), np.float64)}, DropReason.SCHEMA),
     "another shape": ({"reward": np.ones((3, 2), np.float32)}, DropReason.SCHEMA),
@@ -397,6 +416,8 @@ def test_in_lockstep_the_next_policy_is_there_before_the_credit(make_colony, mak
     assert colony.intake.take_round(by_place, 0.0) == []
     links[0].service(3 * TICK_SECONDS)
     assert not any(link.may_offer for link in links)
+    waited = colony.intake.figures.queue_seconds
+    colony.until(lambda: colony.intake.figures.queue_seconds > waited)  # what trains holds its credit: it is not on the wire
     colony.intake.publish(policy(1))
     colony.intake.settle(items)
     for link in links:

@@ -275,6 +275,20 @@ def test_the_run_ends_at_its_target(tmp_path):
     ]
 
 
+def test_alerts_can_ask_whether_the_run_trains_and_what_its_limits_are(tmp_path):
+    """A learner that lets its peers go, or stays after the end, must not look like one that is stuck."""
+    scene = Scene(tmp_path, lag=3, every_seconds=7.0)
+    seen, take, wait = [], scene.intake.take, scene.intake.wait_for_goodbyes
+    training = scene.metrics.training._value.get
+    scene.intake.take = lambda *asked, **how: seen.append(training()) or take(*asked, **how)
+    scene.intake.wait_for_goodbyes = lambda *asked, **how: seen.append(training()) or wait(*asked, **how)
+    before = training()
+    scene.run()
+    assert (before, seen[0], seen[-2], seen[-1], training()) == (0, 1, 1, 0, 0)
+    assert scene.metrics.policy_lag_limit._value.get() == 3
+    assert scene.metrics.checkpoint_interval._value.get() == 7.0
+
+
 def test_the_run_ends_when_its_env_steps_are_spent(tmp_path):
     """The budget is trained on to the end, and not one batch more."""
     scene = Scene(tmp_path, env_steps=2048)
