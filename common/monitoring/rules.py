@@ -134,9 +134,9 @@ ALERTS = (
         name="ExperienceDropped",
         figure=DROPPED,
         bad=limits.DROPPED.comparison,
-        # The counters of a learner that resumes begin at its checkpoint: in the window of the rate that looks like a loss.
-        only=[TRAINS, f'and on (namespace) time() - process_start_time_seconds{{job="learner"}} {limits.RESUMED.comparison}'],
-        lasting="5m",
+        only=[TRAINS],
+        # The counters of a learner that resumes begin at its checkpoint, which is a loss to the rate, for its window.
+        lasting="10m",
         severity="warning",
         summary="Env steps are played and not trained on",
         description=f"{PERCENT} of the env steps are dropped.",

@@ -63,12 +63,6 @@ DROPPED = Threshold(
     unit="share of the env steps",
     why="playing is what costs; one per cent is more than a replaced actor now and then",
 )
-RESUMED = Threshold(
-    name="resumed",
-    value=600,
-    unit="seconds since the learner began",
-    why="until then the counters that it took over from its checkpoint look like losses of this moment",
-)
 BAD_MESSAGES = Threshold(
     name="bad messages",
     value=0,
@@ -128,6 +122,6 @@ THROUGHPUT = Threshold(
 )
 
 TABLE = (
-    WAITING, STARVED, SATURATED, STALLED, LAG, DROPPED, RESUMED, BAD_MESSAGES,
+    WAITING, STARVED, SATURATED, STALLED, LAG, DROPPED, BAD_MESSAGES,
     NON_FINITE, ACTORS, STRAGGLER, SNAPSHOTS, CHECKPOINT, GROWTH, SETTLED, THROUGHPUT,
 )  # fmt: skip

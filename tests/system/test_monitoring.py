@@ -1,0 +1,119 @@
+"""A real Prometheus beside a real run: every panel, rule and alert asks for something that is there."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import urllib.parse
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from common.monitoring.rules import ALERTS, RECORDED
+from services.cli.ports import free_ports
+from tests.common.monitoring.helpers import COMMITTED, DASHBOARDS, queries
+from tests.system.conftest import Http
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed (Debian package prometheus)"),
+]
+
+SCRAPE_SECONDS = 1
+CHOSEN = {"$__rate_interval": f"{10 * SCRAPE_SECONDS}s", "$job": ".+", "$namespace": ".*", "$instance": ".+"}
+
+
+class Prometheus(Http):
+    """One that scrapes a run of this machine every second, and evaluates our rules as often."""
+
+    def __init__(self, folder: Path, jobs: dict[str, list[int]]) -> None:
+        """`jobs`: the metrics ports of each."""
+        (port,) = free_ports(1)
+        super().__init__(port)
+        every = f"{SCRAPE_SECONDS}s"
+        scraped = [
+            {"job_name": job, "static_configs": [{"targets": [f"127.0.0.1:{port}" for port in ports]}]}
+            for job, ports in jobs.items()
+        ]
+        config = {
+            "global": {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": every},
+            "rule_files": [str(COMMITTED / "rules.yml")],
+            "scrape_configs": scraped,
+        }
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+        own = [f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/tsdb"]
+        with (folder / "prometheus.log").open("wb") as log:
+            self.process = subprocess.Popen(
+                ["prometheus", *own, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=subprocess.STDOUT
+            )
+
+    def series(self, expression: str) -> list[dict[str, object]]:
+        """What an expression gives now; fails where Prometheus does not take it."""
+        code, body = self.get("/api/v1/query?" + urllib.parse.urlencode({"query": expression}))
+        assert code == 200, f"{expression}\n{body.decode()}"
+        return json.loads(body)["data"]["result"]
+
+    def rules(self) -> list[dict[str, object]]:
+        """Every rule as Prometheus sees it, its health and its alerts included."""
+        groups = json.loads(self.get("/api/v1/rules")[1])["data"]["groups"]
+        return [rule for group in groups for rule in group["rules"]]
+
+
+@pytest.fixture
+def prometheus(colony, wait) -> Iterator[Prometheus]:
+    """A Prometheus that has heard of each service of a run that trains."""
+    run = colony.train()
+    base = int(run.http.url.rpartition(":")[2])
+    server = Prometheus(colony.folder, {"learner": [base], "evaluator": [base + 1], "actor": [base + 2, base + 3]})
+    try:
+        wait(lambda: server.get("/-/ready")[0] == 200, "Prometheus is ready")
+        wait(lambda: sum(float(s["value"][1]) for s in server.series("up")) == 4, "all four targets are up")
+        yield server
+    finally:
+        server.process.terminate()
+        server.process.wait()
+
+
+def chosen(expression: str) -> str:
+    """What Grafana asks where nothing is chosen."""
+    for variable, value in CHOSEN.items():
+        expression = expression.replace(variable, value)
+    return expression
+
+
+def asked() -> list[str]:
+    """Every expression that must give at least one series while a run is well."""
+    panels = [query for dashboard in DASHBOARDS.values() for query in queries(dashboard)]
+    variables = [variable for dashboard in DASHBOARDS.values() for variable in dashboard["templating"]["list"]]
+    choices = [re.fullmatch(r"label_values\((.*), \w+\)", v["definition"])[1] for v in variables if v["type"] == "query"]
+    compared = [alert.figure for alert in ALERTS if alert.bad]
+    return sorted({chosen(expression) for expression in [*panels, *choices, *RECORDED, *compared]})
+
+
+def test_everything_that_is_asked_of_a_run_has_an_answer(prometheus, wait):
+    """A panel that says "No data", and an alert over a series that does not exist, look like health.
+
+    Beside that: Prometheus evaluates every rule without an error, and of a run that is well only the watchdog speaks.
+    """
+    missing = set(asked())
+    assert len(missing) > 60
+
+    def answered() -> bool:
+        missing.difference_update([expression for expression in missing if prometheus.series(expression)])
+        return not missing
+
+    try:
+        wait(answered, "every expression has a series", 45.0)
+    except AssertionError:
+        pytest.fail("no series for:\n" + "\n".join(sorted(missing)))
+    for expression in [dashboard["annotations"]["list"][0]["expr"] for dashboard in DASHBOARDS.values()]:
+        prometheus.series(expression)
+    for alert in ALERTS:
+        prometheus.series(alert.expression)
+    wait(lambda: all(rule["health"] == "ok" for rule in prometheus.rules()), "every rule was evaluated")
+    firing = {rule["name"] for rule in prometheus.rules() if any(a["state"] == "firing" for a in rule.get("alerts", []))}
+    assert firing == {"Watchdog"}
