@@ -59,15 +59,15 @@ def deaf():
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-def opened(*words, prometheus=None, folder):
+def opened(*words, prometheus=None, namespace=None, folder):
     """What the command line asks for."""
-    return open_source(words, prometheus=prometheus, folder=folder)
+    return open_source(words, prometheus=prometheus, namespace=namespace, folder=folder)
 
 
-def refused(*words, prometheus=None, folder):
+def refused(*words, folder, **where):
     """The one line of an error, all of which end with exit code 2."""
     with pytest.raises(RookeryError) as caught:
-        opened(*words, prometheus=prometheus, folder=folder)
+        opened(*words, folder=folder, **where)
     assert caught.value.exit_code == 2
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -258,6 +258,25 @@ def test_what_is_no_base_address_is_refused(url, tmp_path):
 def test_one_does_not_read_from_two_places(tmp_path):
     """Whose figures would win?"""
     assert "one of them" in refused("runs", prometheus="http://127.0.0.1:1", folder=tmp_path)
+
+
+def test_a_namespace_narrows_what_a_prometheus_is_asked(prometheus, tmp_path):
+    """A cluster has several runs, each in its own."""
+    url, asked = prometheus
+    opened(prometheus=url, namespace="run-7", folder=tmp_path)
+    assert all('namespace="run-7"' in query["query"][0] for query in asked)
+
+
+@pytest.mark.parametrize(
+    ("where", "hint"),
+    [
+        ({"prometheus": "http://127.0.0.1:1", "namespace": 'x"} or up{'}, "no such namespace"),
+        ({"namespace": "x"}, "--prometheus URL"),
+    ],
+)
+def test_what_is_no_namespace_is_refused(where, hint, tmp_path):
+    """It goes into a query, and means nothing without one."""
+    assert hint in refused(folder=tmp_path, **where)
 
 
 def test_a_reading_takes_no_longer_than_its_deadline(monkeypatch):
