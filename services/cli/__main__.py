@@ -77,7 +77,7 @@ def _doctor(arguments: Arguments) -> int:
 def _source(arguments: Arguments) -> Source:
     from services.cli.sources import open_source  # noqa: PLC0415
 
-    return open_source(arguments.targets, prometheus=arguments.prometheus, folder=Path("runs"))
+    return open_source(arguments.targets, prometheus=arguments.prometheus, namespace=arguments.namespace, folder=Path("runs"))
 
 
 def _config_show(arguments: Arguments) -> int:

@@ -67,6 +67,7 @@ class Arguments:
     debug: bool = False
     targets: tuple[str, ...] = ()
     prometheus: str | None = None
+    namespace: str | None = None
     once: bool = False
     seconds: float | None = None
 
@@ -118,6 +119,7 @@ def parse(words: Sequence[str]) -> Arguments:
         debug=getattr(found, "debug", False),
         targets=tuple(getattr(found, "targets", ())),
         prometheus=getattr(found, "prometheus", None),
+        namespace=getattr(found, "namespace", None),
         once=getattr(found, "once", False),
         seconds=getattr(found, "seconds", None),
     )
@@ -178,6 +180,7 @@ def _takes_targets(commands: Any, command: str, what: str, codes: str) -> argpar
     )
     parser.add_argument("targets", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--prometheus", metavar="URL", help="read from a Prometheus that scrapes the services")
+    parser.add_argument("--namespace", metavar="NAME", help="of the runs that it scrapes in a cluster, this one")
     _no_settings(parser)
     return parser
 

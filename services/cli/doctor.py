@@ -25,7 +25,7 @@ def doctor(source: Source, *, seconds: Seconds | None, stdout: TextIO, sleep: Ca
     fleet = measure(source, seconds or source.window, sleep=sleep)
     learners = [service.title for service in fleet.services if service.role == LEARNER]
     if len(learners) != 1:
-        fix = "name the services of one run, its learner among them"
+        fix = "name the services of one run, its learner among them, or its --namespace"
         raise ConfigError("a diagnosis is of one learner", found=", ".join(learners) or "none", wanted="one", fix=fix)
     diagnosis = diagnose(fleet)
     for line in report(source.title, fleet, diagnosis):

@@ -31,7 +31,8 @@ TARGETS = "a run directory, or addresses of services such as 127.0.0.1:9100 (met
 
 _ADDRESS = re.compile(r"(?:http://)?((?:[^/\s:@?#\[\]]+|\[[0-9a-fA-F:.]+\]):(\d+))/?(?:metrics|status|healthz|readyz)?")
 _OWN_LABELS = ("phase", "kind", "reason", "state", "role", "mode", "name")  # the others are the scrape's
-_SERIES = '{__name__=~"rookery_.+|process_(resident_memory_bytes|cpu_seconds_total|start_time_seconds)",le=""}'
+_SERIES = '__name__=~"rookery_.+|process_(resident_memory_bytes|cpu_seconds_total|start_time_seconds)", le=""'
+_NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 class Source(Protocol):
@@ -99,18 +100,20 @@ class Prometheus:
     remembers = True
     window: Seconds = 60.0  # several scrapes, as far apart as people make them
 
-    def __init__(self, url: str) -> None:
-        """`url` is where its web page is."""
+    def __init__(self, url: str, *, namespace: str | None = None) -> None:
+        """`url` is where its web page is; `namespace` narrows it to one run of a cluster."""
         self.title, self._url = url, url.rstrip("/")
+        self._narrowed = f', namespace="{namespace}"' if namespace else ""
 
     def read(self, ago: Seconds = 0.0) -> Moment:
         """What the last scrapes before that moment saw. Raises `ConfigError` or `ResourceError` where it is no help."""
         at = time.time() - ago
         samples: defaultdict[tuple[str, str], dict[tuple[str, str], float]] = defaultdict(dict)
-        for labels, value in self._query(_SERIES, at):
+        for labels, value in self._query(f"{{{_SERIES}{self._narrowed}}}", at):
             own = next((labels[name] for name in _OWN_LABELS if name in labels), "")
             samples[_target(labels)][labels.get("__name__", ""), own] = value
-        scraped = {_target(labels): value for labels, value in self._query("timestamp(rookery_build_info)", at)}
+        about = f'timestamp({{__name__="rookery_build_info"{self._narrowed}}})'
+        scraped = {_target(labels): value for labels, value in self._query(about, at)}
         return {
             _name(target): Reading(at=moment, role=role_of(samples[target]), samples=samples[target])
             for target, moment in scraped.items()
@@ -143,7 +146,7 @@ def _no_prometheus(url: str) -> ConfigError:
     return ConfigError("no Prometheus answers there", found=url, wanted="its base address, such as http://127.0.0.1:9090")
 
 
-def open_source(words: Sequence[str], *, prometheus: str | None, folder: Path) -> Source:
+def open_source(words: Sequence[str], *, prometheus: str | None, namespace: str | None, folder: Path) -> Source:
     """What the command line means; nothing named: the newest run under `folder` that is under way.
 
     Raises `ConfigError` or `ResourceError`, also where nobody answers or somebody else does.
@@ -151,7 +154,11 @@ def open_source(words: Sequence[str], *, prometheus: str | None, folder: Path) -
     if prometheus is not None:
         if words:
             raise ConfigError("two places to read from", found=f"{words[0]} and --prometheus", wanted="one of them")
-        return _with_metrics(Prometheus(_base(prometheus)))
+        if namespace is not None and not _NAMESPACE.fullmatch(namespace):
+            raise ConfigError("no such namespace", found=repr(namespace), wanted="a name of Kubernetes, such as rookery")
+        return _with_metrics(Prometheus(_base(prometheus), namespace=namespace))
+    if namespace is not None:
+        raise ConfigError("--namespace narrows a Prometheus", found="none", wanted="--prometheus URL")
     if not words:
         return _newest(folder)
     urls: dict[str, str] = {}

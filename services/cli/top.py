@@ -86,7 +86,7 @@ def head(fleet: Fleet) -> Iterator[str]:
     mean, steps = learner.now("episode_return_mean"), learner.now("ledger_env_steps", "trained")
     yield (
         f"mean100 {figure(mean, '.4g')}   {steps:,.0f} env steps   {learner.rate('env_frames_trained_total'):,.0f} frames/s   "
-        f"{learner.now('peers_connected', ACTOR):.0f} actors connected"
+        f"connected actors {learner.now('peers_connected', ACTOR):.0f}"
     )
     yield fleet.bottleneck.sentence
 

@@ -44,6 +44,14 @@ def called(*words):
         (["config"], ["show|schema|validate"]),
         (["config", "validate", "pong", "algorithm.gamma=2"], ["algorithm.gamma", "found 2"]),
         (["presets", "pong"], ["'pong'"]),
+        (["docter"], ["'docter'", "did you mean doctor?"]),
+        (["doctor", "--seconds", "0"], ["--seconds", "'0'"]),
+        (["doctor", "--seconds", "nan"], ["--seconds", "'nan'"]),
+        (["doctor", "--once"], ["unknown option --once"]),
+        (["doctor"], ["no run is under way here", "--prometheus"]),
+        (["doctor", "127.0.0.1:1", "--seconds", "1"], ["nobody answers", "127.0.0.1:1"]),
+        (["top", "--once", "tcp://127.0.0.1:5700"], ["tcp://127.0.0.1:5700", "port of its metrics"]),
+        (["top", "--prometheus", "http://127.0.0.1:1"], ["the Prometheus does not answer"]),
     ],
 )
 def test_bad_input_costs_one_line_and_exit_code_2(words, hints, capsys):

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.system
 
 # Serves /status until it has been asked once, then writes what a learner leaves behind, and ends as it is told.
 LEARNER = """
-import json, pathlib, sys
+import json, pathlib, shutil, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 run_dir, port, solved, code, words, left = pathlib.Path(sys.argv[1]), int(sys.argv[2]), *json.loads(sys.argv[3])
 for name in left:
@@ -37,6 +37,7 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_):
         pass
 server = HTTPServer(("127.0.0.1", port), Handler)
+shutil.copy(run_dir / "addresses.json", run_dir / "seen.json")
 server.handle_request()
 server.handle_request()
 curve = "wall_seconds,env_steps,episode_return_mean,evaluation_return\\n1,100,20,\\n20,4000,480,\\n"
@@ -81,6 +82,15 @@ def test_a_run_that_solves_says_so_and_leaves_its_curve(trained):
         "summary.json",
         "logs",
     }
+
+
+def test_while_a_run_goes_on_its_folder_says_where_its_services_answer(trained):
+    """`rookery top` finds them there, whatever ports were free; and when the run is over nobody is looked for."""
+    *_, run_dir = trained()
+    seen = json.loads((run_dir / "seen.json").read_text())
+    assert list(seen) == ["learner"]
+    assert seen["learner"].startswith("http://127.0.0.1:")
+    assert not (run_dir / "addresses.json").exists()
 
 
 def test_a_learner_that_ends_too_early_is_a_failure(trained):

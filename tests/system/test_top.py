@@ -1,0 +1,85 @@
+"""`rookery top` and `rookery doctor` beside a real run, asked in each of the ways that a user has."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+
+import pytest
+
+from tests.system.test_monitoring import Prometheus
+
+pytestmark = pytest.mark.system
+
+ROWS = {"learner": "training", "actor-0": "connected", "actor-1": "connected", "evaluator": "connected"}
+
+
+def state(table):
+    """Service -> state of a table."""
+    cells = [line.split() for line in table.splitlines()]
+    return {words[0]: words[1] for words in cells if words and words[0] in ROWS}
+
+
+@pytest.fixture
+def said(colony):
+    """Exit code and words of a `rookery` command."""
+
+    def run(*words):
+        asked = colony.start("services.cli", *words)
+        return asked.ended(), asked.output
+
+    return run
+
+
+def test_a_run_is_watched_by_its_directory_while_it_goes_on(colony, wait, said):
+    """`rookery top` in another terminal: the run is found by its folder, or by itself; afterwards there is none to find."""
+    colony.run_dir = colony.folder / "runs" / "mine"
+    run = colony.train("target.env_steps=100_000_000")
+    wait(lambda: run.http.status().get("learner_updates", 0) > 3, "the run trains")
+    for target in (["runs/mine"], []):
+        code, table = said("top", "--once", *target)
+        assert (code, state(table)) == (0, ROWS), table
+    assert "env steps" in table
+    code, words = said("doctor", "--seconds", "3", "runs/mine")
+    assert words.startswith("runs/mine: learner, actor-0, actor-1, evaluator, over 3 s"), words
+    assert code in {0, 1}
+    run.children()["actor-1"].send_signal(signal.SIGSTOP)
+    code, table = said("top", "--once")
+    assert "timed out" in next(line for line in table.splitlines() if line.startswith("actor-1")), table
+    code, words = said("doctor", "--seconds", "1")
+    assert code == 1
+    assert "away: actor-1 does not answer: timed out" in words
+    run.children()["actor-1"].send_signal(signal.SIGCONT)
+    run.signal(signal.SIGINT)
+    assert run.ended() == 0, run.output
+    assert said("doctor", "runs/mine")[0] == 2
+    code, line = said("top")
+    assert (code, line.count("\n")) == (2, 1)
+    assert "no run is under way here" in line
+
+
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed (Debian package prometheus)")
+def test_a_prometheus_tells_the_same_of_a_run(colony, wait, said):
+    """Of a cluster one knows one address: that of the Prometheus which scrapes it."""
+    run = colony.train()
+    base = int(run.http.url.rpartition(":")[2])
+    server = Prometheus(colony.folder, {"learner": [base], "evaluator": [base + 1], "actor": [base + 2, base + 3]})
+    try:
+        wait(lambda: run.http.status().get("learner_updates", 0) > 3, "the run trains")
+        old = "rookery_learner_updates_total offset 5s > 0"
+        wait(lambda: server.get("/-/ready")[0] == 200 and server.series(old), "Prometheus has seen it for five seconds")
+        code, words = said("doctor", "--seconds", "4", "--prometheus", server.url)
+        assert code in {0, 1}, words
+        assert f"learner 127.0.0.1:{base}" in words.splitlines()[0]
+        assert ", over 4 s" in words.splitlines()[0]
+        assert "-bound" in words or "balanced" in words
+        code, table = said("top", "--once", "--prometheus", server.url)
+        assert code == 0
+        assert f"actor 127.0.0.1:{base + 3}" in table
+        assert "mean100" in table
+        code, line = said("doctor", "--prometheus", run.http.url)
+        assert (code, line.count("\n")) == (2, 1)
+        assert "no Prometheus answers there" in line
+    finally:
+        server.process.terminate()
+        server.process.wait()
