@@ -52,6 +52,8 @@ def called(*words):
         (["doctor", "127.0.0.1:1", "--seconds", "1"], ["nobody answers", "127.0.0.1:1"]),
         (["top", "--once", "tcp://127.0.0.1:5700"], ["tcp://127.0.0.1:5700", "port of its metrics"]),
         (["top", "--prometheus", "http://127.0.0.1:1"], ["the Prometheus does not answer"]),
+        (["health"], ["no port to ask", "metrics.port=9100"]),
+        (["health", "9100"], ["'9100'", "section.key=value"]),
     ],
 )
 def test_bad_input_costs_one_line_and_exit_code_2(words, hints, capsys):
