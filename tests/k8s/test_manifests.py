@@ -14,7 +14,22 @@ from cloudcoil.models.keda.v1alpha1 import ScaledObject
 from cloudcoil.models.prometheus_operator.v1 import PodMonitor, PrometheusRule
 
 from common.runtime.config import load
-from tests.k8s.manifests import COMPONENTS, CUSTOM, K8S, OVERLAYS, WORKLOADS, combinations, named, of, on_top, overlay, render, title
+from tests.k8s.manifests import (
+    AWAITED,
+    COMPONENTS,
+    CUSTOM,
+    K8S,
+    OVERLAYS,
+    WORKLOADS,
+    combinations,
+    named,
+    of,
+    on_top,
+    overlay,
+    render,
+    run_of,
+    title,
+)
 
 pytestmark = pytest.mark.service
 
@@ -107,7 +122,7 @@ def test_everything_lives_in_the_namespace_of_the_overlay(combination):
 
 
 def test_the_run_is_the_preset_pong():
-    """kustomize reads no file outside of its folder, so this is a copy; it must not become another run."""
+    """A kustomization reads no file outside of its folder, so this is a copy; it must not become another run."""
     assert (K8S / "base" / "run.yaml").read_bytes() == (ROOT / "presets" / "pong.yaml").read_bytes()
 
 
@@ -115,16 +130,13 @@ def test_the_run_is_the_preset_pong():
 def test_the_learner_would_accept_the_run_with_the_environment_of_its_pod(name, tmp_path):
     """A run that is refused crash-loops, however valid the YAML around it is."""
     manifests = overlay(name)
-    (config,) = of(manifests, "ConfigMap")
+    config = run_of(manifests)
     (container,) = named(manifests, "StatefulSet", "learner")["spec"]["template"]["spec"]["containers"]
     environ = {variable["name"]: variable["value"] for variable in container["env"] if "value" in variable}
-    known = {key: value for key, value in environ.items() if key not in PROMISED}
+    known = {key: value for key, value in environ.items() if key not in AWAITED}
     (tmp_path / "run.yaml").write_text(config["data"]["run.yaml"])
     settings = load(preset=str(tmp_path / "run.yaml"), environ=known).settings
     assert (settings.learner.bind, settings.metrics.port) == ("tcp://0.0.0.0:5700", 9100)
-
-
-PROMISED = {"ROOKERY_LEARNER__DEVICE"}
 
 
 def test_a_run_of_ones_own_replaces_it_and_rolls_the_learner(tmp_path):
@@ -132,10 +144,14 @@ def test_a_run_of_ones_own_replaces_it_and_rolls_the_learner(tmp_path):
     (tmp_path / "run.yaml").write_text("env: {id: CartPole-v1}\n")
     generator = {"name": "run", "behavior": "replace", "files": ["run.yaml"]}
     manifests = render(on_top(tmp_path, "local", configMapGenerator=[generator]))
-    (config,) = of(manifests, "ConfigMap")
+    config = run_of(manifests)
     assert config["data"] == {"run.yaml": "env: {id: CartPole-v1}\n"}
-    mounted = [volume["configMap"]["name"] for volume in named(manifests, "StatefulSet", "learner")["spec"]["template"]["spec"]["volumes"] if "configMap" in volume]
-    assert mounted == [config["metadata"]["name"]] != [of(overlay("local"), "ConfigMap")[0]["metadata"]["name"]]
+    mounted = [
+        volume["configMap"]["name"]
+        for volume in named(manifests, "StatefulSet", "learner")["spec"]["template"]["spec"]["volumes"]
+        if "configMap" in volume
+    ]
+    assert mounted == [config["metadata"]["name"]] != [run_of(overlay("local"))["metadata"]["name"]]
 
 
 def test_the_images_have_the_version_of_the_project():
@@ -188,9 +204,9 @@ def test_pods_can_write_only_where_they_must_and_cannot_speak_to_the_cluster(com
         assert pod["enableServiceLinks"] is False, who
         volumes = {volume["name"]: volume for volume in pod["volumes"]}
         mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
-        assert volumes[mounts["/tmp"]["name"]]["emptyDir"]["sizeLimit"], who  # noqa: S108
+        assert volumes[mounts["/tmp"]["name"]]["emptyDir"]["sizeLimit"], who
         writable = {path for path, mount in mounts.items() if not mount.get("readOnly")}
-        assert writable == ({"/tmp", "/var/lib/rookery"} if who == "StatefulSet/learner" else {"/tmp"}), who  # noqa: S108
+        assert writable == ({"/tmp", "/var/lib/rookery"} if who == "StatefulSet/learner" else {"/tmp"}), who
 
 
 @each_overlay
@@ -344,7 +360,11 @@ def test_only_actors_go_to_machines_that_can_be_taken_away(name):
 @each_overlay
 def test_only_actors_wait_in_the_queue(name):
     """A learner without actors does nothing, and actors without a learner do nothing: the one that all need is not queued."""
-    queued = {title(manifest) for manifest in of(overlay(name, "kueue"), *WORKLOADS) if "kueue.x-k8s.io/queue-name" in manifest["metadata"]["labels"]}
+    queued = {
+        title(manifest)
+        for manifest in of(overlay(name, "kueue"), *WORKLOADS)
+        if "kueue.x-k8s.io/queue-name" in manifest["metadata"]["labels"]
+    }
     assert queued == {"Deployment/actor"}
 
 
