@@ -11,12 +11,15 @@ from common.runtime import config
 from common.runtime.config import Loaded
 from common.runtime.tree import Settings
 
+LINGER = "for whom an orchestrator restarts: stay when the run has ended, until SIGTERM"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invocation:
     """How a service was asked to run."""
 
     loaded: Loaded
+    linger: bool = False
     debug: bool
 
     @property
@@ -44,6 +47,7 @@ def parser(service: str, what: str, example: str) -> argparse.ArgumentParser:
     )
     built.add_argument("overrides", nargs="*", metavar="section.key=value", help="change a setting; see `rookery config show`")
     built.add_argument("--config", metavar="FILE", help="YAML file of settings, such as a run's config.yaml, or a preset's name")
+    built.add_argument("--linger", action="store_true", help=LINGER)
     built.add_argument("--log-format", choices=("auto", "plain", "json"), help="of the lines on standard error")
     built.add_argument("--debug", action="store_true", help="show tracebacks")
     return built

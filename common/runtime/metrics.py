@@ -112,7 +112,7 @@ class ServiceMetrics:
 
 
 class Phases(Collector):
-    """Attributes each second of a loop to exactly one phase, from the first `enter` on.
+    """Attributes each second of a loop to exactly one phase, from the first `enter` until `stop`.
 
     One thread enters phases; any thread may read. A reading includes the phase that is running, so the readings of one
     moment sum to the wall time since the first `enter`, and a loop that hangs shows where it hangs.
@@ -131,6 +131,13 @@ class Phases(Collector):
         """Switch to `phase`; returns the phase that ended ("" at first)."""
         if phase not in self._seconds:
             raise KeyError(phase)
+        return self._switch(phase)
+
+    def stop(self) -> None:
+        """The loop has ended: from here on no second belongs to it."""
+        self._switch("")
+
+    def _switch(self, phase: str) -> str:
         with self._lock:
             # The clock is read inside the lock, or a reader could see a phase end before it began.
             now, before = self._clock(), self._current

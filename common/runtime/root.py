@@ -9,9 +9,13 @@ import traceback
 from collections.abc import Callable
 
 from common.errors import RookeryError
+from common.runtime.health import Health
 from common.runtime.logs import EventLog, configure
+from common.runtime.shutdown import Shutdown
+from common.units import Seconds
 
 INTERRUPTED = 130  # what a shell reports after Ctrl-C
+LINGER_SECONDS: Seconds = 5.0  # between two signs of life of who has nothing left to do
 
 _log = EventLog(__name__)
 
@@ -36,6 +40,20 @@ def run(main: Callable[[], int], *, program: str, debug: bool = False) -> int:
             configure(program)
         _log.bug("unexpected_error", error=error)
         return 1
+
+
+def linger(shutdown: Shutdown, health: Health, *, look: Callable[[], None] = lambda: None) -> None:
+    """Stay, alive and ready, until the end is asked for: whoever restarts all that ends must not restart what is done.
+
+    Meanwhile `look` raises where a part of the service has died.
+    """
+    if shutdown.requested:
+        return
+    _log.info("lingering", until="SIGTERM")
+    health.ready()
+    while not shutdown.wait(LINGER_SECONDS):
+        health.tick(doing="lingers")
+        look()
 
 
 def set_torch_threads(threads: int) -> None:

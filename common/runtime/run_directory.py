@@ -26,6 +26,11 @@ class RunDirectory:
         return self.path / "config.yaml"
 
     @property
+    def begun(self) -> bool:
+        """Whether there is a run here that can be read; False where that cannot be told."""
+        return os.access(self.config, os.R_OK)
+
+    @property
     def command(self) -> Path:
         """The command line that began the run."""
         return self.path / "command.txt"
@@ -97,7 +102,7 @@ def create(path: Path, *, config: str, command: Sequence[str], disk: Disk = DISK
 def reopen(path: Path) -> RunDirectory:
     """Find the run in `path` again. Raises `ConfigError` where there is none, `ResourceError` where it is read-only."""
     directory = RunDirectory(path)
-    if not os.access(directory.config, os.R_OK):
+    if not directory.begun:
         raise ConfigError(
             "no run to resume", found=str(path), wanted="a run directory, with a config.yaml", fix="set run.dir to it"
         )

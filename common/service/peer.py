@@ -87,7 +87,7 @@ def parse(role: str, what: str, words: Sequence[str], environ: Mapping[str, str]
     parser.add_argument("--name", help=f"unique in the run, stable over restarts ({role}.name)")
     parsed = parser.parse_intermixed_args(words)
     named = {f"{role}.learner": parsed.learner, f"{role}.name": parsed.name}
-    return Invocation(loaded=arguments.load(parsed, named, environ), debug=parsed.debug)
+    return Invocation(loaded=arguments.load(parsed, named, environ), linger=parsed.linger, debug=parsed.debug)
 
 
 def main(
@@ -140,6 +140,8 @@ def _serve(role: str, invocation: Invocation, *, niceness: int, metrics: Service
             reason = loop.run()
         link.close(reason)
         _log.info(f"{role}_ended", reason=reason)
+        if invocation.linger:
+            root.linger(shutdown, health)
     return 0
 
 

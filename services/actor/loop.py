@@ -70,6 +70,7 @@ class Actor:
             if not self._collect():
                 break
             self._send()
+        self._phases.stop()
         return self._link.drain.reason if self._link.drain else "stopped"
 
     def _ready(self) -> bool:

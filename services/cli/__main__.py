@@ -26,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "config schema": _config_schema,
         "config validate": _config_validate,
         "presets": _presets,
+        "health": _health,
         "version": _version,
     }
     return run(lambda: commands[arguments.command](arguments), program=f"rookery {arguments.command}", debug=arguments.debug)
@@ -84,6 +85,14 @@ def _presets(_: Arguments) -> int:
         first_line = find_preset(name).text.partition("\n")[0]
         print(f"{name:{width}}  {first_line.removeprefix('#').strip()}")
     return 0
+
+
+def _health(arguments: Arguments) -> int:
+    from services.cli.health import health  # noqa: PLC0415
+
+    well, sentence = health(ready=arguments.ready, overrides=arguments.overrides, environ=os.environ)
+    print(sentence)
+    return 0 if well else 1
 
 
 def _version(_: Arguments) -> int:

@@ -46,6 +46,7 @@ class Arguments:
     overrides: tuple[str, ...] = ()
     run_dir: Path | None = None
     resume: bool = False
+    ready: bool = False
     debug: bool = False
 
 
@@ -68,7 +69,7 @@ def parse(words: Sequence[str]) -> Arguments:
     """Read the command line. Exits with code 2 and one line where it makes no sense, with 0 after --help."""
     parser = _grammar()
     if words and not words[0].startswith("-"):
-        _check_command(parser, words[0], ("train", *SERVICES, "config", "presets"))
+        _check_command(parser, words[0], ("train", *SERVICES, "config", "presets", "health"))
     # Settings may stand before and after options; argparse takes only the first run of them, the rest is left over.
     found, rest = parser.parse_known_args(words)
     if found.version:
@@ -90,6 +91,7 @@ def parse(words: Sequence[str]) -> Arguments:
         overrides=(*(word for word in free if "=" in word), *_named_options(found)),
         run_dir=getattr(found, "run_dir", None),
         resume=getattr(found, "resume", False),
+        ready=getattr(found, "ready", False),
         debug=getattr(found, "debug", False),
     )
 
@@ -131,13 +133,20 @@ def _grammar() -> argparse.ArgumentParser:
         _takes_settings(verbs.add_parser(verb, help=what, usage=f"rookery config {verb} [PRESET] [section.key=value ...]"))
     _no_settings(verbs.add_parser("schema", help="JSON schema of a configuration file"))
     _no_settings(commands.add_parser("presets", help="what can be trained"))
+    health = commands.add_parser(
+        "health",
+        help="ask the service of this host how it is: exit code 0 alive, 1 not",
+        usage="rookery health [--ready] [metrics.host=HOST] [metrics.port=PORT]",
+    )
+    health.add_argument("--ready", action="store_true", help="ask whether it can do its work, not whether it is alive")
+    _takes_settings(health, most_names=0)
     return parser
 
 
-def _takes_settings(parser: argparse.ArgumentParser) -> None:
+def _takes_settings(parser: argparse.ArgumentParser, *, most_names: int = 1) -> None:
     parser.add_argument("free", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
-    parser.set_defaults(parser=parser, most_names=1)
+    parser.set_defaults(parser=parser, most_names=most_names)
 
 
 def _no_settings(parser: argparse.ArgumentParser) -> None:

@@ -83,7 +83,9 @@ class Evaluator:
             next_at = self._clock() + self._every_seconds
             for mode in MODES:
                 self._evaluate(mode, keep_going=lambda: not self._stopping() and self._link.drain is None)
-        return self._finish()
+        reason = self._finish()
+        self._phases.stop()
+        return reason
 
     def _finish(self) -> str:
         drain = self._link.drain

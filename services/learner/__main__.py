@@ -76,6 +76,7 @@ def _serve(words: list[str]) -> int:
                 metrics=metrics,
                 health=health,
                 stopping=lambda: shutdown.requested,
+                comes_back=invocation.linger,
                 clock=time.monotonic,
                 note=_log.info,
             )
@@ -88,7 +89,10 @@ def _serve(words: list[str]) -> int:
             health.ready()
             _log.info("learner_started", run=record.run_id, endpoint=transport.endpoint, metrics=http.url, run_dir=directory.path)
             reason = learner.run()
-    _log.info("learner_ended", reason=reason, env_steps=record.env_steps, mean100=record.mean_return, solved=record.solved)
+            outcome = {"env_steps": record.env_steps, "mean100": record.mean_return, "solved": record.solved}
+            _log.info("learner_ended", reason=reason, **outcome)
+            if invocation.linger:
+                root.linger(shutdown, health, look=intake.check)
     return 0
 
 

@@ -15,7 +15,7 @@ from common.algorithms.shipment import Shipment
 from common.envs.spec import EnvSpec
 from common.errors import ConfigError
 from common.models.snapshot import Layout
-from common.runtime import checkpoints, config, logs, memory, run_directory
+from common.runtime import checkpoints, config, layers, logs, memory, run_directory
 from common.runtime.run_directory import RunDirectory
 from common.runtime.tree import RunConfig, Settings
 from common.session.learner_side import LearnerSide
@@ -31,8 +31,18 @@ _log = logs.EventLog(__name__)
 def identified(invocation: Invocation) -> Invocation:
     """Give a new run its id before anything is written, so that its own config.yaml tells it to a resumed learner."""
     run = invocation.settings.run
-    chosen = run.id or f"{run.preset or 'run'}-{secrets.token_hex(4)}"
+    chosen = run.id or _earlier_id(invocation) or f"{run.preset or 'run'}-{secrets.token_hex(4)}"
     return replace(invocation, loaded=config.settle(invocation.loaded, {"run.id": chosen}))
+
+
+def _earlier_id(invocation: Invocation) -> str:
+    """The id that a run which goes on began with: its peers know it by that, though no checkpoint was written yet."""
+    if not invocation.resume or invocation.run_dir is None:
+        return ""
+    own = RunDirectory(invocation.run_dir)
+    values = layers.parse(own.config.read_text(encoding="utf-8"), source=str(own.config)) if own.begun else None
+    run = values.get("run") if isinstance(values, dict) else None
+    return str(run.get("id", "")) if isinstance(run, dict) else ""
 
 
 def build(settings: Settings, env: EnvSpec, *, seed: int) -> Algorithm:
@@ -62,10 +72,8 @@ def build(settings: Settings, env: EnvSpec, *, seed: int) -> Algorithm:
 def open_directory(invocation: Invocation, words: Sequence[str]) -> RunDirectory:
     """The run directory: made by who starts us, or found again, or new. Raises `ConfigError` or `ResourceError`."""
     run, path = invocation.settings.run, invocation.run_dir
-    if path is None and invocation.resume:
-        raise ConfigError("no run to resume", found="--resume alone", wanted="the run's directory", fix="set --run-dir to it")
     if path is not None and (
-        invocation.resume or (RunDirectory(path).config.is_file() and not RunDirectory(path).learning_curve_csv.exists())
+        invocation.resume or (RunDirectory(path).begun and not RunDirectory(path).learning_curve_csv.exists())
     ):
         return run_directory.reopen(path)
     if path is None:

@@ -170,7 +170,16 @@ class Intake:
             numbers = tuple(self._queue.popleft().number for _ in range(len(self._queue)))
         for event in (e.Taken(items=numbers), e.Settled(items=numbers, reason=DropReason.RUN_ENDED), e.Ended()):
             self._post(event)
+        self.measure(timeout)
+
+    def measure(self, timeout: Seconds = 10.0) -> None:
+        """Bring `figures` up to all that was posted before."""
         self._ask(self._measure, timeout)
+
+    def check(self) -> None:
+        """Raise what killed the I/O thread, if anything did."""
+        with self._changed:
+            self._raise_failure()
 
     def close(self) -> None:
         """End the thread and close the transport."""

@@ -47,10 +47,14 @@ class Learner:
         metrics: LearnerMetrics,
         health: Health,
         stopping: Callable[[], bool],
+        comes_back: bool = False,
         clock: Callable[[], Seconds],
         note: Callable[..., None],
     ) -> None:
-        """`save` writes a checkpoint whole or not at all (ResourceError); `stopping` says that the process is told to end."""
+        """`save` writes a checkpoint whole or not at all (ResourceError); `stopping` says that the process is told to end.
+
+        Where it `comes_back` after that, by whoever started it, its peers are not sent home: they wait for the next learner.
+        """
         self._settings = settings
         self._algorithm = algorithm
         self._intake = intake
@@ -60,6 +64,7 @@ class Learner:
         self._metrics = metrics
         self._health = health
         self._stopping = stopping
+        self._comes_back = comes_back
         self._clock = clock
         self._note = note
         self._phases = metrics.phases
@@ -71,7 +76,7 @@ class Learner:
         self._saved_at = clock()
 
     def run(self) -> str:
-        """Train until the target, a budget or a stop; then drain the peers, save, and return the reason."""
+        """Train until the target, a budget or a stop; then let the peers go, save, and return the reason."""
         self._publish()
         self._record.phase = "training"
         if self._lockstep:
@@ -237,18 +242,16 @@ class Learner:
         )
 
     def _end(self, reason: str) -> None:
-        """Let the peers go (an evaluator plays the final policy first), account for what is left, save everything."""
+        """Let the peers go, account for what is left, save everything."""
         stopped = reason == "stopped"
         if stopped:
             self._break_lockstep("stopped on request, not by the run's own settings")
         self._record.parameters_sha256 = snapshot.digest(self._algorithm.model)
-        self._record.phase = "stopping" if stopped else "evaluating"
         self._intake.settle(self._fresh, DropReason.RUN_ENDED)
-        seconds = STOP_SECONDS if stopped else END_SECONDS
-        self._intake.drain(reason, seconds)
-        self._phases.enter("wait")
-        self._intake.wait_for_goodbyes(seconds, alive=self._health.tick, hurry=lambda: not stopped and self._stopping())
-        self._intake.finish()
+        if stopped and self._comes_back:
+            self._intake.measure()  # what is queued comes again, to the next learner
+        else:
+            self._send_home(reason, stopped=stopped)
         self._take_evaluations()
         self._record.phase = "stopping"
         self._row()
@@ -256,6 +259,18 @@ class Learner:
         self._journal.summary(self._record.summary(self._intake.figures, self._clock()))
         if stopped and lost is not None:
             raise lost  # whoever asked us to stop must not believe that the work is saved
+        if not stopped:
+            self._record.finish(self._clock())
+        self._phases.stop()
+
+    def _send_home(self, reason: str, *, stopped: bool) -> None:
+        """Drain the peers (an evaluator plays the final policy first), and close the accounts."""
+        self._record.phase = "stopping" if stopped else "evaluating"
+        seconds = STOP_SECONDS if stopped else END_SECONDS
+        self._intake.drain(reason, seconds)
+        self._phases.enter("wait")
+        self._intake.wait_for_goodbyes(seconds, alive=self._health.tick, hurry=lambda: not stopped and self._stopping())
+        self._intake.finish()
 
 
 def _sample(item: Item) -> Sample:

@@ -73,6 +73,7 @@ class RunRecord:
     lengths: deque[int] = field(default_factory=lambda: deque(maxlen=EPISODES))
     rates: Rates = field(default_factory=lambda: RateWindow().rates())
     _window: RateWindow = field(default_factory=RateWindow)
+    _ended_at: Seconds = math.inf
     _shown: tuple[dict[str, Any], dict[str, Any]] = field(init=False)  # facts and live; replaced, never changed
 
     def __post_init__(self) -> None:
@@ -112,6 +113,12 @@ class RunRecord:
             self.last_evaluation = result
         self._show()
         return result
+
+    def finish(self, now: Seconds) -> None:
+        """The run is over: its time stands still, and nothing is trained any more."""
+        self.phase, self._ended_at = "finished", now
+        self.rates = RateWindow().rates()
+        self._show()
 
     # --- reading ---
 
@@ -191,7 +198,7 @@ class RunRecord:
         }
 
     def _timed(self, facts: Mapping[str, Any], figures: Figures, now: Seconds) -> dict[str, Any]:
-        wall = max(now - self.started_at, 1e-9)
+        wall = max(min(now, self._ended_at) - self.started_at, 1e-9)
         return {
             **facts,
             "wall_seconds": round(wall, 1),

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.errors import ConfigError
 from common.runtime import arguments
 from common.runtime.run_directory import RunDirectory
 
@@ -23,12 +24,19 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
     what = "Train on what actors send, publish the policy, keep the run directory."
     parser = arguments.parser("learner", what, "rookery learner --config pong learner.bind=tcp://127.0.0.1:5700")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where the run is kept (run.dir)")
-    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in the run directory")
+    start = parser.add_mutually_exclusive_group()
+    start.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in the run directory")
+    start.add_argument("--resume-if-found", action="store_true", help="the same where the directory holds a run; else begin it")
     parsed = parser.parse_intermixed_args(argv)
-    if parsed.config is None and parsed.resume and parsed.run_dir is not None:
-        own = RunDirectory(parsed.run_dir).config
-        parsed.config = str(own) if own.is_file() else None  # a run goes on with its own settings
+    goes_on = parsed.resume or parsed.resume_if_found
+    if parsed.config is None and goes_on and parsed.run_dir is not None:
+        own = RunDirectory(parsed.run_dir)
+        parsed.config = str(own.config) if own.begun else None  # a run goes on with its own settings
     loaded = arguments.load(parsed, {}, environ)
     named = loaded.settings.run.dir
     run_dir = parsed.run_dir or (Path(named) if named else None)
-    return Invocation(loaded=loaded, run_dir=run_dir, resume=parsed.resume, debug=parsed.debug)
+    if goes_on and run_dir is None:
+        option = "--resume" if parsed.resume else "--resume-if-found"
+        raise ConfigError("no run to resume", found=f"{option} alone", wanted="the run's directory", fix="set --run-dir to it")
+    resume = parsed.resume or (parsed.resume_if_found and run_dir is not None and RunDirectory(run_dir).begun)
+    return Invocation(loaded=loaded, run_dir=run_dir, resume=resume, linger=parsed.linger, debug=parsed.debug)

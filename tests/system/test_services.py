@@ -83,6 +83,48 @@ def test_a_learner_that_is_killed_and_resumed_finds_its_actors_again(colony, wai
     balances(colony.summary()["ledger"])
 
 
+def test_a_learner_that_is_moved_keeps_its_actors_and_one_that_has_finished_keeps_the_peace(colony, wait, balances):
+    """As under an orchestrator, which starts everything again whenever it ends, with the same words each time.
+
+    Told to end, the learner saves and sends nobody home; the next one goes on. At the end of the run all stay, answer, and
+    restart nothing; who comes late is told that it is over, and stays as well.
+    """
+    words = ("--resume-if-found", "--linger")
+    learner, actor = colony.learner(*words), colony.peer("actor", "actor-0", "--linger")
+    wait(lambda: learner.http.status().get("learner_updates", 0) > 0, "the learner trains")
+    learner.signal(signal.SIGTERM)
+    assert learner.ended(15.0) == 0
+    saved = colony.summary()
+    balances(saved["ledger"])
+    learner = colony.learner(*words)
+    wait(lambda: learner.http.status().get("learner_updates", 0) > saved["learner_updates"], "it goes on")
+    assert learner.http.status()["run_id"] == saved["run_id"]
+    assert actor.process.poll() is None
+    assert actor.http.metric("rookery_actor_reconnects_total") == 1
+    balances(learner.http.status()["ledger"])
+
+    learner.signal(signal.SIGTERM)
+    assert learner.ended(15.0) == 0
+    learner = colony.learner(*words, f"target.env_steps={colony.summary()['env_steps'] + 1000}")
+    wait(lambda: learner.http.status().get("phase") == "finished", "the run is over")
+    late = colony.peer("evaluator", "late", "--linger")
+    services = (learner, actor, late)
+    wait(lambda: all(service.output.count("lingering") == 1 for service in services), "all linger")
+    for service in services:
+        assert service.http.get("/healthz") == (200, b"ok\n")
+        assert service.http.get("/readyz") == (200, b"ok\n")
+    assert actor.http.metric("rookery_actor_connected") == 0.0
+    assert learner.http.metric("rookery_learner_peers_connected", role="actor") == 0.0
+    final = colony.summary()
+    balances(final["ledger"])
+    shown = learner.http.status()
+    timed = {"frames_per_second", "env_steps_per_second", "wall_seconds"}
+    assert {name: shown[name] for name in final.keys() - timed} == {name: final[name] for name in final.keys() - timed}
+    for service in services:
+        service.signal(signal.SIGTERM)
+        assert service.ended(10.0) == 0
+
+
 def test_a_stop_in_the_middle_of_a_long_update_ends_in_time_with_its_work_saved(colony, wait):
     """An update of 800,000 gradient steps: whoever deletes the pod gets a checkpoint, and need not kill the learner."""
     learner = colony.learner("rollout.length=512", "learner.batch=4", "algorithm.epochs=100", "algorithm.minibatch=2")

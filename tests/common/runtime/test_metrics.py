@@ -147,6 +147,16 @@ def test_a_phase_that_interrupts_gives_back_to_the_one_before(clock):
     assert phases.seconds() == {"wait": 5.0, "checkpoint": 2.0}
 
 
+def test_a_loop_that_has_ended_spends_no_more_time(clock):
+    """A service that lingers after its run must not look as if it waited for credit."""
+    phases = Phases(("wait",), clock=clock, help_text="")
+    phases.enter("wait")
+    clock.now += 2.0
+    phases.stop()
+    clock.now += 100.0
+    assert phases.seconds() == {"wait": 2.0}
+
+
 def test_a_phase_of_an_unknown_name_changes_nothing(clock):
     """The mistake must show as itself, not as time counted twice."""
     phases = Phases(("env",), clock=clock, help_text="")

@@ -10,6 +10,8 @@ import pytest
 
 from common.errors import ConfigError, InternalError, ResourceError
 from common.runtime import root
+from common.runtime.health import Health
+from common.runtime.shutdown import Shutdown
 
 pytestmark = pytest.mark.service
 
@@ -69,6 +71,36 @@ def test_an_unexpected_exception_is_code_1_with_its_traceback_though_nothing_was
     assert "rookery CRITICAL unexpected_error" in ended.stderr
     assert "ZeroDivisionError" in ended.stderr
     assert ended.stderr.count("Traceback") == 1
+
+
+def test_who_lingers_is_alive_and_ready_until_the_end_is_asked_for(monkeypatch):
+    """Whoever restarts all that ends must see no reason to, for days."""
+    monkeypatch.setattr(root, "LINGER_SECONDS", 0.001)
+    clock = iter(range(0, 10**6, 10))
+    shutdown, health, answers = Shutdown(), Health(clock=lambda: next(clock)), []
+
+    def look():
+        answers.append((health.liveness().ok, health.readiness().ok))
+        if len(answers) == 3:
+            shutdown.request("SIGTERM")
+
+    root.linger(shutdown, health, look=look)
+    assert answers == [(True, True)] * 3
+
+
+def test_who_lingers_does_not_hide_that_a_part_of_it_has_died(monkeypatch):
+    """The thread that tells peers that the run is over: without it they would wait for ever."""
+    monkeypatch.setattr(root, "LINGER_SECONDS", 0.001)
+    with pytest.raises(InternalError, match="died"):
+        root.linger(Shutdown(), Health(), look=raises(InternalError("the intake thread died")))
+
+
+def test_who_was_told_to_end_does_not_linger():
+    """SIGTERM ended the run: there is nothing to stay for."""
+    shutdown, health = Shutdown(), Health()
+    shutdown.request("SIGTERM")
+    root.linger(shutdown, health, look=raises(InternalError("it lingered")))
+    assert not health.readiness().ok
 
 
 def test_the_command_line_does_not_load_torch_with_this_module():

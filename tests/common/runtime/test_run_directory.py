@@ -96,3 +96,11 @@ def test_resuming_on_a_read_only_folder_is_refused_before_anything_starts(tmp_pa
     monkeypatch.setattr("os.access", lambda path, _: path != tmp_path)
     with pytest.raises(ResourceError, match="read-only"):
         reopen(tmp_path)
+
+
+def test_a_folder_holds_a_run_once_its_configuration_is_there(tmp_path):
+    """Nothing, a folder that is empty, and one that cannot be looked at hold none."""
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "absent", tmp_path, tmp_path / "file" / "run"):
+        assert not RunDirectory(path).begun
+    assert create(tmp_path / "run", config="", command=[]).begun

@@ -209,6 +209,22 @@ def test_who_was_welcomed_says_goodbye_with_the_reason_for_leaving(role, learner
 
 
 @each_role
+def test_who_lingers_outlives_the_run_until_it_is_told_to_end(role, learner, capsys):
+    """Restarted whenever it ends, a pod would greet a run that is over for ever; nor does it knock at the learner meanwhile."""
+    drain = frames(Drain(reason="target reached", deadline_seconds=0.1))
+
+    def answer(message):
+        if isinstance(message, Goodbye):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return {Hello: frames(welcome()), SnapshotWanted: drain}.get(type(message))
+
+    welcoming = learner(answer)
+    assert ROOTS[role].main(["--learner", welcoming.endpoint, "--name", "one", "--linger"]) == 0
+    assert isinstance(welcoming.end()[-1], Goodbye)
+    assert f'{role}_ended reason="target reached"' in capsys.readouterr().err
+
+
+@each_role
 def test_without_a_name_it_gets_one_that_no_other_process_has(role, learner):
     """Eight actors on one machine, started by a loop in a shell."""
     answer = frames(Refusal(code="draining", reason="the run is ending", retry=False))

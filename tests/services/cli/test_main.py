@@ -44,6 +44,8 @@ def called(*words):
         (["config"], ["show|schema|validate"]),
         (["config", "validate", "pong", "algorithm.gamma=2"], ["algorithm.gamma", "found 2"]),
         (["presets", "pong"], ["'pong'"]),
+        (["health"], ["no port to ask", "metrics.port=9100"]),
+        (["health", "9100"], ["'9100'", "section.key=value"]),
     ],
 )
 def test_bad_input_costs_one_line_and_exit_code_2(words, hints, capsys):

@@ -63,7 +63,7 @@ def test_the_evaluator_shows_the_stacks_that_training_sees(autoreset, frame_stac
         seed=1,
         every_seconds=0.0,
         rest=lambda: None,
-        phases=SimpleNamespace(enter=lambda _: None),
+        phases=SimpleNamespace(enter=lambda _: None, stop=lambda: None),
         stopping=lambda: False,
         alive=lambda: None,
         clock=itertools.count().__next__,

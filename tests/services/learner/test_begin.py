@@ -232,3 +232,11 @@ def test_in_lockstep_every_actor_has_credits_for_its_share_and_there_are_no_othe
     invocation, directory, algorithm = begun(*words)
     terms = state(invocation, directory, algorithm)[1].terms
     assert (terms.credits, terms.batch, terms.max_actors, terms.lockstep) == offered
+
+
+def test_a_run_that_goes_on_without_a_checkpoint_keeps_its_id():
+    """Killed in its first minute in a pod that names the preset each time: its actors know the run, and must not be refused."""
+    first = begun()[0].settings.run.id
+    assert identified(parse(["--config", "cartpole", "--run-dir", "run", "--resume-if-found"], {})).settings.run.id == first
+    Path("run/config.yaml").write_text("env: {}\n")
+    assert identified(parse(["--config", "cartpole", "--run-dir", "run", "--resume"], {})).settings.run.id not in ("", first)

@@ -85,6 +85,10 @@ class FakeIntake:
         """Some JSON."""
         return {"peers": []}
 
+    def measure(self):
+        """Remember it."""
+        self.log.append(("measure",))
+
     def finish(self):
         """Remember it."""
         self.log.append(("finish",))
@@ -155,7 +159,7 @@ class Scene:
         self.directory = create(folder / "run", config="run: {}\n", command=["rookery"])
         self.record = RunRecord(settings=self.settings, run_id="run-1", frame_skip=4, started_at=100.0)
         self.metrics, self.saved, self.notes, self.stop = LearnerMetrics(clock=self.clock), [], [], False
-        self.disk_full, self.health = False, Health(clock=self.clock)
+        self.disk_full, self.health, self.comes_back = False, Health(clock=self.clock), False
 
     def save(self, checkpoint):
         """A disk that may be full."""
@@ -176,6 +180,7 @@ class Scene:
             metrics=self.metrics,
             health=self.health,
             stopping=lambda: self.stop,
+            comes_back=self.comes_back,
             clock=self.clock,
             note=lambda event, **fields: self.notes.append((event, fields)),
         )
@@ -300,6 +305,33 @@ def test_who_is_told_to_stop_saves_its_work_and_asks_the_peers_for_little_time(t
     ]
     assert len(scene.saved) == 1
     assert scene.summary["env_steps"] == 0
+
+
+def test_who_comes_back_saves_its_work_and_sends_nobody_home(tmp_path):
+    """A pod is moved: its actors wait for the next learner and send again what it had not taken."""
+    scene = Scene(tmp_path, batch=2)
+    scene.stop = scene.comes_back = True
+    scene.intake.script = [[item(0)]]
+    assert scene.run() == "stopped"
+    ends = scene.intake.said("settle", "drain", "wait", "measure", "finish")
+    assert ends == [("settle", [0], DropReason.RUN_ENDED), ("measure",)]
+    assert len(scene.saved) == 1
+    assert scene.summary["env_steps"] == 0
+    assert scene.record.phase != "finished"
+
+
+def test_who_comes_back_still_sends_the_peers_home_when_the_run_is_over(tmp_path):
+    """The target is reached: there will be no next learner to wait for. Whoever looks later sees the run as it ended."""
+    scene = Scene(tmp_path, env_steps=2048)
+    scene.comes_back, scene.record.env_steps = True, 2048
+    scene.run()
+    assert scene.intake.said("drain", "finish") == [("drain", "env step budget spent", END_SECONDS), ("finish",)]
+    before = scene.metrics.phases.seconds()
+    scene.clock.now += 1000.0
+    assert scene.metrics.phases.seconds() == before
+    status = scene.record.status(scene.intake.figures, scene.clock())
+    assert status["phase"] == "finished"
+    assert status.items() >= (scene.summary | {"frames_per_second": status["frames_per_second"]}).items()
 
 
 def test_a_stop_while_the_last_evaluation_plays_is_hurried(tmp_path):

@@ -150,6 +150,18 @@ def test_rates_fall_while_nothing_is_trained():
     assert rates["run"] == 52.5  # all 1,050 env steps in the 40 s since the run began, times 2 frames
 
 
+def test_the_time_of_a_run_that_is_over_stands_still():
+    """A learner that lingers over the weekend: the run took ten seconds, and nothing is fast any more."""
+    run = record(frame_skip=2)
+    for second in range(100, 111):
+        run.trained(env_steps=50, metrics={})
+        run.tick(float(second))
+    run.finish(110.0)
+    status = run.status(FIGURES, now=99_999.0)
+    assert (status["phase"], status["wall_seconds"], status["env_steps_per_second"]) == ("finished", 10.0, 55.0)
+    assert status["frames_per_second"] == {"last_10s": 0.0, "last_60s": 0.0, "run": 110.0}
+
+
 def test_policy_lag_is_weighted_by_env_steps():
     """A tiny fresh rollout does not make a batch of old ones young."""
     run = record()

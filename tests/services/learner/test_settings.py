@@ -64,3 +64,29 @@ def test_a_run_goes_on_with_its_own_settings(tmp_path):
     (tmp_path / "config.yaml").write_text("env: {num_envs: 3}\nrun: {id: that-run}\n")
     resumed = parse(["--resume", "--run-dir", str(tmp_path)], {}).settings
     assert (resumed.env.num_envs, resumed.run.id) == (3, "that-run")
+
+
+def test_a_run_goes_on_only_if_it_is_found(tmp_path):
+    """A pod starts with the same words for the first and for the tenth time; its volume makes the difference."""
+    words = ["--config", "cartpole", "--resume-if-found", "--run-dir", str(tmp_path)]
+    assert not parse(words, {}).resume
+    (tmp_path / "config.yaml").write_text("env: {num_envs: 3}\n")
+    assert parse(words, {}).resume
+    assert parse(words, {}).settings.env.num_envs == parse(["--config", "cartpole"], {}).settings.env.num_envs
+    assert parse(words[2:], {}).settings.env.num_envs == 3
+
+
+@pytest.mark.parametrize("option", ["--resume", "--resume-if-found"])
+def test_what_goes_on_must_be_named(option):
+    """Without a folder nothing would ever be found, and each restart would begin anew."""
+    with pytest.raises(ConfigError, match=f"no run to resume: found {option} alone.*--run-dir"):
+        parse([option], {})
+    assert not parse(["--resume-if-found", "run.dir=nowhere"], {}).resume
+
+
+def test_there_are_two_ways_to_go_on_and_each_excludes_the_other(tmp_path, capsys):
+    """One insists that there is a run, one does not."""
+    with pytest.raises(SystemExit) as end:
+        parse(["--resume", "--resume-if-found", "--run-dir", str(tmp_path)], {})
+    assert end.value.code == 2
+    assert "not allowed with argument --resume" in capsys.readouterr().err

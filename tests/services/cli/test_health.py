@@ -1,0 +1,109 @@
+"""`rookery health`: what a container runtime hears of the service beside it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from common.errors import ConfigError
+from common.runtime.health import Health
+from common.runtime.http import HttpServer
+from services.cli.__main__ import main
+from services.cli.health import health
+
+pytestmark = pytest.mark.service
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch):
+    """No settings from the tester's own environment."""
+    for name in [name for name in os.environ if name.startswith("ROOKERY_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def service():
+    """A service that has just started, on a port of its own."""
+    state = Health()
+    with HttpServer(host="127.0.0.1", port=0, metrics=lambda: b"", health=state) as server:
+        yield state, server.port
+
+
+def asked(capsys, *words):
+    """Exit code and what was said of `rookery health WORDS`."""
+    code = main(["health", *words])
+    return code, capsys.readouterr().out
+
+
+def test_alive_is_not_ready(service, capsys):
+    """A learner that loads its checkpoint is not to be killed, and not to be sent anybody."""
+    state, port = service
+    assert asked(capsys, f"metrics.port={port}") == (0, "ok\n")
+    assert asked(capsys, f"metrics.port={port}", "--ready") == (1, "starting\n")
+    state.ready()
+    assert asked(capsys, f"metrics.port={port}", "--ready") == (0, "ok\n")
+
+
+def test_a_loop_that_hangs_is_named(service, capsys):
+    """`docker inspect` shows the line: it must say what is wrong."""
+    state, port = service
+    state.tick(doing="trains", within=-1.0)
+    code, said = asked(capsys, f"metrics.port={port}")
+    assert code == 1
+    assert said.startswith("loop has not ticked for ")
+    assert "while it trains" in said
+
+
+def test_nobody_there_is_one_line_and_code_1(capsys):
+    """The service has died, or has not bound its port yet."""
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        code, said = asked(capsys, f"metrics.port={nobody.getsockname()[1]}")
+    assert code == 1
+    assert said.startswith("no answer at 127.0.0.1:")
+    assert said.count("\n") == 1
+
+
+def test_somebody_else_on_the_port_is_not_alive(capsys):
+    """It takes the connection and speaks no HTTP."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer():
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(b"SSH-2.0\r\n")
+
+        other = threading.Thread(target=answer)
+        other.start()
+        code, said = asked(capsys, f"metrics.port={listener.getsockname()[1]}")
+        other.join()
+    assert (code, said.count("\n")) == (1, 1)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
+def test_the_environment_of_the_container_is_enough(service, host):
+    """The health check gets the image's variables, and no command line; what else is set is not its business."""
+    _, port = service
+    environ = {"ROOKERY_METRICS__PORT": str(port), "ROOKERY_METRICS__HOST": host, "ROOKERY_ALGORITHM__REPLAY_CAPACITY": "9000"}
+    assert health(ready=False, overrides=[], environ=environ) == (True, "ok")
+
+
+def test_a_port_that_nobody_can_know_is_bad_input():
+    """A service on any free port cannot be asked: the user hears which setting is missing."""
+    with pytest.raises(ConfigError, match=r"no port to ask.*ROOKERY_METRICS__PORT"):
+        health(ready=False, overrides=[], environ={})
+
+
+def test_it_does_not_load_what_the_services_load():
+    """It runs again and again beside services that have better use for the processor."""
+    program = (
+        "import sys\nfrom services.cli.__main__ import main\nmain(['health', 'metrics.port=1'])\nprint('torch' in sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout.splitlines()[-1] == "False"
