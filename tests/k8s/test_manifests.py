@@ -10,6 +10,7 @@ from pathlib import Path
 
 import kubernetes_validate
 import pytest
+import yaml
 from cloudcoil.models.keda.v1alpha1 import ScaledObject
 from cloudcoil.models.prometheus_operator.v1 import PodMonitor, PrometheusRule
 
@@ -22,6 +23,7 @@ from tests.k8s.manifests import (
     OVERLAYS,
     WORKLOADS,
     combinations,
+    held,
     named,
     of,
     on_top,
@@ -368,7 +370,37 @@ def test_only_actors_wait_in_the_queue(name):
     assert queued == {"Deployment/actor"}
 
 
-def test_every_component_is_on_the_page():
+# -- the page ----------------------------------------------------------------------------------------------------------------
+
+PAGE = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+
+
+def test_every_component_and_overlay_is_on_the_page():
     """A component that nobody hears of is not used."""
-    page = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
-    assert [name for name in [*COMPONENTS, *OVERLAYS] if f"`{name}`" not in page] == []
+    assert [name for name in [*COMPONENTS, *OVERLAYS] if f"`{name}`" not in PAGE] == []
+
+
+@each_overlay
+def test_the_table_of_overlays_is_true(name):
+    """Whoever chooses by the table must get what it says."""
+    (row,) = [line for line in PAGE.splitlines() if line.startswith(f"| `{name}` |")]
+    _, _, learner, actors, components = (cell.strip() for cell in row.strip("|").split("|"))
+    (container,) = named(overlay(name), "StatefulSet", "learner")["spec"]["template"]["spec"]["containers"]
+    assert learner.split()[0] == container["resources"]["limits"]["cpu"]
+    assert int(actors) == named(overlay(name), "Deployment", "actor")["spec"]["replicas"]
+    listed = set(re.findall(r"`([\w-]+)`", components))
+    assert listed - {"cpu"} | (held("cpu") if "cpu" in listed else set()) == held(name)
+
+
+def test_the_overlay_that_the_page_writes_does_what_it_says(tmp_path):
+    """It is the first file that a user copies."""
+    (example,) = re.findall(r"```yaml\n# kustomization.yaml\n(.*?)```", PAGE, re.DOTALL)
+    written = yaml.safe_load(example)
+    (tmp_path / "run.yaml").write_text("env: {id: CartPole-v1}\n")
+    more = {key: value for key, value in written.items() if key not in ("resources", "components")}
+    (below,), components = map(Path, written["resources"]), [Path(component).name for component in written["components"]]
+    manifests = render(on_top(tmp_path, below.name, components=components, **more))
+    assert run_of(manifests)["data"] == {"run.yaml": "env: {id: CartPole-v1}\n"}
+    images = {template["spec"]["containers"][0]["image"].rpartition(":")[0] for _, template in pods(manifests)}
+    assert images == {"registry.example.com/rl/rookery-actor", "registry.example.com/rl/rookery-learner"}
+    assert len(of(manifests, "HorizontalPodAutoscaler")) == 1

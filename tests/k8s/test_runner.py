@@ -117,7 +117,7 @@ def test_a_killed_learner_goes_on_from_its_volume_and_its_actors_stay(cluster):
 
 
 def terminated(cluster, learner, stays):
-    """Let a learner and two actors train, delete all but the actor `stays`: the seconds each took, and the learner that follows."""
+    """Let a learner and two actors train, delete all but the actor `stays`: seconds it took, and the next learner."""
     actor = cluster.start("actor")
     until(lambda: all_ready(learner, actor, stays), "all are ready")
     steps = learner.http.status()["env_steps"]
