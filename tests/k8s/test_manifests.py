@@ -14,6 +14,7 @@ import yaml
 from cloudcoil.models.keda.v1alpha1 import ScaledObject
 from cloudcoil.models.prometheus_operator.v1 import PodMonitor, PrometheusRule
 
+from common.runtime.bottleneck import WAITING
 from common.runtime.config import load
 from tests.k8s.manifests import (
     AWAITED,
@@ -330,6 +331,17 @@ def test_who_scales_the_actors_has_the_only_say(component):
     manifests = overlay("cpu", component)
     assert "replicas" not in named(manifests, "Deployment", "actor")["spec"]
     assert named(overlay("cpu"), "Deployment", "actor")["spec"]["replicas"] == 4
+
+
+@each_overlay
+def test_the_queries_mean_this_run_and_wait_as_the_bottleneck_rule_does(name):
+    """Figures of another run in the same Prometheus would scale this one; another threshold would be a second opinion."""
+    (scaler,) = of(overlay(name, "autoscaling-keda"), "ScaledObject")
+    queries = [trigger["metadata"]["query"] for trigger in scaler["spec"]["triggers"]]
+    metrics = re.findall(r"rookery_\w+(\{.*?\})", "".join(queries))
+    assert len(metrics) == 7
+    assert all(f'namespace="{scaler["metadata"]["namespace"]}"' in matchers for matchers in metrics)
+    assert set(re.findall(r"(?:>=|<) bool ([\d.]+)", "".join(queries))) == {f"{WAITING:g}"}
 
 
 @each_overlay
