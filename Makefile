@@ -8,9 +8,17 @@ ARGS   ?=
 PRESETS ?= pong cartpole
 OVERLAY ?= local
 
+VERSION     := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+IMAGES      ?= actor learner
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# What of the build may be chosen, as `make images NAME=VALUE`; docs/containers.md.
+CHOICES     := BASE_IMAGE PIP_INDEX_URL PIP_NO_INDEX TORCH_INDEX
+COMPOSE     ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
+
 .DEFAULT_GOAL := help
 .PHONY: help setup mujoco train test test-pure test-wire test-service test-system check format learning lockstep clean
 .PHONY: k8s-render k8s-validate k8s-soak
+.PHONY: images wheels up down logs test-docker
 .PHONY: bench bench-throughput bench-transport bench-replay bench-a3c bench-td3
 
 help: ## print this
@@ -32,7 +40,7 @@ train: $(STAMP) ## learn Pong to 18 points on this machine (PRESET=cartpole ARGS
 
 test: $(STAMP) ## all four rings of tests, with branch coverage
 	$(BIN)/coverage erase
-	$(BIN)/pytest --cov --cov-report=term:skip-covered $(ARGS)
+	$(BIN)/pytest -m "not docker" --cov --cov-report=term:skip-covered $(ARGS)
 
 test-pure: $(STAMP) ## the ring without sockets, files or threads: seconds
 	$(BIN)/pytest -m pure $(ARGS)
@@ -54,6 +62,8 @@ k8s-validate: $(STAMP) ## every overlay with every component: valid, restricted,
 
 k8s-soak: $(STAMP) ## end an actor and a learner twenty times each as a cluster does (about ten minutes)
 	SOAK=20 $(BIN)/pytest tests/k8s/test_runner.py -k terminat $(ARGS)
+test-docker: $(STAMP) ## the images and compose on a real Docker Engine; skipped where there is none
+	$(BIN)/pytest -m docker tests/docker $(ARGS)
 
 check: $(STAMP) ## lint, format, types, import contracts
 	$(BIN)/ruff check .
@@ -64,6 +74,27 @@ check: $(STAMP) ## lint, format, types, import contracts
 format: $(STAMP) ## rewrite the sources as `check` wants them
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+images: ## build the container images (IMAGES="learner-gpu" to choose; see docs/containers.md)
+	for image in $(IMAGES); do \
+	  docker build --file docker/Dockerfile --target $$image --tag rookery-$$image:$(VERSION) \
+	    --label org.opencontainers.image.version=$(VERSION) \
+	    --label org.opencontainers.image.revision=$$(git describe --always --dirty 2>/dev/null || echo unknown) \
+	    $(foreach name,$(CHOICES),$(if $($(name)),--build-arg $(name)=$($(name)))) $(ARGS) . || exit 1; \
+	done
+
+wheels: ## put what the images install into docker/wheels, for `make images PIP_NO_INDEX=1`
+	$(PYTHON) docker/requirements.py | $(PYTHON) -m pip download --quiet --dest docker/wheels --only-binary :all: \
+	  --constraint requirements.lock $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --requirement /dev/stdin 'setuptools>=77'
+
+up: ## start a run in containers (PRESET=cartpole ARGS="--scale actor=8" to change); Grafana: localhost:3000
+	PRESET=$(PRESET) $(COMPOSE) --file docker/compose.yaml up --detach $(ARGS)
+
+down: ## end it; the run is kept (ARGS=--volumes to forget it)
+	$(COMPOSE) --file docker/compose.yaml down $(ARGS)
+
+logs: ## what its containers say
+	$(COMPOSE) --file docker/compose.yaml logs --follow $(ARGS)
 
 bench: bench-throughput bench-transport bench-replay bench-a3c ## all benchmarks below (half an hour; the machine must be idle)
 

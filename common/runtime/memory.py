@@ -24,9 +24,18 @@ def _of_machine(meminfo: Path) -> int | None:
 
 
 def _of_container(cgroup: Path) -> int | None:
-    """Limit less use, of version 2 control groups; None where there is no limit ("max")."""
+    """Limit less use, of version 2 control groups or of version 1; None where there is no limit."""
+    left = _left(cgroup, limit="memory.max", use="memory.current", cache="inactive_file")
+    if left is not None:
+        return left
+    return _left(cgroup / "memory", limit="memory.limit_in_bytes", use="memory.usage_in_bytes", cache="total_inactive_file")
+
+
+def _left(cgroup: Path, *, limit: str, use: str, cache: str) -> int | None:
+    """What is left of the limit; files read and not in use any more are given up when memory is wanted, and count as free."""
     try:
-        limit, used = (int((cgroup / name).read_text(encoding="ascii")) for name in ("memory.max", "memory.current"))
+        most, used = (int((cgroup / name).read_text(encoding="ascii")) for name in (limit, use))
+        found = re.search(rf"^{cache} (\d+)$", (cgroup / "memory.stat").read_text(encoding="ascii"), re.MULTILINE)
     except (OSError, ValueError):
         return None
-    return max(0, limit - used)
+    return max(0, most - used + (int(found[1]) if found else 0))

@@ -36,6 +36,7 @@ from common.units import Seconds
 from common.wire.messages import Welcome
 
 WAIT_SECONDS: Seconds = 0.1
+TELL_SECONDS: Seconds = 10.0  # between two lines of who waits for a learner
 BUILD_SECONDS: Seconds = 300.0  # for the environments and the policy: a simulator may take its time
 _log = logs.EventLog(__name__)
 
@@ -126,7 +127,7 @@ def _serve(role: str, invocation: Invocation, *, niceness: int, metrics: Service
         _log.info(f"{role}_started", learner=own.learner, metrics=http.url)
         session = ActorSide(_identity(role, own.name))
         link = Link(transport=transport, session=session, clock=time.monotonic, note=_log.note)
-        welcome = _welcomed(link, shutdown, health)
+        welcome = _welcomed(link, own.learner, shutdown, health)
         reason = link.drain.reason if link.drain else shutdown.reason
         if welcome is not None:
             run = RunConfig.from_json(welcome.config)
@@ -150,9 +151,13 @@ def _identity(role: str, name: str) -> Identity:
     return Identity(role=role, name=known, incarnation=time.time_ns(), software=version("rookery"))
 
 
-def _welcomed(link: Link, shutdown: Shutdown, health: Health) -> Welcome | None:
-    """Greet until the learner answers; None where it is time to leave before that."""
+def _welcomed(link: Link, address: str, shutdown: Shutdown, health: Health) -> Welcome | None:
+    """Greet until the learner answers, however long that takes; None where it is time to leave before that."""
+    told_at = time.monotonic()
     while link.welcome is None:
+        if time.monotonic() - told_at >= TELL_SECONDS:
+            told_at = time.monotonic()
+            _log.warning("no_learner_yet", learner=address, consequence="this peer waits for it")
         link.service(WAIT_SECONDS)
         health.tick(doing="waits for the learner")
         if shutdown.requested or link.drain:

@@ -1,0 +1,144 @@
+"""The files in docker/, read as the tools read them that run them; no engine is needed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from common.runtime.tree import Settings
+
+pytestmark = pytest.mark.pure
+
+ROOT = Path(__file__).parents[2]
+DOCKER = ROOT / "docker"
+COMPOSE = yaml.safe_load((DOCKER / "compose.yaml").read_text())
+OURS = ("learner", "actor", "evaluator")
+DIGESTS = "CL-0019"  # wants digests: none can be known before there is a registry, and who mirrors the images pins their own
+
+
+def tool(name, *words):
+    """Run a tool that came with the development dependencies."""
+    program = Path(sys.executable).parent / name
+    return subprocess.run([program, *words], capture_output=True, text=True, cwd=ROOT, check=False)
+
+
+def test_hadolint_finds_nothing():
+    """The Dockerfile is as those expect it who read many."""
+    done = tool("hadolint", "docker/Dockerfile")
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_the_compose_file_fits_its_schema():
+    """What one version of compose forgives another refuses."""
+    done = tool("check-jsonschema", "--builtin-schema", "vendor.compose-spec", "docker/compose.yaml")
+    assert done.returncode == 0, done.stdout
+
+
+def test_compose_lint_finds_nothing():
+    """Capabilities, privileges, limits, ports: each service is as hard as it can be."""
+    report = json.loads(tool("compose-lint", "check", "--format", "json", "docker/compose.yaml").stdout)
+    found = [finding for finding in report["findings"] if finding["rule_id"] != DIGESTS]
+    assert found == []
+
+
+def test_docker_compose_1_29_reads_it_too():
+    """Debian's own compose is old, and needs no plugin."""
+    if shutil.which("docker-compose") is None:
+        pytest.skip("no docker-compose here")
+    words = ["docker-compose", "--file", "docker/compose.yaml", "config", "--services"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert set(OURS) <= set(done.stdout.split())
+
+
+def test_every_port_is_on_loopback():
+    """Nothing is encrypted and nobody is authenticated: the laptop's network must not see it."""
+    ports = [port for service in COMPOSE["services"].values() for port in service.get("ports", [])]
+    assert ports
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+    assert "ports" not in COMPOSE["services"]["actor"]  # or a second one could not start
+
+
+def test_variables_in_compose_are_settings():
+    """A variable that no setting reads would be silently without effect."""
+    text = (DOCKER / "compose.yaml").read_text() + (DOCKER / "Dockerfile").read_text()
+    names = set(re.findall(r"ROOKERY_([A-Z]+)__([A-Z_]+)", text))
+    assert names >= {("METRICS", "PORT"), ("LEARNER", "BIND")}
+    settings = Settings()
+    for section, key in names:
+        assert hasattr(getattr(settings, section.lower()), key.lower()), f"{section}__{key}"
+
+
+def test_prometheus_looks_for_every_service_where_it_is():
+    """The service's name in compose, the port of the image, the job that rules and dashboards ask for."""
+    config = yaml.safe_load((DOCKER / "prometheus.yml").read_text())
+    (port,) = set(re.findall(r"ROOKERY_METRICS__PORT=(\d+)", (DOCKER / "Dockerfile").read_text()))
+    jobs = {job["job_name"]: job["dns_sd_configs"] for job in config["scrape_configs"]}
+    assert set(jobs) == set(OURS)
+    for name, (lookup,) in jobs.items():
+        assert (lookup["names"], lookup["type"], lookup["port"]) == ([name], "A", int(port))
+        assert name in COMPOSE["services"]
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool here (Debian's prometheus package has it)")
+def test_promtool_finds_nothing(tmp_path):
+    """The configuration as Prometheus reads it in its container, with the rules that are mounted beside it."""
+    shutil.copy(DOCKER / "prometheus.yml", tmp_path)
+    mounted = {volume.split(":")[1]: volume.split(":")[0] for volume in COMPOSE["services"]["prometheus"]["volumes"]}
+    rules = (DOCKER / mounted["/etc/prometheus/monitoring"] / "rules.yml").resolve()
+    if not rules.is_file():
+        pytest.skip("no rules here yet")
+    (tmp_path / "monitoring").mkdir()
+    shutil.copy(rules, tmp_path / "monitoring")
+    words = ["promtool", "check", "config", str(tmp_path / "prometheus.yml")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_grafana_has_the_datasource_and_the_home_that_dashboards_expect():
+    """Dashboards choose their datasource by this uid; the provider reads the folder that compose mounts."""
+    (source,) = yaml.safe_load((DOCKER / "grafana/datasources/prometheus.yaml").read_text())["datasources"]
+    assert (source["uid"], source["url"]) == ("prometheus", "http://prometheus:9090")
+    grafana = COMPOSE["services"]["grafana"]
+    mounted = {volume.split(":")[1]: volume.split(":")[0] for volume in grafana["volumes"]}
+    (provider,) = yaml.safe_load((DOCKER / "grafana/dashboards/rookery.yaml").read_text())["providers"]
+    folder = provider["options"]["path"]
+    home = Path(grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    assert str(home.parent) == folder
+    dashboards = (DOCKER / mounted[folder]).resolve()
+    if not dashboards.is_dir():
+        pytest.skip("no dashboards here yet")
+    assert json.loads((dashboards / home.name).read_text())["title"]
+
+
+def test_what_an_image_installs_is_what_the_project_needs():
+    """One list, in pyproject.toml; an actor is spared what only the learner needs, and a slip in its name is told."""
+    every = tool("python", "docker/requirements.py").stdout.splitlines()
+    assert any(line.startswith("torch==") for line in every)
+    actors = tool("python", "docker/requirements.py", "matplotlib", "tensorboard").stdout.splitlines()
+    assert [line.split(">")[0] for line in every if line not in actors] == ["matplotlib", "tensorboard"]
+    slip = tool("python", "docker/requirements.py", "tensorbord")
+    assert slip.returncode == 1
+    assert "not among the dependencies in pyproject.toml: tensorbord" in slip.stderr
+
+
+def test_only_what_the_images_need_goes_to_the_builder():
+    """A file that is copied and not sent fails the build; a run directory that is sent makes it slow."""
+    kept = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    copied = [
+        word
+        for line in (DOCKER / "Dockerfile").read_text().splitlines()
+        if line.startswith("COPY ") and "--from" not in line
+        for word in line.split()[1:-1]
+    ]
+    assert copied
+    for word in copied:
+        assert any(line == word or line.startswith(f"{word}/") for line in kept), word
+    assert (ROOT / ".dockerignore").read_text().splitlines()[1] == "*"
