@@ -122,7 +122,7 @@ def test_a_learner_that_is_moved_keeps_its_actors_and_one_that_has_finished_keep
     assert {name: shown[name] for name in final.keys() - timed} == {name: final[name] for name in final.keys() - timed}
     for service in services:
         service.signal(signal.SIGTERM)
-        assert service.ended(10.0) == 0
+        assert service.ended() == 0
 
 
 def test_a_stop_in_the_middle_of_a_long_update_ends_in_time_with_its_work_saved(colony, wait):
