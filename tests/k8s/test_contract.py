@@ -77,7 +77,11 @@ def test_every_variable_that_is_named_sets_something(path):
     """A misspelt variable is no error anywhere: the setting keeps its default."""
     named_here = set(re.findall(rf"\b{ENV_PREFIX}[A-Z0-9_]+\b", path.read_text(encoding="utf-8"))) - PLACEHOLDERS - AWAITED
     for name in named_here:
-        assert known(name), name
+        if "__" in name:
+            assert known(name), name
+        else:  # none of a setting, unless it lacks an underscore
+            section, _, key = name.removeprefix(ENV_PREFIX).partition("_")
+            assert not known(f"{ENV_PREFIX}{section}__{key}"), name
 
 
 def test_what_is_awaited_is_not_there_yet():
@@ -136,6 +140,21 @@ def test_every_path_that_is_probed_is_answered():
     with HttpServer(host="127.0.0.1", port=0, metrics=bytes, health=Health()) as server:
         answers = {path: Http(server.port).get(path)[0] for path in probed}
     assert answers == {"/healthz": 200, "/readyz": 503}
+
+
+@each_overlay
+def test_the_images_are_what_the_manifests_take_them_for(name):
+    """The command of a pod is the words after the image's entry point, and its user must own the files it was built with."""
+    dockerfile = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8")
+    assert re.findall(r"^ENTRYPOINT (.*)$", dockerfile, re.MULTILINE) == ['["rookery"]']
+    targets = set(re.findall(r"^FROM \S+ AS (\S+)$", dockerfile, re.MULTILINE))
+    (user,) = re.findall(r"^USER (\d+):(\d+)$", dockerfile, re.MULTILINE)
+    for manifest in of(overlay(name), *WORKLOADS):
+        pod = manifest["spec"]["template"]["spec"]
+        assert (str(pod["securityContext"]["runAsUser"]), str(pod["securityContext"]["runAsGroup"])) == user
+        (container,) = pod["containers"]
+        assert container["image"].partition(":")[0].removeprefix("rookery-") in targets
+        assert container["args"][0] in SERVICES
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
