@@ -20,6 +20,7 @@ K8S = Path(__file__).parents[2] / "k8s"
 OVERLAYS = sorted(path.parent.name for path in (K8S / "overlays").glob("*/kustomization.yaml"))
 COMPONENTS = sorted(path.parent.name for path in (K8S / "components").glob("*/kustomization.yaml"))
 WORKLOADS = ("StatefulSet", "Deployment")
+AWAITED = {"ROOKERY_LEARNER__DEVICE"}  # the component gpu sets it, and no service knows it yet
 CUSTOM = ("keda.sh/", "monitoring.coreos.com/")  # groups of custom resources: their schema is not Kubernetes' own
 
 
@@ -90,6 +91,12 @@ def of(manifests: Iterable[Manifest], *kinds: str) -> list[Manifest]:
 def named(manifests: Iterable[Manifest], kind: str, name: str) -> Manifest:
     """The one of this kind and name."""
     (found,) = [manifest for manifest in of(manifests, kind) if manifest["metadata"]["name"] == name]
+    return found
+
+
+def run_of(manifests: Iterable[Manifest]) -> Manifest:
+    """The ConfigMap that holds the run; its name ends in a hash."""
+    (found,) = [manifest for manifest in of(manifests, "ConfigMap") if manifest["metadata"]["name"].startswith("run-")]
     return found
 
 

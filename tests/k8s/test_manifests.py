@@ -10,22 +10,27 @@ from pathlib import Path
 
 import kubernetes_validate
 import pytest
+import yaml
 from cloudcoil.models.keda.v1alpha1 import ScaledObject
 from cloudcoil.models.prometheus_operator.v1 import PodMonitor, PrometheusRule
 
+from common.runtime.bottleneck import WAITING
 from common.runtime.config import load
 from tests.k8s.manifests import (
+    AWAITED,
     COMPONENTS,
     CUSTOM,
     K8S,
     OVERLAYS,
     WORKLOADS,
     combinations,
+    held,
     named,
     of,
     on_top,
     overlay,
     render,
+    run_of,
     title,
 )
 
@@ -120,7 +125,7 @@ def test_everything_lives_in_the_namespace_of_the_overlay(combination):
 
 
 def test_the_run_is_the_preset_pong():
-    """kustomize reads no file outside of its folder, so this is a copy; it must not become another run."""
+    """A kustomization reads no file outside of its folder, so this is a copy; it must not become another run."""
     assert (K8S / "base" / "run.yaml").read_bytes() == (ROOT / "presets" / "pong.yaml").read_bytes()
 
 
@@ -128,16 +133,13 @@ def test_the_run_is_the_preset_pong():
 def test_the_learner_would_accept_the_run_with_the_environment_of_its_pod(name, tmp_path):
     """A run that is refused crash-loops, however valid the YAML around it is."""
     manifests = overlay(name)
-    (config,) = of(manifests, "ConfigMap")
+    config = run_of(manifests)
     (container,) = named(manifests, "StatefulSet", "learner")["spec"]["template"]["spec"]["containers"]
     environ = {variable["name"]: variable["value"] for variable in container["env"] if "value" in variable}
-    known = {key: value for key, value in environ.items() if key not in PROMISED}
+    known = {key: value for key, value in environ.items() if key not in AWAITED}
     (tmp_path / "run.yaml").write_text(config["data"]["run.yaml"])
     settings = load(preset=str(tmp_path / "run.yaml"), environ=known).settings
     assert (settings.learner.bind, settings.metrics.port) == ("tcp://0.0.0.0:5700", 9100)
-
-
-PROMISED = {"ROOKERY_LEARNER__DEVICE"}
 
 
 def test_a_run_of_ones_own_replaces_it_and_rolls_the_learner(tmp_path):
@@ -145,14 +147,14 @@ def test_a_run_of_ones_own_replaces_it_and_rolls_the_learner(tmp_path):
     (tmp_path / "run.yaml").write_text("env: {id: CartPole-v1}\n")
     generator = {"name": "run", "behavior": "replace", "files": ["run.yaml"]}
     manifests = render(on_top(tmp_path, "local", configMapGenerator=[generator]))
-    (config,) = of(manifests, "ConfigMap")
+    config = run_of(manifests)
     assert config["data"] == {"run.yaml": "env: {id: CartPole-v1}\n"}
     mounted = [
         volume["configMap"]["name"]
         for volume in named(manifests, "StatefulSet", "learner")["spec"]["template"]["spec"]["volumes"]
         if "configMap" in volume
     ]
-    assert mounted == [config["metadata"]["name"]] != [of(overlay("local"), "ConfigMap")[0]["metadata"]["name"]]
+    assert mounted == [config["metadata"]["name"]] != [run_of(overlay("local"))["metadata"]["name"]]
 
 
 def test_the_images_have_the_version_of_the_project():
@@ -205,9 +207,9 @@ def test_pods_can_write_only_where_they_must_and_cannot_speak_to_the_cluster(com
         assert pod["enableServiceLinks"] is False, who
         volumes = {volume["name"]: volume for volume in pod["volumes"]}
         mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
-        assert volumes[mounts["/tmp"]["name"]]["emptyDir"]["sizeLimit"], who  # noqa: S108
+        assert volumes[mounts["/tmp"]["name"]]["emptyDir"]["sizeLimit"], who
         writable = {path for path, mount in mounts.items() if not mount.get("readOnly")}
-        assert writable == ({"/tmp", "/var/lib/rookery"} if who == "StatefulSet/learner" else {"/tmp"}), who  # noqa: S108
+        assert writable == ({"/tmp", "/var/lib/rookery"} if who == "StatefulSet/learner" else {"/tmp"}), who
 
 
 @each_overlay
@@ -332,6 +334,17 @@ def test_who_scales_the_actors_has_the_only_say(component):
 
 
 @each_overlay
+def test_the_queries_mean_this_run_and_wait_as_the_bottleneck_rule_does(name):
+    """Figures of another run in the same Prometheus would scale this one; another threshold would be a second opinion."""
+    (scaler,) = of(overlay(name, "autoscaling-keda"), "ScaledObject")
+    queries = [trigger["metadata"]["query"] for trigger in scaler["spec"]["triggers"]]
+    metrics = re.findall(r"rookery_\w+(\{.*?\})", "".join(queries))
+    assert len(metrics) == 7
+    assert all(f'namespace="{scaler["metadata"]["namespace"]}"' in matchers for matchers in metrics)
+    assert set(re.findall(r"(?:>=|<) bool ([\d.]+)", "".join(queries))) == {f"{WAITING:g}"}
+
+
+@each_overlay
 def test_the_cpu_that_scales_actors_can_be_reached(name):
     """A target above their limit would never ask for one more."""
     manifests = overlay(name, "autoscaling-hpa")
@@ -369,7 +382,37 @@ def test_only_actors_wait_in_the_queue(name):
     assert queued == {"Deployment/actor"}
 
 
-def test_every_component_is_on_the_page():
+# -- the page ----------------------------------------------------------------------------------------------------------------
+
+PAGE = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+
+
+def test_every_component_and_overlay_is_on_the_page():
     """A component that nobody hears of is not used."""
-    page = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
-    assert [name for name in [*COMPONENTS, *OVERLAYS] if f"`{name}`" not in page] == []
+    assert [name for name in [*COMPONENTS, *OVERLAYS] if f"`{name}`" not in PAGE] == []
+
+
+@each_overlay
+def test_the_table_of_overlays_is_true(name):
+    """Whoever chooses by the table must get what it says."""
+    (row,) = [line for line in PAGE.splitlines() if line.startswith(f"| `{name}` |")]
+    _, _, learner, actors, components = (cell.strip() for cell in row.strip("|").split("|"))
+    (container,) = named(overlay(name), "StatefulSet", "learner")["spec"]["template"]["spec"]["containers"]
+    assert learner.split()[0] == container["resources"]["limits"]["cpu"]
+    assert int(actors) == named(overlay(name), "Deployment", "actor")["spec"]["replicas"]
+    listed = set(re.findall(r"`([\w-]+)`", components))
+    assert listed - {"cpu"} | (held("cpu") if "cpu" in listed else set()) == held(name)
+
+
+def test_the_overlay_that_the_page_writes_does_what_it_says(tmp_path):
+    """It is the first file that a user copies."""
+    (example,) = re.findall(r"```yaml\n# kustomization.yaml\n(.*?)```", PAGE, re.DOTALL)
+    written = yaml.safe_load(example)
+    (tmp_path / "run.yaml").write_text("env: {id: CartPole-v1}\n")
+    more = {key: value for key, value in written.items() if key not in ("resources", "components")}
+    (below,), components = map(Path, written["resources"]), [Path(component).name for component in written["components"]]
+    manifests = render(on_top(tmp_path, below.name, components=components, **more))
+    assert run_of(manifests)["data"] == {"run.yaml": "env: {id: CartPole-v1}\n"}
+    images = {template["spec"]["containers"][0]["image"].rpartition(":")[0] for _, template in pods(manifests)}
+    assert images == {"registry.example.com/rl/rookery-actor", "registry.example.com/rl/rookery-learner"}
+    assert len(of(manifests, "HorizontalPodAutoscaler")) == 1

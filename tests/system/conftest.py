@@ -51,14 +51,14 @@ def until(happened: Callable[[], Any], what: str, seconds: float = DEADLINE) -> 
 class Http:
     """What a service answers on its port."""
 
-    def __init__(self, port: int) -> None:
-        """Nothing is asked yet."""
-        self.url = f"http://127.0.0.1:{port}"
+    def __init__(self, port: int, *, host: str = "127.0.0.1", seconds: float = 5.0) -> None:
+        """Nothing is asked yet; an answer is awaited for `seconds`."""
+        self.url, self._seconds = f"http://{host}:{port}", seconds
 
     def get(self, path: str) -> tuple[int, bytes]:
         """Status and body; (0, b"") where nobody answers."""
         try:
-            with urllib.request.urlopen(self.url + path, timeout=5.0) as answer:
+            with urllib.request.urlopen(self.url + path, timeout=self._seconds) as answer:
                 return answer.status, answer.read()
         except urllib.error.HTTPError as error:
             with error:
