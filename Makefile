@@ -8,8 +8,8 @@ ARGS   ?=
 PRESETS ?= pong cartpole
 
 .DEFAULT_GOAL := help
-.PHONY: help setup mujoco train test test-pure test-wire test-service test-system check format learning lockstep monitoring clean
-.PHONY: bench bench-throughput bench-transport bench-replay bench-a3c bench-td3
+.PHONY: help setup mujoco train test test-pure test-wire test-service test-system check format learning lockstep clean
+.PHONY: bench bench-throughput bench-transport bench-replay bench-a3c bench-td3 monitoring
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ format: $(STAMP) ## rewrite the sources as `check` wants them
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+monitoring: $(STAMP) ## write alert rules and dashboards again, after a change in common/monitoring
+	$(BIN)/python -m common.monitoring
+
 bench: bench-throughput bench-transport bench-replay bench-a3c ## all benchmarks below (half an hour; the machine must be idle)
 
 bench-throughput: $(STAMP) ## a preset of each algorithm against its floor (ARGS="--preset pong-dqn" for one)
@@ -76,9 +79,6 @@ learning: $(STAMP) ## runs of three seeds behind the learning claims (PRESETS="p
 
 lockstep: $(STAMP) ## two runs of one seed end with the same weights, on a machine loaded at random (about ten minutes)
 	$(BIN)/python -m benchmarks.lockstep
-
-monitoring: $(STAMP) ## write alert rules and dashboards again, after a change in common/monitoring
-	$(BIN)/python -m common.monitoring
 
 clean: ## remove .venv, caches and build leftovers (runs/ stays)
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.* htmlcov

@@ -9,14 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from common.errors import DropReason
-from common.monitoring.thresholds import WAITING
+from common.monitoring.thresholds import WAITING, WIRE
 from common.runtime.bottleneck import Kind
 
 ORDINARY_DROPS = (DropReason.DUPLICATE, DropReason.ROLLED_BACK, DropReason.UNFINISHED, DropReason.RUN_ENDED)
 """What is dropped where nothing is wrong: what came twice, what a resume costs, and what the end of an actor or a run cuts."""
 
-BOTTLENECKS = (Kind.BALANCED, Kind.LEARNER, Kind.ACTOR, Kind.PACE)
-"""What the values of `bottleneck` mean: its bits are `actors wait` and `the learner waits`."""
+UNREADABLE_DROPS = (DropReason.DECODE, DropReason.SCHEMA, DropReason.NON_FINITE)
+"""What no peer of this run would send."""
+
+BOTTLENECKS = (Kind.BALANCED, Kind.LEARNER, Kind.ACTOR, Kind.PACE, Kind.NETWORK)
+"""What the values of `bottleneck` mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +63,23 @@ def _share(scope: Scope, metric: str, matchers: str, *, by: str = "namespace") -
     return f"{scope.total(metric, matchers, by=by)} / {scope.total(metric, by=by)}"
 
 
-def bottleneck(learner_waits: str, actors_wait: str) -> str:
+def on_the_wire(scope: Scope) -> str:
+    """Part of the time that messages are under way which they do not spend in the learner's queue."""
+    queued = scope.total("rookery_learner_queue_seconds_total")
+    return f"1 - {queued} / {scope.total('rookery_actor_unacknowledged_seconds_total')}"
+
+
+def bottleneck(learner_waits: str, actors_wait: str, on_the_wire: str) -> str:
     """Index into `BOTTLENECKS`, by the rule of `common.runtime.bottleneck`; no series while nothing is known of the learner.
 
     Where nothing is known of the actors the learner alone decides.
     """
-    at_least = f">= bool {WAITING.value:g}"
+    waiting = f"{WAITING.value:g}"
     learner, actors = (f"(({share}) >= 0)" for share in (learner_waits, actors_wait))  # NaN, of 0 / 0 seconds, is left out
-    held = f"({actors} {at_least} or on (namespace) {learner} < bool {WAITING.value:g})"
-    return f"2 * ({learner} {at_least}) + on (namespace) {held}"
+    both = f"{learner} >= {waiting} and on (namespace) {actors} >= {waiting}"
+    network = f"0 * ({both} and on (namespace) ({on_the_wire}) >= {WIRE.value:g}) + {BOTTLENECKS.index(Kind.NETWORK)}"
+    held = f"({actors} >= bool {waiting} or on (namespace) {learner} < bool {waiting})"
+    return f"{network} or on (namespace) 2 * ({learner} >= bool {waiting}) + on (namespace) {held}"
 
 
 def appetite(scope: Scope) -> str:

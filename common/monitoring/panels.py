@@ -107,12 +107,11 @@ def _steps(limit: Threshold | None, *, coloured: bool) -> list[dict[str, Any]]:
     return [{"color": below, "value": None}, {"color": above, "value": limit.value}]
 
 
-def stat(title: str, description: str, query: Query, *, unit: str, limit: Threshold | None = None,
-         words: Sequence[str] = (), width: int = 4) -> Panel:  # fmt: skip
+def stat(
+    title: str, description: str, query: Query, *, unit: str, limit: Threshold | None = None, words: Sequence[str] = ()
+) -> Panel:
     """A number, with its recent course behind it."""
-    return Panel(
-        kind="stat", title=title, description=description, queries=[query], unit=unit, limit=limit, words=words, width=width
-    )
+    return Panel(kind="stat", title=title, description=description, queries=[query], unit=unit, limit=limit, words=words, width=4)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ APPETITE = "namespace:rookery_learner_appetite_env_steps:rate5m"
 WANTED = "namespace:rookery_actors_wanted:rate5m"
 LEARNER_WAITS = "namespace:rookery_learner_wait:share5m"
 ACTORS_WAIT = "namespace:rookery_actor_credit_wait:share5m"
+ON_THE_WIRE = "namespace:rookery_messages_on_the_wire:share5m"
 BOTTLENECK = "namespace:rookery_bottleneck:kind5m"
 ACTOR_RATE = "namespace_instance:rookery_actor_env_steps:rate5m"
 LAG = "namespace:rookery_learner_policy_lag:share_p95_5m"
@@ -37,7 +38,8 @@ RECORDED = {  # name -> expression; a rule comes after those that it reads
     WANTED: figures.actors_wanted(ALL),
     LEARNER_WAITS: figures.learner_waits(ALL),
     ACTORS_WAIT: figures.actors_wait(ALL),
-    BOTTLENECK: figures.bottleneck(LEARNER_WAITS, ACTORS_WAIT),
+    ON_THE_WIRE: figures.on_the_wire(ALL),
+    BOTTLENECK: figures.bottleneck(LEARNER_WAITS, ACTORS_WAIT, ON_THE_WIRE),
     ACTOR_RATE: figures.actor_rates(ALL),
     LAG: figures.policy_lag_share(ALL),
     QUEUE: figures.queue_fill(ALL),
@@ -143,7 +145,7 @@ ALERTS = (
     ),
     Alert(
         name="DecodeErrors",
-        figure='increase(rookery_learner_messages_dropped_total{reason=~"decode|schema|non_finite"}[10m])',
+        figure=f'increase(rookery_learner_messages_dropped_total{{reason=~"{"|".join(figures.UNREADABLE_DROPS)}"}}[10m])',
         bad=limits.BAD_MESSAGES.comparison,
         lasting="0m",
         severity="warning",
@@ -165,8 +167,7 @@ ALERTS = (
         name="ActorStraggler",
         figure=figures.beside_the_median(ACTOR_RATE),
         bad=limits.STRAGGLER.comparison,
-        # Of two actors neither is the odd one out.
-        only=[TRAINS, f"and on (namespace) count by (namespace) ({ACTOR_RATE}) >= 3"],
+        only=[TRAINS, f"and on (namespace) count by (namespace) ({ACTOR_RATE}) >= {limits.STRAGGLER_ACTORS}"],
         lasting="10m",
         severity="warning",
         summary="An actor is much slower than the others",

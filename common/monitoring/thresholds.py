@@ -33,6 +33,12 @@ WAITING = Threshold(
     unit="share of time",
     why="a side that waits more is held up by the other; jitter alone makes a few per cent",
 )
+WIRE = Threshold(
+    name="on the wire",
+    value=bottleneck.ON_THE_WIRE,
+    unit="share of the time that messages are under way",
+    why="where both sides wait and messages are mostly between them, the network holds them up",
+)
 STARVED = Threshold(
     name="starved",
     value=0.5,
@@ -121,7 +127,10 @@ THROUGHPUT = Threshold(
     below=True,
 )
 
+STRAGGLER_ACTORS = 3
+"""Of fewer actors neither is the odd one out."""
+
 TABLE = (
-    WAITING, STARVED, SATURATED, STALLED, LAG, DROPPED, BAD_MESSAGES,
+    WAITING, WIRE, STARVED, SATURATED, STALLED, LAG, DROPPED, BAD_MESSAGES,
     NON_FINITE, ACTORS, STRAGGLER, SNAPSHOTS, CHECKPOINT, GROWTH, SETTLED, THROUGHPUT,
 )  # fmt: skip

@@ -28,25 +28,48 @@ def build() -> dict[str, Any]:
 def _five_questions() -> Row:
     learns = f"max by (namespace) ({SHOWN.series(RETURN)})"
     frames = SHOWN.total("rookery_learner_env_frames_trained_total")
-    waits = figures.bottleneck(figures.learner_waits(SHOWN), figures.actors_wait(SHOWN))
+    waits = figures.bottleneck(figures.learner_waits(SHOWN), figures.actors_wait(SHOWN), figures.on_the_wire(SHOWN))
     return Row(
         "Is it well?",
         [
-            stat("Is it learning?", "Mean raw return of the last 100 training episodes. It should rise; losses need not fall.",
-                 Query(learns, "mean100"), unit="short"),
+            stat(
+                "Is it learning?",
+                "Mean raw return of the last 100 training episodes. It should rise; losses need not fall.",
+                Query(learns, "mean100"),
+                unit="short",
+            ),
             stat("How fast?", "Emulator frames trained on per second.", Query(frames, "frames/s"), unit="short"),
-            stat("Who waits for whom?", "learner-bound: actors wait for credit. actor-bound: the learner waits for experience. "
-                 "pace-bound: both wait for one another. balanced: nobody waits.",
-                 Query(waits, "bottleneck"), unit="none", words=figures.BOTTLENECKS),
-            stat("How stale?", "Policy lag that 95 % of the experience stays below when it is trained on, as a part of the "
-                 "largest that is accepted (learner.max_policy_lag).",
-                 Query(figures.policy_lag_share(SHOWN), "of the limit"), unit="percentunit", limit=limits.LAG),
-            stat("What was lost?", "Part of all env steps of the whole run dropped, for whatever reason, resumes included.",
-                 Query(figures.lost_share(SHOWN), "lost"), unit="percentunit", limit=limits.DROPPED),
-            stat("Who is there?", "Actors that the learner has welcomed and that still speak.",
-                 Query(f"sum by (namespace) ({ACTORS})", "actors"), unit="short"),
+            stat(
+                "Who waits for whom?",
+                "learner-bound: actors wait for credit. actor-bound: the learner waits for experience. "
+                "network-bound, pace-bound: both wait, for the network or for one another. balanced: nobody waits.",
+                Query(waits, "bottleneck"),
+                unit="none",
+                words=figures.BOTTLENECKS,
+            ),
+            stat(
+                "How stale?",
+                "Policy lag that 95 % of the experience stays below when it is trained on, as a part of the "
+                "largest that is accepted (learner.max_policy_lag).",
+                Query(figures.policy_lag_share(SHOWN), "of the limit"),
+                unit="percentunit",
+                limit=limits.LAG,
+            ),
+            stat(
+                "What was lost?",
+                "Part of all env steps of the whole run dropped, for whatever reason, resumes included.",
+                Query(figures.lost_share(SHOWN), "lost"),
+                unit="percentunit",
+                limit=limits.DROPPED,
+            ),
+            stat(
+                "Who is there?",
+                "Actors that the learner has welcomed and that still speak.",
+                Query(f"sum by (namespace) ({ACTORS})", "actors"),
+                unit="short",
+            ),
         ],
-    )  # fmt: skip
+    )
 
 
 def _learning_and_speed() -> Row:

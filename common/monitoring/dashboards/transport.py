@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from common.monitoring import figures
+from common.monitoring import thresholds as limits
 from common.monitoring.panels import SHOWN, Dashboard, Panel, Query, Row
 
 
@@ -14,7 +16,7 @@ def build() -> dict[str, Any]:
         title="Rookery / Transport",
         description="Messages, bytes, connections, and the ledger of env steps.",
         of="rookery_build_info",
-        rows=[_traffic(), _troubles(), _ledger()],
+        rows=[_traffic(), _way(), _troubles(), _ledger()],
     ).as_json()
 
 
@@ -43,6 +45,33 @@ def _traffic() -> Row:
                     Query(SHOWN.total("rookery_learner_message_bytes_sent_total"), "sent"),
                 ],
                 unit="Bps",
+            ),
+        ],
+    )
+
+
+def _way() -> Row:
+    sent = SHOWN.total("rookery_actor_messages_sent_total", 'kind=~"trajectory|gradient"')
+    under_way = SHOWN.total("rookery_actor_unacknowledged_seconds_total")
+    queued = SHOWN.total("rookery_learner_queue_seconds_total")
+    return Row(
+        "How long is the way?",
+        [
+            Panel(
+                title="Time of a message",
+                description="From being sent to being acknowledged, on average; and its wait in the learner's queue.",
+                queries=[Query(f"{under_way} / {sent}", "under way"), Query(f"{queued} / {sent}", "in the queue")],
+                unit="s",
+                width=12,
+            ),
+            Panel(
+                title="On the wire",
+                description="Part of the time under way that is not spent in the queue. Above the line, where both sides "
+                "wait, the network holds the run up.",
+                queries=[Query(figures.on_the_wire(SHOWN), "on the wire")],
+                unit="percentunit",
+                limit=limits.WIRE,
+                width=12,
             ),
         ],
     )

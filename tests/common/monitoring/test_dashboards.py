@@ -155,10 +155,10 @@ def test_the_first_row_answers_the_five_questions():
 
 
 def test_the_verdict_is_shown_in_words():
-    """A number from 0 to 3 would have to be looked up."""
+    """A number from 0 to 4 would have to be looked up."""
     (verdict,) = [
         panel for panel in panels(DASHBOARDS["dashboards/rookery-overview.json"]) if panel["title"].startswith("Who waits")
     ]
     (mapping,) = verdict["fieldConfig"]["defaults"]["mappings"]
-    words = [mapping["options"][str(number)]["text"] for number in range(4)]
-    assert words == ["balanced", "learner-bound", "actor-bound", "pace-bound"]
+    words = [mapping["options"][str(number)]["text"] for number in range(5)]
+    assert words == ["balanced", "learner-bound", "actor-bound", "pace-bound", "network-bound"]

@@ -36,24 +36,25 @@ def test_the_recorded_figures_are_what_they_say(tmp_path):
 @needs_promtool
 def test_prometheus_finds_the_bottleneck_that_the_live_view_finds(tmp_path):
     """The rule stands twice, in Python and in PromQL: over a grid of shares, and without actors, both say the same."""
-    cases = [case(waits, held) for waits, held in itertools.product(SHARES, (*SHARES, None))]
+    cases = [case(waits, held, wire) for waits, held, wire in itertools.product(SHARES, (*SHARES, None), (0.4, 0.5))]
     document = {"rule_files": [str(COMMITTED / "rules.yml")], "evaluation_interval": "1m", "tests": cases}
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(document))
     code, said = promtool("test", "rules", "grid.yaml", folder=tmp_path)
     assert code == 0, said
 
 
-def case(waits, held):
-    """One run whose learner waits, and whose actors are held up, for these shares of each minute."""
+def case(waits, held, wire):
+    """One run: its learner waits, its actors are held up, its messages are on the wire for these shares of each minute."""
     given = {f'rookery_learner_phase_seconds_total{{phase="{name}"}}': share for name, share in pair("wait", waits).items()}
     if held is not None:
         given |= {
             f'rookery_actor_phase_seconds_total{{phase="{name}"}}': share for name, share in pair("credit_wait", held).items()
         }
+        given |= {"rookery_actor_unacknowledged_seconds_total": 1, "rookery_learner_queue_seconds_total": 1 - wire}
     actors = {} if held is None else {"credit_wait": held, "env": 1 - held}
-    kind = find_bottleneck(learner={"wait": waits, "train": 1 - waits}, actors=actors).kind
+    kind = find_bottleneck(learner={"wait": waits, "train": 1 - waits}, actors=actors, wire=wire).kind
     return {
-        "name": f"learner {waits}, actors {held}: {kind}",
+        "name": f"learner {waits}, actors {held}, wire {wire}: {kind}",
         "interval": "1m",
         "input_series": [{"series": name, "values": f"0+{60 * share:g}x10"} for name, share in given.items()],
         "promql_expr_test": [
