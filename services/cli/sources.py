@@ -195,12 +195,13 @@ def _addresses(directory: RunDirectory) -> dict[str, str]:
 def _newest(folder: Path) -> Source:
     """The run begun last of those that answer."""
     runs = sorted(folder.glob(f"*/{RunDirectory(Path()).addresses.name}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    found = f"none under {folder}/"
     for path in runs:
         try:
             return _answering(Services(_addresses(RunDirectory(path.parent)), title=str(path.parent)))
-        except ResourceError:  # left behind by one that was killed
-            continue
-    raise ConfigError("no run is under way here", found=f"none under {folder}/", wanted=TARGETS, fix="or give --prometheus URL")
+        except ResourceError as error:  # left behind by one that was killed, or it hangs
+            found = f"{path.parent}, where nobody answers ({error.found})"
+    raise ConfigError("no run is under way here", found=found, wanted=TARGETS, fix="or give --prometheus URL")
 
 
 def _answering(services: Services) -> Services:

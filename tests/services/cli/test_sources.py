@@ -169,6 +169,12 @@ def test_without_a_target_it_is_the_newest_run_that_answers(serve, tmp_path):
     assert opened(folder=tmp_path).title == str(tmp_path / "second")
 
 
+def test_a_run_that_does_not_answer_is_named(tmp_path):
+    """It hangs, or its supervisor was killed: the reader knows where to look."""
+    run = announce(tmp_path / "killed", learner="127.0.0.1:1")
+    assert f"found {run}, where nobody answers (connection refused at learner)" in refused(folder=tmp_path)
+
+
 def test_where_no_run_is_under_way_the_line_says_what_to_give(tmp_path):
     """The first thing that somebody on another machine types."""
     line = refused(folder=tmp_path / "runs")
