@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 import tomllib
 from itertools import chain
 from pathlib import Path
@@ -342,6 +344,27 @@ def test_the_queries_mean_this_run_and_wait_as_the_bottleneck_rule_does(name):
     assert len(metrics) == 7
     assert all(f'namespace="{scaler["metadata"]["namespace"]}"' in matchers for matchers in metrics)
     assert set(re.findall(r"(?:>=|<) bool ([\d.]+)", "".join(queries))) == {f"{WAITING:g}"}
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian package prometheus)")
+def test_a_learner_that_is_held_up_changes_no_number_of_actors(tmp_path):
+    """Nothing trained over nothing made is no number; the autoscaler would take it for one, and send the actors home."""
+    (scaler,) = of(overlay("cpu", "autoscaling-keda"), "ScaledObject")
+    appetite = next(trigger["metadata"]["query"] for trigger in scaler["spec"]["triggers"] if trigger["name"] == "appetite")
+    still = {
+        'rookery_learner_env_steps_trained_total{namespace="rookery", instance="learner-0"}': "5000x20",
+        'rookery_learner_phase_seconds_total{namespace="rookery", instance="learner-0", phase="wait"}': "7x20",
+        'rookery_actor_env_steps_total{namespace="rookery", instance="actor-0"}': "5000x20",
+        'rookery_actor_phase_seconds_total{namespace="rookery", instance="actor-0", phase="credit_wait"}': "0+15x20",
+    }
+    test = {
+        "interval": "15s",
+        "input_series": [{"series": name, "values": values} for name, values in still.items()],
+        "promql_expr_test": [{"expr": appetite, "eval_time": "5m", "exp_samples": []}],
+    }
+    (tmp_path / "test.json").write_text(json.dumps({"rule_files": [], "evaluation_interval": "15s", "tests": [test]}))
+    ran = subprocess.run(["promtool", "test", "rules", str(tmp_path / "test.json")], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 @each_overlay
