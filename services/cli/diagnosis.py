@@ -11,20 +11,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
-from common.errors import DropReason
 from common.monitoring import thresholds as limits
-from common.monitoring.figures import ORDINARY_DROPS
+from common.monitoring.figures import ORDINARY_DROPS, UNREADABLE_DROPS
 from common.runtime.bottleneck import WAITING, Kind, Verdict, percent
 from common.units import MIB, Seconds
 from services.cli.readings import Fleet, Service, shares
 from services.cli.supervisor import ACTOR
 
 BELIEVED = 0.95  # of its time idle: what a side could do beyond that nobody has seen
-STRAGGLER_ACTORS = 3  # of fewer neither is the odd one out
 FINISHED = 2  # rollouts, of which the second was begun when a newer policy had been there for a while
 NOISE = 8 * MIB  # that an allocator takes and gives back
 HOUR: Seconds = 3600.0
-UNREADABLE = (DropReason.DECODE, DropReason.SCHEMA, DropReason.NON_FINITE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +181,7 @@ def _snapshots(fleet: Fleet, learner: Service) -> Iterator[Fault]:
 def _straggler(fleet: Fleet, _: Service) -> Iterator[Fault]:
     rates = {actor.name: actor.rate("env_steps_total") for actor in fleet.actors}
     usual = median(rates.values()) if rates else 0.0
-    if len(rates) < STRAGGLER_ACTORS:
+    if len(rates) < limits.STRAGGLER_ACTORS:
         return
     for actor in fleet.actors:
         if usual and limits.STRAGGLER.passed(rates[actor.name] / usual):
@@ -211,7 +208,7 @@ def _drops(_: Fleet, learner: Service) -> Iterator[Fault]:
     if gone and limits.DROPPED.passed(gone / (gone + trained)):
         what = ", ".join(f"{reason} {steps:,.0f}" for reason, steps in sorted(lost.items(), key=lambda item: -item[1]))
         yield Fault("dropping", f"{percent(gone / (gone + trained))} of the env steps are dropped ({what}); see docs/metrics.md")
-    if limits.BAD_MESSAGES.passed(unread := sum(learner.grew("messages_dropped_total", reason) for reason in UNREADABLE)):
+    if limits.BAD_MESSAGES.passed(unread := sum(learner.grew("messages_dropped_total", reason) for reason in UNREADABLE_DROPS)):
         yield Fault("bad messages", f"{unread:.0f} messages are none of this run; use the same rookery version everywhere")
 
 
