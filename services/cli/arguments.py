@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 SERVICES = ("learner", "actor", "evaluator")
 AUTO = "auto"
+COMMANDS = ("train", *SERVICES, "top", "doctor", "health", "config", "presets")
 LONGEST = 86_400.0  # seconds that one may measure
 
 TOP_EXAMPLES = """\
@@ -92,7 +93,7 @@ def parse(words: Sequence[str]) -> Arguments:
     """Read the command line. Exits with code 2 and one line where it makes no sense, with 0 after --help."""
     parser = _grammar()
     if words and not words[0].startswith("-"):
-        _check_command(parser, words[0], ("train", *SERVICES, "top", "doctor", "health", "config", "presets"))
+        _check_command(parser, words[0])
     # Settings may stand before and after options; argparse takes only the first run of them, the rest is left over.
     found, rest = parser.parse_known_args(words)
     if found.version:
@@ -127,11 +128,11 @@ def parse(words: Sequence[str]) -> Arguments:
     )
 
 
-def _check_command(parser: argparse.ArgumentParser, word: str, known: Sequence[str]) -> None:
-    if word not in known:
-        close = get_close_matches(word, known, n=1)
+def _check_command(parser: argparse.ArgumentParser, word: str) -> None:
+    if word not in COMMANDS:
+        close = get_close_matches(word, COMMANDS, n=1)
         parser.error(
-            f"unknown command: found {word!r}, " + (f"did you mean {close[0]}?" if close else f"wanted {', '.join(known)}")
+            f"unknown command: found {word!r}, " + (f"did you mean {close[0]}?" if close else f"wanted {', '.join(COMMANDS)}")
         )
 
 

@@ -71,7 +71,7 @@ def screen(title: str, fleet: Fleet) -> Group:
         table.add_column(name, justify="left" if number in (0, 1, 4) else "right", no_wrap=True)
     for service in fleet.services:
         table.add_row(*row(service, fleet))
-    return Group(Text(f"rookery {title}", style="bold"), *map(Text, head(fleet)), Text(), table, Text())
+    return Group(Text(title, style="bold"), *map(Text, head(fleet)), Text(), table, Text())
 
 
 def head(fleet: Fleet) -> Iterator[str]:

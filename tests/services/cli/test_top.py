@@ -152,7 +152,7 @@ def test_once_prints_one_table_and_ends():
     text, slept = shown(Fake(BEFORE, AFTER), once=True)
     assert slept == [top_module.ONCE_SECONDS]
     lines = text.splitlines()
-    assert lines[0] == "rookery runs/mine"
+    assert lines[0] == "runs/mine"
     assert [line.split()[0] for line in lines if line.startswith(("service", "learner ", "actor"))] == [
         "service", "learner", "actor-0", "actor-1",
     ]  # fmt: skip
@@ -162,7 +162,7 @@ def test_a_pipe_gets_one_table_after_the_other():
     """Without a terminal nothing is redrawn, and no line is folded."""
     text, slept = shown(Fake(BEFORE, AFTER, AFTER), once=False)
     assert slept == [top_module.LINE_PERIOD] * 3
-    assert text.count("rookery runs/mine") == 2
+    assert text.count("runs/mine") == 2
     assert "\x1b" not in text
     assert any("actor-0" in line and "300 MiB" in line for line in text.splitlines())
 
