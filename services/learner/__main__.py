@@ -89,8 +89,9 @@ def _serve(words: list[str]) -> int:
             health.ready()
             _log.info("learner_started", run=record.run_id, endpoint=transport.endpoint, metrics=http.url, run_dir=directory.path)
             reason = learner.run()
-            outcome: dict[str, Any] = {"env_steps": record.env_steps, "mean100": record.mean_return, "solved": record.solved}
-            _log.info("learner_ended", reason=reason, **outcome)
+            _log.info(
+                "learner_ended", reason=reason, env_steps=record.env_steps, mean100=record.mean_return, solved=record.solved
+            )
             if invocation.linger:
                 root.linger(shutdown, health, look=intake.check)
     return 0
