@@ -24,6 +24,7 @@ from common.algorithms.settings.a3c import A3CGradSettings
 from common.algorithms.single_pass import single_pass_loss
 from common.envs.spec import EnvSpec
 from common.models import nets, snapshot
+from common.models.arithmetic import CPU
 from common.models.snapshot import Precision
 from common.models.spec import ModelSettings
 from common.units import EnvSteps, Version
@@ -80,10 +81,12 @@ class A3CGrad(ActorCriticLearner):
 
     _settings: A3CGradSettings
 
-    def __init__(self, *, settings: A3CGradSettings, model: ModelSettings, env: EnvSpec, seed: int) -> None:
+    def __init__(
+        self, *, settings: A3CGradSettings, model: ModelSettings, env: EnvSpec, seed: int, device: torch.device = CPU
+    ) -> None:
         """Build the network and optimizer; `seed` fixes initial weights."""
         optimizer, eps = settings.optimizer, settings.optimizer_eps
-        super().__init__(settings=settings, model=model, env=env, seed=seed, optimizer=optimizer, eps=eps)
+        super().__init__(settings=settings, model=model, env=env, seed=seed, device=device, optimizer=optimizer, eps=eps)
 
     def collate(self, samples: Sequence[Sample]) -> Group:  # type: ignore[override]
         """Gradients side by side."""

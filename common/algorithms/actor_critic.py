@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from common.algorithms import optimizers, parameters, schedules
@@ -23,6 +24,7 @@ from common.algorithms.settings.actor_critic import ActorCriticSection
 from common.envs.spec import EnvSpec
 from common.errors import ResourceError
 from common.models import nets
+from common.models.arithmetic import CPU
 from common.models.spec import ModelSettings
 
 
@@ -30,11 +32,19 @@ class ActorCriticLearner:
     """`common.algorithms.api.Algorithm` without `update`."""
 
     def __init__(
-        self, *, settings: ActorCriticSection, model: ModelSettings, env: EnvSpec, seed: int, optimizer: OptimizerName, eps: float
+        self,
+        *,
+        settings: ActorCriticSection,
+        model: ModelSettings,
+        env: EnvSpec,
+        seed: int,
+        optimizer: OptimizerName,
+        eps: float,
+        device: torch.device = CPU,
     ) -> None:
         """Build the network, its initial weights fixed by `seed`, and the optimizer with its epsilon."""
-        self._settings, self._env = settings, env
-        self._model = nets.build(model, env, seed=seed)
+        self._settings, self._env, self._device = settings, env, device
+        self._model = nets.build(model, env, seed=seed).to(device)
         self._optimizer_name = optimizer
         self._optimizer = optimizers.build(optimizer, self._model, lr=settings.learning_rate, eps=eps)
         self._learning_rate = settings.learning_rate
@@ -51,7 +61,7 @@ class ActorCriticLearner:
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
         """Join trajectories into one batch, stacks rebuilt."""
-        return collate(samples, self._env)
+        return collate(samples, self._env).to(self._device)
 
     def _appraise(self, batch: Batch) -> Appraisal:
         return appraise(self._model, batch, moments=self._moments, precision=self._settings.precision)
@@ -64,12 +74,8 @@ class ActorCriticLearner:
         return self._moments.normalize(target)
 
     def _schedule(self, progress: Progress) -> None:
-        """Set the learning rate of the next steps, where it follows from the progress of the run."""
-        settings = self._settings
-        if settings.lr_schedule == "linear":
-            self._learning_rate = schedules.linear(
-                settings.learning_rate, progress, final=settings.lr_final, over=settings.lr_env_steps
-            )
+        """Set the learning rate of the next steps."""
+        self._learning_rate = schedules.learning_rate(self._settings, progress)
 
     def _descend(self, loss: Tensor) -> Tensor | None:
         """One gradient step on a scalar loss; its gradient's norm before clipping. None, and nothing changed, if not finite."""
@@ -82,8 +88,7 @@ class ActorCriticLearner:
         norm = nn.utils.clip_grad_norm_(self._model.parameters(), self._settings.max_grad_norm)
         if not math.isfinite(norm.item()):
             return None
-        self._optimizer.param_groups[0]["lr"] = self._learning_rate
-        self._optimizer.step()
+        optimizers.step(self._optimizer, lr=self._learning_rate)
         return norm
 
     def state_dict(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from common.algorithms.batch import Batch
 from common.algorithms.moments import Moments
 from common.models import nets
+from common.models.arithmetic import autocast
 from common.models.snapshot import Precision
 
 _FORWARD_ROWS = 512  # env steps per forward pass: activations stay in the cache
@@ -57,11 +58,6 @@ def steps(batch: Batch, seen: Appraisal, *, clip_reward: bool) -> dict[str, Tens
     }
 
 
-def autocast(precision: Precision) -> torch.autocast:
-    """The arithmetic of training; the weights stay float32."""
-    return torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16")
-
-
 def _forward(net: nets.ActorCritic, observation: Tensor, precision: Precision) -> list[nets.Output]:
-    with autocast(precision):
+    with autocast(precision, observation.device):
         return [net(part) for part in torch.split(observation, _FORWARD_ROWS)]

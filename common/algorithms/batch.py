@@ -6,7 +6,7 @@ Axes: T env steps first, then B, the environments of all actors together, in the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -32,6 +32,10 @@ class Batch:
     final_observation: Tensor  # [K, *input]: what followed a_t where that is not o_{t+1} (truncated, same_step autoreset)
     final_index: Tensor  # [K] int64: t*B + b of each
     version: Tensor  # [B] int64: policy that acted
+
+    def to(self, device: torch.device) -> Batch:
+        """The same on another device; itself where it is there."""
+        return self if device == self.reward.device else Batch(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
 
 
 def collate(samples: Sequence[Sample], env: EnvSpec) -> Batch:

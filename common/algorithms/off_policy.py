@@ -8,16 +8,19 @@ what one gradient step is.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from common.algorithms import schedules
 from common.algorithms.api import Progress, Sample, UpdateResult
 from common.algorithms.settings.replay import ReplaySection
 from common.envs.spec import EnvSpec
+from common.models.arithmetic import CPU
+from common.models.nets import Network
 from common.replay.governor import Governor
 from common.replay.memory import Replay, Transitions
 from common.replay.prioritized import PrioritySettings
@@ -40,10 +43,19 @@ class ReplayLearner(ABC):
     The memory is not part of `state_dict`: it is as large as the machine allows. A resumed run fills it again, and warms up.
     """
 
-    def __init__(self, *, settings: ReplaySection, env: EnvSpec, seed: int, prioritized: PrioritySettings | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        settings: ReplaySection,
+        env: EnvSpec,
+        seed: int,
+        device: torch.device = CPU,
+        prioritized: PrioritySettings | None = None,
+    ) -> None:
         """Allocate the memory (ConfigError where it cannot be); `seed` fixes what is drawn from it."""
         self._pace = Governor(samples_per_insert=settings.samples_per_insert, batch=settings.minibatch, warm_up=settings.warmup)
-        self._minibatch, self._learning_rate = settings.minibatch, settings.learning_rate
+        self._settings, self._learning_rate = settings, settings.learning_rate
+        self._device = device  # of the networks; the memory is the CPU's
         self._rng = np.random.default_rng(seed)
         self._replay = Replay(
             env=env,
@@ -53,6 +65,18 @@ class ReplayLearner(ABC):
             clip_reward=settings.clip_reward,
             prioritized=prioritized,
         )
+
+    @abstractmethod
+    def _networks(self) -> Iterable[Network]:
+        """All that are trained, and their targets."""
+
+    def calibrate(self, frames: Tensor) -> None:
+        """Fix the normalisation of observations by example frames [N, *frame]."""
+        for net in self._networks():
+            net.calibrate(frames)
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self._device)
 
     @abstractmethod
     def _step(self, rows: Transitions) -> Measured | None:
@@ -87,11 +111,12 @@ class ReplayLearner(ABC):
         A step that would not be finite is left out and counted (`nonfinite_steps`), and so are its samples: bad numbers do
         not make the run train more often on the others. What was not measured is not among the metrics.
         """
+        self._learning_rate = schedules.learning_rate(self._settings, progress)
         steps: list[Measured | None] = []
         windows: list[float] = []
         while self._pace.owed and len(self._replay) and not stop():
             self._pace.drew()
-            rows = self._replay.sample(self._minibatch, self._rng, beta=self._beta(progress))
+            rows = self._replay.sample(self._settings.minibatch, self._rng, beta=self._beta(progress))
             windows.append(float(rows.env_steps.mean()))
             steps.append(self._step(rows))
         taken = [step for step in steps if step is not None]

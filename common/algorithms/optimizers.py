@@ -47,10 +47,17 @@ def build(name: OptimizerName, net: nn.Module, *, lr: float, eps: float) -> torc
     return torch.optim.Adam(net.parameters(), lr=lr, eps=eps, fused=True)
 
 
+def step(optimizer: torch.optim.Optimizer, *, lr: float) -> None:
+    """Move all parameters at this learning rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.step()
+
+
 def state_of(optimizer: torch.optim.Optimizer, net: nn.Module) -> dict[str, dict[str, Tensor]]:
     """Copies of what the optimizer remembers, by the names of the parameters it remembers it of."""
     states = {name: optimizer.state.get(parameter, {}) for name, parameter in net.named_parameters()}
-    return {name: {key: tensor.clone() for key, tensor in state.items()} for name, state in states.items() if state}
+    return {name: {key: tensor.to("cpu", copy=True) for key, tensor in state.items()} for name, state in states.items() if state}
 
 
 def restore(optimizer: torch.optim.Optimizer, net: nn.Module, states: dict[str, dict[str, Any]]) -> None:
@@ -62,5 +69,7 @@ def restore(optimizer: torch.optim.Optimizer, net: nn.Module, states: dict[str, 
 
 
 def _like(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """A copy that lies in memory as the parameter does (the fused optimizer walks both together); the step count as it is."""
-    return tensor.clone() if tensor.shape != parameter.shape else torch.empty_like(parameter).copy_(tensor)
+    """A copy beside the parameter and laid out as it is (the fused optimizer walks both together); the step count as it is."""
+    if tensor.shape != parameter.shape:
+        return tensor.to(parameter.device, copy=True)
+    return torch.empty_like(parameter).copy_(tensor)

@@ -12,7 +12,7 @@ from common.errors import ResourceError
 
 def state_of(net: nn.Module) -> dict[str, Tensor]:
     """Copies: training may go on while they are written."""
-    return {name: parameter.detach().clone() for name, parameter in net.named_parameters()}
+    return {name: parameter.detach().to("cpu", copy=True) for name, parameter in net.named_parameters()}
 
 
 @torch.no_grad()

@@ -15,11 +15,12 @@ from torch import Tensor
 from common.algorithms import losses, schedules
 from common.algorithms.actor_critic import ActorCriticLearner
 from common.algorithms.api import Progress, UpdateResult
-from common.algorithms.appraisal import autocast, steps
+from common.algorithms.appraisal import steps
 from common.algorithms.batch import Batch
 from common.algorithms.returns import gae
 from common.algorithms.settings.ppo import PPOSettings
 from common.envs.spec import EnvSpec
+from common.models.arithmetic import CPU, autocast
 from common.models.spec import ModelSettings
 
 _IMPORTANCE_CAP = 10.0  # of proximal over behaviour probability: rarely reached within the policy lag a run accepts
@@ -53,9 +54,13 @@ class PPO(ActorCriticLearner):
 
     _settings: PPOSettings
 
-    def __init__(self, *, settings: PPOSettings, model: ModelSettings, env: EnvSpec, seed: int) -> None:
+    def __init__(
+        self, *, settings: PPOSettings, model: ModelSettings, env: EnvSpec, seed: int, device: torch.device = CPU
+    ) -> None:
         """Build the network and optimizer; `seed` fixes initial weights and minibatches."""
-        super().__init__(settings=settings, model=model, env=env, seed=seed, optimizer="adam", eps=settings.adam_eps)
+        super().__init__(
+            settings=settings, model=model, env=env, seed=seed, device=device, optimizer="adam", eps=settings.adam_eps
+        )
         self._generator = torch.Generator().manual_seed(seed)
 
     def update(self, batch: Batch, progress: Progress, stop: Callable[[], bool] = lambda: False) -> UpdateResult:
@@ -110,7 +115,7 @@ class PPO(ActorCriticLearner):
     def _step(self, rows: _Rows) -> _Step | None:
         """One gradient step; None, and nothing changed, where it would not be finite."""
         settings = self._settings
-        with autocast(settings.precision):
+        with autocast(settings.precision, rows.observation.device):
             policy, value = self._model(rows.observation)
         surrogate = losses.policy_loss(
             log_prob=policy.log_prob(rows.action),
@@ -127,6 +132,11 @@ class PPO(ActorCriticLearner):
             return None
         measured = (surrogate.loss, error, entropy, surrogate.approx_kl, surrogate.clip_fraction, norm, surrogate.ratio_error)
         return _Step(*(value.detach() for value in measured))
+
+    def _schedule(self, progress: Progress) -> None:
+        """One that adapts itself follows the last update, not the progress."""
+        if self._settings.lr_schedule != "kl_adaptive":
+            super()._schedule(progress)
 
     def _adapt(self, kl: float) -> None:
         if self._settings.lr_schedule == "kl_adaptive":

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import torch
+
 from common import extensions
 from common.algorithms import policy as acting
 from common.algorithms import q_policy
@@ -29,6 +31,7 @@ from common.algorithms.td3 import TD3
 from common.algorithms.trajectory import trajectory_schema
 from common.envs.spec import EnvSpec
 from common.errors import ConfigError
+from common.models.arithmetic import CPU
 from common.models.snapshot import Precision
 from common.models.spec import ModelSettings
 from common.wire.messages import ArraySpec
@@ -76,9 +79,16 @@ def entry(name: str) -> Entry:
     return found
 
 
-def build_algorithm(settings: AlgorithmSection, *, model: ModelSettings, env: EnvSpec, seed: int) -> Algorithm:
-    """The learner's side of the algorithm that `settings` belongs to. Raises ConfigError where it cannot train on `env`."""
-    built = entry(settings.name).algorithm(settings=settings, model=model, env=env, seed=seed)
+def build_algorithm(
+    settings: AlgorithmSection, *, model: ModelSettings, env: EnvSpec, seed: int, device: torch.device = CPU
+) -> Algorithm:
+    """The learner's side of the algorithm that `settings` belongs to, to train on `device`.
+
+    Raises ConfigError where it cannot train on `env`, or there. Only who trains elsewhere than on the CPU is told where.
+    """
+    build, elsewhere = entry(settings.name).algorithm, {} if device == CPU else {"device": device}
+    require_call(build, ("settings", "model", "env", "seed", *elsewhere), of=settings.name)
+    built = build(settings=settings, model=model, env=env, seed=seed, **elsewhere)
     require(built, Algorithm, of=settings.name)
     return built
 

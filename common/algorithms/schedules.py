@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from common.algorithms.api import Progress
+from common.algorithms.settings.base import AlgorithmSection
 from common.algorithms.settings.ppo import HIGHEST_RATE, LOWEST_RATE
-from common.units import EnvSteps
 
 KL_FACTOR = 1.5
 """The step of `kl_adaptive`, up and down."""
 
 
-def linear(initial: float, progress: Progress, *, final: float = 0.0, over: EnvSteps = 0) -> float:
-    """From `initial` down to `final` after `over` env steps (0: the whole planned run), and `final` from then on."""
-    done = min(1.0, progress.env_steps / (over or progress.env_steps_planned))
-    return initial + (final - initial) * done
+def learning_rate(settings: AlgorithmSection, progress: Progress) -> float:
+    """What the settings plan for this point of the run.
+
+    `linear`: from `learning_rate` to `lr_final` after `lr_env_steps` (0: the whole planned run), and `lr_final` from then on.
+    """
+    if settings.lr_schedule != "linear":
+        return settings.learning_rate
+    done = min(1.0, progress.env_steps / (settings.lr_env_steps or progress.env_steps_planned))
+    return settings.learning_rate + (settings.lr_final - settings.learning_rate) * done
 
 
 def kl_adaptive(current: float, *, kl: float, target: float) -> float:

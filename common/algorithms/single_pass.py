@@ -23,6 +23,7 @@ from common.algorithms.settings.a3c import A3CSettings
 from common.algorithms.settings.actor_critic import SinglePassSection
 from common.algorithms.settings.impala import ImpalaSettings
 from common.envs.spec import EnvSpec
+from common.models.arithmetic import CPU
 from common.models.spec import ModelSettings
 
 
@@ -66,10 +67,12 @@ class SinglePass(ActorCriticLearner):
 
     _settings: A3CSettings | ImpalaSettings
 
-    def __init__(self, *, settings: A3CSettings | ImpalaSettings, model: ModelSettings, env: EnvSpec, seed: int) -> None:
+    def __init__(
+        self, *, settings: A3CSettings | ImpalaSettings, model: ModelSettings, env: EnvSpec, seed: int, device: torch.device = CPU
+    ) -> None:
         """Build the network and optimizer; `seed` fixes initial weights."""
         optimizer, eps = settings.optimizer, settings.optimizer_eps
-        super().__init__(settings=settings, model=model, env=env, seed=seed, optimizer=optimizer, eps=eps)
+        super().__init__(settings=settings, model=model, env=env, seed=seed, device=device, optimizer=optimizer, eps=eps)
 
     @abstractmethod
     def returns(self, batch: Batch, seen: Appraisal, lag: Tensor) -> Returns:
@@ -82,7 +85,7 @@ class SinglePass(ActorCriticLearner):
         """
         del stop  # one step is the least there is
         lag = progress.version - batch.version
-        samples = int(batch.valid.count_nonzero())
+        samples = int(batch.valid.count_nonzero().item())
         if samples == 0:
             return UpdateResult(samples=0, metrics={})
         self._schedule(progress)

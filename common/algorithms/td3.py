@@ -19,6 +19,7 @@ from common.algorithms.q_learning import td_target
 from common.algorithms.settings.td3 import TD3Settings
 from common.envs.spec import EnvSpec
 from common.models import deterministic as models
+from common.models.arithmetic import CPU, autocast
 from common.models.spec import ModelSettings
 from common.replay.memory import Transitions
 
@@ -28,15 +29,18 @@ _ADAM_EPS = 1e-8
 class TD3(ReplayLearner):
     """`common.algorithms.api.Algorithm` for one best action and two critics of it."""
 
-    def __init__(self, *, settings: TD3Settings, model: ModelSettings, env: EnvSpec, seed: int) -> None:
+    _settings: TD3Settings
+
+    def __init__(
+        self, *, settings: TD3Settings, model: ModelSettings, env: EnvSpec, seed: int, device: torch.device = CPU
+    ) -> None:
         """Build networks, optimizers and memory; `seed` fixes initial weights, noise and what is drawn.
 
         Raises ConfigError for discrete actions and for those without bounds.
         """
         self._bounds = models.ActionBounds.of(env.action)
-        super().__init__(settings=settings, env=env, seed=seed)
-        self._settings = settings
-        self._nets = models.build(model, env, seed=seed)
+        super().__init__(settings=settings, env=env, seed=seed, device=device)
+        self._nets = models.build(model, env, seed=seed).to(device)
         self._targets = copy.deepcopy(self._nets).requires_grad_(requires_grad=False)
         learned = [list(filter(_learns, net.parameters())) for net in (self._nets.actor, self._nets.critics)]
         self._actor_weights, self._critic_weights = learned
@@ -51,14 +55,12 @@ class TD3(ReplayLearner):
         """The actor, whose parameters are published (float32)."""
         return self._nets.actor
 
-    def calibrate(self, frames: Tensor) -> None:
-        """Fix the normalisation of observations by example frames [N, *frame]."""
-        for nets in (self._nets, self._targets):
-            nets.calibrate(frames)
+    def _networks(self) -> tuple[models.ActorCritics, ...]:
+        return self._nets, self._targets
 
     def _step(self, rows: Transitions) -> Measured | None:
         """One step of both critics and, every `policy_delay`-th time, of the actor and the targets."""
-        observation = torch.from_numpy(rows.observation)
+        observation = self._tensor(rows.observation)
         measured = self._step_critics(rows, observation)
         if measured is None:
             return None
@@ -69,38 +71,41 @@ class TD3(ReplayLearner):
         return measured
 
     def _step_critics(self, rows: Transitions, observation: Tensor) -> dict[str, Tensor] | None:
-        action = self._bounds.unscale(torch.from_numpy(rows.action))
+        action = self._bounds.unscale(torch.from_numpy(rows.action)).to(self._device)
         target = self._target(rows)
-        with self._autocast():
+        with autocast(self._settings.precision, self._device):
             values = self._nets.values(observation, action)
         loss, td_abs, value = deterministic.critic_loss(values, target=target)
         if not math.isfinite(loss.item()):
             return None
-        _descend(loss, self._critic_weights, self._critic_adam)
+        self._descend(loss, self._critic_weights, self._critic_adam)
         return {"critic_loss": loss.detach(), "td_abs": td_abs, "q_mean": value}
 
     @torch.no_grad()
     def _target(self, rows: Transitions) -> Tensor:
         """What both critics are trained towards, [N]."""
-        settings, following = self._settings, torch.from_numpy(rows.next_observation)
-        with self._autocast():
+        settings, following = self._settings, self._tensor(rows.next_observation)
+        with autocast(self._settings.precision, self._device):
             action = self._targets.actor(following)
-            noise = torch.empty_like(action).normal_(std=settings.target_noise, generator=self._generator)
-            action = deterministic.smoothed(action, noise, clip=settings.target_noise_clip)
+            noise = torch.empty_like(action, device="cpu").normal_(std=settings.target_noise, generator=self._generator)
+            action = deterministic.smoothed(action, noise.to(self._device), clip=settings.target_noise_clip)
             values = self._targets.values(following, action)
-        reward, discount = torch.from_numpy(rows.reward), torch.from_numpy(rows.discount)
+        reward, discount = self._tensor(rows.reward), self._tensor(rows.discount)
         return td_target(reward=reward, discount=discount, value=deterministic.clipped_double(values))
 
     def _step_actor(self, observation: Tensor) -> dict[str, Tensor]:
         """Towards what the first critic rates higher; its own weights get no gradient from it."""
-        with self._autocast():
+        with autocast(self._settings.precision, self._device):
             action = self._nets.actor(observation)
             loss = deterministic.actor_loss(self._nets.critics[0](observation, action))
-        _descend(loss, self._actor_weights, self._actor_adam)
+        self._descend(loss, self._actor_weights, self._actor_adam)
         return {"actor_loss": loss.detach(), "action_abs": action.detach().abs().mean()}
 
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast("cpu", torch.bfloat16, enabled=self._settings.precision == "bf16")
+    def _descend(self, loss: Tensor, weights: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> None:
+        """One step of these weights alone: the gradients of all others are not even computed."""
+        for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
+            weight.grad = gradient
+        optimizers.step(optimizer, lr=self._learning_rate)
 
     def state_dict(self) -> dict[str, Any]:
         """Copies, in nested dicts with string keys; leaves are tensors and JSON scalars."""
@@ -126,10 +131,3 @@ class TD3(ReplayLearner):
 
 def _learns(parameter: Tensor) -> bool:
     return parameter.requires_grad
-
-
-def _descend(loss: Tensor, weights: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> None:
-    """One step of these weights alone: the gradients of all others are not even computed."""
-    for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
-        weight.grad = gradient
-    optimizer.step()

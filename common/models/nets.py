@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from common.envs.spec import IMAGE_RANK, EnvSpec
 from common.errors import ConfigError
+from common.models.arithmetic import autocast_dtype
 from common.models.distributions import Categorical, DiagonalGaussian, Distribution
 from common.models.own import OwnModule
 from common.models.spec import ModelSettings
@@ -84,8 +85,8 @@ class Head(nn.Linear):
 
     def forward(self, features: Tensor) -> Tensor:
         """[N, F] of any float dtype → [N, outputs] float32."""
-        if torch.is_autocast_enabled("cpu"):
-            with torch.autocast("cpu", enabled=False):
+        if autocast_dtype(features.device) is not None:
+            with torch.autocast(features.device.type, enabled=False):
                 return self.forward(features)
         return functional.linear(features.float(), self.weight.float(), self.bias.float())
 
@@ -121,7 +122,7 @@ class Trunk(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         """See the class."""
-        x = observation.to(_compute_dtype(self))
+        x = observation.to(_compute_dtype(self, observation.device))
         if self.normalisation is not None:
             x = self.normalisation(x)
         if self.conv:
@@ -227,11 +228,9 @@ def _no_network(env: EnvSpec) -> ConfigError:
     )
 
 
-def _compute_dtype(module: nn.Module) -> torch.dtype:
+def _compute_dtype(module: nn.Module, device: torch.device) -> torch.dtype:
     """What the layers will compute in: converting the input to it at once spares autocast a second pass over it."""
-    if torch.is_autocast_enabled("cpu"):
-        return torch.get_autocast_dtype("cpu")
-    return next((parameter.dtype for parameter in module.parameters()), torch.float32)
+    return autocast_dtype(device) or next((parameter.dtype for parameter in module.parameters()), torch.float32)
 
 
 def _initialise(net: Network, generator: torch.Generator) -> None:

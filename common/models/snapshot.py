@@ -57,7 +57,7 @@ def flatten_gradient(module: nn.Module, precision: Precision) -> np.ndarray:
 
 def _to_array(tensors: list[Tensor], precision: Precision) -> np.ndarray:
     flat = torch.cat([tensor.reshape(-1).float() for tensor in tensors])
-    array: np.ndarray = (flat if precision == "fp32" else flat.bfloat16().view(torch.uint16)).numpy()
+    array: np.ndarray = (flat if precision == "fp32" else flat.bfloat16().view(torch.uint16)).cpu().numpy()
     return array
 
 

@@ -95,6 +95,9 @@ class LearnerSettings(Section):
     )
     snapshot_precision: Precision = Field(default="fp32", description="weights sent to peers; bf16 halves the bytes and rounds")
     torch_threads: int = Field(default=1, ge=1, le=256, description="CPU threads of the training computation")
+    device: Literal["cpu", "cuda"] = Field(
+        default="cpu", description="where the networks are trained; replay stays in main memory"
+    )
 
 
 class CheckpointSettings(Section):
@@ -241,6 +244,8 @@ def _lockstep_conflicts(settings: Settings) -> Iterator[str]:
             f"target.wall_seconds: found {target.wall_seconds:g}, wanted null in lockstep: the clock would decide how many "
             "updates there are; target.env_steps is the budget"
         )
+    if learner.device != "cpu":
+        yield f"learner.device: found {learner.device}, wanted cpu in lockstep: its kernels add in an order of their own"
     for section, threads in (("learner", learner.torch_threads), ("actor", actor.torch_threads)):
         if threads > 1:
             yield f"{section}.torch_threads: found {threads}, wanted 1 in lockstep: how a sum is shared decides how it is rounded"

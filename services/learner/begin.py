@@ -9,6 +9,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 
+import torch
+
 from common.algorithms.api import Algorithm, Remembers
 from common.algorithms.registry import build_algorithm, shipment
 from common.algorithms.shipment import Shipment
@@ -51,11 +53,11 @@ def build(settings: Settings, env: EnvSpec, *, seed: int) -> Algorithm:
     Raises `ConfigError` where it cannot train on `env`, or where its memory is larger than what this machine has left.
     """
     fix, available = "lower algorithm.replay_capacity", memory.available_bytes()
-    section = settings.algorithm.scaled(settings.scale)
+    section, device = settings.algorithm.scaled(settings.scale), device_of(settings.learner.device)
     if section.learning_rate != settings.algorithm.learning_rate:
         _log.info("learning_rate_scaled", learning_rate=section.learning_rate, environments=settings.scale.environments)
     try:
-        algorithm = build_algorithm(section, model=settings.model, env=env, seed=seed)
+        algorithm = build_algorithm(section, model=settings.model, env=env, seed=seed, device=device)
     except MemoryError as error:  # larger than what the system would ever promise
         wanted = None if available is None else f"at most {available / 1e9:.1f} GB"
         raise ConfigError("the replay memory cannot be allocated", found=str(error), wanted=wanted, fix=fix) from error
@@ -67,6 +69,19 @@ def build(settings: Settings, env: EnvSpec, *, seed: int) -> Algorithm:
             raise ConfigError(fact, found=found, wanted=f"at most {wanted}", fix=fix)
         _log.info("replay_allocated", env_steps=algorithm.replay_env_steps, gigabytes=round(needed / 1e9, 3))
     return algorithm
+
+
+def device_of(name: str) -> torch.device:
+    """Where the networks are trained. Raises `ConfigError` where that is not there."""
+    if name == "cuda" and not torch.cuda.is_available():
+        kind = f"built for CUDA {torch.version.cuda}, and no device" if torch.version.cuda else "built for CPUs"
+        raise ConfigError(
+            "there is no GPU to train on",
+            found=f"torch {torch.__version__}, {kind}",
+            wanted="a device that CUDA sees",
+            fix="run where there is one (in a container: the image rookery-learner-gpu), or set learner.device=cpu",
+        )
+    return torch.device(name)
 
 
 def open_directory(invocation: Invocation, words: Sequence[str]) -> RunDirectory:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, Self
+from typing import Literal
 
 from pydantic import Field
 
@@ -16,11 +16,6 @@ class ActorCriticSection(AlgorithmSection):
     gae_lambda: float = Field(
         default=0.95, ge=0.0, le=1.0, description="how far rewards are trusted over values: 0 one step, 1 the whole episode"
     )
-    lr_schedule: Literal["constant", "linear", "kl_adaptive"] = Field(default="constant", description="linear: down to lr_final")
-    lr_final: float = Field(default=0.0, ge=0.0, le=1.0, description="linear: where the learning rate ends, and stays")
-    lr_env_steps: int = Field(
-        default=0, ge=0, description="linear: env steps until lr_final is reached; 0: all of target.env_steps"
-    )
     value_coef: float = Field(default=0.5, ge=0.0, description="weight of the value loss")
     entropy_coef: float = Field(default=0.01, ge=0.0, description="weight of the entropy bonus, per nat")
     max_grad_norm: float = Field(default=0.5, gt=0.0, description="gradients are scaled down to this L2 norm")
@@ -28,15 +23,10 @@ class ActorCriticSection(AlgorithmSection):
         default="fp32", description="arithmetic of training, fp32 or bf16; the weights stay float32"
     )
 
-    def _with_rates(self, factor: float) -> Self:
-        """A schedule keeps its shape."""
-        return super()._with_rates(factor).model_copy(update={"lr_final": self.lr_final * factor})
-
 
 class SinglePassSection(ActorCriticSection):
     """Base of the sections of algorithms that take one gradient step for each batch; losses are means over its env steps."""
 
-    lr_schedule: Literal["constant", "linear"] = Field(default="constant", description="linear: down to lr_final")
     optimizer: Literal["adam", "rmsprop"] = Field(
         default="adam", description="adam, or rmsprop as TensorFlow computes it: epsilon inside the root, first steps small"
     )

@@ -56,6 +56,11 @@ class AlgorithmSection(BaseModel):
     name: str = Field(description="which algorithm; your own: package.module:ENTRY")
     gamma: float = Field(default=0.99, ge=0.0, le=1.0, description="discount per env step")
     learning_rate: float = Field(default=2.5e-4, gt=0.0, le=1.0, description="of the optimizer; where a schedule starts")
+    lr_schedule: Literal["constant", "linear"] = Field(default="constant", description="linear: down to lr_final")
+    lr_final: float = Field(default=0.0, ge=0.0, le=1.0, description="linear: where the learning rate ends, and stays")
+    lr_env_steps: int = Field(
+        default=0, ge=0, description="linear: env steps until lr_final is reached; 0: all of target.env_steps"
+    )
     learning_rate_scaling: Literal["none", "linear", "sqrt"] = Field(
         default="none", description="times environments / learning_rate_envs, or the root of that; environments of all actors"
     )
@@ -88,4 +93,6 @@ class AlgorithmSection(BaseModel):
         return self._with_rates(ratio if self.learning_rate_scaling == "linear" else math.sqrt(ratio))
 
     def _with_rates(self, factor: float) -> Self:
-        return self.model_copy(update={"learning_rate": self.learning_rate * factor, "learning_rate_scaling": "none"})
+        """A schedule keeps its shape."""
+        rates = {"learning_rate": self.learning_rate * factor, "lr_final": self.lr_final * factor}
+        return self.model_copy(update=rates | {"learning_rate_scaling": "none"})

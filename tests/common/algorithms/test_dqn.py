@@ -44,6 +44,32 @@ def weights(net):
     return torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
 
 
+def test_a_linear_rate_follows_the_progress_of_the_run(vector_env, make_sample):
+    """Where it has come to 0 the weights stand still, though steps are taken."""
+    algorithm = build(vector_env, learning_rate=1e-3, lr_schedule="linear", lr_env_steps=400)
+    first = train(algorithm, random_play(vector_env, make_sample), env_steps=100)
+    assert first.metrics["learning_rate"] == pytest.approx(7.5e-4)
+    before = weights(algorithm.model)
+    last = train(algorithm, random_play(vector_env, make_sample, seq=1), env_steps=400)
+    assert (last.metrics["learning_rate"], last.metrics["gradient_steps"]) == (0.0, 1.0)
+    assert torch.equal(weights(algorithm.model), before)
+
+
+def test_actors_get_an_average_of_the_network_where_that_is_asked(vector_env, make_sample):
+    """By hand: after one step it has gone a quarter of the way from the first weights; it survives a resume."""
+    plain, averaged = (build(vector_env, learning_rate=1e-2, average_rate=rate) for rate in (1.0, 0.25))
+    first = weights(averaged.model).clone()
+    for algorithm in (plain, averaged):
+        train(algorithm, random_play(vector_env, make_sample))
+    assert not torch.equal(weights(plain.model), first)
+    assert torch.allclose(weights(averaged.model), first + 0.25 * (weights(plain.model) - first), atol=1e-7)
+    resumed = build(vector_env, seed=1, average_rate=0.25)
+    resumed.load_state_dict(averaged.state_dict())
+    assert torch.equal(weights(resumed.model), weights(averaged.model))
+    resumed.load_state_dict(plain.state_dict())
+    assert torch.equal(weights(resumed.model), weights(plain.model))
+
+
 # --- a chain with known values ---
 
 STATES, GAMMA, STEP = 5, 0.8, -0.1

@@ -7,6 +7,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
 
 from common.algorithms import registry
 from common.algorithms.api import Place
@@ -125,3 +126,17 @@ def test_what_shows_only_when_it_is_built_is_refused_then(own, vector_env):
     settings, place = OwnSettings(name="own_algorithms:ENTRY"), Place(index=0, peers=1, num_envs=1)
     with pytest.raises(ConfigError, match="Unread is no Policy: found no layout"):
         registry.build_policy(settings, model=ModelSettings(), env=vector_env, precision="fp32", seed=1, place=place)
+
+
+def test_an_algorithm_that_knows_only_the_cpu_is_refused_elsewhere(own, vector_env):
+    """A user's, written without a GPU in mind: it must not train on the CPU in silence, nor fail at its first update."""
+
+    class OnTheCpu(PPO):
+        def __init__(self, *, settings, model, env, seed):
+            super().__init__(settings=settings, model=model, env=env, seed=seed)
+
+    own.ENTRY = Entry(settings=OwnSettings, algorithm=OnTheCpu)
+    built = {"model": ModelSettings(), "env": vector_env, "seed": 1}
+    assert registry.build_algorithm(OwnSettings(name="own_algorithms:ENTRY"), **built)
+    with pytest.raises(ConfigError, match=r"OnTheCpu cannot be built: .*device"):
+        registry.build_algorithm(OwnSettings(name="own_algorithms:ENTRY"), **built, device=torch.device("meta"))

@@ -6,6 +6,7 @@ import pytest
 
 from common.algorithms import schedules
 from common.algorithms.api import Progress
+from common.algorithms.settings.dqn import DQNSettings
 
 pytestmark = pytest.mark.pure
 
@@ -14,14 +15,22 @@ pytestmark = pytest.mark.pure
 def test_the_linear_rate_falls_to_0_at_the_planned_end_and_stays(env_steps, rate):
     """The last batch of a run often goes beyond the budget."""
     progress = Progress(env_steps=env_steps, env_steps_planned=1000, version=3)
-    assert schedules.linear(1e-3, progress) == pytest.approx(rate)
+    settings = DQNSettings(learning_rate=1e-3, lr_schedule="linear")
+    assert schedules.learning_rate(settings, progress) == pytest.approx(rate)
 
 
 @pytest.mark.parametrize(("env_steps", "rate"), [(0, 1e-3), (200, 6e-4), (400, 2e-4), (900, 2e-4)])
 def test_the_linear_rate_can_end_early_at_a_floor(env_steps, rate):
     """A budget far longer than the run should need: the rate must not wait for it, nor fall to nothing."""
     progress = Progress(env_steps=env_steps, env_steps_planned=1000, version=3)
-    assert schedules.linear(1e-3, progress, final=2e-4, over=400) == pytest.approx(rate)
+    settings = DQNSettings(learning_rate=1e-3, lr_schedule="linear", lr_final=2e-4, lr_env_steps=400)
+    assert schedules.learning_rate(settings, progress) == pytest.approx(rate)
+
+
+def test_a_rate_without_a_schedule_stays():
+    """Where the schedule would have ended counts only for one that falls."""
+    progress = Progress(env_steps=900, env_steps_planned=1000, version=3)
+    assert schedules.learning_rate(DQNSettings(learning_rate=1e-3, lr_final=2e-4), progress) == 1e-3
 
 
 @pytest.mark.parametrize(("kl", "rate"), [(0.021, 2e-4), (0.019, 3e-4), (0.01, 3e-4), (0.006, 3e-4), (0.004, 4.5e-4)])

@@ -27,9 +27,9 @@ def build(env, *, seed=0, model=MODEL, **settings):
     return TD3(settings=TD3Settings(**(SMALL | settings)), model=model, env=env, seed=seed)
 
 
-def train(algorithm, *samples, version=0):
+def train(algorithm, *samples, version=0, env_steps=0):
     """One update, as the learner's loop does it."""
-    return algorithm.update(algorithm.collate(samples), Progress(env_steps=0, env_steps_planned=1000, version=version))
+    return algorithm.update(algorithm.collate(samples), Progress(env_steps=env_steps, env_steps_planned=1000, version=version))
 
 
 def random_play(env, make_sample, *, seq, reward=None, **shape):
@@ -68,6 +68,16 @@ def test_it_learns_the_best_action_where_that_is_known(continuous_env, make_samp
     assert ((action - best) / torch.tensor([2.0, 5.0])).abs().max() < 0.15
     assert result.metrics["gradient_steps"] == 64.0
     assert result.metrics["td_abs"] < 0.2
+
+
+def test_both_optimizers_follow_the_schedule_of_the_learning_rate(continuous_env, make_sample):
+    """Where it has come to 0 the actor and the critics stand still, though steps are taken."""
+    algorithm = build(continuous_env, lr_schedule="linear", policy_delay=1)
+    train(algorithm, random_play(continuous_env, make_sample, seq=0))
+    before = weights(algorithm._nets)
+    last = train(algorithm, random_play(continuous_env, make_sample, seq=1), env_steps=1000)
+    assert (last.metrics["learning_rate"], last.metrics["gradient_steps"]) == (0.0, 1.0)
+    assert torch.equal(weights(algorithm._nets), before)
 
 
 def test_a_value_looks_ahead_by_gamma_and_stops_at_a_terminal_step(continuous_env, make_sample):

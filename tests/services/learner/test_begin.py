@@ -24,7 +24,7 @@ from common.runtime import checkpoints, memory
 from common.runtime.checkpoints import Checkpoint
 from common.runtime.logs import PlainFormatter
 from common.runtime.run_directory import RunDirectory
-from common.runtime.tree import ActorSettings, Settings
+from common.runtime.tree import ActorSettings, LearnerSettings, Settings
 from services.cli.plan import Request, make_plan
 from services.learner import begin
 from services.learner.begin import identified, open_directory, open_state
@@ -218,6 +218,16 @@ def test_a_memory_that_the_system_will_not_promise_is_refused_in_the_same_way(mo
         ConfigError, match=r"cannot be allocated: found Unable to allocate 6\.42 TiB.*lower algorithm.replay_capacity"
     ):
         begin.build(DQN, ENV, seed=0)
+
+
+@pytest.mark.parametrize(("cuda", "found"), [(None, "built for CPUs"), ("12.8", "built for CUDA 12.8, and no device")])
+def test_a_gpu_that_is_not_there_is_missed_before_the_run_starts(monkeypatch, cuda, found):
+    """The image for GPUs on a node without one, or a setting copied to a laptop: it must not train on the CPU in silence."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.version.cuda", cuda)
+    settings = Settings(learner=LearnerSettings(device="cuda"), model=MODEL)
+    with pytest.raises(ConfigError, match=f"no GPU to train on: found torch .*, {found}, wanted .*; .*learner.device=cpu"):
+        begin.build(settings, ENV, seed=0)
 
 
 @pytest.mark.parametrize(
