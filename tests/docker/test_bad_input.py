@@ -34,7 +34,7 @@ LEARNER = ("learner", "--config", "pong", "--run-dir", "/var/lib/rookery/run", "
         (("--tmpfs", "/var/lib/rookery:mode=0700,uid=0"), LEARNER, ["run directory cannot be written", "set run.dir"]),
         (
             ("--memory", "1g"),
-            ("learner", "--config", "pong-dqn", "algorithm.replay_capacity=400000"),
+            ("learner", "--config", "pong-dqn", "algorithm.replay_capacity=1000000"),
             ["replay memory", "larger than what is free here", "lower algorithm.replay_capacity"],
         ),
         (("--env", "ROOKERY_METRICS__HOST=192.0.2.1"), LEARNER, ["192.0.2.1:9100", "set metrics.host and metrics.port"]),

@@ -1,12 +1,15 @@
 """A run in containers, from `make images` to a learner that is killed: what docs/containers.md promises, on a real engine.
 
 Grafana is left out: its image cannot be had without a registry. Its files are read by tests/docker/test_files.py.
-Seconds are printed; they are held to their promise where the machine had nothing else to do.
+Seconds are printed, and held to what is promised of a machine that has nothing else to do: on one that is busy all takes as many
+times longer as two processes that only count.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -17,23 +20,29 @@ SERVICES = ("learner", "actor", "evaluator", "prometheus")
 TRAINED = "rookery_learner_env_frames_trained_total"
 
 
-@pytest.fixture(scope="module")
-def quiet():
-    """Whether a promise of seconds can be held to on this machine now."""
-    return os.getloadavg()[0] < 0.5 * (os.cpu_count() or 1)
+COUNT = "import time\nwhile time.process_time() < 1.0: pass"
 
 
-@pytest.fixture(scope="module")
-def running(colony, wait, quiet):
-    """The run with four actors, once its frames flow; and the seconds that took."""
+def crowding() -> float:
+    """How many times longer than on an idle machine things take now: 1 where nobody else computes."""
     began = time.monotonic()
+    for counter in [subprocess.Popen([sys.executable, "-c", COUNT]) for _ in range(os.cpu_count() or 1)]:
+        counter.wait()
+    return max(1.0, (time.monotonic() - began) / 1.2)
+
+
+@pytest.fixture(scope="module")
+def running(colony, wait):
+    """The run with four actors, once its frames flow; and the seconds that took."""
+    slower, began = crowding(), time.monotonic()
     colony.compose("up", "--detach", "--scale", "actor=4", *SERVICES)
     wait(lambda: colony.query('sum(up{job=~"learner|actor|evaluator"})') == [6.0], "all targets are up in Prometheus")
     found = time.monotonic() - began
     wait(lambda: sum(colony.query(f"rate({TRAINED}[15s])")) > 0, "frames flow")
     flowing = time.monotonic() - began
     print(f"all targets up after {found:.0f} s, frames per second above 0 after {flowing:.0f} s")  # noqa: T201
-    assert not quiet or (found <= 30.0 and flowing <= 60.0)
+    assert found <= 30.0 * slower
+    assert flowing <= 60.0 * slower
     return colony
 
 
@@ -65,7 +74,7 @@ def test_a_container_can_do_no_more_than_it_must(running, service):
     assert running.compose("exec", "-T", service, "rookery", "health", "--ready").strip() == "ok"
 
 
-def test_a_learner_that_is_killed_goes_on_and_no_actor_is_restarted(running, wait, quiet):
+def test_a_learner_that_is_killed_goes_on_and_no_actor_is_restarted(running, wait):
     """The machine's memory ran out: the next learner has the checkpoint, and its actors find it by themselves."""
     learner = running.containers("learner")[0]["Id"]
     actors = {container["Id"]: container["State"]["StartedAt"] for container in running.containers("actor")}
@@ -73,14 +82,14 @@ def test_a_learner_that_is_killed_goes_on_and_no_actor_is_restarted(running, wai
     wait(lambda: "checkpoint-" in running.compose("exec", "-T", "learner", "sh", "-c", listed, check=False), "a checkpoint")
     running.shell("docker", "kill", "--signal", "KILL", learner)
     assert running.containers("learner")[0]["State"]["ExitCode"] == 137
-    began = time.monotonic()
+    slower, began = crowding(), time.monotonic()
     running.shell("docker", "start", learner)
     wait(lambda: running.status().get("phase") == "training", "the learner is back")
     resumed = running.status()
     wait(lambda: running.status().get("learner_updates", 0) > resumed["learner_updates"], "flow is back")
     seconds = time.monotonic() - began
     print(f"flow is back {seconds:.0f} s after the start of the next learner")  # noqa: T201
-    assert not quiet or seconds <= 10.0
+    assert seconds <= 10.0 * slower
     assert resumed["learner_updates"] > 0
     assert running.status()["version"] > 0
     assert '"resumed"' in running.compose("logs", "learner") or "resumed version=" in running.compose("logs", "learner")
