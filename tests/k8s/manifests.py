@@ -20,7 +20,6 @@ K8S = Path(__file__).parents[2] / "k8s"
 OVERLAYS = sorted(path.parent.name for path in (K8S / "overlays").glob("*/kustomization.yaml"))
 COMPONENTS = sorted(path.parent.name for path in (K8S / "components").glob("*/kustomization.yaml"))
 WORKLOADS = ("StatefulSet", "Deployment")
-AWAITED = {"ROOKERY_LEARNER__DEVICE"}  # the component gpu sets it, and no service knows it yet
 CUSTOM = ("keda.sh/", "monitoring.coreos.com/")  # groups of custom resources: their schema is not Kubernetes' own
 
 

@@ -23,7 +23,7 @@ from services.evaluator import settings as evaluator
 from services.evaluator.metrics import EvaluatorMetrics
 from services.learner import settings as learner
 from services.learner.metrics import LearnerMetrics
-from tests.k8s.manifests import AWAITED, K8S, OVERLAYS, WORKLOADS, named, of, overlay
+from tests.k8s.manifests import K8S, OVERLAYS, WORKLOADS, named, of, overlay
 from tests.system.conftest import Http
 
 pytestmark = pytest.mark.service
@@ -75,18 +75,13 @@ def known(variable):
 @each_file
 def test_every_variable_that_is_named_sets_something(path):
     """A misspelt variable is no error anywhere: the setting keeps its default."""
-    named_here = set(re.findall(rf"\b{ENV_PREFIX}[A-Z0-9_]+\b", path.read_text(encoding="utf-8"))) - PLACEHOLDERS - AWAITED
+    named_here = set(re.findall(rf"\b{ENV_PREFIX}[A-Z0-9_]+\b", path.read_text(encoding="utf-8"))) - PLACEHOLDERS
     for name in named_here:
         if "__" in name:
             assert known(name), name
         else:  # none of a setting, unless it lacks an underscore
             section, _, key = name.removeprefix(ENV_PREFIX).partition("_")
             assert not known(f"{ENV_PREFIX}{section}__{key}"), name
-
-
-def test_what_is_awaited_is_not_there_yet():
-    """Once the setting exists, it is a setting like any other."""
-    assert [name for name in AWAITED if known(name)] == []
 
 
 @each_file

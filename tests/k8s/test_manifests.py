@@ -19,7 +19,6 @@ from cloudcoil.models.prometheus_operator.v1 import PodMonitor, PrometheusRule
 from common.runtime.bottleneck import WAITING
 from common.runtime.config import load
 from tests.k8s.manifests import (
-    AWAITED,
     COMPONENTS,
     CUSTOM,
     K8S,
@@ -138,9 +137,8 @@ def test_the_learner_would_accept_the_run_with_the_environment_of_its_pod(name, 
     config = run_of(manifests)
     (container,) = named(manifests, "StatefulSet", "learner")["spec"]["template"]["spec"]["containers"]
     environ = {variable["name"]: variable["value"] for variable in container["env"] if "value" in variable}
-    known = {key: value for key, value in environ.items() if key not in AWAITED}
     (tmp_path / "run.yaml").write_text(config["data"]["run.yaml"])
-    settings = load(preset=str(tmp_path / "run.yaml"), environ=known).settings
+    settings = load(preset=str(tmp_path / "run.yaml"), environ=environ).settings
     assert (settings.learner.bind, settings.metrics.port) == ("tcp://0.0.0.0:5700", 9100)
 
 

@@ -34,12 +34,12 @@ target: {env_steps: 100_000_000}
 """
 
 
-def rendered(folder, run=RUN, name="run.yaml"):
-    """The overlay `local` with another run, as the page tells a user to write it."""
+def rendered(folder, run=RUN, name="run.yaml", overlay="local"):
+    """An overlay with another run, as the page tells a user to write it."""
     folder.mkdir()
     (folder / name).write_text(run)
     generator = {"name": "run", "behavior": "replace", "files": [name]}
-    return render(on_top(folder, "local", configMapGenerator=[generator]))
+    return render(on_top(folder, overlay, configMapGenerator=[generator]))
 
 
 @pytest.fixture
@@ -173,12 +173,14 @@ def test_a_run_that_has_ended_stays_ended(tmp_path):
     [
         (lambda folder: rendered(folder, name="runs.yaml"), "CrashLoopBackOff", "run.yaml"),
         (lambda folder: rendered(folder, run="learner: {bacth: 1}"), "CrashLoopBackOff", "did you mean batch?"),
+        (lambda folder: rendered(folder, overlay="gpu"), "CrashLoopBackOff", "a device that CUDA sees"),
         (lambda folder: [m for m in rendered(folder) if m["kind"] != "ConfigMap"], "ContainerCreating", "not found"),
     ],
-    ids=["key", "setting", "config-map"],
+    ids=["key", "setting", "gpu", "config-map"],
 )
-def test_a_learner_that_cannot_start_says_so_in_one_line(tmp_path, spoilt, reason, says):
+def test_a_learner_that_cannot_start_says_so_in_one_line(tmp_path, spoilt, reason, says, monkeypatch):
     """What `kubectl get pod` and `kubectl logs` show must be enough to put it right."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # no GPU, whatever this machine has
     cluster = Cluster(spoilt(tmp_path / "mine"), tmp_path)
     try:
         learner = cluster.start("learner")
