@@ -95,7 +95,7 @@ def test_every_make_target_that_is_named_exists(text):
 @each_text
 def test_every_command_and_option_that_is_named_is_known(text, capsys):
     """A renamed option makes a documented command end with exit code 2."""
-    known = {"train", *SERVICES, "config", "presets"}
+    known = {"train", *SERVICES, "config", "presets", "health"}
     for words in commands(text.read_text(encoding="utf-8")):
         command = [word for word in words[:1] if not word.startswith("-")]
         assert set(command) <= known, words
@@ -110,7 +110,7 @@ def test_every_command_and_option_that_is_named_is_known(text, capsys):
 def test_every_option_in_a_sentence_is_known_to_some_command(text, capsys):
     """`--resume` may be spoken of without the whole command line."""
     words = [word for span in spans(text.read_text(encoding="utf-8")) if span.startswith("--") for word in span.split()]
-    shown = "".join(help_of(command, capsys) for command in (["train"], *([name] for name in SERVICES)))
+    shown = "".join(help_of(command, capsys) for command in (["train"], ["health"], *([name] for name in SERVICES)))
     assert all(re.search(rf"{word}\b", shown) for word in words if word.startswith("--"))
 
 
