@@ -113,7 +113,7 @@ def test_a_killed_learner_goes_on_from_its_volume_and_its_actors_stay(cluster):
     assert learner.http.status()["run_id"] == run
     assert [actor.process for actor in actors] == processes
     assert restarts(*actors) == [0, 0]
-    assert all(actor.http.metric("rookery_actor_reconnects_total") >= 1 for actor in actors)
+    until(lambda: all(actor.http.metric("rookery_actor_reconnects_total") >= 1 for actor in actors), "the actors know it")
 
 
 def terminated(cluster, learner, stays):

@@ -31,6 +31,7 @@ class FakeLink:
         """Credits, but no policy yet."""
         self.welcome, self.drain, self.session = SimpleNamespace(schema=schema), None, SimpleNamespace(version=0)
         self.credits, self.services, self.log, self.counted = 1, 0, [], None
+        self.unacknowledged_seconds = 0.0
         self.snapshot, self.on_service = None, lambda _: None
 
     @property
