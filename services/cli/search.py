@@ -2,7 +2,8 @@
 
 More actors are of use until the learner, or the machine they share with it, has enough to do. Both depend on environment,
 network and machine in ways that no formula knows, so the run itself is the measurement: it goes on training meanwhile, with
-one actor, two, three, four, six ..., and stays with the fewest that are as fast as the fastest. Pure: statuses in, numbers out.
+one actor, two, three, four, six ... Those that were nearly as fast as the fastest are tried once more, since a machine's speed
+drifts by more than what is sought. It stays with the fewest that are as fast as the fastest. Pure: statuses in, numbers out.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ READINGS = 10  # different ones, at least
 ARRIVAL: Seconds = 60.0  # a process that takes longer to start is not waited for
 WORTH = 0.03  # a gain below this is noise
 PATIENCE = 2  # numbers in a row without a gain that are tried
+NEAR = 0.85  # of the fastest: what a second look may find to be the fastest
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,7 +32,8 @@ class ActorSearch:
     after: EnvSteps = 0  # trained on before anything is measured: a warm-up says nothing about the rest of the run
     actors: int = 1
     done: bool = False
-    rates: dict[int, float] = field(default_factory=dict)  # env steps trained per second, by number of actors
+    rates: dict[int, float] = field(default_factory=dict)  # env steps trained per second, by number; the mean of two looks
+    _again: list[int] | None = None  # numbers to look at once more; None before all were tried once
     _asked_at: Seconds | None = None
     _arrived_at: Seconds | None = None
     _last: EnvSteps | None = None  # reading; a new one is worth keeping only at the moment it changes
@@ -69,13 +72,24 @@ class ActorSearch:
         if now - since < WINDOW or (len(self._readings) < READINGS and now - since < LONGEST_WINDOW):
             return
         # Env steps arrive a batch at a time: a line through all readings errs less than the difference of the outermost two.
-        self.rates[self.actors] = linear_regression(*zip(*self._readings, strict=True)).slope if len(self._readings) > 1 else 0.0
+        rate = linear_regression(*zip(*self._readings, strict=True)).slope if len(self._readings) > 1 else 0.0
+        self.rates[self.actors] = rate if self._again is None else (self.rates[self.actors] + rate) / 2
+        self._go_on(now)
+
+    def _go_on(self, now: Seconds) -> None:
+        """To the next number: up, until that brings nothing; then once more through those in question, the highest first."""
         following = self.actors + max(1, self.actors // 2)
-        if following > self.most or self._without_gain() >= PATIENCE:
-            self._finish()
-        else:
-            self.actors = following
-            self._begin_anew(now)
+        if self._again is None:
+            if following <= self.most and self._without_gain() < PATIENCE:
+                self.actors = following
+                return self._begin_anew(now)
+            near = NEAR * max(self.rates.values())
+            in_question = [number for number, rate in self.rates.items() if rate >= near]
+            self._again = in_question if len(in_question) > 1 else []
+        if not self._again:
+            return self._finish()
+        self.actors = self._again.pop()
+        return self._begin_anew(now)
 
     def _without_gain(self) -> int:
         """How many of the last numbers brought nothing."""

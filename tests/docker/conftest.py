@@ -61,8 +61,8 @@ class Shell:
     """Commands with the environment of these tests."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        """`environ` is added to the tester's own, less what that says of Rookery."""
-        own = {name: value for name, value in os.environ.items() if not name.startswith("ROOKERY_")}
+        """`environ` is added to the tester's own, less what that says of Rookery, or to the make that runs these tests."""
+        own = {name: value for name, value in os.environ.items() if not name.startswith(("ROOKERY_", "MAKE", "MFLAGS", "ARGS"))}
         self.environ = own | dict(environ)
 
     def __call__(

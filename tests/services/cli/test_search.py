@@ -48,6 +48,25 @@ def test_batches_that_arrive_seconds_apart_hide_no_gain_that_counts():
     assert speed[search.actors] >= 0.9 * max(speed)
 
 
+def test_what_was_close_is_looked_at_again():
+    """The machine was slow while two were tried: at a second look they are as fast as three."""
+    looks = iter([500, 850, 1000, 990, 1010, 1150])  # one, two, three, four, who stay; then three and two once more
+    speeds = {}
+    search = ActorSearch(most=4)
+    trained, actors, current = 0.0, 0, 0.0
+    for second in range(2_000):
+        if search.actors != actors:
+            actors, current = search.actors, next(looks)
+            speeds.setdefault(actors, []).append(current)
+        trained += current
+        search.look(RunStatus(env_steps=int(trained), peers={"actor": actors}), float(second))
+        if search.done:
+            break
+    assert speeds == {1: [500], 2: [850, 1150], 3: [1000, 1010], 4: [990]}
+    assert search.rates == {1: pytest.approx(500), 2: pytest.approx(1000), 3: pytest.approx(1005), 4: pytest.approx(990)}
+    assert search.actors == 2
+
+
 def test_nothing_is_measured_while_arrivals_and_warm_ups_distort_it():
     """A warm-up runs many times faster than training."""
     warm_up = 5_000
