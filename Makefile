@@ -60,7 +60,7 @@ k8s-render: $(STAMP) ## the manifests of one overlay, as a cluster gets them (OV
 k8s-validate: $(STAMP) ## every overlay with every component: valid, restricted, and true to the code
 	$(BIN)/pytest tests/k8s -m 'not system' $(ARGS)
 
-k8s-soak: $(STAMP) ## end an actor and a learner twenty times each as a cluster does (about ten minutes)
+k8s-soak: $(STAMP) ## end an actor and a learner twenty times each as a cluster does (about four minutes)
 	SOAK=20 $(BIN)/pytest tests/k8s/test_runner.py -k terminat $(ARGS)
 
 test-docker: $(STAMP) ## the images and compose on a real Docker Engine; skipped where there is none
@@ -123,7 +123,7 @@ bench-td3: $(STAMP) ## TD3 on HalfCheetah beside Stable-Baselines3's (needs `mak
 learning: $(STAMP) ## runs of three seeds behind the learning claims (PRESETS="pong-dqn pendulum-td3" to choose; all take many hours)
 	$(BIN)/python -m benchmarks.learning $(PRESETS)
 
-lockstep: $(STAMP) ## two runs of one seed end with the same weights, on a machine loaded at random (about ten minutes)
+lockstep: $(STAMP) ## two runs of one seed end with the same weights, on a machine loaded at random (about four minutes)
 	$(BIN)/python -m benchmarks.lockstep
 
 clean: ## remove .venv, caches and build leftovers (runs/ stays)
