@@ -66,7 +66,7 @@ class DQN(ReplayLearner):
         """One step of the online network; every `target_every`-th time the target network follows."""
         settings = self._settings
         target, weight = self._target_of(rows), self._tensor(rows.weight)
-        with autocast(self._settings.precision, self._device):
+        with autocast(settings.precision, self._device):
             values = self._model(self._tensor(rows.observation))
         loss, td_error, value = q_learning.q_loss(
             values, self._tensor(rows.action), target=target, weight=weight, huber=settings.huber
@@ -116,7 +116,7 @@ class DQN(ReplayLearner):
         parameters.restore(self._model, state.get("parameters", {}))
         parameters.restore(self._target, state["target"])
         if self._average is not None:  # a run without one may be resumed with one: it begins at what acted so far
-            parameters.restore(self._average, state["average"] or state["parameters"])
+            parameters.restore(self._average, state.get("average") or state["parameters"])
         optimizers.restore(self._optimizer, self._model, state["adam"])
         self._gradient_steps = state["gradient_steps"]
         super().load_state_dict(state)

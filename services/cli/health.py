@@ -10,10 +10,10 @@ from common.runtime import config
 from common.runtime.config import ENV_PREFIX
 from common.runtime.tree import MetricsSettings
 from common.units import Seconds
+from services.cli.ports import reachable
 
 TIMEOUT: Seconds = 3.0
 OURS = f"{ENV_PREFIX}METRICS__"  # other variables are the service's to judge, and mean nothing without its preset
-EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  whoever listens everywhere is found on loopback
 
 
 def health(*, ready: bool, overrides: Sequence[str], environ: Mapping[str, str]) -> tuple[bool, str]:
@@ -27,7 +27,7 @@ def ask(metrics: MetricsSettings, path: str) -> tuple[bool, str]:
     if metrics.port == 0:
         fix = f"set {OURS}PORT, or add metrics.port=9100"
         raise ConfigError("no port to ask", found="metrics.port 0", wanted="the port of the service", fix=fix)
-    host = EVERYWHERE.get(metrics.host, metrics.host)
+    host = reachable(metrics.host).strip("[]")
     connection = http.client.HTTPConnection(host, metrics.port, timeout=TIMEOUT)
     try:
         connection.request("GET", path)
