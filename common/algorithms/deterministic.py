@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from common.algorithms.losses import require_vectors
 from common.errors import InternalError
 
 
-class CriticLoss(NamedTuple):
-    """`loss` to minimise; without gradient: `td_abs`, mean |target - Q|, and `value`, mean Q, both over both critics."""
+class Loss(NamedTuple):
+    """`loss` to minimise and its `gradient` [N] by the values, both without a graph."""
 
     loss: Tensor
-    td_abs: Tensor
-    value: Tensor
+    gradient: Tensor
 
 
 def smoothed(action: Tensor, noise: Tensor, *, clip: float) -> Tensor:
@@ -42,24 +42,27 @@ def clipped_double(values: Tensor) -> Tensor:
     return values.amin(dim=0)
 
 
-def critic_loss(values: Tensor, *, target: Tensor) -> CriticLoss:
-    """Sum over k of mean_i (y_i - Q_k(o_i, a_i))^2, both critics towards the same y (algorithm 1).
+def critic_loss(value: Tensor, *, target: Tensor) -> Loss:
+    """Mean_i (y_i - Q_k(o_i, a_i))^2 of one critic; both are trained towards the same y (algorithm 1).
 
     Args:
-        values: [2, N] float32 with gradient.
+        value: [N] float32, Q_k.
         target: [N] float32, y = R + gamma^k * `clipped_double`; see `q_learning.td_target`.
     """
-    _require_twins(values)
-    require_vectors(values[0], target)
-    error = values - target
-    seen = error.detach()
-    return CriticLoss(error.square().mean(dim=1).sum(), seen.abs().mean(), values.detach().mean())
+    require_vectors(value, target)
+    error = value - target
+    return Loss(error.square().mean(), error * (2.0 / len(error)))
 
 
-def actor_loss(value: Tensor) -> Tensor:
-    """- mean_i Q_1(o_i, mu(o_i)), of values [N] with gradient: the deterministic policy gradient (eq. 2) by the first critic."""
+def actor_loss(value: Tensor, *, rows: int) -> Loss:
+    """- sum_i Q_1(o_i, mu(o_i)) / rows: the deterministic policy gradient (eq. 2) by the first critic.
+
+    Args:
+        value: [N] float32, those of the minibatch or of a part of it.
+        rows: of the whole minibatch: the losses of all parts add up to the mean.
+    """
     require_vectors(value)
-    return -value.mean()
+    return Loss(value.sum() / -rows, torch.full_like(value, -1.0 / rows))
 
 
 def _require_twins(values: Tensor) -> None:

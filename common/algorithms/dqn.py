@@ -62,6 +62,9 @@ class DQN(ReplayLearner):
         now = {"epsilon": exploration.annealed(progress.env_steps, self._settings)}
         return UpdateResult(samples=result.samples, metrics={**result.metrics, **now})
 
+    def _train(self, rows: Transitions) -> list[Measured | None]:
+        return [self._step(rows)]
+
     def _step(self, rows: Transitions) -> Measured | None:
         """One step of the online network; every `target_every`-th time the target network follows."""
         settings = self._settings

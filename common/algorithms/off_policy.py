@@ -78,9 +78,17 @@ class ReplayLearner(ABC):
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._device)
 
+    @property
+    def _together(self) -> int:
+        """Gradient steps that may be taken now on minibatches drawn together."""
+        return 1
+
     @abstractmethod
-    def _step(self, rows: Transitions) -> Measured | None:
-        """Take one gradient step on a minibatch; None, and no weight changed, where it would not be finite."""
+    def _train(self, rows: Transitions) -> Sequence[Measured | None]:
+        """Take a gradient step on each of up to `_together` minibatches, which lie one after another in `rows`.
+
+        None, and no weight changed, for a step that would not be finite.
+        """
 
     def _beta(self, progress: Progress) -> float:
         """Of the importance weights at this point of the run; unused where sampling is uniform."""
@@ -114,11 +122,11 @@ class ReplayLearner(ABC):
         self._learning_rate = schedules.learning_rate(self._settings, progress)
         steps: list[Measured | None] = []
         windows: list[float] = []
-        while self._pace.owed and len(self._replay) and not stop():
-            self._pace.drew()
-            rows = self._replay.sample(self._settings.minibatch, self._rng, beta=self._beta(progress))
+        while (due := min(self._pace.owed, self._together)) and len(self._replay) and not stop():
+            self._pace.drew(due)
+            rows = self._replay.sample(due * self._settings.minibatch, self._rng, beta=self._beta(progress))
             windows.append(float(rows.env_steps.mean()))
-            steps.append(self._step(rows))
+            steps.extend(self._train(rows))
         taken = [step for step in steps if step is not None]
         metrics = {
             "learning_rate": self._learning_rate,

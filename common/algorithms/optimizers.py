@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
+
+from common.models.flat import Flat
 
 OptimizerName: TypeAlias = Literal["adam", "rmsprop"]
 
@@ -38,6 +40,63 @@ class RMSprop(torch.optim.Optimizer):
                 square = self.state[parameter].setdefault("square", torch.ones_like(parameter))
                 square.mul_(DECAY).addcmul_(gradient, gradient, value=1.0 - DECAY)
                 parameter.addcdiv_(gradient, (square + group["eps"]).sqrt_(), value=-group["lr"])
+
+
+class FlatAdam:
+    """Adam (Kingma and Ba 2015, arXiv:1412.6980) of parameters that lie in one buffer.
+
+        m = m + (1 - 0.9) (g - m),    v = 0.999 v + (1 - 0.999) g^2,    w = w - lr * m' / (sqrt(v') + eps)
+
+    with m' = m / (1 - 0.9^t), v' = v / (1 - 0.999^t). `torch.optim.Adam` does the same; most of its time for a small network goes
+    into finding out what to do.
+    """
+
+    def __init__(self, weights: Flat, *, eps: float) -> None:
+        """`weights` are moved in place."""
+        self._weights, self._eps = weights, eps
+        self._mean, self._square = Flat.like(weights.parts), Flat.like(weights.parts)
+        self._steps = torch.zeros((), device=weights.whole.device)
+
+    def step(self, gradient: Tensor, *, lr: float) -> None:
+        """Move all weights, given the loss's gradient [P]."""
+        self._steps += 1
+        torch._fused_adam_(
+            [self._weights.whole],
+            [gradient],
+            [self._mean.whole],
+            [self._square.whole],
+            [],
+            [self._steps],
+            lr=lr,
+            beta1=0.9,
+            beta2=0.999,
+            weight_decay=0.0,
+            eps=self._eps,
+            amsgrad=False,
+            maximize=False,
+        )
+
+    def state(self, names: Iterable[str]) -> dict[str, dict[str, Tensor]]:
+        """Copies of what is remembered, by the names of the parameters; nothing before the first step."""
+        if not self._steps:
+            return {}
+        kept = zip(names, self._mean.parts, self._square.parts, strict=True)
+        return {
+            name: {key: value.to("cpu", copy=True) for key, value in zip(_KEPT, (self._steps, mean, square), strict=True)}
+            for name, mean, square in kept
+        }
+
+    def restore(self, names: Iterable[str], states: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Inverse of `state`."""
+        for kept in (self._steps, self._mean.whole, self._square.whole):
+            kept.zero_()
+        for name, mean, square in zip(names, self._mean.parts, self._square.parts, strict=True):
+            for kept, value in zip((self._steps, mean, square), (states.get(name, {}).get(key) for key in _KEPT), strict=True):
+                if value is not None:
+                    kept.copy_(value)
+
+
+_KEPT = ("step", "exp_avg", "exp_avg_sq")  # as torch names them
 
 
 def build(name: OptimizerName, net: nn.Module, *, lr: float, eps: float) -> torch.optim.Optimizer:

@@ -13,7 +13,10 @@ from torch import Tensor, nn
 
 from common.envs.spec import ActionSpec, EnvSpec
 from common.errors import ConfigError
-from common.models.nets import Head, Network, Trunk, dense, initialised
+from common.models.flat import Flat
+from common.models.nets import Head, Network, Trunk, dense, initialised, perceptron
+from common.models.passes import Passes, Recorded, Written
+from common.models.snapshot import Precision
 from common.models.spec import ModelSettings
 
 _GAIN = 0.01  # actions begin in the middle and values at 0: what a random network promises would have to be unlearned
@@ -77,10 +80,10 @@ class Critic(Network):
         self.head = Head(settings.hidden[-1] if settings.hidden else features, 1, gain=_GAIN)
 
     def forward(self, observation: Tensor, action: Tensor) -> Tensor:
-        """Observation [N, *input] in the environment's dtype, action [N, A] in -1..1 → [N] float32."""
+        """Observation [N, *input] in the environment's dtype, action [N, A] in -1..1 → [N, 1] float32."""
         features = self.trunk(observation)
         joined = torch.cat([features, action.to(features.dtype)], dim=1)
-        value: Tensor = self.head(self.hidden(joined)).squeeze(1)
+        value: Tensor = self.head(self.hidden(joined))
         return value
 
 
@@ -92,9 +95,15 @@ class ActorCritics(Network):
         self.actor = Actor(settings, env)
         self.critics = nn.ModuleList([Critic(settings, env) for _ in range(2)])
 
-    def values(self, observation: Tensor, action: Tensor) -> Tensor:
-        """What both critics say, [2, N] float32."""
-        return torch.stack([critic(observation, action) for critic in self.critics])
+
+def passes(net: nn.Module, weights: Flat, *, precision: Precision) -> Passes:
+    """The quickest way through an actor or a critic; `weights` are its trained parameters."""
+    layers = perceptron(net)
+    if layers is None:
+        return Recorded(net, precision=precision)
+    features = layers[0].in_features
+    last = features - net.trunk.features if isinstance(net, Critic) else features
+    return Written(weights, precision=precision, last=last, squash=isinstance(net, Actor))
 
 
 def build(settings: ModelSettings, env: EnvSpec, *, seed: int = 0) -> ActorCritics:

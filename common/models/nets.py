@@ -101,7 +101,7 @@ class Trunk(nn.Module):
         super().__init__()
         shape = env.network_input_shape
         self.normalisation = Normalisation(env.observation_shape) if settings.normalize_observation else None
-        self._bytes = env.observation_dtype == "uint8" and self.normalisation is None
+        self.reads_bytes = env.observation_dtype == "uint8" and self.normalisation is None
         self.own = OwnModule(settings, shape) if settings.entry_point else None
         if self.own is not None:
             shape = (self.own.features,)
@@ -109,7 +109,7 @@ class Trunk(nn.Module):
             raise _no_network(env)
         self.conv = nn.Sequential()
         for channels, kernel, stride in settings.conv if len(shape) == 1 + IMAGE_RANK else ():
-            layer = _FirstConv if self._bytes and not self.conv else nn.Conv2d
+            layer = _FirstConv if self.reads_bytes and not self.conv else nn.Conv2d
             self.conv.append(layer(shape[0], channels, kernel, stride))
             self.conv.append(_ACTIVATIONS[settings.activation]())
             shape = (channels, *((size - kernel) // stride + 1 for size in shape[1:]))
@@ -128,7 +128,7 @@ class Trunk(nn.Module):
         if self.conv:
             # channels_last makes training in float32 a quarter faster. Flattening in that order copies nothing.
             x = self.conv(x.contiguous(memory_format=torch.channels_last)).permute(0, 2, 3, 1)
-        elif self._bytes:
+        elif self.reads_bytes:
             x = x * _BYTE
         if self.own is not None:
             x = self.own(x)
@@ -185,6 +185,16 @@ def dense(features: int, widths: Sequence[int], settings: ModelSettings) -> nn.S
         layers.append(_ACTIVATIONS[settings.activation]())
         features = width
     return layers
+
+
+def perceptron(net: nn.Module) -> list[nn.Linear] | None:
+    """The layers of a network that is nothing but Linear and ReLU in turns and a Head, fed with floats; None of any other."""
+    parts = [module for module in net.modules() if not isinstance(module, Network | Trunk | nn.Sequential)]
+    layers = [layer for layer in parts[::2] if isinstance(layer, nn.Linear)]
+    activations = [activation for activation in parts[1::2] if isinstance(activation, nn.ReLU)]
+    bytes_seen = any(module.reads_bytes for module in net.modules() if isinstance(module, Trunk))
+    plain = len(layers) == len(activations) + 1 and len(layers) + len(activations) == len(parts) and not bytes_seen
+    return layers if plain else None
 
 
 def build(settings: ModelSettings, env: EnvSpec, *, seed: int = 0) -> ActorCritic:

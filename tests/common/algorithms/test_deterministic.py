@@ -44,25 +44,34 @@ def test_values_that_are_not_of_two_critics_are_refused(shape):
         clipped_double(torch.zeros(shape))
 
 
-def test_both_critics_are_trained_towards_the_same_target():
-    """By hand: errors (1, 3) and (0, -2), so 5 + 2; the gradient of each value is 2 error / N."""
-    values = torch.tensor([[2.0, 4.0], [1.0, -1.0]], requires_grad=True)
-    loss, td_abs, value = critic_loss(values, target=torch.tensor([1.0, 1.0]))
-    loss.backward()
-    assert loss.item() == pytest.approx((1.0 + 9.0) / 2 + (0.0 + 4.0) / 2)
-    assert values.grad.tolist() == [[1.0, 3.0], [0.0, -2.0]]
-    assert td_abs.item() == pytest.approx(6.0 / 4)
-    assert value.item() == pytest.approx(6.0 / 4)
+def test_a_critic_is_trained_towards_the_target():
+    """By hand: errors (1, 3), so 5; the gradient of each value is 2 error / N."""
+    loss, gradient = critic_loss(torch.tensor([2.0, 4.0]), target=torch.tensor([1.0, 1.0]))
+    assert loss.item() == pytest.approx((1.0 + 9.0) / 2)
+    assert gradient.tolist() == [1.0, 3.0]
 
 
 def test_a_target_of_another_shape_is_refused():
     """(N,) against (N, 1) would broadcast to (N, N)."""
     with pytest.raises(InternalError, match=r"wanted \[N\]"):
-        critic_loss(torch.zeros(2, 3), target=torch.zeros(3, 1))
+        critic_loss(torch.zeros(3), target=torch.zeros(3, 1))
 
 
 def test_the_actor_climbs_the_critic():
-    """Its loss falls where the value rises."""
-    value = torch.tensor([1.0, 3.0], requires_grad=True)
-    actor_loss(value).backward()
-    assert value.grad.tolist() == [-0.5, -0.5]
+    """Its loss falls where the value rises; the parts of a minibatch add up to its mean."""
+    value = torch.tensor([1.0, 3.0, 5.0])
+    whole, parts = actor_loss(value, rows=3), [actor_loss(part, rows=3) for part in (value[:1], value[1:])]
+    assert whole.loss.item() == pytest.approx(-3.0)
+    assert whole.gradient.tolist() == pytest.approx([-1 / 3] * 3)
+    assert sum(part.loss.item() for part in parts) == pytest.approx(-3.0)
+    assert torch.equal(torch.cat([part.gradient for part in parts]), whole.gradient)
+
+
+@pytest.mark.parametrize(
+    "loss", [lambda value: critic_loss(value, target=torch.arange(4.0)), lambda value: actor_loss(value, rows=4)]
+)
+def test_the_gradients_are_those_of_the_losses(loss):
+    """As autograd finds them."""
+    value = torch.randn(4, requires_grad=True)
+    computed = loss(value)
+    assert torch.allclose(computed.gradient, torch.autograd.grad(computed.loss, value)[0])

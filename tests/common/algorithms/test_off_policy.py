@@ -25,6 +25,9 @@ class Counter(ReplayLearner):
     def _networks(self):
         return ()
 
+    def _train(self, rows):
+        return [self._step(rows)]
+
     def _step(self, rows):
         self.seen.append(rows.observation.copy())
         number = len(self.seen)

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from common.algorithms import optimizers
+from common.models import snapshot
+from common.models.flat import Flat
 
 pytestmark = pytest.mark.pure
 
@@ -80,3 +82,40 @@ def test_what_was_copied_is_not_changed_by_the_next_step():
     state = optimizers.state_of(optimizer, net)
     step(net, optimizer, 5.0)
     assert state["weight"]["square"].item() == pytest.approx(1.03)
+
+
+@pytest.mark.parametrize("eps", [1e-8, 1e-2])
+def test_adam_of_one_buffer_is_torchs_own(eps):
+    """Five steps at changing rates, of a network of four tensors."""
+    flat_net, net = (nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)) for _ in range(2))
+    net.load_state_dict(flat_net.state_dict())
+    flat = optimizers.FlatAdam(Flat.of(flat_net.parameters()), eps=eps)
+    torchs = torch.optim.Adam(net.parameters(), eps=eps)
+    for rate in (0.1, 0.1, 0.01, 0.2, 0.0):
+        gradient = torch.randn(sum(p.numel() for p in net.parameters()))
+        flat.step(gradient, lr=rate)
+        snapshot.load_gradient(net, gradient)
+        optimizers.step(torchs, lr=rate)
+    assert torch.allclose(nn.utils.parameters_to_vector(flat_net.parameters()), nn.utils.parameters_to_vector(net.parameters()))
+
+
+def test_adam_of_one_buffer_goes_on_where_it_was():
+    """A resumed run, and one that resumes before its first step; by the names that torch's own has."""
+    nets = [nn.Linear(3, 2) for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    first, second = (optimizers.FlatAdam(Flat.of(net.parameters()), eps=1e-8) for net in nets)
+    names = [name for name, _ in nets[0].named_parameters()]
+    second.restore(names, first.state(names))
+    second.step(torch.ones(8), lr=0.5)  # what it must forget
+    for steps in range(2):
+        second.restore(names, first.state(names))
+        nets[1].load_state_dict(nets[0].state_dict())
+        for adam in (first, second):
+            adam.step(torch.full((8,), 1.0 + steps), lr=0.1)
+        assert torch.equal(nets[0].weight, nets[1].weight)
+        assert torch.equal(nets[0].bias, nets[1].bias)
+    torchs = torch.optim.Adam(nets[0].parameters())
+    nets[0](torch.ones(1, 3)).sum().backward()
+    torchs.step()
+    kept, wanted = first.state(names), optimizers.state_of(torchs, nets[0])
+    assert {name: set(state) for name, state in kept.items()} == {name: set(state) for name, state in wanted.items()}

@@ -48,19 +48,20 @@ def weights(net):
     return torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_it_learns_the_best_action_where_that_is_known(continuous_env, make_sample, precision):
+@pytest.mark.parametrize(("precision", "activation"), [("fp32", "relu"), ("bf16", "relu"), ("fp32", "silu"), ("bf16", "silu")])
+def test_it_learns_the_best_action_where_that_is_known(continuous_env, make_sample, precision, activation):
     """One step, reward -(a_0 - (o_0 - 0.5))^2 - (a_1 - 0.3)^2 with a in halves of the range: bounds that are not centred."""
 
     def reward(observation, unit):
         return -((unit[..., 0] - (observation[..., 0] - 0.5)) ** 2) - (unit[..., 1] - 0.3) ** 2
 
-    algorithm = build(continuous_env, minibatch=64, samples_per_insert=64, learning_rate=3e-3, precision=precision)
+    model = MODEL.model_copy(update={"activation": activation})
+    algorithm = build(continuous_env, model=model, minibatch=64, samples_per_insert=64, learning_rate=3e-3, precision=precision)
     ends = {"terminated": np.ones((16, 4))}
     for seq in range(20):
         result = train(algorithm, random_play(continuous_env, make_sample, seq=seq, reward=reward, length=16, num_envs=4, **ends))
     place = Place(index=0, peers=1, num_envs=3)
-    policy = NoisyPolicy(settings=TD3Settings(), model=MODEL, env=continuous_env, precision="fp32", seed=0, place=place)
+    policy = NoisyPolicy(settings=TD3Settings(), model=model, env=continuous_env, precision="fp32", seed=0, place=place)
     policy.load(1, snapshot.to_tensor(snapshot.flatten(algorithm.model, "fp32")), env_steps=0)
     observation = torch.tensor([[0.1, 0.5], [0.5, 0.5], [0.9, 0.5]])
     action = policy.act(observation, greedy=True)["action"]
@@ -68,6 +69,23 @@ def test_it_learns_the_best_action_where_that_is_known(continuous_env, make_samp
     assert ((action - best) / torch.tensor([2.0, 5.0])).abs().max() < 0.15
     assert result.metrics["gradient_steps"] == 64.0
     assert result.metrics["td_abs"] < 0.2
+
+
+@pytest.mark.parametrize("delay", [1, 2, 3, 7])
+def test_written_passes_train_as_recorded_ones_whatever_is_drawn_together(continuous_env, make_sample, monkeypatch, delay):
+    """All weights after 24 steps of both; with a minibatch that has no even halves."""
+    settings = {"policy_delay": delay, "samples_per_insert": 5.0, "minibatch": 5, "target_rate": 0.2, "learning_rate": 1e-3}
+    model = ModelSettings(hidden=(16, 8))
+    written = build(continuous_env, model=model, **settings)
+    monkeypatch.setattr("common.models.deterministic.perceptron", lambda _: None)
+    recorded = build(continuous_env, model=model, **settings)
+    for seq in range(3):
+        message = random_play(continuous_env, make_sample, seq=seq)
+        results = [train(algorithm, message) for algorithm in (written, recorded)]
+        assert results[0].metrics["gradient_steps"] == 8.0
+        assert results[0].metrics == pytest.approx(results[1].metrics, rel=1e-3, abs=1e-5)
+    for found, wanted in ((written._nets, recorded._nets), (written._targets, recorded._targets)):
+        assert torch.allclose(weights(found), weights(wanted), atol=1e-5)
 
 
 def test_both_optimizers_follow_the_schedule_of_the_learning_rate(continuous_env, make_sample):

@@ -66,19 +66,19 @@ def test_actions_lie_between_minus_1_and_1_and_both_critics_rate_them(image):
         parameter.data.mul_(50.0)
     observation = torch.randn(7, 3) * 100 if not image else torch.randint(256, (7, 2, 10, 12), dtype=torch.uint8)
     action = nets.actor(observation)
-    values = nets.values(observation, action)
+    values = [critic(observation, action) for critic in nets.critics]
     assert action.shape == (7, 2)
     assert action.abs().max() <= 1.0
-    assert values.shape == (2, 7)
-    assert values.dtype == torch.float32
-    assert not torch.equal(values[0], values[1])
+    assert [value.shape for value in values] == [(7, 1), (7, 1)]
+    assert [value.dtype for value in values] == [torch.float32] * 2
+    assert not torch.equal(*values)
 
 
 def test_the_value_depends_on_the_action():
     """An action that were lost on the way in would leave the actor without a gradient."""
     nets = build(MODEL, an_env())
     observation, action = torch.randn(5, 3), torch.zeros(5, 2, requires_grad=True)
-    (gradient,) = torch.autograd.grad(nets.values(observation, action)[1].sum(), action)
+    (gradient,) = torch.autograd.grad(nets.critics[1](observation, action).sum(), action)
     assert (gradient.abs() > 0).all()
 
 

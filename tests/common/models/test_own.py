@@ -65,7 +65,7 @@ def test_it_serves_every_kind_of_network():
     assert nets.build(settings(), spec())(observation).value.shape == (7,)
     assert q.build(settings(), spec(), dueling=True)(observation).shape == (7, 4)
     both = deterministic.build(settings(), spec(action=BOX))
-    assert both.values(observation, both.actor(observation)).shape == (2, 7)
+    assert [critic(observation, both.actor(observation)).shape for critic in both.critics] == [(7, 1)] * 2
 
 
 def test_the_layers_of_the_settings_follow_it():

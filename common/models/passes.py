@@ -1,0 +1,187 @@
+"""What a loss whose derivative is known needs of a network: its output, and the gradients that a gradient of that output makes.
+
+`Recorded` has autograd record any module. `Written` is for a perceptron, whose backward pass is a few lines: with layers as small
+as a controller's, keeping the record takes as long as the arithmetic (benchmarks/results/td3.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, Self, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from common.models.arithmetic import autocast
+from common.models.flat import Flat
+from common.models.snapshot import Precision
+
+Tape: TypeAlias = Sequence[Tensor]
+"""What a forward pass leaves for the backward passes; of use to the object alone that made it."""
+
+
+class Prepared(Protocol):
+    """Inputs of N rows in the form that passes take them; those of networks of one architecture are alike."""
+
+    def __getitem__(self, rows: slice) -> Self:
+        """Some of the rows."""
+
+
+class Passes(Protocol):
+    """The passes through one network. `renew` aside, they may be made by two threads at once."""
+
+    def prepare(self, *inputs: Tensor) -> Any:
+        """`Prepared` inputs [N, ...], in the order of the module's `forward`."""
+
+    def evaluate(self, inputs: Any) -> Tensor:
+        """The output alone, float32."""
+
+    def forward(self, inputs: Any) -> tuple[Tensor, Tape]:
+        """The output, float32, and what `gradients` and `input_gradient` need."""
+
+    def gradients(self, tape: Tape, output_gradient: Tensor, *, into: Flat) -> None:
+        """Of the weights, float32, given the loss's by the output; what `into` held is overwritten."""
+
+    def input_gradient(self, tape: Tape, output_gradient: Tensor) -> Tensor:
+        """Of the last input [N, F], which must be of floats; float32."""
+
+    def renew(self) -> None:
+        """Take note of parameters that were changed."""
+
+
+class _Inputs(tuple[Tensor, ...]):
+    """`Prepared` by doing nothing."""
+
+    __slots__ = ()
+
+    def __getitem__(self, rows: slice) -> Self:  # type: ignore[override]
+        return type(self)(tensor[rows] for tensor in self)
+
+
+class Recorded:
+    """`Passes` of any module, by autograd."""
+
+    def __init__(self, net: nn.Module, *, precision: Precision) -> None:
+        """Arithmetic in `precision`; the parameters are float32, and gradients those of the trained ones."""
+        self._net, self._precision = net, precision
+        self._trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
+
+    def prepare(self, *inputs: Tensor) -> _Inputs:
+        """See `Passes`."""
+        return _Inputs(inputs)
+
+    @torch.no_grad()
+    def evaluate(self, inputs: _Inputs) -> Tensor:
+        """See `Passes`."""
+        return self._output(*inputs)
+
+    @torch.enable_grad()
+    def forward(self, inputs: _Inputs) -> tuple[Tensor, Tape]:
+        """See `Passes`."""
+        *others, last = inputs
+        last = last.detach()
+        if last.is_floating_point():
+            last.requires_grad_()
+        output = self._output(*others, last)
+        return output.detach(), (output, last)
+
+    def gradients(self, tape: Tape, output_gradient: Tensor, *, into: Flat) -> None:
+        """See `Passes`."""
+        for part, gradient in zip(into.parts, torch.autograd.grad(tape[0], self._trained, output_gradient), strict=True):
+            part.copy_(gradient)
+
+    def input_gradient(self, tape: Tape, output_gradient: Tensor) -> Tensor:
+        """See `Passes`."""
+        return torch.autograd.grad(tape[0], tape[1], output_gradient)[0]
+
+    def renew(self) -> None:
+        """See `Passes`; the parameters themselves are used."""
+
+    def _output(self, *inputs: Tensor) -> Tensor:
+        with autocast(self._precision, inputs[0].device):
+            output: Tensor = self._net(*inputs)
+        return output
+
+
+class Written:
+    """`Passes` of Linear and ReLU in turns and a linear last layer, which is computed in float32 (see `nets.Head`).
+
+    h_0 = inputs side by side;  h_i = relu(W_i h_{i-1} + b_i);  output = W h + b, or the tanh of it
+    e_i = dL/dh_i where h_i > 0, otherwise 0;  dL/dW_i = e_i^T h_{i-1},  dL/db_i = sum e_i,  dL/dh_{i-1} = e_i W_i
+    """
+
+    def __init__(self, weights: Flat, *, precision: Precision, last: int, squash: bool) -> None:
+        """All but the last of the layers are computed in `precision`.
+
+        Args:
+            weights: W_1, b_1, W_2, ... of the layers, float32; they are read again by `renew` alone.
+            precision: of the arithmetic.
+            last: features of the last input.
+            squash: whether the output is a tanh.
+        """
+        self._exact = weights
+        self._rounded = weights if precision == "fp32" else Flat.like(weights.parts, dtype=torch.bfloat16)
+        self._dtype = self._rounded.whole.dtype
+        self._last, self._squash = last, squash
+        self._hidden = list(zip(self._rounded.parts[:-2:2], self._rounded.parts[1:-2:2], strict=True))
+        self._head, self._head_bias = weights.parts[-2:]
+        self.renew()
+
+    def prepare(self, *inputs: Tensor) -> Tensor:
+        """See `Passes`: side by side."""
+        flat = [values.reshape(len(values), -1).to(self._dtype) for values in inputs]
+        return flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
+
+    def evaluate(self, inputs: Tensor) -> Tensor:
+        """See `Passes`."""
+        return self.forward(inputs)[0]
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tape]:
+        """See `Passes`."""
+        reached, tape = inputs, [inputs]
+        for weight, bias in self._hidden:
+            reached = functional.linear(reached, weight, bias).relu_()
+            tape.append(reached)
+        reached = reached.float()
+        output = functional.linear(reached, self._head, self._head_bias)
+        if self._squash:
+            output.tanh_()
+        return output, [output, reached, *tape]
+
+    def gradients(self, tape: Tape, output_gradient: Tensor, *, into: Flat) -> None:
+        """See `Passes`."""
+        output, features, *reached = tape
+        *hidden, head, head_bias = into.parts
+        error = self._unsquashed(output, output_gradient)
+        torch.mm(error.t(), features, out=head)
+        torch.sum(error, dim=0, out=head_bias)
+        error = (error @ self._head).to(self._dtype)
+        for level in range(len(self._hidden) - 1, -1, -1):
+            error = _through_relu(error, reached[level + 1])
+            hidden[2 * level].copy_(error.t() @ reached[level])
+            torch.sum(error, dim=0, dtype=torch.float32, out=hidden[2 * level + 1])
+            if level:
+                error = error @ self._hidden[level][0]
+
+    def input_gradient(self, tape: Tape, output_gradient: Tensor) -> Tensor:
+        """See `Passes`."""
+        output, _, *reached = tape
+        error = (self._unsquashed(output, output_gradient) @ self._head).to(self._dtype)
+        for (weight, _), activity in zip(self._hidden[::-1], reached[:0:-1], strict=True):
+            error = _through_relu(error, activity) @ weight
+        return error[:, -self._last :].float()
+
+    def renew(self) -> None:
+        """See `Passes`: weights are rounded once a change, not once a pass."""
+        if self._rounded is not self._exact:
+            self._rounded.whole.copy_(self._exact.whole)
+
+    def _unsquashed(self, output: Tensor, gradient: Tensor) -> Tensor:
+        return gradient * (1.0 - output * output) if self._squash else gradient
+
+
+def _through_relu(error: Tensor, activity: Tensor) -> Tensor:
+    """`error` where the layer was active: the kernel that autograd calls."""
+    passed: Tensor = torch.ops.aten.threshold_backward.default(error, activity, 0)
+    return passed
