@@ -219,7 +219,7 @@ class ZmqPeer(_End):
             case Failure.KEY, PeerKeys(public=public):
                 return f"the learner does not allow key {public.decode()}: put it into its folder of keys, and start it again"
             case Failure.MECHANISM, None:
-                return "the learner wants keys, and there are none here: name their folder with --keys"
+                return "the learner wants keys, and there are none here (--keys)"
             case Failure.MECHANISM, _:
                 return "the learner has no keys, and this peer speaks to none without: start it with --keys"
             case _, None:

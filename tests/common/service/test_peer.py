@@ -213,7 +213,7 @@ def test_who_is_not_let_in_says_so_and_goes_on_asking(role, learner, tmp_path, c
     assert guarded.end() == []
     err = capsys.readouterr().err
     assert "handshake_failed times=1 detail=" in err
-    assert "the learner may want keys (--keys)" in err
+    assert "(--keys)" in err
 
 
 @each_role
