@@ -108,8 +108,8 @@ bench: bench-throughput bench-transport bench-replay bench-a3c ## all benchmarks
 bench-throughput: $(STAMP) ## a preset of each algorithm against its floor (ARGS="--preset pong-dqn" for one)
 	$(BIN)/python -m benchmarks.throughput $(ARGS)
 
-bench-transport: $(STAMP) ## what one learner's I/O thread admits
-	$(BIN)/python -m benchmarks.transport
+bench-transport: $(STAMP) ## what one learner's I/O thread admits (ARGS=--keys: what encryption costs)
+	$(BIN)/python -m benchmarks.transport $(ARGS)
 
 bench-replay: $(STAMP) ## sampling of 1 M Atari frames against copying (8 GB of memory)
 	$(BIN)/python -m benchmarks.replay
