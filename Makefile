@@ -8,6 +8,9 @@ ARGS   ?=
 PRESETS ?= pong cartpole
 OVERLAY ?= local
 
+KEYS    ?=
+COMPOSE_FILES = --file docker/compose.yaml $(if $(KEYS),--file docker/compose.keys.yaml)
+
 VERSION     := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 IMAGES      ?= actor learner
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
@@ -91,8 +94,8 @@ wheels: ## put what the images install into docker/wheels, for `make images PIP_
 	$(PYTHON) docker/requirements.py | $(PYTHON) -m pip download --quiet --dest docker/wheels --only-binary :all: \
 	  --constraint requirements.lock $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --requirement /dev/stdin 'setuptools>=77'
 
-up: ## start a run in containers (PRESET=cartpole ARGS="--scale actor=8" to change); Grafana: localhost:3000
-	PRESET=$(PRESET) $(COMPOSE) --file docker/compose.yaml up --detach $(ARGS)
+up: ## start a run in containers (PRESET=cartpole ARGS="--scale actor=8" to change; KEYS=DIRECTORY); Grafana: localhost:3000
+	PRESET=$(PRESET) KEYS=$(abspath $(KEYS)) $(COMPOSE) $(COMPOSE_FILES) up --detach $(ARGS)
 
 down: ## end it; the run is kept (ARGS=--volumes to forget it)
 	$(COMPOSE) --file docker/compose.yaml down $(ARGS)
@@ -105,8 +108,8 @@ bench: bench-throughput bench-transport bench-replay bench-a3c ## all benchmarks
 bench-throughput: $(STAMP) ## a preset of each algorithm against its floor (ARGS="--preset pong-dqn" for one)
 	$(BIN)/python -m benchmarks.throughput $(ARGS)
 
-bench-transport: $(STAMP) ## what one learner's I/O thread admits
-	$(BIN)/python -m benchmarks.transport
+bench-transport: $(STAMP) ## what one learner's I/O thread admits (ARGS=--keys: what encryption costs)
+	$(BIN)/python -m benchmarks.transport $(ARGS)
 
 bench-replay: $(STAMP) ## sampling of 1 M Atari frames against copying (8 GB of memory)
 	$(BIN)/python -m benchmarks.replay

@@ -3,6 +3,8 @@
 Run it with `python -m benchmarks.transport`. Synthetic actors (processes that hold one finished rollout of 84x84 frames and
 send it again and again, with real sessions and credits) against a learner's real intake over loopback: transport,
 decoding, validation, ledger, queue. Where the train loop would be, messages are taken and settled at once.
+
+With `--keys` pairs of runs, one plain and one with keys (CURVE), whichever first in turn: what encryption costs.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -18,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 
 import numpy as np
 
@@ -29,6 +32,7 @@ from common.session.actor_side import ActorSide, Identity
 from common.session.events import Note
 from common.session.learner_side import LearnerSide
 from common.session.roster import Terms
+from common.transport.curve import LearnerKeys, PeerKeys, make
 from common.transport.link import Link
 from common.transport.zmq import ZmqLearner, ZmqPeer
 from common.units import MIB, Seconds
@@ -91,15 +95,15 @@ class Result:
         return self.env_steps / self.seconds
 
 
-def benchmark(load: Load, *, seconds: Seconds, readings: int = 60) -> Result:
-    """Let the actors send for `seconds` after warming up."""
-    transport = ZmqLearner("tcp://127.0.0.1:0")
+def benchmark(load: Load, *, seconds: Seconds, readings: int = 60, keys: str = "") -> Result:
+    """Let the actors send for `seconds` after warming up, with the `keys` in a folder if one is named."""
+    transport = ZmqLearner("tcp://127.0.0.1:0", keys=LearnerKeys.of(keys and f"{keys}/learner"))
     session = LearnerSide(load.terms, check=lambda experience: check_trajectory(ENV, experience.arrays))
     intake = Intake(transport=transport, session=session, clock=time.monotonic, note=_raise_warning)
     intake.start()
     intake.publish(Snapshot(version=0, env_steps=0, precision="fp32", layout="", arrays={}))
     try:
-        with _actors(load, transport.endpoint) as actors:
+        with _actors(load, transport.endpoint, keys and f"{keys}/peer") as actors:
             _consume(intake, until=lambda count: count >= 2 * load.actors, within=START_SECONDS, actors=actors)
             _consume(intake, until=lambda _: False, within=WARM_SECONDS, actors=actors)
             return _measure(intake, actors, seconds, readings)
@@ -141,10 +145,10 @@ def _consume(intake: Intake, *, until: Callable[[int], bool], within: Seconds, a
 
 
 @contextmanager
-def _actors(load: Load, endpoint: str) -> Iterator[list[BaseProcess]]:
+def _actors(load: Load, endpoint: str, keys: str) -> Iterator[list[BaseProcess]]:
     context = multiprocessing.get_context("spawn")
     actors: list[BaseProcess] = [
-        context.Process(target=_act, args=(load, endpoint, number), daemon=True) for number in range(load.actors)
+        context.Process(target=_act, args=(load, endpoint, keys, number), daemon=True) for number in range(load.actors)
     ]
     for actor in actors:
         actor.start()
@@ -156,11 +160,12 @@ def _actors(load: Load, endpoint: str) -> Iterator[list[BaseProcess]]:
             actor.join()
 
 
-def _act(load: Load, endpoint: str, number: int) -> None:
+def _act(load: Load, endpoint: str, keys: str, number: int) -> None:
     """Send the same rollout whenever a credit is free, until this process is terminated."""
     identity = Identity(role="actor", name=f"synthetic-{number}", incarnation=time.time_ns(), software="benchmark")
     session = ActorSide(identity, env_signature=ENV.signature)
-    link = Link(transport=ZmqPeer(endpoint), session=session, clock=time.monotonic, note=_raise_warning)
+    transport = ZmqPeer(endpoint, keys=PeerKeys.of(keys))
+    link = Link(transport=transport, session=session, clock=time.monotonic, note=_raise_warning)
     arrays, env_steps, produced = rollout(load.schema), load.length * load.num_envs, 0
     while True:
         link.service(WAIT_SECONDS)
@@ -222,6 +227,35 @@ def report(load: Load, result: Result) -> str:
     return "\n".join(lines)
 
 
+def compare(load: Load, *, seconds: Seconds, pairs: int) -> list[tuple[Result, Result]]:
+    """(plain, with keys) of each pair; they run one after the other, and every second pair begins with the keys."""
+    compared = []
+    with tempfile.TemporaryDirectory() as folder:
+        make(Path(folder), ["peer"])
+        for number in range(pairs):
+            kinds = ["", folder] if number % 2 == 0 else [folder, ""]
+            results = {kind: benchmark(load, seconds=seconds, keys=kind) for kind in kinds}
+            compared.append((results[""], results[folder]))
+    return compared
+
+
+def report_pairs(load: Load, compared: Sequence[tuple[Result, Result]]) -> str:
+    """The pairs in lines to read, and the median of their ratios."""
+    lines = [
+        f"{load.actors} synthetic actors, T={load.length}, B={load.num_envs}, frames 84x84, loopback: plain, with keys, ratio"
+    ]
+    ratios = [guarded.env_steps_per_second / plain.env_steps_per_second for plain, guarded in compared]
+    for (plain, guarded), ratio in zip(compared, ratios, strict=True):
+        each = [
+            f"{one.env_steps_per_second:9,.0f} env steps/s, {one.received_bytes / one.seconds / MIB:5,.0f} MiB/s, "
+            f"ZeroMQ's thread {one.zmq_cpu_seconds / (one.received_bytes / MIB) * 1000:.2f} ms/MiB"
+            for one in (plain, guarded)
+        ]
+        lines.append(f"  {each[0]}   {each[1]}   {ratio:.2f}")
+    lines.append(f"  median of {len(ratios)} ratios {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+    return "\n".join(lines)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.transport", description=__doc__.splitlines()[0])
@@ -230,8 +264,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--length", type=int, default=128, help="T")
     parser.add_argument("--num-envs", type=int, default=16, help="B")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--keys", action="store_true", help="pairs of runs, plain and with keys")
     asked = parser.parse_args(argv)
     load = Load(actors=asked.actors, length=asked.length, num_envs=asked.num_envs)
+    if asked.keys:
+        print(f"load before: {os.getloadavg()[0]:.1f}", flush=True)
+        print(report_pairs(load, compare(load, seconds=asked.seconds, pairs=asked.repeats)), flush=True)
+        return 0
     for _ in range(asked.repeats):
         print(f"load before: {os.getloadavg()[0]:.1f}", flush=True)
         print(report(load, benchmark(load, seconds=asked.seconds)), flush=True)

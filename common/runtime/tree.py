@@ -6,6 +6,7 @@ checked when they are built; a type is never guessed: validated strictly, text i
 
 from __future__ import annotations
 
+import ipaddress
 import json
 from collections.abc import Iterator
 from functools import cache
@@ -70,6 +71,14 @@ class LearnerSettings(Section):
     """The process that trains."""
 
     bind: Endpoint = Field(default="tcp://127.0.0.1:5700", description="address on which peers are awaited; port 0: any free one")
+    keys: str = Field(
+        default="",
+        description="folder of its secret key and of the public keys of peers that may connect, as `rookery keys` makes it; "
+        "empty: nothing is encrypted, and whoever reaches it may connect",
+    )
+    insecure: bool = Field(
+        default=False, description="without keys, await peers of other machines all the same: only where the network is trusted"
+    )
     batch: int = Field(
         default=2,
         ge=1,
@@ -111,6 +120,9 @@ class PeerSettings(Section):
     """A process that joins a learner."""
 
     learner: Endpoint = Field(default="tcp://127.0.0.1:5700", description="address of the learner")
+    keys: str = Field(
+        default="", description="folder of its secret key and the learner's public one; needed where learner.keys is set"
+    )
     name: str = Field(
         default="",
         pattern=rf"^({PEER_NAME.pattern})?$",
@@ -221,12 +233,27 @@ def _conflicts(settings: Settings) -> Iterator[str]:
     """Sentences on settings that are fine alone and impossible together, each with the reason."""
     learner, actor, scale = settings.learner, settings.actor, settings.scale
     yield from settings.algorithm.conflicts(scale)
+    if not (learner.keys or learner.insecure or _is_loopback(learner.bind)):
+        yield (
+            f"learner.bind: found {learner.bind}, wanted an address of this machine alone (127.0.0.1), or learner.keys, a "
+            "folder that `rookery keys` makes: without keys whoever reaches the learner may connect; on a network that you "
+            "trust set learner.insecure=true"
+        )
     if actor.count > learner.max_actors:
         yield f"actor.count: found {actor.count}, wanted at most {learner.max_actors} = learner.max_actors: more would be refused"
     if scale.batch_env_steps > scale.env_steps:
         yield f"target.env_steps: found {scale.env_steps}, wanted at least {scale.batch_words}: one update trains on that many"
     if settings.lockstep:
         yield from _lockstep_conflicts(settings)
+
+
+def _is_loopback(endpoint: str) -> bool:
+    """Whether only this machine reaches it; a name other than localhost may be anything."""
+    host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _lockstep_conflicts(settings: Settings) -> Iterator[str]:

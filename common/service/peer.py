@@ -30,6 +30,7 @@ from common.runtime.seeds import Purpose, derive
 from common.runtime.shutdown import Shutdown, on_signals
 from common.runtime.tree import PeerSettings, RunConfig
 from common.session.actor_side import ActorSide, Identity
+from common.transport.curve import PeerKeys
 from common.transport.link import Link
 from common.transport.zmq import ZmqPeer
 from common.units import Seconds
@@ -85,9 +86,10 @@ def parse(role: str, what: str, words: Sequence[str], environ: Mapping[str, str]
     """
     parser = arguments.parser(role, what, f"rookery {role} --learner tcp://127.0.0.1:5700")
     parser.add_argument("--learner", metavar="tcp://HOST:PORT", help=f"address of the learner ({role}.learner)")
+    parser.add_argument("--keys", metavar="DIR", help=f"folder of keys, where the learner wants them ({role}.keys)")
     parser.add_argument("--name", help=f"unique in the run, stable over restarts ({role}.name)")
     parsed = parser.parse_intermixed_args(words)
-    named = {f"{role}.learner": parsed.learner, f"{role}.name": parsed.name}
+    named = {f"{role}.learner": parsed.learner, f"{role}.keys": parsed.keys, f"{role}.name": parsed.name}
     return Invocation(loaded=arguments.load(parsed, named, environ), linger=parsed.linger, debug=parsed.debug)
 
 
@@ -120,7 +122,7 @@ def _serve(role: str, invocation: Invocation, *, niceness: int, metrics: Service
     root.set_torch_threads(own.torch_threads)
     shutdown, health = Shutdown(), Health()
     with (
-        closing(ZmqPeer(own.learner)) as transport,  # a socket left open would hold up the exit
+        closing(ZmqPeer(own.learner, keys=PeerKeys.of(own.keys))) as transport,  # a socket left open would hold up the exit
         on_signals(shutdown),
         HttpServer(host=settings.metrics.host, port=settings.metrics.port, metrics=metrics.render, health=health) as http,
     ):

@@ -6,9 +6,13 @@ A transport knows no message types: frames come from and go to `common.wire.code
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol, TypeAlias
 
+from common.session.events import Note
 from common.units import Seconds
 
 Frame: TypeAlias = bytes | memoryview
@@ -16,9 +20,42 @@ Frames: TypeAlias = Sequence[Frame]
 Route: TypeAlias = bytes
 """The learner's handle of one connection; a peer that reconnects comes by a new route."""
 
+TELL_SECONDS: Seconds = 10.0  # between two lines of handshakes that fail: who is refused tries again every second
+
+
+class Failure(StrEnum):
+    """Why a connection came to nothing before its first message. The closed list of the `reason` label."""
+
+    KEY = "key"  # the peer's key is not among those that may connect
+    LEARNER_KEY = "learner_key"  # the peer takes the learner for one that has another key
+    MECHANISM = "mechanism"  # one side has keys, and the other has none
+    BROKEN = "broken"  # ended or fell silent in the middle, or did not speak ZeroMQ
+
+
+@dataclass(slots=True)
+class Handshakes:
+    """What became of the handshakes at one end. For the thread that receives."""
+
+    failed: Counter[str] = field(default_factory=Counter)  # by `Failure`
+    detail: str = ""  # what the last failure may be due to
+    _told: int = 0
+    _tell_at: Seconds = float("-inf")
+
+    def news(self, now: Seconds) -> Note | None:
+        """A warning of those that failed since the last one; None where there are none, or `TELL_SECONDS` have not passed."""
+        failed = self.failed.total() - self._told
+        if not failed or now < self._tell_at:
+            return None
+        self._told, self._tell_at = self._told + failed, now + TELL_SECONDS
+        return Note(event="handshake_failed", fields={"times": failed, "detail": self.detail}, warning=True)
+
 
 class PeerTransport(Protocol):
     """A peer's end: one connection to the learner, restored by the transport itself when it breaks."""
+
+    @property
+    def handshakes(self) -> Handshakes:
+        """As of the last `receive`."""
 
     def send(self, frames: Frames) -> bool:
         """Hand over one message; False, and nothing sent, where that would block (no connection, or buffers full)."""
@@ -39,6 +76,10 @@ class LearnerTransport(Protocol):
     @property
     def endpoint(self) -> str:
         """The address peers connect to, with the port that was really bound."""
+
+    @property
+    def handshakes(self) -> Handshakes:
+        """As of the last `receive`."""
 
     def send(self, route: Route, frames: Frames) -> bool:
         """Hand over one message for `route`; False, and nothing sent, where the route is gone or its buffers are full."""

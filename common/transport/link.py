@@ -71,6 +71,8 @@ class Link:
         if now - self._ticked_at >= TICK_SECONDS:
             self._ticked_at = now
             self._handle(e.Tick())
+            if news := self._transport.handshakes.news(now):
+                self._note(news)
 
     def check_environment(self, env: EnvSpec) -> None:
         """State which environment was built here. Raises `ConfigError` where it is not the one that the learner trains on."""

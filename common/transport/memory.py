@@ -14,6 +14,7 @@ from threading import Condition
 from typing import TYPE_CHECKING, Final
 
 from common.errors import ResourceError
+from common.transport.api import Handshakes
 
 if TYPE_CHECKING:
     from common.transport.api import Frame, Frames, Route
@@ -105,6 +106,7 @@ class _End(ABC):
         self._hub = hub
         self._woken = False
         self.closed = False
+        self.handshakes = Handshakes()  # none ever fails
 
     def wake(self) -> None:
         """Make a waiting `receive`, or else the next one that finds nothing, return None."""

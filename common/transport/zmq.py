@@ -1,4 +1,4 @@
-"""Both ends of the wire over ZeroMQ: the learner's ROUTER binds, each peer's DEALER connects. The only user of zmq.
+"""Both ends of the wire over ZeroMQ: the learner's ROUTER binds, each peer's DEALER connects. With `curve`, the only user of zmq.
 
 Every option below is set on every socket before it binds or connects (ZeroMQ ignores later changes in silence).
 Neither end relies on ZeroMQ's queues: the session's credits bound what is under way, the high-water marks only catch
@@ -10,17 +10,20 @@ from __future__ import annotations
 import contextlib
 import math
 import socket
+import time
 from typing import TYPE_CHECKING, Final
 
 import zmq
 
 from common.errors import ConfigError, ResourceError
+from common.transport.api import Failure
+from common.transport.curve import Gate, LearnerKeys, PeerKeys, Watch
 from common.wire.limits import ARRAY_BYTES, ARRAYS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from common.transport.api import Frame, Frames, Route
+    from common.transport.api import Frame, Frames, Handshakes, Route
     from common.units import Seconds
 
 LINGER: Final = 2.0
@@ -28,6 +31,12 @@ LINGER: Final = 2.0
 
 COPY_BELOW: Final = 64 * 1024
 """Bytes under which a frame is copied: cheaper than sharing it between threads, and it comes out aligned."""
+
+ATTEND_SECONDS: Final = 0.05
+"""Between two looks at handshakes by a `receive` that need not wait: often enough to let peers in, too rare to cost anything."""
+
+KNOCK_SECONDS: Final = 1.0
+"""After which a peer that was refused asks again: ZeroMQ itself would never."""
 
 _LAST_PORT: Final = 65_535
 
@@ -61,9 +70,12 @@ _OPTIONS: Final = {
 class _End:
     """A socket with its own context, a way to wait for it, and a way to end that wait from another thread."""
 
-    def __init__(self, kind: int, options: Mapping[zmq.SocketOption, int], linger: Seconds) -> None:
+    def __init__(self, kind: int, options: Mapping[zmq.SocketOption, int | bytes], linger: Seconds) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(kind)
+        self._watch = Watch(self._socket, self._explain)
+        self._gate: Gate | None = None
+        self._attend_at: Seconds = 0.0
         for option, value in {**_OPTIONS, **_MILLISECONDS, **options, zmq.LINGER: round(linger * 1000)}.items():
             self._socket.setsockopt(option, value)
         self._waker, self._wakened = socket.socketpair()
@@ -73,6 +85,11 @@ class _End:
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._wakened, zmq.POLLIN)
 
+    @property
+    def handshakes(self) -> Handshakes:
+        """What became of them, as of the last `receive`."""
+        return self._watch.handshakes
+
     def wake(self) -> None:
         """Make a waiting `receive`, or the next one that finds nothing, return None. Safe from any thread, even after `close`."""
         with contextlib.suppress(OSError):  # full: a wake is pending already; closed: nobody waits
@@ -81,7 +98,10 @@ class _End:
     def close(self) -> None:
         """Close the socket and its context, within the linger. Call it from the thread that uses the socket."""
         if not self._socket.closed:
+            self._watch.close()
             self._socket.close()
+            if self._gate:
+                self._gate.close()
             self._waker.close()
             self._wakened.close()
             self._context.term()
@@ -105,19 +125,37 @@ class _End:
     def _receive(self, timeout: Seconds) -> list[Frame] | None:
         if self._socket.closed:
             return None
+        if time.monotonic() >= self._attend_at:
+            self._attend()
+            self._attend_at = time.monotonic() + ATTEND_SECONDS
         frames = self._receive_now()
         if frames is None and self._wait(timeout):
             frames = self._receive_now()
         return frames
 
     def _wait(self, timeout: Seconds) -> bool:
-        """Whether the socket may have a message; a wake is spent here."""
-        ready = dict(self._poller.poll(math.ceil(timeout * 1000)))
-        if self._wakened.fileno() in ready:
-            with contextlib.suppress(BlockingIOError):
-                while self._wakened.recv(4096):
-                    pass
-        return self._socket in ready
+        """Whether the socket may have a message; a wake is spent here, and who is at the gate is let in."""
+        deadline = time.monotonic() + timeout
+        while True:
+            ready = dict(self._poller.poll(max(0, math.ceil((deadline - time.monotonic()) * 1000))))
+            if self._wakened.fileno() in ready:
+                with contextlib.suppress(BlockingIOError):
+                    while self._wakened.recv(4096):
+                        pass
+            elif self._gate and list(ready) == [self._gate.socket]:
+                self._gate.answer()
+                continue
+            return self._socket in ready
+
+    def _attend(self) -> None:
+        """Look after handshakes."""
+        if self._gate:
+            self._gate.answer()
+        self._watch.read()
+
+    def _explain(self, failure: Failure) -> str:
+        """What a failed handshake may be due to, seen from this end."""
+        raise NotImplementedError
 
     def _receive_now(self) -> list[Frame] | None:
         try:
@@ -143,11 +181,15 @@ def _content(part: zmq.Frame) -> Frame:
 class ZmqPeer(_End):
     """A `PeerTransport`: a DEALER that reconnects by itself, and sends nothing while it has no connection."""
 
-    def __init__(self, endpoint: str, *, linger: Seconds = LINGER) -> None:
-        """Start to connect to `endpoint`, "tcp://host:port". Raises `ConfigError` where that is no endpoint."""
+    def __init__(self, endpoint: str, *, keys: PeerKeys | None = None, linger: Seconds = LINGER) -> None:
+        """Start to connect to `endpoint`, "tcp://host:port", with `keys` to a learner that has its own, and to no other.
+
+        Raises `ConfigError` where that is no endpoint.
+        """
         _check_endpoint(endpoint, least_port=1)
+        self._endpoint, self._keys, self._knock_at = endpoint, keys, math.inf
         # IMMEDIATE: a message is queued only for a connection that stands, never for one that may come.
-        super().__init__(zmq.DEALER, _DEALER_MILLISECONDS | {zmq.IMMEDIATE: 1}, linger)
+        super().__init__(zmq.DEALER, _DEALER_MILLISECONDS | {zmq.IMMEDIATE: 1} | (keys.options if keys else {}), linger)
         try:
             self._socket.connect(endpoint)
         except zmq.ZMQError:
@@ -162,15 +204,45 @@ class ZmqPeer(_End):
         """The next message, or None after `timeout` seconds or a `wake`."""
         return self._receive(timeout)
 
+    def _attend(self) -> None:
+        """Ask again where we were told no. ZeroMQ tries for ever where nobody answers, and never again where somebody refused."""
+        if set(self._watch.read()) - {Failure.BROKEN}:
+            self._knock_at = time.monotonic() + KNOCK_SECONDS
+        if time.monotonic() >= self._knock_at:
+            self._knock_at = math.inf
+            with contextlib.suppress(zmq.ZMQError):  # it has let go of it already
+                self._socket.disconnect(self._endpoint)
+            self._socket.connect(self._endpoint)
+
+    def _explain(self, failure: Failure) -> str:
+        match failure, self._keys:
+            case Failure.KEY, PeerKeys(public=public):
+                return f"the learner does not allow key {public.decode()}: put it into its folder of keys, and start it again"
+            case Failure.MECHANISM, None:
+                return "the learner wants keys, and there are none here (--keys)"
+            case Failure.MECHANISM, _:
+                return "the learner has no keys, and this peer speaks to none without: start it with --keys"
+            case _, None:
+                return "the connection ended before it began: the learner may want keys (--keys), or it is no learner"
+            case _:
+                return "the connection ended before it began: learner.key here may not be the learner's, or it has no keys at all"
+
 
 class ZmqLearner(_End):
     """A `LearnerTransport`: a ROUTER; routes are ZeroMQ's own, new for each connection."""
 
-    def __init__(self, endpoint: str, *, linger: Seconds = LINGER) -> None:
-        """Bind to `endpoint`, "tcp://address:port", port 0 for any. Raises `ConfigError` or `ResourceError`."""
+    def __init__(self, endpoint: str, *, keys: LearnerKeys | None = None, linger: Seconds = LINGER) -> None:
+        """Bind to `endpoint`, "tcp://address:port", port 0 for any; with `keys` only for peers whose key is among them.
+
+        Raises `ConfigError` or `ResourceError`.
+        """
         _check_endpoint(endpoint, least_port=0)
         # MANDATORY: a message for a route that is gone is an answer, not a silence. BACKLOG: actors that start at once.
-        super().__init__(zmq.ROUTER, {zmq.ROUTER_MANDATORY: 1, zmq.BACKLOG: 512}, linger)
+        options = {zmq.ROUTER_MANDATORY: 1, zmq.BACKLOG: 512}
+        super().__init__(zmq.ROUTER, options | (keys.options if keys else {}), linger)
+        if keys:  # before it binds: nobody comes in without being asked
+            self._gate = Gate(self._context, keys.allowed)
+            self._poller.register(self._gate.socket, zmq.POLLIN)
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -194,6 +266,17 @@ class ZmqLearner(_End):
         """The next message of any peer, the peers taking turns, or None after `timeout` seconds or a `wake`."""
         received = self._receive(timeout)
         return None if received is None else (bytes(received[0]), received[1:])
+
+    def _explain(self, failure: Failure) -> str:
+        match failure:
+            case Failure.KEY:
+                return f"{self._gate.refused if self._gate else 'a key'} is not among those that may connect"
+            case Failure.LEARNER_KEY:
+                return "a peer has another public key of this learner"
+            case Failure.MECHANISM:
+                return "a peer has no keys, which are wanted here" if self._gate else "a peer has keys, and there are none here"
+            case Failure.BROKEN:
+                return "a connection ended before it began"
 
 
 def _check_endpoint(endpoint: str, *, least_port: int) -> None:

@@ -33,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "config validate": _config_validate,
         "presets": _presets,
         "health": _health,
+        "keys": _keys,
         "version": _version,
     }
     return run(lambda: commands[arguments.command](arguments), program=f"rookery {arguments.command}", debug=arguments.debug)
@@ -123,6 +124,14 @@ def _health(arguments: Arguments) -> int:
     well, sentence = health(ready=arguments.ready, overrides=arguments.overrides, environ=os.environ)
     print(sentence)
     return 0 if well else 1
+
+
+def _keys(arguments: Arguments) -> int:
+    from services.cli.keys import keys  # noqa: PLC0415
+
+    assert arguments.directory is not None
+    print(keys(arguments.directory, arguments.peers))
+    return 0
 
 
 def _version(_: Arguments) -> int:

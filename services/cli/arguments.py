@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 SERVICES = ("learner", "actor", "evaluator")
 AUTO = "auto"
-COMMANDS = ("train", *SERVICES, "top", "doctor", "health", "config", "presets")
+COMMANDS = ("train", *SERVICES, "top", "doctor", "health", "keys", "config", "presets")
 LONGEST = 86_400.0  # seconds that one may measure
 
 TOP_EXAMPLES = """\
@@ -23,6 +23,7 @@ examples:
   rookery actor --learner tcp://10.0.0.7:5700    join a learner on another machine
   rookery top                                    a live table of the run on this machine
   rookery doctor 10.0.0.7:9100 10.0.0.8:9100     what holds a run up, and what is broken
+  rookery keys keys                              keys for a learner and its peers on other machines
 
 Every command has its own --help.
 """
@@ -54,6 +55,19 @@ TOP_CODES = "exit code: 0 shown; 2 bad input, or nobody answers.\n"
 DOCTOR_CODES = "exit code: 0 healthy (a bottleneck is no fault); 1 something is broken; 2 bad input, or nobody answers.\n"
 
 
+KEYS_EXAMPLES = """\
+DIRECTORY/learner is for the learner: its secret key, and the public keys of all who may connect. DIRECTORY/NAME is for
+peers: their secret key, and the learner's public one. Without a NAME it is `peer`, one key for all actors and evaluators.
+Where there are keys already, more peers are added. Nothing is overwritten, and no secret is printed.
+
+examples:
+  rookery keys keys                              a learner's key, and one for all its peers
+  rookery keys keys lab cluster                  a key each for the actors of two places
+
+exit code: 0 made; 2 bad input, or they are there already.
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments:
     """What was asked for. `overrides` are `section.key=value` in the order in which they win, the named options last."""
@@ -68,6 +82,8 @@ class Arguments:
     ready: bool = False
     debug: bool = False
     targets: tuple[str, ...] = ()
+    directory: Path | None = None
+    peers: tuple[str, ...] = ()
     prometheus: str | None = None
     namespace: str | None = None
     once: bool = False
@@ -121,6 +137,8 @@ def parse(words: Sequence[str]) -> Arguments:
         ready=getattr(found, "ready", False),
         debug=getattr(found, "debug", False),
         targets=tuple(getattr(found, "targets", ())),
+        directory=getattr(found, "directory", None),
+        peers=tuple(getattr(found, "peers", ())),
         prometheus=getattr(found, "prometheus", None),
         namespace=getattr(found, "namespace", None),
         once=getattr(found, "once", False),
@@ -181,6 +199,15 @@ def _grammar() -> argparse.ArgumentParser:
     )
     health.add_argument("--ready", action="store_true", help="ask whether it can do its work, not whether it is alive")
     _takes_settings(health, most_names=0)
+    keys = commands.add_parser(
+        "keys",
+        help="make keys, with which the wire is encrypted and only known peers may connect",
+        usage="rookery keys DIRECTORY [NAME ...]",
+        epilog=KEYS_EXAMPLES,
+    )
+    keys.add_argument("directory", metavar="DIRECTORY", type=Path, help=argparse.SUPPRESS)
+    keys.add_argument("peers", metavar="NAME", nargs="*", default=(), help=argparse.SUPPRESS)
+    _no_settings(keys)
     return parser
 
 

@@ -17,6 +17,7 @@ from common.runtime.http import check_port
 from common.runtime.layers import DEFAULT
 from common.runtime.run_directory import RunDirectory, create, default_path, reopen
 from common.runtime.tree import MAX_PORT, Settings
+from common.transport.curve import LearnerKeys, PeerKeys
 from common.transport.zmq import ZmqLearner
 from services.cli.ports import free_ports, reachable, split_endpoint
 from services.cli.search import ActorSearch
@@ -96,7 +97,8 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
     path = named or default_path(preset=run.preset, seed=run.seed, now=now)
     settled = _settle(loaded, path, now, resume=request.resume)
     ports = _metrics_ports(settled.settings, actors=most_actors(settled.settings) if request.auto_actors else None)
-    ZmqLearner(settled.settings.learner.bind).close()  # raises what the learner would, seconds later
+    keys = _keys(settled.settings, actors=request.auto_actors or settled.settings.actor.count > 0)
+    ZmqLearner(settled.settings.learner.bind, keys=keys).close()  # raises what the learner would, seconds later
     text = as_yaml(settled.settings, settled.provenance)
     if not request.resume:
         directory = create(path, config=text, command=command_line)
@@ -145,6 +147,28 @@ def _settle(loaded: Loaded, path: Path, now: datetime, *, resume: bool) -> Loade
         if loaded.provenance[key] == DEFAULT or stale:
             chosen[key] = f"tcp://{reachable(host)}:{port}"
     return settle(loaded, chosen)
+
+
+def _keys(settings: Settings, *, actors: bool) -> LearnerKeys | None:
+    """The learner's keys, if it has any. Raises `ConfigError` where it would refuse its own actors or evaluator."""
+    learner = LearnerKeys.of(settings.learner.keys)
+    for role, starts, own in (("actor", actors, settings.actor), ("evaluator", settings.evaluator.enabled, settings.evaluator)):
+        if not starts or not (learner or own.keys):
+            continue
+        peer = PeerKeys.of(own.keys)
+        found = own.keys or "none"
+        if learner is None or peer is None:
+            wanted = "keys on both sides, or on neither"
+            fix = f"set learner.keys and {role}.keys to the folders that `rookery keys` made"
+            raise ConfigError(
+                f"{role}.keys and learner.keys", found=f"{found} and {settings.learner.keys or 'none'}", wanted=wanted, fix=fix
+            )
+        if peer.learner != learner.public or peer.public not in learner.allowed:
+            fix = "take both folders from one `rookery keys`"
+            raise ConfigError(
+                f"the learner would refuse {role}.keys", found=found, wanted=f"keys that {settings.learner.keys} allows", fix=fix
+            )
+    return learner
 
 
 def _metrics_ports(settings: Settings, *, actors: int | None) -> dict[str, int]:

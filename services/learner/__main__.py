@@ -18,6 +18,7 @@ from common.runtime.health import Health
 from common.runtime.http import HttpServer
 from common.runtime.seeds import derive
 from common.runtime.shutdown import Shutdown, on_signals
+from common.transport.curve import LearnerKeys
 from common.transport.zmq import ZmqLearner
 from common.units import Seconds
 from services.learner.begin import build, identified, open_directory, open_state
@@ -43,6 +44,7 @@ def _serve(words: list[str]) -> int:
     settings = invocation.settings
     logs.configure("learner", level=settings.log.level, form=settings.log.format, debug=invocation.debug)
     root.set_torch_threads(settings.learner.torch_threads)
+    keys = LearnerKeys.of(settings.learner.keys)
     env = spec_of(settings.env)
     seed = partial(derive, settings.run.seed, role="learner")
     algorithm = build(settings, env, seed=seed("model"))
@@ -50,7 +52,7 @@ def _serve(words: list[str]) -> int:
     status: list[Callable[[], Any]] = [lambda: {"phase": "starting"}]  # replaced once there is a record to ask
     # Both ports are taken before anything is written: a port in use must leave no trace.
     with (
-        closing(ZmqLearner(settings.learner.bind)) as transport,  # a socket left open would hold up the exit
+        closing(ZmqLearner(settings.learner.bind, keys=keys)) as transport,  # a socket left open would hold up the exit
         on_signals(shutdown),
         HttpServer(
             host=settings.metrics.host,
@@ -87,7 +89,18 @@ def _serve(words: list[str]) -> int:
                 frames = example_frames(settings.env, seed=seed("environment"))
                 algorithm.calibrate(torch.from_numpy(frames))
             health.ready()
-            _log.info("learner_started", run=record.run_id, endpoint=transport.endpoint, metrics=http.url, run_dir=directory.path)
+            if settings.learner.insecure and keys is None:
+                _log.warning(
+                    "insecure", endpoint=transport.endpoint, consequence="whoever reaches it may connect, and read along"
+                )
+            _log.info(
+                "learner_started",
+                run=record.run_id,
+                endpoint=transport.endpoint,
+                metrics=http.url,
+                run_dir=directory.path,
+                keys=settings.learner.keys or "none",
+            )
             reason = learner.run()
             _log.info(
                 "learner_ended", reason=reason, env_steps=record.env_steps, mean100=record.mean_return, solved=record.solved

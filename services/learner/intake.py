@@ -57,6 +57,7 @@ class Figures:
     messages_dropped: Counter[str] = field(default_factory=Counter)
     sequence_gaps: int = 0
     reconnects: int = 0
+    handshakes_failed: Counter[str] = field(default_factory=Counter)
     received: Counter[str] = field(default_factory=Counter)
     sent: Counter[str] = field(default_factory=Counter)
     bytes_received: int = 0
@@ -277,6 +278,8 @@ class Intake:
 
     def _tick(self) -> None:
         self._handle(e.Tick())
+        if news := self._transport.handshakes.news(self._clock()):
+            self._note(news)
         try:
             self._session.check_ledger()
         except InternalError as error:  # our own bug, but no reason to lose a run: say it once, loudly
@@ -300,6 +303,7 @@ class Intake:
             messages_dropped=Counter(session.messages_dropped),
             sequence_gaps=session.sequence_gaps,
             reconnects=session.reconnects,
+            handshakes_failed=Counter(self._transport.handshakes.failed),
             received=Counter(self._received),
             sent=Counter(self._sent),
             bytes_received=self._bytes[0],

@@ -6,6 +6,7 @@ import time
 
 from common.errors import DropReason
 from common.runtime.metrics import POLICY_LAGS, UNKNOWN, Clock, ServiceMetrics, advance, kinds
+from common.transport.api import Failure
 from common.wire.messages import (
     MODES,
     ROLES,
@@ -123,6 +124,12 @@ class LearnerMetrics(ServiceMetrics):
         )
         self.sequence_gaps = self._counter("sequence_gaps", "Sequence numbers that never came. Not duplicates.")
         self.reconnects = self._counter("reconnects", "Greetings of a peer that had been welcomed before, by any incarnation.")
+        self.handshakes_failed = self._counters(
+            "handshakes_failed",
+            "Connections that came to nothing before their first message, by why. Not messages that were refused.",
+            label="reason",
+            values=Failure,
+        )
 
     def _declare_results(self) -> None:
         self.episodes = self._counter(
@@ -172,3 +179,5 @@ class LearnerMetrics(ServiceMetrics):
         advance(self.message_bytes_sent, figures.bytes_sent)
         advance(self.sequence_gaps, figures.sequence_gaps)
         advance(self.reconnects, figures.reconnects)
+        for why in Failure:
+            advance(self.handshakes_failed[why], figures.handshakes_failed[why])

@@ -24,6 +24,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
     what = "Train on what actors send, publish the policy, keep the run directory."
     parser = arguments.parser("learner", what, "rookery learner --config pong learner.bind=tcp://127.0.0.1:5700")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where the run is kept (run.dir)")
+    parser.add_argument("--keys", metavar="DIR", help="folder of keys: encrypt, and let only known peers connect (learner.keys)")
     start = parser.add_mutually_exclusive_group()
     start.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in the run directory")
     start.add_argument("--resume-if-found", action="store_true", help="the same where the directory holds a run; else begin it")
@@ -32,7 +33,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
     if parsed.config is None and goes_on and parsed.run_dir is not None:
         own = RunDirectory(parsed.run_dir)
         parsed.config = str(own.config) if own.begun else None  # a run goes on with its own settings
-    loaded = arguments.load(parsed, {}, environ)
+    loaded = arguments.load(parsed, {"learner.keys": parsed.keys}, environ)
     named = loaded.settings.run.dir
     run_dir = parsed.run_dir or (Path(named) if named else None)
     if goes_on and run_dir is None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.transport import ENV, Load, benchmark, report, rollout
+from benchmarks.transport import ENV, Load, benchmark, compare, report, report_pairs, rollout
 from common.algorithms.trajectory import check_trajectory
 from common.wire.arrays import check_finite, check_schema
 
@@ -23,6 +23,16 @@ def test_synthetic_actors_are_admitted_without_loss():
     text = report(load, result)
     for words in ("env steps/s", "MiB/s", "I/O thread", "two snapshots", "dropped"):
         assert words in text
+
+
+def test_plain_and_with_keys_are_measured_in_turn():
+    """The same load by either way, whole messages, nothing dropped; the ratio is of the two rates."""
+    load = Load(actors=1, length=8, num_envs=2)
+    ((plain, guarded),) = compare(load, seconds=0.5, pairs=1)
+    assert plain.env_steps > 0 < guarded.env_steps
+    assert plain.dropped == guarded.dropped == 0
+    ratio = guarded.env_steps_per_second / plain.env_steps_per_second
+    assert f"median of 1 ratios {ratio:.2f}" in report_pairs(load, [(plain, guarded)])
 
 
 def test_what_is_sent_would_pass_as_a_rollout():

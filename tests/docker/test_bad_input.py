@@ -37,6 +37,16 @@ LEARNER = ("learner", "--config", "pong", "--run-dir", "/var/lib/rookery/run", "
             ("learner", "--config", "pong-dqn", "algorithm.replay_capacity=1000000"),
             ["replay memory", "larger than what is free here", "lower algorithm.replay_capacity"],
         ),
+        (
+            ("--env", "ROOKERY_LEARNER__BIND=tcp://0.0.0.0:5700"),
+            LEARNER,
+            ["learner.bind", "`rookery keys`", "learner.insecure=true"],
+        ),
+        (
+            ("--env", "ROOKERY_LEARNER__KEYS=/etc/rookery-keys"),
+            LEARNER,
+            ["/etc/rookery-keys/learner.key_secret", "`rookery keys"],
+        ),
         (("--env", "ROOKERY_METRICS__HOST=192.0.2.1"), LEARNER, ["192.0.2.1:9100", "set metrics.host and metrics.port"]),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from common.runtime.config import load
 from common.runtime.tree import Settings
 
 pytestmark = pytest.mark.pure
@@ -19,6 +21,7 @@ pytestmark = pytest.mark.pure
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 COMPOSE = yaml.safe_load((DOCKER / "compose.yaml").read_text())
+FILES = ("compose.yaml", "compose.keys.yaml")
 OURS = ("learner", "actor", "evaluator")
 DIGESTS = "CL-0019"  # wants digests: none can be known before there is a registry, and who mirrors the images pins their own
 
@@ -35,9 +38,10 @@ def test_hadolint_finds_nothing():
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_the_compose_file_fits_its_schema():
+@pytest.mark.parametrize("file", FILES)
+def test_the_compose_files_fit_their_schema(file):
     """What one version of compose forgives another refuses."""
-    done = tool("check-jsonschema", "--builtin-schema", "vendor.compose-spec", "docker/compose.yaml")
+    done = tool("check-jsonschema", "--builtin-schema", "vendor.compose-spec", f"docker/{file}")
     assert done.returncode == 0, done.stdout
 
 
@@ -58,6 +62,43 @@ def test_docker_compose_1_29_reads_it_too():
     assert set(OURS) <= set(done.stdout.split())
 
 
+def test_with_keys_each_service_gets_its_own_and_the_learner_takes_no_others():
+    """The learner's secret in an actor's container would let it play the learner; and one word too few would let anybody in."""
+    over = yaml.safe_load((DOCKER / "compose.keys.yaml").read_text())["services"]
+    assert set(over) == set(OURS)
+    for name, service in over.items():
+        (volume,) = service["volumes"]
+        folder, _, rest = volume.partition("}")[2].partition(":")
+        assert folder == ("/learner" if name == "learner" else "/peer")
+        environ = COMPOSE["services"][name].get("environment", {}) | service["environment"]
+        settings = load(preset=None, environ={key: text for key, text in environ.items() if "$" not in text}).settings
+        assert rest == f"{getattr(settings, name).keys}:ro"
+        assert not settings.learner.insecure
+
+
+def test_without_keys_compose_says_that_its_bridge_is_trusted():
+    """The learner would not bind otherwise; and no port of it is published but the one for HTTP."""
+    learner = COMPOSE["services"]["learner"]
+    assert learner["environment"]["ROOKERY_LEARNER__INSECURE"] == "true"
+    assert [port.rpartition(":")[2] for port in learner["ports"]] == ["9100"]
+
+
+def test_docker_compose_1_29_reads_both_files_together():
+    """With a folder; and without one it says which is missing."""
+    if shutil.which("docker-compose") is None:
+        pytest.skip("no docker-compose here")
+    words = ["docker-compose", *(word for file in FILES for word in ("--file", f"docker/{file}")), "config"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False, env=os.environ | {"KEYS": "/k"})
+    assert done.returncode == 0, done.stderr
+    learner = yaml.safe_load(done.stdout)["services"]["learner"]
+    assert "/k/learner:/etc/rookery-keys:ro" in learner["volumes"]
+    assert learner["environment"]["ROOKERY_LEARNER__INSECURE"] == "false"
+    without = {name: value for name, value in os.environ.items() if name != "KEYS"}
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False, env=without)
+    assert done.returncode != 0
+    assert "rookery keys" in done.stderr
+
+
 def test_every_port_is_on_loopback():
     """Nothing is encrypted and nobody is authenticated: the laptop's network must not see it."""
     ports = [port for service in COMPOSE["services"].values() for port in service.get("ports", [])]
@@ -68,7 +109,7 @@ def test_every_port_is_on_loopback():
 
 def test_variables_in_compose_are_settings():
     """A variable that no setting reads would be silently without effect."""
-    text = (DOCKER / "compose.yaml").read_text() + (DOCKER / "Dockerfile").read_text()
+    text = "".join((DOCKER / name).read_text() for name in (*FILES, "Dockerfile"))
     names = set(re.findall(r"ROOKERY_([A-Z]+)__([A-Z_]+)", text))
     assert names >= {("METRICS", "PORT"), ("LEARNER", "BIND")}
     settings = Settings()

@@ -210,6 +210,12 @@ class Pod:
         if source := volumes[name].get("configMap"):
             for key, text in self._cluster.config_map(source["name"]).items():
                 (folder / key).write_text(text)
+        if source := volumes[name].get("secret"):
+            for key, content in self._cluster.secret(source["secretName"]).items():
+                (folder / key).unlink(missing_ok=True)
+                (folder / key).write_bytes(content)
+                # root's; a kubelet adds what the group may read, where there is one
+                (folder / key).chmod(source["defaultMode"] | (0o440 if "fsGroup" in self._spec["securityContext"] else 0))
         return folder
 
     def _value(self, variable: Manifest) -> str:
@@ -237,6 +243,7 @@ class Cluster:
     def __init__(self, manifests: Iterable[Manifest], folder: Path) -> None:
         """No pod runs yet."""
         self.manifests, self.folder = list(manifests), folder
+        self.secrets: dict[str, dict[str, bytes]] = {}  # by name, as `kubectl create secret generic` makes them
         self.pods: list[Pod] = []
         self._net = f"127.{random.randint(1, 254)}.{random.randint(1, 254)}"
         self._numbers, self._hosts = itertools.count(), itertools.count(1)
@@ -277,6 +284,12 @@ class Cluster:
             if manifest["metadata"]["name"] == name:
                 return manifest["data"]
         raise CannotStartError("ContainerCreating", f'configmap "{name}" not found')
+
+    def secret(self, name: str) -> Mapping[str, bytes]:
+        """Its keys and contents."""
+        if name not in self.secrets:
+            raise CannotStartError("ContainerCreating", f'secret "{name}" not found')
+        return self.secrets[name]
 
     def close(self) -> None:
         """Leave nobody behind."""

@@ -386,6 +386,30 @@ def test_the_gpu_is_asked_for_by_the_learner_alone():
 
 
 @each_overlay
+def test_each_pod_gets_the_keys_of_its_role_and_of_no_other(name):
+    """An actor on somebody else's machine must not be able to play the learner; the file must open to who is not root."""
+    roles = {"StatefulSet/learner": "learner-keys", "Deployment/actor": "peer-keys", "Deployment/evaluator": "peer-keys"}
+    for who, template in pods(overlay(name, "curve-auth")):
+        spec, (container,) = template["spec"], template["spec"]["containers"]
+        (secret,) = [volume for volume in spec["volumes"] if "secret" in volume]
+        assert secret["secret"] == {"secretName": roles[who], "defaultMode": 0o400}, who
+        assert spec["securityContext"]["fsGroup"] == spec["securityContext"]["runAsGroup"], who
+        (mount,) = [mount for mount in container["volumeMounts"] if mount["name"] == secret["name"]]
+        assert mount["readOnly"] is True, who
+        environ = {variable["name"]: variable["value"] for variable in container["env"] if "value" in variable}
+        settings = load(preset=None, environ=environ).settings
+        assert getattr(settings, container["name"]).keys == mount["mountPath"], who
+        assert not settings.learner.insecure, who
+
+
+@each_overlay
+def test_without_keys_the_learner_is_told_that_its_network_is_trusted(name):
+    """It would not bind otherwise; and with keys it must not be told so."""
+    (container,) = named(overlay(name), "StatefulSet", "learner")["spec"]["template"]["spec"]["containers"]
+    assert {"name": "ROOKERY_LEARNER__INSECURE", "value": "true"} in container["env"]
+
+
+@each_overlay
 def test_only_actors_go_to_machines_that_can_be_taken_away(name):
     """The learner would come back, and lose up to a minute of training each time."""
     tolerant = {who for who, template in pods(overlay(name, "spot")) if "affinity" in template["spec"]}

@@ -147,7 +147,7 @@ def test_the_learners_scrape_shows_the_figures_of_its_io_thread():
     figures = Figures(
         ledger=ledger, queue_depth=2, queue_env_steps=10, queue_capacity=4, queue_seconds=7.5, actors=3, evaluators=1,
         messages_dropped=Counter(stale=1), sequence_gaps=5, reconnects=6, received=Counter(hello=7), sent=Counter(credit=8),
-        bytes_received=900, bytes_sent=90,
+        bytes_received=900, bytes_sent=90, handshakes_failed=Counter(key=4),
     )  # fmt: skip
     metrics = LearnerMetrics()
     metrics.on_scrape = lambda: metrics.refresh(figures)
@@ -158,6 +158,7 @@ def test_the_learners_scrape_shows_the_figures_of_its_io_thread():
     expected |= {("env_steps_dropped_total", "stale"): 8, ("messages_dropped_total", "stale"): 1, ("sequence_gaps_total",): 5}
     expected |= {("peers_connected", "actor"): 3, ("peers_connected", "evaluator"): 1, ("reconnects_total",): 6}
     expected |= {("messages_received_total", "hello"): 7, ("messages_sent_total", "credit"): 8}
+    expected |= {("handshakes_failed_total", "key"): 4, ("handshakes_failed_total", "mechanism"): 0}
     expected |= {("message_bytes_received_total",): 900, ("message_bytes_sent_total",): 90}
     for (name, *labels), value in expected.items():
         assert read[f"rookery_learner_{name}", *labels] == value, name

@@ -106,6 +106,24 @@ def test_all_conflicts_are_told_at_once():
     assert all(key in text for key in ("algorithm.minibatch", "actor.count", "target.env_steps"))
 
 
+@pytest.mark.parametrize(
+    "bind", ["tcp://0.0.0.0:5700", "tcp://10.0.0.7:5700", "tcp://learner:5700", "tcp://*:0", "tcp://[::]:5700"]
+)
+def test_a_learner_that_other_machines_reach_has_keys_or_is_told_to_go_without(bind):
+    """Nobody may find out afterwards that whoever reached the port could train along."""
+    with pytest.raises(ValidationError, match=r"learner\.bind: found .*, wanted an address of this machine alone") as caught:
+        Settings(learner=LearnerSettings(bind=bind))
+    assert bind in str(caught.value)
+    for way in ({"keys": "keys/learner"}, {"insecure": True}):
+        assert Settings(learner=LearnerSettings(bind=bind, **way)).learner.bind == bind
+
+
+@pytest.mark.parametrize("bind", ["tcp://127.0.0.1:5700", "tcp://127.3.2.1:0", "tcp://localhost:5700", "tcp://[::1]:5700"])
+def test_on_this_machine_alone_no_keys_are_needed(bind):
+    """`rookery train` on a laptop: one command, no keys."""
+    assert not Settings(learner=LearnerSettings(bind=bind)).learner.keys
+
+
 def test_a_peer_gets_the_run_it_belongs_to_and_nothing_of_one_process():
     """The actor knows the learner's address only; all else comes in the Welcome."""
     settings = Settings(run=RunSettings(preset="pong", seed=7, dir="/home/x"), log=LogSettings(level="debug"))

@@ -17,6 +17,7 @@ from common.errors import ConfigError
 from common.runtime import root
 from common.runtime.tree import RunConfig, Settings
 from common.service import peer
+from common.transport.curve import LearnerKeys, make
 from common.transport.zmq import ZmqLearner
 from common.wire import codec
 from common.wire.messages import PROTOCOL_VERSION, Drain, Envelope, Goodbye, Hello, Refusal, SnapshotWanted, Welcome
@@ -54,9 +55,10 @@ def welcome(*, config=None, signature=None):
 class Learner:
     """Answers a message with what `answer` makes of it, or with nothing."""
 
-    def __init__(self, answer):
+    def __init__(self, answer, keys):
         """Bound to any free port."""
-        self.transport, self.answer, self.over = ZmqLearner("tcp://127.0.0.1:0", linger=0.5), answer, threading.Event()
+        self.transport, self.answer = ZmqLearner("tcp://127.0.0.1:0", linger=0.5, keys=keys), answer
+        self.over, self.seldom = threading.Event(), lambda: None  # done when nothing came for a while
         self.endpoint, self.heard = self.transport.endpoint, []
         self.thread = threading.Thread(target=self.run)
         self.thread.start()
@@ -66,6 +68,8 @@ class Learner:
         arrived = None
         while arrived or not self.over.is_set():
             arrived = self.transport.receive(0.1)
+            if arrived is None:
+                self.seldom()
             if arrived is not None:
                 route, received = arrived
                 self.heard.append(codec.decode(received).message)
@@ -85,8 +89,8 @@ def learner():
     """Starts a learner with its answers: one to everything, or by message."""
     started = []
 
-    def start(answer):
-        started.append(Learner(answer if callable(answer) else lambda _: answer))
+    def start(answer, keys=None):
+        started.append(Learner(answer if callable(answer) else lambda _: answer, keys))
         return started[-1]
 
     yield start
@@ -182,6 +186,44 @@ def test_a_wrong_address_is_refused_before_anything_is_waited_for(role, capsys):
     """A typing slip in a manifest."""
     assert ROOTS[role].main(["--learner", "10.0.0.7:5700"]) == 2
     assert "tcp://host:port" in capsys.readouterr().err
+
+
+@each_role
+def test_keys_that_cannot_be_read_are_told_before_anything_is_waited_for(role, capsys):
+    """A folder that was not mounted."""
+    assert ROOTS[role].main(["--learner", "tcp://127.0.0.1:5700", "--keys", "/nowhere"]) == 2
+    err = capsys.readouterr().err
+    assert err.count("error:") == err.count("\n") == 1
+    assert "No such file or directory at /nowhere/peer.key_secret" in err
+
+
+@each_role
+def test_who_is_not_let_in_says_so_and_goes_on_asking(role, learner, tmp_path, capsys):
+    """A learner with keys and a peer without: it waits, since the keys may come later, and says what may be wrong."""
+    make(tmp_path, ["peer"])
+    guarded = learner(None, keys=LearnerKeys.of(str(tmp_path / "learner")))
+    told = []
+
+    def end_when_refused_twice():
+        if guarded.transport.handshakes.failed.total() > 1 and not told:
+            told.append(os.kill(os.getpid(), signal.SIGTERM))
+
+    guarded.seldom = end_when_refused_twice
+    assert ROOTS[role].main(["--learner", guarded.endpoint, "--name", "one"]) == 0
+    assert guarded.end() == []
+    err = capsys.readouterr().err
+    assert "handshake_failed times=1 detail=" in err
+    assert "(--keys)" in err
+
+
+@each_role
+def test_who_has_keys_is_welcomed_by_a_learner_that_knows_them(role, learner, tmp_path):
+    """From the command line to the socket."""
+    make(tmp_path, ["peer"])
+    answer = frames(Refusal(code="draining", reason="the run is ending", retry=False))
+    guarded = learner(answer, keys=LearnerKeys.of(str(tmp_path / "learner")))
+    assert ROOTS[role].main(["--learner", guarded.endpoint, "--keys", str(tmp_path / "peer"), "--name", "one"]) == 0
+    assert guarded.end()[0].peer == "one"
 
 
 @each_role

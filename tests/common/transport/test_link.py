@@ -14,6 +14,7 @@ from common.session import events as e
 from common.session.actor_side import ActorSide, Identity
 from common.session.learner_side import LearnerSide
 from common.session.roster import Terms
+from common.transport.api import Failure
 from common.transport.link import Link
 from common.transport.memory import MemoryHub
 from common.wire import codec
@@ -354,3 +355,17 @@ def test_a_rejected_evaluation_is_noted(world):
     (note,) = [note for note in world.notes if note.event == "message_rejected"]
     assert (note.fields["reason"], note.warning) == (DropReason.NON_FINITE, True)
     assert world.learner.evaluations == []
+
+
+def test_a_handshake_that_fails_is_told_with_what_may_be_wrong(world):
+    """The learner has other keys, or none: said at once, then every ten seconds, for as long as it lasts."""
+    world.peer.handshakes.detail = "the learner does not allow key x"
+    for rounds, lines in ((1, 1), (40, 1), (10, 2)):  # 0.2 s each
+        for _ in range(rounds):
+            world.peer.handshakes.failed[Failure.KEY] += 1
+            world.turn(rounds=1)
+        told = [note for note in world.notes if note.event == "handshake_failed"]
+        assert len(told) == lines
+    assert told[0].fields == {"times": 1, "detail": "the learner does not allow key x"}
+    assert told[1].fields["times"] == 50
+    assert all(note.warning for note in told)

@@ -53,6 +53,9 @@ def called(*words):
         (["top", "--once", "tcp://127.0.0.1:5700"], ["tcp://127.0.0.1:5700", "port of its metrics"]),
         (["top", "--prometheus", "http://127.0.0.1:1"], ["the Prometheus does not answer"]),
         (["health"], ["no port to ask", "metrics.port=9100"]),
+        (["keys"], ["DIRECTORY", "--help"]),
+        (["keys", "k", "../x"], ["'../x'", "letters"]),
+        (["keys", "k", "learner"], ["'learner'"]),
         (["health", "9100"], ["'9100'", "section.key=value"]),
     ],
 )

@@ -9,6 +9,7 @@ import yaml
 
 from common.errors import ConfigError, ResourceError, RookeryError
 from common.runtime.config import load
+from common.transport.curve import LearnerKeys, PeerKeys, make
 from services.cli.plan import Request, make_plan
 from services.cli.ports import free_ports
 from services.cli.supervisor import Start
@@ -53,9 +54,50 @@ def test_two_runs_side_by_side_share_no_address():
 
 def test_an_address_that_the_user_chose_stays_and_is_reached_from_here():
     """A learner for the whole network: its own actors still come over loopback."""
-    plan = planned("learner.bind=tcp://0.0.0.0:5999")
+    plan = planned("learner.bind=tcp://0.0.0.0:5999", "learner.insecure=true")
     assert plan.settings.learner.bind == "tcp://0.0.0.0:5999"
     assert plan.settings.actor.learner == "tcp://127.0.0.1:5999"
+
+
+def test_a_run_with_keys_gives_each_child_its_folder_and_no_secret():
+    """A learner for the whole network: actors of this machine have keys like all others. Paths are written down, keys are not."""
+    make(Path("keys"), ["peer"])
+    both = "actor.keys=keys/peer", "evaluator.keys=keys/peer"
+    plan = planned("learner.bind=tcp://0.0.0.0:0", "learner.keys=keys/learner", *both)
+    assert plan.settings.learner.keys == "keys/learner"
+    text = plan.directory.config.read_text()
+    assert text.count("keys: keys/peer") == 2
+    for name, kind in (("learner", LearnerKeys), ("peer", PeerKeys)):
+        assert kind.of(f"keys/{name}").secret.decode() not in text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["learner.keys=a/learner"], r"actor.keys and learner.keys: found none and a/learner, wanted keys on both sides"),
+        (["learner.keys=a/learner", "actor.keys=a/peer"], r"evaluator.keys and learner.keys: found none and a/learner"),
+        (["actor.keys=a/peer"], r"actor.keys and learner.keys: found a/peer and none"),
+        (["learner.keys=a/learner", "actor.keys=b/peer"], r"would refuse actor.keys: found b/peer, wanted keys that a/learner"),
+        (["learner.keys=a/learner", "actor.keys=a/unlisted"], r"would refuse actor.keys: found a/unlisted"),
+        (["learner.keys=nowhere"], r"No such file or directory at nowhere/learner.key_secret"),
+    ],
+)
+def test_keys_with_which_a_run_would_wait_for_ever_are_refused_before_anything_is_written(overrides, says):
+    """Both ends are this machine's: what does not fit together is known before the start."""
+    make(Path("a"), ["peer", "unlisted"])
+    make(Path("b"), ["peer"])
+    Path("a/learner/unlisted.key").unlink()
+    with pytest.raises(ConfigError, match=says) as caught:
+        planned(*overrides, run_dir=Path("r"))
+    assert caught.value.exit_code == 2
+    assert not Path("r").exists()
+
+
+def test_who_starts_no_peers_needs_only_the_learners_keys():
+    """All actors are on other machines."""
+    make(Path("keys"), ["peer"])
+    plan = planned("learner.keys=keys/learner", "actor.count=0", "evaluator.enabled=false")
+    assert plan.settings.learner.keys == "keys/learner"
 
 
 def test_actors_that_go_through_a_proxy_keep_its_address():

@@ -10,6 +10,7 @@ import pytest
 
 from common.errors import ConfigError, DropReason, InternalError, ResourceError
 from common.session.events import RefusalCode
+from common.transport.api import Failure
 from common.wire import codec
 from common.wire.messages import PROTOCOL_VERSION, Envelope, Evaluation, Hello, Refusal, Snapshot
 from services.learner.intake import TICK_SECONDS
@@ -447,3 +448,14 @@ def test_an_intake_that_is_held_up_is_named(colony):
     finally:
         held.set()
     assert colony.intake.session_state()
+
+
+def test_handshakes_that_fail_are_counted_and_told(colony):
+    """Somebody without a key tries again every second: one line, and a figure for /metrics."""
+    transport = colony.intake._transport
+    transport.handshakes.detail = "a peer has no keys"
+    transport.handshakes.failed[Failure.MECHANISM] += 3
+    colony.until(lambda: colony.intake.figures.handshakes_failed[Failure.MECHANISM] == 3)
+    (note,) = [note for note in colony.notes if note.event == "handshake_failed"]
+    assert note.fields["detail"] == "a peer has no keys"
+    assert note.warning

@@ -1,0 +1,269 @@
+"""Who may connect, by ZeroMQ's CURVE: folders of keys, the gate at the learner's socket, and what becomes of handshakes.
+
+Each process is given one folder. The learner's holds its secret key and a public key of every peer that may connect; a peer's
+holds its own secret key and the learner's public one:
+
+    learner/  learner.key_secret  NAME.key ...
+    NAME/     peer.key_secret     learner.key
+
+Files are as `zmq.auth` writes and reads them. A secret is in its file and in the socket that uses it: never in an error, a
+log line, a setting, or the text of an object.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import struct
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import zmq
+from zmq.auth import load_certificate
+from zmq.utils import z85
+
+from common.errors import ConfigError, ResourceError
+from common.transport.api import Failure, Handshakes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+LEARNER: Final = "learner"
+PEER: Final = "peer"
+SECRET: Final = ".key_secret"  # noqa: S105  the end of a name
+PUBLIC: Final = ".key"
+
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+"""Of the folder of a peer's keys."""
+
+Key: TypeAlias = bytes
+"""32 bytes in the 40 characters of Z85."""
+
+_FIX: Final = "`rookery keys DIRECTORY` makes folders of keys"
+_OF_OTHERS: Final = (
+    stat.S_IRWXO | stat.S_IWGRP
+)  # a group may read: that is how Kubernetes hands a secret to a user who is not root
+
+
+# -- folders of keys -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerKeys:
+    """What the learner's socket is given."""
+
+    public: Key
+    secret: Key = field(repr=False)
+    allowed: Mapping[Key, str]  # public keys of the peers that may connect, and their names
+
+    @classmethod
+    def of(cls, folder: str) -> LearnerKeys | None:
+        """Those in `folder`, None where none is named. Raises `ConfigError` where they cannot be read or used."""
+        if not folder:
+            return None
+        public, secret = _secret_key(Path(folder, LEARNER + SECRET))
+        allowed = {_public_key(path): path.stem for path in sorted(Path(folder).glob(f"*{PUBLIC}"))}
+        if not allowed:
+            raise ConfigError("no peer may connect", found=f"no file *{PUBLIC} in {folder}", wanted="one at least", fix=_FIX)
+        return cls(public=public, secret=secret, allowed=allowed)
+
+    @property
+    def options(self) -> dict[zmq.SocketOption, int | bytes]:
+        """Of the socket, to be set before it binds. ENFORCE_DOMAIN: without a gate nobody comes in, instead of everybody."""
+        return {
+            zmq.CURVE_SERVER: 1,
+            zmq.CURVE_SECRETKEY: self.secret,
+            zmq.ZAP_DOMAIN: b"rookery",
+            zmq.ZAP_ENFORCE_DOMAIN: 1,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerKeys:
+    """What a peer's socket is given."""
+
+    public: Key
+    secret: Key = field(repr=False)
+    learner: Key  # its public key: whoever has not the secret one to it is not our learner
+
+    @classmethod
+    def of(cls, folder: str) -> PeerKeys | None:
+        """Those in `folder`, None where none is named. Raises `ConfigError` where they cannot be read or used."""
+        if not folder:
+            return None
+        public, secret = _secret_key(Path(folder, PEER + SECRET))
+        return cls(public=public, secret=secret, learner=_public_key(Path(folder, LEARNER + PUBLIC)))
+
+    @property
+    def options(self) -> dict[zmq.SocketOption, int | bytes]:
+        """Of the socket, to be set before it connects."""
+        return {zmq.CURVE_PUBLICKEY: self.public, zmq.CURVE_SECRETKEY: self.secret, zmq.CURVE_SERVERKEY: self.learner}
+
+
+def _public_key(path: Path) -> Key:
+    return _read(path)[0]
+
+
+def _secret_key(path: Path) -> tuple[Key, Key]:
+    public, secret = _read(path)
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & _OF_OTHERS:
+        wanted = "0600, or less"
+        raise ConfigError(
+            f"secret key is open to others: {path}", found=f"mode {mode:04o}", wanted=wanted, fix=f"chmod 600 {path}"
+        )
+    if not _is_key(secret) or zmq.curve_public(secret) != public:
+        found = "none, or one that is not of the public key beside it" if secret else "a public key alone"
+        raise ConfigError(f"no secret key in {path}", found=found, wanted="a pair of keys", fix=_FIX)
+    return public, secret
+
+
+def _read(path: Path) -> tuple[Key, Key]:
+    """The public key in a file, and the secret one or nothing."""
+    try:
+        with path.open("rb"):  # says why not; what follows only says that
+            public, secret = load_certificate(path)
+    except OSError as error:
+        found = f"{error.strerror} at {path}"
+        raise ConfigError("key cannot be read", found=found, wanted="a file of a key", fix=_FIX) from error
+    except ValueError:
+        public, secret = b"", None
+    if not _is_key(public):
+        raise ConfigError("file is no key", found=str(path), wanted='a line `public-key = "..."`, 40 characters of Z85', fix=_FIX)
+    return public, secret or b""
+
+
+def _is_key(text: Key) -> bool:
+    with suppress(ValueError, KeyError, struct.error):  # a length, a character, a group of five that is too large
+        return len(z85.decode(text)) == 32  # noqa: PLR2004  bytes
+    return False
+
+
+def make(folder: Path, peers: Sequence[str]) -> list[Path]:
+    """Make a key pair for each of `peers`, and one for the learner where `folder` has none yet; the files that were written.
+
+    Nothing is overwritten. Raises `ConfigError` for a name that cannot be, or keys that are there; `ResourceError`
+    where a file cannot be written.
+    """
+    for name in peers:
+        if not NAME.fullmatch(name) or name == LEARNER:
+            wanted = f"up to 64 letters, digits and _.-, and not {LEARNER}"
+            raise ConfigError("no name for a peer's folder of keys", found=repr(name), wanted=wanted)
+        for path in (folder / name, folder / LEARNER / (name + PUBLIC)):
+            if path.exists():
+                fix = "choose another name; to replace a key, make one under a new name first"
+                raise ConfigError("keys are never overwritten", found=str(path), wanted="a new name", fix=fix)
+    home = folder / LEARNER
+    own = home / (LEARNER + SECRET)
+    written = []
+    try:
+        if own.exists():
+            learner, _ = _secret_key(own)
+        else:
+            learner, secret = zmq.curve_keypair()
+            written.append(_write(own, "Secret key of the learner: for it alone.", learner, secret))
+        for name in peers:
+            public, secret = zmq.curve_keypair()
+            about = f"peer {name}"
+            written.append(_write(folder / name / (PEER + SECRET), f"Secret key of {about}: for it alone.", public, secret))
+            written.append(_write(folder / name / (LEARNER + PUBLIC), "Public key of the learner.", learner))
+            written.append(_write(home / (name + PUBLIC), f"Public key of {about}, which may connect.", public))
+    except OSError as error:
+        raise ResourceError(
+            "key cannot be written", found=f"{error.strerror} at {error.filename}", fix="choose another folder"
+        ) from error
+    return written
+
+
+def _write(path: Path, about: str, public: Key, secret: Key = b"") -> Path:
+    """A new file, never open to others, not even for a moment: which is why `zmq.auth.create_certificates` does not write it."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lines = [f"# {about}", "curve", f'    public-key = "{public.decode()}"']
+    lines += [f'    secret-key = "{secret.decode()}"'] if secret else []
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644), "w") as file:
+        file.write("\n".join(lines) + "\n")
+    return path
+
+
+# -- at the socket ---------------------------------------------------------------------------------------------------------
+
+
+class Gate:
+    """Answers ZeroMQ's question whether a key may come in (its authentication protocol, ZAP 1.0), in the learner's own thread.
+
+    Without one CURVE would encrypt, and let any key in. Make it before the socket binds.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], allowed: Mapping[Key, str]) -> None:
+        """For all sockets of `context`. Whoever waits for `socket` to be readable calls `answer`."""
+        self._allowed = frozenset(map(z85.decode, allowed))
+        self.refused = ""  # who was sent away last
+        self.socket = context.socket(zmq.REP)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.bind("inproc://zeromq.zap.01")
+
+    def answer(self) -> None:
+        """Answer all that ask now. Waits for nobody: a handshake that is not answered in time fails, and is tried again."""
+        while True:
+            try:
+                request = self.socket.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            self.socket.send_multipart(self._reply(request), zmq.DONTWAIT)
+
+    def close(self) -> None:
+        """From now on nobody comes in."""
+        self.socket.close()
+
+    def _reply(self, request: list[bytes]) -> list[bytes]:
+        version, number, _domain, address, _identity, mechanism, *credentials = request
+        if mechanism == b"CURVE" and credentials[0] in self._allowed:
+            return [version, number, b"200", b"OK", b"", b""]
+        key = z85.encode(credentials[0]).decode() if mechanism == b"CURVE" else "none"
+        self.refused = f"key {key} of {address.decode(errors='replace')}"
+        return [version, number, b"400", b"key not allowed", b"", b""]
+
+
+_FAILED: Final = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_PROTOCOL: Final = {
+    zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC: Failure.LEARNER_KEY,
+    zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH: Failure.MECHANISM,
+}
+
+
+class Watch:
+    """What becomes of the handshakes of one socket, with CURVE or without. Make it before the socket binds or connects."""
+
+    def __init__(self, socket: zmq.Socket[bytes], explain: Callable[[Failure], str]) -> None:
+        """`explain` says what a failure may be due to; it is called when `read` finds one."""
+        self.handshakes = Handshakes()
+        self._explain = explain
+        self._watched = socket
+        socket.monitor(f"inproc://handshakes-{id(self)}", _FAILED)
+        self._events = socket.context.socket(zmq.PAIR)
+        # No limit: at one ZeroMQ's own thread waits for a reader, and a learner that loads its checkpoint reads nothing.
+        self._events.setsockopt(zmq.RCVHWM, 0)
+        self._events.setsockopt(zmq.LINGER, 0)
+        self._events.connect(f"inproc://handshakes-{id(self)}")
+
+    def read(self) -> list[Failure]:
+        """Bring `handshakes` up to now; the failures since the last call."""
+        failures: list[Failure] = []
+        while True:
+            try:
+                event, _endpoint = self._events.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                return failures
+            kind, value = struct.unpack("=Hi", event)
+            failure = Failure.KEY if kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH else _PROTOCOL.get(value, Failure.BROKEN)
+            failures.append(failure)
+            self.handshakes.failed[failure] += 1
+            self.handshakes.detail = self._explain(failure)
+
+    def close(self) -> None:
+        """Watch no longer. To be called before the socket closes."""
+        self._watched.disable_monitor()
+        self._events.close()
