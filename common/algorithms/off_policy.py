@@ -87,7 +87,7 @@ class ReplayLearner(ABC):
     def _train(self, rows: Transitions) -> Sequence[Measured | None]:
         """Take a gradient step on each of up to `_together` minibatches, which lie one after another in `rows`.
 
-        None, and no weight changed, for a step that would not be finite.
+        None for a step that would not be finite: what would not be leaves its network as it is.
         """
 
     def _beta(self, progress: Progress) -> float:
@@ -121,11 +121,11 @@ class ReplayLearner(ABC):
         """
         self._learning_rate = schedules.learning_rate(self._settings, progress)
         steps: list[Measured | None] = []
-        windows: list[float] = []
+        windows: list[np.ndarray] = []
         while (due := min(self._pace.owed, self._together)) and len(self._replay) and not stop():
             self._pace.drew(due)
             rows = self._replay.sample(due * self._settings.minibatch, self._rng, beta=self._beta(progress))
-            windows.append(float(rows.env_steps.mean()))
+            windows.append(rows.env_steps)
             steps.extend(self._train(rows))
         taken = [step for step in steps if step is not None]
         metrics = {
@@ -137,7 +137,7 @@ class ReplayLearner(ABC):
             "samples_per_insert": self._pace.ratio,
         }
         if windows:
-            metrics["window_env_steps"] = float(np.mean(windows))
+            metrics["window_env_steps"] = float(np.concatenate(windows).mean())
         return UpdateResult(samples=batch.env_steps, metrics=metrics | _means(taken))
 
     def state_dict(self) -> dict[str, Any]:

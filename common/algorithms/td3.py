@@ -17,12 +17,12 @@ from common.algorithms import deterministic, optimizers, parameters
 from common.algorithms.off_policy import Measured, ReplayLearner
 from common.algorithms.q_learning import td_target
 from common.algorithms.settings.td3 import TD3Settings
-from common.algorithms.side_by_side import SideBySide
+from common.algorithms.side_by_side import SideBySide, in_turn
 from common.envs.spec import EnvSpec
 from common.models import deterministic as models
 from common.models.arithmetic import CPU
 from common.models.flat import Flat
-from common.models.passes import Prepared
+from common.models.passes import Prepared, Written
 from common.models.spec import ModelSettings
 from common.replay.memory import Transitions
 
@@ -41,7 +41,7 @@ class _Learned:
         self._adam = optimizers.FlatAdam(self._weights, eps=_ADAM_EPS)
         self.online = models.passes(net, self._weights, precision=settings.precision)
         self.target = models.passes(target, self._targets, precision=settings.precision)
-        self.gradients = Flat.like(parameters), Flat.like(parameters)  # one for each half that computes some
+        self.gradients = Flat.like(parameters), Flat.like(parameters)  # one for each thread
 
     def judge(self, seen: Prepared, step: slice, target: Tensor, *, lr: float) -> Tensor | None:
         """One step of a critic towards the targets [N]: what it said before [N]; None, and no step, where that is not finite."""
@@ -94,7 +94,9 @@ class TD3(ReplayLearner):
         self._actor = _Learned(self._nets.actor, self._targets.actor, settings)
         pairs = zip(self._nets.critics, self._targets.critics, strict=True)
         self._critics = [_Learned(critic, target, settings) for critic, target in pairs]
-        self._both = SideBySide()
+        # What a user's own network keeps or draws while it computes is not made for two threads; a GPU does one thing at a time.
+        self._two_threads = device == CPU and isinstance(self._actor.online, Written)
+        self._each = SideBySide() if self._two_threads else in_turn
         self._generator = torch.Generator().manual_seed(seed)
         self._gradient_steps = 0  # of the whole run
 
@@ -114,17 +116,18 @@ class TD3(ReplayLearner):
     def _train(self, rows: Transitions) -> list[Measured | None]:
         """A step of both critics on each minibatch and, every `policy_delay`-th time, one of the actor and the targets."""
         observation, action = self._tensor(rows.observation), self._bounds.unscale(torch.from_numpy(rows.action)).to(self._device)
-        target = torch.cat(self._both(self._targets_of(rows)))
+        target = torch.cat(self._each(self._targets_of(rows), self._shares(len(rows.reward))))
         steps = self._minibatches(len(target))
         seen = self._critics[0].online.prepare(observation, action)
-        values = self._both(
-            lambda k: [self._critics[k].judge(seen, step, target[step], lr=self._learning_rate) for step in steps]
+        values = self._each(
+            lambda critic: [critic.judge(seen, step, target[step], lr=self._learning_rate) for step in steps], self._critics
         )
         measured = _measured(values, target.view(len(steps), -1))
         taken = sum(step is not None for step in measured)
         self._gradient_steps += taken
         if taken and self._gradient_steps % self._settings.policy_delay == 0:
-            measured[-1] = dict(measured[-1] or {}) | self._step_actor(observation[steps[-1]])
+            actor = self._step_actor(observation[steps[-1]])
+            measured[-1] = {**(measured[-1] or {}), **actor}  # there is one: all steps that were drawn together were taken
             for learned in (self._actor, *self._critics):
                 learned.follow(self._settings.target_rate)
         return measured
@@ -132,16 +135,20 @@ class TD3(ReplayLearner):
     def _minibatches(self, rows: int) -> list[slice]:
         return [slice(start, start + self._settings.minibatch) for start in range(0, rows, self._settings.minibatch)]
 
-    def _targets_of(self, rows: Transitions) -> Callable[[int], Tensor]:
-        """What both critics are trained towards, by halves of the rows."""
+    def _shares(self, rows: int) -> list[slice]:
+        """Of each thread, of so many rows."""
+        half = rows // 2
+        return [slice(half), slice(half, rows)] if self._two_threads and half else [slice(rows)]
+
+    def _targets_of(self, rows: Transitions) -> Callable[[slice], Tensor]:
+        """What both critics are trained towards, [N] of a share of the rows."""
         following, reward, discount = map(self._tensor, (rows.next_observation, rows.reward, rows.discount))
         noise = (
             torch.empty(rows.action.shape).normal_(std=self._settings.target_noise, generator=self._generator).to(self._device)
         )
-        actor, critics, halves = self._actor.target, [critic.target for critic in self._critics], _halves(len(reward))
+        actor, critics = self._actor.target, [critic.target for critic in self._critics]
 
-        def look_ahead(k: int) -> Tensor:
-            mine = halves[k]
+        def look_ahead(mine: slice) -> Tensor:
             ahead = following[mine]
             action = deterministic.smoothed(
                 actor.evaluate(actor.prepare(ahead)), noise[mine], clip=self._settings.target_noise_clip
@@ -153,22 +160,23 @@ class TD3(ReplayLearner):
         return look_ahead
 
     def _step_actor(self, observation: Tensor) -> dict[str, Tensor]:
-        """Towards what the first critic rates higher; its own weights stay. Each half has half of the rows."""
+        """Towards what the first critic rates higher; its own weights stay."""
         critic, actor = self._critics[0].online, self._actor.online
-        gradients, halves = self._actor.gradients, _halves(len(observation))
+        shares = list(zip(self._shares(len(observation)), self._actor.gradients, strict=False))
 
-        def climb(k: int) -> tuple[Tensor, Tensor]:
-            mine = observation[halves[k]]
+        def climb(share: tuple[slice, Flat]) -> tuple[Tensor, Tensor]:
+            mine, gradients = observation[share[0]], share[1]
             action, played = actor.forward(actor.prepare(mine))
             value, judged = critic.forward(critic.prepare(mine, action))
             loss, gradient = deterministic.actor_loss(value.squeeze(1), rows=len(observation))
-            actor.gradients(played, critic.input_gradient(judged, gradient[:, None]), into=gradients[k])
+            actor.gradients(played, critic.input_gradient(judged, gradient[:, None]), into=gradients)
             return loss, action
 
-        losses, actions = zip(*self._both(climb), strict=True)
-        gradients[0].whole.add_(gradients[1].whole)
+        losses, actions = zip(*self._each(climb, shares), strict=True)
+        for _, gradients in shares[1:]:
+            self._actor.gradients[0].whole.add_(gradients.whole)
         self._actor.descend(lr=self._learning_rate)
-        return {"actor_loss": losses[0] + losses[1], "action_abs": torch.cat(actions).abs().mean()}
+        return {"actor_loss": torch.stack(losses).sum(), "action_abs": torch.cat(actions).abs().mean()}
 
     def state_dict(self) -> dict[str, Any]:
         """Copies, in nested dicts with string keys; leaves are tensors and JSON scalars."""
@@ -206,7 +214,3 @@ def _measured(values: Sequence[Sequence[Tensor | None]], target: Tensor) -> list
         for k, *scalars in zip(taken, *parts, strict=True):
             found[k] = dict(zip(("critic_loss", "td_abs", "q_mean"), scalars, strict=True))
     return found
-
-
-def _halves(rows: int) -> tuple[slice, slice]:
-    return slice(0, rows // 2), slice(rows // 2, rows)

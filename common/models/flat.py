@@ -10,20 +10,21 @@ from torch import Tensor, nn
 
 
 class Flat(NamedTuple):
-    """`whole` [P], and its `parts` with the shapes and strides of what they stand for; both are one memory."""
+    """`whole` [P], and its `parts` with the shapes of what they stand for; both are one memory."""
 
     whole: Tensor
     parts: Sequence[Tensor]
 
     @classmethod
     def like(cls, tensors: Iterable[Tensor], *, dtype: torch.dtype = torch.float32) -> Flat:
-        """Zeros, on the device of the tensors, which must be dense."""
-        shapes = list(tensors)
-        whole = torch.zeros(sum(map(torch.Tensor.numel, shapes)), dtype=dtype, device=shapes[0].device)
+        """Zeros, on the device of the tensors; laid out as they are, or row-major where one has gaps."""
+        likenesses = list(tensors)
+        whole = torch.zeros(sum(map(torch.Tensor.numel, likenesses)), dtype=dtype, device=likenesses[0].device)
         parts, start = [], 0
-        for tensor in shapes:
-            parts.append(whole.as_strided(tensor.shape, tensor.stride(), start))
-            start += tensor.numel()
+        for tensor in likenesses:
+            dense = torch.empty_like(tensor, device="meta")
+            parts.append(whole.as_strided(dense.shape, dense.stride(), start))
+            start += dense.numel()
         return cls(whole, parts)
 
     @classmethod

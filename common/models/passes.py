@@ -115,7 +115,7 @@ class Written:
         """All but the last of the layers are computed in `precision`.
 
         Args:
-            weights: W_1, b_1, W_2, ... of the layers, float32; they are read again by `renew` alone.
+            weights: W_1, b_1, W_2, ... of the layers, float32; after each change `renew` must be called.
             precision: of the arithmetic.
             last: features of the last input.
             squash: whether the output is a tanh.

@@ -57,7 +57,7 @@ def linger(shutdown: Shutdown, health: Health, *, look: Callable[[], None] = lam
 
 
 def set_torch_threads(threads: int) -> None:
-    """Let torch compute on `threads` threads of this process, and never run two operations side by side."""
+    """Let torch share each operation among `threads` threads of this process, and start none beside them."""
     import torch  # noqa: PLC0415  the command line uses this module and must not wait seconds for torch
 
     torch.set_num_threads(threads)

@@ -1,7 +1,10 @@
 """The learner's side of TD3: a problem with a known answer, delay and Polyak, resuming, and data that must do no harm."""
 
 import copy
+import sys
+import threading
 from dataclasses import replace
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -71,10 +74,14 @@ def test_it_learns_the_best_action_where_that_is_known(continuous_env, make_samp
     assert result.metrics["td_abs"] < 0.2
 
 
+@pytest.mark.parametrize("minibatch", [1, 5])
 @pytest.mark.parametrize("delay", [1, 2, 3, 7])
-def test_written_passes_train_as_recorded_ones_whatever_is_drawn_together(continuous_env, make_sample, monkeypatch, delay):
-    """All weights after 24 steps of both; with a minibatch that has no even halves."""
-    settings = {"policy_delay": delay, "samples_per_insert": 5.0, "minibatch": 5, "target_rate": 0.2, "learning_rate": 1e-3}
+def test_written_passes_train_as_recorded_ones_whatever_is_drawn_together(
+    continuous_env, make_sample, monkeypatch, delay, minibatch
+):
+    """All weights after 24 steps of both; with minibatches that have no even halves, or none at all."""
+    settings = {"policy_delay": delay, "minibatch": minibatch, "samples_per_insert": float(minibatch)}
+    settings |= {"target_rate": 0.2, "learning_rate": 1e-3}
     model = ModelSettings(hidden=(16, 8))
     written = build(continuous_env, model=model, **settings)
     monkeypatch.setattr("common.models.deterministic.perceptron", lambda _: None)
@@ -205,6 +212,41 @@ def test_numbers_that_are_not_finite_never_reach_the_weights(continuous_env, mak
     assert "critic_loss" not in result.metrics
     assert torch.equal(weights(algorithm._nets), before)
     assert torch.equal(weights(algorithm._targets), before)
+
+
+def test_a_critic_that_is_not_finite_takes_no_step(continuous_env, make_sample):
+    """Its step is left out and counted, and the actor is not trained by it."""
+    algorithm = build(continuous_env, policy_delay=1)
+    with torch.no_grad():
+        algorithm._nets.critics[1].head.bias.fill_(1e25)  # its square is not finite
+    untouched = algorithm._nets.critics[1], algorithm._nets.actor
+    before = [weights(net) for net in untouched]
+    metrics = train(algorithm, random_play(continuous_env, make_sample, seq=0)).metrics
+    assert (metrics["gradient_steps"], metrics["nonfinite_steps"]) == (0.0, 1.0)
+    assert all(torch.equal(then, weights(net)) for then, net in zip(before, untouched, strict=True))
+
+
+def test_a_users_own_network_is_never_called_by_two_threads(continuous_env, make_sample, monkeypatch):
+    """It may keep something while it computes, or draw from torch's generator: runs of one seed would differ."""
+    own, threads = ModuleType("own_dropout"), set()
+
+    class Noisy(torch.nn.Dropout):
+        def forward(self, observation):
+            threads.add(threading.get_ident())
+            return super().forward(observation)
+
+    own.noisy = lambda _shape: Noisy(0.2)
+    monkeypatch.setitem(sys.modules, "own_dropout", own)
+    model = ModelSettings(entry_point="own_dropout:noisy", hidden=(8,))
+    found = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        algorithm = build(continuous_env, model=model, policy_delay=1)
+        for seq in range(3):
+            train(algorithm, random_play(continuous_env, make_sample, seq=seq))
+        found.append(weights(algorithm._nets))
+    assert torch.equal(*found)
+    assert threads == {threading.get_ident()}
 
 
 @pytest.mark.parametrize(

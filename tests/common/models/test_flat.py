@@ -1,5 +1,7 @@
 """One buffer for many tensors."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -30,3 +32,13 @@ def test_a_likeness_is_zeros_of_the_dtype_that_was_asked_for():
     assert flat.whole.tolist() == [0.0] * 11
     assert flat.whole.dtype == torch.bfloat16
     assert [part.shape for part in flat.parts] == [tensor.shape for tensor in tensors]
+
+
+def test_a_tensor_with_gaps_is_laid_out_without_them():
+    """A parameter that is a slice of another tensor; and its copy in a target network has the same place."""
+    sliced, whole = nn.Parameter(torch.randn(4, 6)[:, :3]), nn.Parameter(torch.randn(2))
+    before = [sliced.detach().clone(), whole.detach().clone()]
+    copied = copy.deepcopy([sliced, whole])
+    flats = [Flat.of([sliced, whole]), Flat.of(copied)]
+    assert [torch.equal(now, then) for now, then in zip((sliced, whole), before, strict=True)] == [True, True]
+    assert torch.equal(flats[0].whole, flats[1].whole)
