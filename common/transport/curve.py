@@ -129,7 +129,7 @@ def _read(path: Path) -> tuple[Key, Key]:
     except OSError as error:
         found = f"{error.strerror} at {path}"
         raise ConfigError("key cannot be read", found=found, wanted="a file of a key", fix=_FIX) from error
-    except ValueError:
+    except (ValueError, IndexError):  # no line of a key; one without `=`
         public, secret = b"", None
     if not _is_key(public):
         raise ConfigError("file is no key", found=str(path), wanted='a line `public-key = "..."`, 40 characters of Z85', fix=_FIX)
@@ -152,14 +152,14 @@ def make(folder: Path, peers: Sequence[str]) -> list[Path]:
         if not NAME.fullmatch(name) or name == LEARNER:
             wanted = f"up to 64 letters, digits and _.-, and not {LEARNER}"
             raise ConfigError("no name for a peer's folder of keys", found=repr(name), wanted=wanted)
-        for path in (folder / name, folder / LEARNER / (name + PUBLIC)):
-            if path.exists():
-                fix = "choose another name; to replace a key, make one under a new name first"
-                raise ConfigError("keys are never overwritten", found=str(path), wanted="a new name", fix=fix)
     home = folder / LEARNER
     own = home / (LEARNER + SECRET)
     written = []
     try:
+        for path in (path for name in peers for path in (folder / name, home / (name + PUBLIC))):
+            if path.exists():  # or says that we may not look: the folder belongs to who needs the keys
+                fix = "choose another name; to replace a key, make one under a new name first"
+                raise ConfigError("keys are never overwritten", found=str(path), wanted="a new name", fix=fix)
         if own.exists():
             learner, _ = _secret_key(own)
         else:
@@ -172,9 +172,9 @@ def make(folder: Path, peers: Sequence[str]) -> list[Path]:
             written.append(_write(folder / name / (LEARNER + PUBLIC), "Public key of the learner.", learner))
             written.append(_write(home / (name + PUBLIC), f"Public key of {about}, which may connect.", public))
     except OSError as error:
-        raise ResourceError(
-            "key cannot be written", found=f"{error.strerror} at {error.filename}", fix="choose another folder"
-        ) from error
+        denied = isinstance(error, PermissionError)
+        fix = "run it as the owner of the folder, or choose another folder" if denied else "choose another folder"
+        raise ResourceError("key cannot be written", found=f"{error.strerror} at {error.filename}", fix=fix) from error
     return written
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import closing
 from pathlib import Path
@@ -82,14 +83,18 @@ def until(holds: Callable[[], bool], learner: ZmqLearner, peer: ZmqPeer) -> int:
 
 def test_each_folder_holds_what_its_owner_needs_and_no_other_secret(tmp_path: Path) -> None:
     """What is copied to an actor's machine must not let anybody play the learner."""
-    written = make(tmp_path, ["peer", "lab"])
+    before = os.umask(0)  # who has opened everything to everybody
+    try:
+        written = make(tmp_path, ["peer", "lab"])
+    finally:
+        os.umask(before)
     assert {str(path.relative_to(tmp_path)) for path in written} == {
         *("learner/learner.key_secret", "learner/peer.key", "learner/lab.key"),
         *("peer/peer.key_secret", "peer/learner.key", "lab/peer.key_secret", "lab/learner.key"),
     }
     modes = {path.name: path.stat().st_mode & 0o777 for path in written}
     assert modes == {"learner.key_secret": 0o600, "peer.key_secret": 0o600} | dict.fromkeys(
-        ("peer.key", "lab.key", "learner.key"), modes["peer.key"]
+        ("peer.key", "lab.key", "learner.key"), 0o644
     )
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o700}
     learner, lab = LearnerKeys.of(str(tmp_path / "learner")), PeerKeys.of(str(tmp_path / "lab"))
@@ -139,6 +144,17 @@ def test_keys_that_cannot_be_written_are_told(tmp_path: Path) -> None:
         make(tmp_path / "keys", ["peer"])
 
 
+def test_a_folder_of_another_owner_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was given to the containers' user, and another peer comes later. Whoever runs this test may look everywhere."""
+
+    def stat(path: Path, **_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", stat)
+    with pytest.raises(ResourceError, match=r"found Permission denied at .*; run it as the owner of the folder, or choose"):
+        make(tmp_path / "keys", ["peer-2"])
+
+
 def test_no_keys_are_asked_for_by_an_empty_name() -> None:
     """The default: nothing is encrypted."""
     assert (LearnerKeys.of(""), PeerKeys.of("")) == (None, None)
@@ -156,6 +172,8 @@ BAD_KEYS = {
     "open to others": (lambda path: path.chmod(0o604), "open to others: {}: found mode 0604, wanted 0600.*chmod 600"),
     "open to a group that may write": (lambda path: path.chmod(0o660), "found mode 0660"),
     "no key": (lambda path: path.write_bytes(b"\x00\xff secret stuff"), "file is no key: found {}, wanted a line"),
+    "a line that is no assignment": (lambda path: path.write_text('public-key: "abc"'), "file is no key: found {}"),
+    "half a line": (lambda path: path.write_text("secret-key"), "file is no key: found {}"),
     "a short key": (lambda path: path.write_text('public-key = "abcde"\nsecret-key = "abcde"'), "file is no key: found {}"),
     "no characters of a key": (lambda path: path.write_text(f'public-key = "{"~" * 40}"'), "file is no key: found {}"),
     "a number too large": (lambda path: path.write_text(f'public-key = "{"#" * 40}"'), "file is no key: found {}"),
