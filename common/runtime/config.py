@@ -11,8 +11,9 @@ Only the callers know the real environment; it comes in as a mapping.
 from __future__ import annotations
 
 import json
+import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -91,6 +92,14 @@ def settle(loaded: Loaded, chosen: Mapping[str, Any]) -> Loaded:
             settings = settings.model_copy(update={section: before.model_copy(update={name: value})})
             provenance[key] = SETTLED
     return Loaded(settings=settings, provenance=MappingProxyType(provenance))
+
+
+def rooted(loaded: Loaded) -> Loaded:
+    """`loaded` with whole paths of the folders of keys: a run's config.yaml is read from other folders, too."""
+    roles = "learner", "actor", "evaluator"
+    named = {f"{role}.keys": getattr(loaded.settings, role).keys for role in roles}
+    whole = settle(loaded, {key: str(pathlib.Path(folder).absolute()) for key, folder in named.items() if folder})
+    return replace(loaded, settings=whole.settings)  # they come from where they came from
 
 
 def as_yaml(settings: Settings, provenance: Mapping[str, str] | None = None) -> str:

@@ -29,7 +29,7 @@ from common.errors import ConfigError, ResourceError
 from common.transport.api import Failure, Handshakes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
 LEARNER: Final = "learner"
 PEER: Final = "peer"
@@ -57,7 +57,7 @@ class LearnerKeys:
 
     public: Key
     secret: Key = field(repr=False)
-    allowed: Mapping[Key, str]  # public keys of the peers that may connect, and their names
+    allowed: frozenset[Key]  # public keys of the peers that may connect
 
     @classmethod
     def of(cls, folder: str) -> LearnerKeys | None:
@@ -65,7 +65,7 @@ class LearnerKeys:
         if not folder:
             return None
         public, secret = _secret_key(Path(folder, LEARNER + SECRET))
-        allowed = {_public_key(path): path.stem for path in sorted(Path(folder).glob(f"*{PUBLIC}"))}
+        allowed = frozenset(_public_key(path) for path in sorted(Path(folder).glob(f"*{PUBLIC}")))
         if not allowed:
             raise ConfigError("no peer may connect", found=f"no file *{PUBLIC} in {folder}", wanted="one at least", fix=_FIX)
         return cls(public=public, secret=secret, allowed=allowed)
@@ -103,6 +103,13 @@ class PeerKeys:
         return {zmq.CURVE_PUBLICKEY: self.public, zmq.CURVE_SECRETKEY: self.secret, zmq.CURVE_SERVERKEY: self.learner}
 
 
+def _need_curve() -> None:
+    if not zmq.has("curve"):
+        fix = "install pyzmq from its wheel, or build libzmq with libsodium"
+        found = f"libzmq {zmq.zmq_version()} built without it"
+        raise ConfigError("keys need CURVE", found=found, wanted="libzmq with CURVE", fix=fix)
+
+
 def _public_key(path: Path) -> Key:
     return _read(path)[0]
 
@@ -123,13 +130,14 @@ def _secret_key(path: Path) -> tuple[Key, Key]:
 
 def _read(path: Path) -> tuple[Key, Key]:
     """The public key in a file, and the secret one or nothing."""
+    _need_curve()
     try:
         with path.open("rb"):  # says why not; what follows only says that
             public, secret = load_certificate(path)
     except OSError as error:
         found = f"{error.strerror} at {path}"
         raise ConfigError("key cannot be read", found=found, wanted="a file of a key", fix=_FIX) from error
-    except ValueError:
+    except (ValueError, IndexError):  # no line of a key; one without `=`
         public, secret = b"", None
     if not _is_key(public):
         raise ConfigError("file is no key", found=str(path), wanted='a line `public-key = "..."`, 40 characters of Z85', fix=_FIX)
@@ -148,18 +156,19 @@ def make(folder: Path, peers: Sequence[str]) -> list[Path]:
     Nothing is overwritten. Raises `ConfigError` for a name that cannot be, or keys that are there; `ResourceError`
     where a file cannot be written.
     """
+    _need_curve()
     for name in peers:
         if not NAME.fullmatch(name) or name == LEARNER:
             wanted = f"up to 64 letters, digits and _.-, and not {LEARNER}"
             raise ConfigError("no name for a peer's folder of keys", found=repr(name), wanted=wanted)
-        for path in (folder / name, folder / LEARNER / (name + PUBLIC)):
-            if path.exists():
-                fix = "choose another name; to replace a key, make one under a new name first"
-                raise ConfigError("keys are never overwritten", found=str(path), wanted="a new name", fix=fix)
     home = folder / LEARNER
     own = home / (LEARNER + SECRET)
     written = []
     try:
+        for path in (path for name in peers for path in (folder / name, home / (name + PUBLIC))):
+            if path.exists():  # or says that we may not look: the folder belongs to who needs the keys
+                fix = "choose another name; to replace a key, make one under a new name first"
+                raise ConfigError("keys are never overwritten", found=str(path), wanted="a new name", fix=fix)
         if own.exists():
             learner, _ = _secret_key(own)
         else:
@@ -172,9 +181,9 @@ def make(folder: Path, peers: Sequence[str]) -> list[Path]:
             written.append(_write(folder / name / (LEARNER + PUBLIC), "Public key of the learner.", learner))
             written.append(_write(home / (name + PUBLIC), f"Public key of {about}, which may connect.", public))
     except OSError as error:
-        raise ResourceError(
-            "key cannot be written", found=f"{error.strerror} at {error.filename}", fix="choose another folder"
-        ) from error
+        denied = isinstance(error, PermissionError)
+        fix = "run it as the owner of the folder, or choose another folder" if denied else "choose another folder"
+        raise ResourceError("key cannot be written", found=f"{error.strerror} at {error.filename}", fix=fix) from error
     return written
 
 
@@ -197,7 +206,7 @@ class Gate:
     Without one CURVE would encrypt, and let any key in. Make it before the socket binds.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], allowed: Mapping[Key, str]) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], allowed: frozenset[Key]) -> None:
         """For all sockets of `context`. Whoever waits for `socket` to be readable calls `answer`."""
         self._allowed = frozenset(map(z85.decode, allowed))
         self.refused = ""  # who was sent away last
@@ -242,24 +251,26 @@ class Watch:
         self.handshakes = Handshakes()
         self._explain = explain
         self._watched = socket
-        socket.monitor(f"inproc://handshakes-{id(self)}", _FAILED)
+        socket.monitor(f"inproc://handshakes-{id(self)}", _FAILED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self._events = socket.context.socket(zmq.PAIR)
         # No limit: at one ZeroMQ's own thread waits for a reader, and a learner that loads its checkpoint reads nothing.
         self._events.setsockopt(zmq.RCVHWM, 0)
         self._events.setsockopt(zmq.LINGER, 0)
         self._events.connect(f"inproc://handshakes-{id(self)}")
 
-    def read(self) -> list[Failure]:
-        """Bring `handshakes` up to now; the failures since the last call."""
-        failures: list[Failure] = []
+    def read(self) -> list[zmq.Event]:
+        """Bring `handshakes` up to now; what happened since the last call: they succeeded or failed, connections ended."""
+        events: list[zmq.Event] = []
         while True:
             try:
                 event, _endpoint = self._events.recv_multipart(zmq.DONTWAIT)
             except zmq.Again:
-                return failures
+                return events
             kind, value = struct.unpack("=Hi", event)
+            events.append(zmq.Event(kind))
+            if not kind & _FAILED:
+                continue
             failure = Failure.KEY if kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH else _PROTOCOL.get(value, Failure.BROKEN)
-            failures.append(failure)
             self.handshakes.failed[failure] += 1
             self.handshakes.detail = self._explain(failure)
 

@@ -38,6 +38,9 @@ ATTEND_SECONDS: Final = 0.05
 KNOCK_SECONDS: Final = 1.0
 """After which a peer that was refused asks again: ZeroMQ itself would never."""
 
+LOST_SECONDS: Final = 30.0
+"""After which a peer that lost its connection, or got none, asks anew: ZeroMQ gives up in silence after some nonsense."""
+
 _LAST_PORT: Final = 65_535
 
 _MILLISECONDS: Final = {
@@ -70,12 +73,14 @@ _OPTIONS: Final = {
 class _End:
     """A socket with its own context, a way to wait for it, and a way to end that wait from another thread."""
 
-    def __init__(self, kind: int, options: Mapping[zmq.SocketOption, int | bytes], linger: Seconds) -> None:
+    def __init__(self, kind: int, endpoint: str, options: Mapping[zmq.SocketOption, int | bytes], linger: Seconds) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(kind)
         self._watch = Watch(self._socket, self._explain)
         self._gate: Gate | None = None
         self._attend_at: Seconds = 0.0
+        # By number alone: for a name or the wildcard it would change which address is taken, and how it is written.
+        self._socket.setsockopt(zmq.IPV6, "[" in endpoint)
         for option, value in {**_OPTIONS, **_MILLISECONDS, **options, zmq.LINGER: round(linger * 1000)}.items():
             self._socket.setsockopt(option, value)
         self._waker, self._wakened = socket.socketpair()
@@ -189,7 +194,7 @@ class ZmqPeer(_End):
         _check_endpoint(endpoint, least_port=1)
         self._endpoint, self._keys, self._knock_at = endpoint, keys, math.inf
         # IMMEDIATE: a message is queued only for a connection that stands, never for one that may come.
-        super().__init__(zmq.DEALER, _DEALER_MILLISECONDS | {zmq.IMMEDIATE: 1} | (keys.options if keys else {}), linger)
+        super().__init__(zmq.DEALER, endpoint, _DEALER_MILLISECONDS | {zmq.IMMEDIATE: 1} | (keys.options if keys else {}), linger)
         try:
             self._socket.connect(endpoint)
         except zmq.ZMQError:
@@ -205,9 +210,19 @@ class ZmqPeer(_End):
         return self._receive(timeout)
 
     def _attend(self) -> None:
-        """Ask again where we were told no. ZeroMQ tries for ever where nobody answers, and never again where somebody refused."""
-        if set(self._watch.read()) - {Failure.BROKEN}:
-            self._knock_at = time.monotonic() + KNOCK_SECONDS
+        """Ask again where we were told no. ZeroMQ tries for ever where nobody answers, and never again where somebody refused.
+
+        Nor after an answer that is no ZeroMQ, of which it may not even tell. Before it gives up there is always a
+        disconnection; where it does not give up, to ask anew does no harm.
+        """
+        for event in self._watch.read():
+            match event:
+                case zmq.Event.HANDSHAKE_SUCCEEDED:
+                    self._knock_at = math.inf
+                case zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL:
+                    self._knock_at = min(self._knock_at, time.monotonic() + KNOCK_SECONDS)
+                case _:
+                    self._knock_at = min(self._knock_at, time.monotonic() + LOST_SECONDS)
         if time.monotonic() >= self._knock_at:
             self._knock_at = math.inf
             with contextlib.suppress(zmq.ZMQError):  # it has let go of it already
@@ -225,7 +240,10 @@ class ZmqPeer(_End):
             case _, None:
                 return "the connection ended before it began: the learner may want keys (--keys), or it is no learner"
             case _:
-                return "the connection ended before it began: learner.key here may not be the learner's, or it has no keys at all"
+                return (
+                    "the connection ended before it began: the learner may still be starting; if it is not, learner.key here may "
+                    "not be the learner's, or it has no keys at all"
+                )
 
 
 class ZmqLearner(_End):
@@ -239,7 +257,7 @@ class ZmqLearner(_End):
         _check_endpoint(endpoint, least_port=0)
         # MANDATORY: a message for a route that is gone is an answer, not a silence. BACKLOG: actors that start at once.
         options = {zmq.ROUTER_MANDATORY: 1, zmq.BACKLOG: 512}
-        super().__init__(zmq.ROUTER, options | (keys.options if keys else {}), linger)
+        super().__init__(zmq.ROUTER, endpoint, options | (keys.options if keys else {}), linger)
         if keys:  # before it binds: nobody comes in without being asked
             self._gate = Gate(self._context, keys.allowed)
             self._poller.register(self._gate.socket, zmq.POLLIN)

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from common.errors import ConfigError
-from common.runtime.config import COMMAND_LINE, Loaded, as_yaml, load, settle
+from common.runtime.config import COMMAND_LINE, Loaded, as_yaml, load, rooted, settle
 from common.runtime.disk import write_atomically
 from common.runtime.http import check_port
 from common.runtime.layers import DEFAULT
@@ -99,6 +99,7 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
     ports = _metrics_ports(settled.settings, actors=most_actors(settled.settings) if request.auto_actors else None)
     keys = _keys(settled.settings, actors=request.auto_actors or settled.settings.actor.count > 0)
     ZmqLearner(settled.settings.learner.bind, keys=keys).close()  # raises what the learner would, seconds later
+    settled = rooted(settled)  # only now: what is wrong with them is told in the user's words
     text = as_yaml(settled.settings, settled.provenance)
     if not request.resume:
         directory = create(path, config=text, command=command_line)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import ConfigError
-from common.runtime import arguments
+from common.runtime import arguments, config
 from common.runtime.run_directory import RunDirectory
 
 
@@ -33,7 +33,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
     if parsed.config is None and goes_on and parsed.run_dir is not None:
         own = RunDirectory(parsed.run_dir)
         parsed.config = str(own.config) if own.begun else None  # a run goes on with its own settings
-    loaded = arguments.load(parsed, {"learner.keys": parsed.keys}, environ)
+    loaded = config.rooted(arguments.load(parsed, {"learner.keys": parsed.keys}, environ))
     named = loaded.settings.run.dir
     run_dir = parsed.run_dir or (Path(named) if named else None)
     if goes_on and run_dir is None:

@@ -68,11 +68,11 @@ def test_with_keys_each_service_gets_its_own_and_the_learner_takes_no_others():
     assert set(over) == set(OURS)
     for name, service in over.items():
         (volume,) = service["volumes"]
-        folder, _, rest = volume.partition("}")[2].partition(":")
-        assert folder == ("/learner" if name == "learner" else "/peer")
+        folder, _, rest = volume.partition("}")[2].rpartition(":/")
+        assert folder == ("/learner" if name == "learner" else "/${PEER:-peer}")
         environ = COMPOSE["services"][name].get("environment", {}) | service["environment"]
         settings = load(preset=None, environ={key: text for key, text in environ.items() if "$" not in text}).settings
-        assert rest == f"{getattr(settings, name).keys}:ro"
+        assert "/" + rest == f"{getattr(settings, name).keys}:ro"
         assert not settings.learner.insecure
 
 
@@ -93,6 +93,11 @@ def test_docker_compose_1_29_reads_both_files_together():
     learner = yaml.safe_load(done.stdout)["services"]["learner"]
     assert "/k/learner:/etc/rookery-keys:ro" in learner["volumes"]
     assert learner["environment"]["ROOKERY_LEARNER__INSECURE"] == "false"
+    assert "/k/peer:/etc/rookery-keys:ro" in yaml.safe_load(done.stdout)["services"]["actor"]["volumes"]
+    environ = os.environ | {"KEYS": "/k", "PEER": "peer-2"}
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False, env=environ)
+    for name in ("actor", "evaluator"):
+        assert "/k/peer-2:/etc/rookery-keys:ro" in yaml.safe_load(done.stdout)["services"][name]["volumes"]
     without = {name: value for name, value in os.environ.items() if name != "KEYS"}
     done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False, env=without)
     assert done.returncode != 0

@@ -44,7 +44,7 @@ def test_a_run_with_keys_trains_and_no_secret_leaves_its_file(colony, wait):
     said += [service.http.get(path)[1].decode() for service in (learner, *peers) for path in ("/metrics", "/status", "/healthz")]
     show = [sys.executable, "-m", "services.cli", "config", "show", str(colony.run_dir / "config.yaml")]
     said.append(subprocess.run(show, cwd=colony.folder, capture_output=True, text=True, check=True).stdout)
-    assert "keys: keys/learner" in said[-1]
+    assert f"keys: {colony.folder / 'keys' / 'learner'}" in said[-1]
     written = [path.read_bytes() for path in colony.run_dir.rglob("*") if path.is_file()]
     assert written
     for secret in secrets:

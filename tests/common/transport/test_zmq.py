@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from contextlib import closing
@@ -66,6 +67,50 @@ def test_messages_cross_in_order_both_ways(learner: ZmqLearner, peer: ZmqPeer) -
     assert learner.send(route, [b"answer", b"more"])
     assert peer.receive(SOON) == [b"answer", b"more"]
     assert learner.receive(0.0) is None
+
+
+@pytest.mark.parametrize(
+    ("bind", "told"), [("127.0.0.1", "127.0.0.1"), ("localhost", "127.0.0.1"), ("*", "0.0.0.0"), ("[::1]", "[::1]")]
+)
+def test_loopback_has_an_address_of_each_kind_and_a_name(bind: str, told: str) -> None:
+    """What may be bound without keys, by number and by name; the wildcard is as it was."""
+    if bind == "[::1]":
+        with socket.socket(socket.AF_INET6) as probe:
+            try:
+                probe.bind(("::1", 0))
+            except OSError:
+                pytest.skip("no IPv6 here")
+    with closing(ZmqLearner(f"tcp://{bind}:0")) as learner:
+        host, _, port = learner.endpoint.removeprefix("tcp://").rpartition(":")
+        assert host == told
+        for name in {told.replace("0.0.0.0", "127.0.0.1"), "[::1]" if bind == "[::1]" else "localhost"}:
+            with closing(ZmqPeer(f"tcp://{name}:{port}")) as peer:
+                greet(learner, peer)
+
+
+NULL_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
+NONSENSE = {
+    "no greeting": b"HTTP/1.1 400 Bad Request\r\n\r\n".ljust(64),  # ZeroMQ gives up, and tells of no failure
+    "no such word": NULL_GREETING + b"\x04\x06\x05HELLO",  # it tells, and gives up
+    "half a READY": NULL_GREETING + b"\x04\x0b\x05READY\x0bSock",  # gives up in silence
+}
+
+
+@pytest.mark.parametrize("answer", NONSENSE)
+def test_a_peer_asks_again_whatever_it_was_answered(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program has the learner's port for a while."""
+    monkeypatch.setattr(adapter, "KNOCK_SECONDS", 0.1)
+    monkeypatch.setattr(adapter, "LOST_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        endpoint = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+        peer = ZmqPeer(endpoint)
+        with other.accept()[0] as caller:
+            caller.sendall(NONSENSE[answer])
+            caller.shutdown(socket.SHUT_WR)
+            while caller.recv(4096):  # until it hangs up
+                pass
+    with closing(peer), closing(ZmqLearner(endpoint)) as learner:
+        greet(learner, peer)
 
 
 def test_a_large_frame_is_not_copied_on_its_way_out_of_zeromq(learner: ZmqLearner, peer: ZmqPeer) -> None:

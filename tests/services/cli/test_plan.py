@@ -64,9 +64,10 @@ def test_a_run_with_keys_gives_each_child_its_folder_and_no_secret():
     make(Path("keys"), ["peer"])
     both = "actor.keys=keys/peer", "evaluator.keys=keys/peer"
     plan = planned("learner.bind=tcp://0.0.0.0:0", "learner.keys=keys/learner", *both)
-    assert plan.settings.learner.keys == "keys/learner"
     text = plan.directory.config.read_text()
-    assert text.count("keys: keys/peer") == 2
+    assert f"keys: {Path('keys/learner').absolute()}  # command line\n" in text  # for who resumes it from another folder
+    assert text.count(f"keys: {Path('keys/peer').absolute()}  # command line\n") == 2
+    assert load(preset=str(plan.directory.config), environ={}).settings == plan.settings
     for name, kind in (("learner", LearnerKeys), ("peer", PeerKeys)):
         assert kind.of(f"keys/{name}").secret.decode() not in text
 
@@ -97,7 +98,7 @@ def test_who_starts_no_peers_needs_only_the_learners_keys():
     """All actors are on other machines."""
     make(Path("keys"), ["peer"])
     plan = planned("learner.keys=keys/learner", "actor.count=0", "evaluator.enabled=false")
-    assert plan.settings.learner.keys == "keys/learner"
+    assert plan.settings.learner.keys == str(Path("keys/learner").absolute())
 
 
 def test_actors_that_go_through_a_proxy_keep_its_address():

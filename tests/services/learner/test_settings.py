@@ -27,6 +27,16 @@ def test_the_run_directory_is_an_option_or_a_setting(tmp_path):
     assert parse([f"run.dir={tmp_path}", "--run-dir", "elsewhere", "--resume"], {}).run_dir == Path("elsewhere")
 
 
+@pytest.mark.parametrize("words", [["--keys", "keys/learner"], ["learner.keys=keys/learner"]])
+def test_a_folder_of_keys_is_known_by_its_whole_path(words, tmp_path, monkeypatch):
+    """It is written into the run's config.yaml, and the run may be resumed from another folder."""
+    monkeypatch.chdir(tmp_path)
+    loaded = parse(words, {}).loaded
+    assert loaded.settings.learner.keys == f"{tmp_path}/keys/learner"
+    assert loaded.provenance["learner.keys"] == "command line"
+    assert parse([], {}).settings.learner.keys == ""
+
+
 def test_settings_may_stand_on_both_sides_of_options():
     """People append what they forgot."""
     settings = parse(
