@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
@@ -63,7 +64,7 @@ class Http:
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, error.read()
-        except OSError:
+        except (OSError, http.client.HTTPException):  # or it ended in the middle of its answer
             return 0, b""
 
     def status(self) -> dict[str, Any]:
