@@ -153,6 +153,15 @@ ALERTS = (
         description='{{ $value | printf "%.0f" }} messages in 10 minutes were refused as {{ $labels.reason }}.',
     ),
     Alert(
+        name="PeersRefused",
+        figure=ALL.total("rookery_learner_handshakes_failed_total", by="namespace, reason"),
+        bad=limits.REFUSED.comparison,
+        lasting="5m",
+        severity="warning",
+        summary="Somebody asks again and again to be let in, and is refused",
+        description='{{ $value | printf "%.1f" }} connections a second come to nothing, by reason of {{ $labels.reason }}.',
+    ),
+    Alert(
         name="ActorsMissing",
         figure='sum by (namespace) (rookery_learner_peers_connected{role="actor"})\n'
         '/ (count by (namespace) (up{job="actor"}) or sum by (namespace) (rookery_learner_training))',

@@ -75,6 +75,12 @@ BAD_MESSAGES = Threshold(
     unit="messages",
     why="peers of the same release send none: one means another version, a damaged link or a stranger",
 )
+REFUSED = Threshold(
+    name="refused",
+    value=0.1,
+    unit="connections per second that come to nothing",
+    why="a peer that is refused asks again every second; a restart or a look at the port makes one or two",
+)
 NON_FINITE = Threshold(
     name="non-finite",
     value=0,
@@ -131,6 +137,6 @@ STRAGGLER_ACTORS = 3
 """Of fewer actors neither is the odd one out."""
 
 TABLE = (
-    WAITING, WIRE, STARVED, SATURATED, STALLED, LAG, DROPPED, BAD_MESSAGES,
+    WAITING, WIRE, STARVED, SATURATED, STALLED, LAG, DROPPED, BAD_MESSAGES, REFUSED,
     NON_FINITE, ACTORS, STRAGGLER, SNAPSHOTS, CHECKPOINT, GROWTH, SETTLED, THROUGHPUT,
 )  # fmt: skip

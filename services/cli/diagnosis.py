@@ -212,6 +212,14 @@ def _drops(_: Fleet, learner: Service) -> Iterator[Fault]:
         yield Fault("bad messages", f"{unread:.0f} messages are none of this run; use the same rookery version everywhere")
 
 
+def _refused(_: Fleet, learner: Service) -> Iterator[Fault]:
+    failed = {reason: times for reason, times in learner.grew_by_label("handshakes_failed_total").items() if times}
+    if failed and limits.REFUSED.passed(sum(failed.values()) / learner.seconds):
+        why = ", ".join(f"{reason} {times:.0f}" for reason, times in sorted(failed.items(), key=lambda item: -item[1]))
+        seen = f"connections to the learner came to nothing in {learner.seconds:.0f} s ({why})"
+        yield Fault("refused", f"{seen}; see docs/security.md, or keep strangers from its port")
+
+
 def _lag(_: Fleet, learner: Service) -> Iterator[Fault]:
     lag, limit = learner.mean("policy_lag_versions"), learner.now("policy_lag_limit_versions")
     if limit and limits.LAG.passed(lag / limit):
@@ -243,5 +251,5 @@ def _checkpoint(_: Fleet, learner: Service) -> Iterator[Fault]:
         yield Fault("old checkpoint", f"the last one is {age:,.0f} s old, wanted every {every:,.0f} s; look at the disk")
 
 
-EVER = (_silent, _hung, _restarted, _memory)
+EVER = (_silent, _hung, _restarted, _refused, _memory)
 WHILE_TRAINING = (_flow, _lost_learner, _actors_missing, _snapshots, _straggler, _drops, _lag, _non_finite, _checkpoint)

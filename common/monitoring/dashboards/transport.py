@@ -93,6 +93,14 @@ def _troubles() -> Row:
                 stacked=True,
             ),
             Panel(
+                title="Connections refused",
+                description="Per second, by reason: keys that do not fit, or are on one side only (docs/security.md).",
+                queries=[Query(SHOWN.total("rookery_learner_handshakes_failed_total", by="namespace, reason"), "{{reason}}")],
+                unit="ops",
+                stacked=True,
+                limit=limits.REFUSED,
+            ),
+            Panel(
                 title="Gaps",
                 description="Sequence numbers per second that never came.",
                 queries=[Query(SHOWN.total("rookery_learner_sequence_gaps_total"), "gaps")],

@@ -21,6 +21,8 @@ LEARNER = {  # a healthy learner over ten seconds: metric -> before and after
     "env_steps_dropped_total{unfinished}": (0, 0),
     "messages_received_total{trajectory}": (100, 120),
     "messages_dropped_total{decode}": (0, 0),
+    "handshakes_failed_total{key}": (2, 2),
+    "handshakes_failed_total{mechanism}": (0, 0),
     "message_bytes_received_total": (0, 40_000_000),
     "message_bytes_sent_total": (0, 10_000_000),
     "peers_connected{actor}": (3, 3),
@@ -212,6 +214,7 @@ def test_an_actor_that_could_not_have_a_newer_policy_is_not_blamed(changes):
 SICK = {
     "dropping": ({"env_steps_dropped_total{stale}": (50, 450)}, "9 % of the env steps are dropped (stale 400)"),
     "bad messages": ({"messages_dropped_total{decode}": (0, 3)}, "3 messages are none of this run"),
+    "refused": ({"handshakes_failed_total{key}": (2, 12)}, "came to nothing in 10 s (key 10)"),
     "lagging": ({"policy_lag_versions_sum": (0, 240)}, "experience is 12 versions old, beyond 20 it is dropped"),
     "not finite": ({"training_metric{nonfinite_steps}": (0, 2)}, "gradients are not finite"),
     "leaking memory": (
@@ -239,6 +242,7 @@ def test_each_fault_of_the_learners_figures_is_named(name):
 WELL = {
     "a resume": {"env_steps_dropped_total{rolled_back}": (0, 4000)},
     "an actor that left": {"env_steps_dropped_total{unfinished}": (0, 4000)},
+    "a look at the port": {"handshakes_failed_total{mechanism}": (0, 1)},
     "a few drops": {"env_steps_dropped_total{stale}": (50, 80)},
     "a young process": {
         "process_resident_memory_bytes": (200 * MIB, 500 * MIB), "process_start_time_seconds": (NOW - 60, NOW - 60),
