@@ -4,7 +4,7 @@ Run it with `python -m benchmarks.throughput`: a preset of each algorithm. Parts
 training) and pipeline are measured in turns, since machines drift, and medians are compared:
 
     floor = the least of  cores / (core time per env step of all parts together)
-                          1 / (core time of training)                     the learner trains in one thread
+                          1 / (core time of training's first thread)      the learner has one (and a second for TD3)
                           actors / (core time of the other parts)         so does each actor
     ratio = pipeline / floor                                                    on a machine that has nothing else to do
     core time = parts / core time of all processes per env step trained         on any machine; it does not see idle cores
@@ -62,7 +62,7 @@ class Result:
     @property
     def core_time(self) -> float:
         """Core time of the parts over that of all processes, per env step."""
-        return sum(self.part) / median(window.core_seconds_per_env_step for window in self.windows)
+        return self.part.total / median(window.core_seconds_per_env_step for window in self.windows)
 
 
 def benchmark(preset: str, overrides: Sequence[str], *, repeats: int, seconds: Seconds, part_seconds: Seconds) -> Result:
@@ -84,7 +84,7 @@ def report(result: Result) -> str:
     sampled = median(window.sampled_per_second for window in result.windows)
     lines = ["", "core time per env step (median, all cores busy alike)"]
     lines += [f"  {name:8} {1e6 * cost:8.1f} us   alone: {cores() / cost:8.0f} /s" for name, cost in part._asdict().items()]
-    lines += [f"  sum      {1e6 * sum(part):8.1f} us   floor: {result.floor:8.0f} env steps/s on {cores()} cores", ""]
+    lines += [f"  sum      {1e6 * part.total:8.1f} us   floor: {result.floor:8.0f} env steps/s on {cores()} cores", ""]
     lines += ["pipeline (median of runs)"]
     lines += [f"  trained  {trained:8.0f} env steps/s = {trained * result.frame_skip:.0f} frames/s"]
     lines += [f"  sampled  {sampled:8.0f} env steps/s", f"  env only {cores() / part.env:8.0f} env steps/s", ""]

@@ -57,7 +57,7 @@ def test_the_floor_is_cores_over_the_sum_of_costs():
 
     1,500 on each are three quarters. 625 us of all processes for the 500 us of the parts are four fifths.
     """
-    parts = Parts(env=1e-4, act=1.5e-4, make=0.5e-4, train=2e-4)
+    parts = Parts(env=1e-4, act=1.5e-4, make=0.5e-4, train=2e-4, trainer=2e-4)
     assert parts.floor(actors=100) == pytest.approx(min(2000 * cores(), 5000))
     trained = 1.5 * parts.floor(actors=100)
     growth = {LEARNER: {"rookery_learner_env_steps_trained_total": trained, "process_cpu_seconds_total": 6.25e-4 * trained}}
@@ -69,5 +69,11 @@ def test_the_floor_is_cores_over_the_sum_of_costs():
 
 def test_the_floor_is_no_higher_than_one_learner_or_the_actors_allow():
     """By hand: training alone takes a millisecond of the one learner; in the other case acting takes one of the one actor."""
-    assert Parts(env=1e-9, act=1e-9, make=1e-9, train=1e-3).floor(actors=8) == pytest.approx(1000)
-    assert Parts(env=5e-4, act=4e-4, make=1e-4, train=1e-9).floor(actors=1) == pytest.approx(1000)
+    assert Parts(env=1e-9, act=1e-9, make=1e-9, train=1e-3, trainer=1e-3).floor(actors=8) == pytest.approx(1000)
+    assert Parts(env=5e-4, act=4e-4, make=1e-4, train=1e-9, trainer=1e-9).floor(actors=1) == pytest.approx(1000)
+
+
+def test_a_second_thread_of_training_shares_the_cores_and_not_the_learners_thread():
+    """By hand: 2 ms on two threads leave the first one 1,000 env steps/s, and each core 500."""
+    floor = Parts(env=1e-9, act=1e-9, make=1e-9, train=2e-3, trainer=1e-3).floor(actors=8)
+    assert floor == pytest.approx(min(1000, 500 * cores()), rel=1e-5)
