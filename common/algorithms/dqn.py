@@ -43,16 +43,16 @@ class DQN(ReplayLearner):
         self._model = q.build(model, env, dueling=settings.dueling, seed=seed).to(device)
         self._target = copy.deepcopy(self._model).requires_grad_(requires_grad=False)
         self._optimizer = torch.optim.Adam(self._model.parameters(), lr=settings.learning_rate, eps=settings.adam_eps, fused=True)
-        self._published = parameters.RunningAverage(self._model, rate=settings.average_rate)
+        self._average = copy.deepcopy(self._target) if settings.average_rate < 1.0 else None
         self._gradient_steps = 0  # of the whole run
 
     @property
     def model(self) -> q.QNetwork:
         """The network whose parameters are published (float32): the online one, or its average."""
-        return self._published.net
+        return self._model if self._average is None else self._average
 
-    def _networks(self) -> set[q.QNetwork]:
-        return {self._model, self._target, self._published.net}
+    def _networks(self) -> tuple[q.QNetwork, ...]:
+        return (self._model, self._target, *([self._average] if self._average is not None else []))
 
     def update(self, batch: Inserted, progress: Progress, stop: Callable[[], bool] = lambda: False) -> UpdateResult:
         """As in `ReplayLearner`; the metrics also say how much is explored, where that moves."""
@@ -83,7 +83,8 @@ class DQN(ReplayLearner):
         self._gradient_steps += 1
         if self._gradient_steps % settings.target_every == 0:
             parameters.follow(self._target, self._model, settings.target_rate)
-        self._published.follow()
+        if self._average is not None:
+            parameters.follow(self._average, self._model, settings.average_rate)
         error = td_error.abs()
         self._replay.update_priorities(rows.index, error.cpu().numpy())
         return {"loss": loss.detach(), "q_mean": value.mean(), "td_abs": error.mean(), "grad_norm": norm.detach()}
@@ -108,7 +109,7 @@ class DQN(ReplayLearner):
         return super().state_dict() | {
             "parameters": parameters.state_of(self._model),
             "target": parameters.state_of(self._target),
-            "average": self._published.state(),
+            "average": {} if self._average is None else parameters.state_of(self._average),
             "adam": optimizers.state_of(self._optimizer, self._model),
             "gradient_steps": self._gradient_steps,
         }
@@ -117,7 +118,8 @@ class DQN(ReplayLearner):
         """Inverse of `state_dict`; ResourceError, and nothing changed, where the state is of another architecture."""
         parameters.restore(self._model, state.get("parameters", {}))
         parameters.restore(self._target, state["target"])
-        self._published.restore(state.get("average", {}))
+        if self._average is not None:  # a run without one may be resumed with one: it begins at what acted so far
+            parameters.restore(self._average, state.get("average") or state["parameters"])
         optimizers.restore(self._optimizer, self._model, state["adam"])
         self._gradient_steps = state["gradient_steps"]
         super().load_state_dict(state)

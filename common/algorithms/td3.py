@@ -22,7 +22,6 @@ from common.envs.spec import EnvSpec
 from common.models import deterministic as models
 from common.models.arithmetic import CPU
 from common.models.flat import Flat
-from common.models.nets import Network
 from common.models.passes import Prepared, Written
 from common.models.spec import ModelSettings
 from common.replay.memory import Transitions
@@ -92,7 +91,6 @@ class TD3(ReplayLearner):
         super().__init__(settings=settings, env=env, seed=seed, device=device)
         self._nets = models.build(model, env, seed=seed).to(device)
         self._targets = copy.deepcopy(self._nets).requires_grad_(requires_grad=False)
-        self._published = parameters.RunningAverage(self._nets.actor, rate=settings.average_rate)
         self._actor = _Learned(self._nets.actor, self._targets.actor, settings)
         pairs = zip(self._nets.critics, self._targets.critics, strict=True)
         self._critics = [_Learned(critic, target, settings) for critic, target in pairs]
@@ -104,11 +102,11 @@ class TD3(ReplayLearner):
 
     @property
     def model(self) -> models.Actor:
-        """The actor whose parameters are published (float32): the one that is trained, or its average."""
-        return self._published.net
+        """The actor, whose parameters are published (float32)."""
+        return self._nets.actor
 
-    def _networks(self) -> tuple[Network, ...]:
-        return self._nets, self._targets, self._published.net
+    def _networks(self) -> tuple[models.ActorCritics, ...]:
+        return self._nets, self._targets
 
     @property
     def _together(self) -> int:
@@ -178,7 +176,6 @@ class TD3(ReplayLearner):
         for _, gradients in shares[1:]:
             self._actor.gradients[0].whole.add_(gradients.whole)
         self._actor.descend(lr=self._learning_rate)
-        self._published.follow()
         return {"actor_loss": torch.stack(losses).sum(), "action_abs": torch.cat(actions).abs().mean()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -186,7 +183,6 @@ class TD3(ReplayLearner):
         return super().state_dict() | {
             "parameters": parameters.state_of(self._nets),
             "targets": parameters.state_of(self._targets),
-            "average": self._published.state(),
             "actor_adam": self._actor.adam_state(),
             "critic_adam": {f"{k}.{name}": kept for k in range(2) for name, kept in self._critics[k].adam_state().items()},
             "generator": self._generator.get_state(),
@@ -197,7 +193,6 @@ class TD3(ReplayLearner):
         """Inverse of `state_dict`; ResourceError, and nothing changed, where the state is of another architecture."""
         parameters.restore(self._nets, state.get("parameters", {}))
         parameters.restore(self._targets, state["targets"])
-        self._published.restore(state.get("average", {}))
         self._actor.restored(state["actor_adam"])
         for k, critic in enumerate(self._critics):
             names = [name for name in state["critic_adam"] if name.startswith(f"{k}.")]

@@ -40,6 +40,12 @@ class DQNSettings(ReplaySection):
     target_rate: float = Field(
         default=1.0, gt=0.0, le=1.0, description="how much of it is copied; below 1 (Polyak averaging) set target_every to 1"
     )
+    average_rate: float = Field(
+        default=1.0,
+        gt=0.0,
+        le=1.0,
+        description="actors get a running average of the network, which moves this much each gradient step; 1: the network",
+    )
     exploration: Literal["annealed", "ladder"] = Field(
         default="annealed",
         description="annealed: epsilon falls in a straight line, the same everywhere; ladder: fixed, from epsilon downwards, one "

@@ -27,13 +27,6 @@ class ReplaySection(AlgorithmSection):
 
     n_step: int = Field(default=1, ge=1, le=64, description="env steps of reward before a value stands for the rest")
 
-    average_rate: float = Field(
-        default=1.0,
-        gt=0.0,
-        le=1.0,
-        description="actors get a running average of the network, which moves this much with each step of it; 1: the network",
-    )
-
     def conflicts(self, scale: Scale) -> Iterator[str]:
         """What the memory, the run and its messages must be able to hold of one another."""
         yield from super().conflicts(scale)

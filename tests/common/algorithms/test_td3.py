@@ -134,24 +134,6 @@ def test_actor_and_targets_move_only_every_so_many_steps_of_the_critics(continuo
     assert moved == [[True, False, False], [True, False, False], [True, True, True]] * 2
 
 
-def test_actors_get_an_average_of_the_actor_where_that_is_asked(continuous_env, make_sample):
-    """By hand: after its first step it has gone a quarter of the way from the first weights; it survives a resume."""
-    plain, averaged = (build(continuous_env, policy_delay=2, average_rate=rate) for rate in (1.0, 0.25))
-    first = weights(averaged.model).clone()
-    for seq in range(2):
-        assert torch.equal(weights(averaged.model), first)
-        for algorithm in (plain, averaged):
-            train(algorithm, random_play(continuous_env, make_sample, seq=seq))
-    assert not torch.equal(weights(plain.model), first)
-    assert torch.equal(weights(averaged._nets), weights(plain._nets))
-    assert torch.allclose(weights(averaged.model), first + 0.25 * (weights(plain.model) - first), atol=1e-7)
-    resumed = build(continuous_env, seed=1, average_rate=0.25)
-    resumed.load_state_dict(averaged.state_dict())
-    assert torch.equal(weights(resumed.model), weights(averaged.model))
-    resumed.load_state_dict(plain.state_dict())
-    assert torch.equal(weights(resumed.model), weights(plain.model))
-
-
 def test_the_targets_follow_all_networks_by_the_rate(continuous_env, make_sample):
     """A quarter of the way at a rate of 0.25, after the networks' own step, for actor and critics."""
     algorithm = build(continuous_env, policy_delay=1, target_rate=0.25)
