@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from common.runtime.health import Health
 from common.runtime.http import HttpServer
 from common.runtime.seeds import derive
 from common.runtime.shutdown import Shutdown, on_signals
+from common.runtime.tree import Settings
 from common.transport.curve import LearnerKeys
 from common.transport.zmq import ZmqLearner
 from common.units import Seconds
@@ -86,21 +88,9 @@ def _serve(words: list[str]) -> int:
             if settings.model.normalize_observation and record.updates == 0:
                 # Peers are welcomed from here on: they build their environments, which takes longer, while we look at ours.
                 health.tick(doing="looks at its environment", within=LOOK_SECONDS)
-                frames = example_frames(settings.env, seed=seed("environment"))
-                algorithm.calibrate(torch.from_numpy(frames))
+                algorithm.calibrate(torch.from_numpy(example_frames(settings.env, seed=seed("environment"))))
             health.ready()
-            if settings.learner.insecure and keys is None:
-                _log.warning(
-                    "insecure", endpoint=transport.endpoint, consequence="whoever reaches it may connect, and read along"
-                )
-            _log.info(
-                "learner_started",
-                run=record.run_id,
-                endpoint=transport.endpoint,
-                metrics=http.url,
-                run_dir=directory.path,
-                keys=settings.learner.keys or "none",
-            )
+            _tell_start(settings, run=record.run_id, endpoint=transport.endpoint, metrics=http.url, run_dir=directory.path)
             reason = learner.run()
             _log.info(
                 "learner_ended", reason=reason, env_steps=record.env_steps, mean100=record.mean_return, solved=record.solved
@@ -108,6 +98,13 @@ def _serve(words: list[str]) -> int:
             if invocation.linger:
                 root.linger(shutdown, health, look=intake.check)
     return 0
+
+
+def _tell_start(settings: Settings, *, run: str, endpoint: str, metrics: str, run_dir: Path) -> None:
+    keys = settings.learner.keys
+    if settings.learner.insecure and not keys:
+        _log.warning("insecure", endpoint=endpoint, consequence="whoever reaches it may connect, and read along")
+    _log.info("learner_started", run=run, endpoint=endpoint, metrics=metrics, run_dir=run_dir, keys=keys or "none")
 
 
 def _record_lost(error: OSError) -> None:
