@@ -235,7 +235,7 @@ def _from_registry(settings: EnvSettings, num_envs: int, mode: AutoresetMode) ->
         asked = {"autoreset_mode": mode}
         return gymnasium.make_vec(settings.id, num_envs, vectorization_mode="sync", vector_kwargs=asked, **settings.kwargs)
     except gymnasium.error.DependencyNotInstalled as error:
-        fix = "install it with the extra: pip install 'rookery[mujoco]', or make mujoco" if "mujoco" in str(error).lower() else ""
+        fix = "install it: make mujoco" if "mujoco" in str(error).lower() else ""
         raise ResourceError(f"{settings.id} needs a package that is not installed", found=str(error), fix=fix) from error
     except gymnasium.error.Error as error:
         if settings.id not in gymnasium.registry:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shlex
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -114,6 +115,28 @@ def reopen(path: Path) -> RunDirectory:
     if not os.access(path, os.W_OK | os.X_OK):
         raise ResourceError("run directory cannot be written", found=f"read-only {path}", wanted="a writable folder")
     return directory
+
+
+@contextmanager
+def held(directory: RunDirectory) -> Iterator[None]:
+    """Keep other learners out while inside; the system lets go of the lock when the process ends, however that is.
+
+    Raises `ConfigError` where another has it. Nobody is kept out where the file system has no locks.
+    """
+    with ExitStack() as stack:
+        with suppress(OSError):
+            folder = os.open(directory.path, os.O_RDONLY | os.O_DIRECTORY)
+            stack.callback(os.close, folder)
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(
+                    "a run is under way in this directory",
+                    found=str(directory.path),
+                    wanted="one that no learner writes to",
+                    fix="end that run first, or set run.dir",
+                ) from None
+        yield
 
 
 def _in_use(directory: RunDirectory) -> ConfigError:

@@ -15,7 +15,7 @@ from common.runtime.config import COMMAND_LINE, Loaded, as_yaml, load, rooted, s
 from common.runtime.disk import write_atomically
 from common.runtime.http import check_port
 from common.runtime.layers import DEFAULT
-from common.runtime.run_directory import RunDirectory, create, default_path, reopen
+from common.runtime.run_directory import RunDirectory, create, default_path, held, reopen
 from common.runtime.tree import MAX_PORT, Settings
 from common.transport.curve import LearnerKeys, PeerKeys
 from common.transport.zmq import ZmqLearner
@@ -119,8 +119,9 @@ def _load(request: Request, environ: Mapping[str, str]) -> Loaded:
         return load(preset=request.preset, overrides=request.overrides, environ=environ)
     if request.run_dir is None:
         raise ConfigError("no run to resume", found="--resume alone", wanted="the run's directory", fix=FIX_RESUME)
-    saved = reopen(request.run_dir).config
-    loaded = load(preset=str(saved), overrides=request.overrides, environ=environ)
+    directory = reopen(request.run_dir)
+    with held(directory):  # told before a port in use is, which is that run's too
+        loaded = load(preset=str(directory.config), overrides=request.overrides, environ=environ)
     if request.preset is not None and request.preset != loaded.settings.run.preset:
         raise ConfigError(
             "the run to resume is of another preset",

@@ -59,6 +59,7 @@ def closing(sentence: str, summary: Summary | None, *, run_dir: Path, resumable:
         if summary.get("reproducible"):
             yield f"  parameters     sha256 {summary['parameters_sha256']}: the same in every run of these settings here"
     yield f"  run directory  {run_dir}"
-    yield f"  look closer    tensorboard --logdir {run_dir}"
+    if summary is not None:
+        yield f"  look closer    tensorboard --logdir {run_dir}"
     if resumable:
         yield f"  go on          rookery train --resume --run-dir {run_dir}"

@@ -79,7 +79,7 @@ def _finish(
         draw_curve(directory, title=f"{plan.title}: {sentence}", target=target.mean100)
     except OSError as error:  # a picture less is no reason to call the run failed
         view.say(f"no learning curve was drawn: {error}")
-    resumable = directory.checkpoints.exists() and outcome is not Outcome.FINISHED
+    resumable = directory.checkpoints.exists() and outcome not in {Outcome.FINISHED, Outcome.REFUSED}
     for line in closing(sentence, summary, run_dir=directory.path, resumable=resumable):
         view.say(line)
     return code

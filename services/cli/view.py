@@ -6,8 +6,12 @@ The functions turn a `RunStatus` into something to show; the three views at the 
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Literal, Protocol, Self, TextIO
 
@@ -214,11 +218,22 @@ class LineView:
 
     def show(self, frame: Frame) -> None:
         """Write one line."""
-        print(json_line(frame) if self._style == "json" else plain_line(frame), file=self._stream, flush=True)
+        self._print(json_line(frame) if self._style == "json" else plain_line(frame))
 
     def say(self, text: str) -> None:
         """Write one sentence."""
-        print(json.dumps({"event": "message", "text": text}) if self._style == "json" else text, file=self._stream, flush=True)
+        self._print(json.dumps({"event": "message", "text": text}) if self._style == "json" else text)
+
+    def _print(self, line: str) -> None:
+        """A run does not end because nobody reads along any more, or because the disk of its log is full."""
+        try:
+            print(line, file=self._stream, flush=True)
+        except OSError as error:
+            # What the stream still holds must go somewhere, or each later flush fails, that of the exit included.
+            with suppress(OSError), Path(os.devnull).open("wb") as nowhere:
+                os.dup2(nowhere.fileno(), self._stream.fileno())
+            with suppress(OSError):
+                print(f"rookery train: warning: nothing more is shown: {error.strerror}; the run goes on", file=sys.stderr)
 
 
 def make_view(stream: TextIO, log_format: Literal["auto", "plain", "json"]) -> View:

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from common.envs.make import example_frames, spec_of
 from common.runtime import checkpoints, logs, root
 from common.runtime.health import Health
 from common.runtime.http import HttpServer
+from common.runtime.run_directory import held
 from common.runtime.seeds import derive
 from common.runtime.shutdown import Shutdown, on_signals
 from common.runtime.tree import Settings
@@ -63,8 +64,10 @@ def _serve(words: list[str]) -> int:
             health=health,
             json_routes={"/status": lambda: status[-1]()},
         ) as http,
+        ExitStack() as until_the_end,
     ):
         directory = open_directory(invocation, words)
+        until_the_end.enter_context(held(directory))
         record, session = open_state(invocation, directory, algorithm=algorithm, env=env)
         intake = Intake(transport=transport, session=session, clock=time.monotonic, note=_log.note)
         metrics.on_scrape = lambda: metrics.refresh(intake.figures)

@@ -8,7 +8,7 @@ import pytest
 
 from common.errors import ConfigError, ResourceError
 from common.runtime.disk import DISK, Disk
-from common.runtime.run_directory import RunDirectory, create, default_path, reopen
+from common.runtime.run_directory import RunDirectory, create, default_path, held, reopen
 
 pytestmark = pytest.mark.service
 
@@ -49,6 +49,26 @@ def test_a_second_run_in_one_folder_is_refused_and_the_first_untouched(tmp_path)
     with pytest.raises(ConfigError, match=r"found another run in .*--resume"):
         create(tmp_path, config="second", command=["two"])
     assert (tmp_path / "config.yaml").read_text() == "first"
+
+
+def test_two_learners_do_not_write_into_one_folder(tmp_path):
+    """The second is told so as long as the first one lives, and no longer."""
+    directory = create(tmp_path, config="", command=[])
+    with held(directory), pytest.raises(ConfigError, match="a run is under way in this directory"), held(directory):
+        pass
+    with held(directory):
+        pass
+
+
+def test_where_nothing_can_be_locked_nobody_is_kept_out(tmp_path, monkeypatch):
+    """Network file systems without a lock service; and a folder that cannot be written is told by who must write."""
+
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    with held(RunDirectory(tmp_path)), held(RunDirectory(tmp_path / "missing")):
+        pass
 
 
 def test_a_folder_with_other_things_is_refused(tmp_path):

@@ -9,6 +9,7 @@ import yaml
 
 from common.errors import ConfigError, ResourceError, RookeryError
 from common.runtime.config import load
+from common.runtime.run_directory import held
 from common.transport.curve import LearnerKeys, PeerKeys, make
 from services.cli.plan import Request, make_plan
 from services.cli.ports import free_ports
@@ -149,6 +150,14 @@ def test_a_port_in_use_is_told_before_anything_is_written(key, resume):
     assert caught.value.exit_code == 2
     assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == written
     assert not Path("new").exists()
+
+
+def test_a_run_that_is_under_way_is_not_resumed():
+    """Its learner has the folder, and its ports as well: the first is what to say."""
+    first = planned("metrics.port=0", run_dir=Path("r"))
+    with held(first.directory), pytest.raises(ConfigError, match="a run is under way in this directory"):
+        planned(run_dir=Path("r"), preset=None, resume=True)
+    assert planned(run_dir=Path("r"), preset=None, resume=True).resume
 
 
 def test_children_are_told_their_names_and_a_restarted_learner_to_resume():

@@ -11,6 +11,7 @@ import pytest
 from common.errors import ConfigError
 from services.cli.plan import Plan, Request
 from services.cli.train import train
+from services.cli.view import LineView
 
 pytestmark = pytest.mark.system
 
@@ -133,6 +134,17 @@ def test_debug_shows_the_whole_end_of_the_log(trained):
     """The traceback of a service is in its log; with --debug the user need not look for it."""
     _, _, errors, _ = trained(code=2, words="Traceback ...\nrookery learner: error: no", debug=True)
     assert "Traceback ..." in errors
+
+
+def test_a_reader_that_leaves_ends_nothing(capsys):
+    """`rookery train ... | head`: said once, on stderr; and what the stream still holds hurts no later flush."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        view = LineView(stream, style="plain")
+        for _ in range(3):
+            view.say("a line")
+    assert capsys.readouterr().err == "rookery train: warning: nothing more is shown: Broken pipe; the run goes on\n"
 
 
 def test_nothing_starts_in_a_folder_that_is_in_use(trained, tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from common.runtime.run_directory import RunDirectory, held
 from services.learner.__main__ import main
 
 pytestmark = pytest.mark.system
@@ -110,6 +111,14 @@ def finished(capsys):
     capsys.readouterr()
     (place,) = Path("run/checkpoints").glob("checkpoint-*")
     return place
+
+
+@pytest.mark.usefixtures("finished")
+def test_a_folder_that_a_learner_writes_to_is_no_other_learners(capsys):
+    """By hand, in two terminals."""
+    with held(RunDirectory(Path("run"))):
+        line = refused(["--resume", "--run-dir", "run"], capsys)
+    assert "a run is under way in this directory: found run" in line
 
 
 def test_a_run_without_any_peer_ends_with_its_budget_and_leaves_everything(finished):
