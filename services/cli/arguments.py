@@ -121,6 +121,8 @@ def parse(words: Sequence[str]) -> Arguments:
     for word in free:
         if word.startswith("-"):
             found.parser.error(f"unknown option {word}")
+    if (actors := getattr(found, "actors", None)) is not None and actors != AUTO and not actors.isdecimal():
+        found.parser.error(f"--actors: found {actors!r}, wanted a number, or {AUTO}")
     if hasattr(found, "targets"):
         found.targets, free = [*found.targets, *free], []
     named = [word for word in free if "=" not in word]

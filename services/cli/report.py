@@ -26,6 +26,8 @@ def read_summary(path: Path) -> Summary | None:
 def verdict(outcome: Outcome, summary: Summary | None, *, env_steps: int, wall_seconds: float | None) -> tuple[int, str]:
     """Exit code and sentence; `env_steps` and `wall_seconds` are the run's budgets."""
     match outcome:
+        case Outcome.STOPPED if summary is None or not summary["learner_updates"]:
+            return 0, "stopped on request, before anything was learned"
         case Outcome.STOPPED:
             return 0, "stopped on request, all work saved"
         case Outcome.REFUSED:

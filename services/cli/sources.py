@@ -212,7 +212,10 @@ def _answering(services: Services) -> Services:
     if all(reading.silence for reading in moment.values()):
         name, reading = next(iter(moment.items()))
         raise ResourceError(
-            "nobody answers", found=f"{reading.silence} at {name}", wanted="a service that runs", fix="check the address"
+            "nobody answers",
+            found=f"{reading.silence} at {name}",
+            wanted="a service that runs",
+            fix="check the address; a run that has just begun takes up to half a minute",
         )
     return services
 

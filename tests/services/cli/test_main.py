@@ -36,7 +36,7 @@ def called(*words):
         (["train", "pogn"], ["'pogn'", "did you mean pong?"]),
         (["train", "pong", "env.num_env=4"], ["env.num_env", "did you mean num_envs?"]),
         (["train", "pong", "env.num_envs=0"], ["env.num_envs", "found 0"]),
-        (["train", "pong", "--actors", "two"], ["actor.count", "'two'"]),
+        (["train", "pong", "--actors", "two"], ["--actors", "'two'", "a number, or auto"]),
         (["train", "pong", "--actor", "2"], ["unknown option --actor", "--help"]),
         (["train", "pong", "seven"], ["'seven'", "section.key=value"]),
         (["train", "pong", "--log-format", "xml"], ["xml", "json"]),

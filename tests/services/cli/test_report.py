@@ -12,6 +12,7 @@ pytestmark = pytest.mark.service
 SUMMARY = {
     "solved": False,
     "env_steps": 500_000,
+    "learner_updates": 250,
     "wall_seconds": 125.0,
     "frames_per_second": 16_000.0,
     "mean100": 17.2,
@@ -34,6 +35,8 @@ def judged(outcome=Outcome.FINISHED, summary=SUMMARY, env_steps=1_000_000, wall_
         ({}, 1, "before its target and its budget"),
         ({"summary": None}, 1, "failed"),
         ({"outcome": Outcome.STOPPED}, 0, "all work saved"),
+        ({"outcome": Outcome.STOPPED, "learner_updates": 0}, 0, "before anything was learned"),
+        ({"outcome": Outcome.STOPPED, "summary": None}, 0, "before anything was learned"),
         ({"outcome": Outcome.REFUSED}, 2, "a setting cannot work"),
         ({"outcome": Outcome.FAILED}, 1, "failed"),
         ({"outcome": Outcome.KILLED}, 130, "is lost"),
@@ -51,7 +54,9 @@ def test_the_last_lines_say_what_came_out_and_what_to_do_next(tmp_path):
     text = "\n".join(closing("stopped", SUMMARY, run_dir=tmp_path, resumable=True))
     for fact in ("500,000 env steps in 0:02:05", "mean100 17.2", "18.5 over 10 episodes", str(tmp_path), "--resume --run-dir"):
         assert fact in text
-    assert "--resume" not in "\n".join(closing("solved", None, run_dir=tmp_path, resumable=False))
+    silent = "\n".join(closing("solved", None, run_dir=tmp_path, resumable=False))
+    assert "--resume" not in silent
+    assert "tensorboard" not in silent
 
 
 @pytest.mark.parametrize("reproducible", [True, False])
