@@ -46,8 +46,8 @@ def running(colony, wait):
 
 def test_all_services_are_found_and_the_learner_trains(running, wait):
     """Four actors by one word on the command line: Prometheus finds them by DNS, and Pong's learner updates by what they send."""
-    assert running.query("count(rookery_actor_env_steps_total > 0)") == [4.0]
-    assert running.query("rookery_learner_peers_connected{role='actor'}") == [4.0]
+    wait(lambda: running.query("count(rookery_actor_env_steps_total > 0)") == [4.0], "all actors play")
+    wait(lambda: running.query("rookery_learner_peers_connected{role='actor'}") == [4.0], "all actors are connected")
     assert running.query("count by (job) (up == 1)") == [1.0, 4.0, 1.0] or running.query("count(up == 1)") == [6.0]
     wait(lambda: running.status().get("learner_updates", 0) >= 3, "the learner updates")
     assert running.status()["preset"] == "pong"
