@@ -120,8 +120,9 @@ def _load(request: Request, environ: Mapping[str, str]) -> Loaded:
     if request.run_dir is None:
         raise ConfigError("no run to resume", found="--resume alone", wanted="the run's directory", fix=FIX_RESUME)
     directory = reopen(request.run_dir)
-    with held(directory):  # told before a port in use is, which is that run's too
-        loaded = load(preset=str(directory.config), overrides=request.overrides, environ=environ)
+    with held(directory):
+        pass  # told before a port in use is, which is that run's too; no longer than that: its learner may be on its way back
+    loaded = load(preset=str(directory.config), overrides=request.overrides, environ=environ)
     if request.preset is not None and request.preset != loaded.settings.run.preset:
         raise ConfigError(
             "the run to resume is of another preset",

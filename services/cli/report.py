@@ -27,7 +27,7 @@ def verdict(outcome: Outcome, summary: Summary | None, *, env_steps: int, wall_s
     """Exit code and sentence; `env_steps` and `wall_seconds` are the run's budgets."""
     match outcome:
         case Outcome.STOPPED if summary is None or not summary["learner_updates"]:
-            return 0, "stopped on request, before anything was learned"
+            return 0, "stopped on request, before anything new was learned"
         case Outcome.STOPPED:
             return 0, "stopped on request, all work saved"
         case Outcome.REFUSED:

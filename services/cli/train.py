@@ -6,7 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TextIO
@@ -22,7 +22,7 @@ from services.cli.progress import Progress
 from services.cli.report import closing, read_summary, verdict
 from services.cli.search import ActorSearch
 from services.cli.status import STARTING
-from services.cli.supervisor import CONFIG_EXIT_CODE, GiveUp, Outcome, Scale, Supervisor
+from services.cli.supervisor import CONFIG_EXIT_CODE, LEARNER, GiveUp, Outcome, Scale, Supervisor
 from services.cli.view import Frame, View, make_view
 from services.cli.watch import Watch
 
@@ -67,8 +67,9 @@ def _finish(
     plan: Plan, outcome: Outcome, gave_up: Sequence[GiveUp], processes: Processes, *, view: View, stderr: TextIO, debug: bool
 ) -> int:
     """Say how it went, draw the curve, and return the exit code."""
-    for instruction in gave_up:
-        _quote(instruction, processes, stderr=stderr, debug=debug)
+    with suppress(OSError):  # nobody reads stderr any more; the rest is to be done all the same
+        for instruction in gave_up:
+            _quote(instruction, processes, stderr=stderr, debug=debug)
     directory, target = plan.directory, plan.settings.target
     if outcome is Outcome.REFUSED and not plan.resume and not _learned(directory):
         shutil.rmtree(directory.path)  # ours since `make_plan`, and nothing was learned in it: bad input leaves nothing behind
@@ -79,7 +80,8 @@ def _finish(
         draw_curve(directory, title=f"{plan.title}: {sentence}", target=target.mean100)
     except OSError as error:  # a picture less is no reason to call the run failed
         view.say(f"no learning curve was drawn: {error}")
-    resumable = directory.checkpoints.exists() and outcome not in {Outcome.FINISHED, Outcome.REFUSED}
+    refused = outcome is Outcome.REFUSED and any(instruction.child == LEARNER for instruction in gave_up)
+    resumable = directory.checkpoints.exists() and outcome is not Outcome.FINISHED and not refused
     for line in closing(sentence, summary, run_dir=directory.path, resumable=resumable):
         view.say(line)
     return code
