@@ -1,4 +1,4 @@
-"""TD3 beside Stable-Baselines3's, at the same network, minibatch, learning rate, noise, delay and updates per env step.
+"""TD3 beside Stable-Baselines3's, at the same network, minibatch, noise, delay and updates per env step.
 
 Run it with `python -m benchmarks.td3`, after `make mujoco` and `pip install stable-baselines3`, which the project itself does not
 need. Ours is the preset's whole run, evaluator and checkpoints included; theirs trains alone in a process of its own, once with
