@@ -19,13 +19,38 @@ class ActorCriticSection(AlgorithmSection):
     value_coef: float = Field(default=0.5, ge=0.0, description="weight of the value loss")
     entropy_coef: float = Field(default=0.01, ge=0.0, description="weight of the entropy bonus, per nat")
     max_grad_norm: float = Field(default=0.5, gt=0.0, description="gradients are scaled down to this L2 norm")
+    normalize_advantage: bool = Field(default=False, description="bring the advantages of each loss to mean 0 and deviation 1")
+    least_advantage_std: float = Field(
+        default=0.0,
+        ge=0.0,
+        description="normalize_advantage: a deviation below this counts as this; what made no difference then stays small, else all "
+        "of it is noise made large",
+    )
     precision: Literal["fp32", "bf16"] = Field(
         default="fp32", description="arithmetic of training, fp32 or bf16; the weights stay float32"
     )
 
+    def conflicts(self, scale: Scale) -> Iterator[str]:
+        """A floor is for who divides by what stands on it."""
+        yield from super().conflicts(scale)
+        if self.least_advantage_std > 0.0 and not self.normalize_advantage:
+            yield (
+                f"algorithm.least_advantage_std: found {self.least_advantage_std}, wanted 0.0 where "
+                "algorithm.normalize_advantage is false: advantages are then used as they are; set it to true"
+            )
+
+
+def minibatch_conflicts(minibatch: int | None, scale: Scale) -> Iterator[str]:
+    """Where it is more than the batch that it is cut out of."""
+    if minibatch is not None and minibatch > scale.batch_env_steps:
+        yield (
+            f"algorithm.minibatch: found {minibatch}, wanted at most {scale.batch_words}: "
+            "a minibatch is cut out of one batch"
+        )
+
 
 class SinglePassSection(ActorCriticSection):
-    """Base of the sections of algorithms that take one gradient step for each batch; losses are means over its env steps."""
+    """Base of the sections of algorithms that train on each env step once; losses are means over env steps."""
 
     optimizer: Literal["adam", "rmsprop"] = Field(
         default="adam", description="adam, or rmsprop as TensorFlow computes it: epsilon inside the root, first steps small"
@@ -33,8 +58,6 @@ class SinglePassSection(ActorCriticSection):
     optimizer_eps: float = Field(
         default=1e-5, gt=0.0, description="epsilon of the optimizer, part of the recipe: damps steps on tiny gradients"
     )
-    normalize_advantage: bool = Field(default=False, description="bring the advantages of each loss to mean 0 and deviation 1")
-
     def conflicts(self, scale: Scale) -> Iterator[str]:
         """One env step alone has no deviation."""
         yield from super().conflicts(scale)
@@ -46,3 +69,24 @@ class SinglePassSection(ActorCriticSection):
 
     def _loss_env_steps(self, scale: Scale) -> int:
         return scale.batch_env_steps
+
+
+class BatchPassSection(SinglePassSection):
+    """Base of those whose learner holds the batch."""
+
+    minibatch: int | None = Field(
+        default=None,
+        ge=2,
+        description="env steps per gradient step: a batch is cut at random into nearly equal parts; null: one step, all of the batch",
+    )
+    normalize_value: bool = Field(
+        default=False, description="bring value targets to mean 0 and deviation 1, by the statistics of the whole run"
+    )
+
+    def conflicts(self, scale: Scale) -> Iterator[str]:
+        """A minibatch is cut out of one batch."""
+        yield from super().conflicts(scale)
+        yield from minibatch_conflicts(self.minibatch, scale)
+
+    def _loss_env_steps(self, scale: Scale) -> int:
+        return self.minibatch or super()._loss_env_steps(scale)

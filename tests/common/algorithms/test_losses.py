@@ -118,6 +118,14 @@ def test_equal_advantages_move_nothing_and_stay_finite():
     assert losses.standardized(torch.tensor([5.0])).tolist() == [0.0]
 
 
+@pytest.mark.parametrize(("scale", "found"), [(4.0, 1.0), (0.5, 1.0), (0.1, 0.2)])
+def test_small_advantages_stay_small_where_asked(scale, found):
+    """Their deviation is `scale`; one below 0.5 counts as 0.5."""
+    advantage = torch.tensor([-1.0, 1.0, 1.0, -1.0]) * scale + 7.0
+    standardized = losses.standardized(advantage, least_std=0.5)
+    torch.testing.assert_close(standardized, torch.tensor([-1.0, 1.0, 1.0, -1.0]) * found)
+
+
 def test_a_column_among_vectors_is_refused_everywhere():
     """(N,) against (N, 1) would broadcast to (N, N), and the baseline would be a batch mean: it learns, badly."""
     vector, column = torch.zeros(3), torch.zeros(3, 1)
