@@ -23,8 +23,7 @@ class ActorCriticSection(AlgorithmSection):
     least_advantage_std: float = Field(
         default=0.0,
         ge=0.0,
-        description="normalize_advantage: a deviation below this counts as this; what made no difference then stays small, else all "
-        "of it is noise made large",
+        description="normalize_advantage: a deviation below this counts as this, so that what makes no difference stays small",
     )
     precision: Literal["fp32", "bf16"] = Field(
         default="fp32", description="arithmetic of training, fp32 or bf16; the weights stay float32"
@@ -43,10 +42,7 @@ class ActorCriticSection(AlgorithmSection):
 def minibatch_conflicts(minibatch: int | None, scale: Scale) -> Iterator[str]:
     """Where it is more than the batch that it is cut out of."""
     if minibatch is not None and minibatch > scale.batch_env_steps:
-        yield (
-            f"algorithm.minibatch: found {minibatch}, wanted at most {scale.batch_words}: "
-            "a minibatch is cut out of one batch"
-        )
+        yield (f"algorithm.minibatch: found {minibatch}, wanted at most {scale.batch_words}: a minibatch is cut out of one batch")
 
 
 class SinglePassSection(ActorCriticSection):
@@ -58,6 +54,7 @@ class SinglePassSection(ActorCriticSection):
     optimizer_eps: float = Field(
         default=1e-5, gt=0.0, description="epsilon of the optimizer, part of the recipe: damps steps on tiny gradients"
     )
+
     def conflicts(self, scale: Scale) -> Iterator[str]:
         """One env step alone has no deviation."""
         yield from super().conflicts(scale)
@@ -77,7 +74,7 @@ class BatchPassSection(SinglePassSection):
     minibatch: int | None = Field(
         default=None,
         ge=2,
-        description="env steps per gradient step: a batch is cut at random into nearly equal parts; null: one step, all of the batch",
+        description="env steps per gradient step: a batch is cut at random into nearly equal parts; null: one step for all of it",
     )
     normalize_value: bool = Field(
         default=False, description="bring value targets to mean 0 and deviation 1, by the statistics of the whole run"

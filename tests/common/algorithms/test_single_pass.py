@@ -219,7 +219,7 @@ def test_a_batch_is_trained_on_once_in_minibatches(vector_env, make_sample, kind
     algorithm._ask = watched
     result = train(algorithm, make_sample(vector_env, num_envs=3, valid=valid, reward=np.eye(4)[:, :3]))
     assert sorted(map(len, seen)) == [5, 5]
-    assert sorted(sum(seen, [])) == np.flatnonzero(valid).tolist()
+    assert sorted(row for part in seen for row in part) == np.flatnonzero(valid).tolist()
     assert result.samples == 10
     assert result.metrics["nonfinite_steps"] == 0
 

