@@ -27,7 +27,7 @@ from services.learner.record import RunRecord
 
 WAIT_SECONDS: Seconds = 0.2
 CURVE_SECONDS: Seconds = 1.0  # between two rows of the learning curve
-END_SECONDS: Seconds = 45.0  # for a last evaluation, when a run ends by itself
+END_SECONDS: Seconds = 120.0  # for a last evaluation, when a run ends by itself; half of it to play whole games, however long
 STOP_SECONDS: Seconds = 4.0  # for the peers' goodbyes, when it is told to stop
 STEP_SECONDS: Seconds = 300.0  # a gradient step, with all that is done before the first, that takes longer counts as hung
 
