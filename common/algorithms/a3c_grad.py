@@ -21,7 +21,7 @@ from common.algorithms.gradient import PARTS
 from common.algorithms.moments import Moments
 from common.algorithms.policy import ActorCriticPolicy
 from common.algorithms.settings.a3c import A3CGradSettings
-from common.algorithms.single_pass import Rows, single_pass_loss
+from common.algorithms.single_pass import single_pass_loss
 from common.envs.spec import EnvSpec
 from common.models import nets, snapshot
 from common.models.arithmetic import CPU
@@ -56,8 +56,7 @@ class GradientPolicy(ActorCriticPolicy):
             seen = appraise(self._trained, batch, moments=Moments(), precision=self._settings.precision)
             rollout_steps = steps(batch, seen, clip_reward=self._settings.clip_reward)
             made = returns.gae(**rollout_steps, gamma=self._settings.gamma, lambda_=self._settings.gae_lambda)
-            whole = (seen.log_prob, seen.entropy, seen.head, made.advantage, made.target)
-            loss = single_pass_loss(self._settings, Rows(*(part[batch.valid] for part in whole)))
+            loss = single_pass_loss(self._settings, batch, seen, made, made.target)
             loss.total.backward()  # type: ignore[no-untyped-call]
             parts = torch.stack(loss[1:])
         return {

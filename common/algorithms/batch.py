@@ -56,12 +56,6 @@ def collate(samples: Sequence[Sample], env: EnvSpec) -> Batch:
     )
 
 
-def minibatches(rows: Tensor, *, size: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-    """Row numbers [N] in random order, cut into nearly equal parts of about `size`; where one part is enough, as they are."""
-    parts = max(1, round(len(rows) / size))
-    return rows[torch.randperm(len(rows), generator=generator)].tensor_split(parts) if parts > 1 else (rows,)
-
-
 def _joined(samples: Sequence[Sample], name: str) -> np.ndarray:
     """Side by side along B; one message alone is not copied."""
     parts = [sample.arrays[name] for sample in samples]

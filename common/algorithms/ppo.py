@@ -16,7 +16,7 @@ from common.algorithms import losses, schedules
 from common.algorithms.actor_critic import ActorCriticLearner
 from common.algorithms.api import Progress, UpdateResult
 from common.algorithms.appraisal import steps
-from common.algorithms.batch import Batch, minibatches
+from common.algorithms.batch import Batch
 from common.algorithms.returns import gae
 from common.algorithms.settings.ppo import PPOSettings
 from common.envs.spec import EnvSpec
@@ -106,10 +106,11 @@ class PPO(ActorCriticLearner):
 
     def _epoch(self, rows: _Rows, chosen: Tensor, stop: Callable[[], bool]) -> list[_Step | None]:
         """One pass over the `chosen` rows in random order, or as far as `stop` lets it; None for a step that was left out."""
-        order = minibatches(chosen, size=self._settings.minibatch, generator=self._generator)
+        order = chosen[torch.randperm(len(chosen), generator=self._generator)]
+        parts = max(1, round(len(order) / self._settings.minibatch))
         # index_select, because row[index] is twenty times slower on images.
-        taken = (_Rows(*(row.index_select(0, index) for row in rows)) for index in order)
-        return [self._step(minibatch) for minibatch in takewhile(lambda _: not stop(), taken)]
+        minibatches = (_Rows(*(row.index_select(0, index) for row in rows)) for index in order.tensor_split(parts))
+        return [self._step(minibatch) for minibatch in takewhile(lambda _: not stop(), minibatches)]
 
     def _step(self, rows: _Rows) -> _Step | None:
         """One gradient step; None, and nothing changed, where it would not be finite."""

@@ -6,17 +6,20 @@ from typing import Literal
 
 from pydantic import Field
 
-from common.algorithms.settings.actor_critic import BatchPassSection, SinglePassSection
+from common.algorithms.settings.actor_critic import SinglePassSection
 from common.algorithms.settings.base import Scale
 
 
-class A3CSettings(BatchPassSection):
+class A3CSettings(SinglePassSection):
     """Section `algorithm` of the configuration, for `name: a3c`."""
 
     name: Literal["a3c"] = Field(default="a3c", description="asynchronous advantage actor-critic: actors send experience")
     learning_rate: float = Field(default=7e-4, gt=0.0, le=1.0, description="of the optimizer; where a schedule starts")
     ratio_clip: float = Field(
         default=1.0, ge=1.0, description="most that the probability ratio of an env step counts, where an older policy acted"
+    )
+    normalize_value: bool = Field(
+        default=False, description="bring value targets to mean 0 and deviation 1, by the statistics of the whole run"
     )
 
 

@@ -39,14 +39,8 @@ class ActorCriticSection(AlgorithmSection):
             )
 
 
-def minibatch_conflicts(minibatch: int | None, scale: Scale) -> Iterator[str]:
-    """Where it is more than the batch that it is cut out of."""
-    if minibatch is not None and minibatch > scale.batch_env_steps:
-        yield (f"algorithm.minibatch: found {minibatch}, wanted at most {scale.batch_words}: a minibatch is cut out of one batch")
-
-
 class SinglePassSection(ActorCriticSection):
-    """Base of the sections of algorithms that train on each env step once; losses are means over env steps."""
+    """Base of the sections of algorithms that take one gradient step for each batch; losses are means over its env steps."""
 
     optimizer: Literal["adam", "rmsprop"] = Field(
         default="adam", description="adam, or rmsprop as TensorFlow computes it: epsilon inside the root, first steps small"
@@ -54,7 +48,6 @@ class SinglePassSection(ActorCriticSection):
     optimizer_eps: float = Field(
         default=1e-5, gt=0.0, description="epsilon of the optimizer, part of the recipe: damps steps on tiny gradients"
     )
-
     def conflicts(self, scale: Scale) -> Iterator[str]:
         """One env step alone has no deviation."""
         yield from super().conflicts(scale)
@@ -66,24 +59,3 @@ class SinglePassSection(ActorCriticSection):
 
     def _loss_env_steps(self, scale: Scale) -> int:
         return scale.batch_env_steps
-
-
-class BatchPassSection(SinglePassSection):
-    """Base of those whose learner holds the batch."""
-
-    minibatch: int | None = Field(
-        default=None,
-        ge=2,
-        description="env steps per gradient step: a batch is cut at random into nearly equal parts; null: one step for all of it",
-    )
-    normalize_value: bool = Field(
-        default=False, description="bring value targets to mean 0 and deviation 1, by the statistics of the whole run"
-    )
-
-    def conflicts(self, scale: Scale) -> Iterator[str]:
-        """A minibatch is cut out of one batch."""
-        yield from super().conflicts(scale)
-        yield from minibatch_conflicts(self.minibatch, scale)
-
-    def _loss_env_steps(self, scale: Scale) -> int:
-        return self.minibatch or super()._loss_env_steps(scale)

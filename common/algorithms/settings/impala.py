@@ -7,11 +7,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from common.algorithms.settings.actor_critic import BatchPassSection
+from common.algorithms.settings.actor_critic import SinglePassSection
 from common.algorithms.settings.base import Scale
 
 
-class ImpalaSettings(BatchPassSection):
+class ImpalaSettings(SinglePassSection):
     """Section `algorithm` of the configuration, for `name: impala`."""
 
     name: Literal["impala"] = Field(default="impala", description="importance-weighted actor-learner: V-trace, one pass")
@@ -28,6 +28,9 @@ class ImpalaSettings(BatchPassSection):
     )
     pg_rho_clip: float | None = Field(
         default=1.0, ge=0.0, description="most that it weighs in the policy gradient; null: no limit"
+    )
+    normalize_value: bool = Field(
+        default=False, description="bring value targets to mean 0 and deviation 1, by the statistics of the whole run"
     )
 
     def conflicts(self, scale: Scale) -> Iterator[str]:

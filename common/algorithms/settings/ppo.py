@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from common.algorithms.settings.actor_critic import ActorCriticSection, minibatch_conflicts
+from common.algorithms.settings.actor_critic import ActorCriticSection
 from common.algorithms.settings.base import Scale
 
 LOWEST_RATE, HIGHEST_RATE = 1e-6, 1e-2
@@ -52,4 +52,8 @@ class PPOSettings(ActorCriticSection):
     def conflicts(self, scale: Scale) -> Iterator[str]:
         """A minibatch is cut out of one batch."""
         yield from super().conflicts(scale)
-        yield from minibatch_conflicts(self.minibatch, scale)
+        if self.minibatch > scale.batch_env_steps:
+            yield (
+                f"algorithm.minibatch: found {self.minibatch}, wanted at most {scale.batch_words}: "
+                "a minibatch is cut out of one batch"
+            )

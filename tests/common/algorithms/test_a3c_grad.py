@@ -14,7 +14,7 @@ from common.algorithms.gradient import PARTS
 from common.algorithms.moments import Moments
 from common.algorithms.returns import gae
 from common.algorithms.settings.a3c import A3CGradSettings
-from common.algorithms.single_pass import Rows, single_pass_loss
+from common.algorithms.single_pass import single_pass_loss
 from common.models import nets, snapshot
 from common.models.spec import ModelSettings
 
@@ -53,8 +53,7 @@ def joined_gradient(env, samples, **settings):
     batch, section = collate(samples, env), A3CGradSettings(**settings)
     seen = appraise(net, batch, moments=Moments(), precision="fp32")
     made = gae(**steps(batch, seen, clip_reward=False), gamma=section.gamma, lambda_=section.gae_lambda)
-    whole = (seen.log_prob, seen.entropy, seen.head, *made)
-    single_pass_loss(section, Rows(*(part[batch.valid] for part in whole))).total.backward()
+    single_pass_loss(section, batch, seen, made, made.target).total.backward()
     return snapshot.flatten_gradient(net, "fp32")
 
 

@@ -1,4 +1,4 @@
-"""What IMPALA and A3C share: one pass over each batch, and data that must do no harm."""
+"""What IMPALA and A3C share: one step for each batch, and data that must do no harm."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import torch
 
 from common.algorithms.a3c import A3C
 from common.algorithms.api import Progress
-from common.algorithms.appraisal import appraise
+from common.algorithms.appraisal import Appraisal, appraise
+from common.algorithms.batch import collate
 from common.algorithms.impala import Impala
 from common.algorithms.moments import Moments
 from common.algorithms.policy import ActorCriticPolicy
+from common.algorithms.returns import Returns
 from common.algorithms.settings.a3c import A3CSettings
 from common.algorithms.settings.impala import ImpalaSettings
-from common.algorithms.single_pass import Rows, single_pass_loss
+from common.algorithms.single_pass import single_pass_loss
 from common.errors import InternalError
 from common.models import snapshot
 from common.models.spec import ModelSettings
@@ -52,26 +54,30 @@ def act_on(algorithm, env, sample, make_sample, seed=0):
     return make_sample(env, length=length, num_envs=num_envs, **(dict(sample.arrays) | arrays))
 
 
-def rows(*, advantage, target):
-    """Env steps of which the network says the same."""
-    same = torch.zeros(len(target))
-    return Rows(log_prob=same - 1.0, entropy=same + 0.5, value=same + 2.0, advantage=advantage, target=target)
+def appraisal(rows):
+    """Numbers that the loss is made of, for [1, N] rows."""
+    zeros = torch.zeros(1, rows)
+    return Appraisal(log_prob=zeros - 1.0, entropy=zeros + 0.5, head=zeros + 2.0, value=zeros, next_value=zeros)
 
 
-def test_the_loss_by_hand():
-    """Two rows: -mean(A log pi) + 0.25 mean(V - v)^2 / 2 - 0.1 mean H."""
+def test_the_loss_by_hand(vector_env, make_sample):
+    """Three rows, the last one a reset: -mean(A log pi) + 0.25 mean(V - v)^2 / 2 - 0.1 mean H, over two."""
+    batch = collate([make_sample(vector_env, length=1, num_envs=3, valid=[[True, True, False]])], vector_env)
+    returns = Returns(torch.tensor([[3.0, -1.0, 99.0]]), torch.tensor([[1.0, 5.0, 99.0]]))
     settings = A3CSettings(value_coef=0.25, entropy_coef=0.1)
-    loss = single_pass_loss(settings, rows(advantage=torch.tensor([3.0, -1.0]), target=torch.tensor([1.0, 5.0])))
+    loss = single_pass_loss(settings, batch, appraisal(3), returns, returns.target)
     policy_loss, value_loss = (3.0 - 1.0) / 2, 0.5 * (1.0 + 9.0) / 2
     assert loss.total.item() == pytest.approx(policy_loss + 0.25 * value_loss - 0.1 * 0.5)
     parts = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": 0.5, "explained_variance": 0.0}
     assert loss.parts() == pytest.approx(parts)
 
 
-def test_advantages_of_another_shape_never_broadcast_into_the_loss():
+def test_advantages_of_another_shape_never_broadcast_into_the_loss(vector_env, make_sample):
     """(N,) against (N, 1): the mistake that made a widely copied A3C use the batch mean for a baseline."""
+    batch = collate([make_sample(vector_env, length=1, num_envs=3)], vector_env)
+    returns = Returns(torch.zeros(1, 3, 1), torch.zeros(1, 3))
     with pytest.raises(InternalError, match="vectors of one length"):
-        single_pass_loss(A3CSettings(), rows(advantage=torch.zeros(3, 1), target=torch.zeros(3)))
+        single_pass_loss(A3CSettings(), batch, appraisal(3), returns, returns.target)
 
 
 @BOTH
@@ -82,8 +88,7 @@ def test_the_gradient_is_that_of_the_loss(vector_env, make_sample, kind):
 
     def loss():
         seen = appraise(algorithm.model, batch, moments=Moments(), precision="fp32")
-        whole = (seen.log_prob, seen.entropy, seen.head, *returns)
-        return single_pass_loss(algorithm._settings, Rows(*(part.flatten() for part in whole))).total
+        return single_pass_loss(algorithm._settings, batch, seen, returns, returns.target).total
 
     seen = appraise(algorithm.model, batch, moments=Moments(), precision="fp32")
     with torch.no_grad():
@@ -202,86 +207,3 @@ def test_the_movement_of_the_policy_since_it_acted_is_measured(vector_env, make_
     assert metrics["first_ratio_error"] == pytest.approx(np.exp(2.0) / 3.0 - 1.0, abs=0.1)
     assert metrics["approx_kl"] > 0.3
     assert metrics["policy_lag_mean"] == 2.0
-
-
-@BOTH
-def test_a_batch_is_trained_on_once_in_minibatches(vector_env, make_sample, kind):
-    """10 valid env steps in minibatches of 4: two steps of 5 each, and every env step in one of them."""
-    valid = np.ones((4, 3), bool)
-    valid[2, :2] = False
-    algorithm, seen = build(kind, vector_env, minibatch=4), []
-    ask = algorithm._ask
-
-    def watched(batch, rows, part):
-        seen.append(part.tolist())
-        return ask(batch, rows, part)
-
-    algorithm._ask = watched
-    result = train(algorithm, make_sample(vector_env, num_envs=3, valid=valid, reward=np.eye(4)[:, :3]))
-    assert sorted(map(len, seen)) == [5, 5]
-    assert sorted(row for part in seen for row in part) == np.flatnonzero(valid).tolist()
-    assert result.samples == 10
-    assert result.metrics["nonfinite_steps"] == 0
-
-
-@BOTH
-def test_minibatches_follow_the_policy_as_it_moves(vector_env, make_sample, kind):
-    """Each is trained on by the weights that the one before left; probability ratios within the pass are clipped at 1."""
-    action = np.arange(8).reshape(4, 2) % 3
-    sample = make_sample(vector_env, reward=np.eye(4)[:, :2], action=action)
-    algorithm = build(kind, vector_env, minibatch=2, learning_rate=0.1, optimizer="adam")
-    weights_seen, moved, ask = [], [], algorithm._ask
-
-    def watched(batch, rows, part):
-        weights_seen.append(weights(algorithm).tobytes())
-        now = ask(batch, rows, part)
-        assert now.log_prob.requires_grad
-        assert not now.advantage.requires_grad
-        moved.append((now.log_prob.detach() - rows.log_prob[part]).exp())
-        torch.testing.assert_close(now.advantage, rows.advantage[part] * moved[-1].clamp_max(1.0))
-        return now
-
-    algorithm._ask = watched
-    train(algorithm, sample)
-    assert len(set(weights_seen)) == len(weights_seen) == 4
-    torch.testing.assert_close(moved[0], torch.ones(2))
-    assert torch.cat(moved).min() < 0.9
-    assert torch.cat(moved).max() > 1.1
-
-
-@BOTH
-def test_a_pass_that_must_end_ends_between_two_minibatches(vector_env, make_sample, kind):
-    """Asked to stop after the first step: one was taken, and its measurements are there."""
-    algorithm, asked = build(kind, vector_env, minibatch=2), iter([False, True])
-    batch = algorithm.collate([make_sample(vector_env, reward=np.eye(4)[:, :2])])
-    result = algorithm.update(batch, Progress(env_steps=0, env_steps_planned=1000, version=0), lambda: next(asked))
-    assert "policy_loss" in result.metrics
-    assert next(asked, None) is None
-
-
-@BOTH
-def test_a_run_resumed_draws_the_minibatches_that_it_would_have_drawn(vector_env, make_sample, kind):
-    """Bit for bit; and a checkpoint from before there were minibatches is taken as it is."""
-    first, second = (build(kind, vector_env, minibatch=2, seed=seed) for seed in (0, 1))
-    sample = make_sample(vector_env, reward=np.eye(4)[:, :2])
-    train(first, sample)
-    second.load_state_dict(first.state_dict())
-    train(first, sample)
-    train(second, sample)
-    assert np.array_equal(weights(first), weights(second))
-    old = {name: value for name, value in first.state_dict().items() if name != "generator"}
-    second.load_state_dict(old)
-    assert np.array_equal(weights(first), weights(second))
-
-
-@BOTH
-def test_minibatches_learn_which_action_pays_too(vector_env, make_sample, kind):
-    """The bandit above with a tenth of the experience."""
-    algorithm = build(kind, vector_env, learning_rate=2e-2, optimizer="adam", minibatch=16)
-    for round_ in range(20):
-        sample = make_sample(vector_env, length=8, num_envs=16, seed=round_, terminated=np.ones((8, 16)))
-        sample = act_on(algorithm, vector_env, sample, make_sample, seed=round_)
-        right = np.where(sample.arrays["obs"][:-1, :, 0] > sample.arrays["obs"][:-1, :, 1], 2, 0)
-        reward = (sample.arrays["action"] == right).astype(np.float32)
-        train(algorithm, make_sample(vector_env, length=8, num_envs=16, **(dict(sample.arrays) | {"reward": reward})))
-    assert reward.mean() > 0.9

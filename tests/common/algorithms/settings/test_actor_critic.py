@@ -32,22 +32,6 @@ def test_one_advantage_alone_cannot_be_standardised(section, batch, refused):
     assert all(sentence.startswith("algorithm.normalize_advantage: found true, wanted false") for sentence in sentences)
 
 
-@pytest.mark.parametrize("section", [A3CSettings, ImpalaSettings, PPOSettings])
-def test_a_minibatch_larger_than_its_batch_is_refused(section):
-    """320 rows."""
-    (sentence,) = section(minibatch=321).conflicts(SCALE)
-    assert sentence.startswith("algorithm.minibatch: found 321, wanted at most 320 = learner.batch 2 x rollout.length 20")
-    assert list(section(minibatch=320).conflicts(SCALE)) == []
-
-
-@pytest.mark.parametrize("section", [A3CSettings, ImpalaSettings])
-def test_a_minibatch_of_a_tiny_share_of_the_rows_still_has_a_deviation(section):
-    """It is never one env step."""
-    with pytest.raises(ValidationError, match="greater than or equal to 2"):
-        section(minibatch=1)
-    assert list(section(minibatch=2, normalize_advantage=True).conflicts(SCALE)) == []
-
-
 @pytest.mark.parametrize("section", [A3CSettings, A3CGradSettings, ImpalaSettings, PPOSettings])
 def test_a_floor_under_what_nothing_is_divided_by_is_refused(section):
     """Somebody who sets it expects it to do something."""
