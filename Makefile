@@ -62,6 +62,7 @@ test-system: $(STAMP) ## real processes over loopback, killed and restarted
 	$(BIN)/pytest -m system $(ARGS)
 
 k8s-render: $(STAMP) ## the manifests of one overlay, as a cluster gets them (OVERLAY=local, cpu or gpu)
+	@test -d k8s/overlays/$(OVERLAY) || { echo "no overlay: found OVERLAY=$(OVERLAY), wanted one of" $$(ls k8s/overlays) >&2; exit 2; }
 	@$(BIN)/kubectl kustomize k8s/overlays/$(OVERLAY)
 
 k8s-validate: $(STAMP) ## every overlay with every component: valid, restricted, and true to the code

@@ -91,6 +91,7 @@ def _troubles() -> Row:
                 queries=[Query(SHOWN.total("rookery_learner_messages_dropped_total", by="namespace, reason"), "{{reason}}")],
                 unit="ops",
                 stacked=True,
+                width=6,
             ),
             Panel(
                 title="Connections refused",
@@ -99,18 +100,21 @@ def _troubles() -> Row:
                 unit="ops",
                 stacked=True,
                 limit=limits.REFUSED,
+                width=6,
             ),
             Panel(
                 title="Gaps",
                 description="Sequence numbers per second that never came.",
                 queries=[Query(SHOWN.total("rookery_learner_sequence_gaps_total"), "gaps")],
                 unit="ops",
+                width=6,
             ),
             Panel(
                 title="Reconnects",
                 description="Per second. Connections that break again and again are a sick network, or a learner that restarts.",
                 queries=reconnects,
                 unit="ops",
+                width=6,
             ),
         ],
     )
