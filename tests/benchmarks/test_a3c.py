@@ -27,13 +27,12 @@ def a_row(preset: str, *, up: float, speed: float, network: str = "net") -> Row:
 
 
 def test_a_gradient_is_as_large_as_the_network_and_a_rollout_as_its_frames() -> None:
-    """By hand: 8 games for 64 or 32 env steps of 42x42 frames, and what stands beside each frame is less than a tenth of it."""
+    """By hand: 8 games for 64 env steps of 42x42 frames, and what stands beside each frame is less than a tenth of it."""
     data, gradient = (traffic(preset, SMALL) for preset in PRESETS)
-    assert (data.rows, gradient.rows) == (512, 256)
+    assert (data.rows, gradient.rows) == (512, 512)
     assert data.parameters == gradient.parameters
-    assert gradient.up == pytest.approx(4 * gradient.parameters / 256, rel=0.001)
-    assert gradient.down == 4 * data.parameters / 256  # two actors, two rollouts an update
-    assert data.down == gradient.down  # an update for each rollout, which is twice as long
+    assert gradient.up == pytest.approx(4 * gradient.parameters / 512, rel=0.001)
+    assert gradient.down == data.down == 2 * 4 * data.parameters / 512  # two actors, an update for each rollout
     assert 67 / 64 * 42 * 42 < data.up < 1.1 * 68 / 64 * 42 * 42
     assert traffic(PRESETS[1], (*SMALL, "algorithm.gradient_precision=bf16")).up == pytest.approx(gradient.up / 2, rel=0.001)
 
