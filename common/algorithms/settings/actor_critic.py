@@ -48,6 +48,7 @@ class SinglePassSection(ActorCriticSection):
     optimizer_eps: float = Field(
         default=1e-5, gt=0.0, description="epsilon of the optimizer, part of the recipe: damps steps on tiny gradients"
     )
+
     def conflicts(self, scale: Scale) -> Iterator[str]:
         """One env step alone has no deviation."""
         yield from super().conflicts(scale)
