@@ -62,6 +62,7 @@ def test_actors_that_start_after_the_learner_join_it_and_a_wedged_one_is_replace
 def test_a_killed_learner_goes_on_from_its_volume_and_its_actors_stay(cluster):
     """Power fails on the learner's node: nobody is there to resume it by hand."""
     learner, actors = cluster.start("learner"), [cluster.start("actor") for _ in range(2)]
+    until(lambda: all_ready(*actors), "both actors were welcomed once")  # one alone trains, and is saved, on a slow machine
     until(lambda: len(checkpoints(learner)) > 1, "checkpoints are written")
     processes = [actor.process for actor in actors]
     run = learner.http.status()["run_id"]
