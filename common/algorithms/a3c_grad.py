@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from common.algorithms import returns
+from common.algorithms import returns, schedules
 from common.algorithms.actor_critic import ActorCriticLearner
 from common.algorithms.api import Place, Progress, Sample, UpdateResult
 from common.algorithms.appraisal import appraise, steps
@@ -40,11 +40,13 @@ class GradientPolicy(ActorCriticPolicy):
         """It acts in `precision`; gradients are float32, computed in the arithmetic that the settings name."""
         super().__init__(model=model, env=env, precision=precision, seed=seed, place=place)
         self._settings, self._env = settings, env
+        self._entropy_coef = settings.entropy_coef
         self._trained = nets.build(model, env)
 
     def load(self, version: Version, parameters: Tensor, *, env_steps: EnvSteps) -> None:
-        """As the base, and the same weights to differentiate."""
+        """As the base, and the same weights to differentiate, with the entropy bonus of this point of the run."""
         super().load(version, parameters, env_steps=env_steps)
+        self._entropy_coef = schedules.entropy_coef(self._settings, env_steps=env_steps)
         snapshot.load(self._trained, parameters)
 
     def experience(self, rollout: Arrays) -> Arrays:
@@ -56,7 +58,7 @@ class GradientPolicy(ActorCriticPolicy):
             seen = appraise(self._trained, batch, moments=Moments(), precision=self._settings.precision)
             rollout_steps = steps(batch, seen, clip_reward=self._settings.clip_reward)
             made = returns.gae(**rollout_steps, gamma=self._settings.gamma, lambda_=self._settings.gae_lambda)
-            loss = single_pass_loss(self._settings, batch, seen, made, made.target)
+            loss = single_pass_loss(self._settings, batch, seen, made, made.target, entropy_coef=self._entropy_coef)
             loss.total.backward()  # type: ignore[no-untyped-call]
             parts = torch.stack(loss[1:])
         return {
@@ -115,8 +117,9 @@ class A3CGrad(ActorCriticLearner):
         self._schedule(progress)
         self._hold(batch.gradients, weight.tolist())
         norm = self._apply()
-        metrics = {"learning_rate": self._learning_rate, "policy_lag_mean": lag.double().mean().item()}
-        metrics |= {"nonfinite_steps": float(norm is None), "gradients": float(len(weight))}
+        metrics = {"learning_rate": self._learning_rate, "entropy_coef": self._entropy_coef}
+        metrics |= {"policy_lag_mean": lag.double().mean().item(), "nonfinite_steps": float(norm is None)}
+        metrics["gradients"] = float(len(weight))
         if norm is not None:
             metrics |= dict(zip(PARTS, (weight @ batch.parts).tolist(), strict=True)) | {"grad_norm": norm.item()}
         return UpdateResult(samples=int(batch.env_steps.sum()), metrics=metrics)

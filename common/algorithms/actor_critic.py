@@ -47,7 +47,7 @@ class ActorCriticLearner:
         self._model = nets.build(model, env, seed=seed).to(device)
         self._optimizer_name = optimizer
         self._optimizer = optimizers.build(optimizer, self._model, lr=settings.learning_rate, eps=eps)
-        self._learning_rate = settings.learning_rate
+        self._learning_rate, self._entropy_coef = settings.learning_rate, settings.entropy_coef
         self._moments = Moments()  # of the value targets of the run
 
     @property
@@ -74,8 +74,9 @@ class ActorCriticLearner:
         return self._moments.normalize(target)
 
     def _schedule(self, progress: Progress) -> None:
-        """Set the learning rate of the next steps."""
+        """Set learning rate and entropy bonus of the next steps."""
         self._learning_rate = schedules.learning_rate(self._settings, progress)
+        self._entropy_coef = schedules.entropy_coef(self._settings, env_steps=progress.env_steps)
 
     def _descend(self, loss: Tensor) -> Tensor | None:
         """One gradient step on a scalar loss; its gradient's norm before clipping. None, and nothing changed, if not finite."""

@@ -75,7 +75,8 @@ class PPO(ActorCriticLearner):
             return UpdateResult(samples=0, metrics={})
         rows, explained = self._prepare(batch, lag)
         self._schedule(progress)
-        metrics = {"learning_rate": self._learning_rate, "policy_lag_mean": lag.double().mean().item()}
+        metrics = {"learning_rate": self._learning_rate, "entropy_coef": self._entropy_coef}
+        metrics["policy_lag_mean"] = lag.double().mean().item()
         epochs = [self._epoch(rows, chosen, stop) for _ in range(self._settings.epochs)]
         taken = [step for epoch in epochs for step in epoch if step is not None]
         metrics["nonfinite_steps"] = float(sum(map(len, epochs)) - len(taken))
@@ -128,7 +129,7 @@ class PPO(ActorCriticLearner):
         )
         error = losses.value_loss(value=value, target=rows.target)
         entropy = policy.entropy().mean()
-        loss = surrogate.loss + settings.value_coef * error - settings.entropy_coef * entropy
+        loss = surrogate.loss + settings.value_coef * error - self._entropy_coef * entropy
         norm = self._descend(loss)
         if norm is None:
             return None

@@ -41,12 +41,15 @@ class Loss(NamedTuple):
         return dict(zip(self._fields[1:], torch.stack(self[1:]).tolist(), strict=True))
 
 
-def single_pass_loss(settings: SinglePassSection, batch: Batch, seen: Appraisal, returns: Returns, target: Tensor) -> Loss:
+def single_pass_loss(
+    settings: SinglePassSection, batch: Batch, seen: Appraisal, returns: Returns, target: Tensor, *, entropy_coef: float
+) -> Loss:
     """Advantage actor-critic (Mnih et al. 2016, arXiv:1602.01783, section 4; Espeholt et al. 2018, eq. 4 and below).
 
         loss = mean( - A_t * log pi(a_t | o_t) ) + value_coef * mean( (V(o_t) - target_t)^2 ) / 2 - entropy_coef * mean( H_t )
 
-    over the valid rows, of which there must be one. `target` is that of `returns`, in the units of the value head.
+    over the valid rows, of which there must be one. `target` is that of `returns`, in the units of the value head;
+    `entropy_coef` is that of this point of the run.
     """
     valid = batch.valid
     advantage = returns.advantage[valid]
@@ -57,7 +60,7 @@ def single_pass_loss(settings: SinglePassSection, batch: Batch, seen: Appraisal,
     policy_loss = -(log_prob * advantage).mean()
     value_loss = losses.value_loss(value=seen.head[valid], target=target[valid])
     entropy = seen.entropy[valid].mean()
-    total = policy_loss + settings.value_coef * value_loss - settings.entropy_coef * entropy
+    total = policy_loss + settings.value_coef * value_loss - entropy_coef * entropy
     explained = losses.explained_variance(value=seen.value[valid], target=returns.target[valid])
     return Loss(total, policy_loss.detach(), value_loss.detach(), entropy.detach(), explained)
 
@@ -93,10 +96,10 @@ class SinglePass(ActorCriticLearner):
         with torch.no_grad():
             returns = self.returns(batch, seen, lag)
             target = self._normalized(returns.target, batch.valid) if self._settings.normalize_value else returns.target
-        loss = single_pass_loss(self._settings, batch, seen, returns, target)
+        loss = single_pass_loss(self._settings, batch, seen, returns, target, entropy_coef=self._entropy_coef)
         norm = self._descend(loss.total)
-        metrics = {"learning_rate": self._learning_rate, "policy_lag_mean": lag.double().mean().item()}
-        metrics["nonfinite_steps"] = float(norm is None)
+        metrics = {"learning_rate": self._learning_rate, "entropy_coef": self._entropy_coef}
+        metrics |= {"policy_lag_mean": lag.double().mean().item(), "nonfinite_steps": float(norm is None)}
         if norm is not None:
             metrics |= loss.parts() | {"grad_norm": norm.item()} | _movement(batch, seen.log_prob.detach())
         return UpdateResult(samples=samples, metrics=metrics)

@@ -17,7 +17,11 @@ class ActorCriticSection(AlgorithmSection):
         default=0.95, ge=0.0, le=1.0, description="how far rewards are trusted over values: 0 one step, 1 the whole episode"
     )
     value_coef: float = Field(default=0.5, ge=0.0, description="weight of the value loss")
-    entropy_coef: float = Field(default=0.01, ge=0.0, description="weight of the entropy bonus, per nat")
+    entropy_coef: float = Field(default=0.01, ge=0.0, description="weight of the entropy bonus, per nat; where it starts")
+    entropy_final: float = Field(default=0.0, ge=0.0, description="where that weight ends, and stays")
+    entropy_env_steps: int = Field(
+        default=0, ge=0, description="env steps until entropy_final is reached in a straight line; 0: it stays at entropy_coef"
+    )
     max_grad_norm: float = Field(default=0.5, gt=0.0, description="gradients are scaled down to this L2 norm")
     normalize_advantage: bool = Field(default=False, description="bring the advantages of each loss to mean 0 and deviation 1")
     least_advantage_std: float = Field(
@@ -30,8 +34,13 @@ class ActorCriticSection(AlgorithmSection):
     )
 
     def conflicts(self, scale: Scale) -> Iterator[str]:
-        """A floor is for who divides by what stands on it."""
+        """A floor is for who divides by what stands on it, an end for who moves."""
         yield from super().conflicts(scale)
+        if self.entropy_final != 0.0 and self.entropy_env_steps == 0:
+            yield (
+                f"algorithm.entropy_final: found {self.entropy_final}, wanted 0.0 where algorithm.entropy_env_steps is 0: "
+                "the bonus then stays as it is; say after how many env steps it ends"
+            )
         if self.least_advantage_std > 0.0 and not self.normalize_advantage:
             yield (
                 f"algorithm.least_advantage_std: found {self.least_advantage_std}, wanted 0.0 where "

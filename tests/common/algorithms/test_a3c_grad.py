@@ -53,7 +53,7 @@ def joined_gradient(env, samples, **settings):
     batch, section = collate(samples, env), A3CGradSettings(**settings)
     seen = appraise(net, batch, moments=Moments(), precision="fp32")
     made = gae(**steps(batch, seen, clip_reward=False), gamma=section.gamma, lambda_=section.gae_lambda)
-    single_pass_loss(section, batch, seen, made, made.target).total.backward()
+    single_pass_loss(section, batch, seen, made, made.target, entropy_coef=section.entropy_coef).total.backward()
     return snapshot.flatten_gradient(net, "fp32")
 
 

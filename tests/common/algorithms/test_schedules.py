@@ -1,4 +1,4 @@
-"""Learning rates over a run."""
+"""Learning rates and entropy bonus over a run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 from common.algorithms import schedules
 from common.algorithms.api import Progress
 from common.algorithms.settings.dqn import DQNSettings
+from common.algorithms.settings.impala import ImpalaSettings
 
 pytestmark = pytest.mark.pure
 
@@ -31,6 +32,20 @@ def test_a_rate_without_a_schedule_stays():
     """Where the schedule would have ended counts only for one that falls."""
     progress = Progress(env_steps=900, env_steps_planned=1000, version=3)
     assert schedules.learning_rate(DQNSettings(learning_rate=1e-3, lr_final=2e-4), progress) == 1e-3
+
+
+@pytest.mark.parametrize(("env_steps", "bonus"), [(0, 0.01), (100, 0.0075), (400, 0.0), (900, 0.0)])
+def test_the_entropy_bonus_falls_in_a_straight_line_and_stays(env_steps, bonus):
+    """However long the run goes on."""
+    settings = ImpalaSettings(entropy_coef=0.01, entropy_env_steps=400)
+    assert schedules.entropy_coef(settings, env_steps=env_steps) == pytest.approx(bonus)
+
+
+def test_the_entropy_bonus_may_end_elsewhere_or_stay():
+    """It ends at what the settings say, above or below; without a schedule it is the same everywhere."""
+    settings = ImpalaSettings(entropy_coef=0.01, entropy_final=0.03, entropy_env_steps=400)
+    assert schedules.entropy_coef(settings, env_steps=100) == pytest.approx(0.015)
+    assert schedules.entropy_coef(ImpalaSettings(entropy_coef=0.01), env_steps=900) == 0.01
 
 
 @pytest.mark.parametrize(("kl", "rate"), [(0.021, 2e-4), (0.019, 3e-4), (0.01, 3e-4), (0.006, 3e-4), (0.004, 4.5e-4)])

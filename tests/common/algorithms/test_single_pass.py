@@ -64,8 +64,7 @@ def test_the_loss_by_hand(vector_env, make_sample):
     """Three rows, the last one a reset: -mean(A log pi) + 0.25 mean(V - v)^2 / 2 - 0.1 mean H, over two."""
     batch = collate([make_sample(vector_env, length=1, num_envs=3, valid=[[True, True, False]])], vector_env)
     returns = Returns(torch.tensor([[3.0, -1.0, 99.0]]), torch.tensor([[1.0, 5.0, 99.0]]))
-    settings = A3CSettings(value_coef=0.25, entropy_coef=0.1)
-    loss = single_pass_loss(settings, batch, appraisal(3), returns, returns.target)
+    loss = single_pass_loss(A3CSettings(value_coef=0.25), batch, appraisal(3), returns, returns.target, entropy_coef=0.1)
     policy_loss, value_loss = (3.0 - 1.0) / 2, 0.5 * (1.0 + 9.0) / 2
     assert loss.total.item() == pytest.approx(policy_loss + 0.25 * value_loss - 0.1 * 0.5)
     parts = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": 0.5, "explained_variance": 0.0}
@@ -77,7 +76,7 @@ def test_advantages_of_another_shape_never_broadcast_into_the_loss(vector_env, m
     batch = collate([make_sample(vector_env, length=1, num_envs=3)], vector_env)
     returns = Returns(torch.zeros(1, 3, 1), torch.zeros(1, 3))
     with pytest.raises(InternalError, match="vectors of one length"):
-        single_pass_loss(A3CSettings(), batch, appraisal(3), returns, returns.target)
+        single_pass_loss(A3CSettings(), batch, appraisal(3), returns, returns.target, entropy_coef=0.01)
 
 
 @BOTH
@@ -88,7 +87,7 @@ def test_the_gradient_is_that_of_the_loss(vector_env, make_sample, kind):
 
     def loss():
         seen = appraise(algorithm.model, batch, moments=Moments(), precision="fp32")
-        return single_pass_loss(algorithm._settings, batch, seen, returns, returns.target).total
+        return single_pass_loss(algorithm._settings, batch, seen, returns, returns.target, entropy_coef=0.01).total
 
     seen = appraise(algorithm.model, batch, moments=Moments(), precision="fp32")
     with torch.no_grad():

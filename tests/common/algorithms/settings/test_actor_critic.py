@@ -40,6 +40,14 @@ def test_a_floor_under_what_nothing_is_divided_by_is_refused(section):
     assert list(section(least_advantage_std=0.2, normalize_advantage=True).conflicts(SCALE)) == []
 
 
+@pytest.mark.parametrize("section", [A3CSettings, A3CGradSettings, ImpalaSettings, PPOSettings])
+def test_an_end_of_the_entropy_bonus_that_it_never_moves_to_is_refused(section):
+    """Nobody can tell when it should be reached."""
+    (sentence,) = section(entropy_final=0.2).conflicts(SCALE)
+    assert sentence.startswith("algorithm.entropy_final: found 0.2, wanted 0.0 where algorithm.entropy_env_steps is 0")
+    assert list(section(entropy_final=0.2, entropy_env_steps=100).conflicts(SCALE)) == []
+
+
 @pytest.mark.parametrize("section", [A3CSettings, A3CGradSettings, ImpalaSettings])
 def test_a_schedule_that_needs_several_steps_an_update_is_refused(section):
     """kl_adaptive belongs to PPO, whose update moves the policy by itself."""
