@@ -1,4 +1,4 @@
-"""How learning rate and entropy bonus move over a run: pure functions of the progress, or of the last value and what it led to."""
+"""How learning rate and entropy bonus move: pure functions of the progress, or of the last value and what it led to."""
 
 from __future__ import annotations
 

@@ -87,6 +87,16 @@ def rollouts(env, make_sample):
     ]
 
 
+def test_a_falling_entropy_bonus_is_that_of_the_snapshot_that_acts(image_env, make_sample):
+    """An actor knows how far the run is from its snapshots: halfway from 0.4 to 0.2 its gradient is that of a constant 0.3."""
+    sample = rollouts(image_env, make_sample)[0]
+    falling = make_policy(image_env, entropy_coef=0.4, entropy_final=0.2, entropy_env_steps=500)
+    falling.load(5, published(image_env), env_steps=250)
+    sent = snapshot.to_tensor(falling.experience(sample.arrays)["gradient"]).numpy()
+    np.testing.assert_allclose(sent, joined_gradient(image_env, [sample], entropy_coef=0.3), rtol=0.0, atol=1e-6)
+    assert np.abs(sent - joined_gradient(image_env, [sample], entropy_coef=0.4)).max() > 1e-4
+
+
 def test_the_average_of_gradients_is_the_gradient_of_the_joined_batch(image_env, make_sample):
     """The heart of it: three actors compute apart what one learner would have computed together, to 1e-6."""
     samples = rollouts(image_env, make_sample)

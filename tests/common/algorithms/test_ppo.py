@@ -191,6 +191,20 @@ def test_each_actor_of_a_batch_has_its_own_lag(vector_env, make_sample):
     assert train(build(vector_env), *samples, progress=at(version=7)).metrics["policy_lag_mean"] == 1.5
 
 
+def test_a_falling_entropy_bonus_is_that_of_the_progress_of_the_run(vector_env, make_sample):
+    """Halfway from 0.4 to 0.2 the update is that of a constant 0.3, and no other."""
+    moved = []
+    falling = {"entropy_coef": 0.4, "entropy_final": 0.2, "entropy_env_steps": 500}
+    for settings in (falling, {"entropy_coef": 0.3}, {"entropy_coef": 0.4}):
+        algorithm = build(vector_env, learning_rate=1e-2, **settings)
+        torch.nn.init.orthogonal_(algorithm.model.policy_head.weight, generator=torch.Generator().manual_seed(0))
+        result = train(algorithm, make_sample(vector_env, reward=np.eye(4)[:, :2]), progress=at(env_steps=250))
+        moved.append((result.metrics["entropy_coef"], weights(algorithm)))
+    assert [coef for coef, _ in moved] == pytest.approx([0.3, 0.3, 0.4])
+    assert np.allclose(moved[0][1], moved[1][1])
+    assert not np.allclose(moved[0][1], moved[2][1])
+
+
 def test_a_linear_rate_follows_the_progress_of_the_run(vector_env, make_sample):
     """At the planned end the rate is 0 and the weights stand still."""
     algorithm = build(vector_env, learning_rate=1e-3, lr_schedule="linear")

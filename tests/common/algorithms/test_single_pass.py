@@ -199,6 +199,21 @@ def test_advantages_below_the_floor_keep_their_size(vector_env, make_sample, kin
 
 
 @BOTH
+def test_a_falling_entropy_bonus_is_that_of_the_progress_of_the_run(vector_env, make_sample, kind):
+    """Halfway from 0.4 to 0.2 the step is that of a constant 0.3, and no other."""
+    sample, moved = make_sample(vector_env, reward=np.eye(4)[:, :2]), []
+    falling = {"entropy_coef": 0.4, "entropy_final": 0.2, "entropy_env_steps": 500}
+    for settings in (falling, {"entropy_coef": 0.3}, {"entropy_coef": 0.4}):
+        algorithm = build(kind, vector_env, **settings)
+        torch.nn.init.orthogonal_(algorithm.model.policy_head.weight, generator=torch.Generator().manual_seed(0))
+        result = train(algorithm, sample, env_steps=250)
+        moved.append((result.metrics["entropy_coef"], weights(algorithm)))
+    assert [coef for coef, _ in moved] == pytest.approx([0.3, 0.3, 0.4])
+    assert np.allclose(moved[0][1], moved[1][1])
+    assert not np.allclose(moved[0][1], moved[2][1])
+
+
+@BOTH
 def test_the_movement_of_the_policy_since_it_acted_is_measured(vector_env, make_sample, kind):
     """Acted with e^-2 where the newest policy says 1/3: the ratio is 2.46."""
     sample = make_sample(vector_env, log_prob=np.full((4, 2), -2.0), version=1)
