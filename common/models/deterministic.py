@@ -56,11 +56,14 @@ class ActionBounds(NamedTuple):
 
 
 class Actor(Network):
-    """mu(o): the one action that is best by the critics."""
+    """mu(o): the one action that is best by the critics.
+
+    It never has `layer_norm`, which is about values: with it, it learns later.
+    """
 
     def __init__(self, settings: ModelSettings, env: EnvSpec) -> None:
         super().__init__()
-        self.trunk = Trunk(settings, env)
+        self.trunk = Trunk(settings.model_copy(update={"layer_norm": False}), env)
         self.head = Head(self.trunk.features, math.prod(env.action.shape), gain=_GAIN)
 
     def forward(self, observation: Tensor) -> Tensor:
@@ -98,12 +101,11 @@ class ActorCritics(Network):
 
 def passes(net: nn.Module, weights: Flat, *, precision: Precision) -> Passes:
     """The quickest way through an actor or a critic; `weights` are its trained parameters."""
-    layers = perceptron(net)
-    if layers is None:
+    plain = perceptron(net)
+    if plain is None:
         return Recorded(net, precision=precision)
-    features = layers[0].in_features
-    last = features - net.trunk.features if isinstance(net, Critic) else features
-    return Written(weights, precision=precision, last=last, squash=isinstance(net, Actor))
+    last = plain.features - net.trunk.features if isinstance(net, Critic) else plain.features
+    return Written(weights, precision=precision, last=last, layer_norm=plain.layer_norm, squash=isinstance(net, Actor))
 
 
 def build(settings: ModelSettings, env: EnvSpec, *, seed: int = 0) -> ActorCritics:

@@ -178,23 +178,39 @@ class ActorCritic(Network):
 
 
 def dense(features: int, widths: Sequence[int], settings: ModelSettings) -> nn.Sequential:
-    """Fully connected layers of these `widths`, each followed by the activation; [N, features] passes unchanged where none."""
+    """Fully connected layers of these `widths`, each followed by the activation; [N, features] passes unchanged where none.
+
+    `layer_norm` comes between the two (Ba et al. 2016, arXiv:1607.06450): the next layer's input has the same scale whatever the
+    weights and the observation are, which bounds what a value can be where nothing was seen (Ball et al. 2023, arXiv:2302.02948).
+    """
     layers = nn.Sequential()
     for width in widths:
         layers.append(nn.Linear(features, width))
+        if settings.layer_norm:
+            layers.append(nn.LayerNorm(width))
         layers.append(_ACTIVATIONS[settings.activation]())
         features = width
     return layers
 
 
-def perceptron(net: nn.Module) -> list[nn.Linear] | None:
-    """The layers of a network that is nothing but Linear and ReLU in turns and a Head, fed with floats; None of any other."""
+class Perceptron(NamedTuple):
+    """A network of one form: `features` of its input, and whether its hidden layers have `layer_norm`."""
+
+    features: int
+    layer_norm: bool
+
+
+def perceptron(net: nn.Module) -> Perceptron | None:
+    """A network that is nothing but `dense` layers with ReLU and a Head, fed with floats; None for any other."""
     parts = [module for module in net.modules() if not isinstance(module, Network | Trunk | nn.Sequential)]
-    layers = [layer for layer in parts[::2] if isinstance(layer, nn.Linear)]
-    activations = [activation for activation in parts[1::2] if isinstance(activation, nn.ReLU)]
-    bytes_seen = any(module.reads_bytes for module in net.modules() if isinstance(module, Trunk))
-    plain = len(layers) == len(activations) + 1 and len(layers) + len(activations) == len(parts) and not bytes_seen
-    return layers if plain else None
+    if any(module.reads_bytes for module in net.modules() if isinstance(module, Trunk)):
+        return None
+    kinds = [type(part) for part in parts]
+    for block in ([nn.Linear, nn.ReLU], [nn.Linear, nn.LayerNorm, nn.ReLU]):
+        if kinds == [*block * (len(kinds) // len(block)), Head]:
+            first = next(part for part in parts if isinstance(part, nn.Linear))
+            return Perceptron(first.in_features, layer_norm=nn.LayerNorm in kinds)
+    return None
 
 
 def build(settings: ModelSettings, env: EnvSpec, *, seed: int = 0) -> ActorCritic:

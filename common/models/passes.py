@@ -1,13 +1,13 @@
 """What a loss whose derivative is known needs of a network: its output, and the gradients that a gradient of that output makes.
 
-`Recorded` has autograd record any module. `Written` is for a perceptron, whose backward pass is a few lines: with layers as small
+`Recorded` has autograd record any module. `Written` is for a perceptron, whose backward pass is short: with layers as small
 as a controller's, keeping the record takes as long as the arithmetic (benchmarks/results/td3.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,9 @@ from common.models.arithmetic import autocast
 from common.models.flat import Flat
 from common.models.snapshot import Precision
 
-Tape: TypeAlias = Sequence[Tensor]
+Tape: TypeAlias = Any
 """What a forward pass leaves for the backward passes; of use to the object alone that made it."""
+_LAYER_NORM_EPS = 1e-5  # torch's
 
 
 class Prepared(Protocol):
@@ -93,7 +94,9 @@ class Recorded:
 
     def input_gradient(self, tape: Tape, output_gradient: Tensor) -> Tensor:
         """See `Passes`."""
-        return torch.autograd.grad(tape[0], tape[1], output_gradient)[0]
+        output, last = tape
+        gradient: Tensor = torch.autograd.grad(output, last, output_gradient)[0]
+        return gradient
 
     def renew(self) -> None:
         """See `Passes`; the parameters themselves are used."""
@@ -104,27 +107,72 @@ class Recorded:
         return output
 
 
-class Written:
-    """`Passes` of Linear and ReLU in turns and a linear last layer, which is computed in float32 (see `nets.Head`).
+class _Hidden(NamedTuple):
+    """One hidden layer: z = W x + b, normalised where there are `scale` and `shift` [F], and relu."""
 
-    h_0 = inputs side by side;  h_i = relu(W_i h_{i-1} + b_i);  output = W h + b, or the tanh of it
-    e_i = dL/dh_i where h_i > 0, otherwise 0;  dL/dW_i = e_i^T h_{i-1},  dL/db_i = sum e_i,  dL/dh_{i-1} = e_i W_i
+    weight: Tensor
+    bias: Tensor
+    scale: Tensor | None = None
+    shift: Tensor | None = None
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+        """Its activity and what `error` needs: the activity and, where it is normalised, z with its means and deviations."""
+        linear = functional.linear(inputs, self.weight, self.bias)
+        if self.scale is None or self.shift is None:
+            return linear.relu_(), (linear,)
+        exact = linear.float()  # as autocast does it
+        normal, mean, deviation = torch.native_layer_norm(exact, exact.shape[1:], self.scale, self.shift, _LAYER_NORM_EPS)
+        activity = normal.relu_().to(linear.dtype)
+        return activity, (activity, exact, mean, deviation)
+
+    def error(self, error: Tensor, kept: Sequence[Tensor], *, gradients: bool) -> tuple[Tensor, Sequence[Tensor]]:
+        """dL/dz from dL/d(activity), and the `gradients` of `scale` and `shift` where it has them and they are asked for."""
+        activity, *normal = kept
+        error = torch.ops.aten.threshold_backward.default(error, activity, 0)  # the kernel that autograd calls
+        if not normal:
+            return error, ()
+        linear, *moments = normal
+        through, *of_scale_and_shift = torch.ops.aten.native_layer_norm_backward.default(
+            error.float(), linear, linear.shape[1:], *moments, self.scale, self.shift, [True, gradients, gradients]
+        )
+        return through.to(activity.dtype), of_scale_and_shift
+
+
+class _Tape(NamedTuple):
+    """`output`; `features` that it is made of, float32; `reached` [h_0, h_1, ..]; and of each `hidden` layer what it keeps."""
+
+    output: Tensor
+    features: Tensor
+    reached: Sequence[Tensor]
+    hidden: Sequence[Sequence[Tensor]]
+
+
+class Written:
+    """`Passes` of `dense` layers with ReLU and a linear last layer, which is computed in float32 (see `nets.Head`).
+
+    h_0 = inputs side by side;  z_i = W_i h_{i-1} + b_i;  h_i = relu(norm(z_i));  output = W h + b, or the tanh of it
+    e_i = dL/dz_i;  dL/dW_i = e_i^T h_{i-1},  dL/db_i = sum e_i,  dL/dh_{i-1} = e_i W_i
     """
 
-    def __init__(self, weights: Flat, *, precision: Precision, last: int, squash: bool) -> None:
-        """All but the last of the layers are computed in `precision`.
+    def __init__(self, weights: Flat, *, precision: Precision, last: int, layer_norm: bool, squash: bool) -> None:
+        """All but the last of the layers are computed in `precision`, their normalisation in float32.
 
         Args:
-            weights: W_1, b_1, W_2, ... of the layers, float32; after each change `renew` must be called.
+            weights: W_1, b_1, (scale_1, shift_1,) W_2, ... of the layers, float32; after each change `renew` must be called.
             precision: of the arithmetic.
             last: features of the last input.
+            layer_norm: whether hidden layers are normalised before their nonlinearity.
             squash: whether the output is a tanh.
         """
         self._exact = weights
         self._rounded = weights if precision == "fp32" else Flat.like(weights.parts, dtype=torch.bfloat16)
         self._dtype = self._rounded.whole.dtype
         self._last, self._squash = last, squash
-        self._hidden = list(zip(self._rounded.parts[:-2:2], self._rounded.parts[1:-2:2], strict=True))
+        self._each = 4 if layer_norm else 2  # parts of a hidden layer
+        self._hidden = [
+            _Hidden(*self._rounded.parts[start : start + 2], *weights.parts[start + 2 : start + self._each])
+            for start in range(0, len(weights.parts) - 2, self._each)
+        ]
         self._head, self._head_bias = weights.parts[-2:]
         self.renew()
 
@@ -137,39 +185,41 @@ class Written:
         """See `Passes`."""
         return self.forward(inputs)[0]
 
-    def forward(self, inputs: Tensor) -> tuple[Tensor, Tape]:
+    def forward(self, inputs: Tensor) -> tuple[Tensor, _Tape]:
         """See `Passes`."""
-        reached, tape = inputs, [inputs]
-        for weight, bias in self._hidden:
-            reached = functional.linear(reached, weight, bias).relu_()
-            tape.append(reached)
-        reached = reached.float()
-        output = functional.linear(reached, self._head, self._head_bias)
+        reached, hidden = [inputs], []
+        for layer in self._hidden:
+            activity, kept = layer.forward(reached[-1])
+            reached.append(activity)
+            hidden.append(kept)
+        features = reached[-1].float()
+        output = functional.linear(features, self._head, self._head_bias)
         if self._squash:
             output.tanh_()
-        return output, [output, reached, *tape]
+        return output, _Tape(output, features, reached, hidden)
 
-    def gradients(self, tape: Tape, output_gradient: Tensor, *, into: Flat) -> None:
+    def gradients(self, tape: _Tape, output_gradient: Tensor, *, into: Flat) -> None:
         """See `Passes`."""
-        output, features, *reached = tape
         *hidden, head, head_bias = into.parts
-        error = self._unsquashed(output, output_gradient)
-        torch.mm(error.t(), features, out=head)
+        error = self._unsquashed(tape.output, output_gradient)
+        torch.mm(error.t(), tape.features, out=head)
         torch.sum(error, dim=0, out=head_bias)
         error = (error @ self._head).to(self._dtype)
         for level in range(len(self._hidden) - 1, -1, -1):
-            error = _through_relu(error, reached[level + 1])
-            hidden[2 * level].copy_(error.t() @ reached[level])
-            torch.sum(error, dim=0, dtype=torch.float32, out=hidden[2 * level + 1])
+            error, normal = self._hidden[level].error(error, tape.hidden[level], gradients=True)
+            weight, bias, *scale_and_shift = hidden[level * self._each : (level + 1) * self._each]
+            weight.copy_(error.t() @ tape.reached[level])
+            torch.sum(error, dim=0, dtype=torch.float32, out=bias)
+            for part, gradient in zip(scale_and_shift, normal, strict=True):
+                part.copy_(gradient)
             if level:
-                error = error @ self._hidden[level][0]
+                error = error @ self._hidden[level].weight
 
-    def input_gradient(self, tape: Tape, output_gradient: Tensor) -> Tensor:
+    def input_gradient(self, tape: _Tape, output_gradient: Tensor) -> Tensor:
         """See `Passes`."""
-        output, _, *reached = tape
-        error = (self._unsquashed(output, output_gradient) @ self._head).to(self._dtype)
-        for (weight, _), activity in zip(self._hidden[::-1], reached[:0:-1], strict=True):
-            error = _through_relu(error, activity) @ weight
+        error = (self._unsquashed(tape.output, output_gradient) @ self._head).to(self._dtype)
+        for layer, kept in zip(self._hidden[::-1], tape.hidden[::-1], strict=True):
+            error = layer.error(error, kept, gradients=False)[0] @ layer.weight
         return error[:, -self._last :].float()
 
     def renew(self) -> None:
@@ -179,9 +229,3 @@ class Written:
 
     def _unsquashed(self, output: Tensor, gradient: Tensor) -> Tensor:
         return gradient * (1.0 - output * output) if self._squash else gradient
-
-
-def _through_relu(error: Tensor, activity: Tensor) -> Tensor:
-    """`error` where the layer was active: the kernel that autograd calls."""
-    passed: Tensor = torch.ops.aten.threshold_backward.default(error, activity, 0)
-    return passed

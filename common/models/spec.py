@@ -26,6 +26,11 @@ class ModelSettings(BaseModel):
         default=(512,), description="widths of the fully connected layers after the convolutions, or of the whole MLP"
     )
     activation: Literal["relu", "elu", "tanh", "silu"] = Field(default="relu", description="nonlinearity between layers")
+    layer_norm: bool = Field(
+        default=False,
+        description="layer normalisation between each fully connected layer and its nonlinearity (of td3: in its critics alone): "
+        "what a network believes about states that it never saw stays within bounds",
+    )
     normalize_observation: bool = Field(
         default=False,
         description="centre observations on the mean of some random play and divide by twice its deviation, both then fixed; "

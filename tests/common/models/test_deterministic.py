@@ -87,6 +87,13 @@ def test_the_initial_actor_stays_near_the_middle():
     assert build(MODEL, an_env()).actor(torch.randn(100, 3)).abs().max() < 0.1
 
 
+def test_layer_normalisation_is_for_those_that_rate():
+    """The critics: an actor that has it learns later (docs/decisions/0021)."""
+    nets = build(ModelSettings(hidden=(16,), layer_norm=True), an_env())
+    normalised = {name.split(".")[0] for name, module in nets.named_modules() if isinstance(module, torch.nn.LayerNorm)}
+    assert normalised == {"critics"}
+
+
 def test_a_seed_fixes_the_weights_and_another_one_changes_them():
     """Runs with one seed begin alike, whatever torch's own random state is."""
     weights = [torch.cat([p.flatten() for p in build(MODEL, an_env(), seed=seed).parameters()]) for seed in (1, 1, 2)]

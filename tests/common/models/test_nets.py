@@ -9,6 +9,7 @@ from torch.nn import functional
 from common.envs.spec import ActionSpec, EnvSpec
 from common.errors import ConfigError
 from common.models import nets
+from common.models.arithmetic import autocast
 from common.models.distributions import Categorical, DiagonalGaussian
 from common.models.spec import ModelSettings
 
@@ -65,6 +66,19 @@ def test_a_box_of_actions_gets_a_gaussian_with_one_deviation_per_component():
     assert isinstance(policy, DiagonalGaussian)
     assert policy.mean.shape == (3, 2)
     assert policy.log_std.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_layer_normalisation_makes_features_of_one_size_from_inputs_of_any(precision):
+    """Where biases are 0, as they are at first; without it features are as large as the input."""
+    env = env_spec(frame=(4,), dtype="float32", stack=1)
+    near = observations(env, count=16)
+    far = near * 100.0
+    for layer_norm in (True, False):
+        trunk = nets.build(SMALL.model_copy(update={"hidden": (32, 32), "layer_norm": layer_norm}), env).trunk
+        with autocast(precision, torch.device("cpu")):
+            sizes = [features.float().norm().item() for features in trunk(torch.cat([near, far])).chunk(2)]
+        assert sizes[1] / sizes[0] == pytest.approx(1.0 if layer_norm else 100.0, rel=0.02)
 
 
 def test_an_image_is_seen_as_bytes_over_255():

@@ -29,9 +29,9 @@ def both(net, precision):
     return written, Recorded(net, precision=precision), Flat.like(weights.parts)
 
 
-def an_actor_and_a_critic(hidden=(16, 8)):
+def an_actor_and_a_critic(hidden=(16, 8), *, layer_norm=False):
     """Float32, with biases and outputs that are not near 0."""
-    nets = deterministic.build(ModelSettings(hidden=hidden), VECTORS)
+    nets = deterministic.build(ModelSettings(hidden=hidden, layer_norm=layer_norm), VECTORS)
     with torch.no_grad():
         for parameter in nets.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -41,10 +41,13 @@ def an_actor_and_a_critic(hidden=(16, 8)):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("hidden", [(), (16,), (16, 8), (8, 8, 8)])
 @pytest.mark.parametrize("rows", [1, 7])
-def test_what_is_written_is_what_autograd_finds(hidden, precision, rows):
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_what_is_written_is_what_autograd_finds(hidden, precision, rows, layer_norm):
     """Outputs and all gradients of actor and critic, of some of the rows that were prepared."""
     observation, action = torch.randn(rows + 2, 3), torch.rand(rows + 2, 2) * 2.0 - 1.0
-    for net, inputs in zip(an_actor_and_a_critic(hidden), ((observation,), (observation, action)), strict=True):
+    for net, inputs in zip(
+        an_actor_and_a_critic(hidden, layer_norm=layer_norm), ((observation,), (observation, action)), strict=True
+    ):
         written, recorded, gradients = both(net, precision)
         found = []
         for passes in (written, recorded):
@@ -63,14 +66,14 @@ def test_what_is_written_is_what_autograd_finds(hidden, precision, rows):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_weights_that_changed_are_noted_by_renew(precision):
     """An optimizer's step, a checkpoint."""
-    actor, _ = an_actor_and_a_critic()
-    written, recorded, _ = both(actor, precision)
+    _, critic = an_actor_and_a_critic(layer_norm=True)
+    written, recorded, _ = both(critic, precision)
     with torch.no_grad():
-        for parameter in actor.parameters():
+        for parameter in critic.parameters():
             parameter.mul_(-0.5)
     written.renew()
-    observation = torch.randn(4, 3)
-    outputs = [passes.evaluate(passes.prepare(observation)) for passes in (written, recorded)]
+    inputs = torch.randn(4, 3), torch.rand(4, 2)
+    outputs = [passes.evaluate(passes.prepare(*inputs)) for passes in (written, recorded)]
     assert torch.allclose(*outputs, **TOLERANCE[precision])
 
 
