@@ -56,10 +56,7 @@ class ActionBounds(NamedTuple):
 
 
 class Actor(Network):
-    """mu(o): the one action that is best by the critics.
-
-    It never has `layer_norm`, which is about values: with it, it learns later.
-    """
+    """mu(o): the one action that is best by the critics; without `layer_norm`, which is about values."""
 
     def __init__(self, settings: ModelSettings, env: EnvSpec) -> None:
         super().__init__()

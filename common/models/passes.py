@@ -116,7 +116,7 @@ class _Hidden(NamedTuple):
     shift: Tensor | None = None
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
-        """Its activity and what `error` needs: the activity and, where it is normalised, z with its means and deviations."""
+        """Its activity and what `error` needs: that and, where it is normalised, z, its means and reciprocal deviations."""
         linear = functional.linear(inputs, self.weight, self.bias)
         if self.scale is None or self.shift is None:
             return linear.relu_(), (linear,)

@@ -88,7 +88,7 @@ def test_the_initial_actor_stays_near_the_middle():
 
 
 def test_layer_normalisation_is_for_those_that_rate():
-    """The critics: an actor that has it learns later (docs/decisions/0021)."""
+    """The critics alone (docs/decisions/0021)."""
     nets = build(ModelSettings(hidden=(16,), layer_norm=True), an_env())
     normalised = {name.split(".")[0] for name, module in nets.named_modules() if isinstance(module, torch.nn.LayerNorm)}
     assert normalised == {"critics"}
