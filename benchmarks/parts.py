@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from numpy.typing import NDArray
 
-from common.algorithms.api import Algorithm, Place, Policy, Progress, Sample
+from common.algorithms.api import Algorithm, InParts, Place, Policy, Progress, Sample
 from common.algorithms.registry import build_algorithm, build_policy, rollout_schema
 from common.algorithms.settings.replay import ReplaySection
 from common.envs.make import VectorEnvironment, make
@@ -43,17 +43,17 @@ class Parts(NamedTuple):
     act: float  # the stack the network sees, and the policy's action on it
     make: float  # of a finished rollout what is sent: a gradient, first priorities, or just the rollout
     train: float  # stacks of the batch or inserts into the memory, and the update with all its gradient steps
-    trainer: float  # of `train` that of the thread that was asked: all of it, unless an algorithm has a second one
+    trainer: float  # of `train` that of the learner's own process: all of it, unless it has a partner for one part
 
     @property
     def total(self) -> float:
-        """Core seconds of all threads."""
+        """Core seconds of all processes."""
         return self.env + self.act + self.make + self.train
 
     def floor(self, actors: int) -> float:
-        """Env steps/s of one learner and `actors` actors, each with one thread, if they did nothing else.
+        """Env steps/s of one learner and `actors` actors, each process with one thread, if they did nothing else.
 
-        The scarcest of three: all cores, on which the parts share; the learner's thread; the actors'.
+        The scarcest of three: all cores, on which the parts share; the learner's own process; the actors'.
         """
         return min(cores() / self.total, 1 / self.trainer, actors / (self.env + self.act + self.make))
 
@@ -104,19 +104,19 @@ class _Worker:
             policy.experience(recorded)
             return env_steps
 
-        parts = [self._cost(part)[0] for part in (step, act, make_experience)]
-        train, trainer = self._cost(_training(settings, algorithm, policy.experience(recorded), env_steps))
+        parts = [self._cost(part) for part in (step, act, make_experience)]
+        train = self._cost(_training(settings, algorithm, policy.experience(recorded), env_steps))
         environment.close()
-        return Parts(*parts, train, trainer)
+        return Parts(*parts, train, train / (len(algorithm.parts) if isinstance(algorithm, InParts) else 1))
 
-    def _cost(self, part: Callable[[], EnvSteps]) -> tuple[float, float]:
-        """Core seconds per env step, of all threads and of this one, while the other cores do the same."""
+    def _cost(self, part: Callable[[], EnvSteps]) -> float:
+        """Core seconds per env step, while the other cores do the same."""
         part()  # warm: allocations, kernels chosen
         self.barrier.wait(START_SECONDS)
-        env_steps, until, began, mine = 0, time.monotonic() + self.seconds, time.process_time(), time.thread_time()
+        env_steps, until, began = 0, time.monotonic() + self.seconds, time.process_time()
         while time.monotonic() < until:
             env_steps += part()
-        return (time.process_time() - began) / env_steps, (time.thread_time() - mine) / env_steps
+        return (time.process_time() - began) / env_steps
 
 
 def measure(settings: Settings, seconds: Seconds) -> Parts:

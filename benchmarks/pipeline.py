@@ -17,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from common.errors import ResourceError
@@ -30,6 +31,7 @@ START_SECONDS: Seconds = 120.0  # for a busy machine: the imports alone take sev
 LEAVE_SECONDS: Seconds = 20.0
 ENDLESS = ("target.mean100=null", "target.wall_seconds=null", f"target.env_steps={10**12}", "log.format=plain")
 TRAINED = "rookery_learner_env_steps_trained_total"
+CPU = "process_cpu_seconds_total"
 
 Reading = dict[str, float]
 """Value of each sample of one scrape; a label stands behind the name, as in `..._phase_seconds_total/train`."""
@@ -63,8 +65,8 @@ class Window:
         return sum(self.cpu_seconds().values()) / (self.trained_per_second * self.seconds)
 
     def cpu_seconds(self) -> dict[str, Seconds]:
-        """Core seconds of each child."""
-        return {child: reading["process_cpu_seconds_total"] for child, reading in self.growth.items()}
+        """Core seconds of each child and of those that it has started."""
+        return {child: reading[CPU] for child, reading in self.growth.items()}
 
     def phases(self, child: str) -> dict[str, float]:
         """Part of the window that the child's loop spent in each phase."""
@@ -107,7 +109,8 @@ class Run:
 
     def _at_update(self) -> tuple[Seconds, dict[str, Reading]]:
         self.wait_until_trained(1)
-        return time.monotonic(), {child: _scrape(url) for child, url in self._plan.urls.items()}
+        pids = self._processes.pids()
+        return time.monotonic(), {child: _with_partners(_scrape(url), pids[child]) for child, url in self._plan.urls.items()}
 
     def _trained(self) -> float:
         try:
@@ -141,6 +144,12 @@ def _end(processes: Processes) -> None:
         processes.exited()
         time.sleep(POLL_SECONDS)
     processes.kill_all()
+
+
+def _with_partners(reading: Reading, pid: int) -> Reading:
+    """The processes that this one has started compute for it."""
+    spent = [process.cpu_times() for process in psutil.Process(pid).children(recursive=True)]
+    return reading | {CPU: reading[CPU] + sum(times.user + times.system for times in spent)}
 
 
 def _scrape(url: str) -> Reading:

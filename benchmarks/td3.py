@@ -36,8 +36,8 @@ from common.runtime.config import load
 from common.runtime.tree import Settings
 from common.units import Seconds
 
-WARM_UP = 1_000
-BRIEF = (f"algorithm.warmup={WARM_UP}", f"algorithm.random_env_steps={WARM_UP}")  # what comes before is not measured
+WARM_UP = 1_000  # env steps that are not measured
+SAME = (f"algorithm.warmup={WARM_UP}", f"algorithm.random_env_steps={WARM_UP}", "model.layer_norm=false")  # theirs has none
 STEADY = 200  # gradient steps before the clock starts
 
 
@@ -69,7 +69,7 @@ def benchmark(preset: str, overrides: Sequence[str], *, repeats: int, seconds: S
     named = load(preset=preset, overrides=overrides, environ={}).settings.algorithm.name
     if named != "td3":
         raise ConfigError("this compares td3 alone", found=named, wanted="td3", fix="name another --preset")
-    wanted = (*overrides, *BRIEF)
+    wanted = (*overrides, *SAME)
     settings = load(preset=preset, overrides=wanted, environ={}).settings
     theirs: dict[int, list[float]] = {threads: [] for threads in sorted({1, cores()}, reverse=True)}
     ours = []

@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from common import units
+from common.algorithms.parts import Part, RunParts
 from common.units import EnvSteps, Version
 from common.wire.messages import Arrays
 
@@ -82,6 +83,15 @@ class Remembers(Protocol):
     @property
     def replay_bytes(self) -> int:
         """What it then takes; allocated already, touched as it fills."""
+
+
+@runtime_checkable
+class InParts(Protocol):
+    """What an algorithm offers beside `Algorithm` whose gradient step falls into parts, which may be computed apart."""
+
+    parts: Sequence[Part]
+    run_parts: RunParts
+    """How it has them computed: one after the other, unless it is told of another way before the first update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from common.algorithms import deterministic, optimizers, parameters
 from common.algorithms.off_policy import Measured, ReplayLearner
+from common.algorithms.parts import Part, RunParts, in_turn
 from common.algorithms.q_learning import td_target
 from common.algorithms.settings.td3 import TD3Settings
-from common.algorithms.side_by_side import SideBySide, in_turn
 from common.envs.spec import EnvSpec
 from common.models import deterministic as models
 from common.models.arithmetic import CPU
@@ -25,9 +25,12 @@ from common.models.flat import Flat
 from common.models.passes import Prepared, Written
 from common.models.spec import ModelSettings
 from common.replay.memory import Transitions
+from common.units import MIB
 
 _ADAM_EPS = 1e-8
 _MOST_TOGETHER = 4  # gradient steps whose targets are computed at once: more would save nothing and take memory
+_MOST_DRAWN = 16  # gradient steps whose minibatches are drawn at once; a run that is told to stop takes them first
+_MOST_DRAWN_BYTES = 16 * MIB  # of their observations
 
 
 class _Learned:
@@ -41,18 +44,22 @@ class _Learned:
         self._adam = optimizers.FlatAdam(self._weights, eps=_ADAM_EPS)
         self.online = models.passes(net, self._weights, precision=settings.precision)
         self.target = models.passes(target, self._targets, precision=settings.precision)
-        self.gradients = Flat.like(parameters), Flat.like(parameters)  # one for each thread
+        self.gradients = Flat.like(parameters), Flat.like(parameters)  # one for each part
 
-    def judge(self, seen: Prepared, step: slice, target: Tensor, *, lr: float) -> Tensor | None:
-        """One step of a critic towards the targets [N]: what it said before [N]; None, and no step, where that is not finite."""
-        output, tape = self.online.forward(seen[step])
+    def judge(self, seen: Prepared, *, target: Tensor, lr: float, said: Tensor) -> bool:
+        """One step of a critic towards the targets [N], unless its loss is not finite; `said` [N] takes what it said before.
+
+        `seen` was prepared by the passes of either critic.
+        """
+        output, tape = self.online.forward(seen)
         value = output.squeeze(1)
+        said.copy_(value)
         loss, gradient = deterministic.critic_loss(value, target=target)
         if not math.isfinite(loss.item()):
-            return None
+            return False
         self.online.gradients(tape, gradient[:, None], into=self.gradients[0])
         self.descend(lr=lr)
-        return value
+        return True
 
     def descend(self, *, lr: float) -> None:
         """One step along the first gradient."""
@@ -75,8 +82,175 @@ class _Learned:
         self.target.renew()
 
 
+class _Desk(NamedTuple):
+    """What the parts lay before one another, for up to K gradient steps on N rows each, R = K * N."""
+
+    order: Tensor  # [3] float64: gradient steps to take, the learning rate, gradient steps taken before
+    observation: Tensor  # [R, *input]
+    action: Tensor  # [R, A], -1..1
+    reward: Tensor  # [R]
+    discount: Tensor  # [R]
+    next_observation: Tensor  # [R, *input]
+    noise: Tensor  # [R, A]
+    target: Tensor  # [R]: what both critics are trained towards
+    value: Tensor  # [K, 2, N]: what each critic said before its step
+    taken: Tensor  # [K, 2] bool: whether it took it
+    climbed: Tensor  # [K] bool: whether the actor took a step after that
+    actor_loss: Tensor  # [K, 2]: of each part's share of the rows
+    action_abs: Tensor  # [K, 2]
+
+    @classmethod
+    def of(cls, env: EnvSpec, *, minibatch: int, device: torch.device) -> _Desk:
+        """Empty."""
+        frames = torch.zeros(0, *env.network_input_shape, dtype=getattr(torch, env.observation_dtype), device=device)
+        row = 2 * frames.element_size() * math.prod(env.network_input_shape)
+        steps = max(1, min(_MOST_DRAWN, _MOST_DRAWN_BYTES // (row * minibatch)))
+        observation = frames.new_zeros(steps * minibatch, *env.network_input_shape)
+        action, number = (torch.zeros(steps * minibatch, *shape, device=device) for shape in (env.action.shape, ()))
+        pairs = torch.zeros(steps, 2, device=device)
+        return cls(
+            order=torch.zeros(3, dtype=torch.float64),
+            observation=observation,
+            action=action,
+            reward=number,
+            discount=number.clone(),
+            next_observation=observation.clone(),
+            noise=action.clone(),
+            target=number.clone(),
+            value=torch.zeros(steps, 2, minibatch, device=device),
+            taken=torch.zeros(steps, 2, dtype=torch.bool),
+            climbed=torch.zeros(steps, dtype=torch.bool),
+            actor_loss=pairs,
+            action_abs=pairs.clone(),
+        )
+
+    @property
+    def steps(self) -> int:
+        """K."""
+        return len(self.taken)
+
+    def lay(self, rows: Transitions, noise: Tensor, bounds: models.ActionBounds) -> None:
+        """Put transitions and noise there."""
+        count = slice(len(rows.reward))
+        for place, values in (
+            (self.observation, rows.observation),
+            (self.reward, rows.reward),
+            (self.discount, rows.discount),
+            (self.next_observation, rows.next_observation),
+        ):
+            place[count].copy_(torch.from_numpy(values))
+        self.action[count].copy_(bounds.unscale(torch.from_numpy(rows.action)))
+        self.noise[count].copy_(noise)
+
+    def measured(self, steps: int) -> list[Measured | None]:
+        """Of each of the first `steps`: what it measured, or None where a critic left it out."""
+        said = self.value[:steps]  # [K, 2, N]
+        error = said - self.target[: said[:, 0].numel()].view(steps, 1, -1)
+        critics = error.square().mean(dim=2).sum(dim=1), error.abs().mean(dim=(1, 2)), said.mean(dim=(1, 2))
+        actor = self.actor_loss[:steps].sum(dim=1), self.action_abs[:steps].sum(dim=1)
+        found: list[Measured | None] = []
+        for step, (whole, climbed) in enumerate(zip(self.taken[:steps].all(dim=1).tolist(), self.climbed.tolist(), strict=False)):
+            of_critics = zip(("critic_loss", "td_abs", "q_mean"), critics, strict=True)
+            of_actor = zip(("actor_loss", "action_abs"), actor if climbed else (), strict=climbed)
+            found.append({name: values[step] for name, values in (*of_critics, *of_actor)} if whole else None)
+        return found
+
+
+class _Part:
+    """`Part` number `rank` of `parts`, 1 or 2: of two, each looks after one critic and takes half of the rows of all else."""
+
+    def __init__(
+        self, desk: _Desk, actor: _Learned, critics: Sequence[_Learned], settings: TD3Settings, *, rank: int, parts: int
+    ) -> None:
+        self._desk, self._actor, self._critics, self._settings = desk, actor, critics, settings
+        self._rank, self._parts = rank, parts
+
+    def run(self) -> Iterator[None]:
+        """Take the gradient steps that were ordered."""
+        written = isinstance(self._actor.online, Written)  # it never asks autograd, which then need not look at each operation
+        rounds: Iterator[None] = (torch.inference_mode if written else torch.no_grad)()(self._rounds)()
+        return rounds
+
+    def _rounds(self) -> Iterator[None]:
+        ordered, lr, before = self._desk.order.tolist()
+        total, delay, done, taken = int(ordered), self._settings.policy_delay, 0, int(before)
+        size = self._settings.minibatch
+        seen = self._critics[0].online.prepare(self._desk.observation[: total * size], self._desk.action[: total * size])
+        while done < total:
+            # Until the targets move they look the same to all steps.
+            steps = range(done, min(done + min(delay - taken % delay, _MOST_TOGETHER), total))
+            self._look_ahead(steps)
+            yield
+            self._judge(steps, seen, lr)
+            yield
+            done, now = steps.stop, int(self._desk.taken[steps.start : steps.stop].all(dim=1).sum())
+            taken += now
+            moves = now > 0 and taken % delay == 0
+            if moves:
+                self._climb(done - 1)
+                yield
+                self._move(lr)
+                yield
+            if self._rank == 0:
+                self._desk.climbed[steps.start : done] = False
+                self._desk.climbed[done - 1] = moves
+
+    def _share(self, steps: range) -> slice:
+        """The rows of these steps that are mine."""
+        first, rows = steps.start * self._settings.minibatch, len(steps) * self._settings.minibatch
+        return slice(first + rows * self._rank // self._parts, first + rows * (self._rank + 1) // self._parts)
+
+    def _look_ahead(self, steps: range) -> None:
+        """What both critics are to be trained towards."""
+        desk, actor, critics, mine = (
+            self._desk,
+            self._actor.target,
+            [critic.target for critic in self._critics],
+            self._share(steps),
+        )
+        ahead = desk.next_observation[mine]
+        action = deterministic.smoothed(
+            actor.evaluate(actor.prepare(ahead)), desk.noise[mine], clip=self._settings.target_noise_clip
+        )
+        seen = critics[0].prepare(ahead, action)
+        value = deterministic.clipped_double(torch.stack([critic.evaluate(seen) for critic in critics]).squeeze(2))
+        desk.target[mine] = td_target(reward=desk.reward[mine], discount=desk.discount[mine], value=value)
+
+    def _judge(self, steps: range, seen: Prepared, lr: float) -> None:
+        """A step of my critics on each minibatch."""
+        desk, size, mine = self._desk, self._settings.minibatch, range(self._rank, len(self._critics), self._parts)
+        for step in steps:
+            rows = slice(step * size, (step + 1) * size)
+            minibatch, target = seen[rows], desk.target[rows]
+            for k in mine:
+                desk.taken[step, k] = self._critics[k].judge(minibatch, target=target, lr=lr, said=desk.value[step, k])
+
+    def _climb(self, step: int) -> None:
+        """The actor's gradient towards what the first critic rates higher; its own weights stay."""
+        desk, critic, actor = self._desk, self._critics[0].online, self._actor.online
+        observation = desk.observation[self._share(range(step, step + 1))]
+        action, played = actor.forward(actor.prepare(observation))
+        value, judged = critic.forward(critic.prepare(observation, action))
+        loss, gradient = deterministic.actor_loss(value.squeeze(1), rows=self._settings.minibatch)
+        actor.gradients(played, critic.input_gradient(judged, gradient[:, None]), into=self._actor.gradients[self._rank])
+        desk.actor_loss[step, self._rank] = loss
+        desk.action_abs[step, self._rank] = action.abs().mean() * (len(action) / self._settings.minibatch)
+
+    def _move(self, lr: float) -> None:
+        """A step of the actor, and then of all targets."""
+        if self._rank == 0:
+            mine, *others = self._actor.gradients[: self._parts]
+            for gradient in others:
+                mine.whole.add_(gradient.whole)
+            self._actor.descend(lr=lr)
+            self._actor.follow(self._settings.target_rate)
+        if self._rank == self._parts - 1:
+            for critic in self._critics:
+                critic.follow(self._settings.target_rate)
+
+
 class TD3(ReplayLearner):
-    """`common.algorithms.api.Algorithm` for one best action and two critics of it."""
+    """`common.algorithms.api.Algorithm` for one best action and two critics of it, and `InParts`."""
 
     _settings: TD3Settings
 
@@ -94,9 +268,13 @@ class TD3(ReplayLearner):
         self._actor = _Learned(self._nets.actor, self._targets.actor, settings)
         pairs = zip(self._nets.critics, self._targets.critics, strict=True)
         self._critics = [_Learned(critic, target, settings) for critic, target in pairs]
-        # What a user's own network keeps or draws while it computes is not made for two threads; a GPU does one thing at a time.
-        self._two_threads = device == CPU and isinstance(self._actor.online, Written)
-        self._each = SideBySide() if self._two_threads else in_turn
+        self._desk = _Desk.of(env, minibatch=settings.minibatch, device=device)
+        # What a user's own network keeps or draws while it computes is not made for two; a GPU does one thing at a time.
+        parts = 2 if device == CPU and isinstance(self._actor.online, Written) and settings.minibatch > 1 else 1
+        self.parts: Sequence[Part] = [
+            _Part(self._desk, self._actor, self._critics, settings, rank=rank, parts=parts) for rank in range(parts)
+        ]
+        self.run_parts: RunParts = in_turn
         self._generator = torch.Generator().manual_seed(seed)
         self._gradient_steps = 0  # of the whole run
 
@@ -110,73 +288,18 @@ class TD3(ReplayLearner):
 
     @property
     def _together(self) -> int:
-        """All until the targets move: they look the same to these steps."""
-        return min(self._settings.policy_delay - self._gradient_steps % self._settings.policy_delay, _MOST_TOGETHER)
+        return self._desk.steps
 
     def _train(self, rows: Transitions) -> list[Measured | None]:
         """A step of both critics on each minibatch and, every `policy_delay`-th time, one of the actor and the targets."""
-        observation, action = self._tensor(rows.observation), self._bounds.unscale(torch.from_numpy(rows.action)).to(self._device)
-        target = torch.cat(self._each(self._targets_of(rows), self._shares(len(rows.reward))))
-        steps = self._minibatches(len(target))
-        seen = self._critics[0].online.prepare(observation, action)
-        values = self._each(
-            lambda critic: [critic.judge(seen, step, target[step], lr=self._learning_rate) for step in steps], self._critics
-        )
-        measured = _measured(values, target.view(len(steps), -1))
-        taken = sum(step is not None for step in measured)
-        self._gradient_steps += taken
-        if taken and self._gradient_steps % self._settings.policy_delay == 0:
-            actor = self._step_actor(observation[steps[-1]])
-            measured[-1] = {**(measured[-1] or {}), **actor}  # there is one: all steps that were drawn together were taken
-            for learned in (self._actor, *self._critics):
-                learned.follow(self._settings.target_rate)
+        desk, steps = self._desk, len(rows.reward) // self._settings.minibatch
+        noise = torch.empty(rows.action.shape).normal_(std=self._settings.target_noise, generator=self._generator)
+        desk.lay(rows, noise, self._bounds)
+        desk.order.copy_(torch.tensor((steps, self._learning_rate, self._gradient_steps), dtype=torch.float64))
+        self.run_parts(self.parts)
+        measured = desk.measured(steps)
+        self._gradient_steps += sum(step is not None for step in measured)
         return measured
-
-    def _minibatches(self, rows: int) -> list[slice]:
-        return [slice(start, start + self._settings.minibatch) for start in range(0, rows, self._settings.minibatch)]
-
-    def _shares(self, rows: int) -> list[slice]:
-        """Of each thread, of so many rows."""
-        half = rows // 2
-        return [slice(half), slice(half, rows)] if self._two_threads and half else [slice(rows)]
-
-    def _targets_of(self, rows: Transitions) -> Callable[[slice], Tensor]:
-        """What both critics are trained towards, [N] of a share of the rows."""
-        following, reward, discount = map(self._tensor, (rows.next_observation, rows.reward, rows.discount))
-        noise = (
-            torch.empty(rows.action.shape).normal_(std=self._settings.target_noise, generator=self._generator).to(self._device)
-        )
-        actor, critics = self._actor.target, [critic.target for critic in self._critics]
-
-        def look_ahead(mine: slice) -> Tensor:
-            ahead = following[mine]
-            action = deterministic.smoothed(
-                actor.evaluate(actor.prepare(ahead)), noise[mine], clip=self._settings.target_noise_clip
-            )
-            seen = critics[0].prepare(ahead, action)
-            values = torch.stack([critic.evaluate(seen) for critic in critics]).squeeze(2)
-            return td_target(reward=reward[mine], discount=discount[mine], value=deterministic.clipped_double(values))
-
-        return look_ahead
-
-    def _step_actor(self, observation: Tensor) -> dict[str, Tensor]:
-        """Towards what the first critic rates higher; its own weights stay."""
-        critic, actor = self._critics[0].online, self._actor.online
-        shares = list(zip(self._shares(len(observation)), self._actor.gradients, strict=False))
-
-        def climb(share: tuple[slice, Flat]) -> tuple[Tensor, Tensor]:
-            mine, gradients = observation[share[0]], share[1]
-            action, played = actor.forward(actor.prepare(mine))
-            value, judged = critic.forward(critic.prepare(mine, action))
-            loss, gradient = deterministic.actor_loss(value.squeeze(1), rows=len(observation))
-            actor.gradients(played, critic.input_gradient(judged, gradient[:, None]), into=gradients)
-            return loss, action
-
-        losses, actions = zip(*self._each(climb, shares), strict=True)
-        for _, gradients in shares[1:]:
-            self._actor.gradients[0].whole.add_(gradients.whole)
-        self._actor.descend(lr=self._learning_rate)
-        return {"actor_loss": torch.stack(losses).sum(), "action_abs": torch.cat(actions).abs().mean()}
 
     def state_dict(self) -> dict[str, Any]:
         """Copies, in nested dicts with string keys; leaves are tensors and JSON scalars."""
@@ -200,17 +323,3 @@ class TD3(ReplayLearner):
         self._generator.set_state(state["generator"])
         self._gradient_steps = state["gradient_steps"]
         super().load_state_dict(state)
-
-
-def _measured(values: Sequence[Sequence[Tensor | None]], target: Tensor) -> list[Measured | None]:
-    """Of each step, by what both critics had said [N] before it and their targets [steps, N]; None where a step was left out."""
-    steps = [(k, first, second) for k, (first, second) in enumerate(zip(*values, strict=True))]
-    taken = {k: torch.stack((first, second)) for k, first, second in steps if first is not None and second is not None}
-    found: list[Measured | None] = [None] * len(steps)
-    if taken:
-        said = torch.stack(list(taken.values()))  # [steps, 2, N]
-        error = said - target[list(taken), None]
-        parts = error.square().mean(dim=2).sum(dim=1), error.abs().mean(dim=(1, 2)), said.mean(dim=(1, 2))
-        for k, *scalars in zip(taken, *parts, strict=True):
-            found[k] = dict(zip(("critic_loss", "td_abs", "q_mean"), scalars, strict=True))
-    return found

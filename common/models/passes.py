@@ -20,6 +20,7 @@ from common.models.snapshot import Precision
 Tape: TypeAlias = Any
 """What a forward pass leaves for the backward passes; of use to the object alone that made it."""
 _LAYER_NORM_EPS = 1e-5  # torch's
+_relu_backward = torch.ops.aten.threshold_backward.grad_input  # the kernel that autograd calls
 
 
 class Prepared(Protocol):
@@ -30,7 +31,7 @@ class Prepared(Protocol):
 
 
 class Passes(Protocol):
-    """The passes through one network. `renew` aside, they may be made by two threads at once."""
+    """The passes through one network."""
 
     def prepare(self, *inputs: Tensor) -> Any:
         """`Prepared` inputs [N, ...], in the order of the module's `forward`."""
@@ -111,27 +112,33 @@ class _Hidden(NamedTuple):
     """One hidden layer: z = W x + b, normalised where there are `scale` and `shift` [F], and relu."""
 
     weight: Tensor
+    columns: Tensor  # the transposed weight: a view that is made once
     bias: Tensor
-    scale: Tensor | None = None
-    shift: Tensor | None = None
+    scale: Tensor | None
+    shift: Tensor | None
+
+    @classmethod
+    def of(cls, weight: Tensor, bias: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Self:
+        """By its parameters."""
+        return cls(weight, weight.t(), bias, scale, shift)
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
-        """Its activity and what `error` needs: that and, where it is normalised, z, its means and reciprocal deviations."""
-        linear = functional.linear(inputs, self.weight, self.bias)
+        """Its activity, and what `error` needs beside that where it is normalised: z, its means and reciprocal deviations."""
+        linear = torch.addmm(self.bias, inputs, self.columns)
         if self.scale is None or self.shift is None:
-            return linear.relu_(), (linear,)
+            return linear.relu_(), ()
         exact = linear.float()  # as autocast does it
         normal, mean, deviation = torch.native_layer_norm(exact, exact.shape[1:], self.scale, self.shift, _LAYER_NORM_EPS)
-        activity = normal.relu_().to(linear.dtype)
-        return activity, (activity, exact, mean, deviation)
+        return normal.relu_().to(linear.dtype), (exact, mean, deviation)
 
-    def error(self, error: Tensor, kept: Sequence[Tensor], *, gradients: bool) -> tuple[Tensor, Sequence[Tensor]]:
-        """dL/dz from dL/d(activity), and the `gradients` of `scale` and `shift` where it has them and they are asked for."""
-        activity, *normal = kept
-        error = torch.ops.aten.threshold_backward.default(error, activity, 0)  # the kernel that autograd calls
-        if not normal:
+    def error(
+        self, error: Tensor, activity: Tensor, kept: Sequence[Tensor], *, gradients: bool
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """dL/dz from dL/d(activity), overwritten, and the `gradients` of `scale` and `shift` where they are asked for."""
+        _relu_backward(error, activity, 0, grad_input=error)
+        if not kept:
             return error, ()
-        linear, *moments = normal
+        linear, *moments = kept
         through, *of_scale_and_shift = torch.ops.aten.native_layer_norm_backward.default(
             error.float(), linear, linear.shape[1:], *moments, self.scale, self.shift, [True, gradients, gradients]
         )
@@ -139,12 +146,12 @@ class _Hidden(NamedTuple):
 
 
 class _Tape(NamedTuple):
-    """`output`; `features` that it is made of, float32; `reached` [h_0, h_1, ..]; and of each `hidden` layer what it keeps."""
+    """`output`; `features` that it is made of, float32; `reached` [h_0, h_1, ..]; and of each hidden layer what it `kept`."""
 
     output: Tensor
     features: Tensor
     reached: Sequence[Tensor]
-    hidden: Sequence[Sequence[Tensor]]
+    kept: Sequence[Sequence[Tensor]]
 
 
 class Written:
@@ -170,7 +177,7 @@ class Written:
         self._last, self._squash = last, squash
         self._each = 4 if layer_norm else 2  # parts of a hidden layer
         self._hidden = [
-            _Hidden(*self._rounded.parts[start : start + 2], *weights.parts[start + 2 : start + self._each])
+            _Hidden.of(*self._rounded.parts[start : start + 2], *weights.parts[start + 2 : start + self._each])
             for start in range(0, len(weights.parts) - 2, self._each)
         ]
         self._head, self._head_bias = weights.parts[-2:]
@@ -187,16 +194,16 @@ class Written:
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, _Tape]:
         """See `Passes`."""
-        reached, hidden = [inputs], []
+        reached, kept = [inputs], []
         for layer in self._hidden:
-            activity, kept = layer.forward(reached[-1])
+            activity, moments = layer.forward(reached[-1])
             reached.append(activity)
-            hidden.append(kept)
+            kept.append(moments)
         features = reached[-1].float()
         output = functional.linear(features, self._head, self._head_bias)
         if self._squash:
             output.tanh_()
-        return output, _Tape(output, features, reached, hidden)
+        return output, _Tape(output, features, reached, kept)
 
     def gradients(self, tape: _Tape, output_gradient: Tensor, *, into: Flat) -> None:
         """See `Passes`."""
@@ -204,22 +211,24 @@ class Written:
         error = self._unsquashed(tape.output, output_gradient)
         torch.mm(error.t(), tape.features, out=head)
         torch.sum(error, dim=0, out=head_bias)
-        error = (error @ self._head).to(self._dtype)
+        error = torch.mm(error, self._head).to(self._dtype)
         for level in range(len(self._hidden) - 1, -1, -1):
-            error, normal = self._hidden[level].error(error, tape.hidden[level], gradients=True)
+            error, normal = self._hidden[level].error(error, tape.reached[level + 1], tape.kept[level], gradients=True)
             weight, bias, *scale_and_shift = hidden[level * self._each : (level + 1) * self._each]
-            weight.copy_(error.t() @ tape.reached[level])
+            _product(error, tape.reached[level], into=weight)
             torch.sum(error, dim=0, dtype=torch.float32, out=bias)
             for part, gradient in zip(scale_and_shift, normal, strict=True):
                 part.copy_(gradient)
             if level:
-                error = error @ self._hidden[level].weight
+                error = torch.mm(error, self._hidden[level].weight)
 
     def input_gradient(self, tape: _Tape, output_gradient: Tensor) -> Tensor:
         """See `Passes`."""
-        error = (self._unsquashed(tape.output, output_gradient) @ self._head).to(self._dtype)
-        for layer, kept in zip(self._hidden[::-1], tape.hidden[::-1], strict=True):
-            error = layer.error(error, kept, gradients=False)[0] @ layer.weight
+        error = torch.mm(self._unsquashed(tape.output, output_gradient), self._head).to(self._dtype)
+        for level in range(len(self._hidden) - 1, -1, -1):
+            layer = self._hidden[level]
+            error, _ = layer.error(error, tape.reached[level + 1], tape.kept[level], gradients=False)
+            error = torch.mm(error, layer.weight)
         return error[:, -self._last :].float()
 
     def renew(self) -> None:
@@ -229,3 +238,13 @@ class Written:
 
     def _unsquashed(self, output: Tensor, gradient: Tensor) -> Tensor:
         return gradient * (1.0 - output * output) if self._squash else gradient
+
+
+def _product(error: Tensor, inputs: Tensor, *, into: Tensor) -> None:
+    """e^T h; the other way round where h is narrow, which takes half as long."""
+    if inputs.shape[1] < error.shape[1]:
+        into.copy_(torch.mm(inputs.t(), error).t())
+    elif inputs.dtype == into.dtype:
+        torch.mm(error.t(), inputs, out=into)
+    else:
+        into.copy_(torch.mm(error.t(), inputs))

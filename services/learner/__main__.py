@@ -29,6 +29,7 @@ from services.learner.intake import Intake
 from services.learner.journal import Journal
 from services.learner.loop import Learner
 from services.learner.metrics import LearnerMetrics
+from services.learner.partner import partnered
 from services.learner.settings import parse
 
 LOOK_SECONDS: Seconds = 300.0  # for example frames: a simulator may take its time
@@ -87,6 +88,7 @@ def _serve(words: list[str]) -> int:
                 clock=time.monotonic,
                 note=_log.info,
             )
+            until_the_end.enter_context(partnered(algorithm))
             intake.start()
             if settings.model.normalize_observation and record.updates == 0:
                 # Peers are welcomed from here on: they build their environments, which takes longer, while we look at ours.

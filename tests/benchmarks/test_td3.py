@@ -57,5 +57,5 @@ def test_the_clock_counts_after_the_warm_up(monkeypatch):
 def test_theirs_is_trained_where_it_is_installed():
     """A second of it on Pendulum."""
     pytest.importorskip("stable_baselines3")
-    settings = td3.load(preset="pendulum-td3", overrides=(*TINY, *td3.BRIEF), environ={}).settings
+    settings = td3.load(preset="pendulum-td3", overrides=(*TINY, *td3.SAME), environ={}).settings
     assert td3.stable_baselines3(settings, threads=1, seconds=0.2) > 0.0

@@ -73,7 +73,7 @@ def test_the_floor_is_no_higher_than_one_learner_or_the_actors_allow():
     assert Parts(env=5e-4, act=4e-4, make=1e-4, train=1e-9, trainer=1e-9).floor(actors=1) == pytest.approx(1000)
 
 
-def test_a_second_thread_of_training_shares_the_cores_and_not_the_learners_thread():
-    """By hand: 2 ms on two threads leave the first one 1,000 env steps/s, and each core 500."""
+def test_a_partner_in_training_shares_the_cores_and_not_the_learners_own_process():
+    """By hand: 2 ms in two processes leave the first one 1,000 env steps/s, and each core 500."""
     floor = Parts(env=1e-9, act=1e-9, make=1e-9, train=2e-3, trainer=1e-3).floor(actors=8)
     assert floor == pytest.approx(min(1000, 500 * cores()), rel=1e-5)

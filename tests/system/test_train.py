@@ -61,3 +61,25 @@ def test_a_killed_learner_resumes_and_its_actors_are_not_restarted(colony, wait,
     balances(summary["ledger"])
     assert summary["ledger"]["trained"] == summary["env_steps"]
     assert colony.checkpoints()[-1].endswith(f"{summary['learner_updates']:012d}")
+
+
+def test_a_killed_partner_ends_the_learner_and_the_run_goes_on_from_its_checkpoint(colony, wait, balances):
+    """Half of a gradient step of TD3 is lost: nobody trains on what is left of it, and nobody has to do anything."""
+    small = ("algorithm.warmup=256", "algorithm.samples_per_insert=8", "algorithm.minibatch=8", "checkpoint.every_seconds=0.5")
+    run = colony.train(*small, "target.mean100=null", "target.env_steps=100_000_000", preset="pendulum-td3")
+    log = colony.run_dir / "logs" / "learner.log"
+    wait(lambda: len(colony.checkpoints()) > 1, "checkpoints are written")
+    before = run.children()
+    (partner,) = [child for child in before["learner"].children() if "spawn_main" in " ".join(child.cmdline())]
+    partner.kill()
+    wait(lambda: run.children().get("learner", before["learner"]).pid != before["learner"].pid, "the learner is back")
+    assert "half of a gradient step is missing: found exit code -9" in log.read_text(encoding="utf-8")
+    wait(lambda: "resumed" in log.read_text(encoding="utf-8"), "it goes on")
+    saved = int(colony.checkpoints()[-1].rpartition("-")[2])
+    wait(lambda: run.http.status().get("learner_updates", 0) > saved, "it trains")
+    after = run.children()
+    partners = after["learner"].children()
+    run.signal(signal.SIGINT)
+    assert run.ended(40.0) == 0, run.output
+    wait(lambda: gone([*after.values(), *partners]), "no orphans")
+    balances(colony.summary()["ledger"])
