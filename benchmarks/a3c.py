@@ -23,7 +23,6 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks.parts import cores
 from benchmarks.pipeline import Window, running
 from benchmarks.throughput import NO_EVALUATOR
 from common.algorithms.registry import shipment
@@ -31,6 +30,7 @@ from common.envs.make import spec_of
 from common.models import nets
 from common.models.snapshot import Layout
 from common.runtime.config import load
+from common.runtime.cpu import cores
 from common.units import Seconds
 from services.cli.supervisor import LEARNER
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from common.algorithms.settings.replay import ReplaySection
 from common.envs.make import VectorEnvironment, make
 from common.errors import ResourceError
 from common.models.snapshot import flatten, to_tensor
+from common.runtime.cpu import cores
 from common.runtime.root import set_torch_threads
 from common.runtime.tree import Settings
 from common.units import EnvSteps, Seconds
@@ -43,7 +43,7 @@ class Parts(NamedTuple):
     act: float  # the stack the network sees, and the policy's action on it
     make: float  # of a finished rollout what is sent: a gradient, first priorities, or just the rollout
     train: float  # stacks of the batch or inserts into the memory, and the update with all its gradient steps
-    trainer: float  # of `train` that of the learner's own process: all of it, unless it has a partner for one part
+    trainer: float  # of `train` what is the learner's own: all of it, or as much as its partner's, taken to be as busy
 
     @property
     def total(self) -> float:
@@ -132,11 +132,6 @@ def measure(settings: Settings, seconds: Seconds) -> Parts:
         raise ResourceError("a part could not be measured", found=[worker.exitcode for worker in workers], wanted="exit code 0")
     measured = [results.get() for _ in workers]
     return Parts(*map(fmean, zip(*measured, strict=True)))
-
-
-def cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def _play(environment: VectorEnvironment, policy: Policy, rollout: Rollout) -> list[NDArray[Any]]:

@@ -10,7 +10,7 @@ import os
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -148,8 +148,12 @@ def _end(processes: Processes) -> None:
 
 def _with_partners(reading: Reading, pid: int) -> Reading:
     """The processes that this one has started compute for it."""
-    spent = [process.cpu_times() for process in psutil.Process(pid).children(recursive=True)]
-    return reading | {CPU: reading[CPU] + sum(times.user + times.system for times in spent)}
+    spent = 0.0
+    for process in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it ended just now
+            times = process.cpu_times()
+            spent += times.user + times.system
+    return reading | {CPU: reading[CPU] + spent}
 
 
 def _scrape(url: str) -> Reading:

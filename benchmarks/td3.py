@@ -26,13 +26,13 @@ import gymnasium
 import numpy as np
 import torch
 
-from benchmarks.parts import cores
 from benchmarks.pipeline import Window, running
 from common.algorithms.settings.td3 import TD3Settings
 from common.envs.make import spec_of
 from common.errors import ConfigError, ResourceError
 from common.runtime import root
 from common.runtime.config import load
+from common.runtime.cpu import cores
 from common.runtime.tree import Settings
 from common.units import Seconds
 

@@ -18,10 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from benchmarks.parts import Parts, cores, measure, warm_up
+from benchmarks.parts import Parts, measure, warm_up
 from benchmarks.pipeline import Window, running
 from common.envs.make import spec_of
 from common.runtime.config import load
+from common.runtime.cpu import cores
 from common.units import Seconds
 from services.cli.supervisor import LEARNER
 

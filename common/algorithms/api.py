@@ -63,7 +63,7 @@ class Algorithm(Protocol):
         """Turn experience messages (all of one schema) into what `update` trains on; valid until the next call."""
 
     def update(self, batch: Any, progress: Progress, stop: Callable[[], bool] = lambda: False) -> UpdateResult:
-        """Train on one collated batch. `stop` is asked before each gradient step: once it is true, the rest is left out."""
+        """Train on one collated batch, until `stop`: it is asked before each gradient step, or few short ones."""
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs: model, optimizer, random state, running statistics. Tensors and JSON scalars."""

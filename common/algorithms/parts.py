@@ -1,7 +1,7 @@
 """A computation in parts that meet: what one part wrote into tensors before they meet, the others read after it.
 
 For arithmetic made of many small matrix products. Sharing each of them among cores costs more in meetings than it saves, and two
-threads of one interpreter wait for each other between all of them; parts that meet three times a step may be in processes of
+threads of one interpreter wait for each other between all of them; parts that meet a few times a step may be in processes of
 their own. They have tensors in common and nothing else, so that the result is the same, to the bit, wherever they are computed.
 """
 

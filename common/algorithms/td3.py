@@ -29,8 +29,9 @@ from common.units import MIB
 
 _ADAM_EPS = 1e-8
 _MOST_TOGETHER = 4  # gradient steps whose targets are computed at once: more would save nothing and take memory
-_MOST_DRAWN = 16  # gradient steps whose minibatches are drawn at once; a run that is told to stop takes them first
-_MOST_DRAWN_BYTES = 16 * MIB  # of their observations
+_MOST_DRAWN = 16  # gradient steps whose minibatches are drawn at once, if that takes no more than
+_MOST_DRAWN_BYTES = 16 * MIB  # for their observations, and
+_MOST_DRAWN_PRODUCTS = 1 << 29  # of a row with a weight: a run that is told to stop takes these steps first
 
 
 class _Learned:
@@ -100,11 +101,12 @@ class _Desk(NamedTuple):
     action_abs: Tensor  # [K, 2]
 
     @classmethod
-    def of(cls, env: EnvSpec, *, minibatch: int, device: torch.device) -> _Desk:
-        """Empty."""
+    def of(cls, env: EnvSpec, *, minibatch: int, weights: int, device: torch.device) -> _Desk:
+        """Empty; K is less than it could be where a minibatch is large, or a network of so many weights slow."""
         frames = torch.zeros(0, *env.network_input_shape, dtype=getattr(torch, env.observation_dtype), device=device)
         row = 2 * frames.element_size() * math.prod(env.network_input_shape)
-        steps = max(1, min(_MOST_DRAWN, _MOST_DRAWN_BYTES // (row * minibatch)))
+        fit = min(_MOST_DRAWN_BYTES // (row * minibatch), _MOST_DRAWN_PRODUCTS // (weights * minibatch))
+        steps = max(1, min(_MOST_DRAWN, fit))
         observation = frames.new_zeros(steps * minibatch, *env.network_input_shape)
         action, number = (torch.zeros(steps * minibatch, *shape, device=device) for shape in (env.action.shape, ()))
         pairs = torch.zeros(steps, 2, device=device)
@@ -148,16 +150,17 @@ class _Desk(NamedTuple):
         error = said - self.target[: said[:, 0].numel()].view(steps, 1, -1)
         critics = error.square().mean(dim=2).sum(dim=1), error.abs().mean(dim=(1, 2)), said.mean(dim=(1, 2))
         actor = self.actor_loss[:steps].sum(dim=1), self.action_abs[:steps].sum(dim=1)
-        found: list[Measured | None] = []
-        for step, (whole, climbed) in enumerate(zip(self.taken[:steps].all(dim=1).tolist(), self.climbed.tolist(), strict=False)):
-            of_critics = zip(("critic_loss", "td_abs", "q_mean"), critics, strict=True)
-            of_actor = zip(("actor_loss", "action_abs"), actor if climbed else (), strict=climbed)
-            found.append({name: values[step] for name, values in (*of_critics, *of_actor)} if whole else None)
-        return found
+        of_critics = dict(zip(("critic_loss", "td_abs", "q_mean"), critics, strict=True))
+        of_both = of_critics | dict(zip(("actor_loss", "action_abs"), actor, strict=True))
+        taken, climbed = self.taken[:steps].all(dim=1).tolist(), self.climbed[:steps].tolist()
+        return [
+            {name: values[step] for name, values in (of_both if climbed[step] else of_critics).items()} if taken[step] else None
+            for step in range(steps)
+        ]
 
 
 class _Part:
-    """`Part` number `rank` of `parts`, 1 or 2: of two, each looks after one critic and takes half of the rows of all else."""
+    """One of one or two `parts`, by `rank` from 0: of two, each looks after one critic, and takes half of the rows otherwise."""
 
     def __init__(
         self, desk: _Desk, actor: _Learned, critics: Sequence[_Learned], settings: TD3Settings, *, rank: int, parts: int
@@ -202,12 +205,8 @@ class _Part:
 
     def _look_ahead(self, steps: range) -> None:
         """What both critics are to be trained towards."""
-        desk, actor, critics, mine = (
-            self._desk,
-            self._actor.target,
-            [critic.target for critic in self._critics],
-            self._share(steps),
-        )
+        desk, mine = self._desk, self._share(steps)
+        actor, critics = self._actor.target, [critic.target for critic in self._critics]
         ahead = desk.next_observation[mine]
         action = deterministic.smoothed(
             actor.evaluate(actor.prepare(ahead)), desk.noise[mine], clip=self._settings.target_noise_clip
@@ -268,7 +267,8 @@ class TD3(ReplayLearner):
         self._actor = _Learned(self._nets.actor, self._targets.actor, settings)
         pairs = zip(self._nets.critics, self._targets.critics, strict=True)
         self._critics = [_Learned(critic, target, settings) for critic, target in pairs]
-        self._desk = _Desk.of(env, minibatch=settings.minibatch, device=device)
+        weights = sum(parameter.numel() for parameter in self._nets.critics[0].parameters())
+        self._desk = _Desk.of(env, minibatch=settings.minibatch, weights=weights, device=device)
         # What a user's own network keeps or draws while it computes is not made for two; a GPU does one thing at a time.
         parts = 2 if device == CPU and isinstance(self._actor.online, Written) and settings.minibatch > 1 else 1
         self.parts: Sequence[Part] = [

@@ -12,7 +12,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import multiprocessing
@@ -20,7 +20,9 @@ from torch import multiprocessing
 from common.algorithms.api import Algorithm, InParts
 from common.algorithms.parts import Part, in_turn
 from common.errors import InternalError
-from common.runtime import logs
+from common.runtime import logs, root
+from common.runtime.cpu import cores
+from common.runtime.shutdown import SIGNALS
 from common.units import Seconds
 
 MEETING_SECONDS: Seconds = 60.0  # a part that has not come by then is stuck
@@ -40,14 +42,18 @@ class Partner:
         Raises RuntimeError or OSError where there is no shared memory for them, or no process to be had.
         """
         self._line, theirs = socket.socketpair()
+        self._line.setblocking(False)
         self._patience = patience
-        self._up = False
+        self._up: bool | None = None  # not known yet
         with theirs:
             self._process = multiprocessing.get_context("spawn").Process(
                 target=_serve, args=(theirs, second, torch.get_num_threads()), name="partner", daemon=True
             )
-            self._process.start()
-        self._line.setblocking(False)
+            try:
+                self._process.start()
+            except BaseException:
+                self._line.close()
+                raise
 
     @property
     def pid(self) -> int | None:
@@ -56,18 +62,22 @@ class Partner:
 
     @property
     def up(self) -> bool:
-        """Whether it is ready to compute. Raises InternalError where it ended instead."""
-        if not self._up:
+        """Whether it computes its part. Where it ended before it could, that is said once, and it never will."""
+        if self._up is None:
             try:
-                self._up = self._there(self._line.recv(1))
+                self._up = bool(self._line.recv(1))
             except BlockingIOError:
                 return False
-            except ConnectionError as error:
-                raise self._gone() from error
+            except ConnectionError:
+                self._up = False
+            if self._up:
+                _log.info("partner_at_work", pid=self.pid)
+            else:
+                _alone(self._exit_code())
         return self._up
 
     def __call__(self, parts: Sequence[Part]) -> None:
-        """Compute both parts once. Raises InternalError where the process is gone or stuck: what it does is then half done."""
+        """Compute both parts once. Raises InternalError where the process is gone or stuck: what it did is then half done."""
         first, _ = parts
         if not self.up:
             in_turn(parts)
@@ -76,25 +86,20 @@ class Partner:
             self._line.sendall(_HERE)
             for _ in first.run():
                 self._line.sendall(_HERE)
-                self._there(_come(self._line, self._patience))
-            self._there(_come(self._line, self._patience))
+                _meet(self._line, self._patience)
+            _meet(self._line, self._patience)
         except ConnectionError as error:
-            raise self._gone() from error
+            raise self._lost(self._exit_code()) from error
         except TimeoutError as error:
             raise self._lost(f"nothing from process {self.pid} for {self._patience:g} s") from error
 
-    def _there(self, come: bytes) -> bool:
-        if not come:
-            raise self._gone()
-        return True
-
-    def _gone(self) -> InternalError:
+    def _exit_code(self) -> str:
         self._process.join(LEAVE_SECONDS)
-        return self._lost(f"exit code {self._process.exitcode} of process {self.pid}")
+        return f"exit code {self._process.exitcode} of process {self.pid}"
 
     def _lost(self, found: str) -> InternalError:
         fix = "see what it said above; go on from the newest checkpoint with --resume"
-        return InternalError("half of a gradient step is missing", found=found, wanted="the partner at work", fix=fix)
+        return InternalError("half of a gradient step is missing", found=found, wanted="the learner's partner at work", fix=fix)
 
     def close(self) -> None:
         """End the process."""
@@ -107,53 +112,64 @@ class Partner:
 
 @contextmanager
 def partnered(algorithm: Algorithm) -> Iterator[None]:
-    """Inside, a partner computes the second of two parts, where the algorithm has them and the machine two cores.
+    """Inside, a partner computes the second of two parts, where the algorithm has them and there are two cores.
 
-    Where no process can be had, that is said, and all is computed here.
+    The two share the threads that torch may use, at least one each. Where no process can be had, that is said, and all is
+    computed here.
     """
-    parts = algorithm.parts if isinstance(algorithm, InParts) else ()
-    if not isinstance(algorithm, InParts) or len(parts) != 2 or (os.cpu_count() or 1) == 1:  # noqa: PLR2004 - ours and its own
+    if not isinstance(algorithm, InParts) or len(algorithm.parts) != 2 or cores() == 1:  # noqa: PLR2004 - ours and the partner's
         yield
         return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, threads // 2))
     try:
-        partner = Partner(parts[1])
+        partner = Partner(algorithm.parts[1])
     except (OSError, RuntimeError) as error:
-        _log.warning("no_partner", error=error, consequence="gradient steps take nearly twice as long")
+        torch.set_num_threads(threads)
+        _alone(error)
         yield
         return
-    _log.info("partner_started", pid=partner.pid)
-    with closing(partner):
-        algorithm.run_parts = partner
+    algorithm.run_parts = partner
+    try:
         yield
+    finally:
+        algorithm.run_parts = in_turn
+        partner.close()
+
+
+def _alone(why: object) -> None:
+    _log.warning("no_partner", why=why, consequence="gradient steps take nearly twice as long")
 
 
 def _serve(line: socket.socket, part: Part, threads: int) -> None:
     """Compute `part` whenever asked, until the other end is closed, at the latest by its process's end: no deadline is needed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches both; the other end ends us
-    torch.set_num_threads(threads)
+    for number in SIGNALS:  # whoever means the learner may reach both of us: it ends us when it has saved its work
+        signal.signal(number, signal.SIG_IGN)
+    root.set_torch_threads(threads)
     line.setblocking(False)
-    try:
+    with suppress(ConnectionError):
         line.sendall(_HERE)
-        while _come(line, None):
+        while True:
+            _meet(line, None)
             for _ in part.run():
                 line.sendall(_HERE)
-                if not _come(line, None):
-                    return
+                _meet(line, None)
             line.sendall(_HERE)
-    except ConnectionError:
-        return
 
 
-def _come(line: socket.socket, patience: Seconds | None) -> bytes:
-    """The other's byte, when it is there; empty where the other is gone. Raises TimeoutError."""
-    until = time.monotonic() + WATCH_SECONDS
-    while time.monotonic() < until:
+def _meet(line: socket.socket, patience: Seconds | None) -> None:
+    """Return when the other has come. Raises ConnectionError where it is gone, and TimeoutError."""
+    come, until = None, time.monotonic() + WATCH_SECONDS
+    while come is None and time.monotonic() < until:
         try:
-            return line.recv(1)
+            come = line.recv(1)
         except BlockingIOError:
             os.sched_yield()  # whoever else waits for this core goes first
-    sleeper = select.poll()
-    sleeper.register(line, select.POLLIN)
-    if not sleeper.poll(None if patience is None else patience * 1000):
-        raise TimeoutError
-    return line.recv(1)
+    if come is None:
+        sleeper = select.poll()
+        sleeper.register(line, select.POLLIN)
+        if not sleeper.poll(None if patience is None else patience * 1000):
+            raise TimeoutError
+        come = line.recv(1)
+    if not come:
+        raise ConnectionResetError

@@ -2,10 +2,11 @@
 
 import pytest
 
-from benchmarks.parts import Parts, cores, measure
+from benchmarks.parts import Parts, measure
 from benchmarks.pipeline import Window
 from benchmarks.throughput import Result, account, benchmark, report
 from common.runtime.config import load
+from common.runtime.cpu import cores
 from services.cli.supervisor import LEARNER
 
 pytestmark = pytest.mark.system

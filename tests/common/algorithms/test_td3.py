@@ -2,7 +2,6 @@
 
 import copy
 import sys
-import threading
 from dataclasses import replace
 from types import ModuleType
 
@@ -12,6 +11,7 @@ import torch
 
 from common.algorithms.api import Place, Progress
 from common.algorithms.noisy_policy import NoisyPolicy
+from common.algorithms.parts import in_turn
 from common.algorithms.settings.td3 import TD3Settings
 from common.algorithms.td3 import TD3
 from common.envs.spec import ActionSpec
@@ -93,6 +93,21 @@ def test_written_passes_train_as_recorded_ones_whatever_is_drawn_together(
         assert results[0].metrics == pytest.approx(results[1].metrics, rel=1e-3, abs=1e-5)
     for found, wanted in ((written._nets, recorded._nets), (written._targets, recorded._targets)):
         assert torch.allclose(weights(found), weights(wanted), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("bound", "allowed", "drawn"),
+    [
+        ("_MOST_DRAWN", 16, 16),
+        ("_MOST_DRAWN_BYTES", 3 * 4 * 2 * (2 * 4), 3),  # of 4 rows with two observations of 2 float32
+        ("_MOST_DRAWN_PRODUCTS", 2 * 4 * (5 * 32 + 33), 2),  # of 4 rows with the weights of a critic: 2 + 2 inputs, 32, 1 output
+        ("_MOST_DRAWN_PRODUCTS", 1, 1),
+    ],
+)
+def test_many_minibatches_are_drawn_at_once_only_where_they_are_small(continuous_env, monkeypatch, bound, allowed, drawn):
+    """What was drawn is trained on before a stop is heeded, and takes memory."""
+    monkeypatch.setattr(f"common.algorithms.td3.{bound}", allowed)
+    assert build(continuous_env)._together == drawn
 
 
 def test_both_optimizers_follow_the_schedule_of_the_learning_rate(continuous_env, make_sample):
@@ -226,16 +241,31 @@ def test_a_critic_that_is_not_finite_takes_no_step(continuous_env, make_sample):
     assert all(torch.equal(then, weights(net)) for then, net in zip(before, untouched, strict=True))
 
 
-def test_a_users_own_network_is_never_called_by_two_threads(continuous_env, make_sample, monkeypatch):
-    """It may keep something while it computes, or draw from torch's generator: runs of one seed would differ."""
-    own, threads = ModuleType("own_dropout"), set()
+def test_it_is_divided_where_its_passes_are_written_out(continuous_env):
+    """Not where a minibatch has no halves; nor a user's own network, which may keep or draw something while it computes."""
+    assert len(build(continuous_env).parts) == 2
+    assert len(build(continuous_env, minibatch=1).parts) == 1
+    assert len(build(continuous_env, model=MODEL.model_copy(update={"activation": "tanh"})).parts) == 1
 
-    class Noisy(torch.nn.Dropout):
-        def forward(self, observation):
-            threads.add(threading.get_ident())
-            return super().forward(observation)
 
-    own.noisy = lambda _shape: Noisy(0.2)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_it_does_not_matter_which_part_is_computed_first_between_two_meetings(continuous_env, make_sample, precision):
+    """Nothing that one writes is read by the other before they have met: to the bit."""
+    found = []
+    for run_parts in (in_turn, lambda parts: in_turn(parts[::-1])):
+        algorithm = build(continuous_env, minibatch=5, samples_per_insert=5.0, precision=precision)
+        algorithm.run_parts = run_parts
+        results = [train(algorithm, random_play(continuous_env, make_sample, seq=seq)) for seq in range(4)]
+        found.append((results, weights(algorithm._nets), weights(algorithm._targets)))
+    assert found[0][0] == found[1][0]
+    assert torch.equal(found[0][1], found[1][1])
+    assert torch.equal(found[0][2], found[1][2])
+
+
+def test_a_users_own_network_draws_the_same_in_two_runs_of_one_seed(continuous_env, make_sample, monkeypatch):
+    """From torch's generator, say."""
+    own = ModuleType("own_dropout")
+    own.noisy = lambda _shape: torch.nn.Dropout(0.2)
     monkeypatch.setitem(sys.modules, "own_dropout", own)
     model = ModelSettings(entry_point="own_dropout:noisy", hidden=(8,))
     found = []
@@ -245,8 +275,8 @@ def test_a_users_own_network_is_never_called_by_two_threads(continuous_env, make
         for seq in range(3):
             train(algorithm, random_play(continuous_env, make_sample, seq=seq))
         found.append(weights(algorithm._nets))
+        assert len(algorithm.parts) == 1
     assert torch.equal(*found)
-    assert threads == {threading.get_ident()}
 
 
 @pytest.mark.parametrize(

@@ -28,11 +28,12 @@ pytestmark = pytest.mark.system
 
 DEADLINE = 60.0  # for a process to start or to end; only a fault lets it pass
 ACTION = ActionSpec(n=0, shape=(2,), low=(-1.0, 0.0), high=(3.0, 10.0))
-ENV = EnvSpec(observation_shape=(3,), observation_dtype="float64", action=ACTION, frame_stack=1, frame_skip=1)
+ENV = EnvSpec(observation_shape=(3,), observation_dtype="float32", action=ACTION, frame_stack=1, frame_skip=1)
 
 
 @pytest.fixture(autouse=True)
-def _one_thread():
+def _two_cores_and_one_thread(monkeypatch):
+    monkeypatch.setattr(module, "cores", lambda: 2)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -45,6 +46,14 @@ def until(happened, what):
     while not happened():
         assert time.monotonic() < deadline, f"it never happened: {what}"
         pause.wait(0.02)
+
+
+def gone(pid):
+    """Whether there is no such process, or nobody who asks how it ended."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 class Exchange:
@@ -71,6 +80,20 @@ class Fails:
         """After the first meeting."""
         yield
         raise ZeroDivisionError
+
+
+class Waits:
+    """A part that takes its time, and shows how many threads it has."""
+
+    def __init__(self, board):
+        self.board = board
+
+    def run(self):
+        """Until the board says so."""
+        self.board[1] = torch.get_num_threads()
+        while not self.board[0]:
+            time.sleep(0)
+        yield
 
 
 class Stuck:
@@ -104,7 +127,7 @@ def test_both_parts_read_what_the_other_wrote_before_they_met():
 @pytest.mark.parametrize(("part", "found"), [(Fails(), "exit code 1"), (Stuck(), "nothing from process .* for 0.2 s")])
 def test_a_partner_that_breaks_or_hangs_is_told_at_once_and_leaves_nobody(part, found, monkeypatch):
     """Half of a step was taken: the learner must go back to its checkpoint."""
-    monkeypatch.setattr(module, "LEAVE_SECONDS", 1.0)
+    monkeypatch.setattr(module, "LEAVE_SECONDS", 1.0 if isinstance(part, Stuck) else DEADLINE)
     partner = Partner(part, patience=0.2 if isinstance(part, Stuck) else DEADLINE)
     try:
         until(lambda: partner.up, "the partner is up")
@@ -116,13 +139,41 @@ def test_a_partner_that_breaks_or_hangs_is_told_at_once_and_leaves_nobody(part, 
     assert not psutil.pid_exists(partner.pid)
 
 
-def test_a_partner_that_is_killed_before_it_is_up_is_noticed():
-    """By a machine that is out of memory, say."""
-    partner = Partner(Fails())
+def test_a_partner_that_never_comes_up_costs_a_line_and_half_of_the_speed(caplog):
+    """Killed while it imports, by a machine that is out of memory: nothing is half done, and all is computed here."""
+    here, there = ([Exchange(torch.zeros(2), rank) for rank in (0, 1)] for _ in range(2))
+    partner = Partner(there[1])
     try:
         psutil.Process(partner.pid).kill()
-        with pytest.raises(InternalError, match="exit code -9"):
-            until(lambda: partner.up, "it is noticed")
+        with caplog.at_level(logging.WARNING):
+            until(lambda: not partner.up and "no_partner" in caplog.text, "it is noticed")
+            partner(there)
+        in_turn(here)
+        assert torch.equal(here[0].board, there[0].board)
+        assert caplog.text.count("no_partner") == 1
+    finally:
+        partner.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_partner_leaves_signals_to_the_learner_and_has_as_many_threads(number):
+    """Ctrl-C, or a scheduler that signals the whole group: the learner saves, and closes it."""
+    torch.set_num_threads(3)
+    board = torch.zeros(2)
+    parts = [Exchange(torch.zeros(2), 0), Waits(board)]
+    parts[0].run = lambda: iter([None])  # one meeting
+    partner = Partner(parts[1])
+    try:
+        until(lambda: partner.up, "the partner is up")
+        call = threading.Thread(target=partner, args=(parts,))
+        call.start()
+        until(lambda: board[1] > 0, "it computes")
+        psutil.Process(partner.pid).send_signal(number)
+        board[0] = 1
+        call.join(DEADLINE)
+        assert not call.is_alive()
+        assert board[1] == 3
+        partner([parts[0], None])  # and again
     finally:
         partner.close()
 
@@ -152,7 +203,7 @@ def test_a_partner_ends_with_its_learner_however_that_ends(tmp_path):
         pid = int(owner.stdout.readline())
         assert psutil.pid_exists(pid)
         owner.send_signal(signal.SIGKILL)
-    until(lambda: not psutil.pid_exists(pid), "the partner is gone")
+    until(lambda: gone(pid), "the partner is gone")
 
 
 def sample(seq):
@@ -203,13 +254,30 @@ def test_td3_trains_to_the_very_same_bits_with_a_partner(settings):
 
 def test_what_cannot_be_divided_has_no_partner():
     """Nothing is started, and nothing changed."""
-    whole = SimpleNamespace()
-    halves = SimpleNamespace(parts=[Fails()], run_parts=in_turn)
-    for algorithm in (whole, halves):
-        before = psutil.Process().children()
+    for algorithm in (SimpleNamespace(), SimpleNamespace(parts=[Fails()], run_parts=in_turn)):
+        before = dict(vars(algorithm))
         with partnered(algorithm):
-            assert psutil.Process().children() == before
-    assert halves.run_parts is in_turn
+            assert vars(algorithm) == before
+
+
+def test_on_one_core_there_is_no_partner(monkeypatch):
+    """Two processes would take turns on it."""
+    monkeypatch.setattr(module, "cores", lambda: 1)
+    algorithm = SimpleNamespace(parts=[Fails(), Fails()], run_parts=in_turn)
+    with partnered(algorithm):
+        assert algorithm.run_parts is in_turn
+
+
+@pytest.mark.parametrize(("threads", "each"), [(1, 1), (2, 1), (5, 2)])
+def test_learner_and_partner_share_the_threads(threads, each, monkeypatch):
+    """As many as a pod's limit of cores, say."""
+    monkeypatch.setattr(module, "Partner", lambda _part: SimpleNamespace(pid=1, close=lambda: None))
+    torch.set_num_threads(threads)
+    algorithm = SimpleNamespace(parts=[Fails(), Fails()], run_parts=in_turn)
+    with partnered(algorithm):
+        assert algorithm.run_parts is not in_turn
+        assert torch.get_num_threads() == each
+    assert algorithm.run_parts is in_turn
 
 
 @pytest.mark.parametrize("error", [OSError("no process"), RuntimeError("unable to allocate shared memory")])
@@ -221,6 +289,8 @@ def test_a_machine_that_has_no_room_for_a_partner_trains_without_one(error, monk
 
     monkeypatch.setattr(module, "Partner", refuse)
     algorithm = SimpleNamespace(parts=[Fails(), Fails()], run_parts=in_turn)
+    torch.set_num_threads(2)
     with caplog.at_level(logging.WARNING), partnered(algorithm):
         assert algorithm.run_parts is in_turn
+        assert torch.get_num_threads() == 2
     assert "no_partner" in caplog.text
