@@ -42,12 +42,17 @@ def _values(monkeypatch):
     """What a program reads of tensors without values."""
     adam = sys.modules[torch.optim.Adam.__module__]
     monkeypatch.setattr(adam, "_device_dtype_check_for_fused", lambda *_: None)  # it knows real devices only
-    monkeypatch.setattr(torch.Tensor, "item", lambda tensor: 0.0 if tensor.is_floating_point() else 1)
-    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: np.zeros(tuple(tensor.shape)).tolist())
-    here = torch.Tensor.cpu
-    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: torch.zeros(tensor.shape) if tensor.is_meta else here(tensor))
+    _made_up(monkeypatch, "item", lambda tensor: 0.0 if tensor.is_floating_point() else 1)
+    _made_up(monkeypatch, "tolist", lambda tensor: np.zeros(tuple(tensor.shape)).tolist())
+    _made_up(monkeypatch, "cpu", lambda tensor: torch.zeros(tensor.shape))
     with torch.fx.experimental._config.patch(meta_nonzero_assume_all_nonzero=True):
         yield
+
+
+def _made_up(monkeypatch, name, value):
+    """What a method of tensors returns where they have no values."""
+    real = getattr(torch.Tensor, name)
+    monkeypatch.setattr(torch.Tensor, name, lambda tensor: value(tensor) if tensor.is_meta else real(tensor))
 
 
 def moved(settings, env, make_sample):
