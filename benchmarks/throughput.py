@@ -4,8 +4,8 @@ Run it with `python -m benchmarks.throughput`: a preset of each algorithm. Parts
 training) and pipeline are measured in turns, since machines drift, and medians are compared:
 
     floor = the least of  cores / (core time per env step of all parts together)
-                          1 / (core time of training's first thread)      the learner has one (and a second for TD3)
-                          actors / (core time of the other parts)         so does each actor
+                          1 / (core time of the learner's own training)   it has one thread (and for TD3 a partner)
+                          actors / (core time of the other parts)         so has each actor
     ratio = pipeline / floor                                                    on a machine that has nothing else to do
     core time = parts / core time of all processes per env step trained         on any machine; it does not see idle cores
 """
