@@ -2,8 +2,8 @@
 
 Run it with `python -m benchmarks.td3`, after `make mujoco` and `pip install stable-baselines3`, which the project itself does not
 need. Ours is the preset's whole run, evaluator and checkpoints included, but without layer normalisation; theirs trains alone in
-a process of its own, once with torch's own number of threads (all cores) and once with one, and is judged by the faster. They take
-turns, since machines drift:
+a process of its own, once with torch's own number of threads (all cores) and once with one, and is judged by the faster. They
+take turns, since machines drift:
 
     ratio = env steps/s of ours / env steps/s of theirs, both after the warm-up, medians
 """
