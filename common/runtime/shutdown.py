@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event, Lock, Thread
 from types import FrameType
@@ -15,6 +16,7 @@ from types import FrameType
 from common.units import Seconds
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+ECHO_SECONDS: Seconds = 0.5  # one request may come twice: `timeout` signals its child, and then the group that the child is in
 
 
 class Shutdown:
@@ -47,16 +49,18 @@ class Shutdown:
 
 
 @contextmanager
-def on_signals(shutdown: Shutdown) -> Iterator[None]:
-    """SIGTERM and SIGINT ask for the end while inside; a second signal ends the process at once, as if never caught."""
-    seen: list[int] = []
+def on_signals(shutdown: Shutdown, *, clock: Callable[[], Seconds] = time.monotonic) -> Iterator[None]:
+    """SIGTERM and SIGINT ask for the end while inside; a later one ends the process at once, as if never caught."""
+    asked_at: Seconds | None = None
 
     def handle(number: int, _: FrameType | None) -> None:
-        seen.append(number)
-        if len(seen) > 1:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+        nonlocal asked_at
+        if asked_at is not None:
+            if clock() - asked_at > ECHO_SECONDS:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
             return
+        asked_at = clock()
         # A handler runs between two instructions of the main thread, which may hold the very lock that `request`
         # takes: asking from a thread of its own cannot deadlock.
         name = signal.Signals(number).name

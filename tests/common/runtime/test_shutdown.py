@@ -55,10 +55,11 @@ def test_a_second_signal_ends_the_process_at_once():
     program = (
         "import os, signal\n"
         "from common.runtime.shutdown import Shutdown, on_signals\n"
-        "shutdown = Shutdown()\n"
-        "with on_signals(shutdown):\n"
+        "shutdown, now = Shutdown(), [0.0]\n"
+        "with on_signals(shutdown, clock=lambda: now[0]):\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    assert shutdown.wait(30.0)\n"
+        "    now[0] = 1.0\n"
         "    print('still here', flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "    print('too late', flush=True)\n"
@@ -66,3 +67,12 @@ def test_a_second_signal_ends_the_process_at_once():
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=False)
     assert ended.returncode == -signal.SIGTERM
     assert ended.stdout == b"still here\n"
+
+
+def test_one_request_that_comes_twice_is_one():
+    """`timeout` signals the process, and then the group that it is in."""
+    shutdown = Shutdown()
+    with on_signals(shutdown, clock=lambda: 0.0):
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert shutdown.wait(30.0)

@@ -166,7 +166,7 @@ def test_a_learner_deaf_to_sigterm_is_killed_with_all_that_it_started(scene):
             inbox.put(StopRequested())
             inbox.put(StopRequested())
 
-    core = Supervisor(actors=0, evaluator=False)
+    core = Supervisor(actors=0, evaluator=False, patience=Patience(echo=-1.0))
     supervise(core, processes, inbox=inbox, on_tick=on_tick, on_give_up=lambda _: None)
     assert core.outcome is Outcome.KILLED
     psutil.wait_procs(grandchildren, timeout=10)
