@@ -29,6 +29,7 @@ from typing import Any
 
 import yaml
 
+from common.models.arithmetic import CPU, native
 from common.runtime.presets import find_preset
 from common.runtime.run_directory import RunDirectory
 
@@ -251,7 +252,9 @@ def _cells(claim: Claim, row: Row) -> list[str]:
 def machine() -> str:
     """What ran it, in words."""
     models = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
-    return f"{os.cpu_count()} cores ({models[0] if models else platform.machine()}), no GPU, Python {platform.python_version()}"
+    model = models[0] if models else platform.machine()
+    lacks = "" if native("bf16", CPU) == "bf16" else ", without bfloat16"
+    return f"{os.cpu_count()} cores ({model}{lacks}), no GPU, Python {platform.python_version()}"
 
 
 def _commit() -> str:

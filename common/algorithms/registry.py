@@ -31,6 +31,7 @@ from common.algorithms.td3 import TD3
 from common.algorithms.trajectory import trajectory_schema
 from common.envs.spec import EnvSpec
 from common.errors import ConfigError
+from common.models import arithmetic
 from common.models.arithmetic import CPU
 from common.models.snapshot import Precision
 from common.models.spec import ModelSettings
@@ -79,6 +80,12 @@ def entry(name: str) -> Entry:
     return found
 
 
+def native(settings: AlgorithmSection, device: torch.device) -> AlgorithmSection:
+    """These settings with a precision that `device` has instructions for."""
+    found = arithmetic.native(settings.precision, device)
+    return settings if found == settings.precision else settings.model_copy(update={"precision": found})
+
+
 def build_algorithm(
     settings: AlgorithmSection, *, model: ModelSettings, env: EnvSpec, seed: int, device: torch.device = CPU
 ) -> Algorithm:
@@ -86,6 +93,7 @@ def build_algorithm(
 
     Raises ConfigError where it cannot train on `env`, or there. Only who trains elsewhere than on the CPU is told where.
     """
+    settings = native(settings, device)
     build, elsewhere = entry(settings.name).algorithm, {} if device == CPU else {"device": device}
     require_call(build, ("settings", "model", "env", "seed", *elsewhere), of=settings.name)
     built = build(settings=settings, model=model, env=env, seed=seed, **elsewhere)
@@ -96,8 +104,15 @@ def build_algorithm(
 def build_policy(
     settings: AlgorithmSection, *, model: ModelSettings, env: EnvSpec, precision: Precision, seed: int, place: Place
 ) -> Policy:
-    """The acting side; it acts in `precision` and draws its actions from `seed`."""
-    built = entry(settings.name).policy(settings=settings, model=model, env=env, precision=precision, seed=seed, place=place)
+    """The acting side; it acts in `precision`, as far as the CPU has that, and draws its actions from `seed`."""
+    built = entry(settings.name).policy(
+        settings=native(settings, CPU),
+        model=model,
+        env=env,
+        precision=arithmetic.native(precision, CPU),
+        seed=seed,
+        place=place,
+    )
     require(built, Policy, of=settings.name)
     return built
 

@@ -50,7 +50,7 @@ _LEARNER = MappingProxyType({
 })  # fmt: skip
 _ACTOR = MappingProxyType({
     "env": ("in the environment", "add actors where cores are free"),
-    "act": ("in the network", "add actors where cores are free, or set actor.precision=bf16"),
+    "act": ("in the network", "add actors where cores are free, or set actor.precision=bf16 where the CPU has it"),
     "experience": ("on what they make of their rollouts", "add actors where cores are free, or use a smaller network"),
     "encode": ("encoding messages", "use smaller observations, or a longer rollout"),
     "snapshot": ("on snapshots", "use a longer rollout, or set learner.snapshot_precision=bf16"),

@@ -134,7 +134,7 @@ class PeerSettings(Section):
 class ActorSettings(PeerSettings):
     """The processes that step environments."""
 
-    precision: Precision = Field(default="fp32", description="arithmetic of acting; bf16 is faster where the CPU has it")
+    precision: Precision = Field(default="fp32", description="arithmetic of acting; bf16 where the CPU has it, else fp32")
     count: int = Field(default=2, ge=0, le=1024, description="actors that `rookery train` starts; 0: all are started elsewhere")
 
 

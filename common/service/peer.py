@@ -20,6 +20,7 @@ from typing import Protocol
 from common.algorithms.api import Place, Policy
 from common.algorithms.registry import build_policy
 from common.envs.make import VectorEnvironment
+from common.models import arithmetic
 from common.models.snapshot import Precision
 from common.runtime import arguments, logs, root
 from common.runtime.arguments import Invocation
@@ -67,6 +68,8 @@ class Peer:
         Raises `ConfigError` where that is not the learner's environment.
         """
         self.link.check_environment(environment.spec)
+        if arithmetic.native(precision, arithmetic.CPU) != precision:
+            _log.info("no_bfloat16", setting="actor.precision", device="cpu", precision="fp32")
         policy = build_policy(
             self.run.algorithm,
             model=self.run.model,

@@ -16,6 +16,7 @@ from common.algorithms.registry import build_algorithm, shipment
 from common.algorithms.shipment import Shipment
 from common.envs.spec import EnvSpec
 from common.errors import ConfigError
+from common.models import arithmetic
 from common.models.snapshot import Layout
 from common.runtime import checkpoints, config, layers, logs, memory, run_directory
 from common.runtime.run_directory import RunDirectory
@@ -56,6 +57,8 @@ def build(settings: Settings, env: EnvSpec, *, seed: int) -> Algorithm:
     section, device = settings.algorithm.scaled(settings.scale), device_of(settings.learner.device)
     if section.learning_rate != settings.algorithm.learning_rate:
         _log.info("learning_rate_scaled", learning_rate=section.learning_rate, environments=settings.scale.environments)
+    if arithmetic.native(section.precision, device) != section.precision:
+        _log.info("no_bfloat16", setting="algorithm.precision", device=device.type, precision="fp32")
     try:
         algorithm = build_algorithm(section, model=settings.model, env=env, seed=seed, device=device)
     except MemoryError as error:  # larger than what the system would ever promise

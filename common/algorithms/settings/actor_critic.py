@@ -29,9 +29,6 @@ class ActorCriticSection(AlgorithmSection):
         ge=0.0,
         description="normalize_advantage: a deviation below this counts as this, so that what makes no difference stays small",
     )
-    precision: Literal["fp32", "bf16"] = Field(
-        default="fp32", description="arithmetic of training, fp32 or bf16; the weights stay float32"
-    )
 
     def conflicts(self, scale: Scale) -> Iterator[str]:
         """A floor is for who divides by what stands on it, an end for who moves."""

@@ -66,6 +66,9 @@ class AlgorithmSection(BaseModel):
     )
     learning_rate_envs: int = Field(default=16, ge=1, description="linear, sqrt: environments that learning_rate was tuned for")
     clip_reward: bool = Field(default=False, description="train on the sign of the reward (returns are always reported raw)")
+    precision: Literal["fp32", "bf16"] = Field(
+        default="fp32", description="arithmetic of training; bf16 where the processor has it, else fp32; weights stay float32"
+    )
 
     def conflicts(self, scale: Scale) -> Iterator[str]:
         """Sentences on settings that cannot work with a run of this scale, each beginning with its dotted key."""

@@ -59,9 +59,6 @@ class DQNSettings(ReplaySection):
     )
     epsilon_env_steps: int = Field(default=100_000, ge=0, description="annealed: env steps until epsilon is reached")
     ladder_alpha: float = Field(default=7.0, ge=0.0, description="ladder: the lowest rung is epsilon to the power 1 + this")
-    precision: Literal["fp32", "bf16"] = Field(
-        default="fp32", description="arithmetic of training, fp32 or bf16; weights and action values stay float32"
-    )
 
     def conflicts(self, scale: Scale) -> Iterator[str]:
         """Priorities are for who draws by them."""

@@ -40,9 +40,6 @@ class TD3Settings(ReplaySection):
         ge=1.0,
         description="above 1 environments differ: from exploration_noise over this to exploration_noise times this",
     )
-    precision: Literal["fp32", "bf16"] = Field(
-        default="fp32", description="arithmetic of training, fp32 or bf16; weights, actions and values stay float32"
-    )
 
     def conflicts(self, scale: Scale) -> Iterator[str]:
         """The policy must get to act."""

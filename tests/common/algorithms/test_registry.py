@@ -14,8 +14,11 @@ from common.algorithms.api import Place
 from common.algorithms.policy import ActorCriticPolicy
 from common.algorithms.ppo import PPO
 from common.algorithms.registry import Entry
+from common.algorithms.settings.a3c import A3CGradSettings
 from common.algorithms.settings.ppo import PPOSettings
 from common.errors import ConfigError, PeerError
+from common.models import arithmetic
+from common.models.arithmetic import CPU
 from common.models.spec import ModelSettings
 from common.wire.messages import Trajectory
 
@@ -35,6 +38,17 @@ def test_settings_lead_to_both_sides_of_their_algorithm(vector_env):
     place = Place(index=0, peers=1, num_envs=1)
     policy = registry.build_policy(settings, model=model, env=vector_env, precision="fp32", seed=1, place=place)
     assert isinstance(policy, ActorCriticPolicy)
+
+
+@pytest.mark.parametrize("has", ["fp32", "bf16"])
+def test_both_sides_compute_in_what_their_processor_has(vector_env, monkeypatch, has):
+    """A preset asks for bfloat16; a laptop may not have it."""
+    monkeypatch.setattr(arithmetic, "native", lambda _, device: has if device == CPU else "bf16")
+    settings, model, place = A3CGradSettings(precision="bf16"), ModelSettings(hidden=(4,)), Place(index=0, peers=1, num_envs=1)
+    assert registry.build_algorithm(settings, model=model, env=vector_env, seed=1)._settings.precision == has
+    policy = registry.build_policy(settings, model=model, env=vector_env, precision="bf16", seed=1, place=place)
+    acts_in = {parameter.dtype for parameter in policy._net.parameters()}
+    assert (policy._settings.precision, acts_in) == (has, {torch.float32 if has == "fp32" else torch.bfloat16})
 
 
 def test_an_actor_critic_ships_its_rollouts_with_the_log_probability_of_every_action(vector_env):

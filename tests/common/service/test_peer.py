@@ -12,8 +12,10 @@ import msgpack
 import pytest
 
 from common.algorithms.registry import rollout_schema
+from common.envs.make import make as make_environment
 from common.envs.make import spec_of
 from common.errors import ConfigError
+from common.models import arithmetic
 from common.runtime import root
 from common.runtime.tree import RunConfig, Settings
 from common.service import peer
@@ -297,3 +299,22 @@ def test_a_peer_that_takes_a_minute_to_build_its_environments_is_healthy(learner
     words = ["--learner", learner(frames(welcome())).endpoint, "--name", "one"]
     assert peer.main("actor", words, parse=actor.parse, niceness=0, metrics=ActorMetrics(), build=Slow) == 0
     assert answers == [True]
+
+
+@pytest.mark.parametrize(("has", "told"), [("fp32", True), ("bf16", False)])
+def test_who_is_asked_to_act_in_bfloat16_says_where_its_processor_has_none(learner, monkeypatch, capsys, has, told):
+    """It acts in float32, several times as fast as it would emulate bfloat16."""
+    monkeypatch.setattr(arithmetic, "native", lambda *_: has)
+
+    class Builder:
+        """Builds its policy, and has nothing to do."""
+
+        def __init__(self, welcomed):
+            welcomed.policy(make_environment(welcomed.run.env), precision="bf16", training=True)
+
+        def run(self):
+            return "done"
+
+    words = ["--learner", learner(frames(welcome())).endpoint, "--name", "one"]
+    assert peer.main("actor", words, parse=actor.parse, niceness=0, metrics=ActorMetrics(), build=Builder) == 0
+    assert ("no_bfloat16 setting=actor.precision" in capsys.readouterr().err) == told

@@ -18,6 +18,7 @@ from common.algorithms.settings.td3 import TD3Settings
 from common.envs.make import spec_of
 from common.envs.spec import ActionSpec, EnvSettings, EnvSpec
 from common.errors import ConfigError
+from common.models import arithmetic
 from common.models.snapshot import Layout
 from common.models.spec import ModelSettings
 from common.runtime import checkpoints, memory
@@ -190,6 +191,18 @@ def test_a_scaled_learning_rate_is_told_and_is_the_algorithms(section, caplog):
     line = PlainFormatter("learner", tracebacks=False).format(caplog.records[0])
     assert "learning_rate_scaled learning_rate=0.002 environments=32" in line
     assert built._learning_rate == pytest.approx(2e-3)
+
+
+@pytest.mark.parametrize(
+    ("has", "told"), [("fp32", ["no_bfloat16 setting=algorithm.precision device=cpu precision=fp32"]), ("bf16", [])]
+)
+def test_who_asked_for_bfloat16_is_told_where_the_processor_has_none(monkeypatch, caplog, has, told):
+    """It trains in float32, and says so once."""
+    monkeypatch.setattr(arithmetic, "native", lambda *_: has)
+    with caplog.at_level(logging.INFO):
+        begin.build(Settings(algorithm=PPOSettings(precision="bf16"), model=MODEL), ENV, seed=0)
+    lines = [PlainFormatter("learner", tracebacks=False).format(record) for record in caplog.records]
+    assert [line.partition("learner ")[2] for line in lines] == told
 
 
 def test_a_memory_larger_than_what_is_free_is_refused(monkeypatch):
