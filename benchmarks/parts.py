@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from numpy.typing import NDArray
@@ -28,10 +28,6 @@ from common.runtime.tree import Settings
 from common.units import EnvSteps, Seconds
 from common.wire.messages import Arrays
 from services.actor.rollout import Rollout
-
-if TYPE_CHECKING:
-    from multiprocessing.queues import Queue
-    from multiprocessing.synchronize import Barrier
 
 START_SECONDS: Seconds = 120.0
 
@@ -58,16 +54,34 @@ class Parts(NamedTuple):
         return min(cores() / self.total, 1 / self.trainer, actors / (self.env + self.act + self.make))
 
 
+class Barrier(Protocol):
+    """Of threads or processes."""
+
+    def wait(self, timeout: Seconds) -> object:
+        """Until all are there."""
+
+    def abort(self) -> None:
+        """Nobody needs to wait any more."""
+
+
+class Results(Protocol):
+    """A queue."""
+
+    def put(self, parts: Parts) -> None:
+        """One worker's."""
+
+
 @dataclass(frozen=True, slots=True)
-class _Worker:
+class Worker:
     """Runs the parts in one process, in step with those of the other cores."""
 
     settings: Settings
     seconds: Seconds
     barrier: Barrier
-    results: Queue[Parts]
+    results: Results
 
     def __call__(self) -> None:
+        """Measure, and put what was found into `results`."""
         try:
             self.results.put(self._measure())
         except BaseException:
@@ -123,7 +137,7 @@ def measure(settings: Settings, seconds: Seconds) -> Parts:
     """Cost of each part, measured for `seconds` each, the mean of all cores."""
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(cores()), context.Queue()
-    workers = [context.Process(target=_Worker(settings, seconds, barrier, results), daemon=True) for _ in range(cores())]
+    workers = [context.Process(target=Worker(settings, seconds, barrier, results), daemon=True) for _ in range(cores())]
     for worker in workers:
         worker.start()
     for worker in workers:
