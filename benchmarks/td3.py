@@ -31,6 +31,7 @@ from benchmarks.pipeline import Window, running
 from common.algorithms.settings.td3 import TD3Settings
 from common.envs.make import spec_of
 from common.errors import ConfigError, ResourceError
+from common.models.arithmetic import CPU, native
 from common.runtime import root
 from common.runtime.config import load
 from common.runtime.cpu import cores
@@ -173,8 +174,7 @@ def report(result: Result, settings: Settings) -> str:
 
 
 def _arithmetic(settings: Settings) -> str:
-    precision = getattr(settings.algorithm, "precision", "fp32")
-    return f"{precision}, {settings.learner.torch_threads} threads of training"
+    return f"{native(settings.algorithm.precision, CPU)}, {settings.learner.torch_threads} threads of training"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,5 +11,5 @@ settings.load_profile("rookery")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest begins first: at the end of a run on all cores none waits for another's last file."""
+    """What starts processes begins first, since it takes longest: at the end no core waits for another's last file."""
     items.sort(key=lambda item: item.get_closest_marker("system") is None)

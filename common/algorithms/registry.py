@@ -80,7 +80,7 @@ def entry(name: str) -> Entry:
     return found
 
 
-def native(settings: AlgorithmSection, device: torch.device) -> AlgorithmSection:
+def in_native_precision(settings: AlgorithmSection, device: torch.device) -> AlgorithmSection:
     """These settings with a precision that `device` has instructions for."""
     found = arithmetic.native(settings.precision, device)
     return settings if found == settings.precision else settings.model_copy(update={"precision": found})
@@ -93,7 +93,7 @@ def build_algorithm(
 
     Raises ConfigError where it cannot train on `env`, or there. Only who trains elsewhere than on the CPU is told where.
     """
-    settings = native(settings, device)
+    settings = in_native_precision(settings, device)
     build, elsewhere = entry(settings.name).algorithm, {} if device == CPU else {"device": device}
     require_call(build, ("settings", "model", "env", "seed", *elsewhere), of=settings.name)
     built = build(settings=settings, model=model, env=env, seed=seed, **elsewhere)
@@ -106,7 +106,7 @@ def build_policy(
 ) -> Policy:
     """The acting side; it acts in `precision`, as far as the CPU has that, and draws its actions from `seed`."""
     built = entry(settings.name).policy(
-        settings=native(settings, CPU),
+        settings=in_native_precision(settings, CPU),
         model=model,
         env=env,
         precision=arithmetic.native(precision, CPU),

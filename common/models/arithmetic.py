@@ -12,8 +12,8 @@ CPU = torch.device("cpu")
 
 
 def native(precision: Precision, device: torch.device) -> Precision:
-    """`precision`, or float32 where `device` has no instructions for it: bfloat16 without them takes three times as long."""
-    return precision if precision == "fp32" or _has_bfloat16(device) else "fp32"
+    """`precision`, or float32 where `device` has no instructions for bfloat16 and would emulate it."""
+    return "fp32" if precision == "bf16" and not _has_bfloat16(device) else precision
 
 
 def _has_bfloat16(device: torch.device) -> bool:

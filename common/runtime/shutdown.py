@@ -16,7 +16,24 @@ from types import FrameType
 from common.units import Seconds
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-ECHO_SECONDS: Seconds = 0.5  # one request may come twice: `timeout` signals its child, and then the group that the child is in
+ECHO_SECONDS: Seconds = 0.5
+
+
+class Echo:
+    """Tells a second request from the first one that comes twice: `timeout` signals its child, and then the child's group."""
+
+    def __init__(self, clock: Callable[[], Seconds] = time.monotonic) -> None:
+        """Nothing was heard yet."""
+        self._clock = clock
+        self._first: Seconds | None = None
+
+    def heard(self) -> bool:
+        """Whether the signal that comes now, where this is called, is the first one once more."""
+        now = self._clock()
+        if self._first is None:
+            self._first = now
+            return False
+        return now - self._first <= ECHO_SECONDS
 
 
 class Shutdown:
@@ -51,16 +68,17 @@ class Shutdown:
 @contextmanager
 def on_signals(shutdown: Shutdown, *, clock: Callable[[], Seconds] = time.monotonic) -> Iterator[None]:
     """SIGTERM and SIGINT ask for the end while inside; a later one ends the process at once, as if never caught."""
-    asked_at: Seconds | None = None
+    echo, asked = Echo(clock), False
 
     def handle(number: int, _: FrameType | None) -> None:
-        nonlocal asked_at
-        if asked_at is not None:
-            if clock() - asked_at > ECHO_SECONDS:
-                signal.signal(number, signal.SIG_DFL)
-                os.kill(os.getpid(), number)
+        nonlocal asked
+        if echo.heard():
             return
-        asked_at = clock()
+        if asked:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        asked = True
         # A handler runs between two instructions of the main thread, which may hold the very lock that `request`
         # takes: asking from a thread of its own cannot deadlock.
         name = signal.Signals(number).name

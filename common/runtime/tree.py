@@ -290,7 +290,7 @@ class RunConfig(Section):
     rollout: RolloutSettings
     target: TargetSettings
     actors: int  # that the run expects; more may come
-    acting_precision: Precision  # one for all actors: what they record comes from the weights as they act
+    acting_precision: Precision  # asked of all actors; what they record comes from the weights as they act
     evaluation: EvaluationSettings
 
     @classmethod

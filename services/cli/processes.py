@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from common.runtime.shutdown import Echo
 from common.units import KIB, Seconds
 from services.cli import tether
 from services.cli.supervisor import Begin, Event, Exited, GiveUp, Kill, Scale, Start, StopRequested, Supervisor, Terminate, Tick
@@ -96,8 +97,14 @@ Inbox = queue.SimpleQueue[StopRequested | Scale]
 
 @contextmanager
 def stop_signals(inbox: Inbox) -> Iterator[None]:
-    """Turn SIGINT, SIGTERM and SIGHUP into `StopRequested` while inside."""
-    before = {number: signal.signal(number, lambda *_: inbox.put(StopRequested())) for number in STOP_SIGNALS}
+    """Turn SIGINT, SIGTERM and SIGHUP into `StopRequested` while inside; one that comes twice at once into one."""
+    echo = Echo()
+
+    def handle(*_: object) -> None:
+        if not echo.heard():
+            inbox.put(StopRequested())
+
+    before = {number: signal.signal(number, handle) for number in STOP_SIGNALS}
     try:
         yield
     finally:

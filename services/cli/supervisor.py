@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
-from common.runtime.shutdown import ECHO_SECONDS
 from common.units import Seconds
 
 LEARNER = "learner"
@@ -112,7 +111,6 @@ class Patience:
     learner_window: Seconds = 300.0
     learner_restarts: int = 5  # within the window
     learner_stop: Seconds = 20.0
-    echo: Seconds = ECHO_SECONDS  # a second Ctrl-C as soon as this is no second one
     leave: Seconds = 5.0
     terminate: Seconds = 6.0
 
@@ -140,7 +138,6 @@ class Supervisor:
     _learner_deaths: list[Seconds] = field(default_factory=list)
     _due: list[tuple[Seconds, Instruction]] = field(default_factory=list)  # for who has not left by then
     _stopping: bool = False
-    _asked_at: Seconds | None = None  # to stop
 
     def __post_init__(self) -> None:
         """Name the children in the order in which they start: the learner first, since all others look for it."""
@@ -239,9 +236,6 @@ class Supervisor:
         return [*ripe, *(self._start(name, now, resume=True) for name in ready)]
 
     def _stop_requested(self, now: Seconds) -> list[Instruction]:
-        if self._asked_at is not None and now - self._asked_at <= self.patience.echo:
-            return []
-        self._asked_at = now
         if not self._stopping:
             self.outcome = Outcome.STOPPED
             return self._stop(now)

@@ -5,7 +5,7 @@ command takes this process over: same pid, and the wish survives exec. Done here
 which may deadlock in a parent that has threads. Elsewhere than on Linux the command simply runs, untethered.
 
 Why SIGKILL, even for a learner that could still save: a parent that has threads dies thread by thread, and the kernel
-may send the signal once for each. To our services a second SIGTERM means "at once", so that asking is no better.
+may send the signal once for each. To our services a later SIGTERM means "at once", so that asking is no better.
 
 The wish is bound to the parent's *thread*: the supervisor starts its children from its main thread.
 Imports nothing of this project, so that it starts in milliseconds.

@@ -49,6 +49,7 @@ def test_both_sides_compute_in_what_their_processor_has(vector_env, monkeypatch,
     policy = registry.build_policy(settings, model=model, env=vector_env, precision="bf16", seed=1, place=place)
     acts_in = {parameter.dtype for parameter in policy._net.parameters()}
     assert (policy._settings.precision, acts_in) == (has, {torch.float32 if has == "fp32" else torch.bfloat16})
+    assert registry.in_native_precision(settings, torch.device("cuda")).precision == "bf16"
 
 
 def test_an_actor_critic_ships_its_rollouts_with_the_log_probability_of_every_action(vector_env):

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from common.runtime.shutdown import Shutdown, on_signals
+from common.runtime.shutdown import Echo, Shutdown, on_signals
 
 pytestmark = pytest.mark.service
 
@@ -74,5 +74,12 @@ def test_one_request_that_comes_twice_is_one():
     shutdown = Shutdown()
     with on_signals(shutdown, clock=lambda: 0.0):
         os.kill(os.getpid(), signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
         assert shutdown.wait(30.0)
+
+
+def test_an_echo_comes_at_once_and_does_not_put_off_a_second_request():
+    """By hand: half a second counts from the first signal, however many come."""
+    times = iter([30.0, 30.001, 30.4, 30.6, 31.0])
+    echo = Echo(lambda: next(times))
+    assert [echo.heard() for _ in range(5)] == [False, True, True, False, False]

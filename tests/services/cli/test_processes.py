@@ -104,6 +104,16 @@ def test_a_run_survives_the_death_of_actor_and_learner_and_ends_cleanly_on_ctrl_
     assert processes.log("actor-0").read_text() == "a word for the log of actor-0\n" * 2
 
 
+def test_one_request_that_comes_twice_is_one():
+    """`timeout 1h rookery train pong` sends its SIGTERM to the command, and then to the process group that the command is in."""
+    inbox = queue.SimpleQueue()
+    with stop_signals(inbox):
+        for number in (signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+    assert inbox.get(timeout=30.0) == StopRequested()
+    assert inbox.empty()
+
+
 def test_actors_come_and_go_while_the_run_goes_on(scene):
     """`--actors auto`: two more are tried, then one of them leaves, and nobody else is touched."""
     processes, inbox, heard = scene.processes(), queue.SimpleQueue(), []
@@ -166,7 +176,7 @@ def test_a_learner_deaf_to_sigterm_is_killed_with_all_that_it_started(scene):
             inbox.put(StopRequested())
             inbox.put(StopRequested())
 
-    core = Supervisor(actors=0, evaluator=False, patience=Patience(echo=-1.0))
+    core = Supervisor(actors=0, evaluator=False)
     supervise(core, processes, inbox=inbox, on_tick=on_tick, on_give_up=lambda _: None)
     assert core.outcome is Outcome.KILLED
     psutil.wait_procs(grandchildren, timeout=10)

@@ -194,15 +194,6 @@ def test_a_second_ctrl_c_kills_whoever_is_left():
     assert core.outcome is Outcome.KILLED
 
 
-def test_one_request_that_comes_twice_kills_nobody():
-    """`timeout 1h rookery train pong` sends its SIGTERM to the command and to its process group, of which the command is one."""
-    core = begun(actors=1, evaluator=False)
-    assert core.handle(StopRequested(), 30.0) == [Terminate("learner")]
-    assert core.handle(StopRequested(), 30.001) == []
-    core.handle(Exited("learner", 0), 32.0)
-    assert core.outcome is Outcome.STOPPED
-
-
 def test_nobody_is_started_again_once_a_stop_was_asked_for():
     """An actor that happened to wait for its restart when Ctrl-C came stays down."""
     core = begun(actors=1, evaluator=False)
