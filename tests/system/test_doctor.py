@@ -63,7 +63,7 @@ def examined(colony, wait):
 def test_a_slow_environment_is_the_actors_matter(colony, paced, examined):
     """A simulator that takes 5 ms for a step: more actors are the cure, and the doctor says how many."""
     paced("", 0.005)
-    code, words = examined(colony.learner(OWN, "algorithm.epochs=40"), colony.peer("actor", "one"))
+    code, words = examined(colony.learner(OWN, "algorithm.epochs=10"), colony.peer("actor", "one"))
     assert "actor-bound: the learner waits" in words
     assert "in the environment; add actors" in words
     assert "more actors like the 1 here" in words
