@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from numpy.typing import NDArray
@@ -28,6 +28,10 @@ from common.runtime.tree import Settings
 from common.units import EnvSteps, Seconds
 from common.wire.messages import Arrays
 from services.actor.rollout import Rollout
+
+if TYPE_CHECKING:
+    from multiprocessing.queues import Queue
+    from multiprocessing.synchronize import Barrier
 
 START_SECONDS: Seconds = 120.0
 
@@ -54,23 +58,6 @@ class Parts(NamedTuple):
         return min(cores() / self.total, 1 / self.trainer, actors / (self.env + self.act + self.make))
 
 
-class Barrier(Protocol):
-    """Of threads or processes."""
-
-    def wait(self, timeout: Seconds) -> object:
-        """Until all are there."""
-
-    def abort(self) -> None:
-        """Nobody needs to wait any more."""
-
-
-class Results(Protocol):
-    """A queue."""
-
-    def put(self, parts: Parts) -> None:
-        """One worker's."""
-
-
 @dataclass(frozen=True, slots=True)
 class Worker:
     """Runs the parts in one process, in step with those of the other cores."""
@@ -78,7 +65,7 @@ class Worker:
     settings: Settings
     seconds: Seconds
     barrier: Barrier
-    results: Results
+    results: Queue[Parts]
 
     def __call__(self) -> None:
         """Measure, and put what was found into `results`."""

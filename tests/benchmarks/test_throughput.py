@@ -1,7 +1,6 @@
 """The throughput benchmark at a tiny size: its figures mean what they say. How fast anything is, is not tested."""
 
-from queue import SimpleQueue
-from threading import Barrier
+import multiprocessing
 
 import pytest
 
@@ -53,8 +52,8 @@ def test_the_report_shows_all_four_units(result):
 def test_parts_of_every_kind_of_learner_can_be_measured(name):
     """Gradients made by actors, a replay memory past its warm-up, continuous actions: each has its own cost of training."""
     settings = load(preset=name, overrides=("algorithm.warmup=256",) * ("grad" not in name), environ={}).settings
-    measured: SimpleQueue[Parts] = SimpleQueue()
-    Worker(settings, seconds=0.05, barrier=Barrier(1), results=measured)()
+    measured = multiprocessing.Queue()
+    Worker(settings, seconds=0.05, barrier=multiprocessing.Barrier(1), results=measured)()
     assert min(measured.get()) > 0.0
 
 

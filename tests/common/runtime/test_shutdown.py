@@ -76,6 +76,7 @@ def test_one_request_that_comes_twice_is_one():
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
         assert shutdown.wait(30.0)
+    assert shutdown.reason == "SIGTERM"
 
 
 def test_an_echo_comes_at_once_and_does_not_put_off_a_second_request():
