@@ -25,8 +25,7 @@ from common.algorithms.single_pass import single_pass_loss
 from common.envs.spec import EnvSpec
 from common.models import nets, snapshot
 from common.models.arithmetic import CPU
-from common.models.snapshot import Precision
-from common.models.spec import ModelSettings
+from common.models.spec import ModelSettings, Precision
 from common.units import EnvSteps, Version
 from common.wire.messages import Arrays
 

@@ -11,7 +11,7 @@ from common.algorithms.batch import Batch
 from common.algorithms.moments import Moments
 from common.models import nets
 from common.models.arithmetic import autocast
-from common.models.snapshot import Precision
+from common.models.spec import Precision
 
 _FORWARD_ROWS = 512  # env steps per forward pass: activations stay in the cache
 

@@ -13,8 +13,7 @@ from common.algorithms.policy import NetworkPolicy
 from common.algorithms.settings.td3 import TD3Settings
 from common.envs.spec import EnvSpec
 from common.models import deterministic as models
-from common.models.snapshot import Precision
-from common.models.spec import ModelSettings
+from common.models.spec import ModelSettings, Precision
 from common.units import EnvSteps, Version
 
 

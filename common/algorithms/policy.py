@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from common.envs.spec import EnvSpec
 from common.models import nets, snapshot
 from common.models.nets import ActorCritic
-from common.models.snapshot import Precision
-from common.models.spec import ModelSettings
+from common.models.spec import ModelSettings, Precision
 from common.units import EnvSteps, Version
 from common.wire.messages import Arrays, ArraySpec
 

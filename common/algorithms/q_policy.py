@@ -16,8 +16,7 @@ from common.algorithms.settings.dqn import DQNSettings
 from common.envs.spec import EnvSpec
 from common.envs.stacking import stack
 from common.models import q
-from common.models.snapshot import Precision
-from common.models.spec import ModelSettings
+from common.models.spec import ModelSettings, Precision
 from common.units import EnvSteps, Version
 from common.wire.messages import Arrays, ArraySpec
 

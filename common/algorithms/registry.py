@@ -33,8 +33,7 @@ from common.envs.spec import EnvSpec
 from common.errors import ConfigError
 from common.models import arithmetic
 from common.models.arithmetic import CPU
-from common.models.snapshot import Precision
-from common.models.spec import ModelSettings
+from common.models.spec import ModelSettings, Precision
 from common.wire.messages import ArraySpec
 
 

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from common.models.snapshot import Precision
+from common.models.spec import Precision
 
 CPU = torch.device("cpu")
 

@@ -16,8 +16,7 @@ from common.errors import ConfigError
 from common.models.flat import Flat
 from common.models.nets import Head, Network, Trunk, dense, initialised, perceptron
 from common.models.passes import Passes, Recorded, Written
-from common.models.snapshot import Precision
-from common.models.spec import ModelSettings
+from common.models.spec import ModelSettings, Precision
 
 _GAIN = 0.01  # actions begin in the middle and values at 0: what a random network promises would have to be unlearned
 

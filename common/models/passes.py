@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from common.models.arithmetic import autocast
 from common.models.flat import Flat
-from common.models.snapshot import Precision
+from common.models.spec import Precision
 
 Tape: TypeAlias = Any
 """What a forward pass leaves for the backward passes; of use to the object alone that made it."""

@@ -6,15 +6,13 @@ import hashlib
 import json
 import math
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from common.errors import DropReason, PeerError
-
-Precision: TypeAlias = Literal["fp32", "bf16"]
+from common.models.spec import Precision
 
 
 @dataclass(frozen=True, slots=True)

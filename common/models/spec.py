@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
+
+Precision: TypeAlias = Literal["fp32", "bf16"]
+"""Of arithmetic, or of what is sent."""
 
 
 class ModelSettings(BaseModel):

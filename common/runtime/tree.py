@@ -20,10 +20,9 @@ from common.algorithms.settings.base import AlgorithmSection, Scale
 from common.algorithms.settings.ppo import PPOSettings
 from common.envs.spec import EnvSettings
 from common.errors import ConfigError
-from common.models.spec import ModelSettings
+from common.models.spec import ModelSettings, Precision
 from common.wire.messages import PEER_NAME
 
-Precision: TypeAlias = Literal["fp32", "bf16"]
 MAX_PORT = 65535
 
 

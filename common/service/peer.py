@@ -21,7 +21,7 @@ from common.algorithms.api import Place, Policy
 from common.algorithms.registry import build_policy
 from common.envs.make import VectorEnvironment
 from common.models import arithmetic
-from common.models.snapshot import Precision
+from common.models.spec import Precision
 from common.runtime import arguments, logs, root
 from common.runtime.arguments import Invocation
 from common.runtime.health import Health

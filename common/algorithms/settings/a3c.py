@@ -8,6 +8,7 @@ from pydantic import Field
 
 from common.algorithms.settings.actor_critic import SinglePassSection
 from common.algorithms.settings.base import Scale
+from common.models.spec import Precision
 
 
 class A3CSettings(SinglePassSection):
@@ -30,7 +31,7 @@ class A3CGradSettings(SinglePassSection):
         default="a3c-grad", description="asynchronous advantage actor-critic: actors send gradients of their own experience"
     )
     learning_rate: float = Field(default=7e-4, gt=0.0, le=1.0, description="of the learner's optimizer, the only one")
-    gradient_precision: Literal["fp32", "bf16"] = Field(
+    gradient_precision: Precision = Field(
         default="fp32", description="gradients on the wire; bf16 halves the bytes and rounds, the arithmetic is unchanged"
     )
 

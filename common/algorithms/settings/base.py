@@ -8,6 +8,8 @@ from typing import Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from common.models.spec import Precision
+
 
 class Scale(NamedTuple):
     """The size of a run, as far as an algorithm's settings must fit it."""
@@ -66,7 +68,7 @@ class AlgorithmSection(BaseModel):
     )
     learning_rate_envs: int = Field(default=16, ge=1, description="linear, sqrt: environments that learning_rate was tuned for")
     clip_reward: bool = Field(default=False, description="train on the sign of the reward (returns are always reported raw)")
-    precision: Literal["fp32", "bf16"] = Field(
+    precision: Precision = Field(
         default="fp32", description="arithmetic of training; bf16 where the processor has it, else fp32; weights stay float32"
     )
 
