@@ -39,6 +39,9 @@ PUBLIC: Final = ".key"
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 """Of the folder of a peer's keys."""
 
+DOMAIN: Final = b"rookery"
+"""Name by which ZeroMQ's authentication protocol knows the learner's socket."""
+
 Key: TypeAlias = bytes
 """32 bytes in the 40 characters of Z85."""
 
@@ -76,7 +79,7 @@ class LearnerKeys:
         return {
             zmq.CURVE_SERVER: 1,
             zmq.CURVE_SECRETKEY: self.secret,
-            zmq.ZAP_DOMAIN: b"rookery",
+            zmq.ZAP_DOMAIN: DOMAIN,
             zmq.ZAP_ENFORCE_DOMAIN: 1,
         }
 

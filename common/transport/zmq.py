@@ -1,8 +1,10 @@
 """Both ends of the wire over ZeroMQ: the learner's ROUTER binds, each peer's DEALER connects. With `curve`, the only user of zmq.
 
 Every option below is set on every socket before it binds or connects (ZeroMQ ignores later changes in silence).
-Neither end relies on ZeroMQ's queues: the session's credits bound what is under way, the high-water marks only catch
-peers that ignore them. A socket belongs to the one thread that sends and receives; only `wake` may come from another.
+Neither end relies on ZeroMQ's queues or heartbeats: the session's credits bound what is under way, and its messages, one a
+second at least, show that a connection is alive. libzmq 4.3.5 aborts the process where its own heartbeats or limits on input
+meet a lost connection (decision 24). A socket belongs to the one thread that sends and receives; only `wake` may come from
+another.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import zmq
 
 from common.errors import ConfigError, ResourceError
 from common.transport.api import Failure
-from common.transport.curve import Gate, LearnerKeys, PeerKeys, Watch
+from common.transport.curve import DOMAIN, Gate, LearnerKeys, PeerKeys, Watch
 from common.wire.limits import ARRAY_BYTES, ARRAYS
 
 if TYPE_CHECKING:
@@ -41,16 +43,17 @@ KNOCK_SECONDS: Final = 1.0
 LOST_SECONDS: Final = 30.0
 """After which a peer that lost its connection, or got none, asks anew: ZeroMQ gives up in silence after some nonsense."""
 
+SILENT_SECONDS: Final = 30.0
+"""After which a peer that received no message connects anew: a proxy may hold a connection whose other half is dead.
+
+A message has this long to cross: 14 MB need 11 s at 10 Mbit/s, and with a short timeout such a link would never pass one."""
+
 _LAST_PORT: Final = 65_535
 
 _MILLISECONDS: Final = {
-    # A peer that went away without a word: pings give TCP something to lose, and unacknowledged data breaks the link.
-    zmq.HEARTBEAT_IVL: 2_000,
+    # A connection is broken once what was sent stays unacknowledged this long; the session sends every second.
     zmq.TCP_MAXRT: 8_000,
-    # A peer that is alive for TCP but not for ZeroMQ. Pongs queue behind a frame, so a frame has this long to cross:
-    # a 14 MB rollout needs 11 s at 10 Mbit/s, and with a short timeout such a link would never pass one.
-    zmq.HEARTBEAT_TIMEOUT: 30_000,
-    zmq.HEARTBEAT_TTL: 30_000,
+    zmq.HEARTBEAT_IVL: 0,  # none: a heartbeat that is due on a connection with an error aborts the process
     zmq.HANDSHAKE_IVL: 5_000,  # a port scanner that connects and says nothing
 }
 _DEALER_MILLISECONDS: Final = {
@@ -62,8 +65,8 @@ _DEALER_MILLISECONDS: Final = {
 _OPTIONS: Final = {
     zmq.MAXMSGSIZE: ARRAY_BYTES,  # of one frame; ZeroMQ closes the connection of a peer that announces a larger one
     zmq.SNDHWM: 64,  # messages per connection: many times what the credits allow
-    zmq.RCVHWM: 64,
-    zmq.TCP_KEEPALIVE: 1,  # below the heartbeats, for connection trackers that forget idle connections
+    zmq.RCVHWM: 0,  # no limit: a PING behind the message that meets one aborts the process
+    zmq.TCP_KEEPALIVE: 1,  # for connections of senders that never greet, and connection trackers that forget idle ones
     zmq.TCP_KEEPALIVE_IDLE: 30,
     zmq.TCP_KEEPALIVE_INTVL: 10,
     zmq.TCP_KEEPALIVE_CNT: 3,
@@ -207,23 +210,26 @@ class ZmqPeer(_End):
 
     def receive(self, timeout: Seconds) -> list[Frame] | None:
         """The next message, or None after `timeout` seconds or a `wake`."""
-        return self._receive(timeout)
+        frames = self._receive(timeout)
+        if frames is not None:
+            self._knock_at = time.monotonic() + SILENT_SECONDS
+        return frames
 
     def _attend(self) -> None:
         """Ask again where we were told no. ZeroMQ tries for ever where nobody answers, and never again where somebody refused.
 
         Nor after an answer that is no ZeroMQ, of which it may not even tell. Before it gives up there is always a
-        disconnection; where it does not give up, to ask anew does no harm.
+        disconnection; where it does not give up, to ask anew does no harm. Nor does it over a connection that is silent.
         """
         for event in self._watch.read():
             match event:
                 case zmq.Event.HANDSHAKE_SUCCEEDED:
-                    self._knock_at = math.inf
+                    self._knock_at = time.monotonic() + SILENT_SECONDS
                 case zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL:
                     self._knock_at = min(self._knock_at, time.monotonic() + KNOCK_SECONDS)
                 case _:
                     self._knock_at = min(self._knock_at, time.monotonic() + LOST_SECONDS)
-        if time.monotonic() >= self._knock_at:
+        if time.monotonic() >= self._knock_at and not self._socket.poll(0):
             self._knock_at = math.inf
             with contextlib.suppress(zmq.ZMQError):  # it has let go of it already
                 self._socket.disconnect(self._endpoint)
@@ -256,7 +262,8 @@ class ZmqLearner(_End):
         """
         _check_endpoint(endpoint, least_port=0)
         # MANDATORY: a message for a route that is gone is an answer, not a silence. BACKLOG: actors that start at once.
-        options = {zmq.ROUTER_MANDATORY: 1, zmq.BACKLOG: 512}
+        # ZAP_DOMAIN: with one, ZeroMQ refuses versions 1 and 2 of its protocol, whose connections may abort a close.
+        options = {zmq.ROUTER_MANDATORY: 1, zmq.BACKLOG: 512, zmq.ZAP_DOMAIN: DOMAIN}
         super().__init__(zmq.ROUTER, endpoint, options | (keys.options if keys else {}), linger)
         if keys:  # before it binds: nobody comes in without being asked
             self._gate = Gate(self._context, keys.allowed)
