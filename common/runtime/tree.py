@@ -39,6 +39,15 @@ def _endpoint(text: str) -> str:
 Endpoint: TypeAlias = Annotated[str, AfterValidator(_endpoint)]
 
 
+def _module_name(text: str) -> str:
+    if not all(part.isidentifier() for part in text.split(".")):
+        raise ValueError("the name of a package or module, such as mygames or mygames.envs")
+    return text
+
+
+ModuleName: TypeAlias = Annotated[str, AfterValidator(_module_name)]
+
+
 class Section(BaseModel):
     """Base of the sections: immutable, no unknown keys."""
 
@@ -121,6 +130,15 @@ class PeerSettings(Section):
     learner: Endpoint = Field(default="tcp://127.0.0.1:5700", description="address of the learner")
     keys: str = Field(
         default="", description="folder of its secret key and the learner's public one; needed where learner.keys is set"
+    )
+    insecure: bool = Field(
+        default=False,
+        description="without keys, join a learner of another machine: only where the network is trusted",
+    )
+    allow_code: tuple[ModuleName, ...] = Field(
+        default=(),
+        description="packages or modules of which the learner's configuration may name code, such as [mygames]; other code must "
+        "be named in this process's own settings",
     )
     name: str = Field(
         default="",
@@ -232,12 +250,19 @@ def _conflicts(settings: Settings) -> Iterator[str]:
     """Sentences on settings that are fine alone and impossible together, each with the reason."""
     learner, actor, scale = settings.learner, settings.actor, settings.scale
     yield from settings.algorithm.conflicts(scale)
-    if not (learner.keys or learner.insecure or _is_loopback(learner.bind)):
+    if not (learner.keys or learner.insecure or is_loopback(learner.bind)):
         yield (
             f"learner.bind: found {learner.bind}, wanted an address of this machine alone (127.0.0.1), or learner.keys, a "
             "folder that `rookery keys` makes: without keys whoever reaches the learner may connect; on a network that you "
             "trust set learner.insecure=true"
         )
+    for role, worker in (("actor", actor), ("evaluator", settings.evaluator)):
+        if not (worker.keys or worker.insecure or is_loopback(worker.learner)):
+            yield (
+                f"{role}.learner: found {worker.learner}, wanted an address of this machine alone (127.0.0.1), or {role}.keys, a "
+                "folder that `rookery keys` makes: without keys any process that answers there is taken for the learner; on a "
+                f"network that you trust set {role}.insecure=true"
+            )
     if actor.count > learner.max_actors:
         yield f"actor.count: found {actor.count}, wanted at most {learner.max_actors} = learner.max_actors: more would be refused"
     if scale.batch_env_steps > scale.env_steps:
@@ -246,7 +271,7 @@ def _conflicts(settings: Settings) -> Iterator[str]:
         yield from _lockstep_conflicts(settings)
 
 
-def _is_loopback(endpoint: str) -> bool:
+def is_loopback(endpoint: str) -> bool:
     """Whether only this machine reaches it; a name other than localhost may be anything."""
     host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
     try:
@@ -315,7 +340,10 @@ class RunConfig(Section):
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Inverse of `to_json`. Raises `ConfigError` where this version does not know a setting, or its value."""
+        """Inverse of `to_json`. Raises `ConfigError` where this version does not know a setting, or its value.
+
+        Imports the package of an algorithm of the user's: for text from a learner use `common.service.allowed_code.read_run`.
+        """
         try:
             return tree_of(cls, _algorithm_in(text)).model_validate_json(text, strict=True)
         except ValidationError as error:

@@ -6,6 +6,7 @@ learner, build the policy that its Welcome describes, answer signals and HTTP, a
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
@@ -30,6 +31,7 @@ from common.runtime.metrics import ServiceMetrics
 from common.runtime.seeds import Purpose, derive
 from common.runtime.shutdown import Shutdown, on_signals
 from common.runtime.tree import PeerSettings, RunConfig
+from common.service.allowed_code import read_run
 from common.session.actor_side import ActorSide, Identity
 from common.transport.curve import PeerKeys
 from common.transport.link import Link
@@ -90,9 +92,22 @@ def parse(role: str, what: str, words: Sequence[str], environ: Mapping[str, str]
     parser = arguments.parser(role, what, f"rookery {role} --learner tcp://127.0.0.1:5700")
     parser.add_argument("--learner", metavar="tcp://HOST:PORT", help=f"address of the learner ({role}.learner)")
     parser.add_argument("--keys", metavar="DIR", help=f"folder of keys, where the learner wants them ({role}.keys)")
+    parser.add_argument("--insecure", action="store_true", help=f"join another machine's learner without keys ({role}.insecure)")
+    parser.add_argument(
+        "--allow-code",
+        action="append",
+        metavar="PACKAGE",
+        help=f"let the learner's configuration name code of this package; may be repeated ({role}.allow_code)",
+    )
     parser.add_argument("--name", help=f"unique in the run, stable over restarts ({role}.name)")
     parsed = parser.parse_intermixed_args(words)
-    named = {f"{role}.learner": parsed.learner, f"{role}.keys": parsed.keys, f"{role}.name": parsed.name}
+    named = {
+        f"{role}.learner": parsed.learner,
+        f"{role}.keys": parsed.keys,
+        f"{role}.insecure": "true" if parsed.insecure else None,
+        f"{role}.allow_code": json.dumps(parsed.allow_code) if parsed.allow_code else None,
+        f"{role}.name": parsed.name,
+    }
     return Invocation(loaded=arguments.load(parsed, named, environ), linger=parsed.linger, debug=parsed.debug)
 
 
@@ -130,12 +145,14 @@ def _serve(role: str, invocation: Invocation, *, niceness: int, metrics: Service
         HttpServer(host=settings.metrics.host, port=settings.metrics.port, metrics=metrics.render, health=health) as http,
     ):
         _log.info(f"{role}_started", learner=own.learner, metrics=http.url)
+        if own.insecure and not own.keys:
+            _log.warning("insecure", learner=own.learner, consequence="any process that answers there is taken for the learner")
         session = ActorSide(_identity(role, own.name))
         link = Link(transport=transport, session=session, clock=time.monotonic, note=_log.note)
         welcome = _welcomed(link, own.learner, shutdown, health)
         reason = link.drain.reason if link.drain else shutdown.reason
         if welcome is not None:
-            run = RunConfig.from_json(welcome.config)
+            run = read_run(welcome.config, role=role, settings=settings)
             seed = partial(derive, run.seed, role=role, index=welcome.index, generation=welcome.generation)
             peer = Peer(
                 invocation=invocation, link=link, run=run, index=welcome.index, seed=seed, shutdown=shutdown, health=health

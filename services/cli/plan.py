@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from common.errors import ConfigError
 from common.runtime.config import COMMAND_LINE, Loaded, as_yaml, load, rooted, settle
@@ -16,7 +17,7 @@ from common.runtime.disk import write_atomically
 from common.runtime.http import check_port
 from common.runtime.layers import DEFAULT
 from common.runtime.run_directory import RunDirectory, create, default_path, held, reopen
-from common.runtime.tree import MAX_PORT, Settings
+from common.runtime.tree import MAX_PORT, Settings, is_loopback
 from common.transport.curve import LearnerKeys, PeerKeys
 from common.transport.zmq import ZmqLearner
 from services.cli.ports import free_ports, reachable, split_endpoint
@@ -139,16 +140,19 @@ def _settle(loaded: Loaded, path: Path, now: datetime, *, resume: bool) -> Loade
     host, port = split_endpoint(settings.learner.bind)
     if loaded.provenance["learner.bind"] == DEFAULT or port == 0:
         (port,) = free_ports(1)
-    chosen = {
+    chosen: dict[str, Any] = {
         "run.id": settings.run.id or f"{settings.run.preset or 'run'}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
         "run.dir": str(path),
         "learner.bind": f"tcp://{host}:{port}",
     }
-    for key in ("actor.learner", "evaluator.learner"):
+    for role, own in (("actor", settings.actor), ("evaluator", settings.evaluator)):
+        key = f"{role}.learner"
         # A resumed run's own file has the old address: it follows the learner. Else the user leads them, as through a proxy.
         stale = resume and loaded.provenance[key].startswith("file ") and loaded.provenance["learner.bind"] == COMMAND_LINE
         if loaded.provenance[key] == DEFAULT or stale:
             chosen[key] = f"tcp://{reachable(host)}:{port}"
+            # The address is this machine's own: a learner that may go without keys there has workers that may.
+            chosen[f"{role}.insecure"] = own.insecure or (settings.learner.insecure and not is_loopback(chosen[key]))
     return settle(loaded, chosen)
 
 

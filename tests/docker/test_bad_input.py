@@ -62,9 +62,8 @@ def test_what_cannot_work_is_one_line_and_exit_code_2(run, options, words, says)
 def test_an_actor_without_a_learner_waits_says_so_and_is_healthy(engine, images, wait):
     """The name is not known yet, since the learner is started last: nothing crashes, nothing is restarted."""
     name = f"rookery-test-{uuid.uuid4().hex[:8]}"
-    engine(
-        "docker", "run", "--detach", "--name", name, f"rookery-actor:{images}", "actor", "--learner", "tcp://nobody.invalid:5700"
-    )
+    words = "actor", "--learner", "tcp://nobody.invalid:5700", "--insecure"
+    engine("docker", "run", "--detach", "--name", name, f"rookery-actor:{images}", *words)
     try:
         wait(lambda: "no_learner_yet" in engine("docker", "logs", name).stderr, "it says that it waits")
         assert engine("docker", "exec", name, "rookery", "health").stdout == "ok\n"

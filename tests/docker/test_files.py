@@ -73,13 +73,14 @@ def test_with_keys_each_service_gets_its_own_and_the_learner_takes_no_others():
         environ = COMPOSE["services"][name].get("environment", {}) | service["environment"]
         settings = load(preset=None, environ={key: text for key, text in environ.items() if "$" not in text}).settings
         assert "/" + rest == f"{getattr(settings, name).keys}:ro"
-        assert not settings.learner.insecure
+        assert not getattr(settings, name).insecure
 
 
 def test_without_keys_compose_says_that_its_bridge_is_trusted():
-    """The learner would not bind otherwise; and no port of it is published but the one for HTTP."""
+    """Learner and workers would refuse it otherwise; and no port of the learner is published but the one for HTTP."""
     learner = COMPOSE["services"]["learner"]
-    assert learner["environment"]["ROOKERY_LEARNER__INSECURE"] == "true"
+    for name in OURS:
+        assert COMPOSE["services"][name]["environment"][f"ROOKERY_{name.upper()}__INSECURE"] == "true"
     assert [port.rpartition(":")[2] for port in learner["ports"]] == ["9100"]
 
 

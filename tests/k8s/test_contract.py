@@ -124,6 +124,19 @@ def test_ports_are_those_that_the_services_are_told_to_take(name):
             assert int(port) in [entry["port"] for entry in named(overlay(name), "Service", service)["spec"]["ports"]]
 
 
+@pytest.mark.parametrize("components", [[], ["curve-auth"]], ids=["open", "keys"])
+@each_overlay
+def test_every_pod_is_started_with_settings_that_its_service_takes(name, components):
+    """Addresses of other machines among them, which need keys, or the word that their network is trusted."""
+    for manifest in of(overlay(name, *components), *WORKLOADS):
+        (container,) = manifest["spec"]["template"]["spec"]["containers"]
+        role, *words = container["args"]
+        given = words if role != "learner" else ["--config", str(K8S / "base" / "run.yaml")]
+        environ = {key: value for key, value in values(container).items() if known(key)}
+        own = getattr(SERVICES[role](given, environ).settings, role)
+        assert bool(own.keys) == (not own.insecure) == bool(components)
+
+
 def test_every_path_that_is_probed_is_answered():
     """A probe of a path that is not there kills the pod for ever."""
     probed = {

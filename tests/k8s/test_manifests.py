@@ -399,14 +399,15 @@ def test_each_pod_gets_the_keys_of_its_role_and_of_no_other(name):
         environ = {variable["name"]: variable["value"] for variable in container["env"] if "value" in variable}
         settings = load(preset=None, environ=environ).settings
         assert getattr(settings, container["name"]).keys == mount["mountPath"], who
-        assert not settings.learner.insecure, who
+        assert not getattr(settings, container["name"]).insecure, who
 
 
 @each_overlay
-def test_without_keys_the_learner_is_told_that_its_network_is_trusted(name):
-    """It would not bind otherwise; and with keys it must not be told so."""
-    (container,) = named(overlay(name), "StatefulSet", "learner")["spec"]["template"]["spec"]["containers"]
-    assert {"name": "ROOKERY_LEARNER__INSECURE", "value": "true"} in container["env"]
+def test_without_keys_each_pod_is_told_that_its_network_is_trusted(name):
+    """The learner would not bind otherwise, nor the others join it; and with keys they must not be told so."""
+    for who, template in pods(overlay(name)):
+        (container,) = template["spec"]["containers"]
+        assert {"name": f"ROOKERY_{container['name'].upper()}__INSECURE", "value": "true"} in container["env"], who
 
 
 @each_overlay

@@ -25,6 +25,7 @@ def make():
     return Slow(matching_action())
 """
 OWN = "env.entry_point=slow:make"
+ALLOWED = "--allow-code", "slow"
 EXPERIENCE = "rookery_learner_messages_received_total"
 
 
@@ -63,7 +64,7 @@ def examined(colony, wait):
 def test_a_slow_environment_is_the_actors_matter(colony, paced, examined):
     """A simulator that takes 5 ms for a step: more actors are the cure, and the doctor says how many."""
     paced("", 0.005)
-    code, words = examined(colony.learner(OWN, "algorithm.epochs=10"), colony.peer("actor", "one"))
+    code, words = examined(colony.learner(OWN, "algorithm.epochs=10"), colony.peer("actor", "one", *ALLOWED))
     assert "actor-bound: the learner waits" in words
     assert "in the environment; add actors" in words
     assert "more actors like the 1 here" in words
@@ -75,7 +76,7 @@ def test_a_slow_learner_is_the_learners_matter(colony, paced, examined):
     """A hundred epochs on each batch, two rows at a time: that is a bottleneck, and no fault."""
     paced("", 0.001)
     learner = colony.learner(OWN, "algorithm.epochs=100", "algorithm.minibatch=2", "checkpoint.every_seconds=60")
-    code, words = examined(learner, colony.peer("actor", "one"), messages=3)
+    code, words = examined(learner, colony.peer("actor", "one", *ALLOWED), messages=3)
     assert "learner-bound: the learner trains" in words
     assert "fewer epochs" in words
     assert (code, "nothing is broken" in words) == (0, True)
@@ -95,8 +96,8 @@ def test_a_straggler_is_found_among_its_peers(colony, paced, examined):
     """One of three machines is far slower: nobody would see it in the sum."""
     paced("", 0.0)
     fast, slow = paced("fast", 0.002), paced("slow", 0.05)
-    actors = [colony.peer("actor", name, folder=fast) for name in ("one", "two")]
-    lame = colony.peer("actor", "lame", folder=slow)
+    actors = [colony.peer("actor", name, *ALLOWED, folder=fast) for name in ("one", "two")]
+    lame = colony.peer("actor", "lame", *ALLOWED, folder=slow)
     code, words = examined(colony.learner(OWN), *actors, lame, messages=10)
     straggler = [line for line in words.splitlines() if line.startswith("straggler: ")]
     assert len(straggler) == 1
@@ -109,7 +110,7 @@ def test_snapshots_that_stall_are_missed(colony, paced, examined, wait):
     """Experience still flows, the credits too, and the actor plays on by a policy of long ago."""
     paced("", 0.002)
     with Proxy(colony.port) as line:
-        learner, actor = colony.learner(OWN), colony.peer("actor", "one", "--learner", line.endpoint)
+        learner, actor = colony.learner(OWN), colony.peer("actor", "one", "--learner", line.endpoint, *ALLOWED)
         version = "rookery_actor_policy_version"
         wait(lambda: actor.http.metric(version) >= 2, "policies arrive")
         line.withheld = "snapshot"

@@ -87,7 +87,7 @@ def test_peers_that_do_not_fit_are_refused_with_a_clear_line_and_harm_nobody(col
     elsewhere.mkdir()
     (elsewhere / "corridor.py").write_text(CORRIDOR.format(size=4))
     learner = colony.learner("env.entry_point=corridor:Corridor")
-    other = colony.peer("actor", "other", folder=elsewhere)
+    other = colony.peer("actor", "other", "--allow-code", "corridor", folder=elsewhere)
     wait(lambda: learner.http.get("/readyz")[0] == 200, "the learner is ready")
 
     identity = Identity(role="actor", name="of-another-make", incarnation=1, software="?")
@@ -105,7 +105,7 @@ def test_peers_that_do_not_fit_are_refused_with_a_clear_line_and_harm_nobody(col
     assert line.startswith("rookery actor: error: the environment here is not the learner's: found signature ")
     assert "shape=(4,)" in line
     assert "install the same versions" in line
-    actor = colony.peer("actor", "fits")
+    actor = colony.peer("actor", "fits", "--allow-code", "corridor")
     wait(lambda: learner.http.status()["learner_updates"] > 0, "who fits is trained on")
     assert actor.process.poll() is None
 

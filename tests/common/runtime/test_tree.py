@@ -11,6 +11,7 @@ from common.envs.spec import EnvSettings
 from common.errors import ConfigError
 from common.runtime.tree import (
     ActorSettings,
+    EvaluatorSettings,
     LearnerSettings,
     LogSettings,
     RolloutSettings,
@@ -122,6 +123,31 @@ def test_a_learner_that_other_machines_reach_has_keys_or_is_told_to_go_without(b
 def test_on_this_machine_alone_no_keys_are_needed(bind):
     """`rookery train` on a laptop: one command, no keys."""
     assert not Settings(learner=LearnerSettings(bind=bind)).learner.keys
+
+
+@pytest.mark.parametrize("address", ["tcp://10.0.0.7:5700", "tcp://learner:5700", "tcp://0.0.0.0:5700", "tcp://[fe80::1]:5700"])
+@pytest.mark.parametrize(("role", "section"), [("actor", ActorSettings), ("evaluator", EvaluatorSettings)])
+def test_a_worker_joins_another_machine_with_keys_or_where_its_network_is_trusted(role, section, address):
+    """Without keys whatever answers there is the learner, and decides what the worker builds."""
+    with pytest.raises(ValidationError, match=rf"{role}\.learner: found .*, wanted an address of this machine alone") as caught:
+        Settings(**{role: section(learner=address)})
+    assert f"found {address}, " in str(caught.value)
+    assert f"{role}.insecure=true" in str(caught.value)
+    for way in ({"keys": "keys/peer"}, {"insecure": True}):
+        assert getattr(Settings(**{role: section(learner=address, **way)}), role).learner == address
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:5700", "tcp://127.3.2.1:5700", "tcp://localhost:5700", "tcp://[::1]:5700"])
+def test_a_worker_joins_a_learner_of_its_own_machine_without_keys(address):
+    """`rookery train` on a laptop."""
+    assert not Settings(actor=ActorSettings(learner=address), evaluator=EvaluatorSettings(learner=address)).actor.insecure
+
+
+@pytest.mark.parametrize("name", ["mygames:make", "", "my-games", "mygames.", ".mygames", "mygames.envs.2d"])
+def test_an_allowed_package_is_named_as_python_names_it(name):
+    """A slip would allow nothing, and be seen only when a learner is there."""
+    with pytest.raises(ValidationError, match="the name of a package or module, such as mygames"):
+        ActorSettings(allow_code=("fine", name))
 
 
 def test_a_peer_gets_the_run_it_belongs_to_and_nothing_of_one_process():

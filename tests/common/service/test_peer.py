@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import msgpack
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from common.algorithms.registry import rollout_schema
 from common.envs.make import make as make_environment
 from common.envs.make import spec_of
+from common.envs.spec import EnvSettings
 from common.errors import ConfigError
 from common.models import arithmetic
 from common.runtime import root
@@ -52,6 +54,12 @@ def welcome(*, config=None, signature=None):
         version=-1,
         heartbeat_seconds=1.0,
     )
+
+
+def naming(entry_point, **kwargs):
+    """A run's configuration with an environment that is built by `entry_point`."""
+    settings = Settings(env=EnvSettings(entry_point=entry_point, kwargs=kwargs))
+    return RunConfig.of(settings, run_id="run-1").to_json()
 
 
 class Learner:
@@ -113,19 +121,46 @@ def _quiet(tmp_path, monkeypatch):
 
 @each_role
 def test_one_fact_is_enough(role):
-    """`rookery actor --learner tcp://host:port`, as on a second machine; all else comes with the Welcome."""
-    invocation = ROOTS[role].parse(["--learner", "tcp://10.0.0.7:5700"], {})
+    """`rookery actor --learner tcp://host:port`; all else comes with the Welcome."""
+    invocation = ROOTS[role].parse(["--learner", "tcp://127.0.0.1:5999"], {})
     own = getattr(invocation.settings, role)
-    assert (own.learner, own.name, invocation.debug) == ("tcp://10.0.0.7:5700", "", False)
+    assert (own.learner, own.name, invocation.debug) == ("tcp://127.0.0.1:5999", "", False)
+    assert (own.keys, own.insecure, own.allow_code) == ("", False, ())
+
+
+@each_role
+def test_what_the_owner_of_a_worker_permits_is_said_by_options(role):
+    """`rookery actor --learner tcp://host:port --insecure --allow-code mygames`, as on a second machine."""
+    words = ["--learner", "tcp://10.0.0.7:5700", "--insecure", "--allow-code", "mygames", "--allow-code", "other.envs"]
+    own = getattr(ROOTS[role].parse(words, {}).settings, role)
+    assert (own.learner, own.insecure, own.allow_code) == ("tcp://10.0.0.7:5700", True, ("mygames", "other.envs"))
+
+
+@each_role
+def test_a_learner_of_another_machine_needs_keys_or_a_trusted_network(role, capsys):
+    """One line before anything is sent there."""
+    assert ROOTS[role].main(["--learner", "tcp://10.0.0.7:5700"]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert err.startswith(f"rookery {role}: error: {role}.learner: found tcp://10.0.0.7:5700, wanted an address of this machine")
+    assert f"{role}.keys" in err
+    assert f"set {role}.insecure=true" in err
 
 
 @each_role
 def test_the_environment_can_say_it_too(role):
     """A container gets its settings as variables, and its command line from the image."""
-    environ = {f"ROOKERY_{role.upper()}__LEARNER": "tcp://learner:5700", "ROOKERY_METRICS__PORT": "9100"}
+    prefix = f"ROOKERY_{role.upper()}"
+    environ = {
+        f"{prefix}__LEARNER": "tcp://learner:5700",
+        f"{prefix}__INSECURE": "true",
+        f"{prefix}__ALLOW_CODE": "[mygames]",
+        "ROOKERY_METRICS__PORT": "9100",
+    }
     settings = ROOTS[role].parse(["--name", "the-third"], environ).settings
     own = getattr(settings, role)
     assert (own.learner, own.name, settings.metrics.port) == ("tcp://learner:5700", "the-third", 9100)
+    assert (own.insecure, own.allow_code) == (True, ("mygames",))
 
 
 @each_role
@@ -155,6 +190,10 @@ ANSWERS = {
         [f"found {PROTOCOL_VERSION + 1}", f"wanted {PROTOCOL_VERSION}", "same rookery version"],
     ),
     "another environment": (lambda: frames(welcome(signature="0123")), ["environment", "0123", "install"]),
+    "code that was not allowed": (
+        lambda: frames(welcome(config=naming("os:system", command="touch ran"))),
+        ["env.entry_point 'os:system'", "--allow-code os", "tcp://127.0.0.1:"],
+    ),
     "another release's settings": (lambda: frames(welcome(config='{"run_id": 5}')), ["configuration", "same rookery version"]),
 }
 
@@ -171,6 +210,20 @@ def test_a_learner_of_another_kind_costs_one_line_and_exit_code_2(role, what, le
     assert "Traceback" not in err
     for word in says:
         assert word in line
+    assert not Path("ran").exists()
+
+
+@each_role
+def test_code_of_an_allowed_package_runs(role, learner):
+    """Allowed by the owner's word alone, the learner being the same."""
+    drain = frames(Drain(reason="target reached", deadline_seconds=0.1))
+    config = naming("common.envs.probes:counting", lengths=[3])
+    env = spec_of(EnvSettings(entry_point="common.envs.probes:counting", kwargs={"lengths": [3]}))
+    greeted = frames(welcome(config=config, signature=env.signature))
+    welcoming = learner(lambda message: {Hello: greeted, SnapshotWanted: drain}.get(type(message)))
+    words = ["--learner", welcoming.endpoint, "--name", "one", "--allow-code", "common.envs.probes"]
+    assert ROOTS[role].main(words) == 0
+    assert isinstance(welcoming.end()[-1], Goodbye)
 
 
 @each_role
@@ -226,6 +279,14 @@ def test_who_has_keys_is_welcomed_by_a_learner_that_knows_them(role, learner, tm
     guarded = learner(answer, keys=LearnerKeys.of(str(tmp_path / "learner")))
     assert ROOTS[role].main(["--learner", guarded.endpoint, "--keys", str(tmp_path / "peer"), "--name", "one"]) == 0
     assert guarded.end()[0].peer == "one"
+
+
+@each_role
+def test_a_worker_on_a_trusted_network_says_so_when_it_starts(role, learner, capsys):
+    """For who reads its log: nothing proves which learner it joined."""
+    ending = learner(frames(Refusal(code="draining", reason="the run is ending", retry=False)))
+    assert ROOTS[role].main(["--learner", ending.endpoint, "--name", "one", "--insecure"]) == 0
+    assert f"insecure learner={ending.endpoint}" in capsys.readouterr().err
 
 
 @each_role

@@ -58,6 +58,16 @@ def test_an_address_that_the_user_chose_stays_and_is_reached_from_here():
     plan = planned("learner.bind=tcp://0.0.0.0:5999", "learner.insecure=true")
     assert plan.settings.learner.bind == "tcp://0.0.0.0:5999"
     assert plan.settings.actor.learner == "tcp://127.0.0.1:5999"
+    assert not plan.settings.actor.insecure
+
+
+def test_workers_of_this_machine_go_without_keys_where_its_learner_may():
+    """Bound to one address, such as that of an interface, a learner is reached there by its own workers too."""
+    plan = planned("learner.bind=tcp://lo:0", "learner.insecure=true")
+    for own in (plan.settings.actor, plan.settings.evaluator):
+        assert own.learner == plan.settings.learner.bind
+        assert own.insecure
+    assert load(preset=str(plan.directory.config), environ={}).settings == plan.settings
 
 
 def test_a_run_with_keys_gives_each_child_its_folder_and_no_secret():

@@ -16,7 +16,7 @@ RUN = RunConfig.of(
 
 def played(*words, environ=None):
     """How the evaluator of that command line plays in the run."""
-    return playing(parse(["--learner", "tcp://10.0.0.7:5700", *words], environ or {}).loaded, RUN)
+    return playing(parse(["--learner", "tcp://127.0.0.1:5999", *words], environ or {}).loaded, RUN)
 
 
 def test_an_evaluator_that_is_only_told_where_the_learner_is_plays_as_the_run_says():
