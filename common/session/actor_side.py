@@ -45,7 +45,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Who the peer is. `incarnation` must grow from one start of its process to the next (a wall-clock reading does)."""
+    """Who the peer is. `incarnation` should grow from one start of its process to the next (a wall-clock reading mostly does)."""
 
     role: str
     name: str
@@ -63,7 +63,9 @@ class ActorSide:
     """State machine of one peer. Feed it events, perform its instructions."""
 
     GREET_SECONDS: Seconds = 0.5  # between two Hellos that nobody answered
-    FULL_SECONDS: Seconds = 5.0  # between two Hellos to a run that is full: it may be for hours, and each costs both sides a line
+    FULL_SECONDS: Seconds = (
+        5.0  # between two Hellos to a full run, or by a name in use: it may be for hours, and each costs two lines
+    )
     SILENCE_HEARTBEATS = 5  # heartbeats missed before the learner counts as lost
 
     def __init__(self, identity: Identity, *, run: str = "", env_signature: str = "") -> None:
@@ -88,6 +90,7 @@ class ActorSide:
         self._heard_at: Seconds = 0.0
         self._spoke_at: Seconds = 0.0
         self._was_welcome = False
+        self._final = ""  # code of the last refusal, if it was one for good
 
     @property
     def unacknowledged(self) -> int:
@@ -182,7 +185,7 @@ class ActorSide:
             return []  # a second answer to a Hello that we had repeated
         if welcome.incarnation not in (-1, self.identity.incarnation):
             return []  # we were refused as forgotten twice, and what we say now would go to the account of our first rebirth
-        self.state, self.run = State.WELCOME, run
+        self.state, self.run, self._final = State.WELCOME, run, ""
         self._window(welcome.credits)
         self.version, self._heartbeat = welcome.version, welcome.heartbeat_seconds
         self.reconnects += self._was_welcome
@@ -196,25 +199,34 @@ class ActorSide:
 
     def _refused(self, refusal: Refusal, now: Seconds) -> list[e.Instruction]:
         note = e.Note(event="refused", fields={"code": refusal.code, "reason": refusal.reason}, warning=True)
-        if refusal.code == RefusalCode.FORGOTTEN:
-            return [note, *self._reborn(now)]
-        # Before the first Welcome all that was said is Hello: what could not be read once cannot be read twice.
+        if refusal.retry and refusal.code in (RefusalCode.FORGOTTEN, RefusalCode.SUPERSEDED):
+            return [note, *self._reborn(refusal.incarnation, now)]
+        # Before the first Welcome all that was said is Hello: what cannot be read twice can never be read.
         unreadable = refusal.code == RefusalCode.DECODE and not self._was_welcome
         if unreadable or not refusal.retry:
-            self.state = State.ENDED
-            return [note, e.Refused(code=refusal.code, reason=refusal.reason)]
+            # Bytes may change on a network without keys: a Hello that arrives as it was sent brings the same refusal again.
+            if refusal.code in (self._final, RefusalCode.DRAINING):
+                self.state = State.ENDED
+                return [note, e.Refused(code=refusal.code, reason=refusal.reason)]
+            self._final, self.state, self._want_open = refusal.code, State.GREETING, False
+            self._greet_at = now + self.GREET_SECONDS
+            return [note]
         if refusal.code == RefusalCode.DECODE:
             # What the learner cannot read it will not read the second time either: give it up, and say so in the Hello.
             # Some of it may have been read, and wait: all keep their credits until they are acknowledged.
             self._resend_from = self._next_seq
-        if refusal.code == RefusalCode.FULL:
+        if refusal.code in (RefusalCode.FULL, RefusalCode.IN_USE):
             self._greet_at = now + self.FULL_SECONDS
         was_welcome = self.state is State.WELCOME
         self.state, self._want_open = State.GREETING, False
         return [note, *self._greet(now)] if was_welcome else [note]
 
-    def _reborn(self, now: Seconds) -> list[e.Instruction]:
-        self.identity = replace(self.identity, incarnation=self.identity.incarnation + 1)
+    def _reborn(self, incarnation: int, now: Seconds) -> list[e.Instruction]:
+        """Go on as a new incarnation: the one that the learner names, because no clock knows a larger one for sure."""
+        if incarnation == self.identity.incarnation:
+            return []  # a second answer to a Hello that we had repeated
+        following = self.identity.incarnation + 1 if incarnation < 0 else incarnation
+        self.identity = replace(self.identity, incarnation=following)
         self.state, self._want_open = State.GREETING, False
         self._kept.clear()
         self._next_seq = self._resend_from = self._shipped = self._produced = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,11 +14,20 @@ from common.session.peer import Peer
 from common.session.roster import Terms
 from common.units import Version
 from common.wire.arrays import check_finite, check_schema
+from common.wire.limits import INCARNATION_MAX
 from common.wire.messages import MODES, ROLES, ArraySpec, Evaluation, Experience, Hello, Refusal, Welcome
 
-Objection: TypeAlias = tuple[RefusalCode, str, bool]
-"""Why not, in a word and in a sentence, and whether to greet again may help."""
 
+class Objection(NamedTuple):
+    """Why not, in a word and in a sentence; whether to greet again may help, and whether as a new incarnation."""
+
+    code: RefusalCode
+    reason: str
+    retry: bool
+    new_incarnation: bool = False
+
+
+_OWN_NAME = "give each worker its own name"
 SENTENCE = 500  # characters of a reason, all ASCII: a header must hold those of all messages that one Credit rejects
 
 EVALUATION = (
@@ -30,46 +39,62 @@ EVALUATION = (
 def check_terms(hello: Hello, run: str, terms: Terms) -> Objection | None:
     """Whether a peer fits the run at all; None where it does."""
     if hello.role not in ROLES:
-        return RefusalCode.ROLE, f"role: found {hello.role!r}, wanted one of {', '.join(ROLES)}", False
+        return Objection(RefusalCode.ROLE, f"role: found {hello.role!r}, wanted one of {', '.join(ROLES)}", retry=False)
     if run not in ("", terms.run):
-        return RefusalCode.RUN, f"run: found {run!r}, wanted {terms.run!r}; restart this peer to join the run", False
+        difference = f"run: found {run!r}, wanted {terms.run!r}"
+        return Objection(RefusalCode.RUN, f"{difference}; restart this peer to join the run", retry=False)
     if hello.env_signature not in ("", terms.env_signature):
         difference = f"environment signature: found {hello.env_signature}, wanted {terms.env_signature}"
-        return RefusalCode.ENVIRONMENT, f"{difference}; install the learner's environment packages here", False
+        return Objection(RefusalCode.ENVIRONMENT, f"{difference}; install the learner's environment packages here", retry=False)
     return None
 
 
-def check_identity(hello: Hello, known: Peer | None, forgotten: int) -> Objection | None:
-    """Whether a peer may go by this name; None where it may.
+def check_identity(hello: Hello, public_key: str, known: Peer | None, *, forgotten: int, named: int) -> Objection | None:
+    """Whether a worker may go by this name; None where it may.
 
-    `known`: the newest incarnation of the name; `forgotten`: the largest incarnation of all names that are known no more.
+    `known`: the newest incarnation of the name; `forgotten`: the largest incarnation of all names that are known no more;
+    `named`: the largest incarnation that the learner has named in a refusal.
     """
-    renew = RefusalCode.FORGOTTEN, "this incarnation's account is closed; greet as a new incarnation", True
+    if hello.incarnation > max(INCARNATION_MAX, named):
+        fact = f"incarnation: found {hello.incarnation}, wanted at most {INCARNATION_MAX}; greet as the one named here"
+        return Objection(RefusalCode.SUPERSEDED, fact, retry=True, new_incarnation=True)
+    fact = "the account of this incarnation is closed; greet as the one named here"
+    renew = Objection(RefusalCode.FORGOTTEN, fact, retry=True, new_incarnation=True)
     if known is None:
         # Of a forgotten name no numbers are left to tell what was trained on already. None of its incarnations is above
         # `forgotten`: one that is not, and has stepped, could be among them and must start anew, from nothing. (It may also
         # be one that met only a learner since killed, and now loses what it kept.) One that has stepped nothing is safe.
         stepped = hello.produced or hello.settled or hello.resend_from
         return renew if stepped and hello.incarnation <= forgotten else None
-    if hello.role != known.role and not known.gone:
-        taken = f"the name {hello.peer!r} belongs to an {known.role}; give each peer its own name"
-        return RefusalCode.ROLE, taken, False
+    if not known.gone and known.public_key and public_key and public_key != known.public_key:
+        # Only while the account is open: a worker that left, or was away for long, may come back with a new key.
+        return Objection(
+            RefusalCode.IN_USE, f"the name {hello.peer!r} belongs to a worker of another key; {_OWN_NAME}", retry=True
+        )
+    if not known.gone and hello.role != known.role:
+        return Objection(RefusalCode.IN_USE, f"the name {hello.peer!r} belongs to an {known.role}; {_OWN_NAME}", retry=True)
     if hello.incarnation > known.key.incarnation:
         return None
     if hello.incarnation < known.key.incarnation:
-        return RefusalCode.SUPERSEDED, f"a newer process took the name {hello.peer!r}; give each peer its own name", False
+        fact = f"a newer incarnation of {hello.peer!r} has greeted; greet as the one named here"
+        return Objection(RefusalCode.SUPERSEDED, fact, retry=True, new_incarnation=True)
     return renew if known.gone else None
+
+
+def name_in_use(hello: Hello) -> Objection:
+    """The answer to a Hello by the name of a worker that is connected."""
+    return Objection(RefusalCode.IN_USE, f"a connected worker has the name {hello.peer!r}; {_OWN_NAME}", retry=True)
 
 
 def check_room(hello: Hello, known: Peer | None, *, others: int, terms: Terms, draining: bool) -> Objection | None:
     """Whether the run goes on and has a place beside the `others` of that role who are here; None where it has."""
     if draining and (known is None or hello.incarnation != known.key.incarnation):
         # A known peer may still say what it produced, and goodbye.
-        return RefusalCode.DRAINING, "the run is ending", False
+        return Objection(RefusalCode.DRAINING, "the run is ending", retry=False)
     if others < terms.places(hello.role):
         return None
     remedy = "raise learner.max_actors" if hello.role == "actor" else "end one"
-    return RefusalCode.FULL, f"the run has its {others} {hello.role}s; {remedy} to admit another", True
+    return Objection(RefusalCode.FULL, f"the run has its {others} {hello.role}s; {remedy} to admit another", retry=True)
 
 
 def check_experience(message: Experience, *, schema: Sequence[ArraySpec], newest: Version) -> None:
@@ -117,11 +142,11 @@ def welcome(peer: Peer, terms: Terms, *, window: int, version: Version) -> Welco
     )
 
 
-def refusal(route: Route, code: RefusalCode, reason: str, *, retry: bool) -> list[e.Instruction]:
+def refusal(route: Route, code: RefusalCode, reason: str, *, retry: bool, incarnation: int = -1) -> list[e.Instruction]:
     """Say no, and note it."""
     reason = sentence(reason)
     note = e.Note(event="peer_refused", fields={"code": str(code), "reason": reason}, warning=True)
-    return [e.Send(route=route, message=Refusal(code=code, reason=reason, retry=retry)), note]
+    return [e.Send(route=route, message=Refusal(code=code, reason=reason, retry=retry, incarnation=incarnation)), note]
 
 
 def sentence(text: str) -> str:

@@ -24,7 +24,8 @@ class RefusalCode(StrEnum):
     PROTOCOL = "protocol"  # speaks another protocol version
     RUN = "run"  # belongs to another run
     ENVIRONMENT = "environment"  # built another environment than the run's
-    SUPERSEDED = "superseded"  # a newer incarnation of the same peer has greeted
+    SUPERSEDED = "superseded"  # a newer incarnation of the same peer has greeted: start a new incarnation
+    IN_USE = "in_use"  # a connected worker, or a worker of another key, has the name: greet again later
     FORGOTTEN = "forgotten"  # was silent so long that its experience was given up: start a new incarnation
     FULL = "full"  # the run has as many peers as it accepts
     ROLE = "role"  # neither actor nor evaluator, or says or is called what only the other may
@@ -53,6 +54,7 @@ class Received:
 
     envelope: Envelope
     route: Route = b""
+    public_key: str = ""  # that authenticated the connection; "" on the peer's side, and where there are no keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from common.session.admission import (
     check_identity,
     check_room,
     check_terms,
+    name_in_use,
     refusal,
     sentence,
     welcome,
@@ -46,6 +47,7 @@ from common.wire.messages import (
     SnapshotWanted,
 )
 
+CHALLENGE_SECONDS: Seconds = 0.25  # between two Credits that try the connection of one worker; a worker greets every 0.5 s
 REJECTS = 64  # in one Credit; more only from a peer that sends without credits
 
 
@@ -117,8 +119,8 @@ class LearnerSide:
     def handle(self, event: e.Event, now: Seconds) -> list[e.Instruction]:
         """Advance by one event at monotonic time `now` (seconds); returns what to do, in order."""
         match event:
-            case e.Received(route=route, envelope=envelope):
-                out = self._received(route, envelope, now)
+            case e.Received(route=route, envelope=envelope, public_key=public_key):
+                out = self._received(route, envelope, public_key, now)
             case e.Undecodable():
                 out = self._undecodable(event)
             case e.Taken(items=items):
@@ -140,10 +142,10 @@ class LearnerSide:
                 raise InternalError("an event of a peer's side reached the learner's session", found=type(event).__name__)
         return out + self._credits(now)
 
-    def _received(self, route: Route, envelope: Envelope, now: Seconds) -> list[e.Instruction]:
+    def _received(self, route: Route, envelope: Envelope, public_key: str, now: Seconds) -> list[e.Instruction]:
         message = envelope.message
         if isinstance(message, Hello):
-            return self._greeted(route, envelope.run, message, now)
+            return self._hello(route, envelope.run, message, public_key, now)
         peer = self._routes.get(route)
         if peer is None:
             return self._stranger(route, message)
@@ -168,12 +170,36 @@ class LearnerSide:
 
     # --- greeting ---
 
-    def _greeted(self, route: Route, run: str, hello: Hello, now: Seconds) -> list[e.Instruction]:
+    def _hello(self, route: Route, run: str, hello: Hello, public_key: str, now: Seconds) -> list[e.Instruction]:
         known = self._roster.find(hello)
-        if objection := self._objection(run, hello, known):
-            code, reason, retry = objection
+        objection = check_terms(hello, run, self.terms)
+        if objection is None and known is not None and self._holds(known, route, now):
+            objection = self._challenged(known, route, hello, now)
+            if objection is None:
+                return []
+        if objection := objection or self._objection(hello, public_key, known):
             self.messages_dropped[DropReason.STRANGER] += 1
-            return refusal(route, code, reason, retry=retry)
+            incarnation = self._roster.name_incarnation(hello.peer) if objection.new_incarnation else -1
+            return refusal(route, objection.code, objection.reason, retry=objection.retry, incarnation=incarnation)
+        return self._greeted(route, hello, public_key, known, now)
+
+    def _holds(self, peer: Peer, route: Route, now: Seconds) -> bool:
+        """Whether a worker has its name on another connection than `route`, and was heard on it lately."""
+        return peer.route not in (None, route) and peer.silent(now) <= self.terms.silence_seconds
+
+    def _challenged(self, holder: Peer, route: Route, hello: Hello, now: Seconds) -> Objection | None:
+        """Why another connection does not get the holder's name; None: greet again, the holder's connection is being tried.
+
+        A Credit goes to the holder: where it cannot be sent the connection is gone, and the next Hello finds the name free.
+        """
+        if holder.challenger == route:  # its last Hello had that Credit sent, and the connection stood
+            holder.challenger = None
+            return name_in_use(hello)
+        if now - holder.challenged_at >= CHALLENGE_SECONDS:  # a flood of Hellos must not fill the holder's buffers
+            holder.challenger, holder.challenged_at, holder.credit_due = route, now, True
+        return None
+
+    def _greeted(self, route: Route, hello: Hello, public_key: str, known: Peer | None, now: Seconds) -> list[e.Instruction]:
         notes: list[e.Instruction] = []
         if known is not None and known.key.incarnation == hello.incarnation:
             peer = known
@@ -181,6 +207,7 @@ class LearnerSide:
             notes = self._make_place(hello, known, now)
             peer = self._roster.join(PeerKey(name=hello.peer, incarnation=hello.incarnation), hello.role)
         again, peer.greeted = peer.greeted, True
+        peer.public_key, peer.challenger = public_key, None
         self.reconnects += again
         if peer.route != route:  # on the same connection this is the Hello said twice, and what it wanted still holds
             peer.wanted_after = None
@@ -198,12 +225,11 @@ class LearnerSide:
         answer = welcome(peer, self.terms, window=self.window, version=self.version)
         return [e.Send(route=route, message=answer), *notes, note, *out, *self._drained(peer, now)]
 
-    def _objection(self, run: str, hello: Hello, known: Peer | None) -> Objection | None:
+    def _objection(self, hello: Hello, public_key: str, known: Peer | None) -> Objection | None:
         others = sum(peer.role == hello.role and peer.key.name != hello.peer for peer in self._routes.values())
-        return (
-            check_terms(hello, run, self.terms)
-            or check_identity(hello, known, self._roster.forgotten)
-            or check_room(hello, known, others=others, terms=self.terms, draining=self.draining)
+        roster = self._roster
+        return check_identity(hello, public_key, known, forgotten=roster.forgotten, named=roster.named) or check_room(
+            hello, known, others=others, terms=self.terms, draining=self.draining
         )
 
     def _make_place(self, hello: Hello, older: Peer | None, now: Seconds) -> list[e.Instruction]:
@@ -350,6 +376,8 @@ class LearnerSide:
             peer.wanted_after = message.version - 1  # the next Tick tries again, with the newest
         if peer is not None and isinstance(message, Credit):
             peer.rejects = [*message.rejects, *peer.rejects]  # told with the next Credit
+            if peer.challenger is not None:
+                self._away(peer)
         return []
 
     def _away(self, peer: Peer) -> None:

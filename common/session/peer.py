@@ -22,6 +22,7 @@ class Peer:
     role: str
     index: int
     generation: int
+    public_key: str = ""  # of its connection; "" where there are no keys
     account: Account = field(default_factory=Account)
     expected: Sequence = 0  # next number to arrive
     waiting: dict[Sequence, EnvSteps] = field(default_factory=dict)  # in the queue
@@ -35,6 +36,8 @@ class Peer:
     heard_at: Seconds | None = None  # None: never, by this learner
     spoke_at: Seconds = 0.0
     wanted_after: Version | None = None
+    challenger: Route | None = None  # another connection that greeted by this name: a Credit on `route` shows which one stands
+    challenged_at: Seconds = float("-inf")
 
     @property
     def acked(self) -> Sequence:
@@ -89,6 +92,7 @@ def progress(peer: Peer) -> dict[str, Any]:
         "role": peer.role,
         "index": peer.index,
         "generation": peer.generation,
+        "public_key": peer.public_key,
         "gone": peer.gone,
         "expected": peer.settled,
         "ahead": sorted(peer.ahead.items()),
@@ -100,13 +104,14 @@ def progress(peer: Peer) -> dict[str, Any]:
     }
 
 
-def restored(state: Mapping[str, Any]) -> Peer:
-    """Inverse of `progress`: a peer that is away until it greets the resumed learner."""
+def restored(state: Mapping[str, Any], *, most: int) -> Peer:
+    """Inverse of `progress`: a peer that is away until it greets the resumed learner. Its incarnation is at `most` that."""
     return Peer(
-        key=PeerKey(name=state["name"], incarnation=state["incarnation"]),
+        key=PeerKey(name=state["name"], incarnation=min(state["incarnation"], most)),
         role=state["role"],
         index=state["index"],
         generation=state["generation"],
+        public_key=state.get("public_key", ""),
         gone=state["gone"],
         expected=state["expected"],
         ahead=dict(state["ahead"]),

@@ -17,6 +17,7 @@ from typing import Any
 from common.session.events import PeerKey
 from common.session.peer import Peer, progress, restored
 from common.units import Seconds
+from common.wire.limits import INCARNATION_MAX
 from common.wire.messages import ArraySpec, Hello
 
 
@@ -52,6 +53,7 @@ class Roster:
     def __init__(self, terms: Terms) -> None:
         """Nobody is known."""
         self.forgotten = -1  # largest incarnation of a name that was forgotten; `admission.check_identity` says what for
+        self.named = -1  # largest incarnation that a refusal named: no two workers are named the same
         self._terms = terms
         self._peers: dict[PeerKey, Peer] = {}
         self._newest: dict[str, Peer] = {}
@@ -71,6 +73,12 @@ class Roster:
         """The newest incarnation of the name; of a forgotten one the very incarnation, while its messages are in the queue."""
         key = PeerKey(name=hello.peer, incarnation=hello.incarnation)
         return self._newest.get(hello.peer) or self._peers.get(key)
+
+    def name_incarnation(self, name: str) -> int:
+        """An incarnation above all that are known of this name, and that is named once."""
+        newest = self._newest[name].key.incarnation if name in self._newest else self.forgotten
+        self.named = max(self.named, newest) + 1
+        return self.named
 
     def join(self, key: PeerKey, role: str) -> Peer:
         """A new incarnation: of a known name at its place, else at the first that is free."""
@@ -105,14 +113,17 @@ class Roster:
             "peers": [progress(peer) for peer in self._newest.values()],
             "generations": [[role, index, number] for (role, index), number in self._generations.items()],
             "forgotten": self.forgotten,
+            "named": self.named,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state_dict`; everybody is away."""
-        self._peers = {peer.key: peer for peer in map(restored, state["peers"])}
+        self.named = state.get("named", -1)  # an earlier release took, and kept, any incarnation
+        most = max(INCARNATION_MAX, self.named)
+        self._peers = {peer.key: peer for peer in (restored(peer, most=most) for peer in state["peers"])}
         self._newest = {peer.key.name: peer for peer in self}
         self._generations = Counter({(role, index): number for role, index, number in state["generations"]})
-        self.forgotten = state["forgotten"]
+        self.forgotten = min(state["forgotten"], most)
 
     def _free(self, role: str) -> int:
         taken = {peer.index for peer in self.holders(role)}

@@ -73,6 +73,9 @@ class PeerTransport(Protocol):
 class LearnerTransport(Protocol):
     """The learner's end: many connections, told apart by route."""
 
+    received_key: str
+    """Public key (Z85) that authenticated the sender of the message that `receive` returned last; "" without keys."""
+
     @property
     def endpoint(self) -> str:
         """The address peers connect to, with the port that was really bound."""

@@ -233,7 +233,7 @@ class Gate:
     def _reply(self, request: list[bytes]) -> list[bytes]:
         version, number, _domain, address, _identity, mechanism, *credentials = request
         if mechanism == b"CURVE" and credentials[0] in self._allowed:
-            return [version, number, b"200", b"OK", b"", b""]
+            return [version, number, b"200", b"OK", z85.encode(credentials[0]), b""]  # the last but one: User-Id of each message
         key = z85.encode(credentials[0]).decode() if mechanism == b"CURVE" else "none"
         self.refused = f"key {key} of {address.decode(errors='replace')}"
         return [version, number, b"400", b"key not allowed", b"", b""]

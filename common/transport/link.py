@@ -39,6 +39,7 @@ class Link:
         self._transport = transport
         self._clock = clock
         self._note = note
+        self._foreign = 0  # messages of another protocol version, in a row
         self._snapshot: Snapshot | None = None
         self._ticked_at: Seconds = float("-inf")
         self._counted_at = clock()
@@ -57,13 +58,12 @@ class Link:
         while frames is not None:
             try:
                 envelope = codec.decode(frames)
-            except ProtocolVersionError as error:  # not even a Refusal of that learner could be read here
-                fix = "run the same rookery version on both sides"
-                raise ConfigError("protocol version of the learner", found=error.found, wanted=error.wanted, fix=fix) from error
             except PeerError as error:
+                self._check_protocol(error)
                 self.undecodable += 1
                 self._note(e.Note(event="undecodable", fields={"detail": str(error)}, warning=True))
             else:
+                self._foreign = 0
                 self.received[envelope.message.tag] += 1
                 self._handle(e.Received(envelope=envelope))
             frames = self._transport.receive(0.0)
@@ -73,6 +73,14 @@ class Link:
             self._handle(e.Tick())
             if news := self._transport.handshakes.news(now):
                 self._note(news)
+
+    def _check_protocol(self, error: PeerError) -> None:
+        """Raise `ConfigError` at the second foreign version in a row: one alone may be a message that the network changed."""
+        if isinstance(error, ProtocolVersionError):  # not even a Refusal of that learner could be read here
+            self._foreign += 1
+            if self._foreign > 1:
+                fix = "run the same rookery version on both sides"
+                raise ConfigError("protocol version of the learner", found=error.found, wanted=error.wanted, fix=fix) from error
 
     def check_environment(self, env: EnvSpec) -> None:
         """State which environment was built here. Raises `ConfigError` where it is not the one that the learner trains on."""

@@ -170,6 +170,7 @@ class MemoryLearner(_End):
         """No connections yet."""
         super().__init__(hub)
         self.connections: dict[Route, Connection] = {}
+        self.received_key = ""  # there are no keys
 
     @property
     def endpoint(self) -> str:

@@ -81,6 +81,7 @@ class _End:
         self._socket = self._context.socket(kind)
         self._watch = Watch(self._socket, self._explain)
         self._gate: Gate | None = None
+        self.received_key = ""
         self._attend_at: Seconds = 0.0
         # By number alone: for a name or the wildcard it would change which address is taken, and how it is written.
         self._socket.setsockopt(zmq.IPV6, "[" in endpoint)
@@ -170,6 +171,8 @@ class _End:
             part = self._socket.recv(zmq.DONTWAIT, copy=False)
         except zmq.Again:
             return None
+        if self._gate:
+            self.received_key = str(part.get("User-Id"))
         frames = [_content(part)]
         while part.more:  # a message arrives whole: these never wait
             part = self._socket.recv(copy=False)

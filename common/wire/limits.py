@@ -27,6 +27,9 @@ DECODE_FLOOR_BYTES: Final = 96 * KIB
 INTEGER_MAX: Final = 2**63 - 1
 """Largest integer field: what an int64, and every other language's integer, can hold."""
 
+INCARNATION_MAX: Final = 2**62
+"""Largest incarnation that a worker may choose, far above any clock in nanoseconds: the learner can always name a larger one."""
+
 ARRAYS: Final = 64
 """Arrays in one message; a trajectory has about a dozen."""
 

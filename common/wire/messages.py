@@ -105,12 +105,13 @@ class Welcome(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal(Message):
-    """Learner → peer: a sentence that says why not. `retry`: greet (again) and it may work."""
+    """Learner → peer: a sentence that says why not. `retry`: greet (again) and it may work, as `incarnation` if one is named."""
 
     tag: ClassVar[str] = "refusal"
     code: str  # a `common.session.events.RefusalCode`
     reason: str
     retry: bool
+    incarnation: Annotated[Count, AtLeast(-1)] = -1  # to greet as; -1: as before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

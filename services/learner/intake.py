@@ -240,7 +240,7 @@ class Intake:
             self._note(e.Note(event="undecodable", fields={"route": route.hex(), "detail": str(error)}, warning=True))
             return e.Undecodable(route=route, detail=str(error), protocol=isinstance(error, ProtocolVersionError))
         self._received[envelope.message.tag] += 1
-        return e.Received(route=route, envelope=envelope)
+        return e.Received(route=route, envelope=envelope, public_key=self._transport.received_key)
 
     def _answer_post(self, post: e.Event | tuple[Callable[[], Any], Future[Any]]) -> None:
         if isinstance(post, tuple):

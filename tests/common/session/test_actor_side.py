@@ -72,9 +72,9 @@ def greeted(credits: int = 2) -> ActorSide:  # noqa: A002
     return side
 
 
-def refuse(side: ActorSide, code: RefusalCode, *, retry: bool) -> list[e.Instruction]:
+def refuse(side: ActorSide, code: RefusalCode, *, retry: bool, incarnation: int = -1) -> list[e.Instruction]:
     """What the peer does when refused."""
-    return hear(side, Refusal(code=code, reason="because", retry=retry))
+    return hear(side, Refusal(code=code, reason="because", retry=retry, incarnation=incarnation))
 
 
 def test_a_peer_greets_until_it_is_answered() -> None:
@@ -194,9 +194,7 @@ FINAL = [
     RefusalCode.PROTOCOL,
     RefusalCode.RUN,
     RefusalCode.ENVIRONMENT,
-    RefusalCode.SUPERSEDED,
     RefusalCode.ROLE,
-    RefusalCode.DRAINING,
 ]
 
 
@@ -204,10 +202,27 @@ FINAL = [
 def test_a_final_refusal_ends_the_peer(code: RefusalCode) -> None:
     """Greeting again would not help: the application is told why, and nothing more is said."""
     side = greeted()
+    refuse(side, code, retry=False)
     assert refuse(side, code, retry=False)[-1] == e.Refused(code=code, reason="because")
     assert (side.state, side.may_offer) == (State.ENDED, False)
     assert side.handle(e.Tick(), 99.0) == []
     assert hear(side, welcome()) == []
+
+
+def test_the_end_of_the_run_ends_the_peer_at_once() -> None:
+    """There is nothing to be mistaken about, and nobody to greet a moment later."""
+    assert refuse(greeted(), RefusalCode.DRAINING, retry=False)[-1] == e.Refused(code="draining", reason="because")
+
+
+@pytest.mark.parametrize("code", FINAL)
+def test_one_final_refusal_may_be_of_a_hello_that_the_network_changed(code: RefusalCode) -> None:
+    """Without keys a byte of it may flip: the worker greets once more before it ends."""
+    side = actor()
+    side.handle(e.Tick(), 0.0)
+    assert not any(isinstance(i, e.Refused) for i in refuse(side, code, retry=False))
+    assert [type(m) for m in said(side.handle(e.Tick(), 0.5))] == [Hello]
+    hear(side, welcome())
+    assert side.state is State.WELCOME
 
 
 @pytest.mark.parametrize("code", [RefusalCode.STRANGER, RefusalCode.FULL])
@@ -237,15 +252,17 @@ def test_a_peer_whose_hello_cannot_be_read_ends() -> None:
     """A learner of another make: it would be asked, and would refuse, twice a second for ever."""
     side = actor()
     side.handle(e.Tick(), 0.0)
+    refuse(side, RefusalCode.DECODE, retry=True)
     _, refused = refuse(side, RefusalCode.DECODE, retry=True)
     assert (refused.code, side.state) == (RefusalCode.DECODE, State.ENDED)
 
 
-def test_a_full_run_is_asked_again_with_patience() -> None:
-    """It may be full for hours, and each Hello costs a line in two logs."""
+@pytest.mark.parametrize("code", [RefusalCode.FULL, RefusalCode.IN_USE])
+def test_a_full_run_is_asked_again_with_patience(code: RefusalCode) -> None:
+    """It may be full, or the name in use, for hours, and each Hello costs a line in two logs."""
     side = actor()
     side.handle(e.Tick(), 0.0)
-    refuse(side, RefusalCode.FULL, retry=True)
+    refuse(side, code, retry=True)
     assert said(side.handle(e.Tick(), side.FULL_SECONDS - 0.1)) == []
     assert [type(m) for m in said(side.handle(e.Tick(), side.FULL_SECONDS))] == [Hello]
 
@@ -259,6 +276,17 @@ def test_a_forgotten_peer_is_born_again() -> None:
     hello = send.message
     assert (hello.incarnation, hello.resend_from, hello.settled, hello.produced) == (8, 0, 0, 0)
     hear(side, welcome())
+    assert numbers(offer(side)) == [0]
+
+
+@pytest.mark.parametrize("code", [RefusalCode.FORGOTTEN, RefusalCode.SUPERSEDED])
+def test_a_worker_goes_on_as_the_incarnation_that_the_learner_names(code: RefusalCode) -> None:
+    """Its clock stepped back, or somebody greeted by its name: it never ends for that, and starts over once for two refusals."""
+    side = greeted()
+    for _ in range(2):
+        refuse(side, code, retry=True, incarnation=2**62 + 1)
+    assert side.identity.incarnation == 2**62 + 1
+    hear(side, replace(welcome(), incarnation=2**62 + 1))
     assert numbers(offer(side)) == [0]
 
 

@@ -2,7 +2,8 @@
 
 Actors and an evaluator talk to a learner over connections that break (what is under way is lost, or arrives late and
 beside the next connection), deliver twice, and block. Peers are killed, start again under their name or another, and
-stall for minutes; the learner is killed and resumes from a checkpoint of any moment, or from none. After every event of
+stall for minutes, with clocks that step back; a hostile process greets under their names, with larger incarnations
+and smaller; the learner is killed and resumes from a checkpoint of any moment, or from none. After every event of
 the learner its ledger must agree with books kept here by an observer who sees all processes. One seed, or a range of
 them, alone:
 
@@ -117,6 +118,8 @@ class World:
         self.learner_faults = seed % 3 != 0
         self.process_faults = seed % 4 != 3
         self.names_change = seed % 2 == 0
+        self.clocks_step = seed % 2 == 1
+        self.hostile = seed % 3 != 1
         self.now, self.order, self.agenda = 0.0, 0, list[tuple[float, int, Callable[[], None]]]()
         self.chaos = True
         actors = self.random.randint(1, 4)
@@ -144,6 +147,8 @@ class World:
             self.processes.append(self._start(self._new_name(role), role))
         self._learner_starts()
         self._at(self._soon(3.0), self._fault)
+        if self.hostile:
+            self._at(self._soon(3.0), self._greet_by_a_foreign_name)
 
     # --- time ---
 
@@ -192,6 +197,33 @@ class World:
             name = self._new_name(process.role) if self.names_change and self.random.random() < 0.5 else process.name
             self.processes[self.processes.index(process)] = self._start(name, process.role)
 
+    def _greet_by_a_foreign_name(self) -> None:
+        """A stranger on a connection of its own: one Hello, or some; what it claims is not what anybody did."""
+        if not self.chaos:
+            return
+        self._at(self._soon(3.0), self._greet_by_a_foreign_name)
+        victim = self.random.choice(self.processes)
+        if self.learner is None:
+            return
+        # Never the very incarnation: a process that knows it, and greets while its worker is away, is that worker to the learner.
+        incarnation = victim.key.incarnation + self.random.choice((-1, 1)) * self.random.randrange(300, 600)
+        incarnation += self.random.choice((0, 2**60, 2**62))
+        role = self.random.choice(("actor", "evaluator"))
+        side = ActorSide(Identity(role=role, name=victim.name, incarnation=incarnation, software=""))
+        stranger = Process(name=victim.name, role=role, side=side, sick=False, pace=1.0)
+        self.order += 1
+        stranger.line = Line(b"%d" % self.order, self.life, stranger)
+        self.lines[stranger.line.route] = stranger.line
+        produced = self.random.randint(0, 9)
+        hello = Hello(
+            role=role, peer=victim.name, incarnation=incarnation, software="",
+            env_signature="", resend_from=self.random.choice((0, 2**40)), settled=produced, produced=produced,
+        )  # fmt: skip
+        self.true[stranger.key] = produced
+        for _ in range(self.random.randint(1, 4)):
+            self._up(stranger, hello)
+            stranger.line.up_at += self._soon(0.6)
+
     # --- peers ---
 
     def _new_name(self, role: str) -> str:
@@ -202,7 +234,8 @@ class World:
     def _start(self, name: str, role: str) -> Process:
         # As from a clock: larger at each start, and the clocks of some hosts are ahead of the others'.
         self.starts += 1
-        incarnation = 1000 * (self.starts + 1000 * (name[-1] in "357"))
+        clock = self.starts + 1000 * (name[-1] in "357") - self.clocks_step * self.random.choice((0, 0, 500))
+        incarnation = 1000 * (2000 + clock)
         side = ActorSide(Identity(role=role, name=name, incarnation=incarnation, software="0"), env_signature="env")
         sick, pace = self.random.random() < 0.15, self.random.choice((0.1, 0.3, 1.0))
         process = Process(name=name, role=role, side=side, sick=sick, pace=pace)
@@ -376,7 +409,8 @@ class World:
             return
         before = learner.messages_dropped[DropReason.STRANGER]
         instructions = learner.handle(e.Received(route=line.route, envelope=envelope), self.now)
-        if learner.messages_dropped[DropReason.STRANGER] == before:
+        welcomed = any(isinstance(i, e.Send) and isinstance(i.message, Welcome) for i in instructions)
+        if welcomed if isinstance(message, Hello) else learner.messages_dropped[DropReason.STRANGER] == before:
             self._observe(key, message)
         self._check_streams(line, key, instructions)
         self._learner_performs(instructions)
@@ -465,7 +499,7 @@ class World:
         assert dropped[DropReason.UNCREDITED] == 0
         # What a killed learner had refused after its checkpoint is a hole to the next, and rightly not sent again.
         assert self.lossy or self.crashes or dropped[DropReason.GAP] == 0, "a gap without a lost message"
-        assert self.crashes or dropped[DropReason.ROLLED_BACK] == 0
+        assert self.crashes or self.hostile or dropped[DropReason.ROLLED_BACK] == 0
 
 
 def simulate(seed: int) -> World:

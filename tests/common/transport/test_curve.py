@@ -254,6 +254,7 @@ def test_messages_cross_both_ways_between_those_who_know_each_other(folder: Path
         for name in ("peer", "second"):
             with closing(ZmqPeer(learner.endpoint, keys=PeerKeys.of(str(folder / name)))) as peer:
                 route = greet(learner, peer)
+                assert learner.received_key == PeerKeys.of(str(folder / name)).public.decode()
                 assert peer.send([b"h", bytes(range(256)) * 4096])
                 assert [bytes(frame) for frame in learner.receive(SOON)[1]] == [b"h", bytes(range(256)) * 4096]
                 assert learner.send(route, [b"answer"])

@@ -297,8 +297,10 @@ def test_an_actor_that_evaluates_is_refused(colony):
     """The score belongs to evaluators."""
     link = colony.welcome()
     assert link.say(Evaluation(version=0, mode="greedy"))
-    with pytest.raises(ConfigError, match=r"refuses this peer \(role\): a learner takes no evaluation from an actor"):
-        colony.until(lambda: False)
+    colony.until(lambda: [note for note in colony.told if note.event == "refused"])
+    (refused,) = [note.fields for note in colony.told if note.event == "refused"]
+    assert refused == {"code": "role", "reason": "a learner takes no evaluation from an actor"}
+    assert colony.intake.take_evaluations() == []
 
 
 def test_the_state_for_a_checkpoint_knows_all_that_was_settled_before(colony, make_trajectory):
