@@ -21,12 +21,11 @@ from common.session import events as e
 from common.session.events import PeerKey
 from common.session.learner_side import LearnerSide
 from common.transport.api import Frame, LearnerTransport, Route
-from common.units import EnvSteps, Seconds
+from common.units import MIB, EnvSteps, Seconds
 from common.wire import codec
 from common.wire.messages import Envelope, Evaluation, Experience, Snapshot
 
 TICK_SECONDS: Seconds = 0.1
-MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
