@@ -162,6 +162,15 @@ ALERTS = (
         description='{{ $value | printf "%.1f" }} connections a second come to nothing, by reason of {{ $labels.reason }}.',
     ),
     Alert(
+        name="SocketReopened",
+        figure="increase(rookery_learner_sockets_reopened_total[10m])",
+        bad=limits.REOPENED.comparison,
+        lasting="0m",
+        severity="warning",
+        summary="The learner dropped all connections since its memory was short",
+        description='{{ $value | printf "%.0f" }} times in 10 minutes.',
+    ),
+    Alert(
         name="ActorsMissing",
         figure='sum by (namespace) (rookery_learner_peers_connected{role="actor"})\n'
         '/ (count by (namespace) (up{job="actor"}) or sum by (namespace) (rookery_learner_training))',

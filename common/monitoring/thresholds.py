@@ -81,6 +81,12 @@ REFUSED = Threshold(
     unit="connections per second that come to nothing",
     why="a peer that is refused asks again every second; a restart or a look at the port makes one or two",
 )
+REOPENED = Threshold(
+    name="reopened",
+    value=0,
+    unit="times that the learner dropped all connections",
+    why="peers that keep to their credits never fill its memory: one means a hostile sender, or a memory limit that is too low",
+)
 NON_FINITE = Threshold(
     name="non-finite",
     value=0,
@@ -138,5 +144,5 @@ STRAGGLER_ACTORS = 3
 
 TABLE = (
     WAITING, WIRE, STARVED, SATURATED, STALLED, LAG, DROPPED, BAD_MESSAGES, REFUSED,
-    NON_FINITE, ACTORS, STRAGGLER, SNAPSHOTS, CHECKPOINT, GROWTH, SETTLED, THROUGHPUT,
+    REOPENED, NON_FINITE, ACTORS, STRAGGLER, SNAPSHOTS, CHECKPOINT, GROWTH, SETTLED, THROUGHPUT,
 )  # fmt: skip

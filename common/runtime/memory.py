@@ -1,12 +1,61 @@
-"""How much memory this machine, or the container that it is, can still give."""
+"""How much memory this machine, or the container that it is, can still give, and when that is too little."""
 
 from __future__ import annotations
 
 import re
+import resource
+from collections.abc import Callable
 from pathlib import Path
 
+STATM = Path("/proc/self/statm")
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
+
+
+RESERVE_SHARE = 1 / 16  # of the memory that was free at the start
+LEAST_RESERVE = 256 * 2**20  # bytes; ZeroMQ's one thread stores 230 MB in the 0.1 s between two looks
+
+
+class MemoryGuard:
+    """Says when memory is so short that what strangers make this process store must go. Owned by the thread that frees it."""
+
+    def __init__(
+        self,
+        *,
+        available: Callable[[], int | None] | None = None,
+        resident: Callable[[], int] | None = None,
+    ) -> None:
+        """Make it before there is anything to free. By default it reads the figures of this process and its machine."""
+        self._available = available or available_bytes
+        self._resident = resident or resident_bytes
+        room = self._available() or 0
+        self.reserve = round(min(room / 2, max(LEAST_RESERVE, room * RESERVE_SHARE)))
+        """Bytes that must stay free. Where it is not known what is free, 0: the guard is off."""
+        self._base = self._seen = self._resident()
+
+    def short(self) -> bool:
+        """Whether less than the reserve is free, and this process has grown by half of it since the last `freed`.
+
+        Without that growth others have taken the memory, or what grew cannot be freed: to free again would gain nothing.
+        """
+        self._seen = self._resident()
+        if self._seen - self._base <= self.reserve / 2:
+            return False
+        available = self._available()
+        return available is not None and available < self.reserve
+
+    def freed(self) -> int:
+        """Measure growth from here on; the bytes by which this process has shrunk since `short`."""
+        self._base = self._resident()
+        return max(0, self._seen - self._base)
+
+
+def resident_bytes(*, statm: Path = STATM) -> int:
+    """Physical memory of this process; 0 where the system does not say."""
+    try:
+        return int(statm.read_text(encoding="ascii").split()[1]) * resource.getpagesize()
+    except OSError:  # no Linux
+        return 0
 
 
 def available_bytes(*, meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 
 from common.errors import RookeryError
 from common.runtime.health import Health
@@ -63,6 +65,13 @@ def set_torch_threads(threads: int) -> None:
     torch.set_num_threads(threads)
     if torch.get_num_interop_threads() != 1:  # torch accepts the call only once in a process
         torch.set_num_interop_threads(1)
+
+
+def allow_descriptors() -> None:
+    """Let this process open as many files and connections as its hard limit allows: the usual soft limit is 1,024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # a system that does not let a process go to its hard limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def yield_cpu(niceness: int) -> None:

@@ -90,6 +90,9 @@ class LearnerTransport(Protocol):
     def receive(self, timeout: Seconds) -> tuple[Route, list[Frame]] | None:
         """The next message of any peer, or None after `timeout` seconds or a `wake`."""
 
+    def reopen(self) -> None:
+        """Drop all connections with all that is stored for them, and take new ones; peers connect again by themselves."""
+
     def wake(self) -> None:
         """Make a `receive` that waits in another thread return now. Safe from any thread."""
 

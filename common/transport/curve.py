@@ -249,9 +249,9 @@ _PROTOCOL: Final = {
 class Watch:
     """What becomes of the handshakes of one socket, with CURVE or without. Make it before the socket binds or connects."""
 
-    def __init__(self, socket: zmq.Socket[bytes], explain: Callable[[Failure], str]) -> None:
-        """`explain` says what a failure may be due to; it is called when `read` finds one."""
-        self.handshakes = Handshakes()
+    def __init__(self, socket: zmq.Socket[bytes], handshakes: Handshakes, explain: Callable[[Failure], str]) -> None:
+        """Count in `handshakes`. `explain` says what a failure may be due to; it is called when `read` finds one."""
+        self.handshakes = handshakes
         self._explain = explain
         self._watched = socket
         socket.monitor(f"inproc://handshakes-{id(self)}", _FAILED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)

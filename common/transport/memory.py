@@ -76,6 +76,12 @@ class MemoryHub:
             self.learner.connections.pop(peer.connection.route, None)
         peer.connection = None
 
+    def relink(self) -> None:
+        """Give every peer that is not cut off a new connection; what was under way is lost. Under the lock."""
+        for peer in self._peers:
+            self.unlink(peer)
+            self.link(peer)
+
     def unbind(self) -> None:
         """The learner is gone: its peers are without a connection. Under the lock."""
         for peer in self._peers:
@@ -192,6 +198,12 @@ class MemoryLearner(_End):
                     self.connections[route] = self.connections.pop(route)  # served last from now on
                     return route, connection.to_learner.popleft()
             return None
+
+    def reopen(self) -> None:
+        """Drop all connections; the peers have new ones at once."""
+        with self._hub.changed:
+            self.connections.clear()
+            self._hub.relink()
 
     def close(self) -> None:
         """Unbind; what nobody received is lost, as when a learner's process ends."""

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Final
 import zmq
 
 from common.errors import ConfigError, ResourceError
-from common.transport.api import Failure
+from common.transport.api import Failure, Handshakes
 from common.transport.curve import DOMAIN, Gate, LearnerKeys, PeerKeys, Watch
 from common.wire.limits import ARRAY_BYTES, ARRAYS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from common.transport.api import Frame, Frames, Handshakes, Route
+    from common.transport.api import Frame, Frames, Route
     from common.units import Seconds
 
 LINGER: Final = 2.0
@@ -47,6 +47,9 @@ SILENT_SECONDS: Final = 30.0
 """After which a peer that received no message connects anew: a proxy may hold a connection whose other half is dead.
 
 A message has this long to cross: 14 MB need 11 s at 10 Mbit/s, and with a short timeout such a link would never pass one."""
+
+REBIND_SECONDS: Final = 10.0
+REBIND_PAUSE: Final = 0.1
 
 _LAST_PORT: Final = 65_535
 
@@ -77,27 +80,42 @@ class _End:
     """A socket with its own context, a way to wait for it, and a way to end that wait from another thread."""
 
     def __init__(self, kind: int, endpoint: str, options: Mapping[zmq.SocketOption, int | bytes], linger: Seconds) -> None:
-        self._context = zmq.Context()
-        self._socket = self._context.socket(kind)
-        self._watch = Watch(self._socket, self._explain)
+        self._kind = kind
+        # IPv6 by number alone: for a name or the wildcard it would change which address is taken, and how it is written.
+        own = {zmq.IPV6: "[" in endpoint, zmq.LINGER: round(linger * 1000)}
+        self._options: Mapping[zmq.SocketOption, int | bytes] = {**_OPTIONS, **_MILLISECONDS, **options, **own}
+        self._handshakes = Handshakes()
         self._gate: Gate | None = None
         self.received_key = ""
         self._attend_at: Seconds = 0.0
-        # By number alone: for a name or the wildcard it would change which address is taken, and how it is written.
-        self._socket.setsockopt(zmq.IPV6, "[" in endpoint)
-        for option, value in {**_OPTIONS, **_MILLISECONDS, **options, zmq.LINGER: round(linger * 1000)}.items():
-            self._socket.setsockopt(option, value)
         self._waker, self._wakened = socket.socketpair()
         self._waker.setblocking(False)
         self._wakened.setblocking(False)
+        self._open()
+
+    def _open(self) -> None:
+        """Make a socket, neither bound nor connected, in a context of its own."""
+        self._context = zmq.Context()
+        self._socket = self._context.socket(self._kind)
+        self._watch = Watch(self._socket, self._handshakes, self._explain)
+        for option, value in self._options.items():
+            self._socket.setsockopt(option, value)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._wakened, zmq.POLLIN)
 
+    def _shut(self) -> None:
+        """Close the socket and its context, within the socket's linger."""
+        self._watch.close()
+        self._socket.close()
+        if self._gate:
+            self._gate.close()
+        self._context.term()
+
     @property
     def handshakes(self) -> Handshakes:
         """What became of them, as of the last `receive`."""
-        return self._watch.handshakes
+        return self._handshakes
 
     def wake(self) -> None:
         """Make a waiting `receive`, or the next one that finds nothing, return None. Safe from any thread, even after `close`."""
@@ -107,13 +125,9 @@ class _End:
     def close(self) -> None:
         """Close the socket and its context, within the linger. Call it from the thread that uses the socket."""
         if not self._socket.closed:
-            self._watch.close()
-            self._socket.close()
-            if self._gate:
-                self._gate.close()
             self._waker.close()
             self._wakened.close()
-            self._context.term()
+            self._shut()
 
     def _send(self, frames: Sequence[Frame]) -> bool:
         sent = True
@@ -266,20 +280,48 @@ class ZmqLearner(_End):
         _check_endpoint(endpoint, least_port=0)
         # MANDATORY: a message for a route that is gone is an answer, not a silence. BACKLOG: actors that start at once.
         # ZAP_DOMAIN: with one, ZeroMQ refuses versions 1 and 2 of its protocol, whose connections may abort a close.
-        options = {zmq.ROUTER_MANDATORY: 1, zmq.BACKLOG: 512, zmq.ZAP_DOMAIN: DOMAIN}
+        options: dict[zmq.SocketOption, int | bytes] = {zmq.ROUTER_MANDATORY: 1, zmq.BACKLOG: 512, zmq.ZAP_DOMAIN: DOMAIN}
+        self._endpoint, self._keys = endpoint, keys
         super().__init__(zmq.ROUTER, endpoint, options | (keys.options if keys else {}), linger)
-        if keys:  # before it binds: nobody comes in without being asked
-            self._gate = Gate(self._context, keys.allowed)
-            self._poller.register(self._gate.socket, zmq.POLLIN)
         try:
-            self._socket.bind(endpoint)
-        except zmq.ZMQError as error:
+            self._bind()
+        except (ConfigError, ResourceError):
             self.close()
+            raise
+
+    def _open(self) -> None:
+        super()._open()
+        if self._keys:  # before it binds: nobody comes in without being asked
+            self._gate = Gate(self._context, self._keys.allowed)
+            self._poller.register(self._gate.socket, zmq.POLLIN)
+
+    def _bind(self) -> None:
+        try:
+            self._socket.bind(self._endpoint)
+        except zmq.ZMQError as error:
             if error.errno in (zmq.EADDRINUSE, zmq.EADDRNOTAVAIL):
                 fix = "stop what uses it, or choose another address (port 0: any free one)"
-                raise ResourceError("cannot listen", found=f"{endpoint}: {zmq.strerror(error.errno).lower()}", fix=fix) from None
-            raise _bad_endpoint(endpoint) from None
+                found = f"{self._endpoint}: {zmq.strerror(error.errno).lower()}"
+                raise ResourceError("cannot listen", found=found, fix=fix) from None
+            raise _bad_endpoint(self._endpoint) from None
         self._endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def reopen(self) -> None:
+        """Drop all connections with all that ZeroMQ stores for them, and bind again: it has no way to drop one of them.
+
+        Peers connect again by themselves. Raises `ResourceError` where something else holds the port for `REBIND_SECONDS`.
+        """
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._shut()
+        self._open()
+        deadline = time.monotonic() + REBIND_SECONDS
+        while True:
+            try:
+                return self._bind()
+            except ResourceError:
+                if time.monotonic() >= deadline:
+                    raise
+            self._wait(REBIND_PAUSE)
 
     @property
     def endpoint(self) -> str:

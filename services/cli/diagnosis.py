@@ -220,6 +220,12 @@ def _refused(_: Fleet, learner: Service) -> Iterator[Fault]:
         yield Fault("refused", f"{seen}; see docs/security.md, or keep strangers from its port")
 
 
+def _reopened(_: Fleet, learner: Service) -> Iterator[Fault]:
+    if limits.REOPENED.passed(times := learner.grew("sockets_reopened_total")):
+        seen = f"the learner dropped all connections {times:.0f} times since its memory was short"
+        yield Fault("out of memory", f"{seen}; keep strangers from its port, or give it more memory")
+
+
 def _lag(_: Fleet, learner: Service) -> Iterator[Fault]:
     lag, limit = learner.mean("policy_lag_versions"), learner.now("policy_lag_limit_versions")
     if limit and limits.LAG.passed(lag / limit):
@@ -251,5 +257,5 @@ def _checkpoint(_: Fleet, learner: Service) -> Iterator[Fault]:
         yield Fault("old checkpoint", f"the last one is {age:,.0f} s old, wanted every {every:,.0f} s; look at the disk")
 
 
-EVER = (_silent, _hung, _restarted, _refused, _memory)
+EVER = (_silent, _hung, _restarted, _refused, _reopened, _memory)
 WHILE_TRAINING = (_flow, _lost_learner, _actors_missing, _snapshots, _straggler, _drops, _lag, _non_finite, _checkpoint)

@@ -48,6 +48,7 @@ def _serve(words: list[str]) -> int:
     settings = invocation.settings
     logs.configure("learner", level=settings.log.level, form=settings.log.format, debug=invocation.debug)
     root.set_torch_threads(settings.learner.torch_threads)
+    root.allow_descriptors()
     keys = LearnerKeys.of(settings.learner.keys)
     env = spec_of(settings.env)
     seed = partial(derive, settings.run.seed, role="learner")

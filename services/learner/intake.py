@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from common.errors import DropReason, InternalError, PeerError, ProtocolVersionError, ResourceError
+from common.runtime.memory import MemoryGuard
 from common.session import events as e
 from common.session.events import PeerKey
 from common.session.learner_side import LearnerSide
 from common.transport.api import Frame, LearnerTransport, Route
-from common.units import EnvSteps, Seconds
+from common.units import MIB, EnvSteps, Seconds
 from common.wire import codec
 from common.wire.messages import Envelope, Evaluation, Experience, Snapshot
 
@@ -58,6 +59,7 @@ class Figures:
     sequence_gaps: int = 0
     reconnects: int = 0
     handshakes_failed: Counter[str] = field(default_factory=Counter)
+    sockets_reopened: int = 0
     received: Counter[str] = field(default_factory=Counter)
     sent: Counter[str] = field(default_factory=Counter)
     bytes_received: int = 0
@@ -74,8 +76,12 @@ class Intake:
         session: LearnerSide,
         clock: Callable[[], Seconds],
         note: Callable[[e.Note], None],
+        memory: MemoryGuard | None = None,
     ) -> None:
+        """`memory`: that of this process where not given."""
         self._transport = transport
+        self._memory = memory or MemoryGuard()
+        self._sockets_reopened = 0
         self._session = session
         self._run = session.terms.run
         self._lockstep = session.terms.lockstep
@@ -280,6 +286,8 @@ class Intake:
         self._handle(e.Tick())
         if news := self._transport.handshakes.news(self._clock()):
             self._note(news)
+        if self._memory.short():
+            self._free_memory()
         try:
             self._session.check_ledger()
         except InternalError as error:  # our own bug, but no reason to lose a run: say it once, loudly
@@ -289,6 +297,14 @@ class Intake:
         self._measure()
         with self._changed:
             self._changed.notify_all()
+
+    def _free_memory(self) -> None:
+        """Drop all connections, and with them what senders made ZeroMQ store; welcome peers greet again and re-send."""
+        self._transport.reopen()
+        self._sockets_reopened += 1
+        freed, reserve = self._memory.freed() / MIB, self._memory.reserve / MIB
+        fields = {"why": f"less than {reserve:.0f} MiB of memory were free", "freed_mib": round(freed)}
+        self._note(e.Note(event="socket_reopened", fields=fields, warning=True))
 
     def _measure(self) -> Figures:
         session = self._session
@@ -304,6 +320,7 @@ class Intake:
             sequence_gaps=session.sequence_gaps,
             reconnects=session.reconnects,
             handshakes_failed=Counter(self._transport.handshakes.failed),
+            sockets_reopened=self._sockets_reopened,
             received=Counter(self._received),
             sent=Counter(self._sent),
             bytes_received=self._bytes[0],

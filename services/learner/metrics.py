@@ -124,6 +124,9 @@ class LearnerMetrics(ServiceMetrics):
         )
         self.sequence_gaps = self._counter("sequence_gaps", "Sequence numbers that never came. Not duplicates.")
         self.reconnects = self._counter("reconnects", "Greetings of a peer that had been welcomed before, by any incarnation.")
+        self.sockets_reopened = self._counter(
+            "sockets_reopened", "Times that all connections were dropped since memory was short. Not the restarts of the learner."
+        )
         self.handshakes_failed = self._counters(
             "handshakes_failed",
             "Connections that came to nothing before their first message, by why. Not messages that were refused.",
@@ -179,5 +182,6 @@ class LearnerMetrics(ServiceMetrics):
         advance(self.message_bytes_sent, figures.bytes_sent)
         advance(self.sequence_gaps, figures.sequence_gaps)
         advance(self.reconnects, figures.reconnects)
+        advance(self.sockets_reopened, figures.sockets_reopened)
         for why in Failure:
             advance(self.handshakes_failed[why], figures.handshakes_failed[why])

@@ -116,6 +116,13 @@ def _troubles() -> Row:
                 unit="ops",
                 width=6,
             ),
+            Panel(
+                title="All connections dropped",
+                description="Times per second that the learner dropped all connections, since its memory was short.",
+                queries=[Query(SHOWN.total("rookery_learner_sockets_reopened_total"), "dropped")],
+                unit="ops",
+                width=6,
+            ),
         ],
     )
 

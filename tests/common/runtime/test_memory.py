@@ -3,9 +3,11 @@
 import pytest
 
 from common.runtime import memory
+from common.runtime.memory import MemoryGuard
 
 pytestmark = pytest.mark.pure
 
+MIB = 2**20
 MEMINFO = "MemTotal:       24684132 kB\nMemFree:        21569900 kB\nMemAvailable:   22620400 kB\n"
 
 
@@ -66,3 +68,73 @@ def test_a_container_of_version_1_without_limit_is_bounded_by_the_machine(machin
 def test_where_nothing_can_be_read_nothing_is_known(tmp_path):
     """macOS, say: the run goes on unchecked."""
     assert memory.available_bytes(meminfo=tmp_path / "none", cgroup=tmp_path / "none") is None
+
+
+class Process:
+    """A process, and what its machine has left for it; in MiB."""
+
+    def __init__(self, room: int = 4096) -> None:
+        """It holds 100 MiB."""
+        self.resident, self.left = 100, room
+        self.guard = MemoryGuard(available=lambda: self.left * MIB, resident=lambda: self.resident * MIB)
+
+    def grow(self, mib: int) -> None:
+        """Take memory, or give it back."""
+        self.resident, self.left = self.resident + mib, max(0, self.left - mib)
+
+
+@pytest.mark.parametrize(("room", "reserve"), [(64 * 1024, 4096), (4096, 256), (1024, 256), (256, 128), (0, 0)])
+def test_the_reserve_is_a_share_of_what_was_free(room: int, reserve: int) -> None:
+    """A sixteenth, and enough for what can come between two looks; never more than half."""
+    assert Process(room).guard.reserve == reserve * MIB
+
+
+def test_memory_is_short_near_the_limit_alone() -> None:
+    """However much this process takes before that: a replay memory fills slowly, and may fill whole."""
+    process = Process()
+    process.grow(4096 - 256)
+    assert not process.guard.short()
+    process.grow(1)
+    assert process.guard.short()
+
+
+def test_memory_that_others_took_is_not_to_be_freed_here() -> None:
+    """A laptop: another process fills it, and this one has not grown."""
+    process = Process()
+    process.left = 10
+    process.grow(10)
+    assert not process.guard.short()
+
+
+def test_freeing_what_frees_nothing_is_not_repeated_until_the_process_grew_again() -> None:
+    """What fills the memory is needed: connections that are dropped again and again would be a second fault."""
+    process = Process()
+    process.grow(4000)
+    assert process.guard.short()
+    assert process.guard.freed() == 0
+    assert not process.guard.short()
+    process.grow(129)
+    assert process.guard.short()
+
+
+def test_what_was_freed_is_measured() -> None:
+    """And the next attack is met as the first was."""
+    process = Process()
+    for _ in range(3):
+        process.grow(4000)
+        assert process.guard.short()
+        process.resident, process.left = 100, 4096
+        assert process.guard.freed() == 4000 * MIB
+        assert not process.guard.short()
+
+
+def test_where_nothing_is_known_of_memory_the_guard_is_off(tmp_path) -> None:
+    """A Mac."""
+    assert memory.resident_bytes(statm=tmp_path / "none") == 0
+    guard = MemoryGuard(available=lambda: None, resident=lambda: 2**40)
+    assert not guard.short()
+
+
+def test_the_memory_of_this_process_is_known() -> None:
+    """More than an interpreter, less than a machine."""
+    assert 2**20 < memory.resident_bytes() < 2**40

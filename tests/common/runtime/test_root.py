@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 
@@ -122,3 +123,14 @@ def test_the_evaluator_gives_way():
     """It must not slow the run on a small machine."""
     ended = in_a_process("import os\nfrom common.runtime.root import yield_cpu\nyield_cpu(10)\nprint(os.nice(0))")
     assert int(ended.stdout) == min(19, os.nice(0) + 10)
+
+
+def test_a_process_may_open_as_many_files_as_its_hard_limit_allows():
+    """One for each connection; a shell gives 1,024."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
+    try:
+        root.allow_descriptors()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from contextlib import closing
@@ -18,6 +19,7 @@ from common.transport import zmq as adapter
 from common.transport.api import TELL_SECONDS, Failure, Handshakes
 from common.transport.curve import LearnerKeys, PeerKeys, make
 from common.transport.zmq import ZmqLearner, ZmqPeer
+from tests.common.transport import zmtp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -315,6 +317,31 @@ def test_a_stranger_that_queues_before_it_is_refused_brings_nothing_in(
             assert learner.receive(TICK) is None
         assert f"key {public.decode()} of 127.0.0.1 is not among those" in learner.handshakes.detail
         assert learner.receive(TICK) is None
+
+
+def test_a_stranger_cannot_make_the_learner_store_an_unfinished_message(keys: LearnerKeys) -> None:
+    """It is cut off before its first message: to fill a learner's memory takes a key."""
+    with closing(ZmqLearner(ANY_PORT, keys=keys)) as learner, zmtp.dial(learner.endpoint) as stranger:
+        with contextlib.suppress(ConnectionError):
+            stranger.sendall(zmtp.GREETING + zmtp.READY + zmtp.part(bytes(1 << 20), more=True))
+            while stranger.recv(4096):
+                pass
+        assert learner.receive(TICK) is None
+
+
+def test_a_learner_that_reopens_asks_for_keys_as_before(folder: Path, keys: LearnerKeys, own: PeerKeys) -> None:
+    """Its socket is new, and so is the gate."""
+    with (
+        closing(ZmqLearner(ANY_PORT, keys=keys)) as learner,
+        closing(ZmqPeer(learner.endpoint, keys=own)) as peer,
+        closing(ZmqPeer(learner.endpoint)) as stranger,
+    ):
+        greet(learner, peer)
+        learner.reopen()
+        failed = learner.handshakes.failed.total()
+        assert until(lambda: learner.handshakes.failed.total() > failed, learner, stranger) == 0
+        with closing(ZmqPeer(learner.endpoint, keys=PeerKeys.of(str(folder / "second")))) as second:
+            greet(learner, second)
 
 
 def test_who_has_keys_does_not_speak_to_a_learner_without(own: PeerKeys) -> None:

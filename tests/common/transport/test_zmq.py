@@ -13,7 +13,9 @@ import pytest
 import zmq
 
 from common.errors import ConfigError, DecodeError, ResourceError
+from common.runtime.root import allow_descriptors
 from common.transport import zmq as adapter
+from common.transport.api import Failure
 from common.transport.zmq import ZmqLearner, ZmqPeer
 from common.wire.codec import decode
 from tests.common.transport import zmtp
@@ -154,6 +156,53 @@ def test_a_restarted_learner_finds_its_peers_again_on_the_same_port() -> None:
             assert not second.send(old, [b"x"]) or old == new
             assert second.send(new, [b"welcome"])
             assert peer.receive(SOON) == [b"welcome"]
+
+
+def test_a_learner_that_reopens_has_new_connections_and_nothing_of_the_old_ones(learner: ZmqLearner, peer: ZmqPeer) -> None:
+    """What was stored is gone; the port, the counts of handshakes and a wake from another thread stay."""
+    endpoint, route = learner.endpoint, greet(learner, peer)
+    with zmtp.dial(endpoint) as stranger:
+        stranger.sendall(zmtp.GREETING[:20])
+    until(lambda: learner.handshakes.failed, learner)
+    failed = learner.handshakes.failed.total()
+    assert peer.send([b"old"])
+    assert learner._socket.poll(SOON * 1000)
+    learner.reopen()
+    assert learner.endpoint == endpoint
+    assert learner.receive(0.0) is None
+
+    def came_anew() -> bool:
+        arrived = peer.send([b"new"]) and learner.receive(TICK)
+        return bool(arrived) and arrived[0] != route and arrived[1] == [b"new"]
+
+    until(came_anew, peer)
+    assert learner.handshakes.failed.total() == failed
+    learner.wake()
+    assert learner.receive(SOON) is None
+
+
+def test_a_learner_that_reopens_waits_for_its_port(learner: ZmqLearner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something else was faster; where it stays, that is an error like at the start."""
+    monkeypatch.setattr(adapter, "REBIND_SECONDS", 0.2)
+    learner._shut()
+    with socket.create_server(("127.0.0.1", int(learner.endpoint.rpartition(":")[2]))):
+        learner._open()
+        with pytest.raises(ResourceError, match="cannot listen"):
+            learner.reopen()
+    learner.reopen()
+
+
+def test_a_thousand_half_open_connections_leave_others_served_and_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port scan, or worse: half of them say nothing, half of them half a greeting."""
+    allow_descriptors()
+    monkeypatch.setitem(adapter._MILLISECONDS, zmq.HANDSHAKE_IVL, 500)
+    with closing(ZmqLearner(ANY_PORT)) as learner, contextlib.ExitStack() as silent:
+        for number in range(1000):
+            client = silent.enter_context(zmtp.dial(learner.endpoint))
+            client.sendall(zmtp.GREETING[: 32 * (number % 2)])
+        with closing(ZmqPeer(learner.endpoint)) as peer:
+            greet(learner, peer)
+        until(lambda: learner.handshakes.failed[Failure.BROKEN] == 1000, learner)
 
 
 def test_a_route_that_never_was_or_is_gone_is_an_answer_not_a_silence(learner: ZmqLearner, peer: ZmqPeer) -> None:

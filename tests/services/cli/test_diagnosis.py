@@ -215,6 +215,7 @@ SICK = {
     "dropping": ({"env_steps_dropped_total{stale}": (50, 450)}, "9 % of the env steps are dropped (stale 400)"),
     "bad messages": ({"messages_dropped_total{decode}": (0, 3)}, "3 messages are none of this run"),
     "refused": ({"handshakes_failed_total{key}": (2, 12)}, "came to nothing in 10 s (key 10)"),
+    "out of memory": ({"sockets_reopened_total": (1, 3)}, "the learner dropped all connections 2 times"),
     "lagging": ({"policy_lag_versions_sum": (0, 240)}, "experience is 12 versions old, beyond 20 it is dropped"),
     "not finite": ({"training_metric{nonfinite_steps}": (0, 2)}, "gradients are not finite"),
     "leaking memory": (
