@@ -20,7 +20,20 @@ from pathlib import Path
 from common.runtime.shutdown import Echo
 from common.units import KIB, Seconds
 from services.cli import tether
-from services.cli.supervisor import Begin, Event, Exited, GiveUp, Kill, Scale, Start, StopRequested, Supervisor, Terminate, Tick
+from services.cli.supervisor import (
+    LEARNER,
+    Begin,
+    Event,
+    Exited,
+    GiveUp,
+    Kill,
+    Scale,
+    Start,
+    StopRequested,
+    Supervisor,
+    Terminate,
+    Tick,
+)
 
 POLL_SECONDS: Seconds = 0.2
 LAST_WORDS_BYTES = 16 * KIB
@@ -33,15 +46,17 @@ Command = Callable[[Start], Sequence[str]]
 class Processes:
     """The children of one run. Use from the main thread only: a child is bound to the life of the thread that starts it."""
 
-    def __init__(self, *, command: Command, logs: Path, environment: Mapping[str, str]) -> None:
-        """Log to `logs/<child>.log`; children see exactly `environment`."""
+    def __init__(self, *, command: Command, logs: Path, environment: Mapping[str, str], lock: int | None = None) -> None:
+        """Log to `logs/<child>.log`; children see exactly `environment`. The learner inherits the descriptor `lock`."""
         self._command, self._logs, self._environment = command, logs, dict(environment)
+        self._lock = lock
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         logs.mkdir(parents=True, exist_ok=True)
 
     def start(self, instruction: Start) -> None:
         """Start one child, appending to its log."""
         own = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid())]
+        inherited = () if self._lock is None or instruction.child != LEARNER else (self._lock,)
         with self.log(instruction.child).open("ab") as log:
             self._running[instruction.child] = subprocess.Popen(
                 [*own, *self._command(instruction)],
@@ -50,6 +65,7 @@ class Processes:
                 stderr=subprocess.STDOUT,
                 env=self._environment,
                 process_group=0,
+                pass_fds=inherited,
             )
 
     def terminate(self, child: str) -> None:

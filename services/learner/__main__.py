@@ -68,7 +68,7 @@ def _serve(words: list[str]) -> int:
         ExitStack() as until_the_end,
     ):
         directory = open_directory(invocation, words)
-        until_the_end.enter_context(held(directory))
+        until_the_end.enter_context(held(directory, inherited=invocation.run_lock))
         record, session = open_state(invocation, directory, algorithm=algorithm, env=env)
         intake = Intake(transport=transport, session=session, clock=time.monotonic, note=_log.note)
         metrics.on_scrape = lambda: metrics.refresh(intake.figures)
