@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 
 from common.errors import RookeryError
 from common.runtime.health import Health
@@ -31,7 +32,8 @@ def run(main: Callable[[], int], *, program: str, debug: bool = False) -> int:
     except RookeryError as error:
         if debug:
             traceback.print_exception(error)
-        sys.stderr.write(f"{program}: error: {' '.join(str(error).split())}\n")
+        with suppress(OSError):  # a log file on a full disk must not change the exit code
+            sys.stderr.write(f"{program}: error: {' '.join(str(error).split())}\n")
         return error.exit_code
     except KeyboardInterrupt:  # before the signals were installed
         return INTERRUPTED

@@ -106,13 +106,19 @@ def create(path: Path, *, config: str, command: Sequence[str], disk: Disk = DISK
     return directory
 
 
-def reopen(path: Path) -> RunDirectory:
-    """Find the run in `path` again. Raises `ConfigError` where there is none, `ResourceError` where it is read-only."""
+def find(path: Path) -> RunDirectory:
+    """The run in `path`. Raises `ConfigError` where there is none."""
     directory = RunDirectory(path)
     if not directory.begun:
         raise ConfigError(
             "no run to resume", found=str(path), wanted="a run directory, with a config.yaml", fix="set run.dir to it"
         )
+    return directory
+
+
+def reopen(path: Path) -> RunDirectory:
+    """The run in `path`. Raises `ConfigError` where there is none, `ResourceError` where it is read-only."""
+    directory = find(path)
     if not os.access(path, os.W_OK | os.X_OK):
         raise ResourceError("run directory cannot be written", found=f"read-only {path}", wanted="a writable folder")
     return directory

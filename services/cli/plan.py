@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError
+from common.errors import ConfigError, ResourceError
 from common.runtime.config import COMMAND_LINE, Loaded, as_yaml, load, rooted, settle
 from common.runtime.disk import write_atomically
 from common.runtime.http import check_port
@@ -112,7 +112,7 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
         settled = rooted(settled)  # only now: what is wrong with them is told in the user's words
         text, made_folder = as_yaml(settled.settings, settled.provenance), not path.exists()
         if request.resume:
-            write_atomically(directory.config, text.encode())
+            _rewrite(directory, text, settled.settings)
         else:
             directory = create(path, config=text, command=command_line)
             lock = until_the_end.enter_context(held(directory))
@@ -125,6 +125,20 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
             resume=request.resume,
             auto_actors=request.auto_actors,
         )
+
+
+def _rewrite(directory: RunDirectory, text: str, settings: Settings) -> None:
+    """Replace a resumed run's config.yaml; on a disk that refuses, the file there will do where it holds the same settings."""
+    try:
+        write_atomically(directory.config, text.encode())
+    except OSError as error:
+        if load(preset=str(directory.config), environ={}).settings != settings:
+            raise ResourceError(
+                "the changed settings cannot be written",
+                found=f"{error.strerror} at {directory.config}",
+                wanted="a disk with space left",
+                fix="free the disk, or resume without other settings",
+            ) from error
 
 
 def most_actors(settings: Settings) -> int:

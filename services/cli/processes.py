@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from common.runtime.shutdown import Echo
 from common.units import KIB, Seconds
@@ -51,13 +52,14 @@ class Processes:
         self._command, self._logs, self._environment = command, logs, dict(environment)
         self._lock = lock
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        logs.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):
+            logs.mkdir(parents=True, exist_ok=True)
 
     def start(self, instruction: Start) -> None:
-        """Start one child, appending to its log."""
+        """Start one child, appending to its log; where that cannot be opened, as on a full disk, its output is lost."""
         own = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid())]
         inherited = () if self._lock is None or instruction.child != LEARNER else (self._lock,)
-        with self.log(instruction.child).open("ab") as log:
+        with self._output(instruction.child) as log:
             self._running[instruction.child] = subprocess.Popen(
                 [*own, *self._command(instruction)],
                 stdin=subprocess.DEVNULL,
@@ -92,6 +94,12 @@ class Processes:
     def log(self, child: str) -> Path:
         """Where the child's output goes."""
         return self._logs / f"{child}.log"
+
+    def _output(self, child: str) -> BinaryIO:
+        try:
+            return self.log(child).open("ab")
+        except OSError:
+            return Path(os.devnull).open("ab")
 
     def last_words(self, child: str, lines: int = 12) -> list[str]:
         """The end of the child's log."""

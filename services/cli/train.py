@@ -51,7 +51,7 @@ def _run(plan: Plan, *, environ: Mapping[str, str], stdout: TextIO, stderr: Text
     gave_up: list[GiveUp] = []
     view = make_view(stdout, plan.settings.log.format)
     with stop_signals(inbox):
-        with view, _announced(plan), Watch(plan.urls) as watch:
+        with view, _announced(plan, view), Watch(plan.urls) as watch:
             view.say(f"{plan.title}: run directory {plan.directory.path}")
             show = _Show(plan=plan, core=core, watch=watch, view=view, inbox=inbox, search=plan.search())
             supervise(core, processes, inbox=inbox, on_tick=show.tick, on_give_up=gave_up.append)
@@ -59,10 +59,13 @@ def _run(plan: Plan, *, environ: Mapping[str, str], stdout: TextIO, stderr: Text
 
 
 @contextmanager
-def _announced(plan: Plan) -> Iterator[None]:
+def _announced(plan: Plan, view: View) -> Iterator[None]:
     """Say in the run directory where the services answer, for as long as they run: `rookery top` looks there."""
     path, text = plan.directory.addresses, f"{json.dumps(plan.urls, indent=2)}\n"
-    write_atomically(path, text.encode())
+    try:
+        write_atomically(path, text.encode())
+    except OSError as error:  # a full disk ends no run
+        view.say(f"the run directory does not hold the addresses of its services: {error}")
     try:
         yield
     finally:
@@ -163,8 +166,11 @@ class _Show:
         if search.actors != before:
             self.inbox.put(Scale(search.actors))
         if search.done:
-            self.plan.keep_actors(search.actors)
             self.view.say(search.sentence)
+            try:
+                self.plan.keep_actors(search.actors)
+            except OSError as error:
+                self.view.say(f"the number of actors is not in config.yaml: {error}")
 
     def frame(self) -> Frame:
         """The run as it is now, with what only the supervisor knows."""

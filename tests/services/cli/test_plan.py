@@ -176,6 +176,20 @@ def test_a_run_that_is_under_way_is_not_resumed():
     assert planned(run_dir=Path("r"), preset=None, resume=True).resume
 
 
+def test_a_run_is_resumed_on_a_full_disk_with_the_settings_it_has(no_room):
+    """Its config.yaml cannot be replaced and need not be; a setting that is changed would reach no service."""
+    before = planned(run_dir=Path("r"))
+    with no_room():
+        assert planned(run_dir=Path("r"), preset=None, resume=True).settings == before.settings
+        with pytest.raises(
+            ResourceError, match=r"the changed settings cannot be written: found File too large at r/config\.yaml"
+        ):
+            planned("checkpoint.keep=9", run_dir=Path("r"), preset=None, resume=True)
+        with pytest.raises(ResourceError, match="run directory cannot be written: found File too large"):
+            planned(run_dir=Path("new"))
+    assert sorted(path.name for path in Path().iterdir()) == ["r"]
+
+
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_run_has_the_lock_of_its_directory_for_its_whole_life(resume):
     """Also while its learner is dead and about to be restarted: a second one would take over its actors."""
