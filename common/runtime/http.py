@@ -163,7 +163,7 @@ class HttpServer:
         try:
             return route()
         except Exception as error:  # noqa: BLE001  a page that fails must not look like a service that is down
-            _log.bug("http_page_failed", error=error)
+            _log.bug("http_page_failed", error=error, sender=path)
             return HTTPStatus.INTERNAL_SERVER_ERROR, TEXT, f"{path}: {type(error).__name__}\n".encode()
 
 

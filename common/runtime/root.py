@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from common.errors import RookeryError
 from common.runtime.health import Health
-from common.runtime.logs import EventLog, configure
+from common.runtime.logs import EventLog, configure, flush
 from common.runtime.shutdown import Shutdown
 from common.units import Seconds
 
@@ -42,6 +42,8 @@ def run(main: Callable[[], int], *, program: str, debug: bool = False) -> int:
             configure(program)
         _log.bug("unexpected_error", error=error)
         return 1
+    finally:
+        flush()
 
 
 def linger(shutdown: Shutdown, health: Health, *, look: Callable[[], None] = lambda: None) -> None:

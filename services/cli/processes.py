@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from common.runtime.shutdown import Echo
-from common.units import KIB, Seconds
+from common.units import KIB, MIB, Seconds
 from services.cli import tether
 from services.cli.supervisor import (
     LEARNER,
@@ -38,6 +38,7 @@ from services.cli.supervisor import (
 
 POLL_SECONDS: Seconds = 0.2
 LAST_WORDS_BYTES = 16 * KIB
+LOG_BYTES = 10 * MIB  # of one log file; a child has two
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 Command = Callable[[Start], Sequence[str]]
@@ -103,16 +104,39 @@ class Processes:
 
     def last_words(self, child: str, lines: int = 12) -> list[str]:
         """The end of the child's log."""
-        with suppress(FileNotFoundError), self.log(child).open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - LAST_WORDS_BYTES))
-            return list(deque(log.read().decode(errors="replace").splitlines(), maxlen=lines))
-        return []
+        log = self.log(child)
+        end = b"".join(_end_of(path, LAST_WORDS_BYTES) for path in (_older(log), log))[-LAST_WORDS_BYTES:]
+        return list(deque(end.decode(errors="replace").splitlines(), maxlen=lines))
+
+    def rotate_logs(self) -> None:
+        """Copy the end of each log larger than `LOG_BYTES` to `<child>.log.1`, and empty the log.
+
+        A child appends to a descriptor of the file, which cannot be exchanged. What it writes between the two steps is lost.
+        """
+        for log in map(self.log, self._running):
+            with suppress(OSError):
+                if log.stat().st_size > LOG_BYTES:
+                    end = _end_of(log, LOG_BYTES)
+                    os.truncate(log, 0)  # first: on a full disk this makes the room
+                    _older(log).write_bytes(end)
 
     def kill_all(self) -> None:
         """Leave nobody behind, whatever went wrong."""
         for child, process in list(self._running.items()):
             self.kill(child)
             process.wait()
+
+
+def _older(log: Path) -> Path:
+    return log.with_name(f"{log.name}.1")
+
+
+def _end_of(path: Path, size: int) -> bytes:
+    """The last `size` bytes of a file, empty where there is none."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - size))
+        return file.read(size)
+    return b""
 
 
 Inbox = queue.SimpleQueue[StopRequested | Scale]
@@ -160,6 +184,7 @@ def supervise(
                             processes.kill(child)
                         case GiveUp():
                             on_give_up(instruction)
+            processes.rotate_logs()
             on_tick()
             if core.done:
                 return
