@@ -10,7 +10,7 @@ import os
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -124,10 +124,11 @@ class Run:
 @contextmanager
 def running(preset: str, overrides: Sequence[str] = ()) -> Iterator[Run]:
     """Start the preset's learner, actors and (unless switched off) evaluator; end them all at the end of the block."""
-    with TemporaryDirectory(prefix="rookery-bench-") as folder:
+    with ExitStack() as stack:
+        folder = stack.enter_context(TemporaryDirectory(prefix="rookery-bench-"))
         request = Request(preset=preset, overrides=(*ENDLESS, *overrides), run_dir=Path(folder) / "run")
-        plan = make_plan(request, environ={}, command_line=["benchmarks"], now=datetime.now(UTC))
-        processes = Processes(command=plan.command, logs=plan.directory.logs, environment=os.environ)
+        plan = stack.enter_context(make_plan(request, environ={}, command_line=["benchmarks"], now=datetime.now(UTC)))
+        processes = Processes(command=plan.command, logs=plan.directory.logs, environment=os.environ, lock=plan.lock)
         try:
             for child in plan.supervisor().children:
                 processes.start(Start(child))

@@ -2,8 +2,28 @@
 
 from __future__ import annotations
 
+import resource
+from contextlib import contextmanager
+
+import pytest
 from hypothesis import settings
 
 # A busy machine is no failing test: time is measured in benchmarks/, not asserted here.
 settings.register_profile("rookery", deadline=None)
 settings.load_profile("rookery")
+
+
+@pytest.fixture
+def no_room():
+    """A context in which no file of this process, and of those it starts, can grow: what a write meets on a full disk."""
+
+    @contextmanager
+    def full():
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return full

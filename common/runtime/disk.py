@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -44,8 +45,11 @@ DISK = Disk()
 
 
 def write_atomically(path: Path, data: bytes, *, disk: Disk = DISK) -> None:
-    """`path` holds `data` afterwards, or, where this raises `OSError` or the machine dies, what it held before."""
-    partial = path.with_name(f".partial-{path.name}")
+    """`path` holds `data` afterwards, or, where this raises `OSError` or the machine dies, what it held before.
+
+    Two processes may write the same path at once: each has a temporary file of its own, and one of the two remains.
+    """
+    partial = path.with_name(f".partial-{path.name}-{secrets.token_hex(4)}")
     try:
         disk.write(partial, data)
         disk.fsync(partial)

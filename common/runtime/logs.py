@@ -1,6 +1,7 @@
 """Events instead of sentences: `log.info("snapshot_published", version=7, bytes=1234)`.
 
 Any adapter may make an `EventLog`; only a root calls `configure`, which decides where events go and how they look.
+Lines that a remote party can cause (`EventLog.note`, and `bug` with a `sender`) are limited; all others are written.
 """
 
 from __future__ import annotations
@@ -9,13 +10,19 @@ import json
 import logging
 import math
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Hashable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
 
+from common.runtime.log_limit import LeftOut, LogLimit
 from common.session.events import Note
+from common.units import Seconds
+
+REMOTE_CHARACTERS = 300  # of one field of a note
 
 _FIELDS = "rookery_fields"  # attribute of the log record that carries the fields
+_SENDER = "rookery_sender"  # attribute of a record that is limited: who may cause it, and why
 
 
 class EventLog:
@@ -41,18 +48,22 @@ class EventLog:
         """The service cannot do its work."""
         self._log(logging.ERROR, event, error, fields)
 
-    def bug(self, event: str, /, *, error: BaseException) -> None:
-        """An exception that nobody foresaw: its traceback shows always."""
-        self._log(logging.CRITICAL, event, error, {})
+    def bug(self, event: str, /, *, error: BaseException, sender: Hashable = None) -> None:
+        """An exception that nobody foresaw: its traceback shows always; where a `sender` can cause it, once in an interval."""
+        self._log(logging.CRITICAL, event, error, {}, sender)
 
     def note(self, note: Note) -> None:
-        """What a session has to say."""
-        (self.warning if note.warning else self.info)(note.event, **note.fields)
+        """An event of a session, which a remote party can cause: limited by its sender and reason, its text short ASCII."""
+        fields = {name: _short(value) for name, value in note.fields.items()}
+        sender = tuple(fields.get(name) for name in ("peer", "route", "code", "reason"))
+        self._log(logging.WARNING if note.warning else logging.INFO, note.event, None, fields, sender)
 
-    def _log(self, level: int, event: str, error: BaseException | None, fields: Mapping[str, object]) -> None:
+    def _log(
+        self, level: int, event: str, error: BaseException | None, fields: Mapping[str, object], sender: Hashable = None
+    ) -> None:
         if self._logger.isEnabledFor(level):
             said = {**fields, "error": f"{type(error).__name__}: {error}"} if error is not None else fields
-            self._logger.log(level, "%s", event, exc_info=error, extra={_FIELDS: said})
+            self._logger.log(level, "%s", event, exc_info=error, extra={_FIELDS: said, _SENDER: sender})
 
 
 def configure(
@@ -62,17 +73,53 @@ def configure(
     form: Literal["auto", "plain", "json"] = "auto",
     debug: bool = False,
     stream: TextIO | None = None,
+    clock: Callable[[], Seconds] = time.monotonic,
 ) -> None:
     """Send the events of this process to `stream` (stderr). For roots only; a second call replaces the first.
 
     `auto` is plain: people read a service's own output, and what collects it asks for json. With `debug`
     every error shows its traceback.
     """
-    handler = logging.StreamHandler(stream or sys.stderr)
+    flush()
+    handler = _LimitedHandler(stream or sys.stderr, clock)
     handler.setFormatter((JsonFormatter if form == "json" else PlainFormatter)(service, tracebacks=debug))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+
+
+def flush() -> None:
+    """Write how many lines were left out and not reported yet. For the end of a process."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, _LimitedHandler):
+            handler.report()
+
+
+class _LimitedHandler(logging.StreamHandler[TextIO]):
+    """Writes records within the limit of those that have a sender, and before any record what the limit has left out."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], Seconds]) -> None:
+        super().__init__(stream)
+        self._limit, self._clock = LogLimit(), clock
+
+    def emit(self, record: logging.LogRecord) -> None:
+        now, sender = self._clock(), getattr(record, _SENDER, None)
+        self._write(self._limit.ended(now))
+        if sender is None or self._limit.admit(record.getMessage(), sender, now):
+            super().emit(record)
+
+    def report(self) -> None:
+        self.acquire()
+        try:
+            self._write(self._limit.ended(self._clock(), every=True))
+        finally:
+            self.release()
+
+    def _write(self, left_out: list[LeftOut]) -> None:
+        for each in left_out:
+            fields = {"of": each.event, "lines": each.lines, "seconds": round(each.seconds, 1)}
+            warning = {"levelno": logging.WARNING, "levelname": "WARNING", "msg": "lines_left_out", _FIELDS: fields}
+            super().emit(logging.makeLogRecord(warning))
 
 
 class PlainFormatter(logging.Formatter):
@@ -137,6 +184,14 @@ def _plain(value: object) -> str:
     text = str(value)
     # A peer's words may hold line breaks or control characters: they must not fake a line of this log.
     return text if text and text.isprintable() and not set(text) & set(' "=') else json.dumps(text)
+
+
+def _short(value: object) -> object:
+    """A field of a note; text, which may quote what a peer sent, as short ASCII that no formatter makes longer than twice."""
+    if not isinstance(value, str):
+        return value
+    ascii_ = value[:REMOTE_CHARACTERS].encode("ascii", "replace").decode()
+    return "".join(character if character.isprintable() else "?" for character in ascii_)
 
 
 def _finite(value: object) -> object:

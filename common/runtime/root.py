@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from common.errors import RookeryError
 from common.runtime.health import Health
-from common.runtime.logs import EventLog, configure
+from common.runtime.logs import EventLog, configure, flush
 from common.runtime.shutdown import Shutdown
 from common.units import Seconds
 
@@ -33,7 +33,8 @@ def run(main: Callable[[], int], *, program: str, debug: bool = False) -> int:
     except RookeryError as error:
         if debug:
             traceback.print_exception(error)
-        sys.stderr.write(f"{program}: error: {' '.join(str(error).split())}\n")
+        with suppress(OSError):  # a log file on a full disk must not change the exit code
+            sys.stderr.write(f"{program}: error: {' '.join(str(error).split())}\n")
         return error.exit_code
     except KeyboardInterrupt:  # before the signals were installed
         return INTERRUPTED
@@ -42,6 +43,8 @@ def run(main: Callable[[], int], *, program: str, debug: bool = False) -> int:
             configure(program)
         _log.bug("unexpected_error", error=error)
         return 1
+    finally:
+        flush()
 
 
 def linger(shutdown: Shutdown, health: Health, *, look: Callable[[], None] = lambda: None) -> None:

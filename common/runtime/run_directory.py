@@ -87,14 +87,15 @@ def create(path: Path, *, config: str, command: Sequence[str], disk: Disk = DISK
     try:
         created += [folder for folder in (path, *path.parents) if not folder.exists()]
         path.mkdir(parents=True, exist_ok=True)
-        if any(path.iterdir()):
-            raise _in_use(directory)
-        try:
-            write_atomically(directory.command, f"{shlex.join(command)}\n".encode(), disk=disk)
-            write_atomically(directory.config, config.encode(), disk=disk)  # last: it marks the folder as a run's
-        except OSError:
-            directory.command.unlink(missing_ok=True)
-            raise
+        with held(directory):  # of two that begin at once, one finds the folder empty
+            if any(path.iterdir()):
+                raise _in_use(directory)
+            try:
+                write_atomically(directory.command, f"{shlex.join(command)}\n".encode(), disk=disk)
+                write_atomically(directory.config, config.encode(), disk=disk)  # last: it marks the folder as a run's
+            except OSError:
+                directory.command.unlink(missing_ok=True)
+                raise
     except OSError as error:
         with suppress(OSError):
             for folder in created:
@@ -105,38 +106,72 @@ def create(path: Path, *, config: str, command: Sequence[str], disk: Disk = DISK
     return directory
 
 
-def reopen(path: Path) -> RunDirectory:
-    """Find the run in `path` again. Raises `ConfigError` where there is none, `ResourceError` where it is read-only."""
+def find(path: Path) -> RunDirectory:
+    """The run in `path`. Raises `ConfigError` where there is none."""
     directory = RunDirectory(path)
     if not directory.begun:
         raise ConfigError(
             "no run to resume", found=str(path), wanted="a run directory, with a config.yaml", fix="set run.dir to it"
         )
+    return directory
+
+
+def reopen(path: Path) -> RunDirectory:
+    """The run in `path`. Raises `ConfigError` where there is none, `ResourceError` where it is read-only."""
+    directory = find(path)
     if not os.access(path, os.W_OK | os.X_OK):
         raise ResourceError("run directory cannot be written", found=f"read-only {path}", wanted="a writable folder")
     return directory
 
 
 @contextmanager
-def held(directory: RunDirectory) -> Iterator[None]:
-    """Keep other learners out while inside; the system lets go of the lock when the process ends, however that is.
+def held(directory: RunDirectory, *, inherited: int | None = None) -> Iterator[int | None]:
+    """Hold the lock of the run while inside; yields its descriptor, or None where the directory cannot be opened.
 
-    Raises `ConfigError` where another has it. Nobody is kept out where the file system has no locks.
+    On a file system without locks no other process is kept out.
+
+    The lock belongs to the open descriptor, and the system releases it when the last process that has the descriptor ends. A
+    child process that was started with the descriptor of its parent names it as `inherited` and shares the lock.
+
+    Raises `ConfigError` where another run has the lock, and where `inherited` is not a descriptor of this directory.
     """
     with ExitStack() as stack:
-        with suppress(OSError):
-            folder = os.open(directory.path, os.O_RDONLY | os.O_DIRECTORY)
-            stack.callback(os.close, folder)
-            try:
-                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ConfigError(
-                    "a run is under way in this directory",
-                    found=str(directory.path),
-                    wanted="one that no learner writes to",
-                    fix="end that run first, or set run.dir",
-                ) from None
-        yield
+        lock = _open(directory.path) if inherited is None else _checked(inherited, directory.path)
+        if lock is not None:
+            stack.callback(os.close, lock)
+        if lock is not None and inherited is None and not _locked(lock):
+            raise ConfigError(
+                "a run is under way in this directory",
+                found=str(directory.path),
+                wanted="one that no learner writes to",
+                fix="end that run first, or set run.dir",
+            )
+        yield lock
+
+
+def _open(folder: Path) -> int | None:
+    with suppress(OSError):
+        return os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    return None
+
+
+def _checked(inherited: int, folder: Path) -> int:
+    with suppress(OSError):
+        if os.path.samestat(os.fstat(inherited), folder.stat()):
+            os.set_inheritable(inherited, False)  # a process that outlives this one must not keep the lock
+            return inherited
+    raise ConfigError("--run-lock is no descriptor of the run directory", found=inherited, wanted=f"one of {folder}, opened")
+
+
+def _locked(lock: int) -> bool:
+    """Whether this process has the lock now, or the file system has no locks."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def _in_use(directory: RunDirectory) -> ConfigError:

@@ -145,7 +145,7 @@ def welcome(peer: Peer, terms: Terms, *, window: int, version: Version) -> Welco
 def refusal(route: Route, code: RefusalCode, reason: str, *, retry: bool, incarnation: int = -1) -> list[e.Instruction]:
     """Say no, and note it."""
     reason = sentence(reason)
-    note = e.Note(event="peer_refused", fields={"code": str(code), "reason": reason}, warning=True)
+    note = e.Note(event="peer_refused", fields={"route": route.hex(), "code": str(code), "reason": reason}, warning=True)
     return [e.Send(route=route, message=Refusal(code=code, reason=reason, retry=retry, incarnation=incarnation)), note]
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError
+from common.errors import ConfigError, ResourceError
 from common.runtime.config import COMMAND_LINE, Loaded, as_yaml, load, rooted, settle
 from common.runtime.disk import write_atomically
 from common.runtime.http import check_port
@@ -46,6 +47,8 @@ class Plan:
 
     loaded: Loaded
     directory: RunDirectory
+    lock: int | None  # descriptor of the run directory's lock; None where its file system has none
+    made_folder: bool  # whether the directory did not exist before
     metrics_ports: Mapping[str, int]  # by child
     resume: bool
     auto_actors: bool
@@ -87,27 +90,55 @@ class Plan:
         words = [sys.executable, "-m", f"services.{role}", "--config", str(self.directory.config)]
         words += ["--run-dir", str(self.directory.path)] if role == LEARNER else ["--name", start.child]
         words += ["--resume"] if start.resume else []
+        words += ["--run-lock", str(self.lock)] if role == LEARNER and self.lock is not None else []
         return [*words, f"metrics.port={self.metrics_ports[start.child]}"]
 
 
-def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Sequence[str], now: datetime) -> Plan:
-    """Check everything, then write the run directory. Where this raises, nothing was written."""
-    loaded = _load(request, environ)
-    run = loaded.settings.run
-    named = request.run_dir or (Path(run.dir) if run.dir else None)
-    path = named or default_path(preset=run.preset, seed=run.seed, now=now)
-    settled = _settle(loaded, path, now, resume=request.resume)
-    ports = _metrics_ports(settled.settings, actors=most_actors(settled.settings) if request.auto_actors else None)
-    keys = _keys(settled.settings, actors=request.auto_actors or settled.settings.actor.count > 0)
-    ZmqLearner(settled.settings.learner.bind, keys=keys).close()  # raises what the learner would, seconds later
-    settled = rooted(settled)  # only now: what is wrong with them is told in the user's words
-    text = as_yaml(settled.settings, settled.provenance)
-    if not request.resume:
-        directory = create(path, config=text, command=command_line)
-    else:
-        directory = reopen(path)
+@contextmanager
+def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Sequence[str], now: datetime) -> Iterator[Plan]:
+    """Check everything, then write the run directory, and hold its lock while inside. Where this raises, nothing was written."""
+    with ExitStack() as until_the_end:
+        if request.resume:  # before a port in use is reported: the run under way has that too
+            directory = _resumed(request)
+            lock = until_the_end.enter_context(held(directory))
+        loaded = _load(request, environ)
+        run = loaded.settings.run
+        named = request.run_dir or (Path(run.dir) if run.dir else None)
+        path = named or default_path(preset=run.preset, seed=run.seed, now=now)
+        settled = _settle(loaded, path, now, resume=request.resume)
+        ports = _metrics_ports(settled.settings, actors=most_actors(settled.settings) if request.auto_actors else None)
+        keys = _keys(settled.settings, actors=request.auto_actors or settled.settings.actor.count > 0)
+        ZmqLearner(settled.settings.learner.bind, keys=keys).close()  # raises what the learner would, seconds later
+        settled = rooted(settled)  # only now: what is wrong with them is told in the user's words
+        text, made_folder = as_yaml(settled.settings, settled.provenance), not path.exists()
+        if request.resume:
+            _rewrite(directory, text, settled.settings)
+        else:
+            directory = create(path, config=text, command=command_line)
+            lock = until_the_end.enter_context(held(directory))
+        yield Plan(
+            loaded=settled,
+            directory=directory,
+            lock=lock,
+            made_folder=made_folder,
+            metrics_ports=ports,
+            resume=request.resume,
+            auto_actors=request.auto_actors,
+        )
+
+
+def _rewrite(directory: RunDirectory, text: str, settings: Settings) -> None:
+    """Replace a resumed run's config.yaml; on a disk that refuses, the file there will do where it holds the same settings."""
+    try:
         write_atomically(directory.config, text.encode())
-    return Plan(loaded=settled, directory=directory, metrics_ports=ports, resume=request.resume, auto_actors=request.auto_actors)
+    except OSError as error:
+        if load(preset=str(directory.config), environ={}).settings != settings:
+            raise ResourceError(
+                "the changed settings cannot be written",
+                found=f"{error.strerror} at {directory.config}",
+                wanted="a disk with space left",
+                fix="free the disk, or resume without other settings",
+            ) from error
 
 
 def most_actors(settings: Settings) -> int:
@@ -115,15 +146,16 @@ def most_actors(settings: Settings) -> int:
     return max(FIRST_ACTORS, min(settings.learner.max_actors, ACTORS_PER_CORE * (os.cpu_count() or 1)))
 
 
+def _resumed(request: Request) -> RunDirectory:
+    if request.run_dir is None:
+        raise ConfigError("no run to resume", found="--resume alone", wanted="the run's directory", fix=FIX_RESUME)
+    return reopen(request.run_dir)
+
+
 def _load(request: Request, environ: Mapping[str, str]) -> Loaded:
     if not request.resume:
         return load(preset=request.preset, overrides=request.overrides, environ=environ)
-    if request.run_dir is None:
-        raise ConfigError("no run to resume", found="--resume alone", wanted="the run's directory", fix=FIX_RESUME)
-    directory = reopen(request.run_dir)
-    with held(directory):
-        pass  # told before a port in use is, which is that run's too; no longer than that: its learner may be on its way back
-    loaded = load(preset=str(directory.config), overrides=request.overrides, environ=environ)
+    loaded = load(preset=str(_resumed(request).config), overrides=request.overrides, environ=environ)
     if request.preset is not None and request.preset != loaded.settings.run.preset:
         raise ConfigError(
             "the run to resume is of another preset",

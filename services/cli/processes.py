@@ -16,14 +16,29 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from common.runtime.shutdown import Echo
-from common.units import KIB, Seconds
+from common.units import KIB, MIB, Seconds
 from services.cli import tether
-from services.cli.supervisor import Begin, Event, Exited, GiveUp, Kill, Scale, Start, StopRequested, Supervisor, Terminate, Tick
+from services.cli.supervisor import (
+    LEARNER,
+    Begin,
+    Event,
+    Exited,
+    GiveUp,
+    Kill,
+    Scale,
+    Start,
+    StopRequested,
+    Supervisor,
+    Terminate,
+    Tick,
+)
 
 POLL_SECONDS: Seconds = 0.2
 LAST_WORDS_BYTES = 16 * KIB
+LOG_BYTES = 10 * MIB  # of one log file; a child has two
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 Command = Callable[[Start], Sequence[str]]
@@ -33,16 +48,19 @@ Command = Callable[[Start], Sequence[str]]
 class Processes:
     """The children of one run. Use from the main thread only: a child is bound to the life of the thread that starts it."""
 
-    def __init__(self, *, command: Command, logs: Path, environment: Mapping[str, str]) -> None:
-        """Log to `logs/<child>.log`; children see exactly `environment`."""
+    def __init__(self, *, command: Command, logs: Path, environment: Mapping[str, str], lock: int | None = None) -> None:
+        """Log to `logs/<child>.log`; children see exactly `environment`. The learner inherits the descriptor `lock`."""
         self._command, self._logs, self._environment = command, logs, dict(environment)
+        self._lock = lock
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        logs.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):
+            logs.mkdir(parents=True, exist_ok=True)
 
     def start(self, instruction: Start) -> None:
-        """Start one child, appending to its log."""
+        """Start one child, appending to its log; where that cannot be opened, as on a full disk, its output is lost."""
         own = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid())]
-        with self.log(instruction.child).open("ab") as log:
+        inherited = () if self._lock is None or instruction.child != LEARNER else (self._lock,)
+        with self._output(instruction.child) as log:
             self._running[instruction.child] = subprocess.Popen(
                 [*own, *self._command(instruction)],
                 stdin=subprocess.DEVNULL,
@@ -50,6 +68,7 @@ class Processes:
                 stderr=subprocess.STDOUT,
                 env=self._environment,
                 process_group=0,
+                pass_fds=inherited,
             )
 
     def terminate(self, child: str) -> None:
@@ -77,18 +96,47 @@ class Processes:
         """Where the child's output goes."""
         return self._logs / f"{child}.log"
 
+    def _output(self, child: str) -> BinaryIO:
+        try:
+            return self.log(child).open("ab")
+        except OSError:
+            return Path(os.devnull).open("ab")
+
     def last_words(self, child: str, lines: int = 12) -> list[str]:
         """The end of the child's log."""
-        with suppress(FileNotFoundError), self.log(child).open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - LAST_WORDS_BYTES))
-            return list(deque(log.read().decode(errors="replace").splitlines(), maxlen=lines))
-        return []
+        log = self.log(child)
+        end = b"".join(_end_of(path, LAST_WORDS_BYTES) for path in (_older(log), log))[-LAST_WORDS_BYTES:]
+        return list(deque(end.decode(errors="replace").splitlines(), maxlen=lines))
+
+    def rotate_logs(self) -> None:
+        """Copy the end of each log larger than `LOG_BYTES` to `<child>.log.1`, and empty the log.
+
+        A child appends to a descriptor of the file, which cannot be exchanged. What it writes between the two steps is lost.
+        """
+        for log in map(self.log, self._running):
+            with suppress(OSError):
+                if log.stat().st_size > LOG_BYTES:
+                    end = _end_of(log, LOG_BYTES)
+                    os.truncate(log, 0)  # first: on a full disk this makes the room
+                    _older(log).write_bytes(end)
 
     def kill_all(self) -> None:
         """Leave nobody behind, whatever went wrong."""
         for child, process in list(self._running.items()):
             self.kill(child)
             process.wait()
+
+
+def _older(log: Path) -> Path:
+    return log.with_name(f"{log.name}.1")
+
+
+def _end_of(path: Path, size: int) -> bytes:
+    """The last `size` bytes of a file, empty where there is none."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - size))
+        return file.read(size)
+    return b""
 
 
 Inbox = queue.SimpleQueue[StopRequested | Scale]
@@ -136,6 +184,7 @@ def supervise(
                             processes.kill(child)
                         case GiveUp():
                             on_give_up(instruction)
+            processes.rotate_logs()
             on_tick()
             if core.done:
                 return

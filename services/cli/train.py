@@ -37,16 +37,21 @@ def train(
     debug: bool = False,
 ) -> int:
     """Run to the end and return the exit code. Raises `ConfigError` or `ResourceError` before anything is written."""
-    plan = make_plan(request, environ=environ, command_line=command_line, now=datetime.now().astimezone())
+    now = datetime.now().astimezone()
+    with make_plan(request, environ=environ, command_line=command_line, now=now) as plan:
+        return _run(plan, environ=environ, stdout=stdout, stderr=stderr, debug=debug)
+
+
+def _run(plan: Plan, *, environ: Mapping[str, str], stdout: TextIO, stderr: TextIO, debug: bool) -> int:
     core = plan.supervisor()
     # config.yaml holds what the environment said; a child that read the variables again could read them differently
     inherited = {name: value for name, value in environ.items() if not name.startswith(ENV_PREFIX)}
-    processes = Processes(command=plan.command, logs=plan.directory.logs, environment=inherited)
+    processes = Processes(command=plan.command, logs=plan.directory.logs, environment=inherited, lock=plan.lock)
     inbox: Inbox = Inbox()
     gave_up: list[GiveUp] = []
     view = make_view(stdout, plan.settings.log.format)
     with stop_signals(inbox):
-        with view, _announced(plan), Watch(plan.urls) as watch:
+        with view, _announced(plan, view), Watch(plan.urls) as watch:
             view.say(f"{plan.title}: run directory {plan.directory.path}")
             show = _Show(plan=plan, core=core, watch=watch, view=view, inbox=inbox, search=plan.search())
             supervise(core, processes, inbox=inbox, on_tick=show.tick, on_give_up=gave_up.append)
@@ -54,13 +59,19 @@ def train(
 
 
 @contextmanager
-def _announced(plan: Plan) -> Iterator[None]:
+def _announced(plan: Plan, view: View) -> Iterator[None]:
     """Say in the run directory where the services answer, for as long as they run: `rookery top` looks there."""
-    write_atomically(plan.directory.addresses, f"{json.dumps(plan.urls, indent=2)}\n".encode())
+    path, text = plan.directory.addresses, f"{json.dumps(plan.urls, indent=2)}\n"
+    try:
+        write_atomically(path, text.encode())
+    except OSError as error:  # a full disk ends no run
+        view.say(f"the run directory does not hold the addresses of its services: {error}")
     try:
         yield
     finally:
-        plan.directory.addresses.unlink(missing_ok=True)
+        with suppress(OSError):
+            if path.read_text(encoding="utf-8") == text:  # else another run wrote it, on a file system without locks
+                path.unlink()
 
 
 def _finish(
@@ -72,7 +83,7 @@ def _finish(
             _quote(instruction, processes, stderr=stderr, debug=debug)
     directory, target = plan.directory, plan.settings.target
     if outcome is Outcome.REFUSED and not plan.resume and not _learned(directory):
-        shutil.rmtree(directory.path)  # ours since `make_plan`, and nothing was learned in it: bad input leaves nothing behind
+        _remove(plan)  # it was empty before, and nothing was learned in it: bad input leaves nothing behind
         return CONFIG_EXIT_CODE
     summary = read_summary(directory.summary) if outcome in {Outcome.FINISHED, Outcome.STOPPED} else None
     code, sentence = verdict(outcome, summary, env_steps=target.env_steps, wall_seconds=target.wall_seconds)
@@ -85,6 +96,18 @@ def _finish(
     for line in closing(sentence, summary, run_dir=directory.path, resumable=resumable):
         view.say(line)
     return code
+
+
+def _remove(plan: Plan) -> None:
+    """Remove what this run wrote, and its directory where this run made that."""
+    if plan.made_folder:
+        shutil.rmtree(plan.directory.path)
+        return
+    for entry in plan.directory.path.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
 
 
 def _learned(directory: RunDirectory) -> bool:
@@ -143,8 +166,11 @@ class _Show:
         if search.actors != before:
             self.inbox.put(Scale(search.actors))
         if search.done:
-            self.plan.keep_actors(search.actors)
             self.view.say(search.sentence)
+            try:
+                self.plan.keep_actors(search.actors)
+            except OSError as error:
+                self.view.say(f"the number of actors is not in config.yaml: {error}")
 
     def frame(self) -> Frame:
         """The run as it is now, with what only the supervisor knows."""

@@ -69,12 +69,13 @@ def _serve(words: list[str]) -> int:
         ExitStack() as until_the_end,
     ):
         directory = open_directory(invocation, words)
-        until_the_end.enter_context(held(directory))
+        until_the_end.enter_context(held(directory, inherited=invocation.run_lock))
         record, session = open_state(invocation, directory, algorithm=algorithm, env=env)
         intake = Intake(transport=transport, session=session, clock=time.monotonic, note=_log.note)
         metrics.on_scrape = lambda: metrics.refresh(intake.figures)
         status.append(lambda: record.status(intake.figures, time.monotonic()))
-        with closing(Journal(directory, env_steps=record.env_steps, on_loss=_record_lost)) as journal, closing(intake):
+        records = Journal(directory, env_steps=record.env_steps, on_loss=_records_lost, on_recovery=_records_resumed)
+        with closing(records) as journal, closing(intake):
             learner = Learner(
                 settings=settings,
                 algorithm=algorithm,
@@ -113,8 +114,12 @@ def _tell_start(settings: Settings, *, run: str, endpoint: str, metrics: str, ru
     _log.info("learner_started", run=run, endpoint=endpoint, metrics=metrics, run_dir=run_dir, keys=keys or "none")
 
 
-def _record_lost(error: OSError) -> None:
+def _records_lost(error: OSError) -> None:
     _log.warning("records_lost", error=error, consequence="the run goes on; its curve and events have holes")
+
+
+def _records_resumed() -> None:
+    _log.info("records_resumed")
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ def open_directory(invocation: Invocation, words: Sequence[str]) -> RunDirectory
     if path is not None and (
         invocation.resume or (RunDirectory(path).begun and not RunDirectory(path).learning_curve_csv.exists())
     ):
-        return run_directory.reopen(path)
+        return run_directory.find(path)  # a restarted learner trains on where nothing can be written, and says so
     if path is None:
         path = run_directory.default_path(preset=run.preset, seed=run.seed, now=datetime.now(UTC).astimezone())
     settled = config.settle(invocation.loaded, {"run.dir": str(path)})

@@ -243,7 +243,6 @@ class Intake:
         try:
             envelope = codec.decode(frames)
         except PeerError as error:
-            self._note(e.Note(event="undecodable", fields={"route": route.hex(), "detail": str(error)}, warning=True))
             return e.Undecodable(route=route, detail=str(error), protocol=isinstance(error, ProtocolVersionError))
         self._received[envelope.message.tag] += 1
         return e.Received(route=route, envelope=envelope, public_key=self._transport.received_key)

@@ -17,6 +17,7 @@ class Invocation(arguments.Invocation):
 
     run_dir: Path | None
     resume: bool
+    run_lock: int | None  # descriptor of the run directory's lock, inherited from `rookery train`
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
@@ -25,6 +26,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
     parser = arguments.parser("learner", what, "rookery learner --config pong learner.bind=tcp://127.0.0.1:5700")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where the run is kept (run.dir)")
     parser.add_argument("--keys", metavar="DIR", help="folder of keys: encrypt, and let only known peers connect (learner.keys)")
+    parser.add_argument("--run-lock", type=int, metavar="FD", help="the run's lock, as rookery train passes it to its learner")
     start = parser.add_mutually_exclusive_group()
     start.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in the run directory")
     start.add_argument("--resume-if-found", action="store_true", help="the same where the directory holds a run; else begin it")
@@ -40,4 +42,6 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
         option = "--resume" if parsed.resume else "--resume-if-found"
         raise ConfigError("no run to resume", found=f"{option} alone", wanted="the run's directory", fix="set --run-dir to it")
     resume = parsed.resume or (parsed.resume_if_found and run_dir is not None and RunDirectory(run_dir).begun)
-    return Invocation(loaded=loaded, run_dir=run_dir, resume=resume, linger=parsed.linger, debug=parsed.debug)
+    return Invocation(
+        loaded=loaded, run_dir=run_dir, resume=resume, run_lock=parsed.run_lock, linger=parsed.linger, debug=parsed.debug
+    )

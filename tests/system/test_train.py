@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
+from datetime import UTC, datetime
 
 import psutil
 import pytest
 
 from common.runtime.cpu import cores
+from common.runtime.run_directory import RunDirectory
+from services.cli.plan import Request, make_plan
 
 pytestmark = pytest.mark.system
 
@@ -63,6 +67,31 @@ def test_a_killed_learner_resumes_and_its_actors_are_not_restarted(colony, wait,
     balances(summary["ledger"])
     assert summary["ledger"]["trained"] == summary["env_steps"]
     assert colony.checkpoints()[-1].endswith(f"{summary['learner_updates']:012d}")
+
+
+def test_of_two_resumes_at_once_one_goes_on_and_the_other_touches_nothing(colony, wait):
+    """Two terminals. The second one ended with a traceback, removed the first one's addresses and took over its actors."""
+    request, directory = Request(preset=str(colony.config), run_dir=colony.run_dir), RunDirectory(colony.run_dir)
+    with make_plan(request, environ={}, command_line=[], now=datetime.now(UTC)):
+        pass
+    both = [colony.start("services.cli", "train", "--resume", "--run-dir", str(colony.run_dir)) for _ in range(2)]
+    wait(lambda: any(run.process.poll() is not None for run in both), "one is refused")
+    winner, loser = sorted(both, key=lambda run: run.process.poll() is not None)
+    assert loser.ended() == 2
+    (line,) = loser.output.splitlines()
+    assert line.startswith("rookery train: error: a run is under way in this directory")
+    wait(colony.checkpoints, "the other one trains")
+    alone = ["--config", str(directory.config), "--run-dir", str(colony.run_dir), "--resume", "metrics.port=0"]
+    before = winner.children()
+    learner = colony.start("services.learner", *alone, "learner.bind=tcp://127.0.0.1:0")
+    assert learner.ended() == 2
+    assert "a run is under way in this directory" in learner.output
+    before["learner"].kill()
+    wait(lambda: winner.children().get("learner", before["learner"]).pid != before["learner"].pid, "its own learner is restarted")
+    assert set(json.loads(directory.addresses.read_text())) == set(before)
+    winner.signal(signal.SIGINT)
+    assert winner.ended() == 0, winner.output
+    assert not directory.addresses.exists()
 
 
 @pytest.mark.skipif(cores() == 1, reason="on one core a learner has no partner")

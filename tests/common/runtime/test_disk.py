@@ -24,7 +24,21 @@ def test_the_new_name_points_at_data_that_is_on_the_disk(tmp_path):
     steps = []
     disk = Disk(**{f.name: _noting(f.name, getattr(DISK, f.name), steps) for f in fields(Disk)})
     write_atomically(tmp_path / "x", b"data", disk=disk)
-    assert steps == [("write", ".partial-x"), ("fsync", ".partial-x"), ("rename", ".partial-x"), ("fsync", tmp_path.name)]
+    partial = steps[0][1]
+    assert partial.startswith(".partial-x-")
+    assert steps == [("write", partial), ("fsync", partial), ("rename", partial), ("fsync", tmp_path.name)]
+
+
+def test_two_writers_of_one_path_do_not_meet_in_a_temporary_file(tmp_path):
+    """The second writes while the first is about to rename: one content is there whole, and neither fails."""
+
+    def rename(source, target):
+        if not target.exists():
+            write_atomically(target, b"second")
+        DISK.rename(source, target)
+
+    write_atomically(tmp_path / "x", b"first", disk=Disk(rename=rename))
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("x", b"first")]
 
 
 def _noting(name, real, steps):

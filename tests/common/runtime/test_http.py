@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import select
 import socket
 import threading
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -141,31 +143,93 @@ def test_a_connection_ends_with_its_answer(server):
         assert client.makefile("rb").read().endswith(b"eggs_total 1\n")
 
 
-def test_a_client_that_says_nothing_is_hung_up_on(server, monkeypatch):
+def connected(server):
+    """A raw connection to the server, for a request that http.client would not send."""
+    return socket.create_connection(("127.0.0.1", server.port), timeout=30)
+
+
+def test_a_client_that_sends_nothing_is_closed_at_the_deadline(server, monkeypatch):
     """A port scanner, or a scraper whose machine died."""
-    assert ours._Handler.timeout == ours.CONNECTION_SECONDS
-    monkeypatch.setattr(ours._Handler, "timeout", 0.05)
-    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
+    monkeypatch.setattr(ours, "REQUEST_SECONDS", 0.05)
+    with connected(server) as client:
         assert client.recv(1) == b""
 
 
-def test_silent_clients_cannot_take_more_than_their_places(server):
-    """The one too many is hung up on; when the others go, answers come again."""
-    silent = [socket.create_connection(("127.0.0.1", server.port), timeout=30) for _ in range(ours.MAX_CONNECTIONS)]
-    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as extra:
-        assert extra.recv(1) == b""
-    for client in silent:
-        client.shutdown(socket.SHUT_WR)
-        assert client.recv(1) == b"", "the server has let go"
-        client.close()
-    for _ in range(100):
-        try:
-            assert ask(server, "/metrics")[0] == 200
-            break
-        except (ConnectionError, http.client.RemoteDisconnected):
-            continue  # its thread has hung up and not yet given its place back
-    else:
-        pytest.fail("no answer")
+def test_a_client_that_drips_is_closed_at_the_deadline_of_its_whole_request(server, monkeypatch):
+    """A byte now and then is no reason to keep a connection."""
+    monkeypatch.setattr(ours, "REQUEST_SECONDS", 0.2)
+    with connected(server) as client:
+        while not select.select([client], [], [], 0.02)[0]:  # readable once the server has closed it
+            client.sendall(b"G")
+    assert ask(server, "/healthz")[0] == 200
+
+
+def test_a_client_that_reads_too_slowly_is_closed_at_the_deadline(health, monkeypatch):
+    """A page larger than the buffers of both kernels, and a scraper that stops in the middle: others are answered meanwhile."""
+    monkeypatch.setattr(ours, "REQUEST_SECONDS", 1.0)
+    size = 32_000_000
+    with (
+        ours.HttpServer(host="127.0.0.1", port=0, metrics=lambda: bytes(size), health=health) as server,
+        connected(server) as slow,
+    ):
+        slow.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert slow.recv(1) == b"H"
+        while server._connections:
+            assert ask(server, "/healthz")[0] == 200
+        received = 1
+        with suppress(ConnectionResetError):
+            while part := slow.recv(1_000_000):
+                received += len(part)
+        assert received < size
+
+
+def test_a_large_page_arrives_whole(health):
+    """More than one write: the rest is sent when the client has read."""
+    page = bytes(range(256)) * 100_000
+    with ours.HttpServer(host="127.0.0.1", port=0, metrics=lambda: page, health=health) as server, connected(server) as client:
+        client.sendall(b"GET /metrics HTTP/1.1\n\n")
+        assert client.makefile("rb").read().endswith(page)
+
+
+@pytest.mark.parametrize("clients", [16, 64, 200])
+def test_probes_are_answered_while_clients_drip(server, clients):
+    """Sixteen sockets that sent a byte a second made a cluster restart the pod: its liveness probes found no place."""
+    with ExitStack() as stack:
+        dripping = [stack.enter_context(connected(server)) for _ in range(clients)]
+        for _ in range(10):
+            for client in dripping:
+                with suppress(OSError):  # closed for a newer one
+                    client.send(b"G")
+            assert ask(server, "/healthz")[0] == 200
+            assert len(server._connections) <= ours.MAX_CONNECTIONS
+
+
+def test_the_oldest_connection_makes_room_for_the_newest(server):
+    """Those that came later keep their places."""
+    with ExitStack() as stack:
+        silent = [stack.enter_context(connected(server)) for _ in range(ours.MAX_CONNECTIONS)]
+        assert ask(server, "/metrics")[0] == 200
+        assert silent[0].recv(1) == b""
+        silent[1].sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert silent[1].makefile("rb").read().endswith(b"eggs_total 1\n")
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"GET /metrics HTTP/1.1\r\nCookie: " + b"x" * ours.MAX_REQUEST_BYTES, b"431"),
+        (b"GET /metrics\r\n\r\n", b"400"),
+        (b"\r\n\r\n", b"400"),
+        (b"\x16\x03\x01\xff\xfe\n\n", b"400"),
+        (b"HEAD /metrics HTTP/1.1\r\n\r\n", b"501"),
+    ],
+)
+def test_what_is_no_request_of_ours_is_refused(server, request_, status):
+    """Headers without end, another protocol, another method."""
+    with connected(server) as client:
+        client.sendall(request_)
+        assert client.recv(12) == b"HTTP/1.0 " + status
+    assert ask(server, "/metrics")[0] == 200
 
 
 def test_many_scrapes_at_once_are_all_answered(server):

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from common.runtime.logs import EventLog, configure
+from common.runtime.logs import EventLog, configure, flush
 from common.session.events import Note
 
 pytestmark = pytest.mark.service
@@ -48,6 +48,51 @@ def test_what_a_session_notes_becomes_an_event(output):
     EventLog("x").note(Note(event="learner_lost", fields={"silent_seconds": 5.0}, warning=True))
     lines = [line.split(" ", 1)[1] for line in output.getvalue().splitlines()]
     assert lines == ["actor welcomed run=pong-1", "actor WARNING learner_lost silent_seconds=5"]
+
+
+def test_what_peers_cause_is_limited_and_counted_and_what_the_service_does_is_not(output, clock):
+    """8 MB in seconds: two lines for each of a hostile peer's messages."""
+    configure("learner", stream=output, clock=clock)
+    log = EventLog("x")
+    for _ in range(1000):
+        log.note(Note(event="peer_refused", fields={"route": "ab", "code": "decode", "reason": "no"}, warning=True))
+        log.info("checkpoint_saved")
+    lines = [line.split(" ", 1)[1] for line in output.getvalue().splitlines()]
+    assert lines.count("learner WARNING peer_refused route=ab code=decode reason=no") == 1
+    assert lines.count("learner checkpoint_saved") == 1000
+    clock.now += 10.0
+    log.info("learner_ended")
+    lines = [line.split(" ", 1)[1] for line in output.getvalue().splitlines()]
+    assert lines[-2:] == ["learner WARNING lines_left_out of=peer_refused lines=999 seconds=10", "learner learner_ended"]
+
+
+def test_what_was_left_out_is_counted_at_the_end_too(output, clock):
+    """Nothing more comes: the root flushes."""
+    configure("learner", stream=output, clock=clock)
+    for _ in range(3):
+        EventLog("x").note(Note(event="peer_left", fields={"peer": "a", "reason": "over"}))
+        EventLog("x").bug("http_page_failed", error=raised(ZeroDivisionError()), sender="/metrics")
+    clock.now += 1.0
+    for _ in range(2):
+        flush()
+    text = output.getvalue()
+    assert text.count("Traceback") == text.count("peer_left peer") == 1
+    assert text.count("lines_left_out of=peer_left lines=2 seconds=1\n") == 1
+    assert text.count("lines_left_out of=http_page_failed lines=2 seconds=1\n") == 1
+
+
+@pytest.mark.parametrize("form", ["plain", "json"])
+def test_a_minute_of_hostile_notes_is_less_than_a_megabyte(output, clock, form):
+    """Every event that a peer can cause, each time with another sender and as long as it can be."""
+    configure("learner", form=form, stream=output, clock=clock)
+    log = EventLog("x")
+    for number in range(2000):
+        clock.now = number * 60 / 2000
+        for event in range(12):
+            text = f"{number}" + "\x00\u20ac" * 500
+            log.note(Note(event=f"peer_event_{event}", fields={"route": "ff" * 8, "peer": text, "reason": text, "detail": text}))
+    flush()
+    assert len(output.getvalue()) < 1_000_000
 
 
 def test_more_than_info_is_marked_and_less_than_the_level_is_not_said(output):

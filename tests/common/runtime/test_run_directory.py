@@ -1,6 +1,7 @@
 """A run's folder: begun whole or not at all, never two runs in one."""
 
 import errno
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -58,6 +59,39 @@ def test_two_learners_do_not_write_into_one_folder(tmp_path):
         pass
     with held(directory):
         pass
+
+
+def test_a_child_shares_the_lock_that_it_inherited(tmp_path):
+    """It keeps others out as long as it lives, whether or not its parent does."""
+    directory = create(tmp_path, config="", command=[])
+    with held(directory) as lock:
+        child = os.dup(lock)
+    with held(directory, inherited=child), pytest.raises(ConfigError, match="under way"), held(directory):
+        pass
+    with held(directory):
+        pass
+
+
+def test_a_descriptor_of_something_else_is_no_lock(tmp_path):
+    """An option that was copied from a list of processes."""
+    directory = create(tmp_path / "run", config="", command=[])
+    with (tmp_path / "file").open("w") as file:
+        for wrong in (file.fileno(), 12345):
+            with pytest.raises(ConfigError, match="--run-lock is no descriptor of the run"), held(directory, inherited=wrong):
+                pass
+
+
+def test_of_two_runs_that_begin_in_one_folder_at_once_one_does(tmp_path):
+    """The second finds the folder empty still, and locked."""
+
+    def write(path, data):
+        with pytest.raises(ConfigError, match="a run is under way in this directory"):
+            create(tmp_path / "run", config="second", command=["two"])
+        DISK.write(path, data)
+
+    directory = create(tmp_path / "run", config="first", command=["one"], disk=Disk(write=write))
+    assert sorted(path.name for path in directory.path.iterdir()) == ["command.txt", "config.yaml"]
+    assert directory.config.read_text() == "first"
 
 
 def test_where_nothing_can_be_locked_nobody_is_kept_out(tmp_path, monkeypatch):

@@ -21,7 +21,13 @@ NOW = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
 
 
 def planned(*overrides, preset="cartpole", environ=None, **request):
-    """A plan as `rookery train` makes it."""
+    """A plan as `rookery train` makes it, of a run that has ended since."""
+    with planning(*overrides, preset=preset, environ=environ, **request) as plan:
+        return plan
+
+
+def planning(*overrides, preset="cartpole", environ=None, **request):
+    """The same while the run goes on."""
     asked = Request(preset=preset, overrides=overrides, **request)
     return make_plan(asked, environ=environ or {}, command_line=["rookery", "train", "cartpole"], now=NOW)
 
@@ -170,12 +176,40 @@ def test_a_run_that_is_under_way_is_not_resumed():
     assert planned(run_dir=Path("r"), preset=None, resume=True).resume
 
 
+def test_a_run_is_resumed_on_a_full_disk_with_the_settings_it_has(no_room):
+    """Its config.yaml cannot be replaced and need not be; a setting that is changed would reach no service."""
+    before = planned(run_dir=Path("r"))
+    with no_room():
+        assert planned(run_dir=Path("r"), preset=None, resume=True).settings == before.settings
+        with pytest.raises(
+            ResourceError, match=r"the changed settings cannot be written: found File too large at r/config\.yaml"
+        ):
+            planned("checkpoint.keep=9", run_dir=Path("r"), preset=None, resume=True)
+        with pytest.raises(ResourceError, match="run directory cannot be written: found File too large"):
+            planned(run_dir=Path("new"))
+    assert sorted(path.name for path in Path().iterdir()) == ["r"]
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_has_the_lock_of_its_directory_for_its_whole_life(resume):
+    """Also while its learner is dead and about to be restarted: a second one would take over its actors."""
+    if resume:
+        planned(run_dir=Path("r"))
+    with planning(run_dir=Path("r"), preset=None if resume else "cartpole", resume=resume):
+        before = Path("r/config.yaml").read_bytes()
+        for attempt in ({"preset": None, "resume": True}, {"preset": "cartpole"}):
+            with pytest.raises(ConfigError, match="a run is under way in this directory"):
+                planned("checkpoint.keep=9", run_dir=Path("r"), **attempt)
+        assert Path("r/config.yaml").read_bytes() == before
+    assert planned(run_dir=Path("r"), preset=None, resume=True).resume
+
+
 def test_children_are_told_their_names_and_a_restarted_learner_to_resume():
     """The command lines of the three services."""
     plan = planned(run_dir=Path("r"))
-    port = plan.metrics_ports
+    port, lock = plan.metrics_ports, ("--run-lock", str(plan.lock))
     assert plan.command(Start("learner"))[1:] == [
-        *("-m", "services.learner", "--config", "r/config.yaml", "--run-dir", "r", f"metrics.port={port['learner']}")
+        *("-m", "services.learner", "--config", "r/config.yaml", "--run-dir", "r", *lock, f"metrics.port={port['learner']}")
     ]
     assert "--resume" in plan.command(Start("learner", resume=True))
     assert plan.command(Start("actor-0"))[2:] == [
@@ -227,8 +261,9 @@ def test_bad_input_is_refused_before_anything_is_written(request_, message):
     planned(preset="pong", run_dir=Path("of-pong"))
     Path("a-file").touch()
     before = sorted(Path().rglob("*"))
-    with pytest.raises(RookeryError, match=message) as caught:
-        make_plan(Request(**{"preset": "cartpole", **request_}), environ={}, command_line=[], now=NOW)
+    request = Request(**{"preset": "cartpole", **request_})
+    with pytest.raises(RookeryError, match=message) as caught, make_plan(request, environ={}, command_line=[], now=NOW):
+        pass
     assert caught.value.exit_code == 2
     assert sorted(Path().rglob("*")) == before
 

@@ -216,6 +216,32 @@ def test_the_terminals_ctrl_c_does_not_reach_the_children(scene):
     assert processes.exited() == [Exited(LEARNER, -signal.SIGKILL)]
 
 
+def test_the_log_of_a_child_is_bounded_whatever_it_writes(scene, monkeypatch):
+    """Tracebacks and C libraries too: its stderr is the file itself. The newest lines are kept."""
+    monkeypatch.setattr("services.cli.processes.LOG_BYTES", 1000)
+    processes = scene.processes()
+    log = processes.log("actor-0")
+    processes._running["actor-0"] = None  # of a child, only its output matters here
+    with log.open("ab", buffering=0) as output:
+        for number in range(200):
+            output.write(f"line {number}\n".encode())
+            processes.rotate_logs()
+            assert log.stat().st_size <= 1000
+    assert sum(path.stat().st_size for path in log.parent.iterdir()) <= 2100
+    assert sorted(path.name for path in log.parent.iterdir()) == ["actor-0.log", "actor-0.log.1"]
+    assert processes.last_words("actor-0", lines=50) == [f"line {number}" for number in range(150, 200)]
+
+
+def test_a_log_that_cannot_be_opened_costs_the_log_not_the_child(scene):
+    """The folder of the logs could not be made: the disk is full."""
+    (scene.folder / "logs").touch()
+    core = Supervisor(actors=0, evaluator=False, patience=QUICK)
+    processes, inbox = scene.processes(), queue.SimpleQueue()
+    inbox.put(StopRequested())
+    supervise(core, processes, inbox=inbox, on_tick=lambda: None, on_give_up=pytest.fail)
+    assert core.outcome is Outcome.STOPPED
+
+
 def test_last_words_are_the_end_of_a_long_log(scene):
     """A log of many megabytes is not read whole to show its end."""
     processes = scene.processes()

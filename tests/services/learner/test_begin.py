@@ -93,7 +93,8 @@ def test_a_learner_alone_writes_the_configuration_that_rookery_train_writes():
     """A month later somebody asks where a value came from: preset, command line or default stand beside it either way."""
     overrides = ("learner.batch=1", "run.seed=7", "log.format=json")
     request = Request(preset="cartpole", overrides=overrides, run_dir=Path("trained"))
-    plan = make_plan(request, environ={}, command_line=["rookery"], now=datetime.now(UTC))
+    with make_plan(request, environ={}, command_line=["rookery"], now=datetime.now(UTC)) as plan:
+        pass
     alone = open_directory(invoked(*overrides, "--run-dir", "alone"), overrides)
     assert lines(alone.config) == lines(plan.directory.config)
     run = alone.config.read_text().partition("env:")[0]

@@ -189,7 +189,7 @@ def test_foreign_bytes_are_answered_with_a_refusal_and_counted(colony, make_traj
     link.offer(make_trajectory())
     assert len(colony.intake.take(1, PATIENCE)) == 1
     colony.until(lambda: colony.intake.figures.messages_dropped == {DropReason.DECODE: 1})
-    assert next(note.event for note in colony.notes if note.warning) == "undecodable"
+    assert next(note.event for note in colony.notes if note.warning) == "peer_refused"
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,13 @@ import csv
 import errno
 import json
 import math
+from contextlib import ExitStack
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from common.runtime.run_directory import create
-from services.learner.journal import CURVE, Journal
+from services.learner.journal import CURVE, RETRY_SECONDS, Journal
 
 pytestmark = pytest.mark.service
 
@@ -112,14 +113,81 @@ def test_the_summary_is_replaced_whole(directory):
     assert [path.name for path in directory.path.glob("summary*")] == ["summary.json"]
 
 
-def test_a_full_disk_costs_records_and_one_word_not_the_run(directory):
-    """The volume of a week-long run fills up: the learner says so once and trains on."""
-    losses = []
-    journal = Journal(directory, env_steps=0, on_loss=losses.append)
-    journal._file.close()
-    journal._file = open("/dev/full", "w")  # noqa: SIM115, PTH123 - every flush fails as on a full disk
-    journal._rows = csv.writer(journal._file)
-    for env_steps in (1, 2, 3):
-        journal.curve(wall_seconds=1.0, env_steps=env_steps, mean=1.0)
+def written(directory):
+    """The env steps of the curve's rows, and of the points of one tag."""
+    events = EventAccumulator(str(directory.tensorboard))
+    events.Reload()
+    return [row[1] for row in rows(directory)[1:]], [event.step for event in events.Scalars("x")]
+
+
+class Losses:
+    """What a journal reports."""
+
+    def __init__(self):
+        self.now, self.said = 0.0, []
+
+    def journal(self, directory, env_steps=0):
+        """A journal on this clock."""
+        return Journal(
+            directory,
+            env_steps=env_steps,
+            on_loss=lambda error: self.said.append(errno.errorcode[error.errno]),
+            on_recovery=lambda: self.said.append("resumed"),
+            clock=lambda: self.now,
+        )
+
+
+def test_a_full_disk_costs_records_and_one_word_not_the_run(directory, no_room):
+    """The volume of a week-long run fills up: the learner says so once, trains on, and writes again when there is room."""
+    losses = Losses()
+    journal = losses.journal(directory)
+    for env_steps in range(1, 7):
+        with ExitStack() as stack:
+            if env_steps in (2, 3, 4):
+                stack.enter_context(no_room())
+            journal.curve(wall_seconds=1.0, env_steps=env_steps, mean=1.0)
+            journal.scalars(env_steps, {"x": 1.0})
+            journal.summary({"env_steps": env_steps})
+        losses.now += RETRY_SECONDS / 2
     journal.close()
-    assert [error.errno for error in losses] == [errno.ENOSPC]
+    assert losses.said == ["EFBIG", "resumed"]
+    assert written(directory) == (["1", "6"], [1, 6])
+    assert json.loads(directory.summary.read_text()) == {"env_steps": 6}
+
+
+@pytest.mark.parametrize("before", [(), (100, 200, 255)])
+def test_a_learner_that_starts_on_a_full_disk_writes_when_there_is_room(directory, no_room, before):
+    """It ended the learner, and did so again at each restart: the event file was opened outside of what may fail."""
+    if before:
+        journal = Journal(directory, env_steps=0, on_loss=pytest.fail)
+        for env_steps in before:
+            journal.curve(wall_seconds=1.0, env_steps=env_steps, mean=1.0)
+            journal.scalars(env_steps, {"x": 1.0})
+        journal.close()
+    losses = Losses()
+    with no_room():
+        journal = losses.journal(directory, env_steps=200)
+        journal.curve(wall_seconds=1.0, env_steps=250, mean=1.0)
+        losses.now += RETRY_SECONDS
+        journal.curve(wall_seconds=1.0, env_steps=260, mean=1.0)
+    losses.now += RETRY_SECONDS
+    journal.curve(wall_seconds=1.0, env_steps=270, mean=1.0)
+    journal.scalars(270, {"x": 1.0})
+    journal.close()
+    assert losses.said == ["EFBIG", "resumed"]
+    kept = [*before[:2], 270]  # 255 is of a life that left no checkpoint of it
+    assert written(directory) == ([*map(str, kept)], kept)
+    assert len(list(directory.tensorboard.iterdir())) == (2 if before else 1), "no empty file is left for each attempt"
+
+
+def test_a_folder_that_cannot_be_made_is_a_loss_too(directory):
+    """Somebody else's file is in the way."""
+    directory.tensorboard.touch()
+    losses = Losses()
+    journal = losses.journal(directory)
+    directory.tensorboard.unlink()
+    losses.now += RETRY_SECONDS
+    journal.scalars(1, {"x": 1.0})
+    journal.close()
+    assert losses.said == ["EEXIST", "resumed"]
+    assert written(directory)[1] == [1]

@@ -153,3 +153,15 @@ def test_a_resumed_run_begins_where_it_ended(finished, capsys):
     words = ["--config", "cartpole", "target.env_steps=256", "target.wall_seconds=0.05", "--run-dir", "run", "--resume"]
     assert main(["learner.bind=tcp://127.0.0.1:0", *words]) == 0
     assert json.loads(Path("run/summary.json").read_text())["run_id"] == before["run_id"]
+
+
+@pytest.mark.usefixtures("finished")
+def test_a_learner_that_is_resumed_on_a_full_disk_trains_and_says_what_is_lost(no_room, capsys):
+    """It ended with a traceback, and an orchestrator restarted it for ever."""
+    words = ["--config", "cartpole", "target.env_steps=256", "target.wall_seconds=0.05", "--run-dir", "run", "--resume"]
+    with no_room():
+        assert main(["learner.bind=tcp://127.0.0.1:0", *words]) == 0
+    shown = capsys.readouterr().err
+    assert "Traceback" not in shown
+    assert [shown.count(event) for event in ("learner_started", "records_lost", "learner_ended")] == [1, 1, 1]
+    assert "checkpoint_failed" in shown
