@@ -1,9 +1,8 @@
 """The one HTTP port of a service: GET /metrics, /healthz, /readyz, and what JSON a service adds.
 
-One thread serves all connections, one request each, without waiting for any of them. What a client can take is bounded:
-the bytes of its request, the time from its connection to the last byte of its answer, and one of `MAX_CONNECTIONS` places.
-When all places are taken, the oldest connection is closed for the newest: a probe that sends its request at once is
-answered, however many clients send theirs a byte at a time.
+As small as HTTP can be: one answer a connection, a bounded number of connections, one deadline for a whole request. When
+all places are taken, the oldest connection is closed for the newest: a probe that sends its request at once is answered,
+however many clients send theirs a byte at a time. The loop of the service waits for none of this.
 """
 
 from __future__ import annotations
@@ -11,24 +10,23 @@ from __future__ import annotations
 import errno
 import json
 import socket
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from http import HTTPStatus
-from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
-from threading import Event, Thread
-from typing import Self, TypeAlias
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from socketserver import TCPServer, ThreadingMixIn
+from threading import Lock, Thread
+from typing import Any, Self, TypeAlias
 
 from common.errors import ResourceError
 from common.runtime.health import Answer, Health
 from common.runtime.logs import EventLog
-from common.units import KIB, Seconds
+from common.units import Seconds
 
 REQUEST_SECONDS: Seconds = 5.0  # from the connection to the last byte of the answer
-MAX_REQUEST_BYTES = 8 * KIB  # of a request line and its headers
-MAX_CONNECTIONS = 64
-BACKLOG = 128  # connections that the kernel keeps until they are accepted
+MAX_CONNECTIONS = 64  # a thread each
 POLL_SECONDS: Seconds = 0.1  # how long closing may take, and how late a deadline may be noticed
 
 JsonRoute: TypeAlias = Callable[[], object]
@@ -41,7 +39,7 @@ _log = EventLog(__name__)
 
 
 class HttpServer:
-    """Serves from its own thread from construction until `close`. Also a context manager."""
+    """Serves from its own threads from construction until `close`. Also a context manager."""
 
     def __init__(
         self,
@@ -53,34 +51,33 @@ class HttpServer:
         json_routes: Mapping[str, JsonRoute] | None = None,
     ) -> None:
         """Bind `host:port` (port 0: any free one); `json_routes` maps paths such as "/status" to what they show."""
-        self._routes: dict[str, Callable[[], Page]] = {
+        routes: dict[str, Callable[[], Page]] = {
             "/metrics": lambda: (HTTPStatus.OK, EXPOSITION, metrics()),
             "/healthz": lambda: _probe(health.liveness()),
             "/readyz": lambda: _probe(health.readiness()),
             **{path: _json(source) for path, source in (json_routes or {}).items()},
         }
-        self._listener = _bind(host, port)
-        self._host, self._port = self._listener.getsockname()[:2]
-        self._connections: dict[int, _Connection] = {}  # by descriptor, the oldest first
-        self._closing = Event()
-        self._thread = Thread(target=self._serve, name="http", daemon=True)
+        self._server = _bind(host, port, routes)
+        self._thread = Thread(target=self._server.serve_forever, args=(POLL_SECONDS,), name="http", daemon=True)
         self._thread.start()
 
     @property
     def port(self) -> int:
         """The port that was really bound."""
-        return int(self._port)
+        return int(self._server.server_address[1])
 
     @property
     def url(self) -> str:
         """Where it answers, without a path."""
-        host = str(self._host)
+        host = str(self._server.server_address[0])
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     def close(self) -> None:
-        """Stop listening and close the connections that are open. May be called twice."""
-        self._closing.set()
-        self._thread.join()
+        """Stop listening; requests in hand end by themselves within their time limit. May be called twice."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join()
+        self._server.server_close()
 
     def __enter__(self) -> Self:
         return self
@@ -88,77 +85,75 @@ class HttpServer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # --- the thread ---
 
-    def _serve(self) -> None:
-        with DefaultSelector() as selector, self._listener:
-            selector.register(self._listener, EVENT_READ)
-            while not self._closing.is_set():
-                for key, _ in selector.select(POLL_SECONDS):
-                    if key.fileobj is self._listener:
-                        self._accept(selector)
-                    elif key.fd in self._connections:  # else it was closed in this round, for a newer one
-                        self._go_on(selector, self._connections[key.fd])
-                now = time.monotonic()
-                for connection in [each for each in self._connections.values() if each.deadline <= now]:
-                    self._drop(selector, connection)
-            for connection in list(self._connections.values()):
-                self._drop(selector, connection)
+class _Server(ThreadingMixIn, HTTPServer):
+    daemon_threads = True
+    request_queue_size = 2 * MAX_CONNECTIONS
 
-    def _accept(self, selector: DefaultSelector) -> None:
+    def __init__(self, host: str, port: int, routes: Mapping[str, Callable[[], Page]]) -> None:
+        self.routes = routes
+        self._deadlines: dict[socket.socket, Seconds] = {}  # of the open connections, the oldest first
+        self._lock = Lock()  # of `_deadlines`
+        if ":" in host:
+            self.address_family = socket.AF_INET6
+        super().__init__((host, port), _Handler)
+
+    def server_bind(self) -> None:
+        """Skip what HTTPServer adds: a look-up of the host's name, which may take seconds where DNS is away."""
+        TCPServer.server_bind(self)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve the connection in a thread of its own; where all places are taken, the oldest one ends."""
+        now = time.monotonic()
+        with self._lock:
+            if len(self._deadlines) >= MAX_CONNECTIONS:
+                self._end(next(iter(self._deadlines)))
+            self._deadlines[request] = now + REQUEST_SECONDS
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """One request; its place is free again whatever happens."""
         try:
-            client, _ = self._listener.accept()
-        except (BlockingIOError, ConnectionAbortedError):  # the client has gone already
-            return
-        except OSError:  # this process has no descriptor left: the listener stays readable until one is free
-            self._closing.wait(POLL_SECONDS)
-            return
-        if len(self._connections) >= MAX_CONNECTIONS:
-            self._drop(selector, next(iter(self._connections.values())))
-        client.setblocking(False)
-        connection = _Connection(client, deadline=time.monotonic() + REQUEST_SECONDS)
-        self._connections[client.fileno()] = connection
-        selector.register(client, EVENT_READ)
-        self._go_on(selector, connection)  # a client that sends its request at once needs no second round
+            super().process_request_thread(request, client_address)
+        finally:
+            with self._lock:
+                self._deadlines.pop(request, None)
 
-    def _go_on(self, selector: DefaultSelector, connection: _Connection) -> None:
-        """Read or write what can be, without waiting; close the connection when nothing is left to do."""
-        try:
-            if not connection.answer:
-                request = connection.read()
-                if request is None:
-                    return
-                connection.answer = memoryview(_response(self._page(request)))
-                selector.modify(connection.socket, EVENT_WRITE)
-            if connection.write():
-                self._drop(selector, connection)
-        except BlockingIOError:
-            pass
-        except OSError as error:  # a client that hangs up early is everyday life
-            _log.debug("http_connection_lost", error=error)
-            self._drop(selector, connection)
+    def service_actions(self) -> None:
+        """End the connections whose deadline has passed; `serve_forever` calls this every `POLL_SECONDS` at least."""
+        now = time.monotonic()
+        with self._lock:
+            for request in [each for each, deadline in self._deadlines.items() if deadline <= now]:
+                self._end(request)
 
-    def _drop(self, selector: DefaultSelector, connection: _Connection) -> None:
-        del self._connections[connection.socket.fileno()]
-        selector.unregister(connection.socket)
-        with suppress(OSError):
-            connection.socket.shutdown(socket.SHUT_WR)
-        connection.socket.close()
+    def _end(self, request: socket.socket) -> None:
+        """Shut the connection down: the thread that reads from it or writes to it returns at once."""
+        del self._deadlines[request]
+        with suppress(OSError):  # the client was faster
+            request.shutdown(socket.SHUT_RDWR)
 
-    def _page(self, request: bytes) -> Page:
-        if len(request) > MAX_REQUEST_BYTES:
-            return HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, TEXT, f"wanted at most {MAX_REQUEST_BYTES} bytes\n".encode()
-        match request.partition(b"\n")[0].decode("latin-1").split():
-            case ["GET", target, _]:
-                return self._routed(target.partition("?")[0])
-            case [_, _, _]:
-                return HTTPStatus.NOT_IMPLEMENTED, TEXT, b"wanted GET\n"
-        return HTTPStatus.BAD_REQUEST, TEXT, b"wanted a request line such as GET /metrics HTTP/1.1\n"
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
+        """A client that hung up or fell silent is everyday life, not a traceback on stderr."""
+        _log.debug("http_connection_lost", error=sys.exception())
 
-    def _routed(self, path: str) -> Page:
-        route = self._routes.get(path)
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    server_version, sys_version = "rookery", ""
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        status, content_type, body = self._page(path)
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _page(self, path: str) -> Page:
+        route = self.server.routes.get(path)
         if route is None:
-            known = ", ".join(self._routes)
+            known = ", ".join(self.server.routes)
             return HTTPStatus.NOT_FOUND, TEXT, f"nothing here; try {known}\n".encode()
         try:
             return route()
@@ -166,45 +161,19 @@ class HttpServer:
             _log.bug("http_page_failed", error=error, sender=path)
             return HTTPStatus.INTERNAL_SERVER_ERROR, TEXT, f"{path}: {type(error).__name__}\n".encode()
 
-
-@dataclass(slots=True)
-class _Connection:
-    """One client: the bytes of its request so far, then those of the answer that are still to be sent."""
-
-    socket: socket.socket
-    deadline: Seconds
-    request: bytearray = field(default_factory=bytearray)
-    answer: memoryview = field(default_factory=lambda: memoryview(b""))
-
-    def read(self) -> bytes | None:
-        """The request once its headers have ended, or are too long; None before. Raises `OSError` at a hang-up."""
-        received = self.socket.recv(MAX_REQUEST_BYTES)
-        if not received:
-            raise ConnectionResetError(errno.ECONNRESET, "the client hung up before its request ended")
-        self.request += received
-        ended = b"\r\n\r\n" in self.request or b"\n\n" in self.request
-        return bytes(self.request) if ended or len(self.request) > MAX_REQUEST_BYTES else None
-
-    def write(self) -> bool:
-        """Send what the client takes now; whether that was the last of it."""
-        self.answer = self.answer[self.socket.send(self.answer) :]
-        return not self.answer
+    def log_message(self, *_: object) -> None:
+        """Say nothing of each scrape."""
 
 
 def check_port(host: str, port: int) -> None:
     """Raises the `ResourceError` that a server there would raise now. Nothing is served."""
-    _bind(host, port).close()
+    _bind(host, port, {}).server_close()
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+def _bind(host: str, port: int, routes: Mapping[str, Callable[[], Page]]) -> _Server:
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(BACKLOG)
-        listener.setblocking(False)
+        return _Server(host, port, routes)
     except OSError as error:
-        listener.close()
         taken = error.errno == errno.EADDRINUSE
         raise ResourceError(
             "the port for metrics is in use" if taken else f"cannot listen for metrics ({error.strerror or error})",
@@ -214,13 +183,6 @@ def _bind(host: str, port: int) -> socket.socket:
             if taken
             else "set metrics.host and metrics.port",
         ) from error
-    return listener
-
-
-def _response(page: Page) -> bytes:
-    status, content_type, body = page
-    head = f"HTTP/1.0 {status.value} {status.phrase}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n"
-    return f"{head}Connection: close\r\n\r\n".encode() + body
 
 
 def _probe(answer: Answer) -> Page:
