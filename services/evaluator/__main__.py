@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from common.runtime.shutdown import exit_on_signals
+
+if __name__ == "__main__":
+    exit_on_signals()  # before the imports, which take seconds
+
 import os
 import sys
 import time
