@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT while a service is still starting: also as process 1 of a container, which ignores what it does not handle."""
+"""SIGTERM and SIGINT while a service still starts: also as process 1 of a container, which ignores what it does not handle."""
 
 from __future__ import annotations
 
