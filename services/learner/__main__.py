@@ -123,4 +123,4 @@ def _record_lost(error: OSError) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    root.end_process(main())

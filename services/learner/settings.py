@@ -17,7 +17,9 @@ class Invocation(arguments.Invocation):
 
     run_dir: Path | None
     resume: bool
-    config_named: bool = False  # `--config` named the run's own config.yaml: `rookery train` writes that file, the learner does not
+    config_named: bool = (
+        False  # `--config` named the run's own config.yaml: `rookery train` writes that file, the learner does not
+    )
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:

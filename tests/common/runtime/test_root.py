@@ -122,3 +122,21 @@ def test_the_evaluator_gives_way():
     """It must not slow the run on a small machine."""
     ended = in_a_process("import os\nfrom common.runtime.root import yield_cpu\nyield_cpu(10)\nprint(os.nice(0))")
     assert int(ended.stdout) == min(19, os.nice(0) + 10)
+
+
+def test_a_process_ends_with_its_code_and_its_last_words_and_without_a_teardown():
+    """What a user's package registered is called; the interpreter does not take its modules apart."""
+    ended = in_a_process(
+        "import atexit, logging\nfrom common.runtime import root\n"
+        "class Module:\n    def __del__(self):\n        print('taken apart')\n"
+        "kept = Module()\natexit.register(print, 'simulator ended')\nprint('goodbye')\nroot.end_process(3)"
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (3, "goodbye\nsimulator ended\n", "")
+
+
+def test_a_process_ends_though_nobody_reads_its_last_words():
+    """`rookery learner | head`: what is left in the buffer has nowhere to go."""
+    ended = in_a_process(
+        "import os\nfrom common.runtime import root\nprint('goodbye')\nos.close(1)\nos.close(2)\nroot.end_process(0)"
+    )
+    assert ended.returncode == 0
