@@ -1,8 +1,8 @@
 """Is this service alive, and is it ready? Loops say that they go round; a probe asks how long ago.
 
 Waiting on purpose is healthy: a loop that waits for credit or for experience goes round at its timeout and ticks. Work
-that takes longer than the usual deadline says so beforehand (`within`). No peer is ever asked: a learner that is away
-must not make Kubernetes restart its actors.
+that takes longer than the usual deadline says so beforehand (`within`). Liveness never depends on a peer: a learner that is away
+must not make Kubernetes restart its actors. Readiness may.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Health:
         self._clock, self._deadline = clock, deadline
         # A tick replaces one value of a dict whose keys never change, so neither side needs a lock.
         self._ticks = dict.fromkeys(loops, _Tick(clock(), deadline, "starts"))
-        self._ready = False
+        self._obstacle: Callable[[], str] = lambda: "starting"
 
     def tick(self, loop: str = "loop", *, doing: str = "", within: Seconds | None = None) -> None:
         """The loop went round. It is `doing` something (said if it hangs) and ticks again `within` seconds."""
@@ -48,9 +48,9 @@ class Health:
             raise KeyError(loop)
         self._ticks[loop] = _Tick(self._clock(), self._deadline if within is None else within, doing)
 
-    def ready(self) -> None:
-        """From now on this service can do its work."""
-        self._ready = True
+    def ready(self, unless: Callable[[], str] = lambda: "") -> None:
+        """From now on this service can do its work, `unless` what is asked at each probe returns a reason; "" is none."""
+        self._obstacle = unless
 
     def liveness(self) -> Answer:
         """Not ok once a loop is overdue; the sentence names the one that is most."""
@@ -63,5 +63,6 @@ class Health:
         return Answer(ok=False, sentence=f"{loop} has not ticked for {age:.1f} s{doing}; wanted every {tick.within:g} s", age=age)
 
     def readiness(self) -> Answer:
-        """Not ok until the service said that it is ready."""
-        return Answer(ok=self._ready, sentence="ok" if self._ready else "starting")
+        """Not ok until the service said that it is ready, and while there is a reason why it is not."""
+        obstacle = self._obstacle()
+        return Answer(ok=not obstacle, sentence=obstacle or "ok")

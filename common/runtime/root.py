@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import resource
@@ -9,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from typing import NoReturn
 
 from common.errors import RookeryError
 from common.runtime.health import Health
@@ -45,6 +47,19 @@ def run(main: Callable[[], int], *, program: str, debug: bool = False) -> int:
         return 1
     finally:
         flush()
+
+
+def end_process(code: int) -> NoReturn:
+    """End this process with `code`, without the interpreter's teardown, which with torch takes half a second of CPU time or more.
+
+    For the last line of a service's program alone, when all that it opened is closed. Functions registered with `atexit` are
+    called: a user's environment may end its simulator there.
+    """
+    atexit._run_exitfuncs()  # noqa: SLF001  as multiprocessing does before its own `os._exit`
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # nobody reads it any more, or it is closed
+            stream.flush()
+    os._exit(code)
 
 
 def linger(shutdown: Shutdown, health: Health, *, look: Callable[[], None] = lambda: None) -> None:

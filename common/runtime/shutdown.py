@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event, Lock, Thread
 from types import FrameType
+from typing import NoReturn
 
 from common.units import Seconds
 
@@ -65,9 +66,29 @@ class Shutdown:
         return self._event.wait(timeout)
 
 
+def exit_on_signals() -> None:
+    """SIGTERM and SIGINT end the process at once, with code 128 + their number, until `on_signals` takes over.
+
+    Call it before the imports of a service: they take seconds, and process 1 of a container ignores a signal that has no handler.
+    A signal that `block_signals` kept pending is delivered here.
+    """
+    for number in SIGNALS:
+        signal.signal(number, _exit)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+def block_signals() -> None:
+    """Keep SIGTERM and SIGINT pending, also across `exec`, which removes handlers, until `exit_on_signals`."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+
+def _exit(number: int, _: FrameType | None = None) -> NoReturn:
+    os._exit(128 + number)  # the default action of a signal cannot end process 1
+
+
 @contextmanager
 def on_signals(shutdown: Shutdown, *, clock: Callable[[], Seconds] = time.monotonic) -> Iterator[None]:
-    """SIGTERM and SIGINT ask for the end while inside; a later one ends the process at once, as if never caught."""
+    """SIGTERM and SIGINT ask for the end while inside; a later one ends the process at once, with code 128 + its number."""
     echo, asked = Echo(clock), False
 
     def handle(number: int, _: FrameType | None) -> None:
@@ -75,9 +96,7 @@ def on_signals(shutdown: Shutdown, *, clock: Callable[[], Seconds] = time.monoto
         if echo.heard():
             return
         if asked:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-            return
+            _exit(number)
         asked = True
         # A handler runs between two instructions of the main thread, which may hold the very lock that `request`
         # takes: asking from a thread of its own cannot deadlock.

@@ -159,7 +159,7 @@ def _serve(role: str, invocation: Invocation, *, niceness: int, metrics: Service
             )
             health.tick(doing="builds its environments", within=BUILD_SECONDS)
             loop = build(peer)
-            health.ready()
+            health.ready(unless=lambda: "" if link.joined or link.drain else f"no learner at {own.learner}")
             reason = loop.run()
         link.close(reason)
         _log.info(f"{role}_ended", reason=reason)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from common.envs.spec import EnvSpec
 from common.errors import ConfigError, PeerError, ProtocolVersionError
 from common.session import events as e
-from common.session.actor_side import ActorSide
+from common.session.actor_side import ActorSide, State
 from common.session.events import RefusalCode
 from common.transport.api import PeerTransport
 from common.units import EnvSteps, Seconds, Version
@@ -42,6 +42,7 @@ class Link:
         self._foreign = 0  # messages of another protocol version, in a row
         self._snapshot: Snapshot | None = None
         self._ticked_at: Seconds = float("-inf")
+        self._joined_at: Seconds = float("-inf")  # when this peer was last seen in the learner's session
         self._counted_at = clock()
         self._count_from: EnvSteps = 0  # counters of earlier incarnations of this process
         self._dropped_from: Counter[str] = Counter()
@@ -95,6 +96,17 @@ class Link:
         self.session.env_signature = env.signature
 
     @property
+    def joined(self) -> bool:
+        """Whether the learner has this peer in its session, or had it within the silence after which it counts as lost.
+
+        Safe from any thread.
+        """
+        if self.welcome is None:
+            return False
+        silence = self.session.SILENCE_HEARTBEATS * self.welcome.heartbeat_seconds
+        return self.session.state is State.WELCOME or self._clock() - self._joined_at <= silence
+
+    @property
     def may_offer(self) -> bool:
         """Whether a credit is free: a credit is the permission to collect one more experience message."""
         return self.session.may_offer
@@ -142,7 +154,10 @@ class Link:
 
     def _handle(self, event: e.Event) -> None:
         unsent: e.Unsent | None = None
-        for instruction in self.session.handle(event, self._clock()):
+        now = self._clock()
+        if self.session.state is State.WELCOME:
+            self._joined_at = now
+        for instruction in self.session.handle(event, now):
             if not isinstance(instruction, e.Send):
                 self._perform(instruction)
             elif unsent is None and not self._send(instruction.message):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import sys
+from common.runtime.shutdown import exit_on_signals
+
+if __name__ == "__main__":
+    exit_on_signals()  # before the imports, which take seconds
 
 from common.algorithms.registry import rollout_schema, shipment
 from common.envs.make import make
+from common.runtime import root
 from common.service import peer
 from common.service.peer import Peer
 from services.actor.loop import Actor
@@ -46,4 +50,4 @@ def _actor(welcomed: Peer, metrics: ActorMetrics) -> Actor:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    root.end_process(main())

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.errors import ConfigError
-from common.runtime.root import run
+from common.runtime.shutdown import block_signals
 from services.cli.arguments import SERVICES, Arguments, parse
 
 if TYPE_CHECKING:
@@ -21,7 +20,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code: 0 well, 1 failed, 2 bad input, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in SERVICES:  # a service is its own program with its own --help
+        block_signals()  # until the service handles them
         os.execv(sys.executable, [sys.executable, "-m", f"services.{words[0]}", *words[1:]])  # noqa: S606
+    from common.runtime.root import run  # noqa: PLC0415
+
     _import_from_here()
     arguments = parse(words)
     commands: Mapping[str, Callable[[Arguments], int]] = {
@@ -135,6 +137,8 @@ def _keys(arguments: Arguments) -> int:
 
 
 def _version(_: Arguments) -> int:
+    from importlib.metadata import version  # noqa: PLC0415
+
     print(f"rookery {version('rookery')}")
     return 0
 

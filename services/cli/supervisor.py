@@ -255,8 +255,8 @@ class Supervisor:
         return [Terminate(LEARNER)]
 
     def _learner_stopped(self, code: int, now: Seconds) -> list[Instruction]:
-        # Ended by the signal itself: it was still starting and did not listen yet, so there was nothing to save.
-        if code not in (0, -signal.SIGTERM) and self.outcome is Outcome.STOPPED:
+        # Ended by the signal itself: it was still starting, so there was nothing to save.
+        if code not in (0, -signal.SIGTERM, 128 + signal.SIGTERM) and self.outcome is Outcome.STOPPED:
             self.outcome = Outcome.FAILED  # asked to save and end, it did not
         return [] if self.outcome is Outcome.KILLED else self._dismiss(now, leave_by=now)
 

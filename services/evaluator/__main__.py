@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from common.runtime.shutdown import exit_on_signals
+
+if __name__ == "__main__":
+    exit_on_signals()  # before the imports, which take seconds
+
 import os
-import sys
 import time
 
 from common.envs.make import make
+from common.runtime import root
 from common.service import peer
 from common.service.peer import Peer
 from services.evaluator.loop import Evaluator
@@ -49,4 +54,4 @@ def _evaluator(welcomed: Peer, metrics: EvaluatorMetrics) -> Evaluator:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    root.end_process(main())

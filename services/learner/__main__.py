@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from common.runtime.shutdown import exit_on_signals
+
+if __name__ == "__main__":
+    exit_on_signals()  # before the imports, which take seconds
+
 import os
 import sys
 import time
@@ -24,7 +29,7 @@ from common.runtime.tree import Settings
 from common.transport.curve import LearnerKeys
 from common.transport.zmq import ZmqLearner
 from common.units import Seconds
-from services.learner.begin import build, identified, open_directory, open_state
+from services.learner.begin import build, identified, open_directory, open_state, write_config
 from services.learner.intake import Intake
 from services.learner.journal import Journal
 from services.learner.loop import Learner
@@ -71,6 +76,7 @@ def _serve(words: list[str]) -> int:
         directory = open_directory(invocation, words)
         until_the_end.enter_context(held(directory, inherited=invocation.run_lock))
         record, session = open_state(invocation, directory, algorithm=algorithm, env=env)
+        write_config(invocation, directory)
         intake = Intake(transport=transport, session=session, clock=time.monotonic, note=_log.note)
         metrics.on_scrape = lambda: metrics.refresh(intake.figures)
         status.append(lambda: record.status(intake.figures, time.monotonic()))
@@ -123,4 +129,4 @@ def _records_resumed() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    root.end_process(main())

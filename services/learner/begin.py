@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -19,6 +20,7 @@ from common.errors import ConfigError
 from common.models import arithmetic
 from common.models.snapshot import Layout
 from common.runtime import checkpoints, config, layers, logs, memory, run_directory
+from common.runtime.disk import write_atomically
 from common.runtime.run_directory import RunDirectory
 from common.runtime.tree import RunConfig, Settings
 from common.session.learner_side import LearnerSide
@@ -96,9 +98,33 @@ def open_directory(invocation: Invocation, words: Sequence[str]) -> RunDirectory
         return run_directory.find(path)  # a restarted learner trains on where nothing can be written, and says so
     if path is None:
         path = run_directory.default_path(preset=run.preset, seed=run.seed, now=datetime.now(UTC).astimezone())
+    return run_directory.create(path, config=_config_text(invocation, path), command=["rookery", "learner", *words])
+
+
+def write_config(invocation: Invocation, directory: RunDirectory) -> None:
+    """Write the settings that this learner goes by to the run's config.yaml, where an earlier life began with others.
+
+    Call it once the run is known to go on with them. A disk that takes no file costs a warning.
+    """
+    text = _config_text(invocation, directory.path)
+    if invocation.config_named or _values(directory.config.read_text(encoding="utf-8")) == _values(text):
+        return
+    try:
+        write_atomically(directory.config, text.encode())
+    except OSError as error:
+        _log.warning("config_not_written", path=directory.config, error=error, consequence="it holds the settings of before")
+    else:
+        _log.info("config_written", path=directory.config, why="the run goes on with other settings")
+
+
+def _config_text(invocation: Invocation, path: Path) -> str:
     settled = config.settle(invocation.loaded, {"run.dir": str(path)})
-    text = config.as_yaml(settled.settings, settled.provenance)
-    return run_directory.create(path, config=text, command=["rookery", "learner", *words])
+    return config.as_yaml(settled.settings, settled.provenance)
+
+
+def _values(text: str) -> list[str]:
+    """The lines of a configuration without the comments that say where each value came from."""
+    return [line.partition("  # ")[0] for line in text.splitlines()]
 
 
 def open_state(

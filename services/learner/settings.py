@@ -18,6 +18,7 @@ class Invocation(arguments.Invocation):
     run_dir: Path | None
     resume: bool
     run_lock: int | None  # descriptor of the run directory's lock, inherited from `rookery train`
+    config_named: bool  # whether `--config` is the run's own config.yaml: `rookery train` writes that file, the learner does not
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
@@ -32,6 +33,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
     start.add_argument("--resume-if-found", action="store_true", help="the same where the directory holds a run; else begin it")
     parsed = parser.parse_intermixed_args(argv)
     goes_on = parsed.resume or parsed.resume_if_found
+    config_named = None not in (parsed.config, parsed.run_dir) and Path(parsed.config) == RunDirectory(parsed.run_dir).config
     if parsed.config is None and goes_on and parsed.run_dir is not None:
         own = RunDirectory(parsed.run_dir)
         parsed.config = str(own.config) if own.begun else None  # a run goes on with its own settings
@@ -43,5 +45,11 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
         raise ConfigError("no run to resume", found=f"{option} alone", wanted="the run's directory", fix="set --run-dir to it")
     resume = parsed.resume or (parsed.resume_if_found and run_dir is not None and RunDirectory(run_dir).begun)
     return Invocation(
-        loaded=loaded, run_dir=run_dir, resume=resume, run_lock=parsed.run_lock, linger=parsed.linger, debug=parsed.debug
+        loaded=loaded,
+        run_dir=run_dir,
+        resume=resume,
+        run_lock=parsed.run_lock,
+        config_named=config_named,
+        linger=parsed.linger,
+        debug=parsed.debug,
     )

@@ -253,6 +253,20 @@ def test_a_new_version_changes_nothing_that_a_volume_claim_is_made_from():
         assert "app.kubernetes.io/version" not in claim["metadata"].get("labels", {})
 
 
+def test_one_overlay_can_become_another_in_place():
+    """Kubernetes refuses a change of what these fields hold, after it has applied all else: claim sizes, selectors, names."""
+    may_change = {"replicas", "template", "updateStrategy", "strategy", "minReadySeconds", "revisionHistoryLimit"}
+    fixed = [
+        {
+            title(manifest): {key: value for key, value in manifest["spec"].items() if key not in may_change}
+            for manifest in of(overlay(name), *WORKLOADS)
+        }
+        for name in OVERLAYS
+    ]
+    assert all(one == fixed[0] for one in fixed)
+    assert fixed[0]["StatefulSet/learner"]["volumeClaimTemplates"]
+
+
 @each
 def test_every_container_says_what_it_needs_and_gets_no_more_memory(combination):
     """Memory that was promised and is not there ends in the kernel killing somebody."""
@@ -288,6 +302,12 @@ def test_probes_ask_the_pod_alone_and_wait_long_enough(combination):
         assert patience["startup"] >= 300, who
         assert patience["liveness"] >= 30, who
         assert all(probe["timeoutSeconds"] <= probe["periodSeconds"] for probe in probes.values()), who
+
+
+@each
+def test_a_signal_ends_a_container_that_has_no_handler_yet(combination):
+    """Process 1 ignores such a signal; with a process namespace for the pod a service is never process 1."""
+    assert all(template["spec"]["shareProcessNamespace"] is True for _, template in pods(overlay(*combination)))
 
 
 @each

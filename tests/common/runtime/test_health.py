@@ -84,3 +84,13 @@ def test_readiness_is_said_apart_from_liveness(clock):
     health.ready()
     assert health.readiness().ok
     assert health.readiness().sentence == "ok"
+
+
+def test_readiness_ends_where_there_is_a_reason_and_comes_back(clock):
+    """An actor whose learner is away can do no work; it is alive."""
+    health, reasons = Health(clock=clock), ["no learner"]
+    health.ready(unless=lambda: reasons[0])
+    assert (health.readiness().ok, health.readiness().sentence) == (False, "no learner")
+    assert health.liveness().ok
+    reasons[0] = ""
+    assert (health.readiness().ok, health.readiness().sentence) == (True, "ok")

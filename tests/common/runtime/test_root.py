@@ -134,3 +134,21 @@ def test_a_process_may_open_as_many_files_as_its_hard_limit_allows():
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_process_ends_with_its_code_and_its_last_words_and_without_a_teardown():
+    """What a user's package registered is called; the interpreter does not take its modules apart."""
+    ended = in_a_process(
+        "import atexit, logging\nfrom common.runtime import root\n"
+        "class Module:\n    def __del__(self):\n        print('taken apart')\n"
+        "kept = Module()\natexit.register(print, 'simulator ended')\nprint('goodbye')\nroot.end_process(3)"
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (3, "goodbye\nsimulator ended\n", "")
+
+
+def test_a_process_ends_though_nobody_reads_its_last_words():
+    """`rookery learner | head`: what is left in the buffer has nowhere to go."""
+    ended = in_a_process(
+        "import os\nfrom common.runtime import root\nprint('goodbye')\nos.close(1)\nos.close(2)\nroot.end_process(0)"
+    )
+    assert ended.returncode == 0

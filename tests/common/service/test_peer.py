@@ -40,7 +40,7 @@ def frames(message):
     return codec.encode(Envelope(run="run-1", message=message))
 
 
-def welcome(*, config=None, signature=None):
+def welcome(*, config=None, signature=None, heartbeat=1.0):
     """What a learner says that welcomes the peer."""
     settings = Settings()
     env, shape = spec_of(settings.env), {"length": settings.rollout.length, "num_envs": settings.env.num_envs}
@@ -52,7 +52,7 @@ def welcome(*, config=None, signature=None):
         schema=rollout_schema(settings.algorithm, env=env, **shape),
         credits=1,
         version=-1,
-        heartbeat_seconds=1.0,
+        heartbeat_seconds=heartbeat,
     )
 
 
@@ -341,6 +341,47 @@ def test_without_a_name_it_gets_one_that_no_other_process_has(role, learner):
     assert ROOTS[role].main(["--learner", one.endpoint]) == 0
     assert one.end()[0].peer.startswith(f"{role}-")
     assert one.heard[0].peer.endswith(f"-{os.getpid()}")
+
+
+def test_readiness_follows_the_learner_until_the_run_is_over(learner):
+    """A drain of a node waits for ready pods: an actor without a learner is none, one whose run is over is."""
+    away, over, answers = threading.Event(), threading.Event(), []
+
+    def answer(message):
+        if away.is_set():
+            return None
+        if isinstance(message, Hello):
+            return frames(welcome(heartbeat=0.05))
+        return frames(Drain(reason="target reached", deadline_seconds=0.1)) if over.is_set() else None
+
+    class Waiter:
+        """Does nothing but stay in touch with its learner."""
+
+        def __init__(self, welcomed):
+            self.link, self.ready = welcomed.link, welcomed.health.readiness
+
+        def wait(self, happened):
+            while not happened():
+                self.link.service(0.02)
+            answers.append((self.ready().ok, self.ready().sentence))
+
+        def run(self):
+            self.wait(lambda: self.ready().ok)
+            away.set()
+            self.wait(lambda: not self.ready().ok)
+            away.clear()
+            self.wait(lambda: self.ready().ok)
+            over.set()
+            self.wait(lambda: self.link.drain)
+            away.set()
+            self.wait(lambda: not self.link.joined)
+            return "done"
+
+    endpoint = learner(answer).endpoint
+    words = ["--learner", endpoint, "--name", "one"]
+    assert peer.main("actor", words, parse=actor.parse, niceness=0, metrics=ActorMetrics(), build=Waiter) == 0
+    well = (True, "ok")
+    assert answers == [well, (False, f"no learner at {endpoint}"), well, well, well]
 
 
 def test_a_peer_that_takes_a_minute_to_build_its_environments_is_healthy(learner, monkeypatch):

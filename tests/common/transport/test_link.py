@@ -336,6 +336,28 @@ def test_refused_experience_is_noted_and_its_credit_returns(world):
     assert world.link.session.unacknowledged == 0
 
 
+def test_a_peer_has_joined_until_its_learner_is_away_for_longer_than_it_may_be_silent(world):
+    """Readiness follows this: a learner that restarts within seconds makes nobody unready, one that stays away does."""
+    assert world.link.joined
+    state = world.crash()
+    world.turn(rounds=20)  # 4 s of 5
+    assert world.link.session.state is State.GREETING
+    assert world.link.joined
+    world.turn(rounds=20)
+    assert not world.link.joined
+    world.learner = Learner(world, state)
+    world.turn(rounds=8)
+    assert world.link.joined
+
+
+def test_a_peer_that_was_never_welcomed_has_not_joined():
+    """Its learner is not there yet."""
+    world = World()
+    world.crash()
+    world.turn()
+    assert not world.link.joined
+
+
 def test_a_goodbye_closes_the_account(world):
     """An actor is told to end: what it dropped itself is known, and nothing stays in flight."""
     offer(world, 1)

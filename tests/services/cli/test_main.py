@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -129,10 +130,18 @@ def test_without_a_command_the_help_is_shown(capsys):
 
 @pytest.mark.parametrize("service", ["learner", "actor", "evaluator"])
 def test_a_service_alone_becomes_its_own_program(service, monkeypatch):
-    """`rookery actor --learner ...` in a container: same process, so that signals reach the service itself."""
-    became = []
-    monkeypatch.setattr(os, "execv", lambda path, words: became.append((path, words)) or sys.exit(0))
+    """`rookery actor --learner ...` in a container: same process, so that signals reach the service itself.
+
+    They are blocked until it handles them: process 1 of a container ignores a signal that has no handler.
+    """
+    numbers, became = {signal.SIGTERM, signal.SIGINT}, []
+
+    def execute(program, words):
+        blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+        became.append((program, words, numbers <= blocked))
+        raise SystemExit(0)
+
+    monkeypatch.setattr(os, "execv", execute)
     assert called(service, "--learner", "tcp://10.0.0.7:5700", "--help") == 0
-    assert became == [
-        (sys.executable, [sys.executable, "-m", f"services.{service}", "--learner", "tcp://10.0.0.7:5700", "--help"])
-    ]
+    words = [sys.executable, "-m", f"services.{service}", "--learner", "tcp://10.0.0.7:5700", "--help"]
+    assert became == [(sys.executable, words, True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
@@ -28,7 +29,7 @@ from common.runtime.run_directory import RunDirectory
 from common.runtime.tree import ActorSettings, LearnerSettings, Settings
 from services.cli.plan import Request, make_plan
 from services.learner import begin
-from services.learner.begin import identified, open_directory, open_state
+from services.learner.begin import identified, open_directory, open_state, write_config
 from services.learner.settings import parse
 
 pytestmark = pytest.mark.service
@@ -161,6 +162,49 @@ def test_a_folder_that_was_made_for_it_is_taken_and_one_that_has_a_curve_is_not(
     directory.learning_curve_csv.touch()
     with pytest.raises(ConfigError, match="in use"):
         open_directory(invoked("--run-dir", "run"), [])
+
+
+@pytest.mark.parametrize("words", [("--config", "cartpole"), ()], ids=["another file", "its own file"])
+def test_a_run_that_goes_on_with_other_settings_says_so_in_its_configuration(words):
+    """A ConfigMap was changed, or a resumed learner was told otherwise: the file holds what is in force, and who said it."""
+    first, directory, _ = begun()
+    again = identified(parse([*words, "--run-dir", "run", "--resume-if-found", "learner.batch=3"], {}))
+    write_config(again, open_directory(again, []))
+    assert "batch: 3  # command line" in directory.config.read_text()
+    kept = parse(["--run-dir", "run", "--resume"], {}).settings
+    assert kept == again.settings.model_copy(update={"run": again.settings.run.model_copy(update={"dir": "run"})})
+    assert kept.run.id == first.settings.run.id
+
+
+def test_where_a_value_came_from_is_kept_while_no_value_changes():
+    """A learner that goes on with its own file would call that file the source of all."""
+    _, directory, _ = begun("run.seed=7")
+    before = directory.config.read_bytes()
+    write_config(identified(parse(["--run-dir", "run", "--resume"], {})), directory)
+    assert directory.config.read_bytes() == before
+
+
+def test_the_configuration_that_rookery_train_wrote_is_left_alone():
+    """It gives each service a port of its own on the command line; what the run goes by stands in the file."""
+    _, directory, _ = begun()
+    before = directory.config.read_bytes()
+    words = ["--config", str(directory.config), "--run-dir", "run", "--resume", "metrics.port=9101"]
+    write_config(identified(parse(words, {})), directory)
+    assert directory.config.read_bytes() == before
+
+
+def test_a_full_disk_keeps_the_configuration_of_before(monkeypatch, caplog):
+    """The run goes on: a warning says that the file is out of date."""
+    _, directory, _ = begun()
+    before = directory.config.read_bytes()
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(begin, "write_atomically", full)
+    write_config(invoked("--run-dir", "run", "--resume", "algorithm.learning_rate=1e-5"), directory)
+    assert directory.config.read_bytes() == before
+    assert [(record.levelname, record.message) for record in caplog.records] == [("WARNING", "config_not_written")]
 
 
 def test_the_memory_of_a_run_is_told_at_its_start(caplog):
