@@ -29,7 +29,7 @@ from common.session.admission import (
 )
 from common.session.events import PeerKey, RefusalCode, Route
 from common.session.ledger import Ledger
-from common.session.peer import Peer
+from common.session.peer import EpisodeCheck, Peer
 from common.session.roster import Roster, Terms
 from common.units import EnvSteps, Seconds, Sequence, Version
 from common.wire.messages import (
@@ -54,10 +54,20 @@ REJECTS = 64  # in one Credit; more only from a peer that sends without credits
 class LearnerSide:
     """State machine of the learner. Feed it events, perform its instructions; read `ledger` and the counts."""
 
-    def __init__(self, terms: Terms, *, check: Callable[[Experience], None] = lambda _: None) -> None:
-        """`check` raises `PeerError` for experience that fits the schema and still cannot be trained on."""
+    def __init__(
+        self,
+        terms: Terms,
+        *,
+        check: Callable[[Experience], None] = lambda _: None,
+        episodes: Callable[[], EpisodeCheck] = lambda: lambda message: message,
+    ) -> None:
+        """`check` raises `PeerError` for experience that fits the schema and still cannot be trained on.
+
+        `episodes` makes the check of one worker's episodes.
+        """
         self.terms = terms
         self._check = check
+        self._new_episodes = episodes
         self.ledger = Ledger()
         self.snapshot: Snapshot | None = None
         self.messages_dropped: Counter[str] = Counter()
@@ -259,14 +269,15 @@ class LearnerSide:
         peer.expect(message.seq + 1)
         self.ledger.receive(peer.account, message.env_steps)
         try:
-            self._admissible(peer, message)
+            message = self._admissible(peer, message)
         except PeerError as error:
             return out + self._refused(peer, message, error)
         peer.waiting[message.seq] = message.env_steps
         self.ledger.queued += message.env_steps
         return [*out, e.Admit(peer=peer.key, index=peer.index, generation=peer.generation, experience=message)]
 
-    def _admissible(self, peer: Peer, message: Experience) -> None:
+    def _admissible(self, peer: Peer, message: Experience) -> Experience:
+        """The message as it enters the queue; raises `PeerError` where it must not."""
         if self.draining:
             raise PeerError(DropReason.RUN_ENDED, "the run is ending")
         room = self.terms.window(actors=1) if peer.role == "actor" else 0  # the largest window there can be
@@ -274,6 +285,9 @@ class LearnerSide:
             raise PeerError(DropReason.UNCREDITED, "messages in the queue", found=len(peer.waiting), wanted=f"less than {room}")
         check_experience(message, schema=self.terms.schema, newest=self.version)
         self._check(message)
+        if peer.episodes is None:
+            peer.episodes = self._new_episodes()
+        return peer.episodes(message)
 
     def _refused(self, peer: Peer, message: Experience, error: PeerError) -> list[e.Instruction]:
         self.ledger.drop(error.reason, message.env_steps)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -412,6 +414,29 @@ def test_the_algorithm_may_refuse_what_fits_the_schema() -> None:
     learner.greet()
     learner.send(0)
     assert learner.books["dropped"] == {"schema": 4}
+
+
+def test_reports_of_episodes_are_checked_for_each_worker_and_what_counts_enters_the_queue() -> None:
+    """The check of one worker carries its sums; it may leave episodes out."""
+    learner, seen = Learner(), []
+
+    def episodes() -> Callable[[Experience], Experience]:
+        seen.append([])
+
+        def check(message: Experience) -> Experience:
+            seen[-1].append(message.seq)
+            return replace(message, arrays={"valid": message.arrays["valid"]})
+
+        return check
+
+    learner.side = LearnerSide(learner.side.terms, episodes=episodes)
+    learner.handle(e.Published(snapshot=Snapshot(version=0, env_steps=0, precision="fp32", layout="x")))
+    learner.greet()
+    admitted = [i for seq in range(2) for i in learner.send(seq) if isinstance(i, e.Admit)]
+    learner.greet("b")
+    learner.send(0, "b")
+    assert seen == [[0, 1], [0]]
+    assert [list(admit.experience.arrays) for admit in admitted] == [["valid"], ["valid"]]
 
 
 def test_a_refusal_that_did_not_arrive_is_told_again() -> None:
