@@ -31,6 +31,8 @@ class Peer:
     expected: Sequence = 0  # next number to arrive
     waiting: dict[Sequence, EnvSteps] = field(default_factory=dict)  # in the queue
     taken: dict[Sequence, EnvSteps] = field(default_factory=dict)  # out of the queue, being trained on
+    bad_messages: int = 0  # in a row
+    evicted_until: Seconds = float("-inf")
     rejects: list[Reject] = field(default_factory=list)  # refused, and the peer not told yet
     credit_due: bool = False
     ahead: dict[Sequence, EnvSteps] = field(default_factory=dict)  # met their end (refused, settled) before a lower number

@@ -57,6 +57,7 @@ class Figures:
     messages_dropped: Counter[str] = field(default_factory=Counter)
     sequence_gaps: int = 0
     reconnects: int = 0
+    evictions: int = 0
     handshakes_failed: Counter[str] = field(default_factory=Counter)
     received: Counter[str] = field(default_factory=Counter)
     sent: Counter[str] = field(default_factory=Counter)
@@ -303,6 +304,7 @@ class Intake:
             messages_dropped=Counter(session.messages_dropped),
             sequence_gaps=session.sequence_gaps,
             reconnects=session.reconnects,
+            evictions=session.evictions,
             handshakes_failed=Counter(self._transport.handshakes.failed),
             received=Counter(self._received),
             sent=Counter(self._sent),

@@ -124,6 +124,9 @@ class LearnerMetrics(ServiceMetrics):
         )
         self.sequence_gaps = self._counter("sequence_gaps", "Sequence numbers that never came. Not duplicates.")
         self.reconnects = self._counter("reconnects", "Greetings of a peer that had been welcomed before, by any incarnation.")
+        self.workers_evicted = self._counter(
+            "workers_evicted", "Workers sent away because 16 messages in a row were refused. They may come back after a minute."
+        )
         self.handshakes_failed = self._counters(
             "handshakes_failed",
             "Connections that came to nothing before their first message, by why. Not messages that were refused.",
@@ -179,5 +182,6 @@ class LearnerMetrics(ServiceMetrics):
         advance(self.message_bytes_sent, figures.bytes_sent)
         advance(self.sequence_gaps, figures.sequence_gaps)
         advance(self.reconnects, figures.reconnects)
+        advance(self.workers_evicted, figures.evictions)
         for why in Failure:
             advance(self.handshakes_failed[why], figures.handshakes_failed[why])
