@@ -22,6 +22,8 @@ class DropReason(StrEnum):
     DECODE = "decode"  # bytes that are no message
     SCHEMA = "schema"  # arrays of another name, dtype or shape than the run's
     NON_FINITE = "non_finite"  # NaN or infinity in a float array
+    OUT_OF_RANGE = "out_of_range"  # finite numbers that training in float32 would not survive
+    EPISODES = "episodes"  # returns or lengths of episodes that contradict the rewards and ends of the message
     VERSION = "version"  # acted with a policy version that was never published
     STALE = "stale"  # older than the largest policy lag the run accepts
     DUPLICATE = "duplicate"  # a re-sent message that had arrived already

@@ -15,6 +15,7 @@ from functools import partial
 
 import numpy as np
 
+from common.algorithms.episodes import gradient_episodes
 from common.algorithms.settings.a3c import A3CGradSettings
 from common.algorithms.shipment import Shipment
 from common.algorithms.single_pass import Loss
@@ -23,6 +24,7 @@ from common.errors import DropReason, PeerError
 from common.models import nets
 from common.models.snapshot import Layout
 from common.models.spec import ModelSettings
+from common.wire.limits import REWARD_MAX
 from common.wire.messages import ArraySpec, Experience, Gradient
 
 PARTS = Loss._fields[1:]
@@ -42,7 +44,10 @@ def gradients(
         ArraySpec(name="episode_return", dtype="float32", shape=(-1,)),
         ArraySpec(name="episode_length", dtype="int32", shape=(-1,)),
     )
-    return Shipment(message=Gradient, schema=schema, check=partial(check_gradient, most=length * num_envs))
+    episodes = partial(gradient_episodes, num_envs=num_envs, most_reward=REWARD_MAX)
+    return Shipment(
+        message=Gradient, schema=schema, check=partial(check_gradient, most=length * num_envs), episodes=lambda: episodes
+    )
 
 
 def check_gradient(message: Experience, *, most: int) -> None:

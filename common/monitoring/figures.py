@@ -15,7 +15,13 @@ from common.runtime.bottleneck import Kind
 ORDINARY_DROPS = (DropReason.DUPLICATE, DropReason.ROLLED_BACK, DropReason.UNFINISHED, DropReason.RUN_ENDED)
 """What is dropped where nothing is wrong: what came twice, what a resume costs, and what the end of an actor or a run cuts."""
 
-UNREADABLE_DROPS = (DropReason.DECODE, DropReason.SCHEMA, DropReason.NON_FINITE)
+UNREADABLE_DROPS = (
+    DropReason.DECODE,
+    DropReason.SCHEMA,
+    DropReason.NON_FINITE,
+    DropReason.OUT_OF_RANGE,
+    DropReason.EPISODES,
+)
 """What no peer of this run would send."""
 
 BOTTLENECKS = (Kind.BALANCED, Kind.LEARNER, Kind.ACTOR, Kind.PACE, Kind.NETWORK)

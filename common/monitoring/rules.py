@@ -258,6 +258,16 @@ ALERTS = (
         description='{{ $value | printf "%.0f" }} gradient steps of one update were left out.',
     ),
     Alert(
+        name="TrainingNotFinite",
+        figure='min_over_time(rookery_learner_training_metric{name="nonfinite_steps"}[5m])',
+        bad=limits.NON_FINITE.comparison,
+        only=[TRAINS],
+        lasting="5m",
+        severity="critical",
+        summary="Every update leaves out gradient steps",
+        description="No update of the last 5 minutes had a finite loss and gradient in all its steps.",
+    ),
+    Alert(
         name="Watchdog",
         figure="vector(1)",
         lasting="0m",

@@ -63,9 +63,7 @@ class ActorSide:
     """State machine of one peer. Feed it events, perform its instructions."""
 
     GREET_SECONDS: Seconds = 0.5  # between two Hellos that nobody answered
-    FULL_SECONDS: Seconds = (
-        5.0  # between two Hellos to a full run, or by a name in use: it may be for hours, and each costs two lines
-    )
+    FULL_SECONDS: Seconds = 5.0  # between two Hellos that are refused for a while: it may be for hours, and each costs two lines
     SILENCE_HEARTBEATS = 5  # heartbeats missed before the learner counts as lost
 
     def __init__(self, identity: Identity, *, run: str = "", env_signature: str = "") -> None:
@@ -215,10 +213,11 @@ class ActorSide:
             # What the learner cannot read it will not read the second time either: give it up, and say so in the Hello.
             # Some of it may have been read, and wait: all keep their credits until they are acknowledged.
             self._resend_from = self._next_seq
-        if refusal.code in (RefusalCode.FULL, RefusalCode.IN_USE):
-            self._greet_at = now + self.FULL_SECONDS
         was_welcome = self.state is State.WELCOME
         self.state, self._want_open = State.GREETING, False
+        if refusal.code in (RefusalCode.FULL, RefusalCode.IN_USE, RefusalCode.EVICTED):
+            self._greet_at = now + self.FULL_SECONDS
+            return [note]
         return [note, *self._greet(now)] if was_welcome else [note]
 
     def _reborn(self, incarnation: int, now: Seconds) -> list[e.Instruction]:

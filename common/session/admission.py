@@ -12,9 +12,9 @@ from common.session import events as e
 from common.session.events import RefusalCode, Route
 from common.session.peer import Peer
 from common.session.roster import Terms
-from common.units import Version
-from common.wire.arrays import check_finite, check_schema
-from common.wire.limits import INCARNATION_MAX
+from common.units import Seconds, Version
+from common.wire.arrays import check_numbers, check_schema
+from common.wire.limits import INCARNATION_MAX, OBSERVATION_MAX, REWARD_MAX
 from common.wire.messages import MODES, ROLES, ArraySpec, Evaluation, Experience, Hello, Refusal, Welcome
 
 
@@ -29,6 +29,9 @@ class Objection(NamedTuple):
 
 _OWN_NAME = "give each worker its own name"
 SENTENCE = 500  # characters of a reason, all ASCII: a header must hold those of all messages that one Credit rejects
+
+LARGEST = {"reward": REWARD_MAX, "obs": OBSERVATION_MAX, "final_obs": OBSERVATION_MAX, "action": OBSERVATION_MAX}
+"""Of the float arrays of a trajectory."""
 
 EVALUATION = (
     ArraySpec(name="episode_return", dtype="float32", shape=(-1,)),
@@ -81,6 +84,14 @@ def check_identity(hello: Hello, public_key: str, known: Peer | None, *, forgott
     return renew if known.gone else None
 
 
+def check_evicted(hello: Hello, known: Peer | None, now: Seconds) -> Objection | None:
+    """Whether a worker may come back that sent nothing but bad messages; None where it may."""
+    if known is None or now >= known.evicted_until:
+        return None
+    fact = f"all that {hello.peer!r} sent was refused; mend it, or wait {known.evicted_until - now:.0f} s"
+    return Objection(RefusalCode.EVICTED, fact, retry=True)
+
+
 def name_in_use(hello: Hello) -> Objection:
     """The answer to a Hello by the name of a worker that is connected."""
     return Objection(RefusalCode.IN_USE, f"a connected worker has the name {hello.peer!r}; {_OWN_NAME}", retry=True)
@@ -98,10 +109,10 @@ def check_room(hello: Hello, known: Peer | None, *, others: int, terms: Terms, d
 
 
 def check_experience(message: Experience, *, schema: Sequence[ArraySpec], newest: Version) -> None:
-    """Raise `PeerError` unless a published policy acted, the arrays are the run's, finite, and hold the env steps they claim."""
+    """Raise `PeerError` unless a published policy acted, and the arrays are the run's, in range, of the claimed env steps."""
     _check_version(message.version, newest)
     check_schema(message.arrays, schema)
-    check_finite(message.arrays)
+    check_numbers(message.arrays, LARGEST)
     valid = message.arrays.get("valid")
     if valid is not None and np.count_nonzero(valid) != message.env_steps:
         wanted = f"{np.count_nonzero(valid)} valid rows"
@@ -114,7 +125,7 @@ def check_evaluation(message: Evaluation, *, newest: Version) -> None:
     if message.mode not in MODES:
         raise PeerError(DropReason.SCHEMA, "mode of an evaluation", found=repr(message.mode[:32]), wanted=" or ".join(MODES))
     check_schema(message.arrays, EVALUATION)
-    check_finite(message.arrays)
+    check_numbers(message.arrays)
     returns, lengths = (message.arrays[spec.name] for spec in EVALUATION)
     if len(returns) == 0 or len(returns) != len(lengths):
         found = f"{len(returns)} returns and {len(lengths)} lengths"

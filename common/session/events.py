@@ -27,6 +27,7 @@ class RefusalCode(StrEnum):
     SUPERSEDED = "superseded"  # a newer incarnation of the same peer has greeted: start a new incarnation
     IN_USE = "in_use"  # a connected worker, or a worker of another key, has the name: greet again later
     FORGOTTEN = "forgotten"  # was silent so long that its experience was given up: start a new incarnation
+    EVICTED = "evicted"  # sent nothing but messages that were refused: greet again later
     FULL = "full"  # the run has as many peers as it accepts
     ROLE = "role"  # neither actor nor evaluator, or says or is called what only the other may
     DRAINING = "draining"  # the run is ending

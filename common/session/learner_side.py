@@ -18,6 +18,7 @@ from common.session import events as e
 from common.session.admission import (
     Objection,
     check_evaluation,
+    check_evicted,
     check_experience,
     check_identity,
     check_room,
@@ -29,7 +30,7 @@ from common.session.admission import (
 )
 from common.session.events import PeerKey, RefusalCode, Route
 from common.session.ledger import Ledger
-from common.session.peer import Peer
+from common.session.peer import EpisodeCheck, Peer
 from common.session.roster import Roster, Terms
 from common.units import EnvSteps, Seconds, Sequence, Version
 from common.wire.messages import (
@@ -48,21 +49,35 @@ from common.wire.messages import (
 )
 
 CHALLENGE_SECONDS: Seconds = 0.25  # between two Credits that try the connection of one worker; a worker greets every 0.5 s
+BAD_MESSAGES = 16  # of one worker in a row: then it is evicted, because the check of each one costs the learner's time
+EVICTED_SECONDS: Seconds = 60.0
+BAD = (DropReason.DECODE, DropReason.SCHEMA, DropReason.NON_FINITE, DropReason.OUT_OF_RANGE, DropReason.EPISODES)
 REJECTS = 64  # in one Credit; more only from a peer that sends without credits
 
 
 class LearnerSide:
     """State machine of the learner. Feed it events, perform its instructions; read `ledger` and the counts."""
 
-    def __init__(self, terms: Terms, *, check: Callable[[Experience], None] = lambda _: None) -> None:
-        """`check` raises `PeerError` for experience that fits the schema and still cannot be trained on."""
+    def __init__(
+        self,
+        terms: Terms,
+        *,
+        check: Callable[[Experience], None] = lambda _: None,
+        episodes: Callable[[], EpisodeCheck] = lambda: lambda message: message,
+    ) -> None:
+        """`check` raises `PeerError` for experience that fits the schema and still cannot be trained on.
+
+        `episodes` makes the check of one worker's episodes.
+        """
         self.terms = terms
         self._check = check
+        self._new_episodes = episodes
         self.ledger = Ledger()
         self.snapshot: Snapshot | None = None
         self.messages_dropped: Counter[str] = Counter()
         self.sequence_gaps = 0
         self.reconnects = 0
+        self.evictions = 0
         self._roster = Roster(terms)
         self._routes: dict[Route, Peer] = {}
         self._drain: tuple[str, Seconds] | None = None  # why the run ends, and by when
@@ -122,7 +137,7 @@ class LearnerSide:
             case e.Received(route=route, envelope=envelope, public_key=public_key):
                 out = self._received(route, envelope, public_key, now)
             case e.Undecodable():
-                out = self._undecodable(event)
+                out = self._undecodable(event, now)
             case e.Taken(items=items):
                 out = self._taken(items)
             case e.Settled(items=items, reason=reason):
@@ -152,7 +167,7 @@ class LearnerSide:
         peer.heard_at = now
         match message:
             case Experience():
-                return self._experience(peer, message)
+                return self._experience(peer, message, now)
             case SnapshotWanted(after=after):
                 peer.wanted_after = after
                 return self._answer(peer)
@@ -177,7 +192,7 @@ class LearnerSide:
             objection = self._challenged(known, route, hello, now)
             if objection is None:
                 return []
-        if objection := objection or self._objection(hello, public_key, known):
+        if objection := objection or check_evicted(hello, known, now) or self._objection(hello, public_key, known):
             self.messages_dropped[DropReason.STRANGER] += 1
             incarnation = self._roster.name_incarnation(hello.peer) if objection.new_incarnation else -1
             return refusal(route, objection.code, objection.reason, retry=objection.retry, incarnation=incarnation)
@@ -248,7 +263,7 @@ class LearnerSide:
 
     # --- experience ---
 
-    def _experience(self, peer: Peer, message: Experience) -> list[e.Instruction]:
+    def _experience(self, peer: Peer, message: Experience, now: Seconds) -> list[e.Instruction]:
         if message.seq < peer.expected or message.seq in peer.ahead:
             self.messages_dropped[DropReason.DUPLICATE] += 1
             peer.credit_due = True  # its acknowledgement may have been lost, and what was said of it
@@ -259,14 +274,16 @@ class LearnerSide:
         peer.expect(message.seq + 1)
         self.ledger.receive(peer.account, message.env_steps)
         try:
-            self._admissible(peer, message)
+            message = self._admissible(peer, message)
         except PeerError as error:
-            return out + self._refused(peer, message, error)
+            return out + self._refused(peer, message, error) + self._after_bad_message(peer, error.reason, now)
+        peer.bad_messages = 0
         peer.waiting[message.seq] = message.env_steps
         self.ledger.queued += message.env_steps
         return [*out, e.Admit(peer=peer.key, index=peer.index, generation=peer.generation, experience=message)]
 
-    def _admissible(self, peer: Peer, message: Experience) -> None:
+    def _admissible(self, peer: Peer, message: Experience) -> Experience:
+        """The message as it enters the queue; raises `PeerError` where it must not."""
         if self.draining:
             raise PeerError(DropReason.RUN_ENDED, "the run is ending")
         room = self.terms.window(actors=1) if peer.role == "actor" else 0  # the largest window there can be
@@ -274,11 +291,28 @@ class LearnerSide:
             raise PeerError(DropReason.UNCREDITED, "messages in the queue", found=len(peer.waiting), wanted=f"less than {room}")
         check_experience(message, schema=self.terms.schema, newest=self.version)
         self._check(message)
+        if peer.episodes is None:
+            peer.episodes = self._new_episodes()
+        return peer.episodes(message)
 
     def _refused(self, peer: Peer, message: Experience, error: PeerError) -> list[e.Instruction]:
         self.ledger.drop(error.reason, message.env_steps)
         peer.settle(message.seq, message.env_steps)
         return self._rejected("experience_refused", peer, message.seq, error)
+
+    def _after_bad_message(self, peer: Peer, reason: DropReason, now: Seconds) -> list[e.Instruction]:
+        """Evict a worker that sends nothing else: its account is closed, and it may come back after a while."""
+        peer.bad_messages += reason in BAD
+        if peer.bad_messages < BAD_MESSAGES or peer.route is None:
+            return []
+        route = peer.route
+        self._close(peer)
+        self.evictions += 1
+        peer.evicted_until = now + EVICTED_SECONDS
+        again = f"mend it, and come back in {EVICTED_SECONDS:.0f} s"
+        fact = f"{peer.bad_messages} messages in a row were refused, the last as {reason}; {again}"
+        note = e.Note(event="worker_evicted", fields={"peer": peer.key.name, "messages": peer.bad_messages}, warning=True)
+        return [note, *refusal(route, RefusalCode.EVICTED, fact, retry=True)]
 
     def _evaluation(self, peer: Peer, message: Evaluation) -> list[e.Instruction]:
         try:
@@ -336,10 +370,12 @@ class LearnerSide:
             return []
         return refusal(route, RefusalCode.STRANGER, f"{message.tag} before a hello that this learner knows", retry=True)
 
-    def _undecodable(self, event: e.Undecodable) -> list[e.Instruction]:
+    def _undecodable(self, event: e.Undecodable, now: Seconds) -> list[e.Instruction]:
         self.messages_dropped[DropReason.DECODE] += 1
         code = RefusalCode.PROTOCOL if event.protocol else RefusalCode.DECODE
-        return refusal(event.route, code, event.detail, retry=not event.protocol)
+        peer = self._routes.get(event.route)
+        evicted = self._after_bad_message(peer, DropReason.DECODE, now) if peer else []
+        return evicted or refusal(event.route, code, event.detail, retry=not event.protocol)
 
     # --- coming, going, credits ---
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from common.session.events import PeerKey, Route
 from common.session.ledger import Account
 from common.units import EnvSteps, Seconds, Sequence, Version
-from common.wire.messages import Reject
+from common.wire.messages import Experience, Reject
+
+EpisodeCheck: TypeAlias = Callable[[Experience], Experience]
+"""Raises `PeerError` for a report of episodes that cannot be; returns the message with those that count."""
 
 HOLES = 1024  # missing numbers remembered one by one: more than any window
 
@@ -24,9 +27,12 @@ class Peer:
     generation: int
     public_key: str = ""  # of its connection; "" where there are no keys
     account: Account = field(default_factory=Account)
+    episodes: EpisodeCheck | None = None  # None: nothing arrived yet
     expected: Sequence = 0  # next number to arrive
     waiting: dict[Sequence, EnvSteps] = field(default_factory=dict)  # in the queue
     taken: dict[Sequence, EnvSteps] = field(default_factory=dict)  # out of the queue, being trained on
+    bad_messages: int = 0  # in a row
+    evicted_until: Seconds = float("-inf")
     rejects: list[Reject] = field(default_factory=list)  # refused, and the peer not told yet
     credit_due: bool = False
     ahead: dict[Sequence, EnvSteps] = field(default_factory=dict)  # met their end (refused, settled) before a lower number

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import reprlib
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -98,15 +99,26 @@ def _described(dtype: str, shape: Sequence[int]) -> str:
     return f"{dtype} {list(shape)}"
 
 
-def check_finite(arrays: Arrays) -> None:
-    """Raise `PeerError` (non_finite) where a float array holds NaN or infinity."""
+def check_numbers(arrays: Arrays, largest: Mapping[str, float] = MappingProxyType({})) -> None:
+    """Raise `PeerError` where a float array holds NaN or infinity (non_finite), or more than its `largest` (out_of_range)."""
     with np.errstate(all="ignore"):
         for name, array in arrays.items():
-            if array.dtype.kind == "f" and not _finite(array):
-                row = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
-                raise PeerError(
-                    DropReason.NON_FINITE, f"array {name} at {list(row)}", found=str(array[row]), wanted="finite numbers"
-                )
+            if array.dtype.kind != "f" or not array.size:
+                continue
+            limit = largest.get(name, math.inf)
+            sound = _finite(array) if limit == math.inf else bool(-limit <= array.min() and array.max() <= limit)  # no for NaN
+            if not sound:
+                raise _bad_number(name, array, limit)
+
+
+def _bad_number(name: str, array: np.ndarray, limit: float) -> PeerError:
+    finite = np.isfinite(array)
+    row = tuple(int(i) for i in np.argwhere(~(finite & (np.abs(array) <= limit)))[0])
+    fact, found = f"array {name} at {list(row)}", str(array[row])
+    if not finite[row]:
+        return PeerError(DropReason.NON_FINITE, fact, found=found, wanted="finite numbers")
+    fix = "scale it in the environment"
+    return PeerError(DropReason.OUT_OF_RANGE, fact, found=found, wanted=f"at most {limit:,} either way", fix=fix)
 
 
 def _finite(array: np.ndarray) -> bool:

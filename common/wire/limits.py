@@ -30,6 +30,13 @@ INTEGER_MAX: Final = 2**63 - 1
 INCARNATION_MAX: Final = 2**62
 """Largest incarnation that a worker may choose, far above any clock in nanoseconds: the learner can always name a larger one."""
 
+REWARD_MAX: Final = 10_000_000
+"""Largest absolute reward. With gamma 0.99 an error of a value reaches 2e9; times an observation of OBSERVATION_MAX that is a
+gradient of 2e15, and the squares of 10^7 such gradients add up to 4e37, which float32 still holds."""
+
+OBSERVATION_MAX: Final = 1_000_000
+"""Largest absolute value in an observation or a continuous action."""
+
 ARRAYS: Final = 64
 """Arrays in one message; a trajectory has about a dozen."""
 

@@ -144,7 +144,7 @@ def open_state(
     )
     size = {"length": settings.rollout.length, "num_envs": settings.env.num_envs}
     ships = shipment(settings.algorithm, model=settings.model, env=env, **size)
-    session = LearnerSide(terms(settings, env, ships, run_id), check=ships.check)
+    session = LearnerSide(terms(settings, env, ships, run_id), check=ships.check, episodes=ships.episodes)
     if checkpoint:
         algorithm.load_state_dict(checkpoint.state)
         record.load_state_dict(checkpoint.counters["record"], time.monotonic())

@@ -58,6 +58,7 @@ class Figures:
     messages_dropped: Counter[str] = field(default_factory=Counter)
     sequence_gaps: int = 0
     reconnects: int = 0
+    evictions: int = 0
     handshakes_failed: Counter[str] = field(default_factory=Counter)
     sockets_reopened: int = 0
     received: Counter[str] = field(default_factory=Counter)
@@ -318,6 +319,7 @@ class Intake:
             messages_dropped=Counter(session.messages_dropped),
             sequence_gaps=session.sequence_gaps,
             reconnects=session.reconnects,
+            evictions=session.evictions,
             handshakes_failed=Counter(self._transport.handshakes.failed),
             sockets_reopened=self._sockets_reopened,
             received=Counter(self._received),

@@ -127,6 +127,9 @@ class LearnerMetrics(ServiceMetrics):
         self.sockets_reopened = self._counter(
             "sockets_reopened", "Times that all connections were dropped since memory was short. Not the restarts of the learner."
         )
+        self.workers_evicted = self._counter(
+            "workers_evicted", "Workers sent away because 16 messages in a row were refused. They may come back after a minute."
+        )
         self.handshakes_failed = self._counters(
             "handshakes_failed",
             "Connections that came to nothing before their first message, by why. Not messages that were refused.",
@@ -183,5 +186,6 @@ class LearnerMetrics(ServiceMetrics):
         advance(self.sequence_gaps, figures.sequence_gaps)
         advance(self.reconnects, figures.reconnects)
         advance(self.sockets_reopened, figures.sockets_reopened)
+        advance(self.workers_evicted, figures.evictions)
         for why in Failure:
             advance(self.handshakes_failed[why], figures.handshakes_failed[why])

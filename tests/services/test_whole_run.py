@@ -107,7 +107,8 @@ class Colony:
         self.env = spec_of(settings.env)
         length, num_envs = settings.rollout.length, settings.env.num_envs
         ships = shipment(settings.algorithm, model=settings.model, env=self.env, length=length, num_envs=num_envs)
-        session = LearnerSide(replace(terms(settings, self.env, ships, "run-1"), silence_seconds=SILENCE), check=ships.check)
+        limits = replace(terms(settings, self.env, ships, "run-1"), silence_seconds=SILENCE)
+        session = LearnerSide(limits, check=ships.check, episodes=ships.episodes)
         self.algorithm = build_algorithm(
             settings.algorithm, model=settings.model, env=self.env, seed=derive(settings.run.seed, "model", role="learner")
         )

@@ -225,7 +225,7 @@ def test_one_final_refusal_may_be_of_a_hello_that_the_network_changed(code: Refu
     assert side.state is State.WELCOME
 
 
-@pytest.mark.parametrize("code", [RefusalCode.STRANGER, RefusalCode.FULL])
+@pytest.mark.parametrize("code", [RefusalCode.STRANGER])
 def test_a_refusal_that_may_pass_makes_the_peer_greet_again(code: RefusalCode) -> None:
     """The learner has restarted: everything sent to it meanwhile is refused, and one Hello is enough."""
     side = greeted()
@@ -257,7 +257,7 @@ def test_a_peer_whose_hello_cannot_be_read_ends() -> None:
     assert (refused.code, side.state) == (RefusalCode.DECODE, State.ENDED)
 
 
-@pytest.mark.parametrize("code", [RefusalCode.FULL, RefusalCode.IN_USE])
+@pytest.mark.parametrize("code", [RefusalCode.FULL, RefusalCode.IN_USE, RefusalCode.EVICTED])
 def test_a_full_run_is_asked_again_with_patience(code: RefusalCode) -> None:
     """It may be full, or the name in use, for hours, and each Hello costs a line in two logs."""
     side = actor()

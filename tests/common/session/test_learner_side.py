@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,9 +12,10 @@ import pytest
 
 from common.errors import DropReason, InternalError, PeerError
 from common.session import events as e
+from common.session import learner_side
 from common.session.admission import SENTENCE
 from common.session.events import PeerKey, RefusalCode
-from common.session.learner_side import LearnerSide
+from common.session.learner_side import BAD_MESSAGES, LearnerSide
 from common.session.roster import Terms
 from common.wire import codec
 from common.wire.messages import (
@@ -383,6 +386,7 @@ def test_both_sides_of_silence_are_filled() -> None:
         ({"arrays": ARRAYS | {"extra": np.zeros(4, np.float32)}}, DropReason.SCHEMA),
         ({"arrays": ARRAYS | {"valid": np.zeros(4, np.bool_)}}, DropReason.SCHEMA),
         ({"arrays": ARRAYS | {"reward": np.full(4, np.nan, np.float32)}}, DropReason.NON_FINITE),
+        ({"arrays": ARRAYS | {"reward": np.full(4, 3e38, np.float32)}}, DropReason.OUT_OF_RANGE),
         ({"version": 1}, DropReason.VERSION),
     ],
 )
@@ -414,6 +418,70 @@ def test_the_algorithm_may_refuse_what_fits_the_schema() -> None:
     assert learner.books["dropped"] == {"schema": 4}
 
 
+SICK = ARRAYS | {"reward": np.full(4, np.nan, np.float32)}
+
+
+def test_a_worker_that_sends_nothing_but_bad_messages_is_sent_away_for_a_while() -> None:
+    """Each check costs the learner's time. Its account is closed, its Hello refused, and after a minute it starts anew."""
+    learner = Learner()
+    learner.greet(produced=100)
+    for seq in range(BAD_MESSAGES - 1):
+        assert of(Refusal, learner.send(seq, arrays=SICK)) == []
+    assert refusal(learner.send(BAD_MESSAGES - 1, arrays=SICK)) == (RefusalCode.EVICTED, True)
+    assert (learner.side.evictions, learner.side.connected("actor"), learner.books["in_flight"]) == (1, 0, 0)
+    assert refusal(learner.send(BAD_MESSAGES)) == (RefusalCode.STRANGER, True)
+    assert refusal(learner.greet(incarnation=9)) == (RefusalCode.EVICTED, True)
+    learner.now += 60.0
+    assert refusal(learner.greet()) == (RefusalCode.FORGOTTEN, True)
+    assert of(Welcome, learner.greet(incarnation=9))
+
+
+def test_a_sound_message_between_bad_ones_keeps_its_worker() -> None:
+    """An environment that fails now and then; and policies that were rolled back, of which a window is refused at once."""
+    learner = Learner()
+    learner.greet()
+    for seq in range(40):
+        learner.send(seq, **({} if seq % 10 == 9 else {"arrays": SICK}))
+        if seq % 10 == 9:
+            learner.handle(e.Taken(items=items(seq)))
+            learner.handle(e.Settled(items=items(seq)))
+    for seq in range(40, 80):
+        learner.send(seq, version=9)
+    assert (learner.side.evictions, learner.side.connected("actor")) == (0, 1)
+
+
+def test_a_welcomed_worker_that_sends_bytes_that_are_no_messages_is_sent_away_too() -> None:
+    """Whoever floods the learner after a Hello; to an unknown route there is nothing to close."""
+    learner = Learner()
+    learner.greet()
+    codes = [refusal(learner.handle(e.Undecodable(route=b"a", detail="")))[0] for _ in range(BAD_MESSAGES)]
+    assert codes == [RefusalCode.DECODE] * (BAD_MESSAGES - 1) + [RefusalCode.EVICTED]
+    assert refusal(learner.handle(e.Undecodable(route=b"a", detail=""))) == (RefusalCode.DECODE, True)
+
+
+def test_reports_of_episodes_are_checked_for_each_worker_and_what_counts_enters_the_queue() -> None:
+    """The check of one worker carries its sums; it may leave episodes out."""
+    learner, seen = Learner(), []
+
+    def episodes() -> Callable[[Experience], Experience]:
+        seen.append([])
+
+        def check(message: Experience) -> Experience:
+            seen[-1].append(message.seq)
+            return replace(message, arrays={"valid": message.arrays["valid"]})
+
+        return check
+
+    learner.side = LearnerSide(learner.side.terms, episodes=episodes)
+    learner.handle(e.Published(snapshot=Snapshot(version=0, env_steps=0, precision="fp32", layout="x")))
+    learner.greet()
+    admitted = [i for seq in range(2) for i in learner.send(seq) if isinstance(i, e.Admit)]
+    learner.greet("b")
+    learner.send(0, "b")
+    assert seen == [[0, 1], [0]]
+    assert [list(admit.experience.arrays) for admit in admitted] == [["valid"], ["valid"]]
+
+
 def test_a_refusal_that_did_not_arrive_is_told_again() -> None:
     """Its Credit was lost with the connection, or never left: the message would hold a credit for ever."""
     learner = Learner(credits=3)
@@ -428,8 +496,9 @@ def test_a_refusal_that_did_not_arrive_is_told_again() -> None:
     assert learner.books["dropped"] == {"version": 4}
 
 
-def test_the_rejects_of_a_peer_that_reads_nothing_fit_into_one_header() -> None:
+def test_the_rejects_of_a_peer_that_reads_nothing_fit_into_one_header(monkeypatch: pytest.MonkeyPatch) -> None:
     """It sends arrays with names in four-byte letters until its buffers are full, and then looks at the answer."""
+    monkeypatch.setattr(learner_side, "BAD_MESSAGES", 1000)
     learner = Learner()
     learner.greet()
     arrays = {"\U0001d538" * 60 + chr(0x1D538 + i): ARRAYS["reward"] for i in range(20)}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from common.errors import DecodeError, DropReason, InternalError, PeerError
 from common.wire import limits
-from common.wire.arrays import DTYPES, check_finite, check_schema, from_buffer, to_buffer
+from common.wire.arrays import DTYPES, check_numbers, check_schema, from_buffer, to_buffer
 from common.wire.messages import ArraySpec
 
 pytestmark = pytest.mark.wire
@@ -162,21 +162,40 @@ def test_one_value_that_is_not_finite_is_found(bad: float, dtype: str) -> None:
     reward = np.zeros((4, 2), dtype)
     reward[2, 1] = bad
     with pytest.raises(PeerError, match=rf"array reward at \[2, 1\]: found {bad}, wanted finite numbers") as caught:
-        check_finite(rollout(reward=reward))
+        check_numbers(rollout(reward=reward))
     assert caught.value.reason == DropReason.NON_FINITE
 
 
 def test_infinities_of_both_signs_do_not_cancel() -> None:
     """Their sum is NaN, never a finite number."""
     with pytest.raises(PeerError):
-        check_finite({"x": np.array([np.inf, -np.inf], np.float32)})
+        check_numbers({"x": np.array([np.inf, -np.inf], np.float32)})
 
 
 def test_large_finite_values_pass_although_their_sum_overflows() -> None:
     """Legal returns near the end of the range must not be called infinite."""
-    check_finite({"x": np.full(100, np.finfo(np.float32).max, np.float32), "none": np.zeros(0, np.float32)})
+    check_numbers({"x": np.full(100, np.finfo(np.float32).max, np.float32), "none": np.zeros(0, np.float32)})
 
 
 def test_integers_are_not_searched_for_infinities() -> None:
     """Frames and actions have none."""
-    check_finite({"obs": np.full(4, 255, np.uint8), "done": np.ones(3, bool)})
+    check_numbers({"obs": np.full(4, 255, np.uint8), "done": np.ones(3, bool)})
+
+
+@pytest.mark.parametrize("value", [1e7 + 1, -3e38])
+def test_a_number_beyond_its_limit_is_refused_with_what_to_do(value: float) -> None:
+    """Finite, and squared it is not: one such reward would stop the training of DQN for good."""
+    reward = np.array([0.0, 1e7, value], np.float32)
+    with pytest.raises(
+        PeerError, match=r"array reward at \[2\]: found .*, wanted at most 10,000,000 either way; scale"
+    ) as refused:
+        check_numbers({"x": np.full(2, 3e38, np.float32), "reward": reward}, {"reward": 10_000_000})
+    assert refused.value.reason is DropReason.OUT_OF_RANGE
+    check_numbers({"reward": reward[:2]}, {"reward": 10_000_000})
+
+
+def test_nan_under_a_limit_is_not_finite() -> None:
+    """Neither above nor below anything."""
+    with pytest.raises(PeerError, match="found nan, wanted finite") as refused:
+        check_numbers({"reward": np.array([0.0, np.nan], np.float32)}, {"reward": 1.0})
+    assert refused.value.reason is DropReason.NON_FINITE

@@ -9,11 +9,12 @@ from typing import Literal
 import numpy as np
 import pytest
 
+from common.algorithms.episodes import TrajectoryEpisodes
 from common.algorithms.trajectory import check_trajectory, trajectory_schema
 from common.envs.make import Transition, VectorEnvironment, make
 from common.envs.spec import EnvSettings
 from common.envs.stacking import stack
-from common.wire.messages import Arrays, ArraySpec
+from common.wire.messages import Arrays, ArraySpec, Trajectory
 from services.actor.rollout import Rollout
 
 pytestmark = pytest.mark.service
@@ -57,7 +58,10 @@ def play(env: VectorEnvironment, *, length: int, rollouts: int) -> Played:
         played.rollouts.append(rollout.finish())
         rollout.begin_next()
     env.close()
-    for arrays in played.rollouts:
+    episodes = TrajectoryEpisodes()
+    for seq, arrays in enumerate(played.rollouts):
+        message = Trajectory(seq=seq, version=0, env_steps=played.env_steps[seq], shipped=0, arrays=arrays)
+        assert episodes(message) is message, "episodes of an honest actor are contradicted, or not counted"
         assert {spec.name: spec.dtype for spec in schema} == {name: str(array.dtype) for name, array in arrays.items()}
         check_trajectory(env.spec, arrays)
     return played

@@ -1,0 +1,115 @@
+"""Episodes that a worker reports, held against the rewards and ends it sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from common.algorithms.episodes import TrajectoryEpisodes, gradient_episodes
+from common.errors import DropReason, PeerError
+from common.wire.messages import Experience, Gradient, Trajectory
+
+pytestmark = pytest.mark.pure
+
+
+def trajectory(seq: int = 0, *, episodes: list[tuple[float, int]], **rows: Any) -> Trajectory:
+    """Four rows of two environments, each reward 1; nothing ends unless `rows` say so."""
+    arrays = {name: np.zeros((4, 2), np.bool_) for name in ("terminated", "truncated")} | {
+        "start": np.zeros((5, 2), np.bool_),
+        "valid": np.ones((4, 2), np.bool_),
+        "reward": np.ones((4, 2), np.float32),
+        "episode_return": np.array([value for value, _ in episodes], np.float32),
+        "episode_length": np.array([length for _, length in episodes], np.int32),
+    }
+    for name, places in rows.items():
+        for place in places:
+            arrays[name][place] = name != "valid"
+    return Trajectory(seq=seq, version=0, env_steps=8, shipped=0, arrays=arrays)
+
+
+FIRST = [(0, 0), (0, 1)]  # starts of a new worker
+SAME_STEP = {"terminated": [(1, 0)], "start": [*FIRST, (2, 0)]}  # environment 0 ends after two rows
+NEXT_STEP = {"truncated": [(1, 0)], "valid": [(2, 0)], "start": [*FIRST, (3, 0)]}
+
+
+def counted(message: Experience) -> list[tuple[float, int]]:
+    """The episodes in a message."""
+    return list(zip(message.arrays["episode_return"].tolist(), message.arrays["episode_length"].tolist(), strict=True))
+
+
+@pytest.mark.parametrize("rows", [SAME_STEP, NEXT_STEP])
+def test_a_true_report_passes_as_it_is(rows: dict[str, Any]) -> None:
+    """In both autoreset modes."""
+    message = trajectory(episodes=[(2.0, 2)], **rows)
+    assert TrajectoryEpisodes()(message) is message
+
+
+@pytest.mark.parametrize(
+    ("episodes", "rows"),
+    [
+        ([(1e6, 1)] * 100, {"start": FIRST}),  # ends that are in no row
+        ([(2.5, 2)], SAME_STEP),
+        ([(2.0, 3)], SAME_STEP),
+        ([(2.0, 2), (2.0, 2)], SAME_STEP),
+        ([], SAME_STEP),  # a bad episode kept back
+        ([(2.0, -2)], SAME_STEP),
+    ],
+)
+def test_a_false_report_is_refused(episodes: list[tuple[float, int]], rows: dict[str, Any]) -> None:
+    """A hundred forged episodes; a wrong return or length; one too many; one too few; nonsense."""
+    with pytest.raises(PeerError) as refused:
+        TrajectoryEpisodes()(trajectory(episodes=episodes, **rows))
+    assert refused.value.reason is DropReason.EPISODES
+
+
+def test_returns_go_on_from_message_to_message() -> None:
+    """Environment 0 ends after 2 and 4 rows more, environment 1 after 8."""
+    check = TrajectoryEpisodes()
+    check(trajectory(episodes=[(2.0, 2)], **SAME_STEP))
+    second = {"terminated": [(1, 0), (3, 1)], "start": [(2, 0), (4, 1)]}
+    assert counted(check(trajectory(1, episodes=[(4.0, 4), (8.0, 8)], **second))) == [(4.0, 4), (8.0, 8)]
+    with pytest.raises(PeerError, match=r"episode 0 .*: found return 21.0, length 6, wanted return 6, length 6"):
+        check(trajectory(2, episodes=[(21.0, 6)], terminated=[(3, 0)], start=[(4, 0)]))
+
+
+def test_an_episode_whose_beginning_was_not_received_does_not_count() -> None:
+    """After a reconnection, a gap, a refused message: nothing shows what it returned. The next one counts again."""
+    check = TrajectoryEpisodes()
+    ends = {"terminated": [(0, 0), (1, 0)], "start": [(1, 0), (2, 0)]}
+    assert counted(check(trajectory(7, episodes=[(1e6, 900), (1.0, 1)], **ends))) == [(1.0, 1)]
+    with pytest.raises(PeerError, match="length at least 1"):
+        check(trajectory(9, episodes=[(1e6, 0), (1.0, 1)], **ends))
+
+
+def test_an_end_that_is_kept_back_shows_in_the_next_message() -> None:
+    """In the last row it may have been a lost life; the reset row that follows says that it was not."""
+    check = TrajectoryEpisodes()
+    check(trajectory(episodes=[], start=FIRST, terminated=[(3, 0)]))
+    with pytest.raises(PeerError, match="not reported"):
+        check(trajectory(1, episodes=[], valid=[(0, 0)], start=[(1, 0)]))
+
+
+def test_a_lost_life_in_the_last_row_is_told_from_an_end_by_the_report() -> None:
+    """Environment 0 lost a life, environment 1, whose episode is shorter, ended."""
+    check = TrajectoryEpisodes()
+    rows = {"start": [*FIRST, (2, 1)], "terminated": [(1, 1), (3, 0), (3, 1)]}
+    check(trajectory(episodes=[(2.0, 2), (2.0, 2)], **rows))
+    message = trajectory(1, episodes=[(5.0, 5)], valid=[(0, 1)], terminated=[(0, 0)], start=[(1, 0), (1, 1)])
+    assert check(message) is message
+
+
+def test_episodes_of_a_gradient_are_bounded_by_its_env_steps() -> None:
+    """Rewards are not sent: all but one episode of each environment lie inside the message."""
+
+    def check(lengths: list[int], returns: list[float]) -> Experience:
+        arrays = {"episode_return": np.array(returns, np.float32), "episode_length": np.array(lengths, np.int32)}
+        message = Gradient(seq=0, version=0, env_steps=8, shipped=0, arrays=arrays)
+        return gradient_episodes(message, num_envs=2, most_reward=10.0)
+
+    assert check([900, 4, 4, 700], [1.0] * 4)
+    for lengths, returns in (([1] * 9, [0.0] * 9), ([900, 4, 5, 700], [1.0] * 4), ([0], [0.0]), ([2], [21.0]), ([2, 2], [1.0])):
+        with pytest.raises(PeerError) as refused:
+            check(lengths, returns)
+        assert refused.value.reason is DropReason.EPISODES
