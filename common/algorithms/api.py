@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
 from common import units
@@ -128,3 +129,14 @@ class Policy(Protocol):
 
         Called before the next `load`: the weights that are loaded are those that acted.
         """
+
+
+@runtime_checkable
+class HasRandomState(Protocol):
+    """What a policy offers beside `Policy`, so that an actor restarted in lockstep can go on with its random stream."""
+
+    def random_state(self) -> np.ndarray:
+        """State of everything it draws from, [N] uint8."""
+
+    def set_random_state(self, state: np.ndarray) -> None:
+        """Inverse of `random_state`; any exception says that the bytes are no such state."""

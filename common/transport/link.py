@@ -12,7 +12,7 @@ from collections.abc import Callable
 from common.envs.spec import EnvSpec
 from common.errors import ConfigError, PeerError, ProtocolVersionError
 from common.session import events as e
-from common.session.actor_side import ActorSide
+from common.session.actor_side import ActorSide, State
 from common.session.events import RefusalCode
 from common.transport.api import PeerTransport
 from common.units import EnvSteps, Seconds, Version
@@ -31,6 +31,7 @@ class Link:
         self.session = session
         self.welcome: Welcome | None = None
         self.layout = ""  # of the parameters the policy takes; set once there is one, then every snapshot must have it
+        self.new_incarnation = False  # begun since the first Welcome; whoever begins anew with it resets this
         self.drain: Drain | None = None
         self.sent: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
@@ -93,6 +94,11 @@ class Link:
                 fix="install the same versions of the environment's packages on both sides",
             )
         self.session.env_signature = env.signature
+
+    @property
+    def welcomed(self) -> bool:
+        """Whether `welcome` is the answer to this very incarnation, and the learner was not lost since."""
+        return self.session.state is State.WELCOME
 
     @property
     def may_offer(self) -> bool:
@@ -167,6 +173,7 @@ class Link:
             case e.Refused():
                 self._refused(instruction)
             case e.Reborn():
+                self.new_incarnation = self.welcome is not None
                 self._count_from, self._dropped_from = self._produced, Counter(self._dropped)
             case e.Rejected(reject=reject):
                 fields = {"seq": reject.seq, "reason": reject.reason, "detail": reject.detail}

@@ -19,14 +19,18 @@ from common.errors import ConfigError
 from common.models import arithmetic
 from common.models.snapshot import Layout
 from common.runtime import checkpoints, config, layers, logs, memory, run_directory
+from common.runtime.checkpoints import Checkpoint
 from common.runtime.run_directory import RunDirectory
 from common.runtime.tree import RunConfig, Settings
 from common.session.learner_side import LearnerSide
 from common.session.roster import Terms
 from common.units import Seconds
+from common.wire.messages import ACTOR_STATE, ArraySpec
 from services.learner.lockstep import Lockstep
 from services.learner.record import RunRecord
 from services.learner.settings import Invocation
+
+STATE = ArraySpec(name=ACTOR_STATE, dtype="uint8", shape=(-1,))
 
 _log = logs.EventLog(__name__)
 
@@ -120,11 +124,18 @@ def open_state(
     ships = shipment(settings.algorithm, model=settings.model, env=env, **size)
     session = LearnerSide(terms(settings, env, ships, run_id), check=ships.check)
     if checkpoint:
-        algorithm.load_state_dict(checkpoint.state)
-        record.load_state_dict(checkpoint.counters["record"], time.monotonic())
-        session.load_state_dict(checkpoint.counters["session"])
+        go_on(checkpoint, algorithm=algorithm, record=record, session=session)
         _log.info("resumed", version=record.version, env_steps=record.env_steps)
     return record, session
+
+
+def go_on(checkpoint: Checkpoint, *, algorithm: Algorithm, record: RunRecord, session: LearnerSide) -> None:
+    """Give all three what `checkpoint` holds of them."""
+    algorithm.load_state_dict(checkpoint.state)
+    record.load_state_dict(checkpoint.counters["record"], time.monotonic())
+    session.load_state_dict(checkpoint.counters["session"])
+    if isinstance(algorithm, Remembers) and record.version > 0 and not record.lockstep_broken:
+        record.lockstep_broken = "resumed without the replay memory; wanted checkpoint.replay=true"
 
 
 def _began(directory: RunDirectory, *, resumed: bool) -> Seconds:
@@ -142,7 +153,7 @@ def terms(settings: Settings, env: EnvSpec, ships: Shipment, run_id: str) -> Ter
         run=run_id,
         config=RunConfig.of(settings, run_id=run_id).to_json(),
         env_signature=env.signature,
-        schema=ships.schema,
+        schema=(*ships.schema, *([STATE] if lockstep else [])),
         credits=lockstep.share if lockstep else settings.learner.credits,
         batch=settings.batch,
         max_actors=lockstep.actors if lockstep else settings.learner.max_actors,

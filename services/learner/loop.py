@@ -7,7 +7,7 @@ It owns the algorithm and the run's record, and meets the network only through `
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from common.runtime.checkpoints import Checkpoint
 from common.runtime.health import Health
 from common.runtime.tree import Settings
 from common.units import Seconds
-from common.wire.messages import Snapshot
+from common.wire.messages import ACTOR_STATE, Experience, Snapshot
 from services.learner.intake import Intake, Item
 from services.learner.journal import Journal
 from services.learner.lockstep import Lockstep
@@ -133,7 +133,7 @@ class Learner:
             self._record.lag.add(lag, item.experience.env_steps)
             self._metrics.policy_lag.observe(lag)
         self._phases.enter("collate")
-        samples = [_sample(item) for item in items]
+        samples = self._samples(items)
         batch = self._algorithm.collate(samples)
         self._phases.enter("train")
         progress = Progress(
@@ -148,6 +148,14 @@ class Learner:
         self._intake.settle(items)
         self._write(samples, result)
 
+    def _samples(self, items: Sequence[Item]) -> list[Sample]:
+        """What the algorithm sees of messages: arrays, and which of them follow one another in time."""
+        if self._lockstep:
+            streams: list[tuple[Hashable, int]] = list(self._lockstep.streams(items, self._record.version))
+        else:
+            streams = [((item.peer.name, item.peer.incarnation), item.experience.seq) for item in items]
+        return [_sample(item.experience, peer, seq) for item, (peer, seq) in zip(items, streams, strict=True)]
+
     def _break_lockstep(self, why: str) -> None:
         """The run goes on, and says once and in its summary that it cannot be repeated; "": nothing happened."""
         if self._lockstep and why and not self._record.lockstep_broken:
@@ -155,9 +163,12 @@ class Learner:
             self._note("lockstep_broken", why=why)
 
     def _interrupted(self) -> bool:
-        """Asked before each gradient step: an update, however long, holds up no stop, no budget of time and no health probe."""
+        """Asked before each gradient step: an update, however long, holds up no stop, no budget of time and no health probe.
+
+        In lockstep half of an update would be one that no other run takes.
+        """
         self._health.tick(doing="trains", within=STEP_SECONDS)
-        return self._stopping() or bool(self._record.over(self._clock()))
+        return not self._lockstep and (self._stopping() or bool(self._record.over(self._clock())))
 
     def _publish(self) -> None:
         self._phases.enter("publish")
@@ -248,8 +259,6 @@ class Learner:
         """Let the peers go, account for what is left, save everything."""
         stopped = reason == "stopped"
         self._metrics.training.set(0)
-        if stopped:
-            self._break_lockstep("stopped on request, not by the run's own settings")
         self._record.parameters_sha256 = snapshot.digest(self._algorithm.model)
         self._intake.settle(self._fresh, DropReason.RUN_ENDED)
         if stopped and self._comes_back:
@@ -260,6 +269,8 @@ class Learner:
         self._record.phase = "stopping"
         self._row()
         lost = self._save()
+        if stopped:  # a run that goes on from the checkpoint is whole again
+            self._break_lockstep("stopped on request, not by the run's own settings")
         self._journal.summary(self._record.summary(self._intake.figures, self._clock()))
         if stopped and lost is not None:
             raise lost  # whoever asked us to stop must not believe that the work is saved
@@ -277,6 +288,6 @@ class Learner:
         self._intake.finish()
 
 
-def _sample(item: Item) -> Sample:
-    message = item.experience
-    return Sample(peer=item.peer, seq=message.seq, version=message.version, env_steps=message.env_steps, arrays=message.arrays)
+def _sample(message: Experience, peer: Hashable, seq: int) -> Sample:
+    arrays = {name: array for name, array in message.arrays.items() if name != ACTOR_STATE}
+    return Sample(peer=peer, seq=seq, version=message.version, env_steps=message.env_steps, arrays=arrays)
