@@ -15,6 +15,7 @@ import torch
 
 from common import units
 from common.algorithms.parts import Part, RunParts
+from common.replay.segments import Segment
 from common.units import EnvSteps, Version
 from common.wire.messages import Arrays
 
@@ -26,7 +27,7 @@ class Sample:
     Messages of one `peer` with consecutive `seq` follow one another in time: what ends in one goes on in the next.
     """
 
-    peer: Hashable = None  # one incarnation of one actor
+    peer: Hashable = None  # one incarnation of one actor; in lockstep one place, whichever processes held it. Plain values
     seq: units.Sequence = 0
     version: Version
     env_steps: EnvSteps
@@ -84,6 +85,20 @@ class Remembers(Protocol):
     @property
     def replay_bytes(self) -> int:
         """What it then takes; allocated already, touched as it fills."""
+
+
+@runtime_checkable
+class SavesReplay(Protocol):
+    """What an algorithm offers whose replay memory can be part of checkpoints (`checkpoint.replay`)."""
+
+    def replay_state(self) -> Mapping[str, Any]:
+        """All of the memory, and of the pace of training from it, that is not in `replay_segments`. Arrays and JSON scalars."""
+
+    def load_replay_state(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `replay_state`. Raises `ResourceError` where it does not fit; then `replay_segments` are to be filled."""
+
+    def replay_segments(self) -> Sequence[Segment]:
+        """What the memory holds, in the same order each time."""
 
 
 @runtime_checkable

@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from common.algorithms.api import Algorithm, Remembers
+from common.algorithms.api import Algorithm, Remembers, SavesReplay
 from common.algorithms.registry import build_algorithm, shipment
 from common.algorithms.shipment import Shipment
 from common.envs.spec import EnvSpec
@@ -21,6 +21,7 @@ from common.models.snapshot import Layout
 from common.runtime import checkpoints, config, layers, logs, memory, run_directory
 from common.runtime.checkpoints import Checkpoint
 from common.runtime.run_directory import RunDirectory
+from common.runtime.segments import SegmentFiles
 from common.runtime.tree import RunConfig, Settings
 from common.session.learner_side import LearnerSide
 from common.session.roster import Terms
@@ -68,6 +69,9 @@ def build(settings: Settings, env: EnvSpec, *, seed: int) -> Algorithm:
     except MemoryError as error:  # larger than what the system would ever promise
         wanted = None if available is None else f"at most {available / 1e9:.1f} GB"
         raise ConfigError("the replay memory cannot be allocated", found=str(error), wanted=wanted, fix=fix) from error
+    if settings.checkpoint.replay and not isinstance(algorithm, SavesReplay):
+        fact = f"{section.name} cannot hand over its replay memory"
+        raise ConfigError(fact, found="checkpoint.replay true", wanted="what common.algorithms.api.SavesReplay names, or false")
     if isinstance(algorithm, Remembers):
         needed = algorithm.replay_bytes
         if available is not None and needed > available:
@@ -106,7 +110,7 @@ def open_directory(invocation: Invocation, words: Sequence[str]) -> RunDirectory
 
 
 def open_state(
-    invocation: Invocation, directory: RunDirectory, *, algorithm: Algorithm, env: EnvSpec
+    invocation: Invocation, directory: RunDirectory, *, algorithm: Algorithm, env: EnvSpec, segment_files: SegmentFiles
 ) -> tuple[RunRecord, LearnerSide]:
     """The run's record and session: new, or as the newest good checkpoint left them, and the algorithm with them."""
     settings, checkpoint = invocation.settings, None
@@ -124,18 +128,25 @@ def open_state(
     ships = shipment(settings.algorithm, model=settings.model, env=env, **size)
     session = LearnerSide(terms(settings, env, ships, run_id), check=ships.check)
     if checkpoint:
-        go_on(checkpoint, algorithm=algorithm, record=record, session=session)
+        go_on(checkpoint, algorithm=algorithm, record=record, session=session, segment_files=segment_files)
         _log.info("resumed", version=record.version, env_steps=record.env_steps)
     return record, session
 
 
-def go_on(checkpoint: Checkpoint, *, algorithm: Algorithm, record: RunRecord, session: LearnerSide) -> None:
-    """Give all three what `checkpoint` holds of them."""
+def go_on(
+    checkpoint: Checkpoint, *, algorithm: Algorithm, record: RunRecord, session: LearnerSide, segment_files: SegmentFiles
+) -> None:
+    """Give all three what `checkpoint` holds of them; the replay memory too, where the run's checkpoints are to have it."""
     algorithm.load_state_dict(checkpoint.state)
+    complete = not isinstance(algorithm, Remembers)
+    if isinstance(algorithm, SavesReplay) and record.settings.checkpoint.replay and checkpoint.replay is not None:
+        algorithm.load_replay_state(checkpoint.replay)
+        segment_files.read(checkpoint.files, algorithm.replay_segments())
+        complete = True
     record.load_state_dict(checkpoint.counters["record"], time.monotonic())
     session.load_state_dict(checkpoint.counters["session"])
-    if isinstance(algorithm, Remembers) and record.version > 0 and not record.lockstep_broken:
-        record.lockstep_broken = "resumed without the replay memory; wanted checkpoint.replay=true"
+    if not complete and not record.lockstep_broken:
+        record.lockstep_broken = "resumed without the replay memory, wanted checkpoint.replay=true"
 
 
 def _began(directory: RunDirectory, *, resumed: bool) -> Seconds:

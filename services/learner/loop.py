@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import numpy as np
 
-from common.algorithms.api import Algorithm, Progress, Sample, UpdateResult
+from common.algorithms.api import Algorithm, Progress, Sample, SavesReplay, UpdateResult
 from common.errors import DropReason, ResourceError
 from common.models import snapshot
 from common.runtime.checkpoints import Checkpoint
@@ -29,6 +30,7 @@ WAIT_SECONDS: Seconds = 0.2
 CURVE_SECONDS: Seconds = 1.0  # between two rows of the learning curve
 END_SECONDS: Seconds = 120.0  # for a last evaluation, when a run ends by itself; half of it to play whole games, however long
 STOP_SECONDS: Seconds = 4.0  # for the peers' goodbyes, when it is told to stop
+SAVE_SECONDS: Seconds = 300.0  # a checkpoint, with what is new in a replay memory, that takes longer counts as hung
 STEP_SECONDS: Seconds = 300.0  # a gradient step, with all that is done before the first, that takes longer counts as hung
 
 
@@ -235,6 +237,7 @@ class Learner:
     def _save(self) -> ResourceError | None:
         """Write a checkpoint; returns why it could not be written."""
         self._phases.enter("checkpoint")
+        self._health.tick(doing="saves", within=SAVE_SECONDS)
         self._saved_at = self._clock()
         try:
             self._save_checkpoint(self._checkpoint())
@@ -246,13 +249,18 @@ class Learner:
         return None
 
     def _checkpoint(self) -> Checkpoint:
+        algorithm = self._algorithm
+        replay: dict[str, Any] = {}
+        if self._settings.checkpoint.replay and isinstance(algorithm, SavesReplay):
+            replay = {"replay": algorithm.replay_state(), "segments": algorithm.replay_segments()}
         return Checkpoint(
             run_id=self._record.run_id,
             version=self._record.version,
             env_steps=self._record.env_steps,
             architecture=self._layout,
             counters={"record": self._record.state_dict(self._clock()), "session": self._intake.session_state()},
-            state=self._algorithm.state_dict(),
+            state=algorithm.state_dict(),
+            **replay,
         )
 
     def _end(self, reason: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from common.algorithms.registry import ALGORITHMS
+from common.algorithms.settings.replay import ReplaySection
 from common.algorithms.settings.td3 import TD3Settings
 from common.envs.spec import EnvSettings
 from common.models.spec import ModelSettings
@@ -126,10 +127,11 @@ def killed(settings, folder, *, actors=(), learner=(), seed=0):
 
 def often(settings):
     """The same, with a checkpoint due after each update."""
-    return settings.model_copy(update={"checkpoint": CheckpointSettings(every_seconds=1e-9)})
+    replay = isinstance(settings.algorithm, ReplaySection)
+    return settings.model_copy(update={"checkpoint": CheckpointSettings(every_seconds=1e-9, replay=replay)})
 
 
-@pytest.mark.parametrize(("algorithm", "batch"), [("ppo", 1), ("ppo", 4), ("a3c-grad", 1)])
+@pytest.mark.parametrize(("algorithm", "batch"), [("ppo", 1), ("ppo", 4), ("a3c-grad", 1), ("dqn", 1), ("td3", 1)])
 def test_a_run_whose_processes_are_killed_ends_with_the_weights_of_one_that_is_left_alone(tmp_path, algorithm, batch):
     """Actors in the middle of a rollout; the learner four times, once before its first checkpoint. Also two messages of each."""
     settings = lockstep(recipe(algorithm), batch=batch)

@@ -27,6 +27,7 @@ from common.runtime.checkpoints import load_newest, save
 from common.runtime.health import Health
 from common.runtime.run_directory import create
 from common.runtime.seeds import derive
+from common.runtime.segments import SegmentFiles
 from common.runtime.tree import LearnerSettings, RolloutSettings, RunConfig, Settings, TargetSettings
 from common.session.actor_side import ActorSide, Identity
 from common.session.learner_side import LearnerSide
@@ -132,9 +133,11 @@ class Colony:
         )
         self.record = RunRecord(settings=settings, run_id="run-1", frame_skip=1, started_at=time.monotonic())
         architecture = Layout.of(self.algorithm.model).fingerprint
+        self.files = SegmentFiles(self.directory.checkpoints)
         checkpoint = load_newest(self.directory.checkpoints, architecture=architecture, warn=pytest.fail)
         if checkpoint:
-            go_on(checkpoint, algorithm=self.algorithm, record=self.record, session=session)
+            files = self.files
+            go_on(checkpoint, algorithm=self.algorithm, record=self.record, session=session, segment_files=files)
         self.intake = Intake(transport=self.hub.bind(), session=session, clock=time.monotonic, note=lambda _: None)
         self.alive = lambda: None  # called by each actor at each env step, and by the learner at each update
 
@@ -160,13 +163,18 @@ class Colony:
             intake=self.intake,
             record=self.record,
             journal=self.journal,
-            save=lambda checkpoint: save(self.directory.checkpoints, checkpoint, keep=2) if self.saves() else None,
+            save=self.save,
             metrics=LearnerMetrics(),
             health=Health(),
             stopping=lambda: bool(self.failures),
             clock=time.monotonic,
             note=lambda *_, **__: None,
         )
+
+    def save(self, checkpoint):
+        """Write a checkpoint, or not."""
+        if self.saves():
+            save(self.directory.checkpoints, checkpoint, keep=2, segment_files=self.files)
 
     def link(self, role, number, life=1):
         """A welcomed link."""
