@@ -10,10 +10,12 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
 from common import units
 from common.algorithms.parts import Part, RunParts
+from common.replay.segments import Segment
 from common.units import EnvSteps, Version
 from common.wire.messages import Arrays
 
@@ -25,7 +27,7 @@ class Sample:
     Messages of one `peer` with consecutive `seq` follow one another in time: what ends in one goes on in the next.
     """
 
-    peer: Hashable = None  # one incarnation of one actor
+    peer: Hashable = None  # one incarnation of one actor; in lockstep one place, whichever processes held it. Plain values
     seq: units.Sequence = 0
     version: Version
     env_steps: EnvSteps
@@ -86,6 +88,20 @@ class Remembers(Protocol):
 
 
 @runtime_checkable
+class SavesReplay(Protocol):
+    """What an algorithm offers whose replay memory can be part of checkpoints (`checkpoint.replay`)."""
+
+    def replay_state(self) -> Mapping[str, Any]:
+        """All of the memory, and of the pace of training from it, that is not in `replay_segments`. Arrays and JSON scalars."""
+
+    def load_replay_state(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `replay_state`. Raises `ResourceError` where it does not fit; then `replay_segments` are to be filled."""
+
+    def replay_segments(self) -> Sequence[Segment]:
+        """What the memory holds, in the same order each time."""
+
+
+@runtime_checkable
 class InParts(Protocol):
     """What an algorithm offers beside `Algorithm` whose gradient step falls into parts, which may be computed apart."""
 
@@ -128,3 +144,14 @@ class Policy(Protocol):
 
         Called before the next `load`: the weights that are loaded are those that acted.
         """
+
+
+@runtime_checkable
+class HasRandomState(Protocol):
+    """What a policy offers beside `Policy`, so that an actor restarted in lockstep can go on with its random stream."""
+
+    def random_state(self) -> np.ndarray:
+        """State of everything it draws from, [N] uint8."""
+
+    def set_random_state(self, state: np.ndarray) -> None:
+        """Inverse of `random_state`; any exception says that the bytes are no such state."""

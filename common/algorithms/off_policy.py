@@ -24,6 +24,7 @@ from common.models.nets import Network
 from common.replay.governor import Governor
 from common.replay.memory import Replay, Transitions
 from common.replay.prioritized import PrioritySettings
+from common.replay.segments import Segment
 from common.units import EnvSteps
 
 Measured = Mapping[str, Tensor]
@@ -40,7 +41,8 @@ class Inserted(NamedTuple):
 class ReplayLearner(ABC):
     """The part of `common.algorithms.api.Algorithm` that concerns the memory and the pace.
 
-    The memory is not part of `state_dict`: it is as large as the machine allows. A resumed run fills it again, and warms up.
+    The memory is not part of `state_dict`: it is as large as the machine allows. Where checkpoints hold it, it is written apart
+    (`common.algorithms.api.SavesReplay`); else a resumed run fills it again, and warms up.
     """
 
     def __init__(
@@ -104,6 +106,19 @@ class ReplayLearner(ABC):
     def replay_bytes(self) -> int:
         """What it then takes."""
         return self._replay.nbytes
+
+    def replay_state(self) -> dict[str, Any]:
+        """Of the memory all but its segments, and how many gradient steps were paid for."""
+        return {"memory": self._replay.state_dict(), "pace": self._pace.state_dict()}
+
+    def load_replay_state(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `replay_state`; the segments are then to be filled. `ResourceError` for a memory of another layout."""
+        self._replay.load_state_dict(state["memory"])
+        self._pace.load_state_dict(state["pace"])
+
+    def replay_segments(self) -> Sequence[Segment]:
+        """What the memory holds."""
+        return self._replay.segments()
 
     def collate(self, samples: Sequence[Sample]) -> Inserted:
         """Insert trajectories into the memory."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Generic, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -53,6 +54,15 @@ class NetworkPolicy(Generic[N]):
     def experience(self, rollout: Arrays) -> Arrays:
         """The rollout as it is."""
         return rollout
+
+    def random_state(self) -> np.ndarray:
+        """State of the random stream that actions are drawn from, [N] uint8."""
+        state: np.ndarray = self._generator.get_state().numpy()
+        return state
+
+    def set_random_state(self, state: np.ndarray) -> None:
+        """Inverse of `random_state`. Raises `RuntimeError` or `TypeError` for bytes that are no such state."""
+        self._generator.set_state(torch.from_numpy(state))
 
 
 class ActorCriticPolicy(NetworkPolicy[ActorCritic]):

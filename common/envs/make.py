@@ -24,6 +24,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 
 from common import extensions
+from common.envs import state
 from common.envs.spec import ActionSpec, EnvSettings, EnvSpec
 from common.errors import ConfigError, ResourceError, RookeryError
 
@@ -101,6 +102,24 @@ class VectorEnvironment:
             self._ended = self._ended & alive
         final = self._no_index, self._no_frames
         return Transition(observation, reward, terminated, truncated, ~after_end, after_end, *final, life_lost)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What another process needs to go on from here bit for bit: plain values, not a copy.
+
+        Raises `StateError` where the environments keep it to themselves.
+        """
+        return {"ended": self._ended, "lives": self._lives, "environment": state.capture(self._env)}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Inverse of `state_dict`, after a reset.
+
+        Raises `StateError`, and is then to be built anew, where the state does not fit.
+        """
+        ended, lives = (saved.get(name) for name in ("ended", "lives"))
+        for value, current in ((ended, self._ended), (lives, self._lives)):
+            state.check_like("state of the environments", value, current)
+        state.restore(self._env, saved.get("environment", {}))
+        self._ended, self._lives = np.array(ended), np.array(lives)
 
     def close(self) -> None:
         """Free the emulators and other resources."""

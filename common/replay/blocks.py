@@ -7,7 +7,7 @@ one block, a block that goes on where another is full begins with the S+n-1 fram
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.envs.spec import EnvSpec
-from common.errors import ConfigError
+from common.errors import ConfigError, ResourceError
 from common.replay.columns import Column
+from common.replay.segments import SEGMENT_BYTES, Segment
 from common.replay.sumtree import SumTree
 from common.units import EnvSteps
 
@@ -86,6 +87,12 @@ class Layout:
         elements, dtype = shapes["frames"]
         return arrays | {"frames": ((self.positions + 1, *elements), dtype)}
 
+    def described(self) -> dict[str, Any]:
+        """All of it that matters to saved contents, in JSON values."""
+        arrays = {name: [list(shape), dtype] for name, (shape, dtype) in self.arrays().items()}
+        facts = {"n_step": self.n_step, "frame_stack": self.env.frame_stack, "prioritized": self.prioritized}
+        return {"blocks": self.blocks, "fresh": self.fresh, "arrays": arrays, **facts}
+
     @property
     def nbytes(self) -> int:
         """What a memory of this layout takes, with the sum tree of its priorities where it has them."""
@@ -126,6 +133,7 @@ class Blocks:
         self.span.fill(0)
         self.frames[-1] = 0
         self.generation = np.zeros(layout.blocks, np.int64)  # how often each block was begun
+        self._writes = np.zeros(layout.blocks, np.int64)  # how often each block was written to, by this process
         self._begun = 0
         self._writers: dict[Hashable, _Writer] = {}
         self._owner: list[Hashable] = [None] * layout.blocks  # whose writer is in the block
@@ -155,6 +163,7 @@ class Blocks:
 
     def _write(self, writer: _Writer, column: Column, begin: int, end: int) -> NDArray[np.int64]:
         """Rows begin..end of the column, which fit, at the cursor; returns the positions whose windows are complete now."""
+        self._writes[(writer.stop - 1) // self.layout.length] += 1
         here = slice(writer.cursor, writer.cursor + end - begin)
         frames = slice(here.start, here.stop + 1)
         self.frames[frames] = column.frames[begin : end + 1].reshape(end - begin + 1, -1)
@@ -183,6 +192,7 @@ class Blocks:
             base = self._recycle(changed)
             writer = _Writer(cursor=base + older, stop=base + self.layout.length)
         self._own(stream, writer)
+        self._writes[(writer.stop - 1) // self.layout.length] += 1
         self.frames[writer.cursor - older : writer.cursor] = context.reshape(older, self.frames.shape[1])
         self.age[writer.cursor] = older
         return writer
@@ -211,6 +221,7 @@ class Blocks:
         block = self._begun % self.layout.blocks
         self._begun += 1
         self.generation[block] += 1
+        self._writes[block] += 1
         base = block * self.layout.length
         span = self.span[base : base + self.layout.length]
         gone = np.flatnonzero(span)
@@ -220,6 +231,45 @@ class Blocks:
         self._writers.pop(self._owner[block], None)
         self._owner[block] = None
         return base
+
+    def segments(self) -> list[Segment]:
+        """The blocks that were ever begun, in stretches of about `SEGMENT_BYTES`."""
+        arrays = (self.frames, self.action, self.reward, self.terminated, self.age, self.span, self.error)
+        row = sum(array[:1].nbytes for array in arrays)
+        step, begun, length = (
+            max(1, SEGMENT_BYTES // (row * self.layout.length)),
+            self.used // self.layout.length,
+            self.layout.length,
+        )
+        stretches = [(first, min(first + step, begun)) for first in range(0, begun, step)]
+        return [
+            Segment(
+                key=f"{first}-{last}-{self._writes[first:last].sum()}",
+                parts=[array[first * length : last * length].reshape(-1).view(np.uint8).data for array in arrays],
+            )
+            for first, last in stretches
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """All but the segments. Plain values and arrays; streams must be plain."""
+        writers = [[stream, writer.cursor, writer.stop, writer.pending] for stream, writer in self._writers.items()]
+        facts = {"layout": self.layout.described(), "begun": self._begun, "ready": self.ready}
+        return facts | {"generation": self.generation.copy(), "writers": writers}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state_dict`; `segments` are then to be filled. `ResourceError` where the memory is of another layout."""
+        if state["layout"] != self.layout.described():
+            wanted, found = (
+                {name: value[name] for name in ("blocks", "fresh")} for value in (self.layout.described(), state["layout"])
+            )
+            fix = "resume with the replay settings of that run, or with checkpoint.replay=false to fill the memory anew"
+            raise ResourceError("the checkpoint's replay memory is of another layout", found=found, wanted=wanted, fix=fix)
+        self._begun, self.ready = state["begun"], state["ready"]
+        self.generation[:] = state["generation"]
+        self._writers.clear()
+        self._owner = [None] * self.layout.blocks
+        for stream, cursor, stop, pending in state["writers"]:
+            self._own(stream, _Writer(cursor=cursor, stop=stop, pending=pending))
 
 
 def ages(start: NDArray[np.bool_], first: int, most: int) -> NDArray[np.int64]:

@@ -5,6 +5,8 @@ Knows no queue and no clock. Inserts come when they come; whoever trains asks wh
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from common.errors import ConfigError
 from common.units import EnvSteps
 
@@ -57,3 +59,15 @@ class Governor:
     def drew(self, minibatches: int = 1) -> None:
         """Count minibatches that were drawn."""
         self.minibatches += minibatches
+
+    def state_dict(self) -> dict[str, float]:
+        """Counts, and the settings that they were made by. JSON values."""
+        settings = {"samples_per_insert": self.samples_per_insert, "batch": self.batch, "warm_up": self.warm_up}
+        return settings | {"env_steps": self.env_steps, "minibatches": self.minibatches}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Inverse of `state_dict`. By other settings nothing is owed for what was inserted before."""
+        self.env_steps, self.minibatches = int(state["env_steps"]), int(state["minibatches"])
+        if self.state_dict() != state:
+            self.minibatches = 0
+            self.minibatches = self.owed

@@ -6,7 +6,7 @@ Frames are stored once (`blocks`); windows and stacks are formed when they are s
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from common.errors import ConfigError, InternalError
 from common.replay.blocks import Blocks, Layout
 from common.replay.columns import columns
 from common.replay.prioritized import Draw, Prioritized, PrioritySettings, draw_uniform
+from common.replay.segments import Segment
 from common.units import EnvSteps, Sequence
 from common.wire.messages import Arrays
 
@@ -164,6 +165,23 @@ class Replay:
         generation, slot = np.divmod(index, self.layout.positions)
         there = generation == self._blocks.generation[slot // self.layout.length]
         self._prioritized.update(slot[there], error[there])
+
+    def segments(self) -> list[Segment]:
+        """What was inserted, for a checkpoint to write, or to fill after `load_state_dict`."""
+        return self._blocks.segments()
+
+    def state_dict(self) -> dict[str, Any]:
+        """All but the segments: where each stream goes on, and the priorities. Plain values and arrays."""
+        state = self._blocks.state_dict()
+        state["seq"] = [[stream, seq] for stream, seq in self._seq.items()]
+        return state if self._prioritized is None else state | {"priorities": self._prioritized.state_dict(self._blocks.used)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state_dict`; the caller then fills the `segments`. `ResourceError` for a memory of another layout."""
+        self._blocks.load_state_dict(state)
+        self._seq = dict(state["seq"])
+        if self._prioritized is not None:
+            self._prioritized.load_state_dict(state["priorities"])
 
     def _enter(self, prioritized: Prioritized, changed: NDArray[np.int64]) -> None:
         there = self._blocks.span[changed] > 0

@@ -5,7 +5,8 @@ A slot is a place in the memory; only slots that were entered are drawn. Sources
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +63,16 @@ class Prioritized:
         slots = self._tree.draw(number, rng)
         weight = (entered / self._tree.total * self._tree.get(slots)) ** -beta
         return Draw(slots, (weight / weight.max()).astype(np.float32))
+
+    def state_dict(self, slots: int) -> dict[str, Any]:
+        """Priorities of the first `slots`, behind which nothing was ever entered, and the largest so far."""
+        return {"priority": self._tree.get(np.arange(slots)), "largest": self._largest}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state_dict`, for a tree in which nothing was entered."""
+        priority = state["priority"]
+        self._tree.set(np.arange(len(priority)), priority)
+        self._largest = state["largest"]
 
     def _priority(self, error: NDArray[np.float32]) -> NDArray[np.float64]:
         return (np.abs(error, dtype=np.float64) + self._settings.epsilon) ** self._settings.alpha

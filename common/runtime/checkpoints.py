@@ -2,7 +2,8 @@
 
 It is built in a `.partial-` directory beside, fsynced, and renamed into place; what is to go is renamed out of place before
 it is removed. So a kill at any moment leaves whole checkpoints, plus at most a `.partial-` that the next save sweeps away.
-Whether one is good is decided by its own hashes when it is read. One process writes, any may read.
+Whether one is good is decided by its own hashes when it is read. One process writes, any may read. The replay memory, where
+checkpoints hold it, lies in files that they share (`segments`): those of a checkpoint are there before it is, and go after it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
 
 from common.errors import ResourceError
+from common.replay.segments import Segment
 from common.runtime.disk import DISK, Disk
+from common.runtime.segments import SegmentFile, SegmentFiles, damage
 from common.runtime.state_tree import flatten, restore
 from common.units import EnvSteps, Seconds, Version
 
@@ -43,6 +46,9 @@ class Checkpoint:
     architecture: str  # fingerprint of the network; a checkpoint of another one does not fit
     counters: Mapping[str, Any]
     state: Mapping[str, Any]
+    replay: Mapping[str, Any] | None = None  # of the replay memory, but for its segments; None: not in this checkpoint
+    segments: Sequence[Segment] = ()  # to be written
+    files: Sequence[SegmentFile] = ()  # that were written, of one that was read
 
 
 class _Manifest(BaseModel):
@@ -56,36 +62,36 @@ class _Manifest(BaseModel):
     saved_unix_seconds: Seconds
     tensors_bytes: int
     tensors_sha256: str
-    content: Any  # structure of {"counters", "state"}, see `state_tree`
+    content: Any  # structure of {"counters", "state"} and, where it is there, "replay", see `state_tree`
+    segments: list[SegmentFile] = []
 
 
 class _BadCheckpointError(Exception):
     """Why one checkpoint cannot be used; `load_newest` turns to the next older."""
 
 
-def save(folder: Path, checkpoint: Checkpoint, *, keep: int, disk: Disk = DISK, clock: Callable[[], float] = time.time) -> Path:
+def save(
+    folder: Path,
+    checkpoint: Checkpoint,
+    *,
+    keep: int,
+    segment_files: SegmentFiles | None = None,
+    disk: Disk = DISK,
+    clock: Callable[[], float] = time.time,
+) -> Path:
     """Write `checkpoint` durably and return its directory; afterwards the `keep` newest up to its version remain.
 
-    Later versions, from before a resume that could not use them, go. Raises `ResourceError`, with the older checkpoints
-    untouched, where the disk refuses.
+    Later versions, from before a resume that could not use them, go. `segment_files` of the same folder know which segments are
+    there from the last time. Raises `ResourceError`, with the older checkpoints untouched, where the disk refuses.
     """
-    structure, tensors = flatten({"counters": checkpoint.counters, "state": checkpoint.state})
-    data = safetensors.torch.save(tensors)
-    manifest = _Manifest(
-        run_id=checkpoint.run_id,
-        version=checkpoint.version,
-        env_steps=checkpoint.env_steps,
-        architecture=checkpoint.architecture,
-        saved_unix_seconds=float(clock()),
-        tensors_bytes=len(data),
-        tensors_sha256=hashlib.sha256(data).hexdigest(),
-        content=structure,
-    )
+    store = segment_files or SegmentFiles(folder)
     place = folder / f"checkpoint-{checkpoint.version:012d}"
     partial = folder / f".partial-{place.name}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _sweep(folder, disk)
+        files = store.write(checkpoint.segments, disk) if checkpoint.segments else []
+        manifest, data = _described(checkpoint, files, clock())
         partial.mkdir()
         for name, content in ((TENSORS, data), (MANIFEST, _sealed(manifest))):
             disk.write(partial / name, content)
@@ -94,9 +100,11 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int, disk: Disk = DISK, 
         _put(partial, place, disk)
         disk.fsync(folder)
         _prune(folder, newest=checkpoint.version, keep=keep, disk=disk)
+        store.remove_others(_named(folder), disk)
     except OSError as error:
         with suppress(OSError):
             _sweep(folder, DISK)
+            store.remove_others(_named(folder))
         raise ResourceError(
             "checkpoint save did not finish",
             found=f"{error.strerror} at {place}",
@@ -131,6 +139,34 @@ def load_newest(folder: Path, *, architecture: str, warn: Callable[[str], None])
     return None
 
 
+def _described(checkpoint: Checkpoint, files: list[SegmentFile], now: Seconds) -> tuple[_Manifest, bytes]:
+    """The manifest, and the content of the tensors' file."""
+    content = {"counters": checkpoint.counters, "state": checkpoint.state}
+    structure, tensors = flatten(content if checkpoint.replay is None else content | {"replay": checkpoint.replay})
+    data = safetensors.torch.save(tensors)
+    manifest = _Manifest(
+        run_id=checkpoint.run_id,
+        version=checkpoint.version,
+        env_steps=checkpoint.env_steps,
+        architecture=checkpoint.architecture,
+        saved_unix_seconds=float(now),
+        tensors_bytes=len(data),
+        tensors_sha256=hashlib.sha256(data).hexdigest(),
+        content=structure,
+        segments=files,
+    )
+    return manifest, data
+
+
+def _named(folder: Path) -> set[str]:
+    """Segments that belong to any checkpoint; one whose manifest is damaged cannot be used, and holds none."""
+    names: set[str] = set()
+    for place in _places(folder):
+        with suppress(OSError, _BadCheckpointError):
+            names.update(file.name for file in _unsealed((place / MANIFEST).read_bytes()).segments)
+    return names
+
+
 def _read(place: Path) -> Checkpoint:
     try:
         sealed, data = (place / MANIFEST).read_bytes(), (place / TENSORS).read_bytes()
@@ -142,6 +178,8 @@ def _read(place: Path) -> Checkpoint:
     found = hashlib.sha256(data).hexdigest()
     if found != manifest.tensors_sha256:
         raise _BadCheckpointError(f"{TENSORS} has hash {found[:16]}, wanted {manifest.tensors_sha256[:16]}")
+    if bad := next(filter(None, (damage(place.parent, file) for file in manifest.segments)), ""):
+        raise _BadCheckpointError(bad)
     try:
         content = restore(manifest.content, safetensors.torch.load(data))
         return Checkpoint(
@@ -151,6 +189,8 @@ def _read(place: Path) -> Checkpoint:
             architecture=manifest.architecture,
             counters=content["counters"],
             state=content["state"],
+            replay=content.get("replay"),
+            files=tuple(manifest.segments),
         )
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise _BadCheckpointError(f"content does not fit together: {error!r}") from error
@@ -159,6 +199,8 @@ def _read(place: Path) -> Checkpoint:
 def _sealed(manifest: _Manifest) -> bytes:
     """The manifest beside a hash of itself. There is one way to write it, so that a reader can ask for these very bytes."""
     body = manifest.model_dump()
+    if not manifest.segments:  # as before there were any
+        del body["segments"]
     digest = hashlib.sha256(json.dumps(body, allow_nan=False).encode()).hexdigest()
     return json.dumps({"sha256": digest, "manifest": body}, indent=1, allow_nan=False).encode()
 

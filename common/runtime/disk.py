@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 
-def _write(path: Path, data: bytes) -> None:
-    path.write_bytes(data)
+def _write(path: Path, *parts: bytes | memoryview) -> None:
+    with path.open("wb") as file:
+        for part in parts:
+            file.write(part)
 
 
 def _fsync(path: Path) -> None:
@@ -28,17 +30,20 @@ def _rename(source: Path, target: Path) -> None:
 
 
 def _remove_tree(path: Path) -> None:
-    shutil.rmtree(path)
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disk:
     """All raise `OSError`. A rename within one file system is atomic; it is durable once the directory is fsynced."""
 
-    write: Callable[[Path, bytes], None] = _write
+    write: Callable[..., None] = _write  # (path, *parts)
     fsync: Callable[[Path], None] = _fsync
     rename: Callable[[Path, Path], None] = _rename
-    remove_tree: Callable[[Path], None] = _remove_tree
+    remove_tree: Callable[[Path], None] = _remove_tree  # or a file
 
 
 DISK = Disk()

@@ -1,7 +1,7 @@
 """Nested training state to named tensors plus a JSON structure, and back bit for bit. Knows no files, and no pickle.
 
 In the structure every container is a one-key object that names its kind, so that `{0: ...}`, `{"0": ...}`, lists and tuples
-come back as what they were; a tensor stands as its name.
+come back as what they were; a tensor or a numpy array stands as its name.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from common.errors import InternalError
@@ -28,6 +29,8 @@ def _packed(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
                 name += "+"
             tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
             return {"tensor": name}
+        case np.ndarray():
+            return {"array": _packed(torch.from_numpy(np.array(value)), name, tensors)["tensor"]}
         case Mapping():
             if wrong := [key for key in value if type(key) not in (str, int)]:
                 raise InternalError(f"state key under {name!r}", found=wrong[0], wanted="text or int")
@@ -50,6 +53,8 @@ def restore(structure: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     match kind:
         case "tensor":
             return tensors[content]
+        case "array":
+            return tensors[content].numpy()
         case "mapping":
             return {key: restore(item, tensors) for key, item in content}
         case "list":

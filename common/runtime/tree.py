@@ -18,6 +18,7 @@ from common import extensions
 from common.algorithms.settings import AlgorithmSettings
 from common.algorithms.settings.base import AlgorithmSection, Scale
 from common.algorithms.settings.ppo import PPOSettings
+from common.algorithms.settings.replay import ReplaySection
 from common.envs.spec import EnvSettings
 from common.errors import ConfigError
 from common.models.spec import ModelSettings, Precision
@@ -122,6 +123,11 @@ class CheckpointSettings(Section):
 
     every_seconds: float = Field(default=60.0, gt=0, description="time between checkpoints; at most this much training is lost")
     keep: int = Field(default=3, ge=1, le=1000, description="newest checkpoints kept; older ones are removed")
+    replay: bool = Field(
+        default=False,
+        description="whether checkpoints hold the replay memory, so that a resumed run does not fill it anew; it takes as much "
+        "of the disk as of the memory, and each checkpoint writes what is new since the last",
+    )
 
 
 class PeerSettings(Section):
@@ -267,6 +273,8 @@ def _conflicts(settings: Settings) -> Iterator[str]:
         yield f"actor.count: found {actor.count}, wanted at most {learner.max_actors} = learner.max_actors: more would be refused"
     if scale.batch_env_steps > scale.env_steps:
         yield f"target.env_steps: found {scale.env_steps}, wanted at least {scale.batch_words}: one update trains on that many"
+    if settings.checkpoint.replay and not isinstance(settings.algorithm, ReplaySection):
+        yield f"checkpoint.replay: found true, wanted false: {settings.algorithm.name} has no replay memory"
     if settings.lockstep:
         yield from _lockstep_conflicts(settings)
 

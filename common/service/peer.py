@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import version
 from typing import Protocol
 
@@ -57,12 +56,21 @@ class Peer:
     """A peer that was welcomed: what its loop is built from."""
 
     invocation: Invocation
+    role: str
     link: Link
     run: RunConfig
-    index: int  # of this peer among those of its role
-    seed: Callable[[Purpose], int]  # of one of this incarnation's random streams
     shutdown: Shutdown
     health: Health
+
+    @property
+    def welcome(self) -> Welcome:
+        """The newest."""
+        assert self.link.welcome is not None
+        return self.link.welcome
+
+    def seed(self, purpose: Purpose) -> int:
+        """Seed of one of the random streams of the place that the newest Welcome gives."""
+        return derive(self.run.seed, purpose, role=self.role, index=self.welcome.index, generation=self.welcome.generation)
 
     def policy(self, environment: VectorEnvironment, *, precision: Precision, training: bool) -> Policy:
         """The run's policy for the environment built here, `training` or to be judged.
@@ -78,7 +86,7 @@ class Peer:
             env=environment.spec,
             precision=precision,
             seed=self.seed("policy"),
-            place=Place(index=self.index, peers=self.run.actors, num_envs=environment.num_envs, training=training),
+            place=Place(index=self.welcome.index, peers=self.run.actors, num_envs=environment.num_envs, training=training),
         )
         self.link.layout = policy.layout
         return policy
@@ -153,10 +161,7 @@ def _serve(role: str, invocation: Invocation, *, niceness: int, metrics: Service
         reason = link.drain.reason if link.drain else shutdown.reason
         if welcome is not None:
             run = read_run(welcome.config, role=role, settings=settings)
-            seed = partial(derive, run.seed, role=role, index=welcome.index, generation=welcome.generation)
-            peer = Peer(
-                invocation=invocation, link=link, run=run, index=welcome.index, seed=seed, shutdown=shutdown, health=health
-            )
+            peer = Peer(invocation=invocation, role=role, link=link, run=run, shutdown=shutdown, health=health)
             health.tick(doing="builds its environments", within=BUILD_SECONDS)
             loop = build(peer)
             health.ready(unless=lambda: "" if link.joined or link.drain else f"no learner at {own.learner}")

@@ -89,6 +89,7 @@ class ActorSide:
         self._spoke_at: Seconds = 0.0
         self._was_welcome = False
         self._final = ""  # code of the last refusal, if it was one for good
+        self._welcomed_as = -1  # incarnation that the last Welcome reached
 
     @property
     def unacknowledged(self) -> int:
@@ -146,6 +147,7 @@ class ActorSide:
             resend_from=first.seq if first else self._next_seq,
             settled=first.shipped - first.env_steps if first else self._shipped,
             produced=self._produced,
+            welcomed=self._welcomed_as == self.identity.incarnation,
         )
         return self._speak(hello, now)
 
@@ -187,7 +189,7 @@ class ActorSide:
         self._window(welcome.credits)
         self.version, self._heartbeat = welcome.version, welcome.heartbeat_seconds
         self.reconnects += self._was_welcome
-        self._was_welcome = True
+        self._was_welcome, self._welcomed_as = True, self.identity.incarnation
         out: list[e.Instruction] = [e.Greeted(welcome=welcome, run=run)]
         for kept in self._resent():
             out += self._speak(kept, now)

@@ -9,13 +9,14 @@ import numpy as np
 
 from common.errors import DropReason, PeerError
 from common.session import events as e
+from common.session.actor_states import State
 from common.session.events import RefusalCode, Route
 from common.session.peer import Peer
 from common.session.roster import Terms
 from common.units import Seconds, Version
 from common.wire.arrays import check_numbers, check_schema
 from common.wire.limits import INCARNATION_MAX, OBSERVATION_MAX, REWARD_MAX
-from common.wire.messages import MODES, ROLES, ArraySpec, Evaluation, Experience, Hello, Refusal, Welcome
+from common.wire.messages import ACTOR_STATE, MODES, ROLES, ArraySpec, Evaluation, Experience, Hello, Refusal, Welcome
 
 
 class Objection(NamedTuple):
@@ -137,12 +138,17 @@ def _check_version(version: Version, newest: Version) -> None:
         raise PeerError(DropReason.VERSION, "policy version that was never published", found=version, wanted=f"at most {newest}")
 
 
-def welcome(peer: Peer, terms: Terms, *, window: int, version: Version) -> Welcome:
-    """The answer to the Hello of a peer that may come in."""
+def welcome(peer: Peer, terms: Terms, *, window: int, version: Version, state: State | None) -> Welcome:
+    """The answer to the Hello of a peer that may come in, with the `state` from which an actor goes on in lockstep.
+
+    There, one whose place has no state yet begins as the first that held it.
+    """
     actor = peer.role == "actor"
+    begins = terms.lockstep and actor and state is None
     return Welcome(
+        arrays={} if state is None or not state.size else {ACTOR_STATE: state},
         index=peer.index,
-        generation=peer.generation,
+        generation=0 if begins else peer.generation,
         config=terms.config,
         env_signature=terms.env_signature,
         schema=terms.schema if actor else (),

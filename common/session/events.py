@@ -178,7 +178,7 @@ class Admit:
 
     peer: PeerKey
     index: int  # the sender's place among the actors
-    generation: int  # incarnations that held this place before it
+    continues: bool  # in lockstep: whether it began bit for bit where its place had stopped
     experience: Experience
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from common.errors import DropReason, InternalError, PeerError
 from common.session import events as e
+from common.session.actor_states import ActorStates
 from common.session.admission import (
     Objection,
     check_evaluation,
@@ -34,6 +35,7 @@ from common.session.peer import EpisodeCheck, Peer
 from common.session.roster import Roster, Terms
 from common.units import EnvSteps, Seconds, Sequence, Version
 from common.wire.messages import (
+    ACTOR_STATE,
     Credit,
     Drain,
     Envelope,
@@ -79,6 +81,7 @@ class LearnerSide:
         self.reconnects = 0
         self.evictions = 0
         self._roster = Roster(terms)
+        self._actor_states = ActorStates()
         self._routes: dict[Route, Peer] = {}
         self._drain: tuple[str, Seconds] | None = None  # why the run ends, and by when
 
@@ -121,12 +124,17 @@ class LearnerSide:
     # --- resuming ---
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed learner must know: the ledger of what is settled, and how far each actor got. JSON values."""
-        return {"ledger": self.ledger.as_dict(), "roster": self._roster.state_dict()}
+        """What a resumed learner must know: the ledger of what is settled, how far each actor got, and in lockstep their states.
+
+        JSON values and arrays.
+        """
+        states = self._actor_states.state_dict()
+        return {"ledger": self.ledger.as_dict(), "roster": self._roster.state_dict(), "actor_states": states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint: its peers count as away until they greet; what left closed accounts is rolled back."""
         self._roster.load_state_dict(state["roster"])
+        self._actor_states.load_state_dict(state.get("actor_states", {}))
         self.ledger = Ledger.restored(state["ledger"], sum(peer.account.in_flight for peer in self._roster))
 
     # --- events ---
@@ -221,6 +229,8 @@ class LearnerSide:
         else:
             notes = self._make_place(hello, known, now)
             peer = self._roster.join(PeerKey(name=hello.peer, incarnation=hello.incarnation), hello.role)
+        if self.terms.lockstep and peer.role == "actor" and hello.welcomed and not peer.greeted:
+            return [*notes, *self._rolled_back(route, peer, hello)]
         again, peer.greeted = peer.greeted, True
         peer.public_key, peer.challenger = public_key, None
         self.reconnects += again
@@ -237,8 +247,18 @@ class LearnerSide:
         self._owe_credit_to_all()
         fields = {"peer": peer.key.name, "role": peer.role, "index": peer.index, "again": again}
         note = e.Note(event="peer_welcome", fields=fields | {"software": sentence(hello.software)})
-        answer = welcome(peer, self.terms, window=self.window, version=self.version)
+        state = self._actor_states.newest(peer.index) if self.terms.lockstep and peer.role == "actor" else None
+        peer.continues = peer.continues if again else state is None or state.size > 0
+        answer = welcome(peer, self.terms, window=self._window(peer), version=self.version, state=state)
         return [e.Send(route=route, message=answer), *notes, note, *out, *self._drained(peer, now)]
+
+    def _rolled_back(self, route: Route, peer: Peer, hello: Hello) -> list[e.Instruction]:
+        """In lockstep an incarnation belongs to one learner process: what it made for an earlier one is of no use to this one."""
+        self.ledger.report(peer.account, hello.produced)
+        self._close(peer, DropReason.ROLLED_BACK)
+        sentence = "in lockstep an actor goes on from the state of a resumed learner; greet as a new incarnation"
+        incarnation = self._roster.name_incarnation(hello.peer)
+        return refusal(route, RefusalCode.FORGOTTEN, sentence, retry=True, incarnation=incarnation)
 
     def _objection(self, hello: Hello, public_key: str, known: Peer | None) -> Objection | None:
         others = sum(peer.role == hello.role and peer.key.name != hello.peer for peer in self._routes.values())
@@ -280,7 +300,21 @@ class LearnerSide:
         peer.bad_messages = 0
         peer.waiting[message.seq] = message.env_steps
         self.ledger.queued += message.env_steps
-        return [*out, e.Admit(peer=peer.key, index=peer.index, generation=peer.generation, experience=message)]
+        if ACTOR_STATE in message.arrays:
+            out += self._state_admitted(peer, message)
+        return [*out, e.Admit(peer=peer.key, index=peer.index, continues=peer.continues, experience=message)]
+
+    def _state_admitted(self, peer: Peer, message: Experience) -> list[e.Instruction]:
+        """In lockstep: keep the state from which the place goes on. One that is empty is noted when it first comes."""
+        before, state = self._actor_states.newest(peer.index), message.arrays[ACTOR_STATE]
+        self._actor_states.admitted(peer.index, peer.key, message.seq, state)
+        if state.size:
+            return []
+        if before is None:
+            fields = {"peer": peer.key.name, "consequence": "a restart of it or of the learner breaks lockstep; its log says why"}
+            return [e.Note(event="actor_state_unreadable", fields=fields, warning=True)]
+        peer.continues = peer.continues and not before.size  # it could not go on from the state that it was given
+        return []
 
     def _admissible(self, peer: Peer, message: Experience) -> Experience:
         """The message as it enters the queue; raises `PeerError` where it must not."""
@@ -347,6 +381,8 @@ class LearnerSide:
             peer = self._roster[key]
             peer.taken[seq] = peer.waiting.pop(seq)
             peer.credit_due = True
+            if peer.gone:
+                self._owe_credit_to_all()  # in lockstep the incarnation that took its place has waited for this credit
         return []
 
     def _settled(self, items: tuple[tuple[PeerKey, Sequence], ...], reason: str | None) -> list[e.Instruction]:
@@ -354,6 +390,7 @@ class LearnerSide:
             peer = self._roster[key]
             env_steps = peer.taken.pop(seq)
             peer.settle(seq, env_steps)
+            self._actor_states.settled(key, seq, trained=reason is None)
             self.ledger.queued -= env_steps
             if reason is None:
                 self.ledger.trained += env_steps
@@ -422,18 +459,27 @@ class LearnerSide:
             peer.route = None
             self._owe_credit_to_all()
 
-    def _close(self, peer: Peer) -> None:
+    def _close(self, peer: Peer, reason: DropReason = DropReason.PEER_LOST) -> None:
         """Close the account: what is still in flight will never be accepted."""
         self._away(peer)
         peer.gone = True
         lost = peer.account.in_flight
         self.ledger.receive(peer.account, lost)
-        self.ledger.drop(DropReason.PEER_LOST, lost)
+        self.ledger.drop(reason, lost)
 
     def _ended(self) -> list[e.Instruction]:
         for peer in self._roster:
             self._close(peer)
         return []
+
+    def _window(self, peer: Peer) -> int:
+        """Credits of this peer. In lockstep waiting messages of earlier incarnations hold those of their place."""
+        if peer.role != "actor":
+            return 0
+        if not self.terms.lockstep:
+            return self.window
+        others = [other for other in self._roster if other is not peer and (other.role, other.index) == ("actor", peer.index)]
+        return max(0, self.window - sum(len(other.waiting) for other in others))
 
     def _owe_credit_to_all(self) -> None:
         """The window depends on how many actors there are."""
@@ -453,13 +499,11 @@ class LearnerSide:
 
     def _credits(self, now: Seconds) -> list[e.Instruction]:
         out: list[e.Instruction] = []
-        window = self.window
         for route, peer in self._routes.items():  # who is away learns from the acknowledgement after its next greeting
             if peer.credit_due:
                 rejects, peer.rejects = tuple(peer.rejects[-REJECTS:]), []
                 peer.credit_due, peer.spoke_at = False, now
-                granted = window if peer.role == "actor" else 0
-                credit = Credit(acked=peer.acked, credits=granted, version=self.version, rejects=rejects)
+                credit = Credit(acked=peer.acked, credits=self._window(peer), version=self.version, rejects=rejects)
                 out.append(e.Send(route=route, message=credit))
         return out
 

@@ -36,6 +36,7 @@ class Peer:
     rejects: list[Reject] = field(default_factory=list)  # refused, and the peer not told yet
     credit_due: bool = False
     ahead: dict[Sequence, EnvSteps] = field(default_factory=dict)  # met their end (refused, settled) before a lower number
+    continues: bool = True  # in lockstep: whether it goes on bit for bit where its place stopped
     greeted: bool = False  # in this learner's life: not yet, if known from a checkpoint
     route: Route | None = None  # None: away
     gone: bool = False  # said Goodbye, was superseded or given up: its account is closed

@@ -31,6 +31,7 @@ class Link:
         self.session = session
         self.welcome: Welcome | None = None
         self.layout = ""  # of the parameters the policy takes; set once there is one, then every snapshot must have it
+        self.new_incarnation = False  # begun since the first Welcome; whoever begins anew with it resets this
         self.drain: Drain | None = None
         self.sent: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
@@ -105,6 +106,11 @@ class Link:
             return False
         silence = self.session.SILENCE_HEARTBEATS * self.welcome.heartbeat_seconds
         return self.session.state is State.WELCOME or self._clock() - self._joined_at <= silence
+
+    @property
+    def welcomed(self) -> bool:
+        """Whether `welcome` is the answer to this very incarnation, and the learner was not lost since."""
+        return self.session.state is State.WELCOME
 
     @property
     def may_offer(self) -> bool:
@@ -182,6 +188,7 @@ class Link:
             case e.Refused():
                 self._refused(instruction)
             case e.Reborn():
+                self.new_incarnation = self.welcome is not None
                 self._count_from, self._dropped_from = self._produced, Counter(self._dropped)
             case e.Rejected(reject=reject):
                 fields = {"seq": reject.seq, "reason": reject.reason, "detail": reject.detail}

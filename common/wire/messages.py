@@ -32,6 +32,9 @@ PEER_NAME_WANTED: Final = f"1 to {PEER_NAME_BYTES} of A-Z a-z 0-9 _ . : - with n
 Arrays: TypeAlias = Mapping[str, np.ndarray]
 NO_ARRAYS: Arrays = MappingProxyType({})
 
+ACTOR_STATE: Final = "actor_state"
+"""Array uint8 [N] of experience and Welcome in lockstep: the state from which the next rollout begins, opaque to the learner."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArraySpec:
@@ -80,6 +83,7 @@ class Hello(Message):
     resend_from: Sequence  # lowest number the peer may still send; all below were acknowledged or given up
     settled: EnvSteps  # env steps of all experience messages below `resend_from`
     produced: EnvSteps  # env steps stepped by this incarnation so far
+    welcomed: bool = False  # whether a Welcome has reached this incarnation
 
     def __post_init__(self) -> None:
         """Raise `DecodeError` where `peer` is no `PEER_NAME`."""
@@ -89,7 +93,10 @@ class Hello(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome(Message):
-    """Learner → peer: the answer to a Hello; all that a peer needs to know about the run."""
+    """Learner → peer: the answer to a Hello; all that a peer needs to know about the run.
+
+    In lockstep it has the array `actor_state` where the place of an actor was held before: the incarnation goes on from there.
+    """
 
     tag: ClassVar[str] = "welcome"
     index: Count  # number of the peer within its role, from 0; with `generation` it picks the peer's random streams

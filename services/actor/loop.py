@@ -12,15 +12,13 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from common.algorithms.api import Policy
-from common.envs.make import VectorEnvironment
 from common.errors import DropReason
 from common.models.snapshot import to_tensor
 from common.runtime.metrics import Phases
 from common.transport.link import Link
 from common.units import EnvSteps, Seconds, Version
-from common.wire.messages import Arrays, Experience
-from services.actor.rollout import Rollout
+from common.wire.messages import ACTOR_STATE, Arrays, Experience, Snapshot
+from services.actor.setup import Setup
 
 WAIT_SECONDS: Seconds = 0.05
 EPISODES_KEPT = 100
@@ -33,17 +31,17 @@ class Actor:
         self,
         *,
         link: Link,
-        environment: VectorEnvironment,
-        policy: Policy,
-        rollout: Rollout,
+        setup: Setup,
+        restart: Callable[[], Setup] | None = None,
         ships: type[Experience],
         phases: Phases,
         stopping: Callable[[], bool],
         alive: Callable[[], None],
         observe_lag: Callable[[int], None],
     ) -> None:
-        """`rollout` begins with a reset of `environment`; `ships` is the message that carries what the policy makes of it.
+        """`ships` is the message that carries what the policy makes of a rollout.
 
+        `restart`, given in lockstep, builds what a new incarnation goes on with. Each message then carries the state after it.
         `alive` is told at every wait and env step that the loop turns; `observe_lag` the policy lag of each rollout sent.
         """
         self.env_steps: EnvSteps = 0  # stepped by this process
@@ -52,13 +50,13 @@ class Actor:
         self.version: Version = -1
         self.returns: deque[float] = deque(maxlen=EPISODES_KEPT)
         self._link = link
-        self._environment = environment
-        self._policy = policy
+        self._setup = setup
+        self._restart = restart
+        self._snapshot: Snapshot | None = None  # the one that acts
         self._phases = phases
         self._stopping = stopping
         self._alive = alive
         self._observe_lag = observe_lag
-        self._rollout = rollout
         self._ships = ships
 
     def run(self) -> str:
@@ -67,9 +65,8 @@ class Actor:
         while self._ready():
             self._phases.enter("snapshot")
             self._load_newest()
-            if not self._collect():
-                break
-            self._send()
+            if self._collect():
+                self._send()
         self._phases.stop()
         return self._link.drain.reason if self._link.drain else "stopped"
 
@@ -78,7 +75,9 @@ class Actor:
         self._phases.enter("credit_wait")
         self._link.service()
         while not self._over():
-            if self._link.may_offer and (self.version >= 0 or self._load_newest()):
+            if self._restart and self._link.new_incarnation:
+                self._begin_again(self._restart)
+            elif self._link.may_offer and self._has_policy():
                 return True
             self._alive()
             self._link.service(WAIT_SECONDS)
@@ -87,40 +86,66 @@ class Actor:
     def _over(self) -> bool:
         return self._stopping() or self._link.drain is not None
 
+    def _has_policy(self) -> bool:
+        """Whether there is a policy to act by: any, or in lockstep the newest of the learner, which is awaited."""
+        if self._restart is None:
+            return self.version >= 0 or self._load_newest()
+        self._load_newest()
+        return self.version >= 0 and self.version == self._link.session.version
+
     def _load_newest(self) -> bool:
         snapshot = self._link.take_snapshot()
         if snapshot is not None:
-            self._policy.load(snapshot.version, to_tensor(snapshot.arrays["parameters"]), env_steps=snapshot.env_steps)
-            self.version = snapshot.version
+            self._load(snapshot)
         return snapshot is not None
 
+    def _load(self, snapshot: Snapshot) -> None:
+        self._setup.policy.load(snapshot.version, to_tensor(snapshot.arrays["parameters"]), env_steps=snapshot.env_steps)
+        self.version = snapshot.version
+        if self._restart:
+            self._snapshot = snapshot
+
+    def _begin_again(self, restart: Callable[[], Setup]) -> None:
+        """Go on from the state in the newest Welcome; a policy that is loaded stays."""
+        if not self._link.welcomed:
+            return
+        self._link.new_incarnation = False
+        self._setup.environment.close()
+        self._setup = restart()
+        if self._snapshot is not None:
+            self._load(self._snapshot)
+
     def _collect(self) -> bool:
-        """Record one rollout; False, and what was recorded dropped, when it is time to stop."""
-        rollout = self._rollout
+        """Record one rollout; False, and what was recorded dropped, when it is time to stop or to begin a new incarnation."""
+        setup, rollout = self._setup, self._setup.rollout
         before = self.env_steps
         for t in range(rollout.length):
             self._phases.enter("act")
-            acted = {name: value.numpy() for name, value in self._policy.act(torch.from_numpy(rollout.observation(t))).items()}
+            acted = {name: value.numpy() for name, value in setup.policy.act(torch.from_numpy(rollout.observation(t))).items()}
             action = acted.pop("action")
             self._phases.enter("env")
-            transition = self._environment.step(action)
+            transition = setup.environment.step(action)
             rollout.record(t, action, acted, transition)
             self.env_steps = before + rollout.env_steps
             self._phases.enter("snapshot")
             self._link.service()
             self._alive()
-            if self._over():
-                self.dropped[DropReason.UNFINISHED] += rollout.env_steps
+            again = self._restart is not None and self._link.new_incarnation
+            if again or self._over():
+                self.dropped[DropReason.ROLLED_BACK if again else DropReason.UNFINISHED] += rollout.env_steps
                 self._link.count(self.env_steps, self.dropped)
                 return False
         return True
 
     def _send(self) -> None:
         self._phases.enter("experience")
-        rollout, env_steps = self._rollout.finish(), self._rollout.env_steps
-        self._rollout.begin_next()
+        setup = self._setup
+        rollout, env_steps = setup.rollout.finish(), setup.rollout.env_steps
+        setup.rollout.begin_next()
         self._count_episodes(rollout)
-        arrays = self._policy.experience(rollout)
+        arrays = setup.policy.experience(rollout)
+        if self._restart:
+            arrays = {**arrays, ACTOR_STATE: setup.state()}
         self._phases.enter("encode")
         self._link.count(self.env_steps, self.dropped)
         self._observe_lag(max(0, self._link.session.version - self.version))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from common.envs.stacking import Frames, context, stack
+from common.envs.state import check_like
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -79,6 +80,19 @@ class Rollout:
         before = context(frames, start)
         self._begin(frames[-1], start[-1])
         self._frames[: self._size - 1] = before
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """What a rollout without a row begins with: its observations, those they are stacked on, and the episodes under way."""
+        start, frames = self._start[0].copy(), self._frames[: self._size].copy()
+        return {"frames": frames, "start": start, "returns": self._returns.copy(), "lengths": self._lengths.copy()}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Inverse of `state_dict`. Raises `StateError`, and changes nothing, for arrays of another dtype or shape."""
+        for name, current in self.state_dict().items():
+            check_like(f"state of the rollout: {name}", saved.get(name), current)
+        self._begin(saved["frames"][-1], saved["start"])
+        self._frames[: self._size - 1] = saved["frames"][:-1]
+        self._returns[:], self._lengths[:] = saved["returns"], saved["lengths"]
 
     def _begin(self, first: Frames, start: NDArray[np.bool_]) -> None:
         fixed = [spec for spec in self._specs.values() if -1 not in spec.shape]

@@ -24,6 +24,7 @@ from common.runtime.health import Health
 from common.runtime.http import HttpServer
 from common.runtime.run_directory import held
 from common.runtime.seeds import derive
+from common.runtime.segments import SegmentFiles
 from common.runtime.shutdown import Shutdown, on_signals
 from common.runtime.tree import Settings
 from common.transport.curve import LearnerKeys
@@ -75,7 +76,8 @@ def _serve(words: list[str]) -> int:
     ):
         directory = open_directory(invocation, words)
         until_the_end.enter_context(held(directory, inherited=invocation.run_lock))
-        record, session = open_state(invocation, directory, algorithm=algorithm, env=env)
+        segment_files = SegmentFiles(directory.checkpoints)
+        record, session = open_state(invocation, directory, algorithm=algorithm, env=env, segment_files=segment_files)
         write_config(invocation, directory)
         intake = Intake(transport=transport, session=session, clock=time.monotonic, note=_log.note)
         metrics.on_scrape = lambda: metrics.refresh(intake.figures)
@@ -88,7 +90,7 @@ def _serve(words: list[str]) -> int:
                 intake=intake,
                 record=record,
                 journal=journal,
-                save=partial(checkpoints.save, directory.checkpoints, keep=settings.checkpoint.keep),
+                save=partial(checkpoints.save, directory.checkpoints, keep=settings.checkpoint.keep, segment_files=segment_files),
                 metrics=metrics,
                 health=health,
                 stopping=lambda: shutdown.requested,

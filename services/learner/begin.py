@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from common.algorithms.api import Algorithm, Remembers
+from common.algorithms.api import Algorithm, Remembers, SavesReplay
 from common.algorithms.registry import build_algorithm, shipment
 from common.algorithms.shipment import Shipment
 from common.envs.spec import EnvSpec
@@ -20,15 +20,20 @@ from common.errors import ConfigError
 from common.models import arithmetic
 from common.models.snapshot import Layout
 from common.runtime import checkpoints, config, layers, logs, memory, run_directory
+from common.runtime.checkpoints import Checkpoint
 from common.runtime.disk import write_atomically
 from common.runtime.run_directory import RunDirectory
+from common.runtime.segments import SegmentFiles
 from common.runtime.tree import RunConfig, Settings
 from common.session.learner_side import LearnerSide
 from common.session.roster import Terms
 from common.units import Seconds
+from common.wire.messages import ACTOR_STATE, ArraySpec
 from services.learner.lockstep import Lockstep
 from services.learner.record import RunRecord
 from services.learner.settings import Invocation
+
+STATE = ArraySpec(name=ACTOR_STATE, dtype="uint8", shape=(-1,))
 
 _log = logs.EventLog(__name__)
 
@@ -66,6 +71,9 @@ def build(settings: Settings, env: EnvSpec, *, seed: int) -> Algorithm:
     except MemoryError as error:  # larger than what the system would ever promise
         wanted = None if available is None else f"at most {available / 1e9:.1f} GB"
         raise ConfigError("the replay memory cannot be allocated", found=str(error), wanted=wanted, fix=fix) from error
+    if settings.checkpoint.replay and not isinstance(algorithm, SavesReplay):
+        fact = f"{section.name} cannot hand over its replay memory"
+        raise ConfigError(fact, found="checkpoint.replay true", wanted="what common.algorithms.api.SavesReplay names, or false")
     if isinstance(algorithm, Remembers):
         needed = algorithm.replay_bytes
         if available is not None and needed > available:
@@ -128,7 +136,7 @@ def _values(text: str) -> list[str]:
 
 
 def open_state(
-    invocation: Invocation, directory: RunDirectory, *, algorithm: Algorithm, env: EnvSpec
+    invocation: Invocation, directory: RunDirectory, *, algorithm: Algorithm, env: EnvSpec, segment_files: SegmentFiles
 ) -> tuple[RunRecord, LearnerSide]:
     """The run's record and session: new, or as the newest good checkpoint left them, and the algorithm with them."""
     settings, checkpoint = invocation.settings, None
@@ -146,11 +154,25 @@ def open_state(
     ships = shipment(settings.algorithm, model=settings.model, env=env, **size)
     session = LearnerSide(terms(settings, env, ships, run_id), check=ships.check, episodes=ships.episodes)
     if checkpoint:
-        algorithm.load_state_dict(checkpoint.state)
-        record.load_state_dict(checkpoint.counters["record"], time.monotonic())
-        session.load_state_dict(checkpoint.counters["session"])
+        go_on(checkpoint, algorithm=algorithm, record=record, session=session, segment_files=segment_files)
         _log.info("resumed", version=record.version, env_steps=record.env_steps)
     return record, session
+
+
+def go_on(
+    checkpoint: Checkpoint, *, algorithm: Algorithm, record: RunRecord, session: LearnerSide, segment_files: SegmentFiles
+) -> None:
+    """Give all three what `checkpoint` holds of them; the replay memory too, where the run's checkpoints are to have it."""
+    algorithm.load_state_dict(checkpoint.state)
+    complete = not isinstance(algorithm, Remembers)
+    if isinstance(algorithm, SavesReplay) and record.settings.checkpoint.replay and checkpoint.replay is not None:
+        algorithm.load_replay_state(checkpoint.replay)
+        segment_files.read(checkpoint.files, algorithm.replay_segments())
+        complete = True
+    record.load_state_dict(checkpoint.counters["record"], time.monotonic())
+    session.load_state_dict(checkpoint.counters["session"])
+    if not complete and not record.lockstep_broken:
+        record.lockstep_broken = "resumed without the replay memory, wanted checkpoint.replay=true"
 
 
 def _began(directory: RunDirectory, *, resumed: bool) -> Seconds:
@@ -168,7 +190,7 @@ def terms(settings: Settings, env: EnvSpec, ships: Shipment, run_id: str) -> Ter
         run=run_id,
         config=RunConfig.of(settings, run_id=run_id).to_json(),
         env_signature=env.signature,
-        schema=ships.schema,
+        schema=(*ships.schema, *([STATE] if lockstep else [])),
         credits=lockstep.share if lockstep else settings.learner.credits,
         batch=settings.batch,
         max_actors=lockstep.actors if lockstep else settings.learner.max_actors,

@@ -34,7 +34,7 @@ class Item:
 
     peer: PeerKey
     index: int = 0  # the sender's place among the actors
-    generation: int = 0  # incarnations that held this place before it
+    continues: bool = True  # in lockstep: whether the sender began bit for bit where its place had stopped
     experience: Experience
     arrived_at: Seconds = 0.0  # on the clock of the intake
 
@@ -270,8 +270,8 @@ class Intake:
                     self._bytes[1] += sum(memoryview(frame).nbytes for frame in frames)
                 else:
                     self._handle(e.Unsent(route=route, message=message))
-            case e.Admit(peer=peer, index=index, generation=generation, experience=experience):
-                item = Item(peer=peer, index=index, generation=generation, experience=experience, arrived_at=self._clock())
+            case e.Admit(peer=peer, index=index, continues=continues, experience=experience):
+                item = Item(peer=peer, index=index, continues=continues, experience=experience, arrived_at=self._clock())
                 with self._changed:
                     self._queue.append(item)
                     self._changed.notify_all()

@@ -6,22 +6,26 @@ Pure decisions; `Intake` holds the credits back until the next policy is on its 
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Self
 
+from common import units
 from common.runtime.tree import Settings
+from common.session.events import PeerKey
 from common.units import Version
 from services.learner.intake import Item
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Lockstep:
     """A batch is `share` messages of each of `actors` actors."""
 
     actors: int
     share: int
+    _last: dict[int, tuple[PeerKey, units.Sequence]] = field(default_factory=dict)  # message of each place
+    _gaps: Counter[int] = field(default_factory=Counter)  # times that a message of a place did not follow the one before
 
     @classmethod
     def of(cls, settings: Settings) -> Self | None:
@@ -39,14 +43,38 @@ class Lockstep:
         return [item for share in whole[: self.actors] for item in share] if len(whole) >= self.actors else []
 
     def broken(self, items: Sequence[Item], version: Version) -> str:
-        """Why another run need not have these very `items` of `choose` for its update of policy `version`; "" if it has."""
-        for number, item in enumerate(items):
-            expected = version * self.share + number % self.share
-            actor, message = f"actor {item.index}", item.experience
-            if item.generation > 0:
-                return f"{actor} was replaced: found incarnation {item.generation} of its place, wanted 0"
-            if message.seq != expected:
-                return f"{actor} lost experience: found message {message.seq}, wanted {expected}"
-            if message.version != version:
-                return f"{actor} acted by an older policy: found {message.version}, wanted {version}"
-        return ""
+        """Why another run need not have these very `items` of `choose` for its update of policy `version`; "" if it has.
+
+        Call it for each batch, in order: each message is compared with the one before it of the same place.
+        """
+        reasons = []
+        for item in items:
+            if reason := self._gap(item):
+                self._gaps[item.index] += 1
+            elif item.experience.version != version:
+                reason = f"acted by an older policy: found {item.experience.version}, wanted {version}"
+            reasons += [f"actor {item.index} {reason}"] if reason else []
+            self._last[item.index] = item.peer, item.experience.seq
+        return reasons[0] if reasons else ""
+
+    def _gap(self, item: Item) -> str:
+        """Why a message does not go on bit for bit where the one before it of the same place ended."""
+        peer, seq = self._last.get(item.index, (None, -1))
+        expected = seq + 1 if peer == item.peer else 0
+        if item.experience.seq != expected:
+            return f"lost experience: found message {item.experience.seq}, wanted {expected}"
+        return (
+            ""
+            if item.continues or peer == item.peer
+            else "was replaced: found no state to go on from, wanted that of the process before it"
+        )
+
+    def streams(self, items: Sequence[Item], version: Version) -> Iterator[tuple[int, units.Sequence]]:
+        """For each of `items`, the batch of policy `version`: its place, and its number there.
+
+        Numbers follow one another where experience does, also where one process replaced another.
+        """
+        counts: Counter[int] = Counter()
+        for item in items:
+            yield item.index, version * self.share + counts[item.index] + self._gaps[item.index]
+            counts[item.index] += 1

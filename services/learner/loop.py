@@ -7,18 +7,19 @@ It owns the algorithm and the run's record, and meets the network only through `
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import numpy as np
 
-from common.algorithms.api import Algorithm, Progress, Sample, UpdateResult
+from common.algorithms.api import Algorithm, Progress, Sample, SavesReplay, UpdateResult
 from common.errors import DropReason, ResourceError
 from common.models import snapshot
 from common.runtime.checkpoints import Checkpoint
 from common.runtime.health import Health
 from common.runtime.tree import Settings
 from common.units import Seconds
-from common.wire.messages import Snapshot
+from common.wire.messages import ACTOR_STATE, Experience, Snapshot
 from services.learner.intake import Intake, Item
 from services.learner.journal import Journal
 from services.learner.lockstep import Lockstep
@@ -29,6 +30,7 @@ WAIT_SECONDS: Seconds = 0.2
 CURVE_SECONDS: Seconds = 1.0  # between two rows of the learning curve
 END_SECONDS: Seconds = 120.0  # for a last evaluation, when a run ends by itself; half of it to play whole games, however long
 STOP_SECONDS: Seconds = 4.0  # for the peers' goodbyes, when it is told to stop
+SAVE_SECONDS: Seconds = 300.0  # a checkpoint, with what is new in a replay memory, that takes longer counts as hung
 STEP_SECONDS: Seconds = 300.0  # a gradient step, with all that is done before the first, that takes longer counts as hung
 
 
@@ -133,7 +135,7 @@ class Learner:
             self._record.lag.add(lag, item.experience.env_steps)
             self._metrics.policy_lag.observe(lag)
         self._phases.enter("collate")
-        samples = [_sample(item) for item in items]
+        samples = self._samples(items)
         batch = self._algorithm.collate(samples)
         self._phases.enter("train")
         progress = Progress(
@@ -148,6 +150,14 @@ class Learner:
         self._intake.settle(items)
         self._write(samples, result)
 
+    def _samples(self, items: Sequence[Item]) -> list[Sample]:
+        """What the algorithm sees of messages: arrays, and which of them follow one another in time."""
+        if self._lockstep:
+            streams: list[tuple[Hashable, int]] = list(self._lockstep.streams(items, self._record.version))
+        else:
+            streams = [((item.peer.name, item.peer.incarnation), item.experience.seq) for item in items]
+        return [_sample(item.experience, peer, seq) for item, (peer, seq) in zip(items, streams, strict=True)]
+
     def _break_lockstep(self, why: str) -> None:
         """The run goes on, and says once and in its summary that it cannot be repeated; "": nothing happened."""
         if self._lockstep and why and not self._record.lockstep_broken:
@@ -155,9 +165,12 @@ class Learner:
             self._note("lockstep_broken", why=why)
 
     def _interrupted(self) -> bool:
-        """Asked before each gradient step: an update, however long, holds up no stop, no budget of time and no health probe."""
+        """Asked before each gradient step: an update, however long, holds up no stop, no budget of time and no health probe.
+
+        In lockstep half of an update would be one that no other run takes.
+        """
         self._health.tick(doing="trains", within=STEP_SECONDS)
-        return self._stopping() or bool(self._record.over(self._clock()))
+        return not self._lockstep and (self._stopping() or bool(self._record.over(self._clock())))
 
     def _publish(self) -> None:
         self._phases.enter("publish")
@@ -224,6 +237,7 @@ class Learner:
     def _save(self) -> ResourceError | None:
         """Write a checkpoint; returns why it could not be written."""
         self._phases.enter("checkpoint")
+        self._health.tick(doing="saves", within=SAVE_SECONDS)
         self._saved_at = self._clock()
         try:
             self._save_checkpoint(self._checkpoint())
@@ -235,21 +249,24 @@ class Learner:
         return None
 
     def _checkpoint(self) -> Checkpoint:
+        algorithm = self._algorithm
+        replay: dict[str, Any] = {}
+        if self._settings.checkpoint.replay and isinstance(algorithm, SavesReplay):
+            replay = {"replay": algorithm.replay_state(), "segments": algorithm.replay_segments()}
         return Checkpoint(
             run_id=self._record.run_id,
             version=self._record.version,
             env_steps=self._record.env_steps,
             architecture=self._layout,
             counters={"record": self._record.state_dict(self._clock()), "session": self._intake.session_state()},
-            state=self._algorithm.state_dict(),
+            state=algorithm.state_dict(),
+            **replay,
         )
 
     def _end(self, reason: str) -> None:
         """Let the peers go, account for what is left, save everything."""
         stopped = reason == "stopped"
         self._metrics.training.set(0)
-        if stopped:
-            self._break_lockstep("stopped on request, not by the run's own settings")
         self._record.parameters_sha256 = snapshot.digest(self._algorithm.model)
         self._intake.settle(self._fresh, DropReason.RUN_ENDED)
         if stopped and self._comes_back:
@@ -260,6 +277,8 @@ class Learner:
         self._record.phase = "stopping"
         self._row()
         lost = self._save()
+        if stopped:  # a run that goes on from the checkpoint is whole again
+            self._break_lockstep("stopped on request, not by the run's own settings")
         self._journal.summary(self._record.summary(self._intake.figures, self._clock()))
         if stopped and lost is not None:
             raise lost  # whoever asked us to stop must not believe that the work is saved
@@ -277,6 +296,6 @@ class Learner:
         self._intake.finish()
 
 
-def _sample(item: Item) -> Sample:
-    message = item.experience
-    return Sample(peer=item.peer, seq=message.seq, version=message.version, env_steps=message.env_steps, arrays=message.arrays)
+def _sample(message: Experience, peer: Hashable, seq: int) -> Sample:
+    arrays = {name: array for name, array in message.arrays.items() if name != ACTOR_STATE}
+    return Sample(peer=peer, seq=seq, version=message.version, env_steps=message.env_steps, arrays=arrays)

@@ -223,12 +223,15 @@ class RunRecord:
             "evaluations": dict(self.evaluations),
             "returns": list(self.returns),
             "lengths": list(self.lengths),
+            "lockstep_broken": self.lockstep_broken,
             "lag": [self.lag.low, self.lag.high, self.lag.weighted, self.lag.env_steps],
         }
 
     def load_state_dict(self, state: Mapping[str, Any], now: Seconds) -> None:
         """Inverse of `state_dict`; time in between does not count."""
-        self.lockstep_broken = "resumed from a checkpoint, which lacks what was under way"
+        self.lockstep_broken = state.get(
+            "lockstep_broken", "resumed from a checkpoint of a version that lacks what was under way"
+        )
         self.started_at = now - state["elapsed_seconds"]
         for name in ("env_steps", "episodes", "updates", "version", "solved_at", "last_evaluation"):
             setattr(self, name, state[name])

@@ -10,10 +10,19 @@ import pytest
 import torch
 
 from common.algorithms.registry import ALGORITHMS
+from common.algorithms.settings.replay import ReplaySection
 from common.algorithms.settings.td3 import TD3Settings
 from common.envs.spec import EnvSettings
 from common.models.spec import ModelSettings
-from common.runtime.tree import ActorSettings, LearnerSettings, RolloutSettings, RunSettings, Settings, TargetSettings
+from common.runtime.tree import (
+    ActorSettings,
+    CheckpointSettings,
+    LearnerSettings,
+    RolloutSettings,
+    RunSettings,
+    Settings,
+    TargetSettings,
+)
 from tests.services.test_whole_run import Colony, assert_accounts_agree, probe, q_probe
 
 pytestmark = pytest.mark.service
@@ -103,12 +112,31 @@ def test_an_actor_may_have_several_messages_in_one_batch(tmp_path):
     assert first["parameters_sha256"] == second["parameters_sha256"]
 
 
-def test_a_lost_actor_is_told_and_the_run_goes_on(tmp_path):
-    """Killed in its fourth rollout and started again under its name: not reproducible any more, and trained to its end."""
-    settings = lockstep(recipe("ppo"))
-    colony = Colony(settings, tmp_path)
-    colony.killed, colony.replaced = frozenset({0}), True
+def killed(settings, folder, *, actors=(), learner=(), seed=0):
+    """A whole run in which processes are killed, and checkpoints are written at random moments."""
+    colony, chance = Colony(settings, folder), random.Random(seed)
+    colony.killed, colony.replaced, colony.learner_kills = frozenset(actors), True, list(learner)
+    colony.saves = lambda: chance.random() < 0.3
+    colony.alive = held_up(seed)
     run = colony.run(actors=ACTORS)
-    assert run.reason == "env step budget spent"
-    assert run.record.lockstep_broken.endswith("was replaced: found incarnation 1 of its place, wanted 0")
-    assert not run.record.summary(run.figures, now=0.0)["reproducible"]
+    ledger = run.figures.ledger
+    assert (ledger["queued"], ledger["in_flight"]) == (0, 0)
+    assert ledger["produced"] == ledger["trained"] + sum(ledger["dropped"].values())
+    return run.record.summary(run.figures, now=time.monotonic())
+
+
+def often(settings):
+    """The same, with a checkpoint due after each update."""
+    replay = isinstance(settings.algorithm, ReplaySection)
+    return settings.model_copy(update={"checkpoint": CheckpointSettings(every_seconds=1e-9, replay=replay)})
+
+
+@pytest.mark.parametrize(("algorithm", "batch"), [("ppo", 1), ("ppo", 4), ("a3c-grad", 1), ("dqn", 1), ("td3", 1)])
+def test_a_run_whose_processes_are_killed_ends_with_the_weights_of_one_that_is_left_alone(tmp_path, algorithm, batch):
+    """Actors in the middle of a rollout; the learner four times, once before its first checkpoint. Also two messages of each."""
+    settings = lockstep(recipe(algorithm), batch=batch)
+    alone = trained(settings, tmp_path / "alone", delays=1)
+    disturbed = killed(often(settings), tmp_path / "killed", actors=(0, 2), learner=(0, 2, 2, 5), seed=2)
+    timeless = ("learner_updates", "env_steps", "episodes", "mean100", "parameters_sha256", "reproducible")
+    assert [disturbed[name] for name in timeless] == [alone[name] for name in timeless]
+    assert disturbed["reproducible"]

@@ -21,10 +21,13 @@ from common.algorithms.settings.td3 import TD3Settings
 from common.envs.make import make, spec_of
 from common.envs.spec import EnvSettings
 from common.errors import DropReason
+from common.models.snapshot import Layout
 from common.models.spec import ModelSettings
+from common.runtime.checkpoints import load_newest, save
 from common.runtime.health import Health
 from common.runtime.run_directory import create
 from common.runtime.seeds import derive
+from common.runtime.segments import SegmentFiles
 from common.runtime.tree import LearnerSettings, RolloutSettings, RunConfig, Settings, TargetSettings
 from common.session.actor_side import ActorSide, Identity
 from common.session.learner_side import LearnerSide
@@ -33,9 +36,10 @@ from common.transport.memory import MemoryHub
 from services.actor.loop import Actor
 from services.actor.metrics import ActorMetrics
 from services.actor.rollout import Rollout
+from services.actor.setup import Setup, begin
 from services.evaluator.loop import Evaluator
 from services.evaluator.metrics import EvaluatorMetrics
-from services.learner.begin import terms
+from services.learner.begin import go_on, terms
 from services.learner.intake import Intake
 from services.learner.journal import Journal
 from services.learner.loop import Learner
@@ -67,6 +71,10 @@ def probe(name, *, algorithm="ppo", mode="next_step", env_steps, mean100=None, l
         learner=LearnerSettings(batch=2, max_policy_lag=lag),
         target=TargetSettings(mean100=mean100, env_steps=env_steps),
     )
+
+
+class KilledError(BaseException):
+    """The learner's process ends here."""
 
 
 @dataclass
@@ -105,6 +113,18 @@ class Colony:
         """Build the learner; peers connect in threads of their own."""
         self.settings, self.hub, self.failures = settings, MemoryHub(), []
         self.env = spec_of(settings.env)
+        self.directory = create(folder / "run", config="x: 1\n", command=["rookery"])
+        self.journal = Journal(self.directory, env_steps=0, on_loss=pytest.fail)
+        self.actors, self.ratios, self.metrics = [], [], []
+        self.killed = frozenset()  # numbers of the actors that are killed in the middle of a rollout, after three whole ones
+        self.replaced = False  # whether they are started again
+        self.learner_kills = []  # numbers of the updates in which the learner is killed, to be started again at once
+        self.saves = lambda: False  # whether a checkpoint that is due is written
+        self.build()
+
+    def build(self):
+        """A learner's process: a new run, or one that goes on from the newest checkpoint."""
+        settings = self.settings
         length, num_envs = settings.rollout.length, settings.env.num_envs
         ships = shipment(settings.algorithm, model=settings.model, env=self.env, length=length, num_envs=num_envs)
         limits = replace(terms(settings, self.env, ships, "run-1"), silence_seconds=SILENCE)
@@ -113,11 +133,13 @@ class Colony:
             settings.algorithm, model=settings.model, env=self.env, seed=derive(settings.run.seed, "model", role="learner")
         )
         self.record = RunRecord(settings=settings, run_id="run-1", frame_skip=1, started_at=time.monotonic())
+        architecture = Layout.of(self.algorithm.model).fingerprint
+        self.files = SegmentFiles(self.directory.checkpoints)
+        checkpoint = load_newest(self.directory.checkpoints, architecture=architecture, warn=pytest.fail)
+        if checkpoint:
+            files = self.files
+            go_on(checkpoint, algorithm=self.algorithm, record=self.record, session=session, segment_files=files)
         self.intake = Intake(transport=self.hub.bind(), session=session, clock=time.monotonic, note=lambda _: None)
-        self.journal = Journal(create(folder / "run", config="x: 1\n", command=["rookery"]), env_steps=0, on_loss=pytest.fail)
-        self.actors, self.ratios, self.metrics = [], [], []
-        self.killed = frozenset()  # numbers of the actors that are killed in the middle of a rollout, after three whole ones
-        self.replaced = False  # whether they are started again
         self.alive = lambda: None  # called by each actor at each env step, and by the learner at each update
 
     def learner(self):
@@ -126,6 +148,9 @@ class Colony:
 
         def watched(batch, progress, stop):
             self.alive()
+            if self.learner_kills and progress.version >= self.learner_kills[0]:
+                self.learner_kills.pop(0)
+                raise KilledError
             result = update(batch, progress, stop)
             self.metrics.append(result.metrics)
             if progress.version == 0 or result.metrics["policy_lag_mean"] == 0:
@@ -139,7 +164,7 @@ class Colony:
             intake=self.intake,
             record=self.record,
             journal=self.journal,
-            save=lambda _: None,
+            save=self.save,
             metrics=LearnerMetrics(),
             health=Health(),
             stopping=lambda: bool(self.failures),
@@ -147,14 +172,23 @@ class Colony:
             note=lambda *_, **__: None,
         )
 
+    def save(self, checkpoint):
+        """Write a checkpoint, or not."""
+        if self.saves():
+            save(self.directory.checkpoints, checkpoint, keep=2, segment_files=self.files)
+
     def link(self, role, number, life=1):
-        """A welcomed link, and the seeds that go with it."""
-        identity = Identity(role=role, name=f"{role}-{number}", incarnation=life, software="test")
+        """A welcomed link."""
+        identity = Identity(role=role, name=f"{role}-{number}", incarnation=1000 * life, software="test")
         link = Link(transport=self.hub.connect(), session=ActorSide(identity), clock=time.monotonic, note=lambda _: None)
         while link.welcome is None:
             link.service(0.05)
-        welcome = link.welcome
-        return link, partial(derive, self.settings.run.seed, role=role, index=welcome.index, generation=welcome.generation)
+        return link
+
+    def seed(self, role, link):
+        """Seeds by the newest Welcome."""
+        index, generation = link.welcome.index, link.welcome.generation
+        return partial(derive, self.settings.run.seed, role=role, index=index, generation=generation)
 
     def policy(self, run, environment, seed):
         """The acting side, as the Welcome says."""
@@ -165,19 +199,29 @@ class Colony:
 
     def act(self, number, life=1):
         """An actor's life, the first of that name or the second."""
-        link, seed = self.link("actor", number, life)
+        link = self.link("actor", number, life)
         doomed = life == 1 and number in self.killed
         run = RunConfig.from_json(link.welcome.config)
-        environment = make(run.env)
-        link.check_environment(environment.spec)
-        policy = self.policy(run, environment, seed)
         size = {"length": run.rollout.length, "num_envs": run.env.num_envs}
+
+        def build():
+            environment, seed = make(run.env), self.seed("actor", link)
+            link.check_environment(environment.spec)
+            schema = rollout_schema(run.algorithm, env=environment.spec, **size)
+            return Setup(
+                environment=environment,
+                policy=self.policy(run, environment, seed),
+                rollout=Rollout(schema, environment.reset(seed("environment"))),
+            )
+
+        def restart():
+            return begin(build, link.welcome)
+
         actor = Actor(
             link=link,
-            environment=environment,
-            policy=policy,
-            rollout=Rollout(rollout_schema(run.algorithm, env=environment.spec, **size), environment.reset(seed("environment"))),
-            ships=shipment(run.algorithm, model=run.model, env=environment.spec, **size).message,
+            setup=restart(),
+            restart=restart if self.settings.lockstep else None,
+            ships=shipment(run.algorithm, model=run.model, env=self.env, **size).message,
             phases=ActorMetrics().phases,
             stopping=lambda: bool(self.failures) or (doomed and actor.env_steps > 3.5 * size["length"] * 8),
             alive=self.alive,
@@ -191,11 +235,11 @@ class Colony:
             return
         link.count(actor.env_steps, actor.dropped)
         link.close(reason)
-        environment.close()
 
     def evaluate(self):
         """An evaluator's life."""
-        link, seed = self.link("evaluator", 0)
+        link = self.link("evaluator", 0)
+        seed = self.seed("evaluator", link)
         run = RunConfig.from_json(link.welcome.config)
         environment = make(run.env, num_envs=20)
         policy = self.policy(run, environment, seed)
@@ -215,6 +259,16 @@ class Colony:
         link.close(evaluator.run())
         environment.close()
 
+    def train(self):
+        """A learner's life; "" where it was killed."""
+        learner = self.learner()
+        self.intake.start()
+        try:
+            return learner.run()
+        except KilledError:
+            self.intake.close()
+            return ""
+
     def guarded(self, life):
         """A thread whose failure ends all the others, and the test."""
 
@@ -228,14 +282,13 @@ class Colony:
 
     def run(self, actors=2):
         """From the first hello to the last goodbye."""
-        learner = self.learner()
-        self.intake.start()
         lives = [*(partial(self.act, number) for number in range(actors)), self.evaluate]
         threads = [self.guarded(life) for life in lives]
         for thread in threads:
             thread.start()
         try:
-            reason = learner.run()
+            while not (reason := self.train()):
+                self.build()
         except BaseException as failure:
             self.failures.append(failure)
             raise

@@ -88,3 +88,17 @@ def test_what_could_never_be_owed_is_refused(asked: dict[str, float]) -> None:
     """A ratio of 0 would never train, and an empty minibatch would be owed for ever."""
     with pytest.raises(ConfigError):
         Governor(**asked)  # type: ignore[arg-type]
+
+
+@given(laws, st.integers(0, 100_000))
+def test_a_governor_that_was_saved_owes_what_it_owed(law: Any, env_steps: int) -> None:
+    """No new warm-up, no minibatch twice; by another ratio nothing for what came before."""
+    first, second = Governor(**law), Governor(**law)
+    first.inserted(env_steps)
+    first.drew(first.owed // 2)
+    second.load_state_dict(first.state_dict())
+    assert (second.owed, second.warm, second.ratio) == (first.owed, first.warm, first.ratio)
+    other = Governor(**law | {"samples_per_insert": 2 * law["samples_per_insert"]})
+    other.load_state_dict(first.state_dict())
+    assert other.owed == 0
+    assert other.warm == first.warm

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from common.algorithms.trajectory import check_trajectory, trajectory_schema
 from common.envs.make import make
 from common.envs.spec import ActionSpec, EnvSettings, EnvSpec
-from common.errors import ConfigError, InternalError
+from common.errors import ConfigError, InternalError, ResourceError
 from common.replay.memory import Replay, Transitions
 from common.replay.prioritized import Draw, PrioritySettings
 from services.actor.rollout import Rollout
@@ -401,3 +401,64 @@ def test_observations_are_written_over_by_the_next_sample() -> None:
     seen = deque([replay.sample(8, rng) for _ in range(2)])
     assert np.shares_memory(seen[0].observation, seen[1].observation)
     assert not np.shares_memory(seen[0].action, seen[1].action)
+
+
+def copied(replay: Replay, other: Replay) -> None:
+    """Give `other` what a checkpoint keeps of `replay`."""
+    other.load_state_dict(replay.state_dict())
+    for source, target in zip(replay.segments(), other.segments(), strict=True):
+        assert source.nbytes == target.nbytes
+        for here, there in zip(source.parts, target.parts, strict=True):
+            there[:] = here
+
+
+@pytest.mark.parametrize("prioritized", [None, PrioritySettings()])
+@pytest.mark.parametrize("messages", [0, 1, 3, 17, 90])
+def test_a_memory_that_was_saved_goes_on_bit_for_bit(
+    messages: int, prioritized: PrioritySettings | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Empty, begun, full and recycled, in several segments: what is inserted, drawn and overwritten later is the same."""
+    monkeypatch.setattr("common.replay.blocks.SEGMENT_BYTES", 500)
+    first, second = (
+        Replay(env=Line.env, capacity=200, n_step=3, streams=1, gamma=0.9, prioritized=prioritized) for _ in range(2)
+    )
+    rngs = np.random.default_rng(1), np.random.default_rng(1)
+    Line().fill(first, 10 * messages)
+    if messages:
+        found = first.sample(32, np.random.default_rng(2))
+        first.update_priorities(found.index, found.reward)
+    copied(first, second)
+    for turn in range(messages, messages + 60):
+        rows = []
+        for replay, rng in zip((first, second), rngs, strict=True):
+            Line().fill(replay, 10, first=10 * turn)
+            rows.append(replay.sample(16, rng))
+            replay.update_priorities(rows[-1].index, rows[-1].reward)
+        for name in ("index", "observation", "action", "reward", "discount", "next_observation", "weight"):
+            np.testing.assert_array_equal(getattr(rows[0], name), getattr(rows[1], name))
+    assert len(first) == len(second)
+    assert first.state_dict()["writers"] == second.state_dict()["writers"]
+
+
+def test_only_segments_that_were_written_to_have_new_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint writes those alone."""
+    monkeypatch.setattr("common.replay.blocks.SEGMENT_BYTES", 1)  # each block is one
+    replay = Replay(env=Line.env, capacity=400, n_step=1, streams=1, gamma=1.0)
+    Line().fill(replay, 200)
+    before = [segment.key for segment in replay.segments()]
+    assert before == [segment.key for segment in replay.segments()]
+    Line().fill(replay, 10, first=200)
+    after = [segment.key for segment in replay.segments()]
+    assert 1 <= len(set(after) - set(before)) <= 2
+    contents = {segment.key: b"".join(segment.parts) for segment in replay.segments()}
+    replay.sample(10, np.random.default_rng(1))
+    assert contents == {segment.key: b"".join(segment.parts) for segment in replay.segments()}
+
+
+def test_contents_of_another_layout_are_refused() -> None:
+    """The user changed replay_capacity or n_step; nothing is mixed up."""
+    first = Replay(env=Line.env, capacity=200, n_step=3, streams=1, gamma=0.9)
+    for other in ({"capacity": 400, "n_step": 3}, {"capacity": 200, "n_step": 2}):
+        second = Replay(env=Line.env, streams=1, gamma=0.9, **other)
+        with pytest.raises(ResourceError, match="another layout"):
+            second.load_state_dict(first.state_dict())

@@ -54,7 +54,7 @@ ROLLOUT = {
 MESSAGES: tuple[Message, ...] = (
     Hello(
         role="actor", peer="actor-0", incarnation=7, software="0.1.0", env_signature="8c1f",
-        resend_from=3, settled=6144, produced=9000,
+        resend_from=3, settled=6144, produced=9000, welcomed=True,
     ),
     Welcome(
         index=1, generation=2, config='{"seed": 1}', env_signature="8c1f", credits=2, version=5, heartbeat_seconds=2.0,

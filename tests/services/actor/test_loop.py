@@ -17,6 +17,7 @@ from common.wire.messages import ArraySpec, Drain, Snapshot, Trajectory
 from services.actor.loop import Actor
 from services.actor.metrics import ActorMetrics
 from services.actor.rollout import Rollout
+from services.actor.setup import Setup
 
 pytestmark = pytest.mark.service
 
@@ -119,9 +120,11 @@ class Scene:
         self.metrics = ActorMetrics()
         self.actor = Actor(
             link=self.link,
-            environment=self.environment,
-            policy=self.policy,
-            rollout=Rollout(self.link.welcome.schema, self.environment.reset(1)),
+            setup=Setup(
+                environment=self.environment,
+                policy=self.policy,
+                rollout=Rollout(self.link.welcome.schema, self.environment.reset(1)),
+            ),
             ships=Trajectory,
             phases=self.metrics.phases,
             stopping=lambda: self.stop,

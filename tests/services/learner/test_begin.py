@@ -26,6 +26,7 @@ from common.runtime import checkpoints, memory
 from common.runtime.checkpoints import Checkpoint
 from common.runtime.logs import PlainFormatter
 from common.runtime.run_directory import RunDirectory
+from common.runtime.segments import SegmentFiles
 from common.runtime.tree import ActorSettings, LearnerSettings, Settings
 from services.cli.plan import Request, make_plan
 from services.learner import begin
@@ -65,7 +66,13 @@ def begun(*words):
 
 def state(invocation, directory, algorithm):
     """The record and the session it begins with."""
-    return open_state(invocation, directory, algorithm=algorithm, env=spec_of(invocation.settings.env))
+    return open_state(
+        invocation,
+        directory,
+        algorithm=algorithm,
+        env=spec_of(invocation.settings.env),
+        segment_files=SegmentFiles(directory.checkpoints),
+    )
 
 
 def save(invocation, directory, algorithm):

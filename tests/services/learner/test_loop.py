@@ -516,9 +516,10 @@ def lockstep_scene(folder, *, lag=4):
     return scene
 
 
-def placed(index, seq, *, version, generation=0):
-    """A rollout of the actor at a place."""
-    return replace(item(seq, version=version), index=index, generation=generation)
+def placed(index, seq, *, version, continues=True):
+    """A rollout of the actor at a place; another process's where it does not continue the one before."""
+    peer = PeerKey(name=f"actor-{index}", incarnation=1 + (not continues))
+    return replace(item(seq, version=version), peer=peer, index=index, continues=continues)
 
 
 def test_in_lockstep_a_policy_is_published_before_the_credits_of_its_round_return(tmp_path):
@@ -544,8 +545,8 @@ def test_broken_lockstep_is_told_once_and_the_run_goes_on(tmp_path):
     scene = lockstep_scene(tmp_path)
     scene.intake.script = [
         [placed(0, 0, version=0), placed(1, 0, version=0)],
-        [placed(0, 1, version=1), placed(1, 0, version=1, generation=1)],
-        [placed(0, 2, version=2), placed(1, 1, version=2, generation=1)],
+        [placed(0, 1, version=1), placed(1, 0, version=1, continues=False)],
+        [placed(0, 2, version=2), placed(1, 1, version=2, continues=False)],
     ]
     scene.run()
     assert len(scene.algorithm.batches) == 3

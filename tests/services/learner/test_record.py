@@ -221,7 +221,7 @@ def test_a_resumed_run_with_another_target_is_not_solved_by_the_old_one(target, 
 
 
 def test_only_an_unbroken_run_in_lockstep_is_reproducible():
-    """Whoever compares two runs reads in the summary whether they must agree; a resumed one lacks what was under way."""
+    """Whoever compares two runs reads in the summary whether they must agree; what broke one is in its checkpoints."""
     settings = Settings(run=RunSettings(mode="lockstep"))
     run, asynchronous = (RunRecord(settings=s, run_id="r", frame_skip=1, started_at=0.0) for s in (settings, Settings()))
     summary = run.summary(FIGURES, now=1.0)
@@ -230,6 +230,9 @@ def test_only_an_unbroken_run_in_lockstep_is_reproducible():
     state = json.loads(json.dumps(run.state_dict(now=1.0)))
     run.lockstep_broken = "an actor was replaced"
     assert not run.summary(FIGURES, now=1.0)["reproducible"]
-    resumed = RunRecord(settings=settings, run_id="r", frame_skip=1, started_at=0.0)
-    resumed.load_state_dict(state, now=2.0)
-    assert not resumed.summary(FIGURES, now=3.0)["reproducible"]
+    broken = json.loads(json.dumps(run.state_dict(now=1.0)))
+    del (older := dict(state))["lockstep_broken"]
+    for kept, reproducible in ((state, True), (broken, False), (older, False)):
+        resumed = RunRecord(settings=settings, run_id="r", frame_skip=1, started_at=0.0)
+        resumed.load_state_dict(kept, now=2.0)
+        assert resumed.summary(FIGURES, now=3.0)["reproducible"] == reproducible

@@ -1,0 +1,139 @@
+"""The state of an environment as plain data, so that another process can go on from it bit for bit.
+
+The state is what the attributes of a gymnasium environment, and of all environments inside it, hold of plain data and of numpy's
+random generators. Spaces, functions, classes and the like are taken for constants, which every process builds alike. An
+environment that holds anything else, such as an emulator in native code, has no state that can be read: `capture` names the
+attribute.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import inspect
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.spaces import Space
+from gymnasium.vector import VectorEnv
+from numpy.random import Generator
+
+from common.errors import RookeryError
+from common.wire.plain import is_plain
+
+_ENVIRONMENTS = (gymnasium.Env, VectorEnv)
+_CONSTANTS = (Space, EnvSpec, type, types.ModuleType, functools.partial, enum.Enum, np.dtype, np.ufunc)
+_SCALARS = (types.NoneType, bool, int, float, str)
+_GENERATOR = "numpy generator"
+
+
+class StateError(RookeryError):
+    """An environment whose state cannot be read, or a state that does not fit it."""
+
+
+def capture(env: Any) -> dict[str, dict[str, Any]]:
+    """The state of `env`, plain values: for each environment by its path, attributes by name. Not a copy: pack it at once.
+
+    Raises `StateError` that names the attribute which cannot be read.
+    """
+    return {path: _attributes(path, inner) for path, inner in _environments("env", env)}
+
+
+def restore(env: Any, state: Mapping[str, Any]) -> None:
+    """Give `env`, built alike and reset, a state that `capture` made.
+
+    Raises `StateError` where the state is of another environment; `env` is then to be built anew. Only attributes that hold
+    plain data are set, to plain data: a state of unknown origin replaces no method.
+    """
+    inside = dict(_environments("env", env))
+    if not isinstance(state, Mapping) or set(state) != set(inside):
+        found = sorted(state) if isinstance(state, Mapping) else type(state).__name__
+        raise StateError("state of another environment", found=found, wanted=sorted(inside))
+    for path, inner in inside.items():
+        _set_attributes(path, inner, state[path])
+
+
+def check_like(what: str, value: object, current: np.ndarray) -> None:
+    """Raise `StateError` unless `value` is an array of the dtype and shape of `current`."""
+    if not isinstance(value, np.ndarray) or (value.dtype, value.shape) != (current.dtype, current.shape):
+        found = f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
+        raise StateError(what, found=found, wanted=f"{current.dtype} {list(current.shape)}")
+
+
+def _environments(path: str, env: Any) -> Iterator[tuple[str, Any]]:
+    yield path, env
+    for name, value in _members(path, env).items():
+        if isinstance(value, _ENVIRONMENTS):
+            yield from _environments(f"{path}.{name}", value)
+        elif _holds_environments(value):
+            for number, inner in enumerate(value):
+                yield from _environments(f"{path}.{name}[{number}]", inner)
+
+
+def _members(path: str, env: Any) -> dict[str, Any]:
+    if any(vars(kind).get("__slots__") for kind in type(env).__mro__):
+        raise StateError("an environment whose state cannot be read", found=f"slots in {path}, a {type(env).__name__}")
+    members: dict[str, Any] = vars(env)
+    return members
+
+
+def _attributes(path: str, env: Any) -> dict[str, Any]:
+    attributes = {}
+    for name, value in _members(path, env).items():
+        if isinstance(value, Generator):
+            attributes[name] = {_GENERATOR: value.bit_generator.state}
+        elif is_plain(value):
+            attributes[name] = value
+        elif not (isinstance(value, _ENVIRONMENTS) or _holds_environments(value) or _is_constant(value)):
+            found = f"{path}.{name}, a {type(value).__name__}, in {type(env).__name__}"
+            raise StateError("an environment whose state cannot be read", found=found, wanted="attributes of plain data")
+    return attributes
+
+
+def _set_attributes(path: str, env: Any, state: Any) -> None:
+    members = _members(path, env)
+    if not isinstance(state, Mapping):
+        raise StateError(f"state of {path}", found=type(state).__name__, wanted="attributes by name")
+    for name, value in state.items():
+        current = members.get(name)
+        new = name not in members and type(name) is str and name.isidentifier() and not hasattr(type(env), name)
+        if isinstance(current, Generator):
+            _set_generator(f"{path}.{name}", current, value)
+        elif not (new or (name in members and is_plain(current))) or not _may_follow(current, value):
+            found, wanted = type(value).__name__, type(current).__name__ if name in members else "no such attribute"
+            raise StateError(f"state of {path}.{name}", found=found, wanted=wanted, fix="run the same versions on both sides")
+        else:
+            members[name] = value
+
+
+def _set_generator(path: str, generator: Generator, state: Any) -> None:
+    try:
+        generator.bit_generator.state = state[_GENERATOR]
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        wanted = type(generator.bit_generator).__name__
+        raise StateError(f"state of {path}", found=f"{type(error).__name__}", wanted=f"a state of {wanted}") from error
+
+
+def _may_follow(current: Any, value: Any) -> bool:
+    """Whether an attribute that is `current` after a reset may be `value` later: its like, or anything after None."""
+    if current is None or value is None:
+        return True
+    if isinstance(current, np.ndarray) and isinstance(value, np.ndarray):
+        return bool(current.dtype.kind == value.dtype.kind and current.shape == value.shape)
+    numbers, containers = (bool, int, float, np.generic), (list, tuple, dict, np.ndarray)
+    return any(isinstance(current, kinds) and isinstance(value, kinds) for kinds in (numbers, containers, (str,)))
+
+
+def _holds_environments(value: object) -> bool:
+    return isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(item, _ENVIRONMENTS) for item in value)
+
+
+def _is_constant(value: object) -> bool:
+    """Whether every process builds `value`, which is not plain data, alike, and nothing changes it."""
+    if isinstance(value, list | tuple | dict):
+        return all(map(_is_constant, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, (*_CONSTANTS, *_SCALARS)) or inspect.isroutine(value)

@@ -1,0 +1,49 @@
+"""The states from which actors go on in lockstep, by place: the learner keeps them, and never looks inside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.session.events import PeerKey
+from common.units import Sequence
+
+State: TypeAlias = NDArray[np.uint8]
+"""Bytes [N] of one actor's environments, policy and rollout; none where an actor cannot read them."""
+
+
+class ActorStates:
+    """Of each place: after the newest admitted message, for actors that join; after the newest trained one, for checkpoints."""
+
+    def __init__(self) -> None:
+        """No message has come."""
+        self._newest: dict[int, State] = {}
+        self._trained: dict[int, State] = {}
+        self._pending: dict[tuple[PeerKey, Sequence], tuple[int, State]] = {}
+
+    def newest(self, index: int) -> State | None:
+        """After the newest admitted message of a place; None before the first."""
+        return self._newest.get(index)
+
+    def admitted(self, index: int, key: PeerKey, seq: Sequence, state: State) -> None:
+        """A message of the actor at a place is in the queue."""
+        self._newest[index] = state
+        self._pending[key, seq] = index, state
+
+    def settled(self, key: PeerKey, seq: Sequence, *, trained: bool) -> None:
+        """An admitted message was trained on, or dropped."""
+        pending = self._pending.pop((key, seq), None)
+        if pending is not None and trained:
+            index, state = pending
+            self._trained[index] = state
+
+    def state_dict(self) -> dict[int, State]:
+        """After the newest trained message of each place."""
+        return dict(self._trained)
+
+    def load_state_dict(self, state: Mapping[int, State]) -> None:
+        """Inverse of `state_dict`: what was admitted since was lost with the learner that admitted it."""
+        self._newest, self._trained = dict(state), dict(state)

@@ -1,0 +1,86 @@
+"""A tree of plain values as one array of bytes, and back bit for bit. No pickle: reading runs no code, whatever the bytes.
+
+Plain are None, booleans, integers, floats, strings, numpy arrays and scalars of numbers, and lists, tuples and dicts of these.
+The bytes are a safetensors file: the arrays, and one more that holds the structure as JSON, in which every container and array is
+an object with one key that names its kind.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+
+from common.errors import DecodeError, InternalError
+
+_STRUCTURE = "structure"
+_NUMBERS = "biuf"  # kinds of dtypes: bool, integers, floats
+
+
+def is_plain(value: object) -> bool:
+    """Whether `pack` takes `value`."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.dtype.kind in _NUMBERS
+    if isinstance(value, list | tuple):
+        return type(value) in (list, tuple) and all(map(is_plain, value))
+    if isinstance(value, dict):
+        return type(value) is dict and all(type(key) in (str, int) for key in value) and all(map(is_plain, value.values()))
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def pack(tree: Any) -> NDArray[np.uint8]:
+    """`tree` as bytes, [N]. Raises `InternalError` for a value that is not plain."""
+    if not is_plain(tree):
+        raise InternalError("a value that cannot be packed", found=repr(tree)[:200], wanted="plain values")
+    arrays: dict[str, NDArray[Any]] = {}
+    structure = json.dumps(_packed(tree, arrays)).encode()
+    data = safetensors.numpy.save({**arrays, _STRUCTURE: np.frombuffer(structure, np.uint8)})
+    return np.frombuffer(data, np.uint8)
+
+
+def unpack(data: NDArray[np.uint8]) -> Any:
+    """Inverse of `pack`; arrays are the caller's own. Raises `DecodeError` for bytes that `pack` does not make."""
+    try:
+        arrays = safetensors.numpy.load(data.tobytes())
+        return _unpacked(json.loads(arrays.pop(_STRUCTURE).tobytes()), arrays)
+    except (SafetensorError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        found = f"{type(error).__name__} in {data.size} bytes"
+        raise DecodeError("packed values", found=found, wanted="what this version packs") from error
+
+
+def _packed(value: Any, arrays: dict[str, NDArray[Any]]) -> Any:
+    match value:
+        case np.ndarray() | np.generic():
+            name = str(len(arrays))
+            arrays[name] = np.array(value, order="C")
+            return {"array" if isinstance(value, np.ndarray) else "scalar": name}
+        case Mapping():
+            return {"mapping": [[key, _packed(item, arrays)] for key, item in value.items()]}
+        case list() | tuple():
+            return {type(value).__name__: [_packed(item, arrays) for item in value]}
+    return value
+
+
+def _unpacked(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
+    if not isinstance(value, dict):
+        if isinstance(value, list):
+            raise ValueError("a list without its kind")  # noqa: TRY004 - found in bytes, not in an argument
+        return value
+    ((kind, content),) = value.items()
+    match kind:
+        case "array":
+            return np.array(arrays[content])
+        case "scalar":
+            return arrays[content][()]
+        case "mapping":
+            return {key: _unpacked(item, arrays) for key, item in content}
+        case "list":
+            return [_unpacked(item, arrays) for item in content]
+        case "tuple":
+            return tuple(_unpacked(item, arrays) for item in content)
+    raise ValueError(f"unknown kind {kind!r}")

@@ -1,0 +1,94 @@
+"""What an actor collects with: environments, policy and the rollout under way. Their state lets another process go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.algorithms.api import HasRandomState, Policy
+from common.envs.make import VectorEnvironment
+from common.envs.state import StateError
+from common.errors import DecodeError
+from common.runtime import logs
+from common.wire.limits import FREE_LENGTH
+from common.wire.messages import ACTOR_STATE, Welcome
+from common.wire.plain import pack, unpack
+from services.actor.rollout import Rollout
+
+_log = logs.EventLog(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class Setup:
+    """Built from the Welcome. `readable`: whether its state can be handed over; the first attempt decides."""
+
+    environment: VectorEnvironment
+    policy: Policy
+    rollout: Rollout
+    readable: bool = True
+
+    def state(self) -> NDArray[np.uint8]:
+        """The state between two rollouts, packed [N]; empty where it cannot be read, which is logged once."""
+        if self.readable:
+            try:
+                return self._packed()
+            except StateError as error:
+                self.readable = False
+                consequence = "lockstep does not survive a restart of this actor or of the learner"
+                _log.warning("actor_state_unreadable", detail=str(error), consequence=consequence)
+        return np.empty(0, np.uint8)
+
+    def _packed(self) -> NDArray[np.uint8]:
+        policy = self._random_policy()
+        environment, rollout = self.environment.state_dict(), self.rollout.state_dict()
+        packed = pack({"environment": environment, "policy": policy.random_state(), "rollout": rollout})
+        if packed.size > FREE_LENGTH:
+            found, wanted = f"{packed.size} bytes", f"at most {FREE_LENGTH}"
+            raise StateError("the state of this actor is too large", found=found, wanted=wanted)
+        return packed
+
+    def restore(self, state: NDArray[np.uint8]) -> None:
+        """Go on from a state of `state`. Raises `StateError` or `DecodeError`; this is then of no use any more."""
+        if state.dtype != np.uint8 or state.ndim != 1 or state.size > FREE_LENGTH:
+            found, wanted = f"{state.dtype} {list(state.shape)}", f"uint8 [N] of at most {FREE_LENGTH} bytes"
+            raise DecodeError("state of the actor", found=found, wanted=wanted)
+        tree = unpack(state)
+        parts = [tree.get(name) if isinstance(tree, dict) else None for name in ("environment", "policy", "rollout")]
+        environment, policy, rollout = parts
+        if not (isinstance(environment, dict) and isinstance(policy, np.ndarray) and isinstance(rollout, dict)):
+            raise DecodeError("state of the actor", found="other parts", wanted="environment, policy, rollout")
+        self.rollout.load_state_dict(rollout)
+        self.environment.load_state_dict(environment)
+        try:
+            self._random_policy().set_random_state(policy)
+        except StateError:
+            raise
+        except Exception as error:  # a user's policy may raise anything
+            raise StateError("random state of the policy", found=repr(error)[:200], wanted="a state of its kind") from error
+
+    def _random_policy(self) -> HasRandomState:
+        if not isinstance(self.policy, HasRandomState):
+            raise StateError("random state of the policy", found=type(self.policy).__name__, wanted="a HasRandomState")
+        return self.policy
+
+
+def begin(build: Callable[[], Setup], welcome: Welcome) -> Setup:
+    """What an incarnation begins with: as its seeds say, or where `welcome` says that an earlier one stopped.
+
+    Where that state does not fit, the incarnation begins as its seeds say and hands over no state: the learner sees by this that
+    lockstep is broken.
+    """
+    setup, state = build(), welcome.arrays.get(ACTOR_STATE)
+    if state is None:
+        return setup
+    try:
+        setup.restore(state)
+    except (StateError, DecodeError) as error:
+        _log.warning("actor_state_refused", detail=str(error), consequence="this actor begins anew; lockstep is broken")
+        setup.environment.close()
+        setup = build()
+        setup.readable = False
+    return setup

@@ -1,0 +1,202 @@
+"""Checkpoints with segments of a replay memory: what is written, shared, removed, and found damaged."""
+
+from __future__ import annotations
+
+import errno
+import random
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from common.errors import ResourceError
+from common.replay.segments import Segment
+from common.runtime.checkpoints import Checkpoint, load_newest, save
+from common.runtime.disk import DISK, Disk
+from common.runtime.segments import FOLDER, SegmentFiles
+from tests.common.runtime.test_checkpoints import KilledError, _stopping
+
+pytestmark = pytest.mark.service
+
+
+class Memory:
+    """A replay memory of eight blocks, of which one more is filled each time."""
+
+    def __init__(self):
+        """Empty."""
+        self.blocks, self.writes = np.zeros((8, 100), np.uint8), [0] * 8
+
+    def insert(self, value):
+        """Fill the block after the last, and write once more to that."""
+        last = max((number for number in range(8) if self.writes[number]), default=-1)
+        for number in {max(0, last), min(last + 1, 7)}:
+            self.blocks[number] = value
+            self.writes[number] += 1
+
+    @property
+    def segments(self):
+        """Of the blocks that were filled."""
+        return [
+            Segment(key=f"{number}-{writes}", parts=[self.blocks[number, :30].data, self.blocks[number, 30:].data])
+            for number, writes in enumerate(self.writes)
+            if writes
+        ]
+
+    def checkpoint(self, version):
+        """As a learner makes one."""
+        return Checkpoint(
+            run_id="r",
+            version=version,
+            env_steps=version,
+            architecture="a",
+            counters={},
+            state={"version": version},
+            replay={"writes": list(self.writes), "total": int(self.blocks.sum())},
+            segments=self.segments,
+        )
+
+    @classmethod
+    def read(cls, folder, checkpoint):
+        """That of a checkpoint."""
+        memory = cls()
+        memory.writes = list(checkpoint.replay["writes"])
+        SegmentFiles(folder).read(checkpoint.files, memory.segments)
+        assert memory.blocks.sum() == checkpoint.replay["total"]
+        return memory
+
+
+def newest(folder):
+    """The newest good checkpoint and what was passed over."""
+    warnings = []
+    return load_newest(folder, architecture="a", warn=warnings.append), warnings
+
+
+def files(folder):
+    """Names of the segments on the disk."""
+    return {path.name for path in (folder / FOLDER).iterdir()}
+
+
+def filled(folder, versions, *, keep=2):
+    """A run so far."""
+    memory, store = Memory(), SegmentFiles(folder)
+    for version in range(1, versions + 1):
+        memory.insert(version)
+        save(folder, memory.checkpoint(version), keep=keep, segment_files=store)
+    return memory, store
+
+
+def test_a_checkpoint_writes_what_is_new_and_shares_the_rest(tmp_path):
+    """Of six blocks the last two have changed; a process that resumed knows what is there."""
+    memory, store = filled(tmp_path, 5)
+    written = []
+    disk = Disk(write=lambda path, *parts: (written.append(path.name), DISK.write(path, *parts)))
+    memory.insert(6)
+    save(tmp_path, memory.checkpoint(6), keep=2, segment_files=store, disk=disk)
+    assert len([name for name in written if "partial" in name]) == 2
+    found, warnings = newest(tmp_path)
+    assert warnings == []
+    assert np.array_equal(Memory.read(tmp_path, found).blocks, memory.blocks)
+    resumed, store = Memory(), SegmentFiles(tmp_path)
+    resumed.writes = list(found.replay["writes"])
+    store.read(found.files, resumed.segments)
+    written.clear()
+    save(tmp_path, resumed.checkpoint(7), keep=2, segment_files=store, disk=disk)
+    assert written == ["tensors.safetensors", "manifest.json"]
+
+
+def test_segments_that_no_checkpoint_names_are_removed(tmp_path):
+    """The disk holds the memory, and what has changed between the checkpoints that are kept; nothing once they hold none."""
+    memory, _ = filled(tmp_path, 8, keep=1)
+    assert len(files(tmp_path)) == len(set(map(bytes, memory.blocks)))
+    (tmp_path / FOLDER / ".partial-left").touch()
+    plain = Checkpoint(run_id="r", version=9, env_steps=9, architecture="a", counters={}, state={})
+    save(tmp_path, plain, keep=1)
+    assert files(tmp_path) == set()
+
+
+def test_a_kill_between_any_two_disk_operations_leaves_a_whole_checkpoint_with_its_memory(tmp_path):
+    """At every operation of a save that writes two segments, removes an older checkpoint and what only that one named."""
+    for after in range(200):
+        folder = tmp_path / str(after)
+        memory, store = filled(folder, 4)
+        memory.insert(77)
+        killed = True
+        try:
+            save(folder, memory.checkpoint(5), keep=2, segment_files=store, disk=_stopping(after, KilledError()))
+            killed = False
+        except KilledError:
+            pass
+        found, warnings = newest(folder)
+        assert warnings == []
+        assert found.version in ((4, 5) if killed else (5,))
+        resumed, store = Memory.read(folder, found), SegmentFiles(folder)
+        resumed.insert(99)
+        save(folder, resumed.checkpoint(6), keep=1, segment_files=store)
+        assert len(files(folder)) == len({bytes(block) for block in resumed.blocks if block.any()})
+        if not killed:
+            assert after > 12
+            return
+    pytest.fail("a save that never ends")
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("after", range(16))
+def test_a_disk_that_refuses_costs_the_new_checkpoint_only(tmp_path, after, code):
+    """Full at any operation: the older ones are whole, the next save by the same process too."""
+    memory, store = filled(tmp_path, 4)
+    memory.insert(77)
+    with pytest.raises(ResourceError):
+        save(tmp_path, memory.checkpoint(5), keep=2, segment_files=store, disk=_stopping(after, OSError(code, "no")))
+    Memory.read(tmp_path, newest(tmp_path)[0])
+    memory.insert(78)
+    save(tmp_path, memory.checkpoint(6), keep=1, segment_files=store)
+    found, warnings = newest(tmp_path)
+    assert (found.version, warnings) == (6, [])
+    assert np.array_equal(Memory.read(tmp_path, found).blocks, memory.blocks)
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (lambda path: path.unlink(), "No such file"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "99 bytes, wanted 100"),
+        (lambda path: path.write_bytes(b"x" * 100), "has hash"),
+    ],
+)
+def test_a_damaged_segment_makes_its_checkpoint_bad_and_an_older_one_is_used(tmp_path, damage, why):
+    """The newest of its own; one that both share makes both bad."""
+    filled(tmp_path, 4)
+    mine = newest(tmp_path)[0].files
+    memory, _ = filled(tmp_path / "alone", 3)
+    del memory
+    older = {file.name for file in newest(tmp_path / "alone")[0].files}
+    damage(tmp_path / FOLDER / random.Random(1).choice([file.name for file in mine if file.name not in older]))
+    found, warnings = newest(tmp_path)
+    assert found.version == 3
+    assert "checkpoint-000000000004" in warnings[0]
+    assert why in warnings[0]
+    (shared,) = {file.name for file in mine[:1]} & older
+    damage(tmp_path / FOLDER / shared)
+    with pytest.raises(ResourceError, match="no good checkpoint"):
+        newest(tmp_path)
+
+
+def test_data_of_a_segment_reaches_the_disk_before_the_name_that_promises_it(tmp_path):
+    """As for the checkpoint itself: written, fsynced, renamed, and the folder fsynced before the manifest is written."""
+    steps = []
+
+    def noting(name, real):
+        return lambda path, *rest: (steps.append(f"{name} {path.name[:8]}"), real(path, *rest))[1]
+
+    disk = Disk(**{field.name: noting(field.name, getattr(DISK, field.name)) for field in fields(Disk)})
+    memory = Memory()
+    memory.insert(1)
+    save(tmp_path, memory.checkpoint(1), keep=1, disk=disk)
+    assert steps[:5] == ["write .partial", "fsync .partial", "rename .partial", "fsync segments", "write tensors."]
+
+
+def test_another_memory_is_not_filled_with_them(tmp_path):
+    """Its size would be another."""
+    filled(tmp_path, 2)
+    with pytest.raises(ResourceError, match="200 bytes, wanted 0 bytes"):
+        SegmentFiles(tmp_path).read(newest(tmp_path)[0].files, [])
