@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import resource
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 STATM = Path("/proc/self/statm")
@@ -45,7 +47,10 @@ class MemoryGuard:
         return available is not None and available < self.reserve
 
     def freed(self) -> int:
-        """Measure growth from here on; the bytes by which this process has shrunk since `short`."""
+        """Give freed memory back to the system and measure growth from here on; bytes by which this process shrank since `short`."""
+        with suppress(AttributeError, OSError):  # a C library other than glibc
+            # glibc keeps freed memory where something in use lies above it, and a container counts that memory.
+            ctypes.CDLL(None).malloc_trim(0)
         self._base = self._resident()
         return max(0, self._seen - self._base)
 

@@ -47,7 +47,7 @@ def test_an_unfinished_message_frees_memory_and_costs_no_experience() -> None:
         attacker = zmtp.connect(transport.endpoint)
         attacker.settimeout(1.0)
         with attacker:
-            while intake.figures.sockets_reopened == 0 or trained < offered or offered < 50:
+            while not intake.figures.reconnects or trained < offered or offered < 50:
                 assert time.monotonic() < deadline
                 with contextlib.suppress(OSError):  # cut off
                     attacker.sendall(zmtp.part(bytes(MIB), more=True))
