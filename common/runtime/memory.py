@@ -47,7 +47,7 @@ class MemoryGuard:
         return available is not None and available < self.reserve
 
     def freed(self) -> int:
-        """Give freed memory back to the system and measure growth from here on; bytes by which this process shrank since `short`."""
+        """Give freed memory back to the system, measure growth from here on; bytes that this process shrank by since `short`."""
         with suppress(AttributeError, OSError):  # a C library other than glibc
             # glibc keeps freed memory where something in use lies above it, and a container counts that memory.
             ctypes.CDLL(None).malloc_trim(0)
