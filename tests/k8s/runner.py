@@ -158,8 +158,10 @@ class Pod:
             if not startup.succeeded:
                 startup.ask(self.address, self.ports)
             else:
-                readiness.ask(self.address, self.ports)
+                asked = threading.Thread(target=readiness.ask, args=(self.address, self.ports), name="readiness", daemon=True)
+                asked.start()  # each probe waits for its own answer, as with a kubelet
                 liveness.ask(self.address, self.ports)
+                asked.join()
                 ready = readiness.succeeded or (self.status.ready and not readiness.failed)
                 self.status = replace(self.status, ready=ready, lived=liveness.asked if liveness.succeeded else 0)
             if startup.failed or liveness.failed:

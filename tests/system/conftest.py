@@ -26,9 +26,28 @@ from services.cli.ports import free_ports
 DEADLINE = 90.0  # seconds for anything awaited, on a machine that is busy; only a fault lets it pass
 POLL = 0.05
 
-# A contextual bandit with a known answer, a net of a few hundred weights: a run is over, or under way, within a second.
+# A contextual bandit with a known answer. Each step takes a moment: a run at full speed would keep all cores from the tests.
+PACED = """
+import time
+import gymnasium
+from common.envs.probes import matching_action
+
+class Paced(gymnasium.Wrapper):
+    def __init__(self, pause):
+        super().__init__(matching_action())
+        self.pause = pause
+
+    def step(self, action):
+        time.sleep(self.pause)
+        return self.env.step(action)
+
+def make(pause=0.0005):
+    return Paced(pause)
+"""
+
+# With a net of a few hundred weights: a run is over, or under way, within a second.
 PROBE = """
-env: {entry_point: "common.envs.probes:matching_action", num_envs: 8}
+env: {entry_point: "paced:make", num_envs: 8}
 model: {hidden: [16], activation: tanh}
 algorithm: {name: ppo, epochs: 2, minibatch: 64, learning_rate: 1e-2, entropy_coef: 0.0}
 rollout: {length: 16}
@@ -155,6 +174,7 @@ class Colony:
         self.folder = folder
         self.config = folder / "probe.yaml"
         self.config.write_text(textwrap.dedent(PROBE))
+        (folder / "paced.py").write_text(PACED)
         self.run_dir = folder / "run"
         self.services: list[Service] = []
         (self.port,) = free_ports(1)
@@ -195,6 +215,11 @@ class Colony:
         base = ports[0]
         own = ["train", preset or str(self.config), "--run-dir", str(self.run_dir), f"metrics.port={base}"]
         return self._service(["services.cli", *own, *words], base)
+
+    def left(self) -> list[str]:
+        """Names in the folder of what the services have made, but for their logs and compiled modules."""
+        given = {"probe.yaml", "paced.py", "__pycache__"}
+        return sorted(path.name for path in self.folder.iterdir() if path.name not in given and path.suffix != ".log")
 
     def summary(self) -> dict[str, Any]:
         """The run's summary.json."""

@@ -57,7 +57,7 @@ def test_a_port_in_use_ends_a_run_before_it_begins(colony, taken, key):
     assert line.startswith("rookery train: error: ")
     assert str(taken) in line
     assert "in use" in line
-    assert [path.name for path in colony.folder.iterdir() if path.suffix != ".log"] == ["probe.yaml"]
+    assert colony.left() == []
 
 
 def test_a_setting_that_only_a_service_can_judge_ends_a_run_with_that_services_words(colony):
@@ -77,7 +77,7 @@ def test_a_run_directory_that_cannot_be_written_ends_a_run_before_it_begins(colo
     assert str(colony.run_dir) in line
     assert "run.dir" in line
     assert colony.config.read_text() == before
-    assert [path.name for path in colony.folder.iterdir() if path.suffix != ".log"] == ["probe.yaml"]
+    assert colony.left() == []
 
 
 def test_peers_that_do_not_fit_are_refused_with_a_clear_line_and_harm_nobody(colony, wait):

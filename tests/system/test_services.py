@@ -60,29 +60,6 @@ def test_actors_that_start_first_connect_when_the_learner_comes(colony, wait, ba
     assert colony.checkpoints()[-1].endswith(f"{summary['learner_updates']:012d}")
 
 
-def test_a_learner_that_is_killed_and_resumed_finds_its_actors_again(colony, wait, balances):
-    """Power is lost on the learner's machine: the actors wait, and the run goes on from the newest checkpoint.
-
-    The time from the learner's first answer to its first trajectory is printed; the promise is five seconds.
-    """
-    learner, actor = colony.learner(), colony.peer("actor", "actor-0")
-    wait(lambda: len(colony.checkpoints()) > 1, "checkpoints are written")
-    learner.signal(signal.SIGKILL)
-    learner.ended()
-    saved = int(colony.checkpoints()[-1].rpartition("-")[2])
-    resumed = colony.learner("--resume")
-    wait(lambda: resumed.http.get("/healthz")[0] == 200, "the learner is back")
-    wait(lambda: resumed.http.metric("rookery_learner_messages_received_total", kind="trajectory") > 0, "flow resumes", 30.0)
-    wait(lambda: resumed.http.status()["learner_updates"] > saved, "it goes on from the checkpoint")
-    assert resumed.http.status()["version"] > saved
-    assert actor.process.poll() is None
-    assert actor.http.metric("rookery_actor_reconnects_total") >= 1
-    resumed.signal(signal.SIGTERM)
-    assert resumed.ended(15.0) == 0
-    assert actor.ended(10.0) == 0
-    balances(colony.summary()["ledger"])
-
-
 def test_a_learner_that_is_moved_keeps_its_actors_and_one_that_has_finished_keeps_the_peace(colony, wait, balances):
     """As under an orchestrator, which starts everything again whenever it ends, with the same words each time.
 
@@ -127,7 +104,8 @@ def test_a_learner_that_is_moved_keeps_its_actors_and_one_that_has_finished_keep
 
 def test_a_stop_in_the_middle_of_a_long_update_ends_in_time_with_its_work_saved(colony, wait):
     """An update of 800,000 gradient steps: whoever deletes the pod gets a checkpoint, and need not kill the learner."""
-    learner = colony.learner("rollout.length=512", "learner.batch=4", "algorithm.epochs=100", "algorithm.minibatch=2")
+    long = ("rollout.length=512", "learner.batch=4", "algorithm.epochs=100", "algorithm.minibatch=2")
+    learner = colony.learner("env.kwargs={pause: 0.0}", *long)
     actor = colony.peer("actor", "actor-0")
     trained = "rookery_learner_phase_seconds_total"
     wait(lambda: learner.http.metric(trained, phase="train") > 0.5, "the first update is under way")

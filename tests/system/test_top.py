@@ -22,11 +22,11 @@ def state(table):
 
 @pytest.fixture
 def said(colony):
-    """Exit code and words of a `rookery` command."""
+    """Exit code and words of each of some `rookery` commands, which run side by side."""
 
-    def run(*words):
-        asked = colony.start("services.cli", *words)
-        return asked.ended(), asked.output
+    def run(*lines):
+        asked = [colony.start("services.cli", *line.split()) for line in lines]
+        return [(command.ended(), command.output) for command in asked]
 
     return run
 
@@ -36,25 +36,22 @@ def test_a_run_is_watched_by_its_directory_while_it_goes_on(colony, wait, said):
     colony.run_dir = colony.folder / "runs" / "mine"
     run = colony.train("target.env_steps=100_000_000")
     wait(lambda: run.http.status().get("learner_updates", 0) > 3, "the run trains")
-    for target in (["runs/mine"], []):
-        code, table = said("top", "--once", *target)
-        assert (code, state(table)) == (0, ROWS), table
-    assert "env steps" in table
-    code, words = said("doctor", "--seconds", "3", "runs/mine")
+    *tables, (code, words) = said("top --once runs/mine", "top --once", "doctor --seconds 3 runs/mine")
+    for shown, table in tables:
+        assert (shown, state(table)) == (0, ROWS), table
+        assert "env steps" in table
     assert words.startswith("runs/mine: learner, actor-0, actor-1, evaluator, over 3 s"), words
     assert code in {0, 1}
     run.children()["actor-1"].send_signal(signal.SIGSTOP)
-    code, table = said("top", "--once")
+    (_, table), (code, words) = said("top --once", "doctor --seconds 1")
     assert "timed out" in next(line for line in table.splitlines() if line.startswith("actor-1")), table
-    code, words = said("doctor", "--seconds", "1")
     assert code == 1
     assert "away: actor-1 does not answer: timed out" in words
     run.children()["actor-1"].send_signal(signal.SIGCONT)
     run.signal(signal.SIGINT)
     assert run.ended() == 0, run.output
-    assert said("doctor", "runs/mine")[0] == 2
-    code, line = said("top")
-    assert (code, line.count("\n")) == (2, 1)
+    (refused, _), (code, line) = said("doctor runs/mine", "top")
+    assert (refused, code, line.count("\n")) == (2, 2, 1)
     assert "no run is under way here" in line
 
 
@@ -68,16 +65,16 @@ def test_a_prometheus_tells_the_same_of_a_run(colony, wait, said):
         wait(lambda: run.http.status().get("learner_updates", 0) > 3, "the run trains")
         old = "rookery_learner_updates_total offset 5s > 0"
         wait(lambda: server.get("/-/ready")[0] == 200 and server.series(old), "Prometheus has seen it for five seconds")
-        code, words = said("doctor", "--seconds", "4", "--prometheus", server.url)
+        asked = "doctor --seconds 4 --prometheus", "top --once --prometheus"
+        (code, words), (shown, table) = said(*(f"{line} {server.url}" for line in asked))
         assert code in {0, 1}, words
         assert f"learner 127.0.0.1:{base}" in words.splitlines()[0]
         assert ", over 4 s" in words.splitlines()[0]
         assert "-bound" in words or "balanced" in words
-        code, table = said("top", "--once", "--prometheus", server.url)
-        assert code == 0
+        assert shown == 0
         assert f"actor 127.0.0.1:{base + 3}" in table
         assert "mean100" in table
-        code, line = said("doctor", "--prometheus", run.http.url)
+        ((code, line),) = said(f"doctor --prometheus {run.http.url}")
         assert (code, line.count("\n")) == (2, 1)
         assert "no Prometheus answers there" in line
     finally:
