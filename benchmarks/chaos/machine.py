@@ -1,0 +1,108 @@
+"""What a storm does to the machine itself: small and read-only file systems, a small /dev/shm, a wall clock that steps."""
+
+from __future__ import annotations
+
+import ctypes.util
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from common.units import MIB, Seconds
+
+DISK_BYTES = 16 * MIB
+SMALL_SHM = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$0" "$@"')
+_LIBRARIES = ("/usr/lib/*/faketime/libfaketimeMT.so.1", "/usr/local/lib/faketime/libfaketimeMT.so.1")
+_LISTEN = "0A"  # state of a socket in /proc/net/tcp
+
+
+def cannot_mount() -> str:
+    """Return why no file system can be mounted here; "" where one can."""
+    if os.geteuid() != 0:
+        return "mounting a file system needs root"
+    if not (shutil.which("mount") and shutil.which("unshare")):
+        return "mount or unshare is not installed"
+    tried = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False)
+    return "" if tried.returncode == 0 else "this container may not mount file systems"
+
+
+@contextmanager
+def tmpfs(folder: Path, size: int, *, read_only: bool = False) -> Iterator[None]:
+    """Mount a file system of `size` bytes in memory over `folder` for the time of the block."""
+    options = f"size={size},{'ro' if read_only else 'rw'}"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@contextmanager
+def full(folder: Path) -> Iterator[None]:
+    """Fill the file system of `folder` to its last byte for the time of the block."""
+    ballast = folder / "ballast"
+    try:
+        with ballast.open("wb", buffering=0) as file:
+            for block in (MIB, 4096, 1):
+                while _written(file, block):
+                    pass
+        yield
+    finally:
+        ballast.unlink()
+
+
+def _written(file: object, block: int) -> bool:
+    try:
+        return bool(file.write(b"\0" * block))  # type: ignore[attr-defined]
+    except OSError:
+        return False
+
+
+def listens(port: int) -> bool:
+    """Return whether a process listens on a TCP port of this machine, without connecting to it."""
+    wanted = f":{port:04X}"
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == _LISTEN and fields[1].endswith(wanted):
+                return True
+    return False
+
+
+class Clock:
+    """The wall clock of processes that are started with its `environment`; the monotonic clock stays true."""
+
+    def __init__(self, path: Path) -> None:
+        """Keep the offset in the file `path`."""
+        self._path = path
+        self.step(0)
+
+    def step(self, offset: Seconds) -> None:
+        """Show the true time plus `offset` from now on, in all processes at once."""
+        new = self._path.with_suffix(".new")
+        new.write_text(f"{offset:+.0f}\n")
+        new.replace(self._path)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment variables for the processes."""
+        return {
+            "LD_PRELOAD": library(),
+            "FAKETIME_TIMESTAMP_FILE": str(self._path),
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            "FAKETIME_NO_CACHE": "1",
+        }
+
+
+def library() -> str:
+    """Return the path of libfaketime; "" where it is not installed (Debian: package faketime)."""
+    named = os.environ.get("LIBFAKETIME", "")
+    found = [str(path) for pattern in _LIBRARIES for path in Path("/").glob(pattern.lstrip("/"))]
+    return named or next(iter(found), "") or (ctypes.util.find_library("faketimeMT") or "")
+
+
+def no_clock() -> str:
+    """Return why the wall clock cannot be stepped here; "" where it can."""
+    return "" if library() else "libfaketime is not installed (Debian: package faketime)"
