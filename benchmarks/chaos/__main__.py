@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 
-from benchmarks.chaos import kills
+from benchmarks.chaos import floods, host, kills, network
 from benchmarks.chaos.deployment import Setup
 from benchmarks.chaos.storm import Row, Storm, perform
 from benchmarks.chaos.table import RESULTS, faults, line, page, slow
 
-STORMS: list[Storm] = [*kills.STORMS]
+STORMS: list[Storm] = [*kills.STORMS, *network.STORMS, *host.STORMS, *floods.STORMS]
 
 
 def run(storms: Sequence[Storm], *, seed: int, short: bool) -> Iterator[Row]:
@@ -63,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     chosen = [storm for storm in STORMS if not options.only or storm.name in options.only]
     rows: list[Row] = []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave no process and no mount behind
     for row in run(chosen, seed=options.seed, short=options.short):
         rows.append(row)
         print(line(row), flush=True)

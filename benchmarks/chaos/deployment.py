@@ -22,9 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.chaos import environment, machine
+from benchmarks.chaos.clock import Clock
 from benchmarks.chaos.proxy import Proxy
 from common.transport.curve import make as make_keys
 from common.units import EnvSteps, Seconds
+from services.cli import tether
 from services.cli.ports import free_ports
 from services.cli.status import Samples, get, parse_metrics
 
@@ -59,7 +61,7 @@ class Setup:
     proxy: bool = False  # actors and evaluator reach the learner through a `Proxy`
     disk: bool = False  # the run directory is on a small file system of its own
     shm: bool = False  # all services have a /dev/shm of 64 KiB
-    clock: bool = False  # all services read the wall clock from libfaketime
+    clock: bool = False  # the wall clock of all services can be stepped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,7 @@ class Exit:
     pid: int
     code: int
     caused: bool  # the storm ended it
+    words: str  # the last line that it logged
 
 
 @dataclass(slots=True)
@@ -91,6 +94,7 @@ class Deployment:
     _children: dict[str, _Child] = field(default_factory=dict)
     _caused: set[int] = field(default_factory=set)
     _lock: threading.RLock = field(default_factory=threading.RLock)
+    _stopping: threading.Event = field(default_factory=threading.Event)  # nothing is restarted any more
     _ended: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
@@ -99,7 +103,7 @@ class Deployment:
         self.logs = self.folder / "logs"
         self.keys = self.folder / "keys"
         self.disk = self.folder / "disk"
-        self.clock = machine.Clock(self.folder / "clock")
+        self.clock = Clock(self.folder / "clock")
         for folder in (self.steps_folder, self.logs, self.disk):
             folder.mkdir()
         self.run_dir = self.disk / "run"
@@ -121,11 +125,9 @@ class Deployment:
             self._open.enter_context(machine.tmpfs(self.disk, machine.DISK_BYTES))
         if self.setup.proxy:
             self.proxy = self._open.enter_context(Proxy(self.port))
-        with self._lock:
-            for name in self.names:
-                self._children[name] = _Child(self._start(name), time.monotonic())
         threading.Thread(target=self._restart, daemon=True).start()
         try:
+            self.until(lambda: len(self._children) == len(self.names), "all processes are started")
             self.flowing(dict.fromkeys(self.actors, 0))
             self.until(lambda: self.read("learner"), "the learner answers")
         except BaseException:
@@ -135,12 +137,13 @@ class Deployment:
 
     def __exit__(self, *_: object) -> None:
         """End what still runs, at once."""
-        self._ended.set()
+        self._stopping.set()
         with self._lock:
             for child in self._children.values():
                 if child.process.poll() is None:
                     child.process.kill()
                 child.process.wait()
+        self._ended.set()
         self._open.close()
 
     # --- disturbing ---
@@ -223,10 +226,10 @@ class Deployment:
             time.sleep(POLL)
         return answer
 
-    def mark(self, names: list[str] | None = None) -> dict[str, EnvSteps]:
-        """Return the present life's env steps of actors (all), for `flowing`."""
+    def mark(self) -> dict[str, EnvSteps]:
+        """Return the env steps of each actor's present life, for `flowing`."""
         steps = self.steps()
-        return {name: steps.get(self.pid(name), 0) for name in names or self.actors}
+        return {name: steps.get(self.pid(name), 0) for name in self.actors}
 
     def flowing(self, since: dict[str, EnvSteps], seconds: Seconds = WAIT) -> dict[str, Seconds]:
         """Wait until each actor stepped more than it can without the learner; return when each did, on the monotonic clock.
@@ -255,7 +258,7 @@ class Deployment:
     def finish(self) -> None:
         """End the run cleanly: actors and evaluator say goodbye, then the learner saves."""
         with self._lock:
-            self._ended.set()
+            self._stopping.set()
             for name in self.names[1:]:
                 self._terminate(name)
             for name in self.names[1:]:
@@ -284,13 +287,18 @@ class Deployment:
 
     def _record(self, name: str, process: subprocess.Popen[bytes]) -> None:
         if all(exit_.pid != process.pid for exit_ in self.exits):
-            self.exits.append(Exit(name=name, pid=process.pid, code=process.returncode, caused=process.pid in self._caused))
+            caused, words = process.pid in self._caused, self.said(name).splitlines()[-1:]
+            self.exits.append(Exit(name=name, pid=process.pid, code=process.returncode, caused=caused, words="".join(words)))
 
     def _restart(self) -> None:
+        """Start all services, and again after each end. They are tethered to this thread, which lives as long as `self`."""
+        with self._lock:
+            for name in self.names:
+                self._children[name] = _Child(self._start(name), time.monotonic())
         while not self._ended.wait(POLL):
             with self._lock:
                 for name, child in self._children.items():
-                    if not self._ended.is_set():
+                    if not self._stopping.is_set():
                         self._look_after(name, child)
 
     def _look_after(self, name: str, child: _Child) -> None:
@@ -306,7 +314,9 @@ class Deployment:
 
     def _start(self, name: str) -> subprocess.Popen[bytes]:
         own = {name_: value for name_, value in os.environ.items() if not name_.startswith("ROOKERY_")}
-        words = [sys.executable, "-m", *self._words(name), f"metrics.port={self.http[name]}"]
+        words = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid())]
+        words += [sys.executable, "-m", *(["benchmarks.chaos.clock", str(self.clock.path)] if self.setup.clock else [])]
+        words += [*self._words(name), f"metrics.port={self.http[name]}"]
         if self.setup.shm:
             words = [*machine.SMALL_SHM, *words]
         with (self.logs / f"{name}.log").open("ab") as log:
@@ -316,7 +326,7 @@ class Deployment:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=ROOT,
-                env=own | (self.clock.environment if self.setup.clock else {}),
+                env=own,
                 start_new_session=True,
             )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import select
 import struct
 import sys
 import time
@@ -49,7 +50,7 @@ class Paced(gymnasium.Env[NDArray[np.float32], np.int64]):
         """Wait for the rest of the period, count, and reward a match."""
         now = time.monotonic()
         self._next = max(self._next + self._period, now)
-        time.sleep(self._next - now)
+        select.select((), (), (), self._next - now)  # relative to now: libfaketime breaks the absolute wait of `time.sleep`
         reward = float(int(action) == (self._seen > 0))
         self._age += 1
         _COUNT.pack_into(self._counter, 0, _COUNT.unpack_from(self._counter)[0] + 1)

@@ -1,8 +1,7 @@
-"""What a storm does to the machine itself: small and read-only file systems, a small /dev/shm, a wall clock that steps."""
+"""What a storm does to the machine itself: small and read-only file systems, a small /dev/shm."""
 
 from __future__ import annotations
 
-import ctypes.util
 import os
 import shutil
 import subprocess
@@ -10,11 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from common.units import MIB, Seconds
+from common.units import MIB
 
 DISK_BYTES = 16 * MIB
 SMALL_SHM = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$0" "$@"')
-_LIBRARIES = ("/usr/lib/*/faketime/libfaketimeMT.so.1", "/usr/local/lib/faketime/libfaketimeMT.so.1")
 _LISTEN = "0A"  # state of a socket in /proc/net/tcp
 
 
@@ -69,40 +67,3 @@ def listens(port: int) -> bool:
             if fields[3] == _LISTEN and fields[1].endswith(wanted):
                 return True
     return False
-
-
-class Clock:
-    """The wall clock of processes that are started with its `environment`; the monotonic clock stays true."""
-
-    def __init__(self, path: Path) -> None:
-        """Keep the offset in the file `path`."""
-        self._path = path
-        self.step(0)
-
-    def step(self, offset: Seconds) -> None:
-        """Show the true time plus `offset` from now on, in all processes at once."""
-        new = self._path.with_suffix(".new")
-        new.write_text(f"{offset:+.0f}\n")
-        new.replace(self._path)
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Environment variables for the processes."""
-        return {
-            "LD_PRELOAD": library(),
-            "FAKETIME_TIMESTAMP_FILE": str(self._path),
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-            "FAKETIME_NO_CACHE": "1",
-        }
-
-
-def library() -> str:
-    """Return the path of libfaketime; "" where it is not installed (Debian: package faketime)."""
-    named = os.environ.get("LIBFAKETIME", "")
-    found = [str(path) for pattern in _LIBRARIES for path in Path("/").glob(pattern.lstrip("/"))]
-    return named or next(iter(found), "") or (ctypes.util.find_library("faketimeMT") or "")
-
-
-def no_clock() -> str:
-    """Return why the wall clock cannot be stepped here; "" where it can."""
-    return "" if library() else "libfaketime is not installed (Debian: package faketime)"

@@ -1,17 +1,26 @@
-"""A bad network on loopback: what lies between peers and a learner, as slow as it is told, or deaf to one kind of message."""
+"""A faulty network on loopback, between workers and a learner: it delays, throttles, corrupts, withholds, holds back, cuts.
+
+Every fault is an attribute that may be changed at any time and holds for all connections from then on. Each direction of
+each connection has two threads: one receives, one sends what is due.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import queue
+import random
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Self
 
+from common.units import Seconds
 from common.wire import header
 
 CHUNK = 64 * 1024
+BACKLOG = 64  # chunks that one direction holds: as much as the buffers of a long line
 GREETING = 64  # bytes of ZMTP 3 that come before the first frame
 MORE, LONG, COMMAND = 1, 2, 4  # flags of a frame
 
@@ -21,16 +30,22 @@ class Proxy:
 
     def __init__(self, port: int, *, bytes_per_second: float = math.inf) -> None:
         """Listen on a free port. Each direction of each connection has `bytes_per_second` for itself."""
-        self.withheld: str | None = None  # tag of the messages that no peer gets, from now on
-        self._target, self._rate = port, bytes_per_second
+        self.withheld: str | None = None  # tag of the messages that no worker gets, from now on
+        self.bytes_per_second = bytes_per_second
+        self.delay: tuple[Seconds, Seconds] = (0.0, 0.0)  # each chunk arrives later by a time drawn from this range, in order
+        self.corrupted = 0.0  # probability that one byte of a chunk is changed
+        self.chance = random.Random(0)  # noqa: S311  seeded: the same faults again
+        self._target = port
+        self._open = threading.Event()  # clear: nothing passes, and no connection ends
+        self._open.set()
         self._ended = threading.Event()
         self._sockets: list[socket.socket] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         self._start(self._accept)
 
     @property
     def endpoint(self) -> str:
-        """What peers are told instead of the learner's address."""
+        """The address that workers connect to instead of the learner's."""
         return f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
 
     def __enter__(self) -> Self:
@@ -40,10 +55,26 @@ class Proxy:
     def __exit__(self, *_: object) -> None:
         """Cut all connections."""
         self._ended.set()
-        for end in (self._listener, *self._sockets):
+        self._open.set()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut()
+
+    def cut(self) -> None:
+        """End every connection that stands now."""
+        sockets, self._sockets = self._sockets, []
+        for end in sockets:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
+
+    def pass_nothing(self, *, on: bool) -> None:
+        """Hold everything back, as a network that loses all packets, or pass it on again."""
+        if on:
+            self._open.clear()
+        else:
+            self._open.set()
 
     def _start(self, work: Callable[..., None], *arguments: object) -> None:
         threading.Thread(target=work, args=arguments, daemon=True).start()
@@ -51,30 +82,49 @@ class Proxy:
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
-                peer, _ = self._listener.accept()
-                self._sockets.append(peer)
+                worker, _ = self._listener.accept()
+                self._sockets.append(worker)
                 try:
                     learner = socket.create_connection(("127.0.0.1", self._target))
-                except OSError:  # not there yet: the peer tries again
-                    peer.close()
+                except OSError:  # not there yet: the worker tries again
+                    worker.close()
                     continue
                 self._sockets.append(learner)
-                self._start(self._pass, _chunks(peer), learner, peer)
-                self._start(self._pass, self._kept(learner), peer, learner)
+                for chunks, sink, source in ((_chunks(worker), learner, worker), (self._kept(learner), worker, learner)):
+                    due: queue.Queue[tuple[Seconds, bytes]] = queue.Queue(BACKLOG)
+                    self._start(self._receive, chunks, due)
+                    self._start(self._pass, due, sink, source)
 
-    def _pass(self, parts: Iterator[bytes], sink: socket.socket, source: socket.socket) -> None:
+    def _receive(self, chunks: Iterator[bytes], due: queue.Queue[tuple[Seconds, bytes]]) -> None:
         with contextlib.suppress(OSError, EOFError):
-            for part in parts:
+            for part in chunks:
                 for begin in range(0, len(part), CHUNK):
-                    piece = part[begin : begin + CHUNK]
-                    self._ended.wait(len(piece) / self._rate)
-                    sink.sendall(piece)
+                    due.put((time.monotonic() + self.chance.uniform(*self.delay), part[begin : begin + CHUNK]))
+        due.put((0.0, b""))
+
+    def _pass(self, due: queue.Queue[tuple[Seconds, bytes]], sink: socket.socket, source: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                at, piece = due.get()
+                self._open.wait()
+                if not piece:
+                    break
+                self._ended.wait(max(0.0, at - time.monotonic()) + len(piece) / self.bytes_per_second)
+                sink.sendall(self._damaged(piece))
         for end in (sink, source):  # half a connection is of no use to either side
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
+        while piece:  # the receiver must not wait for room
+            _, piece = due.get()
+
+    def _damaged(self, piece: bytes) -> bytes:
+        if self.chance.random() >= self.corrupted:
+            return piece
+        place = self.chance.randrange(len(piece))
+        return piece[:place] + bytes([piece[place] ^ self.chance.randrange(1, 256)]) + piece[place + 1 :]
 
     def _kept(self, learner: socket.socket) -> Iterator[bytes]:
-        """What the learner says, less the messages that are withheld, frame by frame."""
+        """Yield what the learner sends, less the messages that are withheld, frame by frame."""
         for _ in range(GREETING):  # each side waits for parts of the other's
             yield _exactly(learner, 1)
         withholding = begun = False
@@ -84,7 +134,7 @@ class Proxy:
             body = _exactly(learner, int.from_bytes(head[1:], "big"))
             if not head[0] & COMMAND:
                 if not begun:
-                    withholding = header.unpack(body)["tag"] == self.withheld
+                    withholding = self.withheld is not None and header.unpack(body)["tag"] == self.withheld
                 begun = bool(head[0] & MORE)
             if head[0] & COMMAND or not withholding:
                 yield head + body

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,7 @@ from benchmarks.chaos.deployment import Deployment, Exit, Setup, deployed
 from benchmarks.chaos.measure import Sampler, Usage, honest_rate, usage
 from common.units import Seconds
 
-LIMIT: Seconds = 120.0  # for flow to come back
+LIMIT: Seconds = 60.0  # for flow to come back; half of it in the short form
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,7 @@ class Scene:
     short: bool
     flow_back: list[Seconds] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)  # what must not be, beside the goals of every storm
     before: float = 0.0  # honest env steps per second
     during: float = 0.0
     claims: bool = False  # the storm sends env steps that no environment made
@@ -55,15 +57,16 @@ class Scene:
         yield
         self.during = (sum(self.deployment.steps().values()) - before) / (time.monotonic() - at)
 
-    def await_flow(self, since: Seconds | None = None, names: list[str] | None = None) -> None:
+    def await_flow(self, since: Seconds | None = None, *, timed: bool = True) -> None:
         """Wait until actors step as only a learner that trains lets them; record the seconds from `since`, or from now."""
         start = time.monotonic() if since is None else since
-        mark = self.deployment.mark(names)
-        done = self.deployment.flowing(mark, LIMIT)
-        self.flow_back += [at - start for at in done.values()]
+        mark = self.deployment.mark()
+        limit = self.scaled(LIMIT, LIMIT / 2)
+        done = self.deployment.flowing(mark, limit)
+        self.flow_back += [at - start for at in done.values()] if timed else []
         if missing := sorted(mark.keys() - done.keys()):
             self.flow_back += [math.inf] * len(missing)
-            self.notes.append(f"no flow after {LIMIT:g} s: {', '.join(missing)}")
+            self.notes.append(f"no flow after {limit:g} s: {', '.join(missing)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +87,7 @@ class Row:
     peak_rss_mib: float = 0.0
     log_bytes_per_minute: float = 0.0
     notes: tuple[str, ...] = ()
+    broken: tuple[str, ...] = ()
     books: Books = Books()
 
 
@@ -97,6 +101,7 @@ def perform(storms: Sequence[Storm], setup: Setup, *, seed: int, short: bool) ->
     with deployed(setup) as deployment:
         for storm in storms:
             scene = Scene(deployment=deployment, chance=random.Random(f"{seed}:{storm.name}"), short=short)  # noqa: S311  seeded
+            print(f"{storm.name} ...", file=sys.stderr, flush=True)
             rows.append(_pass(storm, scene, seed=seed))
             claims = claims or scene.claims
         exits = len(deployment.exits)
@@ -113,8 +118,10 @@ def _pass(storm: Storm, scene: Scene, *, seed: int) -> Row:
     began = time.monotonic()
     with Sampler(deployment) as sampler:
         try:
-            with scene.rated():
-                storm.disturb(scene)
+            steps, at = sum(deployment.steps().values()), time.monotonic()
+            storm.disturb(scene)
+            if not scene.during:
+                scene.during = (sum(deployment.steps().values()) - steps) / (time.monotonic() - at)
             if not scene.flow_back:
                 scene.await_flow()
         except TimeoutError as error:
@@ -134,6 +141,7 @@ def _pass(storm: Storm, scene: Scene, *, seed: int) -> Row:
         peak_rss_mib=sampler.peak_rss_mib,
         log_bytes_per_minute=(deployment.log_bytes() - logged) / max(1.0, seconds / 60),
         notes=tuple(scene.notes),
+        broken=tuple(scene.broken),
     )
     return _with_exits(row, deployment.exits[exits:])
 
@@ -141,7 +149,7 @@ def _pass(storm: Storm, scene: Scene, *, seed: int) -> Row:
 def _with_exits(row: Row, exits: Sequence[Exit]) -> Row:
     own = [exit_ for exit_ in exits if not exit_.caused]
     learner = sum(exit_.name == "learner" for exit_ in own)
-    codes = Counter(f"{exit_.name} ended with {exit_.code}" for exit_ in own)
+    codes = Counter(f"{exit_.name} ended with {exit_.code}: {exit_.words[-300:]}" for exit_ in own)
     notes = (*row.notes, *(f"{what} ({times} times)" if times > 1 else what for what, times in codes.items()))
     return replace(
         row, learner_exits=row.learner_exits + learner, worker_exits=row.worker_exits + len(own) - learner, notes=notes

@@ -25,7 +25,7 @@ COLUMNS = (
 
 def faults(row: Row) -> list[str]:
     """Return the goals that the row misses, each with the value found; rates count only where the storm names a goal."""
-    found: list[str] = []
+    found = list(row.broken)
     if row.books.unaccounted or row.books.note:
         found.append(f"{row.books.unaccounted} env steps unaccounted {row.books.note}".rstrip())
     if row.learner_exits:
