@@ -336,7 +336,7 @@ class Deployment:
             words += ["--resume-if-found", "--linger", f"learner.bind=tcp://127.0.0.1:{self.port}"]
         else:
             learner = self.proxy.endpoint if self.proxy else f"tcp://127.0.0.1:{self.port}"
-            words = [f"services.{name.partition('-')[0]}", "--name", name, "--learner", learner]
+            words = [f"services.{name.partition('-')[0]}", "--name", name, "--learner", learner, "--allow-code", "benchmarks"]
         return words + (["--keys", str(self.keys / name)] if self.setup.keys else [])
 
 

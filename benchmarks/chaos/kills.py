@@ -16,6 +16,7 @@ from common.units import Seconds
 MIX = ("KILL", "KILL", "SEGV", "TERM", "STOP")
 STOPPED: Seconds = 10.0
 ACTORS = 4
+PAUSES: tuple[Seconds, ...] = (5.0, 35.0, 90.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +95,9 @@ STORMS = [
             name=f"pause-{who}-{seconds:g}",
             what=f"SIGSTOP for {seconds:g} s: {' and '.join(names)}",
             disturb=partial(pause, names=names, seconds=seconds),
+            short=seconds == PAUSES[0],
         )
         for who, names in (("learner", ("learner",)), ("workers", ("actor-0", "evaluator")))
-        for seconds in (5.0, 35.0, 90.0)
+        for seconds in PAUSES
     ),
 ]

@@ -83,23 +83,21 @@ def mutated(chance: random.Random, target: Target) -> Frames:
     return [bytes(frame) for frame in frames]
 
 
+_BOMBS = (
+    b"\x81" * HEADER_BYTES,
+    b"\x91" * (HEADER_BYTES - 1) + b"\xc0",
+    b"\xdf\xff\xff\xff\xff",
+    b"\xdd\xff\xff\xff\xff",
+    b"\xc6\xff\xff\xff\xff",
+    msgpack.packb({"v": 1, "tag": "hello", "run": "x" * 30_000}),
+    msgpack.packb({str(number): {} for number in range(2000)}),
+    b"GET / HTTP/1.1\r\n\r\n",
+)
+
+
 def bomb(chance: random.Random, _: Target) -> Frames:
-    """Return a header that would become much larger, or nest deeply, if it were unpacked without a limit."""
-    return [
-        chance.choice(
-            (
-                b"\x81" * HEADER_BYTES,
-                b"\x91" * (HEADER_BYTES - 1) + b"\xc0",
-                b"\xdf\xff\xff\xff\xff",
-                b"\xdd\xff\xff\xff\xff",
-                b"\xc6\xff\xff\xff\xff",
-                msgpack.packb({"v": 1, "tag": "hello", "run": "x" * 30_000}),
-                msgpack.packb({str(number): {} for number in range(2000)}),
-                chance.randbytes(200),
-                b"GET / HTTP/1.1\r\n\r\n",
-            )
-        )
-    ]
+    """Return a header that would become much larger, or nest deeply, if it were unpacked without a limit; or random bytes."""
+    return [chance.choice((*_BOMBS, chance.randbytes(200)))]
 
 
 def wanted(_: random.Random, target: Target) -> Frames:

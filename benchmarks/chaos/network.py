@@ -15,6 +15,7 @@ from common.units import KIB, Seconds
 DELAY: tuple[Seconds, Seconds] = (0.05, 0.15)  # 100 ms with 50 ms of jitter
 SLOW = 24 * KIB  # bytes per second of each direction of each connection
 CUT_EVERY: Seconds = 5.0
+BLACKHOLES: tuple[Seconds, ...] = (20.0, 90.0)
 CORRUPTED = 0.02  # of the chunks
 
 
@@ -85,9 +86,9 @@ STORMS = [
     *(
         Storm(
             name=f"blackhole-{seconds:g}", what=f"nothing passes for {seconds:g} s, no connection ends",
-            disturb=partial(blackhole, seconds=seconds), setup=PROXY,
+            disturb=partial(blackhole, seconds=seconds), setup=PROXY, short=seconds == BLACKHOLES[0],
         )
-        for seconds in (20.0, 90.0)
+        for seconds in BLACKHOLES
     ),
     Storm(name="corrupt", what="a byte changed in 2 % of the chunks, for 20 s, without keys", disturb=corrupt, setup=PROXY),
     Storm(name="corrupt-keys", what="the same with keys", disturb=corrupt, setup=ENCRYPTED),

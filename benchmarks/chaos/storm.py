@@ -30,6 +30,7 @@ class Storm:
     needs: Callable[[], str] = str  # why it cannot be done here; "" where it can
     rate_goal: float | None = None  # least honest rate during / before
     alone: bool = False  # shares its deployment with no other storm
+    short: bool = True  # part of the short form
 
 
 @dataclass
