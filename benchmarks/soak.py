@@ -68,7 +68,9 @@ def theil_sen(seconds: NDArray[np.float64], values: NDArray[np.float64]) -> Slop
     return Slope(median=float(np.median(slopes)), low=float(slopes[low]), high=float(slopes[high]))
 
 
-def soak(deployment: Deployment, *, minutes: float, seed: int, out: Path) -> tuple[list[dict[str, float | str]], dict[str, float]]:
+def soak(
+    deployment: Deployment, *, minutes: float, seed: int, out: Path
+) -> tuple[list[dict[str, float | str]], dict[str, float]]:
     """Run for `minutes`, with samples to the CSV `out`; return the samples, and bytes of the run directory by part."""
     chance = random.Random(seed)  # noqa: S311  seeded
     began, samples = time.monotonic(), []
@@ -82,7 +84,8 @@ def soak(deployment: Deployment, *, minutes: float, seed: int, out: Path) -> tup
                 deployment.kill(chance.choice(deployment.actors[1:]), chance.choice((signal.SIGTERM, signal.SIGKILL)))
             for name in deployment.names:
                 if used := usage(pid := deployment.pid(name)):
-                    sample = {"seconds": round(now - began, 1), "name": name, "pid": pid, "rss_mb": used.rss_mib * MIB / MEGABYTE}
+                    rss = used.rss_mib * MIB / MEGABYTE
+                    sample = {"seconds": round(now - began, 1), "name": name, "pid": pid, "rss_mb": rss}
                     samples.append(sample | {"descriptors": used.descriptors, "threads": used.threads})
                     writer.writerow(samples[-1])
             file.flush()
@@ -149,23 +152,26 @@ def lines(samples: Sequence[Mapping[str, float | str]], *, minutes: float) -> li
 def page(found: Sequence[Line], parts: Mapping[str, float], books: Books, *, minutes: float) -> str:
     """Return the result as Markdown."""
     judged = [line for line in found if line.judged]
+    passed = sum(line.passes for line in judged)
     text = [
-        "# Soak", "",
-        f"`python -m benchmarks.soak --minutes {minutes:g}` on {datetime.now(UTC):%Y-%m-%d}, {machine()}. "
-        f"{sum(line.passes for line in judged)} of {len(judged)} processes pass: upper end of the 95 % interval of the Theil-Sen "
-        f"slope of RSS below {GOAL:g} MB/h, descriptors and threads flat (within 2). Lives shorter than 5 minutes after the "
-        "warm-up are shown, not judged.", "",
-        f"Ledger: {books.stepped:,} env steps stepped, {books.trained:,} trained, {books.dropped:,} dropped, {books.unseen:,} "
-        f"unseen, {books.unaccounted:,} unaccounted.", "",
-        "| process | minutes | RSS at the end (MB) | slope (MB/h) | 95 % interval | descriptors | threads | verdict |",
-        "|---|---|---|---|---|---|---|---|",
-    ]  # fmt: skip
+        f"""# Soak
+
+`python -m benchmarks.soak --minutes {minutes:g}` on {datetime.now(UTC):%Y-%m-%d}, {machine()}.
+{passed} of {len(judged)} processes pass: upper end of the 95 % interval of the Theil-Sen slope of RSS below {GOAL:g} MB/h, descriptors and threads flat (within 2).
+Lives shorter than 5 minutes after the warm-up are shown, not judged.
+
+Ledger: {books.stepped:,} env steps stepped, {books.trained:,} trained, {books.dropped:,} dropped, {books.unseen:,} unseen,
+{books.unaccounted:,} unaccounted.
+
+| process | minutes | RSS at the end (MB) | slope (MB/h) | 95 % interval | descriptors | threads | verdict |
+|---|---|---|---|---|---|---|---|"""
+    ]
     for line in found:
         slope, verdict = line.slope, ("passed" if line.passes else "MISSED") if line.judged else "short"
-        text.append(
-            f"| {line.name} ({line.pid}) | {line.minutes:.0f} | {line.rss_mb:.1f} | {slope.median:+.2f} | {slope.low:+.2f} to "
-            f"{slope.high:+.2f} | {line.descriptors[0]} to {line.descriptors[1]} | {line.threads[0]} to {line.threads[1]} | {verdict} |"
-        )
+        cells = [f"{line.name} ({line.pid})", f"{line.minutes:.0f}", f"{line.rss_mb:.1f}", f"{slope.median:+.2f}"]
+        cells += [f"{slope.low:+.2f} to {slope.high:+.2f}"]
+        cells += [f"{least} to {most}" for least, most in (line.descriptors, line.threads)]
+        text.append(f"| {' | '.join([*cells, verdict])} |")
     text += ["", "| run directory | KB |", "|---|---|"]
     return "\n".join([*text, *(f"| {name} | {size / KILOBYTE:,.0f} |" for name, size in parts.items())]) + "\n"
 

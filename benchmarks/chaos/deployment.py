@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from benchmarks.chaos import environment, machine
 from benchmarks.chaos.clock import Clock
@@ -119,7 +119,7 @@ class Deployment:
         self._open = ExitStack()
         self.proxy: Proxy | None = None
 
-    def __enter__(self) -> Deployment:
+    def __enter__(self) -> Self:
         """Start everything and wait until all actors step and the learner trains."""
         if self.setup.disk:
             self._open.enter_context(machine.tmpfs(self.disk, machine.DISK_BYTES))
@@ -264,7 +264,9 @@ class Deployment:
             for name in self.names[1:]:
                 self._reap(name)
         with contextlib.suppress(TimeoutError):
-            self.until(lambda: (books := self.ledger()) and not books["in_flight"] and not books["queued"], "all is settled", 10.0)
+            self.until(
+                lambda: (books := self.ledger()) and not books["in_flight"] and not books["queued"], "all is settled", 10.0
+            )
         with self._lock:
             self._terminate("learner")
             self._reap("learner")

@@ -133,7 +133,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Flood until the count is reached; prints "begun" at the start, then seconds and CPU share."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("endpoint")
-    parser.add_argument("--inside", action="store_true", help="as a worker that speaks the protocol, with --keys if there are any")
+    parser.add_argument(
+        "--inside", action="store_true", help="as a worker that speaks the protocol, with --keys if there are any"
+    )
     parser.add_argument("--keys", default="")
     parser.add_argument("--count", type=int, required=True)
     parser.add_argument("--rate", type=float, required=True, help="messages per second")

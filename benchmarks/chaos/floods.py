@@ -34,7 +34,6 @@ def flood(scene: Scene, *, inside: bool) -> None:
     """
     scene.claims = inside
     rate, count = scene.scaled(RATE, RATE / 2), int(scene.scaled(100_000, 4_000))
-    before = scene.deployment.steps(), time.monotonic()
     with _flooder(scene, inside=inside, count=int(rate * scene.scaled(10.0, 2.0)), rate=rate, dry=True) as process:
         before = sum(scene.deployment.steps().values()), time.monotonic()
         idle = _ended(process)
@@ -42,7 +41,8 @@ def flood(scene: Scene, *, inside: bool) -> None:
     with _flooder(scene, inside=inside, count=count, rate=rate, dry=False) as process, scene.rated():
         busy = _ended(process)
     scene.notes.append(
-        f"{count:,} messages at {count / busy[0]:,.0f} per second; the flooder took {busy[1]:.0%} of a core, and {idle[1]:.0%} before"
+        f"{count:,} messages at {count / busy[0]:,.0f} per second; the flooder took {busy[1]:.0%} of a core, "
+        f"and {idle[1]:.0%} before"
     )
     scene.await_flow()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-from contextlib import AbstractContextManager
 
 from benchmarks.chaos import machine
 from benchmarks.chaos.deployment import Setup
@@ -17,8 +16,7 @@ HOUR = 3600.0
 
 def full_disk(scene: Scene) -> None:
     """Fill the disk of the run directory; once a checkpoint has failed, kill the learner, which must come back all the same."""
-    disk = scene.deployment.disk
-    with machine.full(disk):
+    with machine.full(scene.deployment.disk):
         _await_failure(scene)
         scene.deployment.kill("learner", signal.SIGKILL)
         _restarted(scene)
@@ -28,9 +26,7 @@ def full_disk(scene: Scene) -> None:
 
 def read_only_disk(scene: Scene) -> None:
     """Make all paths of the run's disk refuse to be written, until a checkpoint has failed."""
-    disk = scene.deployment.disk
-    mounted: AbstractContextManager[None] = machine.tmpfs(disk, machine.DISK_BYTES, read_only=True)
-    with mounted:
+    with machine.read_only(scene.deployment.disk):
         _await_failure(scene)
         scene.await_flow()
     _await_checkpoint(scene)
@@ -73,7 +69,8 @@ def _await_checkpoint(scene: Scene) -> None:
 
 STORMS = [
     Storm(
-        name="full-disk", what="the run's disk is full; the learner is killed meanwhile", disturb=full_disk, setup=Setup(disk=True),
+        name="full-disk", what="the run's disk is full; the learner is killed meanwhile", disturb=full_disk,
+        setup=Setup(disk=True),
         needs=machine.cannot_mount,
     ),
     Storm(

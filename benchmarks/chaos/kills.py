@@ -55,7 +55,7 @@ def kill_actors(scene: Scene) -> None:
             deployment.kill(name, signal.Signals[f"SIG{blow.kind}"])
     for timer in timers:
         timer.join()
-    scene.await_flow()
+    scene.await_flow(timed=False)  # processes that start anew, which takes seconds
     scene.notes.append(f"{deployment.killed} lives of actors ended without a goodbye")
 
 

@@ -27,11 +27,21 @@ def cannot_mount() -> str:
 
 
 @contextmanager
-def tmpfs(folder: Path, size: int, *, read_only: bool = False) -> Iterator[None]:
+def tmpfs(folder: Path, size: int) -> Iterator[None]:
     """Mount a file system of `size` bytes in memory over `folder` for the time of the block."""
-    options = f"size={size},{'ro' if read_only else 'rw'}"
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=True)
     try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """Make everything below `folder` refuse to be opened for writing for the time of the block; files that are open stay so."""
+    subprocess.run(["mount", "--bind", folder, folder], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", folder], check=True)
         yield
     finally:
         subprocess.run(["umount", "--lazy", folder], check=True)

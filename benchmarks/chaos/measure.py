@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
+from typing import Self
 
 import psutil
 
@@ -28,9 +29,7 @@ def usage(pid: int) -> Usage | None:
     try:
         process = psutil.Process(pid)
         with process.oneshot():
-            return Usage(
-                rss_mib=process.memory_info().rss / MIB, descriptors=process.num_fds(), threads=process.num_threads()
-            )
+            return Usage(rss_mib=process.memory_info().rss / MIB, descriptors=process.num_fds(), threads=process.num_threads())
     except psutil.Error:
         return None
 
@@ -43,7 +42,7 @@ class Sampler:
     peak_rss_mib: float = 0.0
     _ended: threading.Event = field(default_factory=threading.Event)
 
-    def __enter__(self) -> Sampler:
+    def __enter__(self) -> Self:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         return self

@@ -16,6 +16,7 @@ from benchmarks.chaos.deployment import Deployment, Exit, Setup, deployed
 from benchmarks.chaos.measure import Sampler, Usage, honest_rate, usage
 from common.units import Seconds
 
+PLAIN, NO_BOOKS = Setup(), Books()
 LIMIT: Seconds = 60.0  # for flow to come back; half of it in the short form
 
 
@@ -26,7 +27,7 @@ class Storm:
     name: str
     what: str  # one line, for the table
     disturb: Callable[[Scene], None]
-    setup: Setup = Setup()
+    setup: Setup = PLAIN
     needs: Callable[[], str] = str  # why it cannot be done here; "" where it can
     rate_goal: float | None = None  # least honest rate during / before
     alone: bool = False  # shares its deployment with no other storm
@@ -89,7 +90,7 @@ class Row:
     log_bytes_per_minute: float = 0.0
     notes: tuple[str, ...] = ()
     broken: tuple[str, ...] = ()
-    books: Books = Books()
+    books: Books = NO_BOOKS
 
 
 def perform(storms: Sequence[Storm], setup: Setup, *, seed: int, short: bool) -> list[Row]:

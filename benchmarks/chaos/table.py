@@ -10,7 +10,7 @@ from statistics import median
 
 from benchmarks.chaos.storm import Row
 from benchmarks.learning import machine
-from common.units import MIB, Seconds
+from common.units import Seconds
 
 FLOW_MEDIAN: Seconds = 3.0
 FLOW_WORST: Seconds = 10.0
@@ -52,43 +52,38 @@ def slow(row: Row) -> list[str]:
 
 def line(row: Row) -> str:
     """Return the row in lines to read, with the command that repeats it."""
-    again = f"python -m benchmarks.chaos --only {row.storm.name} --seed {row.seed}"
     if row.skipped:
         return f"SKIP {row.storm.name}: {row.skipped}"
     missed = faults(row) + slow(row)
-    books = row.books
-    parts = [
-        f"{'FAIL' if missed else 'pass'} {row.storm.name}: {row.storm.what}",
-        f"     {row.seconds:.0f} s; env steps {books.stepped:,} stepped = {books.trained:,} trained + {books.dropped:,} dropped "
-        f"+ {books.unseen} unseen + {books.unaccounted} unaccounted",
-        f"     exits: learner {row.learner_exits}, workers {row.worker_exits}; flow back {_flow(row)} s; "
-        f"env steps/s {_rates(row)}; learner RSS {_memory(row)} MiB, descriptors {_change(row, 'descriptors')}, "
-        f"threads {_change(row, 'threads')}; log {row.log_bytes_per_minute / 1000:,.0f} KB/min",
-        *(f"     note: {note}" for note in row.notes),
-        *(f"     MISSED: {fault}" for fault in missed),
-        f"     again: {again}",
-    ]
-    return "\n".join(parts)
+    books, pad = row.books, " " * 5
+    text = f"""\
+{"FAIL" if missed else "pass"} {row.storm.name}: {row.storm.what}
+{pad}{row.seconds:.0f} s; env steps {books.stepped:,} stepped = {books.trained:,} trained + {books.dropped:,} dropped \
++ {books.unseen} unseen + {books.unaccounted} unaccounted
+{pad}exits: learner {row.learner_exits}, workers {row.worker_exits}; flow back {_flow(row)} s; env steps/s {_rates(row)}
+{pad}learner RSS {_memory(row)} MiB, descriptors {_change(row, "descriptors")}, threads {_change(row, "threads")}; \
+log {row.log_bytes_per_minute / 1000:,.0f} KB/min"""
+    again = f"again: python -m benchmarks.chaos --only {row.storm.name} --seed {row.seed}"
+    notes = [f"note: {note}" for note in row.notes]
+    return "\n".join([text, *(pad + extra for extra in (*notes, *(f"MISSED: {fault}" for fault in missed), again))])
 
 
 def page(rows: Sequence[Row], *, command: str) -> str:
     """Return the whole table as Markdown."""
     judged = [row for row in rows if not row.skipped]
     passed = sum(not faults(row) + slow(row) for row in judged)
-    head = [
-        "# Chaos",
-        "",
-        f"`{command}` on {datetime.now(UTC):%Y-%m-%d}, {machine()}. {passed} of {len(judged)} storms passed, "
-        f"{len(rows) - len(judged)} were skipped. [reliability.md](../../docs/reliability.md) explains the storms and the columns.",
-        "",
-        f"Goals: 0 learner exits that the storm did not cause, 0 workers ended by themselves, 0 unaccounted env steps, flow back "
-        f"within {FLOW_MEDIAN:g} s (median) and {FLOW_WORST:g} s (worst), log below {LOG_BYTES / 1e6:g} MB per minute, honest rate "
-        "during / before as the storm says.",
-        "",
-        f"| {' | '.join(COLUMNS)} |",
-        "|" + "---|" * len(COLUMNS),
-    ]
-    return "\n".join([*head, *map(_cells, rows), "", *_remarks(rows)]) + "\n"
+    head = f"""# Chaos
+
+`{command}` on {datetime.now(UTC):%Y-%m-%d}, {machine()}. {passed} of {len(judged)} storms passed,
+{len(rows) - len(judged)} were skipped. [reliability.md](../../docs/reliability.md) explains the storms and the columns.
+
+Goals: 0 learner exits that the storm did not cause, 0 workers ended by themselves, 0 unaccounted env steps, flow back within
+{FLOW_MEDIAN:g} s (median) and {FLOW_WORST:g} s (worst), log below {LOG_BYTES / 1e6:g} MB per minute, honest rate as the storm says.
+
+| {" | ".join(COLUMNS)} |
+|{"---|" * len(COLUMNS)}"""
+    again = "Each row alone: `python -m benchmarks.chaos --only NAME --seed N`, with the storm's name and the seed of the command above."
+    return "\n".join([head, *map(_cells, rows), "", again, "", *_remarks(rows)]) + "\n"
 
 
 def _cells(row: Row) -> str:
