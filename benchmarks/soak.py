@@ -157,8 +157,8 @@ def page(found: Sequence[Line], parts: Mapping[str, float], books: Books, *, min
         f"""# Soak
 
 `python -m benchmarks.soak --minutes {minutes:g}` on {datetime.now(UTC):%Y-%m-%d}, {machine()}.
-{passed} of {len(judged)} processes pass: upper end of the 95 % interval of the Theil-Sen slope of RSS below {GOAL:g} MB/h, descriptors and threads flat (within 2).
-Lives shorter than 5 minutes after the warm-up are shown, not judged.
+{passed} of {len(judged)} processes pass: upper end of the 95 % interval of the Theil-Sen slope of RSS below {GOAL:g} MB/h,
+descriptors and threads flat (within 2). Lives shorter than 5 minutes after the warm-up are shown, not judged.
 
 Ledger: {books.stepped:,} env steps stepped, {books.trained:,} trained, {books.dropped:,} dropped, {books.unseen:,} unseen,
 {books.unaccounted:,} unaccounted.

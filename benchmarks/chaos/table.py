@@ -74,15 +74,16 @@ def page(rows: Sequence[Row], *, command: str) -> str:
     passed = sum(not faults(row) + slow(row) for row in judged)
     head = f"""# Chaos
 
-`{command}` on {datetime.now(UTC):%Y-%m-%d}, {machine()}. {passed} of {len(judged)} storms passed,
-{len(rows) - len(judged)} were skipped. [reliability.md](../../docs/reliability.md) explains the storms and the columns.
+`{command}` on {datetime.now(UTC):%Y-%m-%d}, {machine()}. {passed} of
+{len(judged)} storms passed, {len(rows) - len(judged)} were skipped.
+[reliability.md](../../docs/reliability.md) explains the storms and the columns.
 
 Goals: 0 learner exits that the storm did not cause, 0 workers ended by themselves, 0 unaccounted env steps, flow back within
 {FLOW_MEDIAN:g} s (median) and {FLOW_WORST:g} s (worst), log below {LOG_BYTES / 1e6:g} MB per minute, honest rate as the storm says.
 
 | {" | ".join(COLUMNS)} |
 |{"---|" * len(COLUMNS)}"""
-    again = "Each row alone: `python -m benchmarks.chaos --only NAME --seed N`, with the storm's name and the seed of the command above."
+    again = "Each row alone: `python -m benchmarks.chaos --only NAME --seed N`, with the seed of the command above."
     return "\n".join([head, *map(_cells, rows), "", again, "", *_remarks(rows)]) + "\n"
 
 

@@ -103,7 +103,7 @@ def test_a_row_says_how_to_repeat_it_and_a_page_has_all_columns():
     text = page([row(), row(skipped="mounting a file system needs root")], command="x")
     table = [each for each in text.splitlines() if each.startswith("|")]
     assert {each.count("|") for each in table} == {len(COLUMNS) + 1}
-    assert "1 of 1 storms passed,\n1 were skipped" in text
+    assert "1 of\n1 storms passed, 1 were skipped" in text
 
 
 @pytest.fixture
