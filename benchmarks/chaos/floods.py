@@ -12,19 +12,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-import zmq
-import zmq.auth
-
+from benchmarks import keys_storm
 from benchmarks.chaos import flooder
 from benchmarks.chaos.deployment import ROOT, Setup
-from benchmarks.chaos.messages import Target, own_hello
 from benchmarks.chaos.storm import Scene, Storm
+from common.transport.curve import PeerKeys
 from common.units import MIB, Seconds
 
 RATE = 4_000.0  # messages per second
-BATCH = 50  # connections with wrong keys at once
 HELD: Seconds = 10.0
-HELLOS = ("rookery_learner_messages_received_total", "hello")
+UNREADABLE = ("rookery_learner_messages_dropped_total", "decode")  # what the strangers send is no message
 
 
 def flood(scene: Scene, *, inside: bool) -> None:
@@ -94,33 +91,19 @@ def half_open(scene: Scene) -> None:
 
 
 def wrong_keys(scene: Scene) -> None:
-    """Greet over 2,000 connections with keys that the learner does not know, 100 in the short form, or with none."""
-    count, context = int(scene.scaled(2_000, 100)), zmq.Context()
-    public = zmq.auth.load_certificate(scene.deployment.keys / "flooder" / "learner.key")[0]
-    before, answered = scene.deployment.read("learner").get(HELLOS, 0.0), 0
-    for first in range(0, count, BATCH):
-        sockets = []
-        for number in range(first, min(count, first + BATCH)):
-            dealer = context.socket(zmq.DEALER)
-            dealer.setsockopt(zmq.LINGER, 0)
-            if number % 4:  # every fourth has no key
-                known, secret = zmq.curve_keypair()
-                wrong = public if number % 4 > 1 else zmq.curve_keypair()[0]  # nor does every fourth know the learner's
-                dealer.setsockopt(zmq.CURVE_PUBLICKEY, known)
-                dealer.setsockopt(zmq.CURVE_SECRETKEY, secret)
-                dealer.setsockopt(zmq.CURVE_SERVERKEY, wrong)
-            dealer.connect(f"tcp://127.0.0.1:{scene.deployment.port}")
-            dealer.send_multipart(own_hello(Target(), f"stranger-{number}"))
-            sockets.append(dealer)
-        time.sleep(0.2)
-        for dealer in sockets:
-            answered += dealer.poll(0) > 0
-            dealer.close()
-    context.term()
-    heard = scene.deployment.read("learner").get(HELLOS, 0.0) - before
-    scene.notes.append(f"{heard:.0f} of {count:,} connections got a message in, {answered} were answered")
-    if heard or answered:
-        scene.broken.append(f"{heard:.0f} of {count:,} connections with wrong keys got in")
+    """Connect 2,000 strangers, 100 in the short form: unknown keys, another learner's key, no keys, a password."""
+    deployment, count = scene.deployment, int(scene.scaled(2_000, 100))
+    learner_key = PeerKeys.of(str(deployment.keys / "flooder"))
+    assert learner_key is not None
+    before = deployment.read("learner").get(UNREADABLE, 0.0)
+    endpoint = f"tcp://127.0.0.1:{deployment.port}"
+    outcomes = keys_storm.storm(endpoint, count, scene.chance.randrange(2**31), learner_key=learner_key.learner)
+    arrived = deployment.read("learner").get(UNREADABLE, 0.0) - before
+    scene.notes.append(", ".join(f"{outcome} {times}" for outcome, times in sorted(outcomes.items())))
+    if let_in := sum(times for outcome, times in outcomes.items() if outcome.endswith("let in")):
+        scene.broken.append(f"{let_in} of {count:,} connections with wrong keys got in")
+    if arrived:
+        scene.broken.append(f"{arrived:.0f} messages of connections with wrong keys arrived")
     scene.await_flow()
 
 

@@ -79,7 +79,8 @@ def page(rows: Sequence[Row], *, command: str) -> str:
 [reliability.md](../../docs/reliability.md) explains the storms and the columns.
 
 Goals: 0 learner exits that the storm did not cause, 0 workers ended by themselves, 0 unaccounted env steps, flow back within
-{FLOW_MEDIAN:g} s (median) and {FLOW_WORST:g} s (worst), log below {LOG_BYTES / 1e6:g} MB per minute, honest rate as the storm says.
+{FLOW_MEDIAN:g} s (median) and {FLOW_WORST:g} s (worst), log below {LOG_BYTES / 1e6:g} MB per minute,
+honest rate as the storm says.
 
 | {" | ".join(COLUMNS)} |
 |{"---|" * len(COLUMNS)}"""
