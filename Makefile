@@ -20,6 +20,7 @@ COMPOSE     ?= $(shell docker compose version >/dev/null 2>&1 && echo docker com
 
 .DEFAULT_GOAL := help
 .PHONY: help setup mujoco train test coverage test-pure test-wire test-service test-system check format learning lockstep clean
+.PHONY: chaos soak fuzz
 .PHONY: k8s-render k8s-validate k8s-soak monitoring
 .PHONY: bench bench-throughput bench-transport bench-replay bench-a3c bench-actors bench-td3
 .PHONY: images wheels up down logs test-docker
@@ -133,6 +134,15 @@ learning: $(STAMP) ## runs of three seeds behind the learning claims (PRESETS="p
 
 lockstep: $(STAMP) ## two runs of one seed end with the same weights, on a machine loaded at random (about four minutes)
 	$(BIN)/python -m benchmarks.lockstep
+
+chaos: $(STAMP) ## storms against a real run: kills, pauses, bad networks, full disks, floods; a table (half an hour; ARGS="--short")
+	$(BIN)/python -m benchmarks.chaos $(ARGS)
+
+soak: $(STAMP) ## two hours of a mildly disturbed run: memory, descriptors and threads must not grow (ARGS="--minutes 20")
+	$(BIN)/python -m benchmarks.soak $(ARGS)
+
+fuzz: $(STAMP) ## a million inputs for the decoder, guided by coverage (ARGS="--inputs 10000")
+	$(BIN)/python -m benchmarks.fuzz $(ARGS)
 
 clean: ## remove .venv, caches and build leftovers (runs/ stays)
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.* htmlcov

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.system.proxy import Proxy
+from benchmarks.chaos.proxy import Proxy
 
 pytestmark = pytest.mark.system
 

@@ -1,0 +1,141 @@
+"""Hostile traffic on the learner's port: floods of messages, half-open connections, wrong keys, messages without an end."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from benchmarks import keys_storm
+from benchmarks.chaos import flooder
+from benchmarks.chaos.deployment import ROOT, Setup
+from benchmarks.chaos.storm import Scene, Storm
+from common.transport.curve import PeerKeys
+from common.units import MIB, Seconds
+
+RATE = 4_000.0  # messages per second
+HELD: Seconds = 10.0
+UNREADABLE = ("rookery_learner_messages_dropped_total", "decode")  # what the strangers send is no message
+
+
+def flood(scene: Scene, *, inside: bool) -> None:
+    """Send 100,000 hostile messages, 4,000 in the short form, from a process of its own.
+
+    The rate before is taken beside the same process that sends to a listener of its own: what is left is the learner's cost.
+    """
+    scene.claims = inside
+    rate, count = scene.scaled(RATE, RATE / 2), int(scene.scaled(100_000, 4_000))
+    with _flooder(scene, inside=inside, count=int(rate * scene.scaled(10.0, 2.0)), rate=rate, dry=True) as process:
+        before = sum(scene.deployment.steps().values()), time.monotonic()
+        idle = _ended(process)
+        scene.before = (sum(scene.deployment.steps().values()) - before[0]) / (time.monotonic() - before[1])
+    with _flooder(scene, inside=inside, count=count, rate=rate, dry=False) as process, scene.rated():
+        busy = _ended(process)
+    scene.notes.append(
+        f"{count:,} messages at {count / busy[0]:,.0f} per second; the flooder took {busy[1]:.0%} of a core, "
+        f"and {idle[1]:.0%} before"
+    )
+    scene.await_flow()
+
+
+@contextmanager
+def _flooder(scene: Scene, *, inside: bool, count: int, rate: float, dry: bool) -> Iterator[subprocess.Popen[str]]:
+    deployment = scene.deployment
+    words = [sys.executable, "-m", flooder.__name__, f"tcp://127.0.0.1:{deployment.port}", "--count", str(count)]
+    words += ["--rate", str(rate), "--seed", str(scene.chance.randrange(2**32))]
+    words += (["--inside"] if inside else []) + (["--dry"] if dry else [])
+    words += ["--keys", str(deployment.keys / "flooder")] if deployment.setup.keys else []
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            yield process
+        finally:
+            process.kill()
+
+
+def _ended(process: subprocess.Popen[str]) -> tuple[Seconds, float]:
+    """Wait for the flooder; return the seconds that it took and its share of a core."""
+    assert process.stdout is not None
+    took, share = process.stdout.readline().split()
+    return float(took), float(share)
+
+
+def half_open(scene: Scene) -> None:
+    """Open 1,000 connections, 200 in the short form, that say nothing, a part of a greeting, or a greeting and no more."""
+    count = int(scene.scaled(1_000, 200))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4 * count)), hard))
+    openings = (b"", flooder.GREETING[:10], flooder.GREETING)
+    with contextlib.ExitStack() as held:
+        refused = 0
+        for _ in range(count):
+            try:
+                connection = held.enter_context(socket.create_connection(("127.0.0.1", scene.deployment.port), timeout=5.0))
+                connection.sendall(scene.chance.choice(openings))
+            except OSError:
+                refused += 1
+        time.sleep(scene.scaled(HELD, 1.0))
+        mark = scene.deployment.mark()
+        if len(scene.deployment.flowing(mark, 30.0)) < len(mark):
+            scene.notes.append("an actor did not flow while the connections were open")
+        if refused:
+            scene.notes.append(f"{refused} of {count} connections were not taken")
+    scene.await_flow()
+
+
+def wrong_keys(scene: Scene) -> None:
+    """Connect 2,000 strangers, 100 in the short form: unknown keys, another learner's key, no keys, a password."""
+    deployment, count = scene.deployment, int(scene.scaled(2_000, 100))
+    learner_key = PeerKeys.of(str(deployment.keys / "flooder"))
+    assert learner_key is not None
+    before = deployment.read("learner").get(UNREADABLE, 0.0)
+    endpoint = f"tcp://127.0.0.1:{deployment.port}"
+    outcomes = keys_storm.storm(endpoint, count, scene.chance.randrange(2**31), learner_key=learner_key.learner)
+    arrived = deployment.read("learner").get(UNREADABLE, 0.0) - before
+    scene.notes.append(", ".join(f"{outcome} {times}" for outcome, times in sorted(outcomes.items())))
+    if let_in := sum(times for outcome, times in outcomes.items() if outcome.endswith("let in")):
+        scene.broken.append(f"{let_in} of {count:,} connections with wrong keys got in")
+    if arrived:
+        scene.broken.append(f"{arrived:.0f} messages of connections with wrong keys arrived")
+    scene.await_flow()
+
+
+def unfinished(scene: Scene) -> None:
+    """Send 1 GiB, 64 MiB in the short form, as parts of one message that never ends."""
+    part = b"\x03" + MIB.to_bytes(8, "big") + bytes(MIB)  # more follows, long
+    sent = 0
+    with socket.create_connection(("127.0.0.1", scene.deployment.port), timeout=5.0) as connection:
+        connection.sendall(flooder.GREETING + flooder.READY)
+        with contextlib.suppress(OSError):
+            while sent < scene.scaled(1024, 64):
+                connection.sendall(part)
+                sent += 1
+        scene.await_flow()
+    scene.notes.append(f"{sent} MiB were taken")
+
+
+ENCRYPTED = Setup(keys=True)
+STORMS = [
+    Storm(
+        name="flood-door", what="100,000 hostile messages without a key, the learner has keys; wanted: honest rate 95 %",
+        disturb=partial(flood, inside=False), setup=ENCRYPTED, rate_goal=0.95,
+    ),
+    Storm(
+        name="flood-inside", what="100,000 hostile messages with a valid key; wanted: honest rate 80 %",
+        disturb=partial(flood, inside=True), setup=ENCRYPTED, rate_goal=0.80,
+    ),
+    Storm(
+        name="flood-vanish", what="100,000 hostile messages over 2,000 connections that vanish without a Hello, no keys",
+        disturb=partial(flood, inside=False),
+    ),
+    Storm(name="half-open", what="1,000 connections that never finish their handshake", disturb=half_open),
+    Storm(name="wrong-keys", what="2,000 connections with wrong keys or none", disturb=wrong_keys, setup=ENCRYPTED),
+    Storm(name="unfinished", what="1 GiB of one message that never ends", disturb=unfinished),
+]  # fmt: skip

@@ -1,0 +1,103 @@
+"""Processes that end or stand still: kill storms of actors and learners, and pauses of every service."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from functools import partial
+
+from benchmarks.chaos.deployment import Setup
+from benchmarks.chaos.storm import Scene, Storm
+from common.units import Seconds
+
+MIX = ("KILL", "KILL", "SEGV", "TERM", "STOP")
+STOPPED: Seconds = 10.0
+ACTORS = 4
+PAUSES: tuple[Seconds, ...] = (5.0, 35.0, 90.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Blow:
+    """One disturbance of a kill storm."""
+
+    at: Seconds  # from the start of the storm
+    actor: int
+    kind: str
+
+
+def blows(chance: random.Random, *, count: int, seconds: Seconds, actors: int) -> list[Blow]:
+    """Return a Poisson process of `count` signals over about `seconds`, each for one of `actors`."""
+    at, drawn = 0.0, []
+    for number in range(count):
+        at += chance.expovariate(count / seconds)
+        kind = MIX[number] if number < len(MIX) else chance.choice(MIX)  # even a few signals are of every kind
+        drawn.append(Blow(at, chance.randrange(actors), kind))
+    return drawn
+
+
+def kill_actors(scene: Scene) -> None:
+    """Send 200 signals within 10 minutes; 6 within 6 seconds in the short form."""
+    deployment, began = scene.deployment, time.monotonic()
+    names = deployment.actors
+    stopped = scene.scaled(STOPPED, 1.0)
+    timers = []
+    for blow in blows(scene.chance, count=int(scene.scaled(200, 6)), seconds=scene.scaled(600, 6), actors=len(names)):
+        time.sleep(max(0.0, began + blow.at - time.monotonic()))
+        name = names[blow.actor]
+        if blow.kind == "STOP":
+            deployment.pause(name, on=True)
+            timers.append(threading.Timer(stopped, deployment.pause, (name,), {"on": False}))
+            timers[-1].start()
+        else:
+            deployment.kill(name, signal.Signals[f"SIG{blow.kind}"])
+    for timer in timers:
+        timer.join()
+    scene.await_flow(timed=False)  # processes that start anew, which takes seconds
+    scene.notes.append(f"{deployment.killed} lives of actors ended without a goodbye")
+
+
+def kill_learners(scene: Scene) -> None:
+    """Kill the learner 20 times, twice in the short form, each time at a random moment of its work."""
+    for _ in range(int(scene.scaled(20, 2))):
+        time.sleep(scene.chance.uniform(0.0, scene.scaled(4.0, 1.0)))
+        kill = signal.Signals[f"SIG{scene.chance.choice(MIX[:4])}"]
+        before = scene.deployment.pid("learner")
+        scene.deployment.kill("learner", kill)
+        scene.deployment.until(lambda before=before: scene.deployment.pid("learner") != before, "the learner is started again")
+        scene.await_flow(scene.deployment.bound())
+
+
+def pause(scene: Scene, *, names: tuple[str, ...], seconds: Seconds) -> None:
+    """Hold services still for `seconds`, 2 in the short form."""
+    with scene.deployment.paused(*names):
+        time.sleep(scene.scaled(seconds, 2.0))
+    scene.await_flow()
+
+
+STORMS = [
+    Storm(
+        name="kill-learners",
+        what="20 times KILL, SEGV or TERM for the learner, at random moments",
+        disturb=kill_learners,
+        alone=True,
+    ),
+    Storm(
+        name="kill-actors",
+        what="200 signals in 10 minutes for 4 actors: KILL, SEGV, TERM, STOP for 10 s",
+        disturb=kill_actors,
+        setup=Setup(actors=ACTORS),
+    ),
+    *(
+        Storm(
+            name=f"pause-{who}-{seconds:g}",
+            what=f"SIGSTOP for {seconds:g} s: {' and '.join(names)}",
+            disturb=partial(pause, names=names, seconds=seconds),
+            short=seconds == PAUSES[0],
+        )
+        for who, names in (("learner", ("learner",)), ("workers", ("actor-0", "evaluator")))
+        for seconds in PAUSES
+    ),
+]

@@ -1,0 +1,124 @@
+"""What a row must show, and how rows are printed and kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+
+from benchmarks.chaos.storm import Row
+from benchmarks.learning import machine
+from common.units import Seconds
+
+FLOW_MEDIAN: Seconds = 3.0
+FLOW_WORST: Seconds = 10.0
+LOG_BYTES = 1_000_000  # per minute
+RESULTS = Path(__file__).parents[1] / "results" / "chaos.md"
+COLUMNS = (
+    "storm", "seconds", "env steps stepped", "trained", "dropped", "unseen", "unaccounted", "learner exits", "worker exits",
+    "flow back, median / worst (s)", "env steps/s before, during", "learner RSS before / peak / after (MiB)",
+    "descriptors", "threads", "log per minute (KB)", "verdict",
+)  # fmt: skip
+
+
+def faults(row: Row) -> list[str]:
+    """Return the goals that the row misses, each with the value found; rates count only where the storm names a goal."""
+    found = list(row.broken)
+    if row.books.unaccounted or row.books.note:
+        found.append(f"{row.books.unaccounted} env steps unaccounted {row.books.note}".rstrip())
+    if row.learner_exits:
+        found.append(f"{row.learner_exits} learner exits")
+    if row.worker_exits:
+        found.append(f"{row.worker_exits} workers ended by themselves")
+    if not all(math.isfinite(seconds) for seconds in row.flow_back):
+        found.append("flow did not come back")
+    return found
+
+
+def slow(row: Row) -> list[str]:
+    """Return the missed goals that depend on the speed of the machine."""
+    found: list[str] = []
+    if row.flow_back and (median(row.flow_back) > FLOW_MEDIAN or max(row.flow_back) > FLOW_WORST):
+        found.append(f"flow back {_flow(row)} s")
+    if row.log_bytes_per_minute > LOG_BYTES:
+        found.append(f"{row.log_bytes_per_minute / 1000:,.0f} KB of log per minute")
+    goal = row.storm.rate_goal
+    if goal is not None and row.rate_during < goal * row.rate_before:
+        found.append(f"honest rate {row.rate_during / row.rate_before:.0%} of before, wanted {goal:.0%}")
+    return found
+
+
+def line(row: Row) -> str:
+    """Return the row in lines to read, with the command that repeats it."""
+    if row.skipped:
+        return f"SKIP {row.storm.name}: {row.skipped}"
+    missed = faults(row) + slow(row)
+    books, pad = row.books, " " * 5
+    text = f"""\
+{"FAIL" if missed else "pass"} {row.storm.name}: {row.storm.what}
+{pad}{row.seconds:.0f} s; env steps {books.stepped:,} stepped = {books.trained:,} trained + {books.dropped:,} dropped \
++ {books.unseen} unseen + {books.unaccounted} unaccounted
+{pad}exits: learner {row.learner_exits}, workers {row.worker_exits}; flow back {_flow(row)} s; env steps/s {_rates(row)}
+{pad}learner RSS {_memory(row)} MiB, descriptors {_change(row, "descriptors")}, threads {_change(row, "threads")}; \
+log {row.log_bytes_per_minute / 1000:,.0f} KB/min"""
+    again = f"again: python -m benchmarks.chaos --only {row.storm.name} --seed {row.seed}"
+    notes = [f"note: {note}" for note in row.notes]
+    return "\n".join([text, *(pad + extra for extra in (*notes, *(f"MISSED: {fault}" for fault in missed), again))])
+
+
+def page(rows: Sequence[Row], *, command: str) -> str:
+    """Return the whole table as Markdown."""
+    judged = [row for row in rows if not row.skipped]
+    passed = sum(not faults(row) + slow(row) for row in judged)
+    head = f"""# Chaos
+
+`{command}` on {datetime.now(UTC):%Y-%m-%d}, {machine()}. {passed} of
+{len(judged)} storms passed, {len(rows) - len(judged)} were skipped.
+[reliability.md](../../docs/reliability.md) explains the storms and the columns.
+
+Goals: 0 learner exits that the storm did not cause, 0 workers ended by themselves, 0 unaccounted env steps, flow back within
+{FLOW_MEDIAN:g} s (median) and {FLOW_WORST:g} s (worst), log below {LOG_BYTES / 1e6:g} MB per minute,
+honest rate as the storm says.
+
+| {" | ".join(COLUMNS)} |
+|{"---|" * len(COLUMNS)}"""
+    again = "Each row alone: `python -m benchmarks.chaos --only NAME --seed N`, with the seed of the command above."
+    return "\n".join([head, *map(_cells, rows), "", again, "", *_remarks(rows)]) + "\n"
+
+
+def _cells(row: Row) -> str:
+    if row.skipped:
+        return f"| {row.storm.name} |" + " |" * (len(COLUMNS) - 2) + f" skipped: {row.skipped} |"
+    books, missed = row.books, faults(row) + slow(row)
+    cells = [
+        f"{row.storm.name}: {row.storm.what}", f"{row.seconds:.0f}", f"{books.stepped:,}", f"{books.trained:,}",
+        f"{books.dropped:,}", f"{books.unseen}", f"{books.unaccounted}", f"{row.learner_exits}", f"{row.worker_exits}",
+        _flow(row), _rates(row), _memory(row), _change(row, "descriptors"), _change(row, "threads"),
+        f"{row.log_bytes_per_minute / 1000:,.0f}", "; ".join(missed) if missed else "passed",
+    ]  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
+def _remarks(rows: Sequence[Row]) -> list[str]:
+    return [f"- `{row.storm.name}`: {note}" for row in rows for note in row.notes]
+
+
+def _flow(row: Row) -> str:
+    return f"{median(row.flow_back):.1f} / {max(row.flow_back):.1f}" if row.flow_back else "-"
+
+
+def _rates(row: Row) -> str:
+    share = f" ({row.rate_during / row.rate_before:.0%})" if row.rate_before else ""
+    return f"{row.rate_before:,.0f}, {row.rate_during:,.0f}{share}"
+
+
+def _memory(row: Row) -> str:
+    before, after = (f"{used.rss_mib:.0f}" if used else "?" for used in (row.before, row.after))
+    return f"{before} / {row.peak_rss_mib:.0f} / {after}"
+
+
+def _change(row: Row, name: str) -> str:
+    before, after = (getattr(used, name) if used else "?" for used in (row.before, row.after))
+    return f"{before} to {after}"

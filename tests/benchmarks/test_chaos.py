@@ -1,0 +1,172 @@
+"""The chaos benchmark without its runs: seeded disturbances, the books, the goals, the table, the faulty network."""
+
+import itertools
+import math
+import random
+import socket
+import threading
+
+import pytest
+
+from benchmarks.chaos.__main__ import STORMS
+from benchmarks.chaos.books import Books
+from benchmarks.chaos.kills import blows
+from benchmarks.chaos.measure import Usage
+from benchmarks.chaos.messages import Target, flood
+from benchmarks.chaos.proxy import Proxy
+from benchmarks.chaos.storm import Row
+from benchmarks.chaos.table import COLUMNS, faults, line, page, slow
+from common.wire.messages import ArraySpec
+
+pytestmark = pytest.mark.system
+
+USED = Usage(rss_mib=300.0, descriptors=20, threads=7)
+STORM = next(storm for storm in STORMS if storm.rate_goal == 0.95)
+BALANCED = Books(stepped=1000, produced=990, trained=900, dropped=90, unseen=10)
+
+
+def row(**changes):
+    """A row that passes."""
+    known = {"storm": STORM, "seed": 3, "seconds": 5.0, "flow_back": (0.5, 1.0), "rate_before": 100.0, "rate_during": 96.0}
+    return Row(**known | {"before": USED, "after": USED, "peak_rss_mib": 310.0, "books": BALANCED} | changes)
+
+
+def test_the_same_seed_gives_the_same_storm():
+    """A row that failed can be repeated: signals and messages alike."""
+    one, same, other = (blows(random.Random(seed), count=200, seconds=600, actors=4) for seed in (1, 1, 2))
+    assert one == same != other
+    assert {blow.kind for blow in one[:5]} == {"KILL", "SEGV", "TERM", "STOP"}
+    assert 300 < one[-1].at < 900
+    target = Target(run="r", schema=(ArraySpec(name="reward", dtype="float32", shape=(4,)),))
+    floods = [list(itertools.islice(flood(random.Random(seed), lambda: target), 300)) for seed in (1, 1, 2)]
+    assert floods[0] == floods[1] != floods[2]
+
+
+def test_storms_have_names_of_their_own():
+    """`--only NAME` means one storm."""
+    names = [storm.name for storm in STORMS]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("books", "unaccounted"),
+    [
+        (BALANCED, 0),
+        (Books(stepped=1000, produced=990, trained=900, dropped=90), 10),  # the learner never heard of ten
+        (Books(stepped=1000, produced=1000, trained=900, dropped=90, open=10), 10),  # ten are still open at the end
+        (Books(stepped=990, produced=1000, trained=910, dropped=90), 10),  # ten that no environment made
+        (Books(stepped=990, produced=1000, trained=910, dropped=90, claims=True), 0),  # a flooder claimed them
+    ],
+)
+def test_each_env_step_that_no_column_explains_is_counted(books, unaccounted):
+    """Whichever side it is missing on."""
+    assert books.unaccounted == unaccounted
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"learner_exits": 1}, "1 learner exits"),
+        ({"worker_exits": 2}, "2 workers ended by themselves"),
+        ({"flow_back": (0.5, math.inf)}, "flow did not come back"),
+        ({"books": Books(stepped=1)}, "1 env steps unaccounted"),
+        ({"books": Books(note="the learner left no summary.json")}, "0 env steps unaccounted the learner left no summary.json"),
+        ({"broken": ("3 of 2,000 connections with wrong keys got in",)}, "3 of 2,000 connections with wrong keys got in"),
+    ],
+)
+def test_a_missed_goal_is_said(changes, sentence):
+    """In the line that is printed, and in the page."""
+    assert faults(row()) == slow(row()) == []
+    assert faults(row(**changes)) == [sentence]
+    assert f"MISSED: {sentence}" in line(row(**changes))
+    assert sentence in page([row(**changes)], command="python -m benchmarks.chaos")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"flow_back": (4.0, 4.0)}, "flow back 4.0 / 4.0 s"),
+        ({"flow_back": (1.0, 1.0, 11.0)}, "flow back 1.0 / 11.0 s"),
+        ({"log_bytes_per_minute": 1_200_000}, "1,200 KB of log per minute"),
+        ({"rate_during": 94.0}, "honest rate 94% of before, wanted 95%"),
+    ],
+)
+def test_what_depends_on_the_speed_of_the_machine_is_judged_apart(changes, sentence):
+    """A busy machine is no broken promise: the system test leaves these out, the benchmark does not."""
+    assert faults(row(**changes)) == []
+    assert slow(row(**changes)) == [sentence]
+
+
+def test_a_row_says_how_to_repeat_it_and_a_page_has_all_columns():
+    """What was skipped has a row as well, with its reason."""
+    assert f"python -m benchmarks.chaos --only {STORM.name} --seed 3" in line(row())
+    text = page([row(), row(skipped="mounting a file system needs root")], command="x")
+    table = [each for each in text.splitlines() if each.startswith("|")]
+    assert {each.count("|") for each in table} == {len(COLUMNS) + 1}
+    assert "1 of\n1 storms passed, 1 were skipped" in text
+
+
+@pytest.fixture
+def echo():
+    """The port of a server that sends back what it gets."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve():
+        with server:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                threading.Thread(target=answer, args=(connection,), daemon=True).start()
+
+    def answer(connection):
+        with connection:
+            while data := connection.recv(4096):
+                connection.sendall(data)
+
+    threading.Thread(target=serve, daemon=True).start()
+    yield server.getsockname()[1]
+    server.shutdown(socket.SHUT_RDWR)
+
+
+GREETING = bytes(64)
+FRAME = b"\x00\x05hello"  # one ZMTP frame: answers pass frame by frame
+
+
+def test_the_proxy_passes_holds_back_and_cuts(echo):
+    """What is held back comes later; what is cut ends at once, and the next connection is served."""
+    with Proxy(echo) as proxy:
+        address = ("127.0.0.1", int(proxy.endpoint.rpartition(":")[2]))
+        with socket.create_connection(address, timeout=30.0) as worker:
+            worker.sendall(GREETING + FRAME)
+            assert exactly(worker, len(GREETING + FRAME)) == GREETING + FRAME
+            proxy.pass_nothing(on=True)
+            worker.sendall(FRAME)
+            proxy.pass_nothing(on=False)
+            proxy.cut()
+            while worker.recv(4096):
+                pass
+        with socket.create_connection(address, timeout=30.0) as worker:
+            worker.sendall(GREETING + FRAME)
+            assert exactly(worker, len(GREETING + FRAME)) == GREETING + FRAME
+
+
+def test_the_proxy_damages_what_it_is_asked_to(echo):
+    """One byte of each chunk, another each time."""
+    with Proxy(echo) as proxy:
+        proxy.corrupted = 1.0
+        address = ("127.0.0.1", int(proxy.endpoint.rpartition(":")[2]))
+        with socket.create_connection(address, timeout=30.0) as worker:
+            worker.sendall(GREETING)
+            assert exactly(worker, len(GREETING)) != GREETING
+
+
+def exactly(connection, count):
+    """So many bytes."""
+    data = b""
+    while len(data) < count:
+        part = connection.recv(count - len(data))
+        assert part, "the connection ended"
+        data += part
+    return data

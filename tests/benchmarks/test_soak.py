@@ -1,0 +1,61 @@
+"""The soak without its two hours: slopes and their interval, what is judged, and the page."""
+
+import numpy as np
+import pytest
+
+from benchmarks.chaos.books import Books
+from benchmarks.soak import lines, page, sizes, theil_sen
+
+pytestmark = pytest.mark.system
+
+HOUR = np.arange(0.0, 3600.0, 10.0)
+
+
+def samples(name, rss, *, pid=7, descriptors=20):
+    """What is sampled of one process over an hour."""
+    return [
+        {"seconds": at, "name": name, "pid": pid, "rss_mb": float(held), "descriptors": descriptors, "threads": 5}
+        for at, held in zip(HOUR, rss, strict=True)
+    ]
+
+
+def test_the_slope_is_found_beneath_noise_and_outliers():
+    """5 MB/h, with noise of 1 MB and a few peaks of 100 MB, which a least-squares line would follow."""
+    random = np.random.default_rng(1)
+    values = 300.0 + 5.0 * HOUR / 3600.0 + random.normal(0.0, 1.0, len(HOUR))
+    values[::40] += 100.0
+    slope = theil_sen(HOUR, values)
+    assert slope.low < 5.0 < slope.high
+    assert slope.median == pytest.approx(5.0, abs=1.0)
+    assert slope.high - slope.low < 2.0
+    assert np.isnan(theil_sen(HOUR[:1], values[:1]).median)
+
+
+def test_growth_after_the_warm_up_is_missed_and_growth_before_it_is_not():
+    """A process that fills its caches for some minutes is well; one that goes on growing is not."""
+    warm = np.where(HOUR < 300, 200 + HOUR / 10, 230.0)
+    leak = 200 + 2.0 * HOUR / 3600
+    found = lines([*samples("actor-0", warm, pid=1), *samples("learner", leak, pid=2)], minutes=60)
+    assert {line.name: line.passes for line in found} == {"actor-0": True, "learner": False}
+    text = page(found, {"checkpoints": 2e6}, Books(), minutes=60)
+    assert "1 of 2 processes pass" in text
+    assert "| learner (2) |" in text
+    assert "| checkpoints | 2,000 |" in text
+
+
+def test_descriptors_that_come_and_do_not_go_are_missed():
+    """Twenty, then sixty."""
+    series = samples("learner", np.full(len(HOUR), 300.0))
+    for sample in series[200:]:
+        sample["descriptors"] = 60
+    (line,) = lines(series, minutes=60)
+    assert line.descriptors == (20, 60)
+    assert not line.passes
+
+
+def test_the_run_directory_is_measured_by_part(tmp_path):
+    """Files in folders count for the folder."""
+    (tmp_path / "checkpoints" / "one").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "one" / "state").write_bytes(bytes(10))
+    (tmp_path / "config.yaml").write_bytes(bytes(3))
+    assert sizes(tmp_path) == {"checkpoints": 10.0, "config.yaml": 3.0}

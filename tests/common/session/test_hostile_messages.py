@@ -1,0 +1,69 @@
+"""Whatever decodes, the learner's session answers: no sequence of hostile messages makes it raise or unbalances its ledger."""
+
+import random
+
+import numpy as np
+import pytest
+
+from benchmarks.chaos.messages import Target, flood, own_hello
+from common.errors import PeerError
+from common.session import events as e
+from common.session.learner_side import LearnerSide
+from common.session.roster import Terms
+from common.wire.codec import decode
+from common.wire.messages import ArraySpec, Snapshot
+
+pytestmark = pytest.mark.pure
+
+SCHEMA = (ArraySpec(name="reward", dtype="float32", shape=(4,)), ArraySpec(name="valid", dtype="bool", shape=(4,)))
+ROUTES = [b"a", b"b", b"c", b"d"]
+MESSAGES = 500
+
+
+def event(frames, route):
+    """What the intake makes of the bytes of a connection."""
+    try:
+        return e.Received(route=route, envelope=decode(frames))
+    except PeerError as error:
+        return e.Undecodable(route=route, detail=str(error))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_sequence_of_hostile_messages_makes_the_session_raise(seed):
+    """Mutated messages, forged experience and counters, live names with huge incarnations, replays, by several connections.
+
+    Between them what else happens to a learner: time passes, messages are trained on, connections end, policies come out.
+    """
+    chance = random.Random(seed)
+    side = LearnerSide(Terms(run="run", config="{}", env_signature="", schema=SCHEMA, credits=2, batch=1, max_actors=3))
+    source = flood(chance, lambda: Target(run="run", schema=SCHEMA))
+    queue, now, version = [], 0.0, 0
+    admitted = 0
+
+    def handle(what):
+        nonlocal admitted
+        out = side.handle(what, now)
+        for instruction in out:
+            if isinstance(instruction, e.Admit):
+                assert np.isfinite(instruction.experience.arrays["reward"]).all()
+                queue.append((instruction.peer, instruction.experience.seq))
+                admitted += 1
+            elif isinstance(instruction, e.Send) and chance.random() < 0.05:
+                handle(e.Unsent(route=instruction.route, message=instruction.message))
+
+    for _ in range(MESSAGES):
+        greets = chance.random() < 0.1
+        handle(event(own_hello(Target(), f"flooder-{chance.randrange(4)}") if greets else next(source), chance.choice(ROUTES)))
+        now += chance.choice((0.0, 0.01, 1.0))
+        kind = chance.randrange(8)
+        if kind == 0:
+            handle(e.Tick())
+        elif kind == 1 and queue:
+            taken = (queue.pop(0),)
+            handle(e.Taken(items=taken))
+            handle(e.Settled(items=taken, reason=None))
+        elif kind == 2:
+            handle(e.Published(snapshot=Snapshot(version=version, env_steps=0, precision="fp32", layout="x")))
+            version += 1
+        side.check_ledger()
+    assert admitted > 0  # the sequence reaches what lies behind the door

@@ -1,0 +1,20 @@
+"""The short form of `make chaos`: a small part of every kind of storm against real processes. No rate or time is asserted."""
+
+import sys
+
+import pytest
+
+from benchmarks.chaos.__main__ import STORMS, run
+from benchmarks.chaos.table import faults, line
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
+
+
+def test_no_storm_ends_a_learner_or_a_worker_or_loses_an_env_step():
+    """What cannot be done on this machine is skipped with its reason, and shown; so are rates and times, which depend on it."""
+    rows = []
+    for row in run([storm for storm in STORMS if storm.short], seed=1, short=True):
+        sys.stdout.write(f"{line(row)}\n")  # shown with a failure
+        rows.append(row)
+    assert {row.storm.name: found for row in rows if (found := faults(row))} == {}
+    assert sum(not row.skipped for row in rows) > len(rows) / 2
