@@ -70,6 +70,19 @@ def kill_learners(scene: Scene) -> None:
         scene.await_flow(scene.deployment.bound())
 
 
+def kill_all(scene: Scene) -> None:
+    """Kill every process at once, three times, as a machine that loses its power."""
+    deployment = scene.deployment
+    for _ in range(3):
+        time.sleep(scene.chance.uniform(1.0, 4.0))
+        before = deployment.pid("learner")
+        for name in deployment.names:
+            deployment.kill(name, signal.SIGKILL)
+        deployment.until(lambda before=before: deployment.pid("learner") != before, "the learner is started again")
+        deployment.bound()
+        scene.await_flow(timed=False)  # all processes start anew, which takes seconds
+
+
 def pause(scene: Scene, *, names: tuple[str, ...], seconds: Seconds) -> None:
     """Hold services still for `seconds`, 2 in the short form."""
     with scene.deployment.paused(*names):
@@ -84,6 +97,7 @@ STORMS = [
         disturb=kill_learners,
         alone=True,
     ),
+    Storm(name="kill-all", what="KILL for every process at once, three times", disturb=kill_all, alone=True, short=False),
     Storm(
         name="kill-actors",
         what="200 signals in 10 minutes for 4 actors: KILL, SEGV, TERM, STOP for 10 s",
