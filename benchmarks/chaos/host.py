@@ -33,7 +33,7 @@ def read_only_disk(scene: Scene) -> None:
 
 
 def small_shm(scene: Scene) -> None:
-    """Kill an actor, then the learner, so that all that start anew find a /dev/shm of 64 KiB, as everything did from the start."""
+    """Kill an actor, then the learner: what starts anew finds a /dev/shm of 64 KiB, as everything did from the start."""
     scene.deployment.kill("actor-0", signal.SIGKILL)
     scene.await_flow(timed=False)
     _await_checkpoint(scene)  # only what a checkpoint holds of the killed actor is known to the next learner
