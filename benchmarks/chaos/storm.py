@@ -17,7 +17,7 @@ from benchmarks.chaos.measure import Sampler, Usage, honest_rate, usage
 from common.units import Seconds
 
 PLAIN, NO_BOOKS = Setup(), Books()
-LIMIT: Seconds = 60.0  # for flow to come back; half of it in the short form
+LIMIT: Seconds = 60.0  # for flow to come back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +63,11 @@ class Scene:
         """Wait until actors step as only a learner that trains lets them; record the seconds from `since`, or from now."""
         start = time.monotonic() if since is None else since
         mark = self.deployment.mark()
-        limit = self.scaled(LIMIT, LIMIT / 2)
-        done = self.deployment.flowing(mark, limit)
+        done = self.deployment.flowing(mark, LIMIT)
         self.flow_back += [at - start for at in done.values()] if timed else []
         if missing := sorted(mark.keys() - done.keys()):
             self.flow_back += [math.inf] * len(missing)
-            self.notes.append(f"no flow after {limit:g} s: {', '.join(missing)}")
+            self.notes.append(f"no flow after {LIMIT:g} s: {', '.join(missing)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
