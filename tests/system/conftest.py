@@ -201,11 +201,11 @@ class Colony:
     def peer(self, role: str, name: str, *words: str, folder: Path | None = None) -> Service:
         """`rookery actor` or `rookery evaluator`, which know the learner's address and their own name.
 
-        `folder` is where it is started: what it imports from there is its own, as on another machine. It may run the probes;
+        `folder` is where it is started: what it imports from there is its own, as on another machine. It may run `paced`;
         a test with another package adds `--allow-code`.
         """
         (port,) = free_ports(1)
-        own = ["--learner", self.endpoint, "--name", name, "--allow-code", "common.envs.probes", f"metrics.port={port}"]
+        own = ["--learner", self.endpoint, "--name", name, "--allow-code", "paced", f"metrics.port={port}"]
         return self._service([f"services.{role}", *own, *words], port, folder)
 
     def train(self, *words: str, preset: str = "") -> Service:
