@@ -40,7 +40,7 @@ ATTEND_SECONDS: Final = 0.05
 KNOCK_SECONDS: Final = 1.0
 """After which a peer that was refused asks again: ZeroMQ itself would never."""
 
-LOST_SECONDS: Final = 30.0
+LOST_SECONDS: Final = 5.0
 """After which a peer that lost its connection, or got none, asks anew: ZeroMQ gives up in silence after some nonsense."""
 
 SILENT_SECONDS: Final = 30.0

@@ -24,6 +24,7 @@ from common.transport.api import Frame, LearnerTransport, Route
 from common.units import MIB, EnvSteps, Seconds
 from common.wire import codec
 from common.wire.messages import Envelope, Evaluation, Experience, Snapshot
+from services.learner.connection_limit import IGNORED_SECONDS, MESSAGES, ConnectionLimit
 
 TICK_SECONDS: Seconds = 0.1
 
@@ -61,6 +62,7 @@ class Figures:
     evictions: int = 0
     handshakes_failed: Counter[str] = field(default_factory=Counter)
     sockets_reopened: int = 0
+    messages_ignored: int = 0
     received: Counter[str] = field(default_factory=Counter)
     sent: Counter[str] = field(default_factory=Counter)
     bytes_received: int = 0
@@ -83,6 +85,8 @@ class Intake:
         self._transport = transport
         self._memory = memory or MemoryGuard()
         self._sockets_reopened = 0
+        self._limit = ConnectionLimit()
+        self._admitted = self._messages_ignored = 0
         self._session = session
         self._run = session.terms.run
         self._lockstep = session.terms.lockstep
@@ -227,7 +231,7 @@ class Intake:
             while not self._stopping.is_set():
                 arrived = self._transport.receive(TICK_SECONDS)
                 if arrived is not None:
-                    self._handle(self._event(*arrived))
+                    self._arrived(*arrived)
                 while self._posts:
                     self._answer_post(self._posts.popleft())
                 if (elapsed := self._clock() - ticked_at) >= TICK_SECONDS:
@@ -238,6 +242,17 @@ class Intake:
             with self._changed:
                 self._failure = failure
                 self._changed.notify_all()
+
+    def _arrived(self, route: Route, frames: list[Frame]) -> None:
+        now = self._clock()
+        if self._limit.ignores(route, now):
+            self._messages_ignored += 1
+            return
+        admitted = self._admitted
+        self._handle(self._event(route, frames))
+        if admitted == self._admitted and self._limit.count(route, now):
+            fields = {"route": route.hex(), "limit": MESSAGES, "seconds": IGNORED_SECONDS}
+            self._note(e.Note(event="connection_ignored", fields=fields, warning=True))
 
     def _event(self, route: Route, frames: list[Frame]) -> e.Event:
         self._bytes[0] += sum(memoryview(frame).nbytes for frame in frames)
@@ -275,6 +290,7 @@ class Intake:
                 with self._changed:
                     self._queue.append(item)
                     self._changed.notify_all()
+                self._admitted += 1
             case e.Evaluated(message=evaluation):
                 with self._changed:
                     self._evaluations.append(evaluation)
@@ -322,6 +338,7 @@ class Intake:
             evictions=session.evictions,
             handshakes_failed=Counter(self._transport.handshakes.failed),
             sockets_reopened=self._sockets_reopened,
+            messages_ignored=self._messages_ignored,
             received=Counter(self._received),
             sent=Counter(self._sent),
             bytes_received=self._bytes[0],

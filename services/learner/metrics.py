@@ -127,6 +127,10 @@ class LearnerMetrics(ServiceMetrics):
         self.sockets_reopened = self._counter(
             "sockets_reopened", "Times that all connections were dropped since memory was short. Not the restarts of the learner."
         )
+        self.messages_ignored = self._counter(
+            "messages_ignored",
+            "Messages discarded unread: their connection had sent over 256 without experience in a second. Not those refused.",
+        )
         self.workers_evicted = self._counter(
             "workers_evicted", "Workers sent away because 16 messages in a row were refused. They may come back after a minute."
         )
@@ -186,6 +190,7 @@ class LearnerMetrics(ServiceMetrics):
         advance(self.sequence_gaps, figures.sequence_gaps)
         advance(self.reconnects, figures.reconnects)
         advance(self.sockets_reopened, figures.sockets_reopened)
+        advance(self.messages_ignored, figures.messages_ignored)
         advance(self.workers_evicted, figures.evictions)
         for why in Failure:
             advance(self.handshakes_failed[why], figures.handshakes_failed[why])

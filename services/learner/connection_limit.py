@@ -1,0 +1,42 @@
+"""How many messages a connection may send that bring no experience, before the learner stops reading what it says."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from common.transport.api import Route
+from common.units import Seconds
+
+INTERVAL_SECONDS: Seconds = 1.0
+MESSAGES = (
+    256  # in an interval; a worker sends a Report a second, a SnapshotWanted for each version, and after a loss its window again
+)
+IGNORED_SECONDS: Seconds = 10.0
+
+
+class ConnectionLimit:
+    """Decides which connections are ignored: a message that is not decoded costs a twentieth of one that is refused.
+
+    What it remembers is bounded by the messages of `IGNORED_SECONDS`. Not thread-safe. `now` is the time on any monotonic clock.
+    """
+
+    def __init__(self) -> None:
+        self._sent: Counter[Route] = Counter()
+        self._began_at: Seconds = 0.0
+        self._until: dict[Route, Seconds] = {}
+
+    def ignores(self, route: Route, now: Seconds) -> bool:
+        """Whether a message that arrives on this connection is to be discarded unread."""
+        if now - self._began_at >= INTERVAL_SECONDS:
+            self._began_at = now
+            self._sent.clear()
+            self._until = {each: until for each, until in self._until.items() if until > now}
+        return route in self._until
+
+    def count(self, route: Route, now: Seconds) -> bool:
+        """Count a message that brought no experience; whether its connection is ignored from here on."""
+        self._sent[route] += 1
+        if self._sent[route] <= MESSAGES:
+            return False
+        self._until[route] = now + IGNORED_SECONDS
+        return True
