@@ -113,8 +113,16 @@ def save(
     return place
 
 
-def load_newest(folder: Path, *, architecture: str, warn: Callable[[str], None]) -> Checkpoint | None:
+def load_newest(
+    folder: Path,
+    *,
+    architecture: str,
+    warn: Callable[[str], None],
+    take: Callable[[Checkpoint], object] = lambda _: None,
+) -> Checkpoint | None:
     """The newest good checkpoint; None where there is none at all. Each bad one that is passed over costs a `warn`.
+
+    One is bad, too, where `take`, which goes on from it, fails at what it holds.
 
     Raises `ResourceError` where all are bad, and where the newest good one is of another architecture.
     """
@@ -133,6 +141,12 @@ def load_newest(folder: Path, *, architecture: str, warn: Callable[[str], None])
                 wanted=architecture,
                 fix="resume with the settings of env, model and algorithm of that run, or start a new run",
             )
+        try:
+            take(checkpoint)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:  # torch: RuntimeError
+            tried.append(f"{place.name}: {error!r}")
+            warn(f"checkpoint {place} is passed over: content does not fit the run: {error!r}")
+            continue
         return checkpoint
     if tried:
         raise ResourceError(f"no good checkpoint in {folder}", found="; ".join(tried), fix="start a new run, or restore a copy")

@@ -42,6 +42,11 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     @property
+    def accounts(self) -> Path:
+        """How far each worker's account was just now, as JSON: what a killed learner leaves beside its checkpoints."""
+        return self.path / "accounts.json"
+
+    @property
     def tensorboard(self) -> Path:
         """Folder of TensorBoard event files."""
         return self.path / "tensorboard"

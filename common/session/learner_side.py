@@ -33,11 +33,13 @@ from common.session.events import PeerKey, RefusalCode, Route
 from common.session.ledger import Ledger
 from common.session.peer import EpisodeCheck, Peer
 from common.session.roster import Roster, Terms
+from common.session.saved import check_saved
 from common.units import EnvSteps, Seconds, Sequence, Version
 from common.wire.messages import (
     ACTOR_STATE,
     Credit,
     Drain,
+    Dropped,
     Envelope,
     Evaluation,
     Experience,
@@ -128,14 +130,45 @@ class LearnerSide:
 
         JSON values and arrays.
         """
-        states = self._actor_states.state_dict()
-        return {"ledger": self.ledger.as_dict(), "roster": self._roster.state_dict(), "actor_states": states}
+        return {**self.accounts(), "actor_states": self._actor_states.state_dict()}
+
+    def accounts(self) -> dict[str, Any]:
+        """The ledger, and how far each actor got, in JSON values: what `load_accounts` takes."""
+        return {"ledger": self.ledger.as_dict(), "roster": self._roster.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint: its peers count as away until they greet; what left closed accounts is rolled back."""
+        """Go on from a checkpoint: its peers count as away until they greet; what left closed accounts is rolled back.
+
+        Raises `ValueError` where that is no state of a session; then nothing has changed.
+        """
+        check_saved(state)
         self._roster.load_state_dict(state["roster"])
         self._actor_states.load_state_dict(state.get("actor_states", {}))
         self.ledger = Ledger.restored(state["ledger"], sum(peer.account.in_flight for peer in self._roster))
+
+    def load_accounts(self, state: Mapping[str, Any]) -> None:
+        """Take over how far a learner that was killed had got after the checkpoint that this one goes on from.
+
+        What it trained on since is rolled back, as if each worker said so in a Hello: that of one which still lives adds nothing.
+        """
+        check_saved(state)
+        later = Roster(self.terms)
+        later.load_state_dict(state["roster"])
+        for peer in [*self._roster]:
+            if all(peer.key != other.key for other in later):
+                self._close(peer)
+                self._roster.forget(peer)
+        for reached in later:
+            peer = self._roster.adopt(reached)
+            settled = reached.account.received - sum(reached.ahead.values())
+            self._skipped(peer, reached.expected, settled, DropReason.ROLLED_BACK)
+            drops = reached.account.dropped_by_peer.items()
+            dropped = tuple(Dropped(reason=reason, env_steps=env_steps) for reason, env_steps in drops)
+            self.ledger.report(peer.account, reached.account.produced, dropped)
+            if reached.gone and not peer.gone:
+                self._close(peer)
+        self._roster.forgotten = max(self._roster.forgotten, later.forgotten)
+        self._roster.named = max(self._roster.named, later.named)
 
     # --- events ---
 
@@ -327,7 +360,8 @@ class LearnerSide:
         self._check(message)
         if peer.episodes is None:
             peer.episodes = self._new_episodes()
-        return peer.episodes(message)
+        counted = peer.episodes(message)
+        return message if self.terms.lockstep else counted  # there a restart must change nothing, not even which episodes count
 
     def _refused(self, peer: Peer, message: Experience, error: PeerError) -> list[e.Instruction]:
         self.ledger.drop(error.reason, message.env_steps)

@@ -89,6 +89,20 @@ class Roster:
         self._newest[key.name] = self._peers[key] = peer
         return peer
 
+    def adopt(self, other: Peer) -> Peer:
+        """The incarnation that another learner knew, at its place: with its account here, or with a new one."""
+        known = self._peers.get(other.key)
+        if known is None:
+            known = Peer(
+                key=other.key,
+                role=other.role,
+                index=other.index,
+                generation=other.generation,
+                public_key=other.public_key,
+            )
+            self._newest[other.key.name] = self._peers[other.key] = known
+        return known
+
     def crowded_out(self, role: str, now: Seconds) -> list[Peer]:
         """Who must be forgotten before a new name joins: who has been gone longest, then who has been away longest."""
         holders = self.holders(role)

@@ -62,8 +62,7 @@ class Link:
                 envelope = codec.decode(frames)
             except PeerError as error:
                 self._check_protocol(error)
-                self.undecodable += 1
-                self._note(e.Note(event="undecodable", fields={"detail": str(error)}, warning=True))
+                self.refuse(error)
             else:
                 self._foreign = 0
                 self.received[envelope.message.tag] += 1
@@ -75,6 +74,11 @@ class Link:
             self._handle(e.Tick())
             if news := self._transport.handshakes.news(now):
                 self._note(news)
+
+    def refuse(self, error: PeerError) -> None:
+        """Count a message of the learner that cannot be used, and say why."""
+        self.undecodable += 1
+        self._note(e.Note(event="undecodable", fields={"detail": str(error)}, warning=True))
 
     def _check_protocol(self, error: PeerError) -> None:
         """Raise `ConfigError` at the second foreign version in a row: one alone may be a message that the network changed."""

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from common.errors import DropReason
-from common.models.snapshot import to_tensor
 from common.runtime.metrics import Phases
+from common.service.policies import load, load_newest
 from common.transport.link import Link
 from common.units import EnvSteps, Seconds, Version
 from common.wire.messages import ACTOR_STATE, Arrays, Experience, Snapshot
@@ -94,13 +94,12 @@ class Actor:
         return self.version >= 0 and self.version == self._link.session.version
 
     def _load_newest(self) -> bool:
-        snapshot = self._link.take_snapshot()
+        snapshot = load_newest(self._link, self._setup.policy)
         if snapshot is not None:
-            self._load(snapshot)
+            self._took(snapshot)
         return snapshot is not None
 
-    def _load(self, snapshot: Snapshot) -> None:
-        self._setup.policy.load(snapshot.version, to_tensor(snapshot.arrays["parameters"]), env_steps=snapshot.env_steps)
+    def _took(self, snapshot: Snapshot) -> None:
         self.version = snapshot.version
         if self._restart:
             self._snapshot = snapshot
@@ -113,7 +112,7 @@ class Actor:
         self._setup.environment.close()
         self._setup = restart()
         if self._snapshot is not None:
-            self._load(self._snapshot)
+            load(self._snapshot, self._setup.policy)
 
     def _collect(self) -> bool:
         """Record one rollout; False, and what was recorded dropped, when it is time to stop or to begin a new incarnation."""

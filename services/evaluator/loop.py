@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from common.algorithms.api import Policy
 from common.envs.make import VectorEnvironment
 from common.envs.stacking import stack
-from common.models.snapshot import to_tensor
 from common.runtime.metrics import Phases
+from common.service.policies import load_newest
 from common.transport.link import Link
 from common.units import EnvSteps, Seconds, Version
 from common.wire.messages import MODES, Evaluation
@@ -123,12 +123,11 @@ class Evaluator:
             self._report()
 
     def _load_newest(self) -> None:
-        snapshot = self._link.take_snapshot()
+        self._phases.enter("snapshot")
+        snapshot = load_newest(self._link, self._policy)
+        self._phases.enter("idle")
         if snapshot is not None:
-            self._phases.enter("snapshot")
-            self._policy.load(snapshot.version, to_tensor(snapshot.arrays["parameters"]), env_steps=snapshot.env_steps)
             self.version = snapshot.version
-            self._phases.enter("idle")
 
     def _evaluate(self, mode: str, *, keep_going: Callable[[], bool], hurry: bool = False) -> None:
         """Play one episode in each environment with one policy version; report unless interrupted."""

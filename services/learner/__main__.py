@@ -30,6 +30,7 @@ from common.runtime.tree import Settings
 from common.transport.curve import LearnerKeys
 from common.transport.zmq import ZmqLearner
 from common.units import Seconds
+from services.learner.accounts import AccountsFile
 from services.learner.begin import build, identified, open_directory, open_state, write_config
 from services.learner.intake import Intake
 from services.learner.journal import Journal
@@ -91,6 +92,13 @@ def _serve(words: list[str]) -> int:
                 record=record,
                 journal=journal,
                 save=partial(checkpoints.save, directory.checkpoints, keep=settings.checkpoint.keep, segment_files=segment_files),
+                accounts=AccountsFile(
+                    directory.accounts,
+                    run_id=record.run_id,
+                    state=intake.accounts,
+                    clock=time.monotonic,
+                    on_loss=_accounts_lost,
+                ),
                 metrics=metrics,
                 health=health,
                 stopping=lambda: shutdown.requested,
@@ -120,6 +128,12 @@ def _tell_start(settings: Settings, *, run: str, endpoint: str, metrics: str, ru
     if settings.learner.insecure and not keys:
         _log.warning("insecure", endpoint=endpoint, consequence="whoever reaches it may connect, and read along")
     _log.info("learner_started", run=run, endpoint=endpoint, metrics=metrics, run_dir=run_dir, keys=keys or "none")
+
+
+def _accounts_lost(error: Exception) -> None:
+    _log.warning(
+        "accounts_lost", error=error, consequence="if it is killed, what it trained on since its checkpoint is not counted"
+    )
 
 
 def _records_lost(error: OSError) -> None:

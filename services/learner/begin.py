@@ -16,7 +16,7 @@ from common.algorithms.api import Algorithm, Remembers, SavesReplay
 from common.algorithms.registry import build_algorithm, shipment
 from common.algorithms.shipment import Shipment
 from common.envs.spec import EnvSpec
-from common.errors import ConfigError
+from common.errors import ConfigError, DropReason, ResourceError
 from common.models import arithmetic
 from common.models.snapshot import Layout
 from common.runtime import checkpoints, config, layers, logs, memory, run_directory
@@ -29,6 +29,7 @@ from common.session.learner_side import LearnerSide
 from common.session.roster import Terms
 from common.units import Seconds
 from common.wire.messages import ACTOR_STATE, ArraySpec
+from services.learner import accounts
 from services.learner.lockstep import Lockstep
 from services.learner.record import RunRecord
 from services.learner.settings import Invocation
@@ -139,38 +140,57 @@ def open_state(
     invocation: Invocation, directory: RunDirectory, *, algorithm: Algorithm, env: EnvSpec, segment_files: SegmentFiles
 ) -> tuple[RunRecord, LearnerSide]:
     """The run's record and session: new, or as the newest good checkpoint left them, and the algorithm with them."""
-    settings, checkpoint = invocation.settings, None
-    if invocation.resume:
-        warn = partial(_log.warning, "checkpoint_skipped")
-        architecture = Layout.of(algorithm.model).fingerprint
-        checkpoint = checkpoints.load_newest(
-            directory.checkpoints, architecture=architecture, warn=lambda detail: warn(detail=detail)
-        )
-    run_id = checkpoint.run_id if checkpoint else settings.run.id  # peers that outlived the learner know this one
-    record = RunRecord(
-        settings=settings, run_id=run_id, frame_skip=env.frame_skip, started_at=_began(directory, resumed=invocation.resume)
-    )
+    settings = invocation.settings
     size = {"length": settings.rollout.length, "num_envs": settings.env.num_envs}
     ships = shipment(settings.algorithm, model=settings.model, env=env, **size)
-    session = LearnerSide(terms(settings, env, ships, run_id), check=ships.check, episodes=ships.episodes)
-    if checkpoint:
+
+    def new(run_id: str) -> tuple[RunRecord, LearnerSide]:
+        began = _began(directory, resumed=invocation.resume)
+        record = RunRecord(settings=settings, run_id=run_id, frame_skip=env.frame_skip, started_at=began)
+        return record, LearnerSide(terms(settings, env, ships, run_id), check=ships.check, episodes=ships.episodes)
+
+    def take(checkpoint: Checkpoint) -> None:
+        record, session = new(checkpoint.run_id)  # peers that outlived the learner know this one
         go_on(checkpoint, algorithm=algorithm, record=record, session=session, segment_files=segment_files)
+        taken.append((record, session))
+
+    if not invocation.resume:
+        return new(settings.run.id)
+    taken: list[tuple[RunRecord, LearnerSide]] = []
+    warn = partial(_log.warning, "checkpoint_skipped")
+    architecture = Layout.of(algorithm.model).fingerprint
+    checkpoints.load_newest(directory.checkpoints, architecture=architecture, warn=lambda detail: warn(detail=detail), take=take)
+    record, session = taken[0] if taken else new(settings.run.id)
+    _roll_back(directory, record, session)
+    if taken:
         _log.info("resumed", version=record.version, env_steps=record.env_steps)
     return record, session
+
+
+def _roll_back(directory: RunDirectory, record: RunRecord, session: LearnerSide) -> None:
+    """Account for what a killed learner had trained on after the checkpoint."""
+    try:
+        state = accounts.read(directory.accounts, run_id=record.run_id, produced=session.ledger.produced)
+    except ResourceError as error:
+        _log.warning("accounts_skipped", error=error, consequence="what was trained on after the checkpoint is not counted")
+        return
+    if state is not None:
+        session.load_accounts(state)
+        _log.info("rolled_back", env_steps=session.ledger.dropped[DropReason.ROLLED_BACK])
 
 
 def go_on(
     checkpoint: Checkpoint, *, algorithm: Algorithm, record: RunRecord, session: LearnerSide, segment_files: SegmentFiles
 ) -> None:
     """Give all three what `checkpoint` holds of them; the replay memory too, where the run's checkpoints are to have it."""
+    record.load_state_dict(checkpoint.counters["record"], time.monotonic())
+    session.load_state_dict(checkpoint.counters["session"])
     algorithm.load_state_dict(checkpoint.state)
     complete = not isinstance(algorithm, Remembers)
     if isinstance(algorithm, SavesReplay) and record.settings.checkpoint.replay and checkpoint.replay is not None:
         algorithm.load_replay_state(checkpoint.replay)
         segment_files.read(checkpoint.files, algorithm.replay_segments())
         complete = True
-    record.load_state_dict(checkpoint.counters["record"], time.monotonic())
-    session.load_state_dict(checkpoint.counters["session"])
     if not complete and not record.lockstep_broken:
         record.lockstep_broken = "resumed without the replay memory, wanted checkpoint.replay=true"
 

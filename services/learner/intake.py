@@ -178,6 +178,11 @@ class Intake:
         state: dict[str, Any] = self._ask(self._session.state_dict, timeout)
         return state
 
+    def accounts(self, timeout: Seconds = 10.0) -> dict[str, Any]:
+        """How far each actor got, in JSON values, after all that was posted before."""
+        accounts: dict[str, Any] = self._ask(self._session.accounts, timeout)
+        return accounts
+
     def finish(self, timeout: Seconds = 10.0) -> None:
         """Drop and count what is queued, close every account; `figures` are final afterwards."""
         with self._changed:

@@ -20,6 +20,7 @@ from common.runtime.health import Health
 from common.runtime.tree import Settings
 from common.units import Seconds
 from common.wire.messages import ACTOR_STATE, Experience, Snapshot
+from services.learner.accounts import AccountsFile
 from services.learner.intake import Intake, Item
 from services.learner.journal import Journal
 from services.learner.lockstep import Lockstep
@@ -46,6 +47,7 @@ class Learner:
         record: RunRecord,
         journal: Journal,
         save: Callable[[Checkpoint], object],
+        accounts: AccountsFile,
         metrics: LearnerMetrics,
         health: Health,
         stopping: Callable[[], bool],
@@ -63,6 +65,7 @@ class Learner:
         self._record = record
         self._journal = journal
         self._save_checkpoint = save
+        self._accounts = accounts
         self._metrics = metrics
         self._health = health
         self._stopping = stopping
@@ -95,6 +98,7 @@ class Learner:
             if self._batch_is_due():
                 self._train()
             self._record.tick(self._clock())
+            self._accounts.update()
             self._take_evaluations()
             reason = "stopped" if self._stopping() else self._record.over(self._clock())
             if not reason and self._clock() - self._saved_at >= self._settings.checkpoint.every_seconds:
@@ -241,6 +245,7 @@ class Learner:
         self._saved_at = self._clock()
         try:
             self._save_checkpoint(self._checkpoint())
+            self._accounts.remove()
         except ResourceError as error:  # a full disk costs the checkpoint, not the run
             self._metrics.checkpoint_failures.inc()
             self._note("checkpoint_failed", detail=str(error))

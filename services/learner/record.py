@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict
 
 from common.runtime.rates import Rates, RateWindow
 from common.runtime.tree import Settings
@@ -21,6 +22,25 @@ from common.wire.messages import Evaluation
 from services.learner.intake import Figures
 
 EPISODES = 100  # of "mean100"
+
+
+class _Saved(BaseModel):
+    """The form of a record's state."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    elapsed_seconds: float
+    env_steps: int
+    episodes: int
+    updates: int
+    version: int
+    solved_at: dict[str, float] | None
+    target: float | None
+    last_evaluation: dict[str, Any] | None
+    evaluations: dict[str, float]
+    returns: list[float]
+    lengths: list[int]
+    lag: list[float]
 
 
 @dataclass(slots=True)
@@ -228,7 +248,8 @@ class RunRecord:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], now: Seconds) -> None:
-        """Inverse of `state_dict`; time in between does not count."""
+        """Inverse of `state_dict`; time in between does not count. Raises `ValueError` where that is no state of a record."""
+        _Saved.model_validate(state)
         self.lockstep_broken = state.get(
             "lockstep_broken", "resumed from a checkpoint of a version that lacks what was under way"
         )

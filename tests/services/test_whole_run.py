@@ -39,6 +39,7 @@ from services.actor.rollout import Rollout
 from services.actor.setup import Setup, begin
 from services.evaluator.loop import Evaluator
 from services.evaluator.metrics import EvaluatorMetrics
+from services.learner.accounts import AccountsFile
 from services.learner.begin import go_on, terms
 from services.learner.intake import Intake
 from services.learner.journal import Journal
@@ -165,6 +166,13 @@ class Colony:
             record=self.record,
             journal=self.journal,
             save=self.save,
+            accounts=AccountsFile(
+                self.directory.accounts,
+                run_id="run-1",
+                state=self.intake.accounts,
+                clock=time.monotonic,
+                on_loss=pytest.fail,
+            ),
             metrics=LearnerMetrics(),
             health=Health(),
             stopping=lambda: bool(self.failures),

@@ -637,6 +637,107 @@ def test_what_was_trained_after_the_checkpoint_is_rolled_back() -> None:
     assert resumed.side.sequence_gaps == 0
 
 
+def killed_after_its_checkpoint() -> tuple[dict[str, Any], dict[str, Any]]:
+    """A checkpoint of one actor with 1 message settled, and the accounts when the learner was killed.
+
+    Since then 2 more of that actor were trained on and 1 waits; another actor joined, 1 message, and a third has left.
+    """
+    learner = Learner(credits=9)
+    learner.greet("a")
+    settle(learner, "a", 0)
+    learner.greet("c")
+    checkpoint = json.loads(json.dumps(learner.side.state_dict()))
+    settle(learner, "a", 1, 2)
+    learner.send(3, "a")
+    learner.hear(b"a", Report(produced=20))
+    learner.greet("b")
+    settle(learner, "b", 0)
+    learner.hear(b"c", Goodbye(reason="", produced=5))
+    return checkpoint, json.loads(json.dumps(learner.side.state_dict()))
+
+
+def settle(learner: Learner, name: str, *seqs: int) -> None:
+    """Messages of an actor that are trained on."""
+    for seq in seqs:
+        learner.send(seq, name)
+        learner.handle(e.Taken(items=items(seq, name=name)))
+        learner.handle(e.Settled(items=items(seq, name=name)))
+
+
+def test_what_a_killed_learner_trained_on_after_its_checkpoint_is_rolled_back_though_nobody_is_left_to_say_so() -> None:
+    """Everything was killed at once: the accounts that it kept on disk say how much is lost."""
+    checkpoint, accounts = killed_after_its_checkpoint()
+    resumed = Learner(credits=9)
+    resumed.side.load_state_dict(checkpoint)
+    resumed.side.load_accounts(accounts)
+    resumed.side.check_ledger()
+    assert resumed.books == {
+        "produced": 29, "trained": 4, "queued": 0, "in_flight": 8, "dropped": {"rolled_back": 17},
+    }  # fmt: skip
+    resumed.now = 100.0
+    resumed.tick(0.0)
+    resumed.tick(61.0)
+    assert (resumed.books["in_flight"], resumed.books["dropped"]) == (0, {"rolled_back": 17, "peer_lost": 8})
+
+
+def test_a_worker_that_survived_says_nothing_that_is_counted_twice() -> None:
+    """It greets with what the accounts say already, sends again what waited, and goes on."""
+    checkpoint, accounts = killed_after_its_checkpoint()
+    resumed = Learner(credits=9)
+    resumed.side.load_state_dict(checkpoint)
+    resumed.side.load_accounts(accounts)
+    resumed.greet("a", resend_from=3, settled=12, produced=20)
+    settle(resumed, "a", 3, 4)
+    assert resumed.books == {
+        "produced": 29, "trained": 12, "queued": 0, "in_flight": 0, "dropped": {"rolled_back": 17},
+    }  # fmt: skip
+
+
+def test_accounts_without_a_checkpoint_are_all_rolled_back() -> None:
+    """Killed before it had saved anything."""
+    _, accounts = killed_after_its_checkpoint()
+    fresh = Learner(credits=9)
+    fresh.side.load_accounts(accounts)
+    fresh.side.check_ledger()
+    assert (fresh.books["trained"], fresh.books["dropped"]["rolled_back"], fresh.books["produced"]) == (0, 21, 29)
+
+
+def break_in(state: dict[str, Any], path: list[Any], value: object) -> dict[str, Any]:
+    """The state with one entry replaced, or removed."""
+    inner = state
+    for part in path[:-1]:
+        inner = inner[part]
+    if value is None:
+        del inner[path[-1]]
+    else:
+        inner[path[-1]] = value
+    return state
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (["ledger"], None),
+        (["ledger", "trained"], None),
+        (["ledger", "produced"], "9"),
+        (["ledger", "produced"], -9),
+        (["roster", "peers", 0, "account"], None),
+        (["roster", "peers", 0, "account", "received"], 1.5),
+        (["roster", "peers", 0, "incarnation"], "x"),
+        (["roster", "generations"], [["actor", 0]]),
+    ],
+)
+def test_a_state_that_is_none_is_refused_and_changes_nothing(path: list[Any], value: object) -> None:
+    """A checkpoint of another release, or damaged: the next older one may serve."""
+    learner = Learner()
+    learner.greet(produced=8)
+    before, broken = learner.books, break_in(json.loads(json.dumps(learner.side.state_dict())), path, value)
+    for load in (learner.side.load_state_dict, learner.side.load_accounts):
+        with pytest.raises(ValueError, match="validation error"):
+            load(broken)
+    assert learner.books == before
+
+
 @pytest.mark.parametrize("taken", [False, True])
 def test_what_was_queued_at_the_checkpoint_is_sent_again_and_trained(taken: bool) -> None:
     """The acknowledgement had not reached its actor: it still keeps the message."""

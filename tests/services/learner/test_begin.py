@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
+import shutil
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,7 +21,7 @@ from common.algorithms.settings.ppo import PPOSettings
 from common.algorithms.settings.td3 import TD3Settings
 from common.envs.make import spec_of
 from common.envs.spec import ActionSpec, EnvSettings, EnvSpec
-from common.errors import ConfigError
+from common.errors import ConfigError, ResourceError
 from common.models import arithmetic
 from common.models.snapshot import Layout
 from common.models.spec import ModelSettings
@@ -315,3 +318,62 @@ def test_a_run_that_goes_on_without_a_checkpoint_keeps_its_id():
     assert identified(parse(["--config", "cartpole", "--run-dir", "run", "--resume-if-found"], {})).settings.run.id == first
     Path("run/config.yaml").write_text("env: {}\n")
     assert identified(parse(["--config", "cartpole", "--run-dir", "run", "--resume"], {})).settings.run.id not in ("", first)
+
+
+def rewrite(directory, algorithm, version, change):
+    """A checkpoint whose counters are not those of a run, though its hashes are right."""
+    architecture = Layout.of(algorithm.model).fingerprint
+    found = checkpoints.load_newest(directory.checkpoints, architecture=architecture, warn=lambda _: None)
+    counters = json.loads(json.dumps(found.counters))
+    change(counters)
+    checkpoints.save(directory.checkpoints, replace(found, version=version, counters=counters), keep=3)
+
+
+MALFORMED = {
+    "no record": lambda counters: counters.pop("record"),
+    "a record without a counter": lambda counters: counters["record"].pop("updates"),
+    "a counter that is a word": lambda counters: counters["record"].update(env_steps="many"),
+    "a session without a ledger": lambda counters: counters["session"].pop("ledger"),
+    "a peer without an account": lambda counters: counters["session"]["roster"].update(peers=[{"name": "a"}]),
+}
+
+
+@pytest.mark.parametrize("what", MALFORMED)
+def test_a_checkpoint_with_malformed_counters_is_passed_over(what, caplog):
+    """The next older one serves; where there is none, one line says why."""
+    first = begun()
+    save(*first)
+    rewrite(*first[1:], 8, MALFORMED[what])
+    invocation, directory, algorithm = begun("--resume")
+    with caplog.at_level(logging.WARNING):
+        record, _ = state(invocation, directory, algorithm)
+    assert record.version == 7
+    told = PlainFormatter("learner", tracebacks=False).format(caplog.records[0])
+    assert "checkpoint-000000000008 is passed over: content does not fit the run" in told
+    shutil.rmtree(directory.checkpoints / "checkpoint-000000000008")
+    rewrite(directory, algorithm, 7, MALFORMED[what])
+    with pytest.raises(ResourceError, match="no good checkpoint"):
+        state(invocation, directory, algorithm)
+
+
+def test_what_was_trained_on_after_the_checkpoint_is_rolled_back(caplog):
+    """Learner and actors were killed at once; the accounts beside the checkpoints were written a moment before."""
+    first = begun()
+    save(*first)
+    directory = first[1]
+    account = {"produced": 500, "received": 450, "dropped_by_peer": {}}
+    peer = {"name": "actor-0", "incarnation": 5, "role": "actor", "index": 0, "generation": 0, "gone": False}
+    peer |= {"expected": 9, "ahead": [], "account": account}
+    roster = {"peers": [peer], "generations": [], "forgotten": -1}
+    found = {"ledger": {"produced": 500, "trained": 450, "dropped": {}}, "roster": roster}
+    run_id = yaml.safe_load(directory.config.read_text())["run"]["id"]
+    directory.accounts.write_text(json.dumps({"run_id": run_id, "session": found}))
+    _, session = state(*begun("--resume"))
+    session.check_ledger()
+    assert session.ledger.as_dict()["dropped"]["rolled_back"] == 450
+    assert session.ledger.in_flight == 50
+    directory.accounts.write_text("{")
+    with caplog.at_level(logging.WARNING):
+        _, session = state(*begun("--resume"))
+    assert session.ledger.produced == 0
+    assert "accounts_skipped" in caplog.text

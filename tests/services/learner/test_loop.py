@@ -6,6 +6,7 @@ import json
 import math
 from contextlib import closing
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -177,6 +178,7 @@ class Scene:
             record=self.record,
             journal=journal,
             save=self.save,
+            accounts=SimpleNamespace(update=lambda: None, remove=lambda: self.intake.log.append(("accounts removed",))),
             metrics=self.metrics,
             health=self.health,
             stopping=lambda: self.stop,
