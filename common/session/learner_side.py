@@ -235,6 +235,10 @@ class LearnerSide:
                 return []
         if objection := objection or check_evicted(hello, known, now) or self._objection(hello, public_key, known):
             self.messages_dropped[DropReason.STRANGER] += 1
+            if known is not None and known.gone and known.key.incarnation == hello.incarnation:
+                # It went on while it was silent, and will count from 0: those env steps are in no other account.
+                self.ledger.report(known.account, hello.produced)
+                self._close(known)
             incarnation = self._roster.name_incarnation(hello.peer) if objection.new_incarnation else -1
             return refusal(route, objection.code, objection.reason, retry=objection.retry, incarnation=incarnation)
         return self._greeted(route, hello, public_key, known, now)

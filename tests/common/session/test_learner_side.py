@@ -950,6 +950,20 @@ def test_a_new_incarnation_closes_the_account_of_the_old() -> None:
     assert items(0)[0][0] not in [peer.key for peer in learner.side._roster]
 
 
+def test_what_an_actor_stepped_after_its_last_report_is_in_its_closed_account() -> None:
+    """It was cut off for longer than it is waited for, and went on until its credits were spent."""
+    learner = Learner()
+    learner.greet()
+    learner.hear(b"a", Report(produced=8))
+    learner.tick(20.0)
+    learner.tick(100.0)
+    assert learner.books["dropped"] == {DropReason.PEER_LOST: 8}
+    for _ in range(2):  # a Hello may come twice
+        assert refusal(learner.greet(route=b"x", produced=20), b"x") == (RefusalCode.FORGOTTEN, True)
+        assert learner.books["produced"] == 20
+        assert learner.books["dropped"] == {DropReason.PEER_LOST: 20}
+
+
 def test_a_silent_actor_is_away_then_forgotten_then_reborn() -> None:
     """Stopped for minutes: its credits go to the others, its experience is given up, and it may start over."""
     learner = Learner()

@@ -408,9 +408,11 @@ class World:
         if learner is None or line.life != self.life or self.now > line.cut:
             return
         before = learner.messages_dropped[DropReason.STRANGER]
+        known = learner._roster.find(message) if isinstance(message, Hello) else None
+        closed = known is not None and known.gone and known.key == key  # the learner books what it hears of a closed account
         instructions = learner.handle(e.Received(route=line.route, envelope=envelope), self.now)
         welcomed = any(isinstance(i, e.Send) and isinstance(i.message, Welcome) for i in instructions)
-        if welcomed if isinstance(message, Hello) else learner.messages_dropped[DropReason.STRANGER] == before:
+        if welcomed or closed if isinstance(message, Hello) else learner.messages_dropped[DropReason.STRANGER] == before:
             self._observe(key, message)
         self._check_streams(line, key, instructions)
         self._learner_performs(instructions)
