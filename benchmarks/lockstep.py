@@ -1,26 +1,31 @@
 """The lockstep claim: two runs of one seed end with the same weights, to the bit, while the machine is loaded at random.
 
     python -m benchmarks.lockstep --out benchmarks/results
+    python -m benchmarks.lockstep --kills 20 --out benchmarks/results
 
-Each case runs twice beside processes that take CPU time at random; only the first run has an evaluator. Exit code 1 where two
-hashes differ.
+Each case runs twice beside processes that take CPU time at random; only the first run has an evaluator. With `--kills` the second
+run is one whose learner and actors are killed so many times at random moments (SIGKILL). Exit code 1 where two hashes differ.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import os
 import random
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.killed import run_killed, services
 from benchmarks.learning import machine, train
+from common.runtime.run_directory import RunDirectory
 from common.units import Seconds
 
 SEED = 1
@@ -48,12 +53,20 @@ CASES = [
 ]
 
 
+KILLED_CASES = [
+    Case(preset="cartpole", actors=2),
+    Case(preset="pendulum-td3", actors=2, overrides=("target.env_steps=12_000", "checkpoint.replay=true")),
+]
+SAVE_OFTEN = "checkpoint.every_seconds=0.5"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
     """A case and the summaries of its two runs."""
 
     case: Case
     summaries: Sequence[dict[str, Any]]
+    kills: Mapping[str, int] = field(default_factory=dict)  # in the second run
 
     @property
     def agree(self) -> bool:
@@ -70,6 +83,21 @@ def run_twice(case: Case) -> Pair:
             settings = (*case.settings, f"evaluator.enabled={evaluator}")
             summaries.append(train(case.preset, SEED, Path(folder) / evaluator, settings))
     return Pair(case=case, summaries=summaries)
+
+
+def run_killed_beside(case: Case, kills: int) -> Pair:
+    """One run that is left alone, and one whose processes are killed; without an evaluator."""
+    overrides = (*case.settings, f"run.seed={SEED}", SAVE_OFTEN)
+    summaries, killed = [], Counter[str]()
+    with tempfile.TemporaryDirectory() as folder:
+        for times in (0, kills):
+            run_dir = Path(folder) / f"kills-{times}"
+            with services(case.preset, run_dir, overrides, actors=case.actors) as group:
+                killed = run_killed(group, times, seed=SEED)
+            summaries.append(json.loads(RunDirectory(run_dir).summary.read_text()))
+            shown = {name: summaries[-1][name] for name in ("parameters_sha256", "reproducible", "ledger")}
+            print(case.preset, dict(killed), shown, flush=True)
+    return Pair(case=case, summaries=summaries, kills=killed)
 
 
 @contextmanager
@@ -106,6 +134,22 @@ def report(pairs: Sequence[Pair]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def killed_report(pairs: Sequence[Pair]) -> str:
+    """The page of runs whose processes were killed."""
+    lines = ["# Lockstep whose processes are killed", ""]
+    lines += [f"Each line twice with seed {SEED} on {machine()}: left alone, and with learner and actors killed"]
+    lines += ["(SIGKILL) at random moments and started again at once. Figures of both runs, where they differ."]
+    lines += ["`python -m benchmarks.lockstep --kills 20` repeats it."]
+    lines += ["", "| command | kills | updates | env steps | minutes | rolled back | SHA-256 of the final parameters | equal |"]
+    lines += ["|" + "---|" * 8]
+    for pair in pairs:
+        kills = ", ".join(f"{number} x {kind}" for kind, number in sorted(pair.kills.items()))
+        cells = _row(pair).strip("| ").split(" | ")
+        rolled_back = ", ".join(f"{run['ledger']['dropped']['rolled_back']:,}" for run in pair.summaries)
+        lines.append(f"| {' | '.join([cells[0], kills, *cells[1:4], rolled_back, *cells[5:]])} |")
+    return "\n".join(lines) + "\n"
+
+
 def _row(pair: Pair) -> str:
     def both(values: Sequence[str]) -> str:
         return ", ".join(dict.fromkeys(values))
@@ -126,12 +170,18 @@ def _row(pair: Pair) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run all cases, print the page, and write it where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="folder for lockstep.md, such as benchmarks/results")
+    parser.add_argument("--out", type=Path, help="folder for the page, such as benchmarks/results")
+    parser.add_argument("--kills", type=int, default=0, help="compare a run that is left alone with one of so many kills")
     options = parser.parse_args(argv)
-    pairs = [run_twice(case) for case in CASES]
-    print(text := report(pairs))
+    if options.kills:
+        pairs = [run_killed_beside(case, options.kills) for case in KILLED_CASES]
+        text, page = killed_report(pairs), "lockstep-killed.md"
+    else:
+        pairs = [run_twice(case) for case in CASES]
+        text, page = report(pairs), "lockstep.md"
+    print(text)
     if options.out:
-        (options.out / "lockstep.md").write_text(text)
+        (options.out / page).write_text(text)
     return 0 if all(pair.agree for pair in pairs) else 1
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from common.errors import DropReason, PeerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
@@ -78,6 +78,15 @@ class TrajectoryEpisodes:
         self._carry(t[ends], env[ends], lengths, returns)
         self._following = message.seq + 1
         return _only(message, whole[ends])
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """The sums of the running episodes, [B] each."""
+        return {"whole": self._whole.copy(), "lengths": self._lengths.copy(), "returns": self._returns.copy()}
+
+    def go_on(self, state: Mapping[str, NDArray[Any]], seq: int) -> None:
+        """Take message `seq` for the one that continues the sums of another check, whose `state_dict` this is."""
+        self._following = seq
+        self._whole, self._lengths, self._returns = (np.array(state[name]) for name in ("whole", "lengths", "returns"))
 
     def _carry(self, t: NDArray[Any], env: NDArray[Any], lengths: NDArray[np.int64], returns: NDArray[np.float64]) -> None:
         """Begin anew in each of `env` where an episode ended at row `t` (ascending), go on in the others."""

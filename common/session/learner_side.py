@@ -15,7 +15,7 @@ from typing import Any
 
 from common.errors import DropReason, InternalError, PeerError
 from common.session import events as e
-from common.session.actor_states import ActorStates
+from common.session.actor_states import ActorStates, PlaceState
 from common.session.admission import (
     Objection,
     check_evaluation,
@@ -31,7 +31,7 @@ from common.session.admission import (
 )
 from common.session.events import PeerKey, RefusalCode, Route
 from common.session.ledger import Ledger
-from common.session.peer import EpisodeCheck, Peer
+from common.session.peer import EpisodeCheck, Peer, RunningEpisodes
 from common.session.roster import Roster, Terms
 from common.session.saved import check_saved
 from common.units import EnvSteps, Seconds, Sequence, Version
@@ -284,7 +284,8 @@ class LearnerSide:
         self._owe_credit_to_all()
         fields = {"peer": peer.key.name, "role": peer.role, "index": peer.index, "again": again}
         note = e.Note(event="peer_welcome", fields=fields | {"software": sentence(hello.software)})
-        state = self._actor_states.newest(peer.index) if self.terms.lockstep and peer.role == "actor" else None
+        place = self._actor_states.newest(peer.index) if self.terms.lockstep and peer.role == "actor" else None
+        state = place.actor if place else None
         peer.continues = peer.continues if again else state is None or state.size > 0
         answer = welcome(peer, self.terms, window=self._window(peer), version=self.version, state=state)
         return [e.Send(route=route, message=answer), *notes, note, *out, *self._drained(peer, now)]
@@ -344,13 +345,15 @@ class LearnerSide:
     def _state_admitted(self, peer: Peer, message: Experience) -> list[e.Instruction]:
         """In lockstep: keep the state from which the place goes on. One that is empty is noted when it first comes."""
         before, state = self._actor_states.newest(peer.index), message.arrays[ACTOR_STATE]
-        self._actor_states.admitted(peer.index, peer.key, message.seq, state)
+        running = peer.episodes if isinstance(peer.episodes, RunningEpisodes) else None
+        place = PlaceState(state, running.state_dict() if running else {})
+        self._actor_states.admitted(peer.index, peer.key, message.seq, place)
         if state.size:
             return []
         if before is None:
             fields = {"peer": peer.key.name, "consequence": "a restart of it or of the learner breaks lockstep; its log says why"}
             return [e.Note(event="actor_state_unreadable", fields=fields, warning=True)]
-        peer.continues = peer.continues and not before.size  # it could not go on from the state that it was given
+        peer.continues = peer.continues and not before.actor.size  # it could not go on from the state that it was given
         return []
 
     def _admissible(self, peer: Peer, message: Experience) -> Experience:
@@ -364,8 +367,14 @@ class LearnerSide:
         self._check(message)
         if peer.episodes is None:
             peer.episodes = self._new_episodes()
-        counted = peer.episodes(message)
-        return message if self.terms.lockstep else counted  # there a restart must change nothing, not even which episodes count
+            self._go_on_with_episodes(peer, message)
+        return peer.episodes(message)
+
+    def _go_on_with_episodes(self, peer: Peer, message: Experience) -> None:
+        """In lockstep: the episodes that run at the first message of an incarnation are those of its place."""
+        place, state = self._actor_states.newest(peer.index), message.arrays.get(ACTOR_STATE)
+        if place and place.actor.size and state is not None and state.size and isinstance(peer.episodes, RunningEpisodes):
+            peer.episodes.go_on(place.episodes, message.seq)
 
     def _refused(self, peer: Peer, message: Experience, error: PeerError) -> list[e.Instruction]:
         self.ledger.drop(error.reason, message.env_steps)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
 
 from common.session.events import PeerKey, Route
 from common.session.ledger import Account
@@ -13,6 +15,18 @@ from common.wire.messages import Experience, Reject
 
 EpisodeCheck: TypeAlias = Callable[[Experience], Experience]
 """Raises `PeerError` for a report of episodes that cannot be; returns the message with those that count."""
+
+
+@runtime_checkable
+class RunningEpisodes(Protocol):
+    """What an `EpisodeCheck` offers that keeps sums of running episodes: in lockstep another incarnation goes on with them."""
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """The sums after the last message."""
+
+    def go_on(self, state: Mapping[str, np.ndarray], seq: Sequence) -> None:
+        """Message `seq` continues the sums in `state`."""
+
 
 HOLES = 1024  # missing numbers remembered one by one: more than any window
 

@@ -113,3 +113,16 @@ def test_episodes_of_a_gradient_are_bounded_by_its_env_steps() -> None:
         with pytest.raises(PeerError) as refused:
             check(lengths, returns)
         assert refused.value.reason is DropReason.EPISODES
+
+
+def test_another_check_goes_on_where_one_stopped() -> None:
+    """In lockstep the next incarnation of an actor goes on with its episodes, by numbers of its own."""
+    first, second = TrajectoryEpisodes(), TrajectoryEpisodes()
+    first(trajectory(7, episodes=[(2.0, 2)], **SAME_STEP))
+    second.go_on(first.state_dict(), 0)
+    ends = {"terminated": [(1, 0), (3, 1)], "start": [(2, 0), (4, 1)]}
+    assert counted(second(trajectory(0, episodes=[(4.0, 4), (8.0, 8)], **ends))) == [(4.0, 4), (8.0, 8)]
+    first(trajectory(8, episodes=[], start=[]))
+    third = TrajectoryEpisodes()
+    third.go_on(first.state_dict(), 0)
+    assert counted(third(trajectory(0, episodes=[(12.0, 12)], terminated=[(3, 1)], start=[(4, 1)]))) == [(12.0, 12)]

@@ -149,4 +149,4 @@ def test_a_dropped_message_is_no_place_to_resume_from() -> None:
     side.send(1, **state(2))
     side.handle(e.Taken(items=items(1)))
     side.handle(e.Settled(items=items(1), reason=DropReason.RUN_ENDED))
-    assert side.side.state_dict()["actor_states"][0].tolist() == [1, 1, 1]
+    assert side.side.state_dict()["actor_states"][0]["actor"].tolist() == [1, 1, 1]

@@ -1,0 +1,148 @@
+"""A run of the services whose processes are killed at random moments, and started again at once.
+
+Not by `rookery train`: its supervisor gives up a learner that dies more than five times in five minutes.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from common.units import Seconds
+from services.cli.ports import free_ports
+
+POLL: Seconds = 0.02
+LONGEST_PAUSE: Seconds = 2.0  # of training, between a kill and the next
+SAVING_PAUSE: Seconds = 20.0  # for a checkpoint to begin, where a kill is to interrupt one
+LIMIT: Seconds = 1800.0  # a whole run
+
+
+@dataclass(slots=True)
+class Services:
+    """A learner and its actors, each in a process group of its own."""
+
+    preset: str
+    run_dir: Path
+    overrides: Sequence[str]
+    actors: int
+    ports: list[int] = field(default_factory=lambda: free_ports(2))
+    _running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """Of all processes."""
+        return ["learner", *(f"actor-{number}" for number in range(self.actors))]
+
+    def start(self, name: str) -> None:
+        """Start one; a learner goes on where there is a run."""
+        endpoint, port = f"tcp://127.0.0.1:{self.ports[0]}", self.ports[1]
+        if name == "learner":
+            words = ["services.learner", "--config", self.preset, "--run-dir", str(self.run_dir), "--resume-if-found"]
+            words += [f"learner.bind={endpoint}", f"metrics.port={port}", *self.overrides]
+        else:
+            words = ["services.actor", "--learner", endpoint, "--name", name]
+        log = self.run_dir.with_name(f"{self.run_dir.name}-{name}.log")
+        with log.open("ab") as output:
+            self._running[name] = subprocess.Popen(
+                [sys.executable, "-m", *words], stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+
+    def kill(self, name: str) -> None:
+        """SIGKILL to the process and all that it has started."""
+        process = self._running[name]
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def kill_all(self) -> None:
+        """Leave nothing behind."""
+        for name in self._running:
+            self.kill(name)
+
+    def exit_code(self, name: str) -> int | None:
+        """None while it runs."""
+        return self._running[name].poll()
+
+    def status(self) -> dict[str, Any]:
+        """The learner's; empty while it does not answer."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[1]}/status", timeout=2.0) as answer:
+                found: dict[str, Any] = json.load(answer)
+                return found
+        except (urllib.error.URLError, OSError, http.client.HTTPException, ValueError):
+            return {}
+
+    @property
+    def saving(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return any((self.run_dir / "checkpoints").glob(".partial-*"))
+
+
+@contextmanager
+def services(preset: str, run_dir: Path, overrides: Sequence[str], *, actors: int) -> Iterator[Services]:
+    """All started; killed at the end."""
+    group = Services(preset, run_dir, overrides, actors)
+    try:
+        for name in group.names:
+            group.start(name)
+        yield group
+    finally:
+        group.kill_all()
+
+
+def until(happened: Callable[[], Any], seconds: Seconds = LIMIT) -> bool:
+    """Ask again and again; False where it did not happen in time."""
+    deadline = time.monotonic() + seconds
+    while not happened():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL)
+    return True
+
+
+def run_killed(group: Services, kills: int, *, seed: int) -> Counter[str]:
+    """Kill processes of a run and start them again, `kills` times, then let it end; how often each kind was killed.
+
+    Half of the kills are of the learner, every second of those while it writes a checkpoint. Before each the run has trained on.
+    Raises RuntimeError where the run does not go on.
+    """
+    chance, killed, updates = random.Random(seed), Counter[str](), -1  # noqa: S311 - to be repeated
+
+    def trains() -> bool:
+        if group.exit_code("learner") == 0:
+            return True
+        found = group.status()
+        return found.get("phase") == "training" and found["learner_updates"] > updates
+
+    for number in range(kills):
+        if not until(trains):
+            raise RuntimeError(f"no update in {LIMIT:g} s after {number} kills; see {group.run_dir}-*.log")
+        name = "learner" if number % 2 == 0 else f"actor-{chance.randrange(group.actors)}"
+        kind = "learner" if name == "learner" else "actor"
+        if number % 4 == 0 and until(lambda: group.saving, SAVING_PAUSE):
+            kind = "learner, saving"
+        else:
+            time.sleep(chance.uniform(0.0, LONGEST_PAUSE))
+        updates = group.status().get("learner_updates", updates) if name != "learner" else -1
+        if group.exit_code("learner") == 0:
+            return killed
+        group.kill(name)
+        killed[kind] += 1
+        group.start(name)
+    if not until(lambda: group.exit_code("learner") is not None) or group.exit_code("learner"):
+        raise RuntimeError(f"the learner did not end well: exit code {group.exit_code('learner')}; see {group.run_dir}-*.log")
+    return killed
