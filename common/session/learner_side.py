@@ -167,8 +167,7 @@ class LearnerSide:
             self.ledger.report(peer.account, reached.account.produced, dropped)
             if reached.gone and not peer.gone:
                 self._close(peer)
-        self._roster.forgotten = max(self._roster.forgotten, later.forgotten)
-        self._roster.named = max(self._roster.named, later.named)
+        self._roster.raise_numbers(later)
 
     # --- events ---
 

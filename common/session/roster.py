@@ -103,6 +103,11 @@ class Roster:
             self._newest[other.key.name] = self._peers[other.key] = known
         return known
 
+    def raise_numbers(self, other: Roster) -> None:
+        """What another learner gave, this one gives to nobody again: generations of places, and incarnations."""
+        self.forgotten, self.named = max(self.forgotten, other.forgotten), max(self.named, other.named)
+        self._generations |= other._generations
+
     def crowded_out(self, role: str, now: Seconds) -> list[Peer]:
         """Who must be forgotten before a new name joins: who has been gone longest, then who has been away longest."""
         holders = self.holders(role)

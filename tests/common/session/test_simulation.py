@@ -141,6 +141,7 @@ class World:
         self.life, self.crashes, self.version = 0, 0, 0
         self.learner: LearnerSide | None = None
         self.checkpoint: tuple[str, Books, int] | None = None
+        self.accounts: tuple[str, Books] | None = None  # as they were after the checkpoint
         self.starts = 0
         self.processes: list[Process] = []
         for role in ["actor"] * actors + ["evaluator"]:
@@ -352,10 +353,25 @@ class World:
             state, books, self.version = self.checkpoint
             self.learner.load_state_dict(json.loads(state))
             self.books = books.copy()
+            if self.accounts is not None and self.random.random() < 0.8:
+                self._take_over(*self.accounts)
+        else:
+            self.checkpoint = None
+        self.accounts = None
         life = self.life
         self._at(self._soon(1.0), lambda: self._publish(life))
         self._at(0.0, lambda: self._learner_ticks(life))
         self._at(0.0, lambda: self._train(life))
+
+    def _take_over(self, accounts: str, then: Books) -> None:
+        """What the killed learner left beside its checkpoint tells of the newest incarnation of each name."""
+        state = json.loads(accounts)
+        self.learner.load_accounts(state)
+        for peer in state["roster"]["peers"]:
+            key = PeerKey(name=peer["name"], incarnation=peer["incarnation"])
+            self.books.told[key] = then.told[key]
+            self.books.dropped[key] = then.dropped[key]
+        self._check()
 
     def _learner_dies(self) -> None:
         if self.learner is not None:
@@ -381,7 +397,9 @@ class World:
             return
         self._at(0.05 + self._soon(0.3), lambda: self._train(life))
         if self.random.random() < 0.1:
-            self.checkpoint = json.dumps(self.learner.state_dict()), self.books.copy(), self.version
+            self.checkpoint, self.accounts = (json.dumps(self.learner.state_dict()), self.books.copy(), self.version), None
+        elif self.random.random() < 0.3:
+            self.accounts = json.dumps(self.learner.accounts()), self.books.copy()
         if self.taken:
             stale = self.random.random() < 0.1
             for numbers in self._partly([(key, message.seq) for key, message in self.taken]):
