@@ -63,12 +63,16 @@ class Probing:
     asked: int = 0
     failures: int = 0
     succeeded: bool = False
-    due: float = field(default_factory=time.monotonic)
+    due: float = field(default_factory=time.monotonic)  # never while an answer is awaited
 
     def ask(self, address: str, ports: Mapping[str, int]) -> None:
-        """Ask if it is time to, and count the answer."""
-        if time.monotonic() < self.due:
-            return
+        """Ask if it is time to, in a thread: each probe waits for its own answer, as with a kubelet."""
+        if time.monotonic() >= self.due:
+            self.due = math.inf
+            threading.Thread(target=self._ask, args=(address, ports), name="probe", daemon=True).start()
+
+    def _ask(self, address: str, ports: Mapping[str, int]) -> None:
+        """Ask, and count the answer."""
         get = self.spec["httpGet"]
         code, _ = Http(ports[get["port"]], host=address, seconds=self.spec["timeoutSeconds"]).get(get["path"])
         self.asked += 1
@@ -158,10 +162,8 @@ class Pod:
             if not startup.succeeded:
                 startup.ask(self.address, self.ports)
             else:
-                asked = threading.Thread(target=readiness.ask, args=(self.address, self.ports), name="readiness", daemon=True)
-                asked.start()  # each probe waits for its own answer, as with a kubelet
+                readiness.ask(self.address, self.ports)
                 liveness.ask(self.address, self.ports)
-                asked.join()
                 ready = readiness.succeeded or (self.status.ready and not readiness.failed)
                 self.status = replace(self.status, ready=ready, lived=liveness.asked if liveness.succeeded else 0)
             if startup.failed or liveness.failed:
