@@ -107,7 +107,7 @@ def report(rows: Sequence[Resumed]) -> str:
     lines += ["`python -m benchmarks.resume` repeats it.", ""]
     lines += ["| seed | checkpoint.replay | mean100 before | right after | "]
     lines[-1] += f"{MORE:,} env steps later | memory before, right after, {SOON} env steps later | "
-    lines[-1] += "env steps before the first gradient step |"
+    lines[-1] += "env steps seen without a gradient step |"
     lines += ["|" + "---|" * 7]
     for row in rows:
         first, last = row.after[0], row.after[-1]

@@ -1,9 +1,9 @@
 """The state of an environment as plain data, so that another process can go on from it bit for bit.
 
 The state is what the attributes of a gymnasium environment, and of all environments inside it, hold of plain data and of numpy's
-random generators. Spaces, functions, classes and the like are taken for constants, which every process builds alike. An
-environment that holds anything else, such as an emulator in native code, has no state that can be read: `capture` names the
-attribute.
+random generators, and the data of a MuJoCo simulation (`physics`). Spaces, functions, classes and the like are taken for
+constants, which every process builds alike. An environment that holds anything else, such as an emulator in native code, has no
+state that can be read: `capture` names the attribute.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from gymnasium.spaces import Space
 from gymnasium.vector import VectorEnv
 from numpy.random import Generator
 
+from common.envs import physics
 from common.errors import RookeryError
 from common.wire.plain import is_plain
 
@@ -82,12 +83,14 @@ def _members(path: str, env: Any) -> dict[str, Any]:
 
 
 def _attributes(path: str, env: Any) -> dict[str, Any]:
-    attributes = {}
+    attributes: dict[str, Any] = {}
     for name, value in _members(path, env).items():
         if isinstance(value, Generator):
             attributes[name] = {_GENERATOR: value.bit_generator.state}
         elif is_plain(value):
             attributes[name] = value
+        elif physics.is_simulation(value):
+            attributes[name] = physics.capture(value)
         elif not (isinstance(value, _ENVIRONMENTS) or _holds_environments(value) or _is_constant(value)):
             found = f"{path}.{name}, a {type(value).__name__}, in {type(env).__name__}"
             raise StateError("an environment whose state cannot be read", found=found, wanted="attributes of plain data")
@@ -103,6 +106,9 @@ def _set_attributes(path: str, env: Any, state: Any) -> None:
         new = name not in members and type(name) is str and name.isidentifier() and not hasattr(type(env), name)
         if isinstance(current, Generator):
             _set_generator(f"{path}.{name}", current, value)
+        elif physics.is_simulation(current):
+            if not isinstance(value, Mapping) or not physics.restore(current, value):
+                raise StateError(f"state of {path}.{name}", found="arrays of another simulation", wanted="those of this model")
         elif not (new or (name in members and is_plain(current))) or not _may_follow(current, value):
             found, wanted = type(value).__name__, type(current).__name__ if name in members else "no such attribute"
             raise StateError(f"state of {path}.{name}", found=found, wanted=wanted, fix="run the same versions on both sides")
@@ -136,4 +142,4 @@ def _is_constant(value: object) -> bool:
     """Whether every process builds `value`, which is not plain data, alike, and nothing changes it."""
     if isinstance(value, list | tuple | dict):
         return all(map(_is_constant, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, (*_CONSTANTS, *_SCALARS)) or inspect.isroutine(value)
+    return isinstance(value, (*_CONSTANTS, *_SCALARS)) or inspect.isroutine(value) or physics.is_model(value)

@@ -54,6 +54,13 @@ def test_another_environment_goes_on_bit_for_bit(settings):
     second.close()
 
 
+@pytest.mark.parametrize("name", ["HalfCheetah-v5", "Ant-v5", "Humanoid-v5", "Hopper-v5", "InvertedPendulum-v5"])
+def test_a_simulation_goes_on_bit_for_bit(name):
+    """MuJoCo's, with contacts, and rewards that are computed from what the last step left."""
+    pytest.importorskip("mujoco")
+    test_another_environment_goes_on_bit_for_bit(EnvSettings(id=name, num_envs=2))
+
+
 def test_emulators_in_native_code_keep_their_state_to_themselves():
     """The vector environment of ale-py hands none out: the attribute is named."""
     environment = make(EnvSettings(id="ALE/Pong-v5", num_envs=1))
