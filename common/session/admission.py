@@ -34,6 +34,7 @@ SENTENCE = 500  # characters of a reason, all ASCII: a header must hold those of
 LARGEST = {"reward": REWARD_MAX, "obs": OBSERVATION_MAX, "final_obs": OBSERVATION_MAX, "action": OBSERVATION_MAX}
 """Of the float arrays of a trajectory."""
 
+EVALUATIONS = 4  # of one evaluator in a second: each writes a line of the log and a row of the learning curve
 EVALUATION = (
     ArraySpec(name="episode_return", dtype="float32", shape=(-1,)),
     ArraySpec(name="episode_length", dtype="int32", shape=(-1,)),
@@ -120,8 +121,13 @@ def check_experience(message: Experience, *, schema: Sequence[ArraySpec], newest
         raise PeerError(DropReason.SCHEMA, "env_steps of the message", found=message.env_steps, wanted=wanted)
 
 
-def check_evaluation(message: Evaluation, *, newest: Version) -> None:
-    """Raise `PeerError` unless a published policy played, in a known mode, and returns are finite with as many lengths."""
+def check_evaluation(message: Evaluation, *, newest: Version, number: int) -> None:
+    """Raise `PeerError` unless a published policy played, in a known mode, and returns are finite with as many lengths.
+
+    `number` counts the evaluations of the sender in this second, from 1: one that sends too many is refused, too.
+    """
+    if number > EVALUATIONS:
+        raise PeerError(DropReason.UNCREDITED, "evaluations in a second", found=number, wanted=f"at most {EVALUATIONS}")
     _check_version(message.version, newest)
     if message.mode not in MODES:
         raise PeerError(DropReason.SCHEMA, "mode of an evaluation", found=repr(message.mode[:32]), wanted=" or ".join(MODES))

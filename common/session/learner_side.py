@@ -215,7 +215,7 @@ class LearnerSide:
                 self.ledger.report(peer.account, produced, dropped)
                 return []
             case Evaluation() if peer.role == "evaluator":
-                return self._evaluation(peer, message)
+                return self._evaluation(peer, message, now)
             case Goodbye(reason=reason, produced=produced, dropped=dropped):
                 self.ledger.report(peer.account, produced, dropped)
                 self._close(peer)
@@ -394,9 +394,12 @@ class LearnerSide:
         note = e.Note(event="worker_evicted", fields={"peer": peer.key.name, "messages": peer.bad_messages}, warning=True)
         return [note, *refusal(route, RefusalCode.EVICTED, fact, retry=True)]
 
-    def _evaluation(self, peer: Peer, message: Evaluation) -> list[e.Instruction]:
+    def _evaluation(self, peer: Peer, message: Evaluation, now: Seconds) -> list[e.Instruction]:
+        if now - peer.evaluations_since >= 1.0:
+            peer.evaluations_since, peer.evaluations = now, 0
+        peer.evaluations += 1
         try:
-            check_evaluation(message, newest=self.version)
+            check_evaluation(message, newest=self.version, number=peer.evaluations)
         except PeerError as error:
             return self._rejected("evaluation_refused", peer, 0, error)
         return [e.Evaluated(message=message)]

@@ -59,6 +59,8 @@ class Peer:
     wanted_after: Version | None = None
     challenger: Route | None = None  # another connection that greeted by this name: a Credit on `route` shows which one stands
     challenged_at: Seconds = float("-inf")
+    evaluations: int = 0  # that arrived since `evaluations_since`
+    evaluations_since: Seconds = float("-inf")
 
     @property
     def acked(self) -> Sequence:

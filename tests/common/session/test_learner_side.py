@@ -13,7 +13,7 @@ import pytest
 from common.errors import DropReason, InternalError, PeerError
 from common.session import events as e
 from common.session import learner_side
-from common.session.admission import SENTENCE
+from common.session.admission import EVALUATIONS, SENTENCE
 from common.session.events import PeerKey, RefusalCode
 from common.session.learner_side import BAD_MESSAGES, LearnerSide
 from common.session.roster import Terms
@@ -612,6 +612,17 @@ def test_a_bad_evaluation_is_refused_counted_and_its_sender_told(fields: dict[st
     assert learner.side.messages_dropped == {reason: 1}
     sound = learner.hear(b"judge", Evaluation(version=0, mode="sampled", arrays=PLAYED))
     assert any(isinstance(i, e.Evaluated) for i in sound)
+
+
+def test_a_flood_of_evaluations_is_refused() -> None:
+    """Each would write a line of the log and a row of the learning curve."""
+    learner, evaluation = Learner(), Evaluation(version=0, mode="greedy", arrays=PLAYED)
+    learner.greet("judge", role="evaluator")
+    taken = [e.Evaluated(message=evaluation) in learner.hear(b"judge", evaluation) for _ in range(10)]
+    assert taken == [True] * EVALUATIONS + [False] * (10 - EVALUATIONS)
+    assert learner.side.messages_dropped == {DropReason.UNCREDITED: 10 - EVALUATIONS}
+    learner.tick(1.0)
+    assert e.Evaluated(message=evaluation) in learner.hear(b"judge", evaluation)
 
 
 def test_an_actor_may_not_evaluate() -> None:
