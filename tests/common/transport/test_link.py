@@ -227,9 +227,9 @@ def test_a_peer_that_was_forgotten_goes_on_as_a_new_one_with_counters_from_zero(
     world.turn(8)
     assert world.learner.train() == 9.0
     world.turn(8)
-    assert world.ledger["produced"] == 3 * STEPS  # of the old one as far as it was told, and the new one's
+    assert world.ledger["produced"] == 4 * STEPS  # of the old one as its Hello says, and the new one's
     assert world.ledger["trained"] == 2 * STEPS
-    assert world.ledger["dropped"][DropReason.PEER_LOST] == STEPS
+    assert world.ledger["dropped"][DropReason.PEER_LOST] == 2 * STEPS
     assert world.ledger["dropped"][DropReason.UNFINISHED] == 0
     assert world.ledger["in_flight"] == 0
 
