@@ -1,4 +1,4 @@
-"""Coverage-guided fuzzing of the decoder: one million inputs, and none may leave it but as a message or a `PeerError`.
+"""Coverage-guided fuzzing of the decoder: each of one million inputs must decode to a message or raise a `PeerError`.
 
     python -m benchmarks.fuzz --inputs 1000000
 
@@ -23,13 +23,13 @@ from pathlib import Path
 from types import FrameType
 
 CORPUS = Path(__file__).parents[1] / "tests" / "common" / "wire" / "corpus"
-LENGTH = 2  # bytes before each part
+LENGTH = 2  # bytes of the length before each part
 LARGEST = 4096  # bytes of an input: more would slow the search without new branches
 MEASURED = 64  # of so many inputs the memory of one is measured
 
 
 def parts(data: bytes) -> list[bytes]:
-    """Return the parts of a fuzzed message; the last one may be shorter than it says."""
+    """Return the parts of a fuzzed message; the last part may be shorter than its length field."""
     found = []
     while len(data) >= LENGTH:
         size = int.from_bytes(data[:LENGTH], "little")
@@ -39,7 +39,7 @@ def parts(data: bytes) -> list[bytes]:
 
 
 def joined(frames: Sequence[bytes | memoryview]) -> bytes:
-    """Inverse of `parts`."""
+    """Return the bytes that `parts` splits into these parts."""
     return b"".join(len(frame := bytes(part)).to_bytes(LENGTH, "little") + frame for part in frames)
 
 
@@ -51,7 +51,7 @@ def allowed(frames: Sequence[bytes]) -> int:
 
 
 def _child(arguments: Sequence[str]) -> None:
-    """Fuzz until libFuzzer has had its inputs; it ends the process."""
+    """Fuzz until libFuzzer has used all its inputs; libFuzzer then ends the process."""
     import atheris  # noqa: PLC0415
 
     with atheris.instrument_imports(include=["common.wire"]):
@@ -82,7 +82,7 @@ def _child(arguments: Sequence[str]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Fuzz in a process of its own, say how many inputs went well, and keep the corpus where asked."""
+    """Fuzz in a process of its own, print how many inputs passed, and save the corpus if `--keep` is given."""
     words = sys.argv[1:] if argv is None else list(argv)
     if words[:1] == ["--child"]:
         _child(words[1:])
@@ -153,7 +153,7 @@ def _branches(data: bytes) -> set[tuple[str, int, int]]:
 
 
 def _keep(fresh: Path) -> None:
-    """Keep in the tree what covers all that the old and the new corpus cover."""
+    """Save the inputs that cover everything that the old and the new corpus cover."""
     inputs = {path: path.read_bytes() for folder in (CORPUS, fresh) for path in folder.iterdir()}
     kept = minimal(inputs.values())
     for path in CORPUS.iterdir():

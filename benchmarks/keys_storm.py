@@ -1,4 +1,4 @@
-"""Connections of strangers to a learner with keys: none of them may get a message in.
+"""Connections of strangers to a learner with keys: the learner must not receive a message from any of them.
 
     python -m benchmarks.keys_storm --connections 2000
 
@@ -36,9 +36,9 @@ REFUSED = (
 
 
 def storm(endpoint: str, connections: int, seed: int, *, learner_key: bytes) -> Counter[str]:
-    """Connect so many strangers to the learner at `endpoint`, whose public key (Z85) is `learner_key`, in an order by `seed`.
+    """Connect that many strangers to the learner at `endpoint`, whose public key (Z85) is `learner_key`, shuffled by `seed`.
 
-    Returns how many of each kind were refused, let in, or heard nothing: "unknown key: refused", for example.
+    Returns how many of each kind were refused, were accepted, or got no answer: "unknown key: refused", for example.
     """
     kinds = [KINDS[number % len(KINDS)] for number in range(connections)]
     random.Random(seed).shuffle(kinds)  # noqa: S311  an order, not a secret
@@ -82,7 +82,7 @@ class Served(threading.Thread):
     """A learner with keys and one worker that has one: counts what arrives from the worker, and from others."""
 
     def __init__(self, folder: Path) -> None:
-        """Keys are made in `folder`."""
+        """Create the keys in `folder`."""
         super().__init__(daemon=True)
         make(folder, ["worker"])
         keys = LearnerKeys.of(str(folder / "learner"))
@@ -104,14 +104,14 @@ class Served(threading.Thread):
                     self.received["worker" if arrived[1] == [b"work"] else "stranger"] += 1
 
     def end(self) -> Counter[str]:
-        """Stop; messages that arrived, by who sent them."""
+        """Stop, and return the messages that arrived, counted by sender."""
         self._ended.set()
         self.join()
         return self.received
 
 
 def main() -> None:
-    """Print what became of the connections, and what came in."""
+    """Print the outcomes of the connections, and the messages that arrived."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--connections", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)

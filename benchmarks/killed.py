@@ -1,6 +1,6 @@
-"""A run of the services whose processes are killed at random moments, and started again at once.
+"""A run of the services in which processes are killed at random moments and started again at once.
 
-Not by `rookery train`: its supervisor gives up a learner that dies more than five times in five minutes.
+It does not use `rookery train`, whose supervisor gives up on a learner that dies more than five times in five minutes.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Services:
 
     @property
     def names(self) -> list[str]:
-        """Of all processes."""
+        """Return the names of all processes."""
         return ["learner", *(f"actor-{number}" for number in range(self.actors))]
 
     def start(self, name: str) -> None:
-        """Start one; a learner goes on where there is a run."""
+        """Start one process; a learner resumes where a run exists."""
         endpoint, port = f"tcp://127.0.0.1:{self.ports[0]}", self.ports[1]
         if name == "learner":
             words = ["services.learner", "--config", self.preset, "--run-dir", str(self.run_dir), "--resume-if-found"]
@@ -62,23 +62,23 @@ class Services:
             )
 
     def kill(self, name: str) -> None:
-        """SIGKILL to the process and all that it has started."""
+        """Send SIGKILL to the process and all its children."""
         process = self._running[name]
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
     def kill_all(self) -> None:
-        """Leave nothing behind."""
+        """Kill every process that still runs."""
         for name in self._running:
             self.kill(name)
 
     def exit_code(self, name: str) -> int | None:
-        """None while it runs."""
+        """Return the exit code; None while the process runs."""
         return self._running[name].poll()
 
     def status(self) -> dict[str, Any]:
-        """The learner's; empty while it does not answer."""
+        """Return the learner's status; empty while it does not answer."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[1]}/status", timeout=2.0) as answer:
                 found: dict[str, Any] = json.load(answer)
@@ -88,13 +88,13 @@ class Services:
 
     @property
     def saving(self) -> bool:
-        """Whether a checkpoint is being written."""
+        """Return whether a checkpoint is being written."""
         return any((self.run_dir / "checkpoints").glob(".partial-*"))
 
 
 @contextmanager
 def services(preset: str, run_dir: Path, overrides: Sequence[str], *, actors: int) -> Iterator[Services]:
-    """All started; killed at the end."""
+    """Yield the running processes; they are killed at the end."""
     group = Services(preset, run_dir, overrides, actors)
     try:
         for name in group.names:
@@ -105,7 +105,7 @@ def services(preset: str, run_dir: Path, overrides: Sequence[str], *, actors: in
 
 
 def until(happened: Callable[[], Any], seconds: Seconds = LIMIT) -> bool:
-    """Ask again and again; False where it did not happen in time."""
+    """Poll until the condition holds; False where it did not within the time limit."""
     deadline = time.monotonic() + seconds
     while not happened():
         if time.monotonic() > deadline:
@@ -115,10 +115,10 @@ def until(happened: Callable[[], Any], seconds: Seconds = LIMIT) -> bool:
 
 
 def run_killed(group: Services, kills: int, *, seed: int) -> Counter[str]:
-    """Kill processes of a run and start them again, `kills` times, then let it end; how often each kind was killed.
+    """Kill processes of a run and start them again, `kills` times, then let the run end; return the kills of each kind.
 
-    Half of the kills are of the learner, every second of those while it writes a checkpoint. Before each the run has trained on.
-    Raises RuntimeError where the run does not go on.
+    Half of the kills hit the learner, every second of those while it writes a checkpoint. The run trains on before each kill.
+    Raises RuntimeError where the run does not continue.
     """
     chance, killed, updates = random.Random(seed), Counter[str](), -1  # noqa: S311 - to be repeated
 

@@ -4,7 +4,7 @@
     python -m benchmarks.lockstep --kills 20 --out benchmarks/results
 
 Each case runs twice beside processes that take CPU time at random; only the first run has an evaluator. With `--kills` the second
-run is one whose learner and actors are killed so many times at random moments (SIGKILL). Exit code 1 where two hashes differ.
+run is one in which learner and actors are killed that often at random moments (SIGKILL). Exit code 1 where two hashes differ.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def run_twice(case: Case) -> Pair:
 
 
 def run_killed_beside(case: Case, kills: int) -> Pair:
-    """One run that is left alone, and one whose processes are killed; without an evaluator."""
+    """Run once undisturbed and once with kills, both without an evaluator."""
     overrides = (*case.settings, f"run.seed={SEED}", SAVE_OFTEN)
     summaries, killed = [], Counter[str]()
     with tempfile.TemporaryDirectory() as folder:
@@ -135,7 +135,7 @@ def report(pairs: Sequence[Pair]) -> str:
 
 
 def killed_report(pairs: Sequence[Pair]) -> str:
-    """The page of runs whose processes were killed."""
+    """Return the page of the runs with killed processes."""
     lines = ["# Lockstep whose processes are killed", ""]
     lines += [f"Each line twice with seed {SEED} on {machine()}: left alone, and with learner and actors killed"]
     lines += ["(SIGKILL) at random moments and started again at once. Figures of both runs, where they differ."]

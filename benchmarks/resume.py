@@ -1,8 +1,8 @@
-"""What a resume costs a run that learns from a replay memory, with the memory in its checkpoints and without.
+"""Cost of a resume for a run that learns from a replay memory, with the memory in its checkpoints and without.
 
     python -m benchmarks.resume --seeds 1 2 3 --out benchmarks/results
 
-CartPole by DQN trains for some thousand env steps; then everything is killed (SIGKILL). The run goes on twice from copies of the
+CartPole by DQN trains for some thousand env steps; then all processes are killed (SIGKILL). The run resumes twice from copies of
 same directory: with `checkpoint.replay=true`, and with false, where the memory is filled anew.
 """
 
@@ -39,7 +39,7 @@ class Moment:
 
     @classmethod
     def of(cls, status: dict[str, Any]) -> Moment | None:
-        """None before the first update of a process."""
+        """Return the fields of the learner's status; None before the first update of a process."""
         training = status.get("training") or {}
         if "replay_env_steps" not in training or status.get("mean100") is None:
             return None
@@ -49,22 +49,22 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """One seed, one way."""
+    """The measurement of one seed with one setting of `checkpoint.replay`."""
 
     seed: int
     replay: bool
-    before: Moment  # the last that was seen before the kill
+    before: Moment  # the last status before the kill
     after: Sequence[Moment]
 
     @property
     def without_gradient(self) -> EnvSteps:
-        """Env steps that were collected after the resume before the first gradient step."""
+        """Return the env steps collected between the resume and the first gradient step."""
         first = next((moment for moment in self.after if moment.gradient_steps), self.after[-1])
         return max(0, first.env_steps - self.after[0].env_steps)
 
 
 def train(run_dir: Path, *, seed: int, replay: bool, until: EnvSteps) -> list[Moment]:
-    """Run until so many env steps were trained on, then kill everything; what was seen of each update."""
+    """Run until this many env steps were trained on, then kill all processes; return the status after each update."""
     overrides = (
         f"run.seed={seed}",
         "checkpoint.every_seconds=2",
@@ -85,7 +85,7 @@ def train(run_dir: Path, *, seed: int, replay: bool, until: EnvSteps) -> list[Mo
 
 
 def measured(seed: int) -> Iterator[Resumed]:
-    """Both ways for one seed."""
+    """Measure one seed with both settings."""
     with tempfile.TemporaryDirectory() as folder:
         first = Path(folder) / "killed"
         before = train(first, seed=seed, replay=True, until=KILLED_AT)[-1]
@@ -98,7 +98,7 @@ def measured(seed: int) -> Iterator[Resumed]:
 
 
 def report(rows: Sequence[Resumed]) -> str:
-    """The page."""
+    """Return the page in Markdown."""
     lines = ["# Resume with a replay memory", ""]
     lines += [
         f"`{PRESET}` on {machine()}: trained for {KILLED_AT:,} env steps, then everything killed (SIGKILL). The run goes on"

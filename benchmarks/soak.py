@@ -43,7 +43,7 @@ KILOBYTE, MEGABYTE = 1e3, 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slope:
-    """The median slope over all pairs of points, and its 95 % interval, per hour."""
+    """Median slope over all pairs of points, and its 95 % interval, per hour."""
 
     median: float
     low: float
@@ -104,7 +104,7 @@ def sizes(folder: Path) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One process over its whole life after the warm-up; a replaced actor's lives stand apart."""
+    """Resources of one process over its life after the warm-up; each life of a replaced actor is separate."""
 
     name: str
     pid: int
@@ -116,18 +116,18 @@ class Line:
 
     @property
     def judged(self) -> bool:
-        """Whether it lived long enough for a slope that means something."""
+        """Return whether the process lived long enough for a meaningful slope."""
         return self.minutes >= 5.0  # noqa: PLR2004
 
     @property
     def passes(self) -> bool:
-        """Whether the goals hold for it."""
+        """Return whether the process meets the goals; a life that is too short to be judged does."""
         flat = all(most - least <= 2 for least, most in (self.descriptors, self.threads))  # noqa: PLR2004  a scrape, a hand-over
         return not self.judged or (self.slope.high < GOAL and flat)
 
 
 def lines(samples: Sequence[Mapping[str, float | str]], *, minutes: float) -> list[Line]:
-    """Return a line for each process that was there after the warm-up."""
+    """Return a line for each process that ran after the warm-up."""
     start = min(600.0, 60 * minutes * WARM_UP)
     by_pid: dict[tuple[str, int], list[Mapping[str, float | str]]] = defaultdict(list)
     births: dict[int, float] = {}

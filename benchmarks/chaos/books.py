@@ -1,4 +1,4 @@
-"""The ledger to the step: what the environments counted themselves against what the learner's books say at the end."""
+"""The exact ledger of env steps: what the environments counted, compared with the learner's ledger at the end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from common.units import EnvSteps
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Books:
-    """Env steps of a whole run, which has ended."""
+    """Counts of env steps over a whole run that has ended."""
 
     stepped: EnvSteps = 0  # by the environments' own counters, over all lives of all actors
     produced: EnvSteps = 0  # by the learner's ledger
@@ -25,7 +25,7 @@ class Books:
 
     @property
     def unaccounted(self) -> EnvSteps:
-        """Env steps that no column explains."""
+        """Return the env steps that no column explains."""
         missing = self.stepped - self.unseen - self.produced
         forged = self.claims and missing < 0
         unbalanced = self.produced - self.trained - self.dropped - self.open
@@ -33,7 +33,7 @@ class Books:
 
 
 def close_books(deployment: Deployment, *, claims: bool) -> Books:
-    """Return the books of a run that has ended; `claims`: a storm sent env steps that no environment made."""
+    """Return the counts of a run that has ended; `claims`: a storm sent env steps that no environment made."""
     stepped = sum(deployment.steps().values())
     try:
         ledger = json.loads(RunDirectory(deployment.run_dir).summary.read_text())["ledger"]

@@ -54,7 +54,7 @@ target: {{env_steps: 1_000_000_000_000}}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What a storm needs to be there from the start."""
+    """The requirements of a storm on its deployment, such as keys or a proxy."""
 
     actors: int = 2
     keys: bool = False  # every connection is encrypted, and each name has a key of its own
@@ -71,7 +71,7 @@ class Exit:
     name: str
     pid: int
     code: int
-    caused: bool  # the storm ended it
+    caused: bool  # the storm ended the process
     words: str  # the last line that it logged
 
 
@@ -85,7 +85,7 @@ class _Child:
 
 @dataclass
 class Deployment:
-    """The processes of one run. A context manager: nothing is left behind."""
+    """The processes of one run. A context manager: on exit it ends them and removes their files."""
 
     setup: Setup
     folder: Path
@@ -158,7 +158,7 @@ class Deployment:
 
     @property
     def actors(self) -> list[str]:
-        """Names of the actors."""
+        """Return the names of the actors."""
         return [name for name in self.names if name.startswith("actor")]
 
     def kill(self, name: str, number: signal.Signals) -> None:
@@ -190,35 +190,35 @@ class Deployment:
     # --- reading ---
 
     def steps(self) -> dict[int, EnvSteps]:
-        """Env steps of every life of every actor, by process id: the environments' own counts."""
+        """Return the env steps of every life of every actor, by process id, as the environments counted them."""
         return environment.env_steps(self.steps_folder)
 
     def read(self, name: str) -> Samples:
-        """All metrics of a service; empty where it does not answer."""
+        """Return all metrics of a service; empty where it does not answer."""
         with contextlib.suppress(OSError, ValueError):
             code, page = get(f"http://127.0.0.1:{self.http[name]}/metrics", timeout=5.0)
             return parse_metrics(page) if code == 200 else {}  # noqa: PLR2004
         return {}
 
     def ledger(self) -> dict[str, EnvSteps]:
-        """The learner's ledger, from its metrics: states, and the sum of the drop reasons; empty where it does not answer."""
+        """Return the learner's ledger from its metrics: states, and the sum of the drop reasons; empty without an answer."""
         samples = self.read("learner")
         found = {state: int(value) for (name, state), value in samples.items() if name == "rookery_learner_ledger_env_steps"}
         dropped = (value for (name, _), value in samples.items() if name == "rookery_learner_env_steps_dropped_total")
         return found | {"dropped": int(sum(dropped))} if found else {}
 
     def log_bytes(self) -> int:
-        """Bytes that all services have logged."""
+        """Return the number of bytes that all services have logged."""
         return sum(path.stat().st_size for path in self.logs.iterdir())
 
     def said(self, name: str) -> str:
-        """All that a service has logged."""
+        """Return everything that the service has logged."""
         return (self.logs / f"{name}.log").read_text(errors="replace")
 
     # --- waiting ---
 
     def until(self, happened: Callable[[], Any], what: str, seconds: Seconds = WAIT) -> Any:
-        """Ask until the answer is true, and return it. Raises `TimeoutError`."""
+        """Call `happened` until its answer is true, and return that answer. Raises `TimeoutError`."""
         deadline = time.monotonic() + seconds
         while not (answer := happened()):
             if time.monotonic() > deadline:

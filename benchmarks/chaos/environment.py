@@ -1,6 +1,6 @@
 """An environment that takes a fixed time per step, and counts its env steps where a kill cannot lose them.
 
-The count is the measurement's own truth: one file per process, mapped into memory, so that the page cache of the kernel
+The count is the reference of the measurement: one file per process, mapped into memory, so that the page cache of the kernel
 holds the last step even of a process that was ended by SIGKILL. A step takes `period` seconds without CPU time, so
 that the rate of a healthy run is bounded by the environment and not by the CPU.
 """

@@ -1,7 +1,7 @@
 """A process that sends hostile messages at a fixed rate: `python -m benchmarks.chaos.flooder tcp://HOST:PORT ...`.
 
 Without keys each connection is a plain TCP socket that sends a ZMTP greeting and messages whatever the learner answers;
-with keys the messages come from sockets that the learner lets in. `--dry` sends them to a listener of this process, so that
+with keys the messages come from sockets whose key the learner accepts. `--dry` sends them to a listener of this process, so that
 the same CPU time is spent beside the learner and nothing reaches it. Prints the messages sent and the CPU share at the end.
 """
 
@@ -64,12 +64,12 @@ class Plain:
             self._socket = None
 
     def target(self) -> Target:
-        """Nothing is known of the run from outside."""
+        """Return a target without facts: an unauthenticated sender knows nothing about the run."""
         return Target()
 
 
 class Keyed:
-    """Connections that the learner lets in; half of them never read what it answers."""
+    """Connections whose key the learner accepts; half of them never read the learner's answers."""
 
     def __init__(self, endpoint: str, keys: str) -> None:
         """Connect, and greet as an actor to learn the run's schema."""
@@ -88,7 +88,7 @@ class Keyed:
             self._target = messages.learned(self._target, self._sockets[0].recv_multipart())
 
     def send(self, frames: Frames) -> None:
-        """Send one message over the next connection, and read what has come on it if it is one that reads."""
+        """Send one message over the next connection, and read its pending answers if this connection reads at all."""
         self._turn = (self._turn + 1) % CONNECTIONS
         dealer = self._sockets[self._turn]
         with contextlib.suppress(zmq.Again):
@@ -97,7 +97,7 @@ class Keyed:
             dealer.recv_multipart()
 
     def target(self) -> Target:
-        """As far as the learner's Welcome told."""
+        """Return the target, as far as the learner's Welcome describes it."""
         return self._target
 
 
@@ -113,7 +113,7 @@ def flood(send: Callable[[Frames], None], source: Iterator[Frames], *, count: in
 
 
 def _listener() -> str:
-    """Accept connections and discard what comes, in the background; returns the endpoint."""
+    """Accept connections and discard their input, in the background; returns the endpoint."""
     server = socket.create_server(("127.0.0.1", 0), backlog=512)
 
     def discard(connection: socket.socket) -> None:
@@ -149,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     flood(Plain(_listener()).send if options.dry else sender.send, source, count=options.count, rate=options.rate)
     took = time.monotonic() - began
     print(f"{took:.2f} {(sum(os.times()[:2]) - spent) / took:.3f}", flush=True)
-    os._exit(0)  # sockets that nobody reads must not hold up the end
+    os._exit(0)  # unread sockets must not delay the exit
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def flood(scene: Scene, *, inside: bool) -> None:
 
     The rate before is taken beside the same process that sends to a listener of its own: what is left is the learner's cost.
     """
-    scene.claims = inside or not scene.deployment.setup.keys  # a sender that is let in may claim any number of env steps
+    scene.claims = inside or not scene.deployment.setup.keys  # an accepted sender may claim any number of env steps
     rate, count = scene.scaled(RATE, RATE / 2), int(scene.scaled(100_000, 4_000))
     with _flooder(scene, inside=inside, count=int(rate * scene.scaled(10.0, 2.0)), rate=rate, dry=True) as process:
         before = sum(scene.deployment.steps().values()), time.monotonic()

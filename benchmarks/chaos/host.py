@@ -15,7 +15,7 @@ HOUR = 3600.0
 
 
 def full_disk(scene: Scene) -> None:
-    """Fill the disk of the run directory; once a checkpoint has failed, kill the learner, which must come back all the same."""
+    """Fill the disk of the run directory; after a checkpoint has failed, kill the learner, which must start again regardless."""
     with machine.full(scene.deployment.disk):
         _await_failure(scene)
         scene.deployment.kill("learner", signal.SIGKILL)
@@ -25,7 +25,7 @@ def full_disk(scene: Scene) -> None:
 
 
 def read_only_disk(scene: Scene) -> None:
-    """Make all paths of the run's disk refuse to be written, until a checkpoint has failed."""
+    """Make the run's disk read-only until a checkpoint has failed."""
     with machine.read_only(scene.deployment.disk):
         _await_failure(scene)
         scene.await_flow()
@@ -33,7 +33,7 @@ def read_only_disk(scene: Scene) -> None:
 
 
 def small_shm(scene: Scene) -> None:
-    """Kill an actor, then the learner: what starts anew finds a /dev/shm of 64 KiB, as everything did from the start."""
+    """Kill an actor, then the learner: the new processes find a /dev/shm of 64 KiB, as all processes did from the start."""
     scene.deployment.kill("actor-0", signal.SIGKILL)
     scene.await_flow(timed=False)
     _await_checkpoint(scene)  # only what a checkpoint holds of the killed actor is known to the next learner

@@ -1,4 +1,4 @@
-"""What a storm does to the machine itself: small and read-only file systems, a small /dev/shm."""
+"""Changes to the machine under a storm: small and read-only file systems, a small /dev/shm."""
 
 from __future__ import annotations
 

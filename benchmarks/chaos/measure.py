@@ -1,4 +1,4 @@
-"""Samples of the processes of a deployment, taken all the time, and what they amount to over a storm."""
+"""Resource samples of the processes of a deployment, and their summary over a storm."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EVERY: Seconds = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What one process holds."""
+    """Resources that one process holds."""
 
     rss_mib: float
     descriptors: int
@@ -25,7 +25,7 @@ class Usage:
 
 
 def usage(pid: int) -> Usage | None:
-    """Return what the process holds now; None where it is gone."""
+    """Return the resources that the process holds now; None where it has ended."""
     try:
         process = psutil.Process(pid)
         with process.oneshot():
@@ -58,7 +58,7 @@ class Sampler:
 
 
 def cpu_seconds(pid: int) -> Seconds:
-    """Return the CPU time of a process and all its threads; 0 where it is gone."""
+    """Return the CPU time of a process and all its threads; 0 where it has ended."""
     try:
         times = psutil.Process(pid).cpu_times()
     except psutil.Error:

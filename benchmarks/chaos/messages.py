@@ -20,7 +20,7 @@ _FREE = 3  # rows of an array whose length the sender chooses
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What a flooder knows about the run: from its own Welcome, and the names of honest workers."""
+    """A flooder's knowledge of the run: the fields of its own Welcome, and the names of honest workers."""
 
     run: str = ""
     schema: tuple[ArraySpec, ...] = ()
@@ -28,7 +28,7 @@ class Target:
 
 
 def hello(chance: random.Random, target: Target) -> Frames:
-    """Return a Hello under a live name with a huge incarnation, in either role."""
+    """Return a Hello that uses a connected worker's name with a huge incarnation, in either role."""
     message = Hello(
         role=chance.choice(("actor", "evaluator")),
         peer=chance.choice(target.names),
@@ -101,7 +101,7 @@ def bomb(chance: random.Random, _: Target) -> Frames:
 
 
 def wanted(_: random.Random, target: Target) -> Frames:
-    """Return a request for a snapshot, which the sender may not be there to take."""
+    """Return a request for a snapshot; the sender may have closed its connection before the snapshot comes."""
     return encode(target, SnapshotWanted(after=-1))
 
 
@@ -147,10 +147,10 @@ def _array(chance: random.Random, spec: ArraySpec) -> np.ndarray:
 
 
 def learned(target: Target, frames: Sequence[bytes]) -> Target:
-    """Return the target with what an answer of the learner tells about the run."""
+    """Return the target, extended by the facts about the run that an answer of the learner contains."""
     try:
         envelope = codec.decode(frames)
-    except Exception:  # noqa: BLE001  an answer that cannot be read tells nothing
+    except Exception:  # noqa: BLE001  an unreadable answer contains no facts
         return target
     schema = getattr(envelope.message, "schema", ())
     return replace(target, run=envelope.run, schema=schema or target.schema)

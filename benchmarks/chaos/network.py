@@ -20,7 +20,7 @@ CORRUPTED = 0.02  # of the chunks
 
 
 def degraded(scene: Scene, *, change: Callable[[Proxy], None]) -> None:
-    """Let the network be bad for 20 s, 3 in the short form, then good again."""
+    """Apply the faults to the network for 20 s, 3 in the short form, then remove them."""
     proxy = _proxy(scene)
     change(proxy)
     time.sleep(scene.scaled(20.0, 3.0))

@@ -1,4 +1,4 @@
-"""A faulty network on loopback, between workers and a learner: it delays, throttles, corrupts, withholds, holds back, cuts.
+"""A faulty network on loopback, between workers and a learner: it delays, throttles, corrupts, drops messages, stalls and cuts.
 
 Every fault is an attribute that may be changed at any time and holds for all connections from then on. Each direction of
 each connection has two threads: one receives, one sends what is due.
@@ -26,7 +26,7 @@ MORE, LONG, COMMAND = 1, 2, 4  # flags of a frame
 
 
 class Proxy:
-    """Passes each connection on to a port of this machine. A context manager; its threads end with its sockets."""
+    """Forwards each connection to a port of this machine. A context manager; its threads end with its sockets."""
 
     def __init__(self, port: int, *, bytes_per_second: float = math.inf) -> None:
         """Listen on a free port. Each direction of each connection has `bytes_per_second` for itself."""
@@ -45,11 +45,11 @@ class Proxy:
 
     @property
     def endpoint(self) -> str:
-        """The address that workers connect to instead of the learner's."""
+        """Return the address that workers connect to instead of the learner's."""
         return f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
 
     def __enter__(self) -> Self:
-        """Nothing to prepare."""
+        """Do nothing: there is nothing to prepare."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -62,7 +62,7 @@ class Proxy:
         self.cut()
 
     def cut(self) -> None:
-        """End every connection that stands now."""
+        """End every open connection."""
         sockets, self._sockets = self._sockets, []
         for end in sockets:
             with contextlib.suppress(OSError):

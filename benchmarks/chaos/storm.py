@@ -1,4 +1,4 @@
-"""A storm, the scene in which it disturbs, and how one deployment goes through storms and is measured."""
+"""Storms: one kind of disturbance each, the scene in which it runs, and the measurement of a deployment across storms."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIMIT: Seconds = 60.0  # for flow to come back
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storm:
-    """One kind of disturbance, and what it is judged by."""
+    """One kind of disturbance, and the goals that it must meet."""
 
     name: str
     what: str  # one line, for the table
@@ -36,14 +36,14 @@ class Storm:
 
 @dataclass
 class Scene:
-    """What a storm disturbs, and where it records what it saw. The same seed gives the same random numbers."""
+    """The deployment that a storm disturbs, and the record of its observations. Equal seeds give equal random numbers."""
 
     deployment: Deployment
     chance: random.Random
     short: bool
     flow_back: list[Seconds] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    broken: list[str] = field(default_factory=list)  # what must not be, beside the goals of every storm
+    broken: list[str] = field(default_factory=list)  # violations beyond the goals of every storm
     before: float = 0.0  # honest env steps per second
     during: float = 0.0
     claims: bool = False  # the storm sends env steps that no environment made
@@ -72,11 +72,11 @@ class Scene:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What one storm left behind."""
+    """The result of one storm."""
 
     storm: Storm
     seed: int
-    skipped: str = ""  # why it did not take place
+    skipped: str = ""  # why the storm was skipped
     seconds: Seconds = 0.0
     learner_exits: int = 0  # not caused by the storm
     worker_exits: int = 0
@@ -93,7 +93,7 @@ class Row:
 
 
 def perform(storms: Sequence[Storm], setup: Setup, *, seed: int, short: bool) -> list[Row]:
-    """Start one deployment, let the storms pass one after the other, end it, and return a row for each.
+    """Start one deployment, run the storms one after the other, end it, and return a row for each.
 
     The ledger is exact only once the run has ended, so that storms that share a deployment share their books.
     """
@@ -129,7 +129,7 @@ def _pass(storm: Storm, scene: Scene, *, seed: int) -> Row:
             scene.flow_back.append(math.inf)
             scene.notes.append(str(error))
         seconds = time.monotonic() - began
-        time.sleep(scene.scaled(2.0, 0.5))  # what the storm left behind in the learner is freed
+        time.sleep(scene.scaled(2.0, 0.5))  # the learner frees the memory that the storm made it use
     row = Row(
         storm=storm,
         seed=seed,

@@ -1,4 +1,4 @@
-"""What a row must show, and how rows are printed and kept."""
+"""The goals of a row, and how rows are printed and saved."""
 
 from __future__ import annotations
 

@@ -89,16 +89,16 @@ class Remembers(Protocol):
 
 @runtime_checkable
 class SavesReplay(Protocol):
-    """What an algorithm offers whose replay memory can be part of checkpoints (`checkpoint.replay`)."""
+    """An algorithm whose replay memory can be part of checkpoints (`checkpoint.replay`)."""
 
     def replay_state(self) -> Mapping[str, Any]:
-        """All of the memory, and of the pace of training from it, that is not in `replay_segments`. Arrays and JSON scalars."""
+        """Return the memory, and the state of its rate limit, without the data in `replay_segments`: arrays and JSON scalars."""
 
     def load_replay_state(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `replay_state`. Raises `ResourceError` where it does not fit; then `replay_segments` are to be filled."""
+        """Restore `replay_state`; the caller then fills `replay_segments`. Raises `ResourceError` for a state of another form."""
 
     def replay_segments(self) -> Sequence[Segment]:
-        """What the memory holds, in the same order each time."""
+        """Return the segments of the memory, in the same order each time."""
 
 
 @runtime_checkable
@@ -148,10 +148,10 @@ class Policy(Protocol):
 
 @runtime_checkable
 class HasRandomState(Protocol):
-    """What a policy offers beside `Policy`, so that an actor restarted in lockstep can go on with its random stream."""
+    """A policy whose random stream can be saved, so that an actor restarted in lockstep continues with it."""
 
     def random_state(self) -> np.ndarray:
-        """State of everything it draws from, [N] uint8."""
+        """Return the state of every random generator that it draws from, [N] uint8."""
 
     def set_random_state(self, state: np.ndarray) -> None:
-        """Inverse of `random_state`; any exception says that the bytes are no such state."""
+        """Restore `random_state`; any exception means that the bytes are no such state."""

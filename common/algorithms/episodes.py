@@ -1,8 +1,8 @@
-"""Whether the episodes that a worker reports follow from the rewards and ends that it sent.
+"""Check that the episodes a worker reports follow from the rewards and ends that it sent.
 
-A forged return would end a run as solved. Axes: T env steps, B environments. An episode is checked where all of it was received,
-which takes B sums per worker from one message to the next; the report of one whose beginning was not is left out of the message,
-because nothing shows its return.
+A forged return would end a run as solved. Axes: T env steps, B environments. An episode is checked where all of its rows were
+received, for which B sums per worker are kept between messages. An episode whose beginning was not received is removed from the
+message, because its return cannot be verified.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ ABSOLUTE, RELATIVE = 1e-3, 1e-6
 
 
 class TrajectoryEpisodes:
-    """The check of one worker's trajectories, to be called with each one that is otherwise sound, in order of `seq`."""
+    """The check of one worker's trajectories; call it with each trajectory that is otherwise valid, in order of `seq`."""
 
     def __init__(self) -> None:
-        """Nothing was received yet."""
+        """Begin without any received row."""
         self._following = -1  # number of the message that continues the sums
         self._whole: NDArray[np.bool_] = np.zeros(0, np.bool_)  # [B]: the running episode was received from its beginning
         self._lengths: NDArray[np.int64] = np.zeros(0, np.int64)  # [B]: env steps of it so far
         self._returns: NDArray[np.float64] = np.zeros(0)  # [B]: rewards of it so far
 
     def __call__(self, message: Experience) -> Experience:
-        """The message with the episodes that were received whole; raises `PeerError` where its report contradicts its rows."""
+        """Return the message with the episodes received whole; raise `PeerError` where its report contradicts its rows."""
         arrays, following, self._following = message.arrays, self._following, -1
         valid = arrays["valid"]
         begins = arrays["start"][0] | ~valid[0]
@@ -57,7 +57,7 @@ class TrajectoryEpisodes:
         length, total, whole = _of_each_end(env, lengths[t, env], returns[t, env], self._whole)
 
         def fits(number: Any, end: Any) -> Any:
-            """Whether report `number` may be of `end`."""
+            """Return whether report `number` may belong to `end`."""
             same = (said_length[number] == length[end]) & (
                 np.abs(said_return[number] - total[end]) <= ABSOLUTE + RELATIVE * np.abs(total[end])
             )
@@ -80,16 +80,16 @@ class TrajectoryEpisodes:
         return _only(message, whole[ends])
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """The sums of the running episodes, [B] each."""
+        """Return the sums of the running episodes, [B] each."""
         return {"whole": self._whole.copy(), "lengths": self._lengths.copy(), "returns": self._returns.copy()}
 
     def go_on(self, state: Mapping[str, NDArray[Any]], seq: int) -> None:
-        """Take message `seq` for the one that continues the sums of another check, whose `state_dict` this is."""
+        """Restore `state_dict` of another check: message `seq` continues its sums."""
         self._following = seq
         self._whole, self._lengths, self._returns = (np.array(state[name]) for name in ("whole", "lengths", "returns"))
 
     def _carry(self, t: NDArray[Any], env: NDArray[Any], lengths: NDArray[np.int64], returns: NDArray[np.float64]) -> None:
-        """Begin anew in each of `env` where an episode ended at row `t` (ascending), go on in the others."""
+        """Reset the sums of each of `env` where an episode ended at row `t` (ascending); continue those of the others."""
         self._lengths, self._returns = lengths[-1].copy(), returns[-1].copy()
         last = np.full(lengths.shape[1], -1)
         np.maximum.at(last, env, t)
@@ -100,7 +100,7 @@ class TrajectoryEpisodes:
 
 
 def gradient_episodes(message: Experience, *, num_envs: int, most_reward: float) -> Experience:
-    """The message; raises `PeerError` where its episodes cannot be. Rewards are not sent, so that returns are only bounded.
+    """Return the message; raise `PeerError` where its episodes are impossible. Without rewards, returns are only bounded.
 
     All but one episode of each of the `num_envs` environments began in this message.
     """
@@ -118,7 +118,7 @@ def gradient_episodes(message: Experience, *, num_envs: int, most_reward: float)
 
 
 def _ends(arrays: Arrays) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Rows [T, B] after which an episode certainly ended, and those of the last row after which it may have.
+    """Return the rows [T, B] after which an episode certainly ended, and those of the last row after which it may have.
 
     A termination that no start and no reset row follows is a lost life; what follows the last row is not in the message.
     """
@@ -136,7 +136,7 @@ def _ends(arrays: Arrays) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
 def _of_each_end(
     env: NDArray[Any], lengths: NDArray[np.int64], returns: NDArray[np.float64], whole: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]:
-    """Length and return of the episode that each end closes, and whether it was received whole.
+    """Return length and return of the episode that each end closes, and whether it was received whole.
 
     `env` is the environment of each end, `lengths` and `returns` are sums from the beginning up to it, in order of the rows.
     """
@@ -152,7 +152,7 @@ def _of_each_end(
 
 
 def _chosen(ends: NDArray[Any], certain: NDArray[np.bool_], reports: int, fits: Callable[[int, int], Any]) -> NDArray[Any]:
-    """The ends that the reports are of, in order: all certain ones, and those possible ones that a report fits."""
+    """Return the ends that the reports belong to, in order: all certain ends, and those possible ends that a report fits."""
     chosen: list[int] = []
     for end in ends.tolist():
         if certain[end] or (len(chosen) < reports and bool(fits(len(chosen), end))):

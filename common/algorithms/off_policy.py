@@ -108,16 +108,16 @@ class ReplayLearner(ABC):
         return self._replay.nbytes
 
     def replay_state(self) -> dict[str, Any]:
-        """Of the memory all but its segments, and how many gradient steps were paid for."""
+        """Return the state of the memory without its segments, and of the limit on gradient steps."""
         return {"memory": self._replay.state_dict(), "pace": self._pace.state_dict()}
 
     def load_replay_state(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `replay_state`; the segments are then to be filled. `ResourceError` for a memory of another layout."""
+        """Restore `replay_state`; the caller then fills the segments. Raises `ResourceError` for a memory of another layout."""
         self._replay.load_state_dict(state["memory"])
         self._pace.load_state_dict(state["pace"])
 
     def replay_segments(self) -> Sequence[Segment]:
-        """What the memory holds."""
+        """Return the segments of the memory."""
         return self._replay.segments()
 
     def collate(self, samples: Sequence[Sample]) -> Inserted:

@@ -56,12 +56,12 @@ class NetworkPolicy(Generic[N]):
         return rollout
 
     def random_state(self) -> np.ndarray:
-        """State of the random stream that actions are drawn from, [N] uint8."""
+        """Return the state of the random stream that actions are drawn from, [N] uint8."""
         state: np.ndarray = self._generator.get_state().numpy()
         return state
 
     def set_random_state(self, state: np.ndarray) -> None:
-        """Inverse of `random_state`. Raises `RuntimeError` or `TypeError` for bytes that are no such state."""
+        """Restore `random_state`. Raises `RuntimeError` or `TypeError` for bytes that are no such state."""
         self._generator.set_state(torch.from_numpy(state))
 
 

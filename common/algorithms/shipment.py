@@ -15,7 +15,7 @@ from common.wire.messages import ArraySpec, Experience, Trajectory
 class Shipment:
     """`check` raises PeerError for a message that fits the schema, is finite, and still cannot be trained on.
 
-    `episodes` makes the check of one worker's episodes. That raises PeerError too, and returns the message with those that count.
+    `episodes` makes the check of one worker's episodes. It raises PeerError too, and returns the message with verified episodes.
     """
 
     message: type[Experience]

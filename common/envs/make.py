@@ -104,16 +104,16 @@ class VectorEnvironment:
         return Transition(observation, reward, terminated, truncated, ~after_end, after_end, *final, life_lost)
 
     def state_dict(self) -> dict[str, Any]:
-        """What another process needs to go on from here bit for bit: plain values, not a copy.
+        """Return the state from which another process continues bit for bit: plain values, not a copy.
 
-        Raises `StateError` where the environments keep it to themselves.
+        Raises `StateError` where the state of the environments cannot be read.
         """
         return {"ended": self._ended, "lives": self._lives, "environment": state.capture(self._env)}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Inverse of `state_dict`, after a reset.
+        """Restore `state_dict`, after a reset.
 
-        Raises `StateError`, and is then to be built anew, where the state does not fit.
+        Raises `StateError` where the state does not fit; the environments must then be built anew.
         """
         ended, lives = (saved.get(name) for name in ("ended", "lives"))
         for value, current in ((ended, self._ended), (lives, self._lives)):

@@ -14,24 +14,24 @@ _SOLVER = ("efc_", "iefc_")  # of the constraints of one step: sized and compute
 
 
 def is_simulation(value: object) -> bool:
-    """Whether `value` is MuJoCo's data, which change with each step."""
+    """Return whether `value` is MuJoCo's `MjData`, which changes with each step."""
     return _is_of(value, "MjData")
 
 
 def is_model(value: object) -> bool:
-    """Whether `value` is MuJoCo's description of bodies and joints, or draws them: built alike by every process."""
+    """Return whether `value` is MuJoCo's model or a renderer of it, which every process builds alike."""
     return _is_of(value, "MjModel") or type(value).__name__ == "MujocoRenderer"
 
 
 def capture(data: Any) -> dict[str, NDArray[Any]]:
-    """What the next step begins from, and what an environment may read before that: results of the last step."""
+    """Return the state that the next step begins from, and the results of the last step that an environment may read before."""
     mujoco = sys.modules["mujoco"]
     arrays = {name: np.array(array) for name, array in _arrays(data).items()}
     return arrays | {INTEGRATED: _integrated(mujoco, data)}
 
 
 def restore(data: Any, state: Mapping[str, Any]) -> bool:
-    """Inverse of `capture`; False, and nothing changed, where the state is of another model."""
+    """Restore `capture`; return False, and change nothing, where the state is of another model."""
     mujoco = sys.modules["mujoco"]
     current = _arrays(data) | {INTEGRATED: _integrated(mujoco, data)}
     if set(state) != set(current):

@@ -1,7 +1,7 @@
 """The state of an environment as plain data, so that another process can go on from it bit for bit.
 
-The state is what the attributes of a gymnasium environment, and of all environments inside it, hold of plain data and of numpy's
-random generators, and the data of a MuJoCo simulation (`physics`). Spaces, functions, classes and the like are taken for
+The state consists of the plain data and numpy random generators in the attributes of a gymnasium environment and of all
+environments inside it, and of the data of a MuJoCo simulation (`physics`). Spaces, functions, classes and the like count as
 constants, which every process builds alike. An environment that holds anything else, such as an emulator in native code, has no
 state that can be read: `capture` names the attribute.
 """
@@ -33,11 +33,11 @@ _GENERATOR = "numpy generator"
 
 
 class StateError(RookeryError):
-    """An environment whose state cannot be read, or a state that does not fit it."""
+    """The state of an environment cannot be read, or a state does not fit the environment."""
 
 
 def capture(env: Any) -> dict[str, dict[str, Any]]:
-    """The state of `env`, plain values: for each environment by its path, attributes by name. Not a copy: pack it at once.
+    """Return the state of `env`, plain values: for each environment by its path, attributes by name. Not a copy: pack it at once.
 
     Raises `StateError` that names the attribute which cannot be read.
     """
@@ -45,9 +45,9 @@ def capture(env: Any) -> dict[str, dict[str, Any]]:
 
 
 def restore(env: Any, state: Mapping[str, Any]) -> None:
-    """Give `env`, built alike and reset, a state that `capture` made.
+    """Set the state that `capture` returned on `env`, which was built alike and reset.
 
-    Raises `StateError` where the state is of another environment; `env` is then to be built anew. Only attributes that hold
+    Raises `StateError` where the state is of another environment; `env` must then be built anew. Only attributes that hold
     plain data are set, to plain data: a state of unknown origin replaces no method.
     """
     inside = dict(_environments("env", env))
@@ -125,7 +125,7 @@ def _set_generator(path: str, generator: Generator, state: Any) -> None:
 
 
 def _may_follow(current: Any, value: Any) -> bool:
-    """Whether an attribute that is `current` after a reset may be `value` later: its like, or anything after None."""
+    """Return whether `value` may replace an attribute that is `current` after a reset: both have one form, or one is None."""
     if current is None or value is None:
         return True
     if isinstance(current, np.ndarray) and isinstance(value, np.ndarray):
@@ -139,7 +139,7 @@ def _holds_environments(value: object) -> bool:
 
 
 def _is_constant(value: object) -> bool:
-    """Whether every process builds `value`, which is not plain data, alike, and nothing changes it."""
+    """Return whether every process builds `value`, which is not plain data, alike, and nothing changes it."""
     if isinstance(value, list | tuple | dict):
         return all(map(_is_constant, value.values() if isinstance(value, dict) else value))
     return isinstance(value, (*_CONSTANTS, *_SCALARS)) or inspect.isroutine(value) or physics.is_model(value)

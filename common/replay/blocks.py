@@ -88,7 +88,7 @@ class Layout:
         return arrays | {"frames": ((self.positions + 1, *elements), dtype)}
 
     def described(self) -> dict[str, Any]:
-        """All of it that matters to saved contents, in JSON values."""
+        """Return the settings that saved contents depend on, in JSON values."""
         arrays = {name: [list(shape), dtype] for name, (shape, dtype) in self.arrays().items()}
         facts = {"n_step": self.n_step, "frame_stack": self.env.frame_stack, "prioritized": self.prioritized}
         return {"blocks": self.blocks, "fresh": self.fresh, "arrays": arrays, **facts}
@@ -233,7 +233,7 @@ class Blocks:
         return base
 
     def segments(self) -> list[Segment]:
-        """The blocks that were ever begun, in stretches of about `SEGMENT_BYTES`."""
+        """Return the segments of all blocks that were ever begun, about `SEGMENT_BYTES` each."""
         arrays = (self.frames, self.action, self.reward, self.terminated, self.age, self.span, self.error)
         row = sum(array[:1].nbytes for array in arrays)
         step, begun, length = (
@@ -251,13 +251,13 @@ class Blocks:
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        """All but the segments. Plain values and arrays; streams must be plain."""
+        """Return the state without the segments. Plain values and arrays; streams must be plain."""
         writers = [[stream, writer.cursor, writer.stop, writer.pending] for stream, writer in self._writers.items()]
         facts = {"layout": self.layout.described(), "begun": self._begun, "ready": self.ready}
         return facts | {"generation": self.generation.copy(), "writers": writers}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state_dict`; `segments` are then to be filled. `ResourceError` where the memory is of another layout."""
+        """Restore `state_dict`; the caller then fills the `segments`. Raises `ResourceError` for a memory of another layout."""
         if state["layout"] != self.layout.described():
             wanted, found = (
                 {name: value[name] for name in ("blocks", "fresh")} for value in (self.layout.described(), state["layout"])

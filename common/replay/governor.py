@@ -61,12 +61,12 @@ class Governor:
         self.minibatches += minibatches
 
     def state_dict(self) -> dict[str, float]:
-        """Counts, and the settings that they were made by. JSON values."""
+        """Return the counts, and the settings that they were made with. JSON values."""
         settings = {"samples_per_insert": self.samples_per_insert, "batch": self.batch, "warm_up": self.warm_up}
         return settings | {"env_steps": self.env_steps, "minibatches": self.minibatches}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Inverse of `state_dict`. By other settings nothing is owed for what was inserted before."""
+        """Restore `state_dict`. With other settings, data inserted before adds no gradient steps."""
         self.env_steps, self.minibatches = int(state["env_steps"]), int(state["minibatches"])
         if self.state_dict() != state:
             self.minibatches = 0

@@ -167,17 +167,17 @@ class Replay:
         self._prioritized.update(slot[there], error[there])
 
     def segments(self) -> list[Segment]:
-        """What was inserted, for a checkpoint to write, or to fill after `load_state_dict`."""
+        """Return the segments of the memory, for a checkpoint to write, or to fill after `load_state_dict`."""
         return self._blocks.segments()
 
     def state_dict(self) -> dict[str, Any]:
-        """All but the segments: where each stream goes on, and the priorities. Plain values and arrays."""
+        """Return the state without the segments: the position of each stream, and the priorities. Plain values and arrays."""
         state = self._blocks.state_dict()
         state["seq"] = [[stream, seq] for stream, seq in self._seq.items()]
         return state if self._prioritized is None else state | {"priorities": self._prioritized.state_dict(self._blocks.used)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state_dict`; the caller then fills the `segments`. `ResourceError` for a memory of another layout."""
+        """Restore `state_dict`; the caller then fills the `segments`. Raises `ResourceError` for a memory of another layout."""
         self._blocks.load_state_dict(state)
         self._seq = dict(state["seq"])
         if self._prioritized is not None:

@@ -65,11 +65,11 @@ class Prioritized:
         return Draw(slots, (weight / weight.max()).astype(np.float32))
 
     def state_dict(self, slots: int) -> dict[str, Any]:
-        """Priorities of the first `slots`, behind which nothing was ever entered, and the largest so far."""
+        """Return the priorities of the first `slots`, the only ones ever set, and the largest priority so far."""
         return {"priority": self._tree.get(np.arange(slots)), "largest": self._largest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state_dict`, for a tree in which nothing was entered."""
+        """Restore `state_dict` into a tree without priorities."""
         priority = state["priority"]
         self._tree.set(np.arange(len(priority)), priority)
         self._largest = state["largest"]

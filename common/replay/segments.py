@@ -1,4 +1,4 @@
-"""Parts of a replay memory as a checkpoint writes them: each anew only when it has changed."""
+"""Parts of a replay memory for a checkpoint, which writes a part anew only when it has changed."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ class Segment:
 
     @property
     def nbytes(self) -> int:
-        """Of all parts."""
+        """Return the number of bytes of all parts."""
         return sum(part.nbytes for part in self.parts)

@@ -154,7 +154,7 @@ def load_newest(
 
 
 def _described(checkpoint: Checkpoint, files: list[SegmentFile], now: Seconds) -> tuple[_Manifest, bytes]:
-    """The manifest, and the content of the tensors' file."""
+    """Return the manifest, and the content of the tensors' file."""
     content = {"counters": checkpoint.counters, "state": checkpoint.state}
     structure, tensors = flatten(content if checkpoint.replay is None else content | {"replay": checkpoint.replay})
     data = safetensors.torch.save(tensors)
@@ -173,7 +173,7 @@ def _described(checkpoint: Checkpoint, files: list[SegmentFile], now: Seconds) -
 
 
 def _named(folder: Path) -> set[str]:
-    """Segments that belong to any checkpoint; one whose manifest is damaged cannot be used, and holds none."""
+    """Return the segments that any checkpoint names; a checkpoint with a damaged manifest cannot be used, and names none."""
     names: set[str] = set()
     for place in _places(folder):
         with suppress(OSError, _BadCheckpointError):

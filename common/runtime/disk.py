@@ -50,7 +50,7 @@ DISK = Disk()
 
 
 def write_atomically(path: Path, data: bytes, *, disk: Disk = DISK) -> None:
-    """`path` holds `data` afterwards, or, where this raises `OSError` or the machine dies, what it held before.
+    """Write `data` to `path` atomically: where this raises `OSError` or the machine dies, `path` keeps its old content.
 
     Two processes may write the same path at once: each has a temporary file of its own, and one of the two remains.
     """

@@ -1,7 +1,7 @@
 """Is this service alive, and is it ready? Loops say that they go round; a probe asks how long ago.
 
 Waiting on purpose is healthy: a loop that waits for credit or for experience goes round at its timeout and ticks. Work
-that takes longer than the usual deadline says so beforehand (`within`). Liveness never depends on a peer: a learner that is away
+that takes longer than the usual deadline must be announced (`within`). Liveness never depends on a peer: a learner that is away
 must not make Kubernetes restart its actors. Readiness may.
 """
 
@@ -49,7 +49,7 @@ class Health:
         self._ticks[loop] = _Tick(self._clock(), self._deadline if within is None else within, doing)
 
     def ready(self, unless: Callable[[], str] = lambda: "") -> None:
-        """From now on this service can do its work, `unless` what is asked at each probe returns a reason; "" is none."""
+        """Report the service as ready from now on, except while `unless`, called at each probe, returns a reason; "" is none."""
         self._obstacle = unless
 
     def liveness(self) -> Answer:
@@ -63,6 +63,6 @@ class Health:
         return Answer(ok=False, sentence=f"{loop} has not ticked for {age:.1f} s{doing}; wanted every {tick.within:g} s", age=age)
 
     def readiness(self) -> Answer:
-        """Not ok until the service said that it is ready, and while there is a reason why it is not."""
+        """Return not ok until the service has reported that it is ready, and while there is a reason against it."""
         obstacle = self._obstacle()
         return Answer(ok=not obstacle, sentence=obstacle or "ok")

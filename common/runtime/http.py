@@ -1,8 +1,8 @@
 """The one HTTP port of a service: GET /metrics, /healthz, /readyz, and what JSON a service adds.
 
-As small as HTTP can be: one answer a connection, a bounded number of connections, one deadline for a whole request. When
-all places are taken, the oldest connection is closed for the newest: a probe that sends its request at once is answered,
-however many clients send theirs a byte at a time. The loop of the service waits for none of this.
+It implements the least of HTTP: one answer a connection, a bounded number of connections, one deadline for a whole request. When
+all slots are taken, the oldest connection is closed for the newest: a probe that sends its request at once is answered,
+while other clients send theirs a byte at a time. The loop of the service waits for none of this.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class _Server(ThreadingMixIn, HTTPServer):
         TCPServer.server_bind(self)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve the connection in a thread of its own; where all places are taken, the oldest one ends."""
+        """Serve the connection in a thread of its own; where all slots are taken, the oldest connection is closed."""
         now = time.monotonic()
         with self._lock:
             if len(self._deadlines) >= MAX_CONNECTIONS:
@@ -112,7 +112,7 @@ class _Server(ThreadingMixIn, HTTPServer):
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """One request; its place is free again whatever happens."""
+        """Handle one request; its slot is freed whatever happens."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -129,7 +129,7 @@ class _Server(ThreadingMixIn, HTTPServer):
     def _end(self, request: socket.socket) -> None:
         """Shut the connection down: the thread that reads from it or writes to it returns at once."""
         del self._deadlines[request]
-        with suppress(OSError):  # the client was faster
+        with suppress(OSError):  # the client has closed the connection already
             request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002

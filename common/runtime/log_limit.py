@@ -1,4 +1,4 @@
-"""How many lines of the log the other processes of a run, or strangers, can cause."""
+"""Limit of the log lines that other processes of a run, or strangers, can cause."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LINES_PER_SECOND = 0.5  # of one event in the long run, over all senders
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """How many lines of an event were not written."""
+    """The number of lines of an event that were not written."""
 
     event: str
     lines: int
@@ -34,7 +34,7 @@ class _Event:
 class LogLimit:
     """Decides which events become lines: one for each sender and interval, and a token bucket for each event over all senders.
 
-    Every line that is left out is in one `LeftOut`. Memory is bounded by the number of event names, which are ours: a sender
+    Every line that is left out is in one `LeftOut`. Memory is bounded by the number of event names, fixed in the code: a sender
     is remembered only if it got a line. Not thread-safe. `now` is the time on any monotonic clock.
     """
 
@@ -42,7 +42,7 @@ class LogLimit:
         self._events: dict[str, _Event] = {}
 
     def admit(self, event: str, sender: Hashable, now: Seconds) -> bool:
-        """Whether this event is to be written; it is counted otherwise."""
+        """Return whether this event is to be written; an event that is not is counted."""
         state = self._events.setdefault(event, _Event(began_at=now))
         state.tokens = min(BURST, state.tokens + (now - state.refilled_at) * LINES_PER_SECOND)
         state.refilled_at = now
@@ -54,7 +54,7 @@ class LogLimit:
         return True
 
     def ended(self, now: Seconds, *, every: bool = False) -> list[LeftOut]:
-        """What the intervals that have ended by `now` (`every`: all of them) left out, each once."""
+        """Return the left-out lines of the intervals that have ended by `now` (`every`: of all intervals), each once."""
         out = []
         for event, state in self._events.items():
             if every or now - state.began_at >= INTERVAL_SECONDS:

@@ -22,7 +22,7 @@ from common.units import Seconds
 REMOTE_CHARACTERS = 300  # of one field of a note
 
 _FIELDS = "rookery_fields"  # attribute of the log record that carries the fields
-_SENDER = "rookery_sender"  # attribute of a record that is limited: who may cause it, and why
+_SENDER = "rookery_sender"  # attribute of a limited record: its sender and its reason
 
 
 class EventLog:
@@ -49,11 +49,11 @@ class EventLog:
         self._log(logging.ERROR, event, error, fields)
 
     def bug(self, event: str, /, *, error: BaseException, sender: Hashable = None) -> None:
-        """An exception that nobody foresaw: its traceback shows always; where a `sender` can cause it, once in an interval."""
+        """Log an unforeseen exception with its traceback; where a `sender` can cause it, once in an interval."""
         self._log(logging.CRITICAL, event, error, {}, sender)
 
     def note(self, note: Note) -> None:
-        """An event of a session, which a remote party can cause: limited by its sender and reason, its text short ASCII."""
+        """Log an event of a session, which a remote party can cause: limited by its sender and reason, its text short ASCII."""
         fields = {name: _short(value) for name, value in note.fields.items()}
         sender = tuple(fields.get(name) for name in ("peer", "route", "code", "reason"))
         self._log(logging.WARNING if note.warning else logging.INFO, note.event, None, fields, sender)
@@ -96,7 +96,7 @@ def flush() -> None:
 
 
 class _LimitedHandler(logging.StreamHandler[TextIO]):
-    """Writes records within the limit of those that have a sender, and before any record what the limit has left out."""
+    """Writes limited records within their limit, and before any record the counts of the lines left out so far."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], Seconds]) -> None:
         super().__init__(stream)
@@ -187,7 +187,7 @@ def _plain(value: object) -> str:
 
 
 def _short(value: object) -> object:
-    """A field of a note; text, which may quote what a peer sent, as short ASCII that no formatter makes longer than twice."""
+    """Return a field of a note; text, which may quote a peer's bytes, as short ASCII that a formatter at most doubles."""
     if not isinstance(value, str):
         return value
     ascii_ = value[:REMOTE_CHARACTERS].encode("ascii", "replace").decode()

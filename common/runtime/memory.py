@@ -1,4 +1,4 @@
-"""How much memory this machine, or the container that it is, can still give, and when that is too little."""
+"""Free memory of this machine or container, and the decision that too little of it is left."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEAST_RESERVE = 256 * 2**20  # bytes; ZeroMQ's one thread stores 230 MB in the 0
 
 
 class MemoryGuard:
-    """Says when memory is so short that what strangers make this process store must go. Owned by the thread that frees it."""
+    """Decides when memory is so short that data stored for strangers must be freed. Owned by the thread that frees it."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class MemoryGuard:
         available: Callable[[], int | None] | None = None,
         resident: Callable[[], int] | None = None,
     ) -> None:
-        """Make it before there is anything to free. By default it reads the figures of this process and its machine."""
+        """Create it before there is anything to free. By default it reads the figures of this process and its machine."""
         self._available = available or available_bytes
         self._resident = resident or resident_bytes
         room = self._available() or 0
@@ -36,9 +36,9 @@ class MemoryGuard:
         self._base = self._seen = self._resident()
 
     def short(self) -> bool:
-        """Whether less than the reserve is free, and this process has grown by half of it since the last `freed`.
+        """Return whether less than the reserve is free, and this process has grown by half of it since the last `freed`.
 
-        Without that growth others have taken the memory, or what grew cannot be freed: to free again would gain nothing.
+        Without that growth other processes took the memory, or the growth cannot be freed: freeing again would gain nothing.
         """
         self._seen = self._resident()
         if self._seen - self._base <= self.reserve / 2:
@@ -47,7 +47,7 @@ class MemoryGuard:
         return available is not None and available < self.reserve
 
     def freed(self) -> int:
-        """Give freed memory back to the system, measure growth from here on; bytes that this process shrank by since `short`."""
+        """Return freed memory to the system and measure growth anew; return the bytes that the process lost since `short`."""
         with suppress(AttributeError, OSError):  # a C library other than glibc
             # glibc keeps freed memory where something in use lies above it, and a container counts that memory.
             ctypes.CDLL(None).malloc_trim(0)
@@ -56,7 +56,7 @@ class MemoryGuard:
 
 
 def resident_bytes(*, statm: Path = STATM) -> int:
-    """Physical memory of this process; 0 where the system does not say."""
+    """Return the physical memory of this process; 0 where the system does not report it."""
     try:
         return int(statm.read_text(encoding="ascii").split()[1]) * resource.getpagesize()
     except OSError:  # no Linux

@@ -52,12 +52,12 @@ def run(main: Callable[[], int], *, program: str, debug: bool = False) -> int:
 def end_process(code: int) -> NoReturn:
     """End this process with `code`, without the interpreter's teardown, which with torch takes half a second of CPU time or more.
 
-    For the last line of a service's program alone, when all that it opened is closed. Functions registered with `atexit` are
+    For the last line of a service's program only, when all resources are closed. Functions registered with `atexit` are
     called: a user's environment may end its simulator there.
     """
     atexit._run_exitfuncs()  # noqa: SLF001  as multiprocessing does before its own `os._exit`
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # nobody reads it any more, or it is closed
+        with suppress(OSError, ValueError):  # its reader has ended, or it is closed
             stream.flush()
     os._exit(code)
 

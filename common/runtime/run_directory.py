@@ -43,7 +43,7 @@ class RunDirectory:
 
     @property
     def accounts(self) -> Path:
-        """How far each worker's account was just now, as JSON: what a killed learner leaves beside its checkpoints."""
+        """Return the path of the newest account of each worker, as JSON, which a killed learner leaves beside its checkpoints."""
         return self.path / "accounts.json"
 
     @property
@@ -112,7 +112,7 @@ def create(path: Path, *, config: str, command: Sequence[str], disk: Disk = DISK
 
 
 def find(path: Path) -> RunDirectory:
-    """The run in `path`. Raises `ConfigError` where there is none."""
+    """Return the run in `path`. Raises `ConfigError` where there is none."""
     directory = RunDirectory(path)
     if not directory.begun:
         raise ConfigError(
@@ -122,7 +122,7 @@ def find(path: Path) -> RunDirectory:
 
 
 def reopen(path: Path) -> RunDirectory:
-    """The run in `path`. Raises `ConfigError` where there is none, `ResourceError` where it is read-only."""
+    """Return the run in `path`. Raises `ConfigError` where there is none, `ResourceError` where it is read-only."""
     directory = find(path)
     if not os.access(path, os.W_OK | os.X_OK):
         raise ResourceError("run directory cannot be written", found=f"read-only {path}", wanted="a writable folder")
@@ -169,7 +169,7 @@ def _checked(inherited: int, folder: Path) -> int:
 
 
 def _locked(lock: int) -> bool:
-    """Whether this process has the lock now, or the file system has no locks."""
+    """Return whether this process has the lock now, or the file system has no locks."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -21,7 +21,7 @@ FOLDER = "segments"
 
 
 class SegmentFile(BaseModel):
-    """One file, as a manifest names it."""
+    """One file of a segment, as a manifest names it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -31,15 +31,15 @@ class SegmentFile(BaseModel):
 
 
 class SegmentFiles:
-    """Writes what is new since the last checkpoint. One process writes."""
+    """Writes the segments that changed since the last checkpoint. One process writes."""
 
     def __init__(self, checkpoints: Path) -> None:
-        """Nothing is known to be on the disk."""
+        """Begin without a known file on the disk."""
         self._folder = checkpoints / FOLDER
         self._known: dict[str, SegmentFile] = {}  # of segments by their keys
 
     def write(self, segments: Sequence[Segment], disk: Disk = DISK) -> list[SegmentFile]:
-        """Have a durable file of each segment; those there are stay as they are. Raises `OSError`."""
+        """Write a durable file for each segment that has none; existing files stay as they are. Raises `OSError`."""
         self._folder.mkdir(parents=True, exist_ok=True)
         known = {segment.key: self._found(segment.key) or self._write(segment, disk) for segment in segments}
         disk.fsync(self._folder)
@@ -47,7 +47,7 @@ class SegmentFiles:
         return list(known.values())
 
     def read(self, files: Sequence[SegmentFile], segments: Sequence[Segment]) -> None:
-        """Fill `segments` with the files of a checkpoint, whose hashes were checked. Raises `ResourceError`."""
+        """Fill `segments` from the files of a checkpoint, whose hashes were checked. Raises `ResourceError`."""
         sizes = [file.bytes for file in files], [segment.nbytes for segment in segments]
         try:
             if sizes[0] != sizes[1]:
@@ -89,7 +89,7 @@ class SegmentFiles:
 
 
 def damage(checkpoints: Path, file: SegmentFile) -> str:
-    """What is wrong with a file; "" where it holds what it did when it was written."""
+    """Return why a file is damaged; "" where its content is the one that was written."""
     digest, size = hashlib.sha256(), 0
     try:
         with (checkpoints / FOLDER / file.name).open("rb") as source:

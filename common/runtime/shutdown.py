@@ -67,7 +67,7 @@ class Shutdown:
 
 
 def exit_on_signals() -> None:
-    """SIGTERM and SIGINT end the process at once, with code 128 + their number, until `on_signals` takes over.
+    """Let SIGTERM and SIGINT end the process at once, with code 128 + their number, until `on_signals` takes over.
 
     Call it before the imports of a service: they take seconds, and process 1 of a container ignores a signal that has no handler.
     A signal that `block_signals` kept pending is delivered here.
@@ -88,7 +88,7 @@ def _exit(number: int, _: FrameType | None = None) -> NoReturn:
 
 @contextmanager
 def on_signals(shutdown: Shutdown, *, clock: Callable[[], Seconds] = time.monotonic) -> Iterator[None]:
-    """SIGTERM and SIGINT ask for the end while inside; a later one ends the process at once, with code 128 + its number."""
+    """Let SIGTERM and SIGINT request the stop while inside; a later one ends the process at once, with code 128 + its number."""
     echo, asked = Echo(clock), False
 
     def handle(number: int, _: FrameType | None) -> None:

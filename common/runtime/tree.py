@@ -348,9 +348,9 @@ class RunConfig(Section):
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Inverse of `to_json`. Raises `ConfigError` where this version does not know a setting, or its value.
+        """Return the configuration that `to_json` wrote. Raises `ConfigError` for a setting or value unknown to this version.
 
-        Imports the package of an algorithm of the user's: for text from a learner use `common.service.allowed_code.read_run`.
+        Imports the package of a user's own algorithm: for text from a learner use `common.service.allowed_code.read_run`.
         """
         try:
             return tree_of(cls, _algorithm_in(text)).model_validate_json(text, strict=True)

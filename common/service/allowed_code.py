@@ -29,7 +29,7 @@ class CodeReference(NamedTuple):
 
 
 def code_references(values: object) -> Iterator[CodeReference]:
-    """Every value of a parsed configuration (of a RunConfig or of Settings) that names code outside the project.
+    """Yield every value of a parsed configuration (of a RunConfig or of Settings) that names code outside the project.
 
     Nothing is imported, and nothing is assumed of `values`: a value of the wrong type is skipped, since validation refuses it.
     """
@@ -43,7 +43,7 @@ def code_references(values: object) -> Iterator[CodeReference]:
 
 
 def read_run(config: str, *, role: str, settings: Settings) -> RunConfig:
-    """The run's configuration in a Welcome, for a worker of this `role` that was started with `settings`.
+    """Return the run's configuration in a Welcome, for a worker of this `role` that was started with `settings`.
 
     Raises `ConfigError` where it names code that is neither of the packages in `allow_code` nor named in the worker's own
     settings, before that code is imported; and as `RunConfig.from_json`.
@@ -62,7 +62,7 @@ def read_run(config: str, *, role: str, settings: Settings) -> RunConfig:
 
 
 def _allowed(module: str, packages: tuple[str, ...]) -> bool:
-    """Whether `module` is one of `packages` or lies in one, compared by whole components of the dotted name."""
+    """Return whether `module` is one of `packages` or lies in one, compared by whole components of the dotted name."""
     return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
@@ -77,14 +77,14 @@ def _refusal(reference: CodeReference, role: str, own: PeerSettings) -> ConfigEr
 
 
 def _text(values: object, section: str, key: str) -> str:
-    """The text at `section.key`, empty where there is none."""
+    """Return the text at `section.key`, empty where there is none."""
     inner = values.get(section) if isinstance(values, dict) else None
     found = inner.get(key) if isinstance(inner, dict) else None
     return found if isinstance(found, str) else ""
 
 
 def _modules_of(env_id: str) -> Iterator[str]:
-    """The modules that gymnasium imports or runs to build `env_id`, except gymnasium's own and ale-py's."""
+    """Yield the modules that gymnasium imports or runs to build `env_id`, except gymnasium's own and ale-py's."""
     if ":" in env_id:
         yield env_id.partition(":")[0]  # module:Env-v0 imports the module, which is to register the id
     spec = gymnasium.registry.get(env_id)

@@ -64,12 +64,12 @@ class Peer:
 
     @property
     def welcome(self) -> Welcome:
-        """The newest."""
+        """Return the newest Welcome."""
         assert self.link.welcome is not None
         return self.link.welcome
 
     def seed(self, purpose: Purpose) -> int:
-        """Seed of one of the random streams of the place that the newest Welcome gives."""
+        """Return the seed of one of the random streams of the place that the newest Welcome gives."""
         return derive(self.run.seed, purpose, role=self.role, index=self.welcome.index, generation=self.welcome.generation)
 
     def policy(self, environment: VectorEnvironment, *, precision: Precision, training: bool) -> Policy:

@@ -1,4 +1,4 @@
-"""How a worker takes the policies that arrive."""
+"""Loading of the policies that a worker receives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from common.wire.messages import Snapshot
 
 
 def load_newest(link: Link, policy: Policy) -> Snapshot | None:
-    """Load the newest policy that arrived; None where there is none, or where it does not fit: a counter and a line say so."""
+    """Load the newest policy that arrived; None without one, or where it does not fit, which is counted and logged."""
     snapshot = link.take_snapshot()
     if snapshot is None:
         return None

@@ -45,7 +45,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Who the peer is. `incarnation` should grow from one start of its process to the next (a wall-clock reading mostly does)."""
+    """Identity of the peer. `incarnation` should grow with each start of its process (a wall-clock reading mostly does)."""
 
     role: str
     name: str
@@ -201,7 +201,7 @@ class ActorSide:
         note = e.Note(event="refused", fields={"code": refusal.code, "reason": refusal.reason}, warning=True)
         if refusal.retry and refusal.code in (RefusalCode.FORGOTTEN, RefusalCode.SUPERSEDED):
             return [note, *self._reborn(refusal.incarnation, now)]
-        # Before the first Welcome all that was said is Hello: what cannot be read twice can never be read.
+        # Before the first Welcome only a Hello was sent: one that cannot be read twice can never be read.
         unreadable = refusal.code == RefusalCode.DECODE and not self._was_welcome
         if unreadable or not refusal.retry:
             # Bytes may change on a network without keys: a Hello that arrives as it was sent brings the same refusal again.
@@ -223,9 +223,9 @@ class ActorSide:
         return [note, *self._greet(now)] if was_welcome else [note]
 
     def _reborn(self, incarnation: int, now: Seconds) -> list[e.Instruction]:
-        """Go on as a new incarnation: the one that the learner names, because no clock knows a larger one for sure."""
+        """Continue as a new incarnation: the one that the learner names, because no clock is sure to give a larger number."""
         if incarnation == self.identity.incarnation:
-            return []  # a second answer to a Hello that we had repeated
+            return []  # a second answer to a repeated Hello
         following = self.identity.incarnation + 1 if incarnation < 0 else incarnation
         self.identity = replace(self.identity, incarnation=following)
         self.state, self._want_open = State.GREETING, False

@@ -20,7 +20,7 @@ from common.wire.messages import ACTOR_STATE, MODES, ROLES, ArraySpec, Evaluatio
 
 
 class Objection(NamedTuple):
-    """Why not, in a word and in a sentence; whether to greet again may help, and whether as a new incarnation."""
+    """Reason of a refusal, as a code and a sentence; whether a new Hello may help, and whether as a new incarnation."""
 
     code: RefusalCode
     reason: str
@@ -55,7 +55,7 @@ def check_terms(hello: Hello, run: str, terms: Terms) -> Objection | None:
 
 
 def check_identity(hello: Hello, public_key: str, known: Peer | None, *, forgotten: int, named: int) -> Objection | None:
-    """Whether a worker may go by this name; None where it may.
+    """Return why a worker may not use this name; None where it may.
 
     `known`: the newest incarnation of the name; `forgotten`: the largest incarnation of all names that are known no more;
     `named`: the largest incarnation that the learner has named in a refusal.
@@ -87,7 +87,7 @@ def check_identity(hello: Hello, public_key: str, known: Peer | None, *, forgott
 
 
 def check_evicted(hello: Hello, known: Peer | None, now: Seconds) -> Objection | None:
-    """Whether a worker may come back that sent nothing but bad messages; None where it may."""
+    """Return why a worker that sent only bad messages may not come back yet; None where it may."""
     if known is None or now >= known.evicted_until:
         return None
     fact = f"all that {hello.peer!r} sent was refused; mend it, or wait {known.evicted_until - now:.0f} s"
@@ -95,7 +95,7 @@ def check_evicted(hello: Hello, known: Peer | None, now: Seconds) -> Objection |
 
 
 def name_in_use(hello: Hello) -> Objection:
-    """The answer to a Hello by the name of a worker that is connected."""
+    """Return the answer to a Hello that uses the name of a connected worker."""
     return Objection(RefusalCode.IN_USE, f"a connected worker has the name {hello.peer!r}; {_OWN_NAME}", retry=True)
 
 
@@ -145,9 +145,9 @@ def _check_version(version: Version, newest: Version) -> None:
 
 
 def welcome(peer: Peer, terms: Terms, *, window: int, version: Version, state: State | None) -> Welcome:
-    """The answer to the Hello of a peer that may come in, with the `state` from which an actor goes on in lockstep.
+    """Return the Welcome of a peer that is admitted, with the `state` from which an actor goes on in lockstep.
 
-    There, one whose place has no state yet begins as the first that held it.
+    In lockstep, an actor whose place has no state yet begins as the first actor at that place did.
     """
     actor = peer.role == "actor"
     begins = terms.lockstep and actor and state is None

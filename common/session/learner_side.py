@@ -126,20 +126,20 @@ class LearnerSide:
     # --- resuming ---
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed learner must know: the ledger of what is settled, how far each actor got, and in lockstep their states.
+        """Return the state that a resumed learner needs: the ledger of completed messages, the actors' progress, lockstep states.
 
         JSON values and arrays.
         """
         return {**self.accounts(), "actor_states": self._actor_states.state_dict()}
 
     def accounts(self) -> dict[str, Any]:
-        """The ledger, and how far each actor got, in JSON values: what `load_accounts` takes."""
+        """Return the ledger and the progress of each actor, in JSON values: the argument of `load_accounts`."""
         return {"ledger": self.ledger.as_dict(), "roster": self._roster.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint: its peers count as away until they greet; what left closed accounts is rolled back.
+        """Continue from a checkpoint: its peers count as away until they greet; open messages of closed accounts are rolled back.
 
-        Raises `ValueError` where that is no state of a session; then nothing has changed.
+        Raises `ValueError` where `state` is no state of a session; then nothing has changed.
         """
         check_saved(state)
         self._roster.load_state_dict(state["roster"])
@@ -147,9 +147,9 @@ class LearnerSide:
         self.ledger = Ledger.restored(state["ledger"], sum(peer.account.in_flight for peer in self._roster))
 
     def load_accounts(self, state: Mapping[str, Any]) -> None:
-        """Take over how far a learner that was killed had got after the checkpoint that this one goes on from.
+        """Take over the progress that a killed learner had made after the checkpoint that this learner continues from.
 
-        What it trained on since is rolled back, as if each worker said so in a Hello: that of one which still lives adds nothing.
+        Messages trained on since are rolled back, as each worker's Hello would do: such a Hello then changes nothing.
         """
         check_saved(state)
         later = Roster(self.terms)
@@ -243,13 +243,13 @@ class LearnerSide:
         return self._greeted(route, hello, public_key, known, now)
 
     def _holds(self, peer: Peer, route: Route, now: Seconds) -> bool:
-        """Whether a worker has its name on another connection than `route`, and was heard on it lately."""
+        """Return whether a worker is connected by its name on another connection than `route`, and was heard on it lately."""
         return peer.route not in (None, route) and peer.silent(now) <= self.terms.silence_seconds
 
     def _challenged(self, holder: Peer, route: Route, hello: Hello, now: Seconds) -> Objection | None:
-        """Why another connection does not get the holder's name; None: greet again, the holder's connection is being tried.
+        """Return why another connection does not get the holder's name; None: greet again while the holder's one is tested.
 
-        A Credit goes to the holder: where it cannot be sent the connection is gone, and the next Hello finds the name free.
+        The learner sends the holder a Credit: where it cannot be sent, the connection is closed, and the next Hello succeeds.
         """
         if holder.challenger == route:  # its last Hello had that Credit sent, and the connection stood
             holder.challenger = None
@@ -290,7 +290,7 @@ class LearnerSide:
         return [e.Send(route=route, message=answer), *notes, note, *out, *self._drained(peer, now)]
 
     def _rolled_back(self, route: Route, peer: Peer, hello: Hello) -> list[e.Instruction]:
-        """In lockstep an incarnation belongs to one learner process: what it made for an earlier one is of no use to this one."""
+        """Refuse, in lockstep, an incarnation of another learner process, whose experience this learner cannot use."""
         self.ledger.report(peer.account, hello.produced)
         self._close(peer, DropReason.ROLLED_BACK)
         sentence = "in lockstep an actor goes on from the state of a resumed learner; greet as a new incarnation"
@@ -342,7 +342,7 @@ class LearnerSide:
         return [*out, e.Admit(peer=peer.key, index=peer.index, continues=peer.continues, experience=message)]
 
     def _state_admitted(self, peer: Peer, message: Experience) -> list[e.Instruction]:
-        """In lockstep: keep the state from which the place goes on. One that is empty is noted when it first comes."""
+        """Keep, in lockstep, the state from which the place continues. The first empty state is noted."""
         before, state = self._actor_states.newest(peer.index), message.arrays[ACTOR_STATE]
         running = peer.episodes if isinstance(peer.episodes, RunningEpisodes) else None
         place = PlaceState(state, running.state_dict() if running else {})
@@ -356,7 +356,7 @@ class LearnerSide:
         return []
 
     def _admissible(self, peer: Peer, message: Experience) -> Experience:
-        """The message as it enters the queue; raises `PeerError` where it must not."""
+        """Return the message as it enters the queue; raise `PeerError` where it must not enter."""
         if self.draining:
             raise PeerError(DropReason.RUN_ENDED, "the run is ending")
         room = self.terms.window(actors=1) if peer.role == "actor" else 0  # the largest window there can be
@@ -370,7 +370,7 @@ class LearnerSide:
         return peer.episodes(message)
 
     def _go_on_with_episodes(self, peer: Peer, message: Experience) -> None:
-        """In lockstep: the episodes that run at the first message of an incarnation are those of its place."""
+        """Continue, in lockstep, the episodes of the place at the first message of an incarnation."""
         place, state = self._actor_states.newest(peer.index), message.arrays.get(ACTOR_STATE)
         if place and place.actor.size and state is not None and state.size and isinstance(peer.episodes, RunningEpisodes):
             peer.episodes.go_on(place.episodes, message.seq)
@@ -381,7 +381,7 @@ class LearnerSide:
         return self._rejected("experience_refused", peer, message.seq, error)
 
     def _after_bad_message(self, peer: Peer, reason: DropReason, now: Seconds) -> list[e.Instruction]:
-        """Evict a worker that sends nothing else: its account is closed, and it may come back after a while."""
+        """Evict a worker that sends only bad messages: its account is closed, and it may come back after a while."""
         peer.bad_messages += reason in BAD
         if peer.bad_messages < BAD_MESSAGES or peer.route is None:
             return []
@@ -522,7 +522,7 @@ class LearnerSide:
         return []
 
     def _window(self, peer: Peer) -> int:
-        """Credits of this peer. In lockstep waiting messages of earlier incarnations hold those of their place."""
+        """Return the credits of this peer. In lockstep waiting messages of earlier incarnations hold credits of their place."""
         if peer.role != "actor":
             return 0
         if not self.terms.lockstep:

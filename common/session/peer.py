@@ -19,13 +19,13 @@ EpisodeCheck: TypeAlias = Callable[[Experience], Experience]
 
 @runtime_checkable
 class RunningEpisodes(Protocol):
-    """What an `EpisodeCheck` offers that keeps sums of running episodes: in lockstep another incarnation goes on with them."""
+    """An `EpisodeCheck` that keeps sums of running episodes, which another incarnation continues in lockstep."""
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """The sums after the last message."""
+        """Return the sums after the last message."""
 
     def go_on(self, state: Mapping[str, np.ndarray], seq: Sequence) -> None:
-        """Message `seq` continues the sums in `state`."""
+        """Restore the sums in `state`, which message `seq` continues."""
 
 
 HOLES = 1024  # missing numbers remembered one by one: more than any window
@@ -128,7 +128,7 @@ def progress(peer: Peer) -> dict[str, Any]:
 
 
 def restored(state: Mapping[str, Any], *, most: int) -> Peer:
-    """Inverse of `progress`: a peer that is away until it greets the resumed learner. Its incarnation is at `most` that."""
+    """Return the peer that `progress` describes, away until it greets the resumed learner. Its incarnation is at most `most`."""
     return Peer(
         key=PeerKey(name=state["name"], incarnation=min(state["incarnation"], most)),
         role=state["role"],

@@ -75,7 +75,7 @@ class Roster:
         return self._newest.get(hello.peer) or self._peers.get(key)
 
     def name_incarnation(self, name: str) -> int:
-        """An incarnation above all that are known of this name, and that is named once."""
+        """Return an incarnation above all known ones of this name; each is returned once."""
         newest = self._newest[name].key.incarnation if name in self._newest else self.forgotten
         self.named = max(self.named, newest) + 1
         return self.named
@@ -90,7 +90,7 @@ class Roster:
         return peer
 
     def adopt(self, other: Peer) -> Peer:
-        """The incarnation that another learner knew, at its place: with its account here, or with a new one."""
+        """Return the peer of an incarnation that another learner knew, at its place: with its account here, or with a new one."""
         known = self._peers.get(other.key)
         if known is None:
             known = Peer(
@@ -104,7 +104,7 @@ class Roster:
         return known
 
     def raise_numbers(self, other: Roster) -> None:
-        """What another learner gave, this one gives to nobody again: generations of places, and incarnations."""
+        """Skip the numbers that another learner gave: generations of places, and incarnations."""
         self.forgotten, self.named = max(self.forgotten, other.forgotten), max(self.named, other.named)
         self._generations |= other._generations
 

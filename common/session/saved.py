@@ -1,4 +1,4 @@
-"""The form of a session's state in a checkpoint, and the check that a state has it."""
+"""Form of a session's state in a checkpoint, and the check that a state has this form."""
 
 from __future__ import annotations
 

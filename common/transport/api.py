@@ -91,7 +91,7 @@ class LearnerTransport(Protocol):
         """The next message of any peer, or None after `timeout` seconds or a `wake`."""
 
     def reopen(self) -> None:
-        """Drop all connections with all that is stored for them, and take new ones; peers connect again by themselves."""
+        """Drop all connections with all data stored for them, and accept new ones; peers reconnect by themselves."""
 
     def wake(self) -> None:
         """Make a `receive` that waits in another thread return now. Safe from any thread."""

@@ -250,7 +250,7 @@ class Watch:
     """What becomes of the handshakes of one socket, with CURVE or without. Make it before the socket binds or connects."""
 
     def __init__(self, socket: zmq.Socket[bytes], handshakes: Handshakes, explain: Callable[[Failure], str]) -> None:
-        """Count in `handshakes`. `explain` says what a failure may be due to; it is called when `read` finds one."""
+        """Count in `handshakes`. `explain` returns the likely reason of a failure; it is called when `read` finds a failure."""
         self.handshakes = handshakes
         self._explain = explain
         self._watched = socket

@@ -31,7 +31,7 @@ class Link:
         self.session = session
         self.welcome: Welcome | None = None
         self.layout = ""  # of the parameters the policy takes; set once there is one, then every snapshot must have it
-        self.new_incarnation = False  # begun since the first Welcome; whoever begins anew with it resets this
+        self.new_incarnation = False  # begun since the first Welcome; the owner resets this once it has begun
         self.drain: Drain | None = None
         self.sent: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
@@ -76,7 +76,7 @@ class Link:
                 self._note(news)
 
     def refuse(self, error: PeerError) -> None:
-        """Count a message of the learner that cannot be used, and say why."""
+        """Count a message of the learner that cannot be used, and log why."""
         self.undecodable += 1
         self._note(e.Note(event="undecodable", fields={"detail": str(error)}, warning=True))
 
@@ -102,7 +102,7 @@ class Link:
 
     @property
     def joined(self) -> bool:
-        """Whether the learner has this peer in its session, or had it within the silence after which it counts as lost.
+        """Return whether the learner has this peer in its session, or had it within the silence after which it counts as lost.
 
         Safe from any thread.
         """
@@ -113,7 +113,7 @@ class Link:
 
     @property
     def welcomed(self) -> bool:
-        """Whether `welcome` is the answer to this very incarnation, and the learner was not lost since."""
+        """Return whether `welcome` answers this very incarnation, and the learner was not lost since."""
         return self.session.state is State.WELCOME
 
     @property

@@ -77,7 +77,7 @@ class MemoryHub:
         peer.connection = None
 
     def relink(self) -> None:
-        """Give every peer that is not cut off a new connection; what was under way is lost. Under the lock."""
+        """Give every peer that is not cut off a new connection; messages in flight are lost. Call it under the lock."""
         for peer in self._peers:
             self.unlink(peer)
             self.link(peer)

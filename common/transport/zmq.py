@@ -291,7 +291,7 @@ class ZmqLearner(_End):
 
     def _open(self) -> None:
         super()._open()
-        if self._keys:  # before it binds: nobody comes in without being asked
+        if self._keys:  # before it binds: every connection is authenticated
             self._gate = Gate(self._context, self._keys.allowed)
             self._poller.register(self._gate.socket, zmq.POLLIN)
 

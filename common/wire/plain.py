@@ -23,7 +23,7 @@ _NUMBERS = "biuf"  # kinds of dtypes: bool, integers, floats
 
 
 def is_plain(value: object) -> bool:
-    """Whether `pack` takes `value`."""
+    """Return whether `pack` takes `value`."""
     if isinstance(value, np.ndarray | np.generic):
         return value.dtype.kind in _NUMBERS
     if isinstance(value, list | tuple):
@@ -34,7 +34,7 @@ def is_plain(value: object) -> bool:
 
 
 def pack(tree: Any) -> NDArray[np.uint8]:
-    """`tree` as bytes, [N]. Raises `InternalError` for a value that is not plain."""
+    """Return `tree` as bytes, [N]. Raises `InternalError` for a value that is not plain."""
     if not is_plain(tree):
         raise InternalError("a value that cannot be packed", found=repr(tree)[:200], wanted="plain values")
     arrays: dict[str, NDArray[Any]] = {}
@@ -44,7 +44,7 @@ def pack(tree: Any) -> NDArray[np.uint8]:
 
 
 def unpack(data: NDArray[np.uint8]) -> Any:
-    """Inverse of `pack`; arrays are the caller's own. Raises `DecodeError` for bytes that `pack` does not make."""
+    """Return the tree that `pack` wrote; arrays are the caller's own. Raises `DecodeError` for bytes that `pack` never makes."""
     try:
         arrays = safetensors.numpy.load(data.tobytes())
         return _unpacked(json.loads(arrays.pop(_STRUCTURE).tobytes()), arrays)

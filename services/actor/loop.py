@@ -87,7 +87,7 @@ class Actor:
         return self._stopping() or self._link.drain is not None
 
     def _has_policy(self) -> bool:
-        """Whether there is a policy to act by: any, or in lockstep the newest of the learner, which is awaited."""
+        """Return whether there is a policy to act by: any, or in lockstep the learner's newest, which the actor waits for."""
         if self._restart is None:
             return self.version >= 0 or self._load_newest()
         self._load_newest()
@@ -105,7 +105,7 @@ class Actor:
             self._snapshot = snapshot
 
     def _begin_again(self, restart: Callable[[], Setup]) -> None:
-        """Go on from the state in the newest Welcome; a policy that is loaded stays."""
+        """Continue from the state in the newest Welcome; a policy that is loaded stays."""
         if not self._link.welcomed:
             return
         self._link.new_incarnation = False
@@ -115,7 +115,7 @@ class Actor:
             load(self._snapshot, self._setup.policy)
 
     def _collect(self) -> bool:
-        """Record one rollout; False, and what was recorded dropped, when it is time to stop or to begin a new incarnation."""
+        """Record one rollout; return False, and drop the rows, when it is time to stop or to begin a new incarnation."""
         setup, rollout = self._setup, self._setup.rollout
         before = self.env_steps
         for t in range(rollout.length):

@@ -82,12 +82,12 @@ class Rollout:
         self._frames[: self._size - 1] = before
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """What a rollout without a row begins with: its observations, those they are stacked on, and the episodes under way."""
+        """Return the state of a rollout without rows: observations, the frames that they are stacked on, running episodes."""
         start, frames = self._start[0].copy(), self._frames[: self._size].copy()
         return {"frames": frames, "start": start, "returns": self._returns.copy(), "lengths": self._lengths.copy()}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Inverse of `state_dict`. Raises `StateError`, and changes nothing, for arrays of another dtype or shape."""
+        """Restore `state_dict`. Raises `StateError`, and changes nothing, for arrays of another dtype or shape."""
         for name, current in self.state_dict().items():
             check_like(f"state of the rollout: {name}", saved.get(name), current)
         self._begin(saved["frames"][-1], saved["start"])

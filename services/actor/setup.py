@@ -1,4 +1,4 @@
-"""What an actor collects with: environments, policy and the rollout under way. Their state lets another process go on."""
+"""Environments, policy and running rollout of an actor, with the state from which another process continues them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = logs.EventLog(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class Setup:
-    """Built from the Welcome. `readable`: whether its state can be handed over; the first attempt decides."""
+    """The parts of an actor, built from the Welcome. `readable`: whether their state can be read; the first attempt decides."""
 
     environment: VectorEnvironment
     policy: Policy
@@ -31,7 +31,7 @@ class Setup:
     readable: bool = True
 
     def state(self) -> NDArray[np.uint8]:
-        """The state between two rollouts, packed [N]; empty where it cannot be read, which is logged once."""
+        """Return the state between two rollouts, packed [N]; empty where it cannot be read, which is logged once."""
         if self.readable:
             try:
                 return self._packed()
@@ -51,7 +51,7 @@ class Setup:
         return packed
 
     def restore(self, state: NDArray[np.uint8]) -> None:
-        """Go on from a state of `state`. Raises `StateError` or `DecodeError`; this is then of no use any more."""
+        """Continue from a state of `state`. Raises `StateError` or `DecodeError`; this object must then not be used any more."""
         if state.dtype != np.uint8 or state.ndim != 1 or state.size > FREE_LENGTH:
             found, wanted = f"{state.dtype} {list(state.shape)}", f"uint8 [N] of at most {FREE_LENGTH} bytes"
             raise DecodeError("state of the actor", found=found, wanted=wanted)
@@ -76,9 +76,9 @@ class Setup:
 
 
 def begin(build: Callable[[], Setup], welcome: Welcome) -> Setup:
-    """What an incarnation begins with: as its seeds say, or where `welcome` says that an earlier one stopped.
+    """Return the parts that an incarnation begins with: seeded anew, or in the state in `welcome` where it has one.
 
-    Where that state does not fit, the incarnation begins as its seeds say and hands over no state: the learner sees by this that
+    Where that state does not fit, the incarnation begins from its seeds and sends no state: the learner learns by this that
     lockstep is broken.
     """
     setup, state = build(), welcome.arrays.get(ACTOR_STATE)

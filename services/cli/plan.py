@@ -109,7 +109,7 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
         ports = _metrics_ports(settled.settings, actors=most_actors(settled.settings) if request.auto_actors else None)
         keys = _keys(settled.settings, actors=request.auto_actors or settled.settings.actor.count > 0)
         ZmqLearner(settled.settings.learner.bind, keys=keys).close()  # raises what the learner would, seconds later
-        settled = rooted(settled)  # only now: what is wrong with them is told in the user's words
+        settled = rooted(settled)  # only now: errors about them name the user's own paths
         text, made_folder = as_yaml(settled.settings, settled.provenance), not path.exists()
         if request.resume:
             _rewrite(directory, text, settled.settings)
@@ -128,7 +128,7 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
 
 
 def _rewrite(directory: RunDirectory, text: str, settings: Settings) -> None:
-    """Replace a resumed run's config.yaml; on a disk that refuses, the file there will do where it holds the same settings."""
+    """Replace a resumed run's config.yaml; where the disk refuses, keep the existing file if it holds the same settings."""
     try:
         write_atomically(directory.config, text.encode())
     except OSError as error:
@@ -183,7 +183,7 @@ def _settle(loaded: Loaded, path: Path, now: datetime, *, resume: bool) -> Loade
         stale = resume and loaded.provenance[key].startswith("file ") and loaded.provenance["learner.bind"] == COMMAND_LINE
         if loaded.provenance[key] == DEFAULT or stale:
             chosen[key] = f"tcp://{reachable(host)}:{port}"
-            # The address is this machine's own: a learner that may go without keys there has workers that may.
+            # The address is this machine's own: if the learner may run without keys there, so may its workers.
             chosen[f"{role}.insecure"] = own.insecure or (settings.learner.insecure and not is_loopback(chosen[key]))
     return settle(loaded, chosen)
 

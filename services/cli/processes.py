@@ -57,7 +57,7 @@ class Processes:
             logs.mkdir(parents=True, exist_ok=True)
 
     def start(self, instruction: Start) -> None:
-        """Start one child, appending to its log; where that cannot be opened, as on a full disk, its output is lost."""
+        """Start one child, appending to its log; where the log cannot be opened, as on a full disk, its output is lost."""
         own = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid())]
         inherited = () if self._lock is None or instruction.child != LEARNER else (self._lock,)
         with self._output(instruction.child) as log:
@@ -132,7 +132,7 @@ def _older(log: Path) -> Path:
 
 
 def _end_of(path: Path, size: int) -> bytes:
-    """The last `size` bytes of a file, empty where there is none."""
+    """Return the last `size` bytes of a file, empty where there is none."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - size))
         return file.read(size)

@@ -83,7 +83,7 @@ def _finish(
             _quote(instruction, processes, stderr=stderr, debug=debug)
     directory, target = plan.directory, plan.settings.target
     if outcome is Outcome.REFUSED and not plan.resume and not _learned(directory):
-        _remove(plan)  # it was empty before, and nothing was learned in it: bad input leaves nothing behind
+        _remove(plan)  # it was empty before and holds no training: bad input leaves no files
         return CONFIG_EXIT_CODE
     summary = read_summary(directory.summary) if outcome in {Outcome.FINISHED, Outcome.STOPPED} else None
     code, sentence = verdict(outcome, summary, env_steps=target.env_steps, wall_seconds=target.wall_seconds)

@@ -1,7 +1,7 @@
-"""How far each worker's account is, on disk between two checkpoints: what a learner that is killed leaves to its successor.
+"""Account of each worker on disk between two checkpoints, from which the successor of a killed learner continues.
 
-The successor goes on from a checkpoint, so that all that was trained on after it is lost. This file says how much that was, even
-where no worker is left to say so.
+The successor continues from a checkpoint, so that training after it is lost. This file holds how much was lost, also
+where all workers were killed too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SHARE = 0.01  # of the train loop's time, at most
 
 
 class AccountsFile:
-    """Writer of the file. It is replaced at once and not synced: a process that is killed leaves it whole."""
+    """Writer of the accounts file. It replaces the file without fsync, since a process that is killed leaves it whole."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class AccountsFile:
         on_loss: Callable[[Exception], None],
         disk: Disk = DISK,
     ) -> None:
-        """`state` is that of the session; the first failure goes to `on_loss`, later ones are silent."""
+        """`state` returns the session's state; the first failure goes to `on_loss`, later ones are silent."""
         self._path = path
         self._run_id = run_id
         self._state = state
@@ -43,7 +43,7 @@ class AccountsFile:
         self._next_at = clock()
 
     def update(self) -> None:
-        """Write the accounts of now, unless that was done a moment ago."""
+        """Write the current accounts, unless they were written a moment ago."""
         began = self._clock()
         if began < self._next_at:
             return
@@ -57,7 +57,7 @@ class AccountsFile:
         self._next_at = ended + max(SPACING, (ended - began) / SHARE)
 
     def remove(self) -> None:
-        """A checkpoint knows more than the file."""
+        """Remove the file: a checkpoint holds newer accounts."""
         try:
             self._path.unlink(missing_ok=True)
         except OSError as error:
@@ -70,7 +70,7 @@ class AccountsFile:
 
 
 def read(path: Path, *, run_id: str, produced: int) -> Mapping[str, Any] | None:
-    """The session's state in the file; None where there is none, or the checkpoint, with `produced` env steps, is not older.
+    """Return the session's state in the file; None without one, or where the checkpoint, with `produced` env steps, is not older.
 
     Raises `ResourceError` where the file cannot be used.
     """

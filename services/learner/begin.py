@@ -104,16 +104,16 @@ def open_directory(invocation: Invocation, words: Sequence[str]) -> RunDirectory
     if path is not None and (
         invocation.resume or (RunDirectory(path).begun and not RunDirectory(path).learning_curve_csv.exists())
     ):
-        return run_directory.find(path)  # a restarted learner trains on where nothing can be written, and says so
+        return run_directory.find(path)  # a restarted learner trains on a read-only disk, with a warning
     if path is None:
         path = run_directory.default_path(preset=run.preset, seed=run.seed, now=datetime.now(UTC).astimezone())
     return run_directory.create(path, config=_config_text(invocation, path), command=["rookery", "learner", *words])
 
 
 def write_config(invocation: Invocation, directory: RunDirectory) -> None:
-    """Write the settings that this learner goes by to the run's config.yaml, where an earlier life began with others.
+    """Write the settings of this learner to the run's config.yaml, where an earlier process began with others.
 
-    Call it once the run is known to go on with them. A disk that takes no file costs a warning.
+    Call it once the run is known to continue with them. A disk that cannot be written costs a warning.
     """
     text = _config_text(invocation, directory.path)
     if invocation.config_named or _values(directory.config.read_text(encoding="utf-8")) == _values(text):
@@ -132,7 +132,7 @@ def _config_text(invocation: Invocation, path: Path) -> str:
 
 
 def _values(text: str) -> list[str]:
-    """The lines of a configuration without the comments that say where each value came from."""
+    """Return the lines of a configuration without the comments that name the source of each value."""
     return [line.partition("  # ")[0] for line in text.splitlines()]
 
 
@@ -168,7 +168,7 @@ def open_state(
 
 
 def _roll_back(directory: RunDirectory, record: RunRecord, session: LearnerSide) -> None:
-    """Account for what a killed learner had trained on after the checkpoint."""
+    """Count as rolled back the messages that a killed learner had trained on after the checkpoint."""
     try:
         state = accounts.read(directory.accounts, run_id=record.run_id, produced=session.ledger.produced)
     except ResourceError as error:
@@ -182,7 +182,7 @@ def _roll_back(directory: RunDirectory, record: RunRecord, session: LearnerSide)
 def go_on(
     checkpoint: Checkpoint, *, algorithm: Algorithm, record: RunRecord, session: LearnerSide, segment_files: SegmentFiles
 ) -> None:
-    """Give all three what `checkpoint` holds of them; the replay memory too, where the run's checkpoints are to have it."""
+    """Restore all three from `checkpoint`; the replay memory too, where the run's checkpoints hold it."""
     record.load_state_dict(checkpoint.counters["record"], time.monotonic())
     session.load_state_dict(checkpoint.counters["session"])
     algorithm.load_state_dict(checkpoint.state)

@@ -1,4 +1,4 @@
-"""How many messages a connection may send that bring no experience, before the learner stops reading what it says."""
+"""Limit of messages without experience per connection, above which the learner stops reading the connection."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IGNORED_SECONDS: Seconds = 10.0
 class ConnectionLimit:
     """Decides which connections are ignored: a message that is not decoded costs a twentieth of one that is refused.
 
-    What it remembers is bounded by the messages of `IGNORED_SECONDS`. Not thread-safe. `now` is the time on any monotonic clock.
+    Its memory is bounded by the messages of `IGNORED_SECONDS`. Not thread-safe. `now` is the time on any monotonic clock.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class ConnectionLimit:
         self._until: dict[Route, Seconds] = {}
 
     def ignores(self, route: Route, now: Seconds) -> bool:
-        """Whether a message that arrives on this connection is to be discarded unread."""
+        """Return whether a message that arrives on this connection is to be discarded unread."""
         if now - self._began_at >= INTERVAL_SECONDS:
             self._began_at = now
             self._sent.clear()
@@ -34,7 +34,7 @@ class ConnectionLimit:
         return route in self._until
 
     def count(self, route: Route, now: Seconds) -> bool:
-        """Count a message that brought no experience; whether its connection is ignored from here on."""
+        """Count a message without experience; return whether its connection is ignored from here on."""
         self._sent[route] += 1
         if self._sent[route] <= MESSAGES:
             return False

@@ -81,7 +81,7 @@ class Intake:
         note: Callable[[e.Note], None],
         memory: MemoryGuard | None = None,
     ) -> None:
-        """`memory`: that of this process where not given."""
+        """`memory`: the guard of the process's memory; None creates one."""
         self._transport = transport
         self._memory = memory or MemoryGuard()
         self._sockets_reopened = 0
@@ -179,7 +179,7 @@ class Intake:
         return state
 
     def accounts(self, timeout: Seconds = 10.0) -> dict[str, Any]:
-        """How far each actor got, in JSON values, after all that was posted before."""
+        """Return the progress of each actor, in JSON values, after all work that was posted before."""
         accounts: dict[str, Any] = self._ask(self._session.accounts, timeout)
         return accounts
 
@@ -320,7 +320,7 @@ class Intake:
             self._changed.notify_all()
 
     def _free_memory(self) -> None:
-        """Drop all connections, and with them what senders made ZeroMQ store; welcome peers greet again and re-send."""
+        """Drop all connections with the data that ZeroMQ stored for them; welcomed peers greet again and re-send."""
         self._transport.reopen()
         self._sockets_reopened += 1
         freed, reserve = self._memory.freed() / MIB, self._memory.reserve / MIB

@@ -44,7 +44,7 @@ class Journal:
         self._directory, self._clock = directory, clock
         self._on_loss, self._on_recovery = on_loss, on_recovery
         self._files: _Files | None = None
-        self._written = env_steps  # records up to here are to stay
+        self._written = env_steps  # records up to here are kept
         self._losing = False
         self._open_at: Seconds = -math.inf
         self._write(env_steps, lambda _: None)
@@ -98,10 +98,10 @@ class Journal:
 
 
 class _Files:
-    """The learning curve and one event file, open. All methods but `close` raise `OSError`; what they wrote is flushed."""
+    """The learning curve and one event file, open. All methods but `close` raise `OSError`; written records are flushed."""
 
     def __init__(self, directory: RunDirectory, *, env_steps: EnvSteps) -> None:
-        """Open both so that nothing beyond `env_steps` is shown of what is there."""
+        """Open both so that existing records beyond `env_steps` are not shown."""
         _take_back(directory, env_steps)
         with ExitStack() as opened:
             self._curve = opened.enter_context(directory.learning_curve_csv.open("a", newline=""))

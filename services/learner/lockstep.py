@@ -43,7 +43,7 @@ class Lockstep:
         return [item for share in whole[: self.actors] for item in share] if len(whole) >= self.actors else []
 
     def broken(self, items: Sequence[Item], version: Version) -> str:
-        """Why another run need not have these very `items` of `choose` for its update of policy `version`; "" if it has.
+        """Return why another run may choose other `items` for its update of policy `version`; "" if it must choose these.
 
         Call it for each batch, in order: each message is compared with the one before it of the same place.
         """
@@ -58,7 +58,7 @@ class Lockstep:
         return reasons[0] if reasons else ""
 
     def _gap(self, item: Item) -> str:
-        """Why a message does not go on bit for bit where the one before it of the same place ended."""
+        """Return why a message does not continue bit for bit from the previous message of the same place."""
         peer, seq = self._last.get(item.index, (None, -1))
         expected = seq + 1 if peer == item.peer else 0
         if item.experience.seq != expected:
@@ -70,9 +70,9 @@ class Lockstep:
         )
 
     def streams(self, items: Sequence[Item], version: Version) -> Iterator[tuple[int, units.Sequence]]:
-        """For each of `items`, the batch of policy `version`: its place, and its number there.
+        """Return, for each of `items`, the batch of policy `version`, its place and its number at that place.
 
-        Numbers follow one another where experience does, also where one process replaced another.
+        Numbers are consecutive where experience is, also where one process replaced another.
         """
         counts: Counter[int] = Counter()
         for item in items:

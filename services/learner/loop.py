@@ -155,7 +155,7 @@ class Learner:
         self._write(samples, result)
 
     def _samples(self, items: Sequence[Item]) -> list[Sample]:
-        """What the algorithm sees of messages: arrays, and which of them follow one another in time."""
+        """Return the messages as the algorithm gets them: arrays, and their order in time."""
         if self._lockstep:
             streams: list[tuple[Hashable, int]] = list(self._lockstep.streams(items, self._record.version))
         else:
@@ -169,9 +169,9 @@ class Learner:
             self._note("lockstep_broken", why=why)
 
     def _interrupted(self) -> bool:
-        """Asked before each gradient step: an update, however long, holds up no stop, no budget of time and no health probe.
+        """Return whether to stop; asked before each gradient step, so that a long update delays no stop, budget or health probe.
 
-        In lockstep half of an update would be one that no other run takes.
+        In lockstep an update is always finished: half of one would be an update that no other run makes.
         """
         self._health.tick(doing="trains", within=STEP_SECONDS)
         return not self._lockstep and (self._stopping() or bool(self._record.over(self._clock())))
@@ -282,7 +282,7 @@ class Learner:
         self._record.phase = "stopping"
         self._row()
         lost = self._save()
-        if stopped:  # a run that goes on from the checkpoint is whole again
+        if stopped:  # a run that resumes from this checkpoint is reproducible again
             self._break_lockstep("stopped on request, not by the run's own settings")
         self._journal.summary(self._record.summary(self._intake.figures, self._clock()))
         if stopped and lost is not None:

@@ -25,7 +25,7 @@ EPISODES = 100  # of "mean100"
 
 
 class _Saved(BaseModel):
-    """The form of a record's state."""
+    """Form of a record's state."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -248,7 +248,7 @@ class RunRecord:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], now: Seconds) -> None:
-        """Inverse of `state_dict`; time in between does not count. Raises `ValueError` where that is no state of a record."""
+        """Restore `state_dict`; time in between does not count. Raises `ValueError` where `state` is no state of a record."""
         _Saved.model_validate(state)
         self.lockstep_broken = state.get(
             "lockstep_broken", "resumed from a checkpoint of a version that lacks what was under way"

@@ -1,4 +1,4 @@
-"""The chaos benchmark without its runs: seeded disturbances, the books, the goals, the table, the faulty network."""
+"""Tests of the chaos benchmark without its runs: seeded disturbances, ledgers, goals, the table, the faulty network."""
 
 import itertools
 import math
@@ -59,7 +59,7 @@ def test_storms_have_names_of_their_own():
     ],
 )
 def test_each_env_step_that_no_column_explains_is_counted(books, unaccounted):
-    """Whichever side it is missing on."""
+    """Env steps are missing on either side."""
     assert books.unaccounted == unaccounted
 
 
@@ -98,7 +98,7 @@ def test_what_depends_on_the_speed_of_the_machine_is_judged_apart(changes, sente
 
 
 def test_a_row_says_how_to_repeat_it_and_a_page_has_all_columns():
-    """What was skipped has a row as well, with its reason."""
+    """A skipped storm has a row as well, with its reason."""
     assert f"python -m benchmarks.chaos --only {STORM.name} --seed 3" in line(row())
     text = page([row(), row(skipped="mounting a file system needs root")], command="x")
     table = [each for each in text.splitlines() if each.startswith("|")]
@@ -135,7 +135,7 @@ FRAME = b"\x00\x05hello"  # one ZMTP frame: answers pass frame by frame
 
 
 def test_the_proxy_passes_holds_back_and_cuts(echo):
-    """What is held back comes later; what is cut ends at once, and the next connection is served."""
+    """Stalled bytes arrive later; a cut connection ends at once, and the next one is served."""
     with Proxy(echo) as proxy:
         address = ("127.0.0.1", int(proxy.endpoint.rpartition(":")[2]))
         with socket.create_connection(address, timeout=30.0) as worker:
@@ -163,7 +163,7 @@ def test_the_proxy_damages_what_it_is_asked_to(echo):
 
 
 def exactly(connection, count):
-    """So many bytes."""
+    """Return exactly `count` bytes that the connection received."""
     data = b""
     while len(data) < count:
         part = connection.recv(count - len(data))

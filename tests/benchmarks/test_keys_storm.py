@@ -1,4 +1,4 @@
-"""The storm of strangers at a tenth of its size: what it counts as refused was refused."""
+"""Test of the storm of strangers at a tenth of its size: a connection counted as refused was refused."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The soak without its two hours: slopes and their interval, what is judged, and the page."""
+"""Tests of the soak without its two hours: slopes and their interval, the verdict, and the page."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ HOUR = np.arange(0.0, 3600.0, 10.0)
 
 
 def samples(name, rss, *, pid=7, descriptors=20):
-    """What is sampled of one process over an hour."""
+    """Return the samples of one process over an hour."""
     return [
         {"seconds": at, "name": name, "pid": pid, "rss_mb": float(held), "descriptors": descriptors, "threads": 5}
         for at, held in zip(HOUR, rss, strict=True)

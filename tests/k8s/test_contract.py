@@ -127,7 +127,7 @@ def test_ports_are_those_that_the_services_are_told_to_take(name):
 @pytest.mark.parametrize("components", [[], ["curve-auth"]], ids=["open", "keys"])
 @each_overlay
 def test_every_pod_is_started_with_settings_that_its_service_takes(name, components):
-    """Addresses of other machines among them, which need keys, or the word that their network is trusted."""
+    """Some settings are addresses of other machines, which need keys, or `insecure`."""
     for manifest in of(overlay(name, *components), *WORKLOADS):
         (container,) = manifest["spec"]["template"]["spec"]["containers"]
         role, *words = container["args"]

@@ -424,7 +424,7 @@ def test_each_pod_gets_the_keys_of_its_role_and_of_no_other(name):
 
 @each_overlay
 def test_without_keys_each_pod_is_told_that_its_network_is_trusted(name):
-    """The learner would not bind otherwise, nor the others join it; and with keys they must not be told so."""
+    """Without the setting the learner would not bind, nor the workers join it; with keys it must be absent."""
     for who, template in pods(overlay(name)):
         (container,) = template["spec"]["containers"]
         assert {"name": f"ROOKERY_{container['name'].upper()}__INSECURE", "value": "true"} in container["env"], who

@@ -135,7 +135,7 @@ def often(settings):
 def test_a_run_whose_processes_are_killed_ends_with_the_weights_of_one_that_is_left_alone(tmp_path, algorithm, batch):
     """Actors in the middle of a rollout; the learner four times, once before its first checkpoint. Also two messages of each."""
     settings = lockstep(recipe(algorithm), batch=batch)
-    if algorithm == "ppo":  # episodes go on from one message to the next, and count whoever received their beginning
+    if algorithm == "ppo":  # episodes span messages, and count only where their beginning was received
         settings = lockstep(probe("discounted_value", env_steps=3_000), batch=batch)
     alone = trained(settings, tmp_path / "alone", delays=1)
     disturbed = killed(often(settings), tmp_path / "killed", actors=(0, 2), learner=(0, 2, 2, 5), seed=2)

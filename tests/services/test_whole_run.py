@@ -356,7 +356,7 @@ def test_values_come_to_their_known_answers(tmp_path, name, values, algorithm, m
     """Value loss, observations and discounting, each through the whole pipeline and under either autoreset mode."""
     env_steps = 12_000 if algorithm == "a3c-grad" else 6_000
     settings = probe(name, algorithm=algorithm, mode=mode, env_steps=env_steps)
-    if algorithm != "ppo":  # which takes several gradient steps where the others take one: those get more batches
+    if algorithm != "ppo":  # PPO takes several gradient steps per batch, the others one: they get more batches
         settings = settings.model_copy(update={"rollout": RolloutSettings(length=8)})
     run = Colony(settings, tmp_path).run()
     assert run.reason == "env step budget spent"

@@ -1,4 +1,4 @@
-"""Episodes that a worker reports, held against the rewards and ends it sent."""
+"""Tests of the check of reported episodes against the rewards and ends that a worker sent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.pure
 
 
 def trajectory(seq: int = 0, *, episodes: list[tuple[float, int]], **rows: Any) -> Trajectory:
-    """Four rows of two environments, each reward 1; nothing ends unless `rows` say so."""
+    """Return four rows of two environments, each reward 1; nothing ends unless `rows` set an end."""
     arrays = {name: np.zeros((4, 2), np.bool_) for name in ("terminated", "truncated")} | {
         "start": np.zeros((5, 2), np.bool_),
         "valid": np.ones((4, 2), np.bool_),
@@ -84,7 +84,7 @@ def test_an_episode_whose_beginning_was_not_received_does_not_count() -> None:
 
 
 def test_an_end_that_is_kept_back_shows_in_the_next_message() -> None:
-    """In the last row it may have been a lost life; the reset row that follows says that it was not."""
+    """In the last row the end may have been a lost life; the following reset row shows that the episode ended."""
     check = TrajectoryEpisodes()
     check(trajectory(episodes=[], start=FIRST, terminated=[(3, 0)]))
     with pytest.raises(PeerError, match="not reported"):
@@ -92,7 +92,7 @@ def test_an_end_that_is_kept_back_shows_in_the_next_message() -> None:
 
 
 def test_a_lost_life_in_the_last_row_is_told_from_an_end_by_the_report() -> None:
-    """Environment 0 lost a life, environment 1, whose episode is shorter, ended."""
+    """Environment 0 lost a life; the shorter episode of environment 1 ended."""
     check = TrajectoryEpisodes()
     rows = {"start": [*FIRST, (2, 1)], "terminated": [(1, 1), (3, 0), (3, 1)]}
     check(trajectory(episodes=[(2.0, 2), (2.0, 2)], **rows))

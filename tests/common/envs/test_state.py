@@ -1,4 +1,4 @@
-"""The state of environments, given to others that go on bit for bit; and states that do not fit."""
+"""Tests of the state of environments: another environment continues from it bit for bit; states that do not fit."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_simulation_goes_on_bit_for_bit(name):
 
 
 def test_emulators_in_native_code_keep_their_state_to_themselves():
-    """The vector environment of ale-py hands none out: the attribute is named."""
+    """The vector environment of ale-py offers no state: the error names the attribute."""
     environment = make(EnvSettings(id="ALE/Pong-v5", num_envs=1))
     environment.reset(1)
     with pytest.raises(StateError, match=r"env\.ale, a ALEVectorInterface, in AtariVectorEnv"):
@@ -71,10 +71,10 @@ def test_emulators_in_native_code_keep_their_state_to_themselves():
 
 
 class Game(gymnasium.Env):
-    """As a user writes one."""
+    """An environment as a user writes one."""
 
     def __init__(self):
-        """Things of all kinds."""
+        """Set attributes of many types."""
         self.observation_space, self.action_space = Box(-1, 1, (1,), np.float32), Discrete(2)
         self.board, self.turn, self.history, self.score = np.zeros((2, 2)), "x", [], np.float32(0)
         self.rules = {"size": 2, "check": len}  # constants beside constants
@@ -136,7 +136,7 @@ def damaged(state, damage):
     ],
 )
 def test_a_state_of_unknown_origin_replaces_nothing_but_data(damage):
-    """Whatever a learner sends: no method, no space, no class, no other shape; one error that names the place."""
+    """No state that a learner sends replaces a method, space, class or shape; one error names the attribute."""
     game = Game()
     game.reset(seed=1)
     state = unpack(pack(capture(game)))

@@ -1,4 +1,4 @@
-"""Which lines that a remote party causes are written, and that none is left out uncounted."""
+"""Tests of the limit on lines that a remote party causes: the lines written, and the count of all others."""
 
 import pytest
 

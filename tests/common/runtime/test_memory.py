@@ -71,15 +71,15 @@ def test_where_nothing_can_be_read_nothing_is_known(tmp_path):
 
 
 class Process:
-    """A process, and what its machine has left for it; in MiB."""
+    """A process, and the memory that its machine has left; in MiB."""
 
     def __init__(self, room: int = 4096) -> None:
-        """It holds 100 MiB."""
+        """Begin with 100 MiB."""
         self.resident, self.left = 100, room
         self.guard = MemoryGuard(available=lambda: self.left * MIB, resident=lambda: self.resident * MIB)
 
     def grow(self, mib: int) -> None:
-        """Take memory, or give it back."""
+        """Take memory, or return it."""
         self.resident, self.left = self.resident + mib, max(0, self.left - mib)
 
 
@@ -107,7 +107,7 @@ def test_memory_that_others_took_is_not_to_be_freed_here() -> None:
 
 
 def test_freeing_what_frees_nothing_is_not_repeated_until_the_process_grew_again() -> None:
-    """What fills the memory is needed: connections that are dropped again and again would be a second fault."""
+    """The process needs the memory that fills: dropping connections again and again would be a second fault."""
     process = Process()
     process.grow(4000)
     assert process.guard.short()

@@ -137,7 +137,7 @@ def test_a_process_may_open_as_many_files_as_its_hard_limit_allows():
 
 
 def test_a_process_ends_with_its_code_and_its_last_words_and_without_a_teardown():
-    """What a user's package registered is called; the interpreter does not take its modules apart."""
+    """`atexit` functions that a user's package registered are called; the interpreter does not tear its modules down."""
     ended = in_a_process(
         "import atexit, logging\nfrom common.runtime import root\n"
         "class Module:\n    def __del__(self):\n        print('taken apart')\n"
@@ -147,7 +147,7 @@ def test_a_process_ends_with_its_code_and_its_last_words_and_without_a_teardown(
 
 
 def test_a_process_ends_though_nobody_reads_its_last_words():
-    """`rookery learner | head`: what is left in the buffer has nowhere to go."""
+    """`rookery learner | head`: the rest of the buffer has no reader."""
     ended = in_a_process(
         "import os\nfrom common.runtime import root\nprint('goodbye')\nos.close(1)\nos.close(2)\nroot.end_process(0)"
     )

@@ -1,4 +1,4 @@
-"""Checkpoints with segments of a replay memory: what is written, shared, removed, and found damaged."""
+"""Tests of checkpoints with segments of a replay memory: files written, shared, removed, and found damaged."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Memory:
 
 
 def newest(folder):
-    """The newest good checkpoint and what was passed over."""
+    """Return the newest good checkpoint and the warnings about bad ones."""
     warnings = []
     return load_newest(folder, architecture="a", warn=warnings.append), warnings
 
@@ -86,7 +86,7 @@ def filled(folder, versions, *, keep=2):
 
 
 def test_a_checkpoint_writes_what_is_new_and_shares_the_rest(tmp_path):
-    """Of six blocks the last two have changed; a process that resumed knows what is there."""
+    """Of six blocks the last two have changed; a resumed process knows which segments are on disk."""
     memory, store = filled(tmp_path, 5)
     written = []
     disk = Disk(write=lambda path, *parts: (written.append(path.name), DISK.write(path, *parts)))
@@ -105,7 +105,7 @@ def test_a_checkpoint_writes_what_is_new_and_shares_the_rest(tmp_path):
 
 
 def test_segments_that_no_checkpoint_names_are_removed(tmp_path):
-    """The disk holds the memory, and what has changed between the checkpoints that are kept; nothing once they hold none."""
+    """The disk holds the memory, and the changes between the kept checkpoints; nothing once no checkpoint holds a segment."""
     memory, _ = filled(tmp_path, 8, keep=1)
     assert len(files(tmp_path)) == len(set(map(bytes, memory.blocks)))
     (tmp_path / FOLDER / ".partial-left").touch()
@@ -115,7 +115,7 @@ def test_segments_that_no_checkpoint_names_are_removed(tmp_path):
 
 
 def test_a_kill_between_any_two_disk_operations_leaves_a_whole_checkpoint_with_its_memory(tmp_path):
-    """At every operation of a save that writes two segments, removes an older checkpoint and what only that one named."""
+    """Killed at every operation of a save that writes two segments and removes an older checkpoint with its own segments."""
     for after in range(200):
         folder = tmp_path / str(after)
         memory, store = filled(folder, 4)

@@ -128,7 +128,7 @@ def test_on_this_machine_alone_no_keys_are_needed(bind):
 @pytest.mark.parametrize("address", ["tcp://10.0.0.7:5700", "tcp://learner:5700", "tcp://0.0.0.0:5700", "tcp://[fe80::1]:5700"])
 @pytest.mark.parametrize(("role", "section"), [("actor", ActorSettings), ("evaluator", EvaluatorSettings)])
 def test_a_worker_joins_another_machine_with_keys_or_where_its_network_is_trusted(role, section, address):
-    """Without keys whatever answers there is the learner, and decides what the worker builds."""
+    """Without keys any process at that address is the learner, and decides which code the worker builds."""
     with pytest.raises(ValidationError, match=rf"{role}\.learner: found .*, wanted an address of this machine alone") as caught:
         Settings(**{role: section(learner=address)})
     assert f"found {address}, " in str(caught.value)
@@ -145,7 +145,7 @@ def test_a_worker_joins_a_learner_of_its_own_machine_without_keys(address):
 
 @pytest.mark.parametrize("name", ["mygames:make", "", "my-games", "mygames.", ".mygames", "mygames.envs.2d"])
 def test_an_allowed_package_is_named_as_python_names_it(name):
-    """A slip would allow nothing, and be seen only when a learner is there."""
+    """A typo would allow nothing, and would show only once a learner answers."""
     with pytest.raises(ValidationError, match="the name of a package or module, such as mygames"):
         ActorSettings(allow_code=("fine", name))
 

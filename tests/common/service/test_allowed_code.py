@@ -1,4 +1,4 @@
-"""Which values of a configuration name code, and which of them a worker accepts from a learner."""
+"""Tests of the values of a configuration that name code, and of those that a worker accepts from a learner."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def changed(**sections):
 
 
 def received(values, *overrides, role="actor"):
-    """What a worker started with `overrides` reads from a Welcome with these values."""
+    """Return the configuration that a worker started with `overrides` reads from a Welcome with these values."""
     text = values if isinstance(values, str) else json.dumps(values)
     return read_run(text, role=role, settings=load(preset=None, overrides=overrides, environ={}).settings)
 
 
 @pytest.fixture
 def plugin():
-    """An id that an installed package registered with gymnasium."""
+    """Register an environment id with gymnasium, as an installed package does."""
     wrapper = gymnasium.envs.registration.WrapperSpec(name="W", entry_point="plugin.wraps:W", kwargs={})
     gymnasium.register("Plugin/Corridor-v0", entry_point="plugin.envs:Corridor", additional_wrappers=(wrapper,))
     gymnasium.register("Plugin/Local-v0", entry_point=lambda: None, vector_entry_point="plugin.vector:Locals")
@@ -71,7 +71,7 @@ def plugin():
     ],
 )  # fmt: skip
 def test_every_kind_of_reference_to_code_is_listed(sections, expected):
-    """Whatever is not listed here would be imported unchecked."""
+    """Any reference missing from this list would be imported unchecked."""
     assert [tuple(reference) for reference in code_references(changed(**sections))] == expected
 
 
@@ -152,7 +152,7 @@ def test_an_allowed_package_allows_its_own_modules_and_no_other(packages, module
 
 
 def test_a_role_has_its_own_list():
-    """What an evaluator may run says nothing about an actor on the same machine."""
+    """The allow list of an evaluator does not hold for an actor on the same machine."""
     values = changed(env={"entry_point": "mygames:make"})
     assert received(values, "evaluator.allow_code=[mygames]", role="evaluator").env.entry_point == "mygames:make"
     with pytest.raises(ConfigError, match="did not allow"):
@@ -160,7 +160,7 @@ def test_a_role_has_its_own_list():
 
 
 def test_what_the_workers_own_settings_name_is_allowed_exactly():
-    """Under `rookery train` each actor has the run's config.yaml: nothing more needs to be said there."""
+    """Under `rookery train` each actor has the run's config.yaml, which allows the code by itself."""
     own = "env.entry_point=common.envs.probes:counting"
     assert received(changed(env={"entry_point": "common.envs.probes:counting"}), own).env.num_envs == RUN["env"]["num_envs"]
     for change in ({"env": {"entry_point": "common.envs.probes:Box"}}, {"model": {"entry_point": "common.envs.probes:counting"}}):
@@ -182,7 +182,7 @@ HUGE = json.dumps(changed(env={"entry_point": "os:system", "kwargs": {"n": 77}})
 
 @pytest.mark.parametrize("text", ["{", 10_000 * "[", "nonsense", HUGE])
 def test_a_configuration_that_cannot_be_checked_is_refused(text):
-    """The validator's parser reads numbers that Python's does not: what was not checked must not reach it."""
+    """The validator's parser reads numbers that Python's does not: unchecked values must not reach it."""
     with pytest.raises(ConfigError, match="run configuration is no JSON"):
         received(text)
 

@@ -215,7 +215,7 @@ def test_a_learner_of_another_kind_costs_one_line_and_exit_code_2(role, what, le
 
 @each_role
 def test_code_of_an_allowed_package_runs(role, learner):
-    """Allowed by the owner's word alone, the learner being the same."""
+    """The owner's option alone allows it; the learner is the same."""
     drain = frames(Drain(reason="target reached", deadline_seconds=0.1))
     config = naming("common.envs.probes:counting", lengths=[3])
     env = spec_of(EnvSettings(entry_point="common.envs.probes:counting", kwargs={"lengths": [3]}))
@@ -283,7 +283,7 @@ def test_who_has_keys_is_welcomed_by_a_learner_that_knows_them(role, learner, tm
 
 @each_role
 def test_a_worker_on_a_trusted_network_says_so_when_it_starts(role, learner, capsys):
-    """For who reads its log: nothing proves which learner it joined."""
+    """The log warns its reader: nothing proves which learner the worker joined."""
     ending = learner(frames(Refusal(code="draining", reason="the run is ending", retry=False)))
     assert ROOTS[role].main(["--learner", ending.endpoint, "--name", "one", "--insecure"]) == 0
     assert f"insecure learner={ending.endpoint}" in capsys.readouterr().err
@@ -344,7 +344,7 @@ def test_without_a_name_it_gets_one_that_no_other_process_has(role, learner):
 
 
 def test_readiness_follows_the_learner_until_the_run_is_over(learner):
-    """A drain of a node waits for ready pods: an actor without a learner is none, one whose run is over is."""
+    """A drain of a node waits for ready pods: an actor without a learner is not ready, one whose run is over is ready."""
     away, over, answers = threading.Event(), threading.Event(), []
 
     def answer(message):

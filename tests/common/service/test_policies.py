@@ -1,4 +1,4 @@
-"""Policies that arrive and do not fit cost a counter and a line, never the worker."""
+"""Tests of policies that do not fit: each costs a counter and a log line, never the worker."""
 
 from __future__ import annotations
 

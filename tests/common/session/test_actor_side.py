@@ -210,7 +210,7 @@ def test_a_final_refusal_ends_the_peer(code: RefusalCode) -> None:
 
 
 def test_the_end_of_the_run_ends_the_peer_at_once() -> None:
-    """There is nothing to be mistaken about, and nobody to greet a moment later."""
+    """This refusal is never a mistake, and a moment later no learner answers."""
     assert refuse(greeted(), RefusalCode.DRAINING, retry=False)[-1] == e.Refused(code="draining", reason="because")
 
 
@@ -281,7 +281,7 @@ def test_a_forgotten_peer_is_born_again() -> None:
 
 @pytest.mark.parametrize("code", [RefusalCode.FORGOTTEN, RefusalCode.SUPERSEDED])
 def test_a_worker_goes_on_as_the_incarnation_that_the_learner_names(code: RefusalCode) -> None:
-    """Its clock stepped back, or somebody greeted by its name: it never ends for that, and starts over once for two refusals."""
+    """Its clock stepped back, or another process used its name: it never ends for that, and restarts once for two refusals."""
     side = greeted()
     for _ in range(2):
         refuse(side, code, retry=True, incarnation=2**62 + 1)

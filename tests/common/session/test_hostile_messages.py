@@ -1,4 +1,4 @@
-"""Whatever decodes, the learner's session answers: no sequence of hostile messages makes it raise or unbalances its ledger."""
+"""Tests of the learner's session with hostile messages: no sequence makes it raise or unbalances its ledger."""
 
 import random
 
@@ -21,7 +21,7 @@ MESSAGES = 500
 
 
 def event(frames, route):
-    """What the intake makes of the bytes of a connection."""
+    """Return the event that the intake makes of the bytes of a connection."""
     try:
         return e.Received(route=route, envelope=decode(frames))
     except PeerError as error:
@@ -32,7 +32,7 @@ def event(frames, route):
 def test_no_sequence_of_hostile_messages_makes_the_session_raise(seed):
     """Mutated messages, forged experience and counters, live names with huge incarnations, replays, by several connections.
 
-    Between them what else happens to a learner: time passes, messages are trained on, connections end, policies come out.
+    Between them come the other events of a learner: time passes, messages are trained on, connections end, policies appear.
     """
     chance = random.Random(seed)
     side = LearnerSide(Terms(run="run", config="{}", env_signature="", schema=SCHEMA, credits=2, batch=1, max_actors=3))
@@ -66,4 +66,4 @@ def test_no_sequence_of_hostile_messages_makes_the_session_raise(seed):
             handle(e.Published(snapshot=Snapshot(version=version, env_steps=0, precision="fp32", layout="x")))
             version += 1
         side.check_ledger()
-    assert admitted > 0  # the sequence reaches what lies behind the door
+    assert admitted > 0  # the sequence reaches the checks that follow admission

@@ -71,7 +71,7 @@ class Learner:
         return self.hear(route or name.encode(), hello, public_key=public_key)
 
     def reconnect(self, name: str = "a", route: bytes = b"x", **hello: Any) -> list[e.Instruction]:
-        """A Hello by a name whose connection has ended: the learner finds out, and takes the next Hello."""
+        """Send a Hello by a name whose connection has ended: the learner detects that, and accepts the next Hello."""
         (credit,) = of(Credit, self.greet(name, route, **hello), name.encode())
         self.handle(e.Unsent(route=name.encode(), message=credit))
         return self.greet(name, route, **hello)
@@ -451,7 +451,7 @@ def test_a_sound_message_between_bad_ones_keeps_its_worker() -> None:
 
 
 def test_a_welcomed_worker_that_sends_bytes_that_are_no_messages_is_sent_away_too() -> None:
-    """Whoever floods the learner after a Hello; to an unknown route there is nothing to close."""
+    """A flood after a Hello evicts the worker; a connection that never greeted has no worker to evict."""
     learner = Learner()
     learner.greet()
     codes = [refusal(learner.handle(e.Undecodable(route=b"a", detail="")))[0] for _ in range(BAD_MESSAGES)]
@@ -692,7 +692,7 @@ def test_what_a_killed_learner_trained_on_after_its_checkpoint_is_rolled_back_th
 
 
 def test_a_worker_that_survived_says_nothing_that_is_counted_twice() -> None:
-    """It greets with what the accounts say already, sends again what waited, and goes on."""
+    """It greets with the account that the file holds already, sends its waiting messages again, and continues."""
     checkpoint, accounts = killed_after_its_checkpoint()
     resumed = Learner(credits=9)
     resumed.side.load_state_dict(checkpoint)
@@ -962,7 +962,7 @@ def test_a_new_incarnation_closes_the_account_of_the_old() -> None:
 
 
 def test_what_an_actor_stepped_after_its_last_report_is_in_its_closed_account() -> None:
-    """It was cut off for longer than it is waited for, and went on until its credits were spent."""
+    """It was cut off for longer than the silence limit, and continued until its credits were spent."""
     learner = Learner()
     learner.greet()
     learner.hear(b"a", Report(produced=8))

@@ -1,4 +1,4 @@
-"""Lockstep in the learner's session: where a new incarnation goes on, with how many credits, and what is rolled back."""
+"""Tests of lockstep in the learner's session: where a new incarnation continues, its credits, and rolled back env steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def learner(share: int = 1) -> Learner:
 
 
 def state(number: int) -> dict[str, Any]:
-    """The arrays of a message whose actor's state is `number`; of 0, none that can be read."""
+    """Return the arrays of a message whose actor's state is `number`; 0 gives an empty state."""
     return {"arrays": ARRAYS | {ACTOR_STATE: np.full(3 if number else 0, number, np.uint8)}}
 
 
@@ -33,13 +33,13 @@ def _schema(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def welcomed(side: Learner, name: str = "a", **hello: Any) -> Welcome:
-    """The one Welcome."""
+    """Return the one Welcome."""
     (message,) = of(Welcome, side.greet(name, **hello), name.encode())
     return message
 
 
 def handed(message: Welcome) -> list[int]:
-    """The state in a Welcome."""
+    """Return the state in a Welcome."""
     return message.arrays[ACTOR_STATE].tolist() if ACTOR_STATE in message.arrays else []
 
 
@@ -133,7 +133,7 @@ def test_the_first_message_of_an_incarnation_says_whether_it_goes_on(before: int
 
 
 def test_a_state_that_cannot_be_read_is_noted_once() -> None:
-    """At the first message: whoever relies on lockstep knows it from the start."""
+    """The note comes at the first message, so that a user who relies on lockstep sees it from the start."""
     side = learner()
     welcomed(side)
     notes = [i.event for seq in range(2) for i in [*side.send(seq, **state(0)), *train(side, seq)] if isinstance(i, e.Note)]
@@ -141,7 +141,7 @@ def test_a_state_that_cannot_be_read_is_noted_once() -> None:
 
 
 def test_a_dropped_message_is_no_place_to_resume_from() -> None:
-    """What was not trained on is not in the weights of the checkpoint."""
+    """Messages that were not trained on are not in the weights of the checkpoint."""
     side = learner()
     welcomed(side)
     side.send(0, **state(1))

@@ -199,7 +199,7 @@ class World:
             self.processes[self.processes.index(process)] = self._start(name, process.role)
 
     def _greet_by_a_foreign_name(self) -> None:
-        """A stranger on a connection of its own: one Hello, or some; what it claims is not what anybody did."""
+        """A stranger on a connection of its own: it sends one Hello, or some, with counters of env steps that no process made."""
         if not self.chaos:
             return
         self._at(self._soon(3.0), self._greet_by_a_foreign_name)
@@ -364,7 +364,7 @@ class World:
         self._at(0.0, lambda: self._train(life))
 
     def _take_over(self, accounts: str, then: Books) -> None:
-        """What the killed learner left beside its checkpoint tells of the newest incarnation of each name."""
+        """Yield the newest account of each name that the killed learner left beside its checkpoint."""
         state = json.loads(accounts)
         self.learner.load_accounts(state)
         for peer in state["roster"]["peers"]:
@@ -427,7 +427,7 @@ class World:
             return
         before = learner.messages_dropped[DropReason.STRANGER]
         known = learner._roster.find(message) if isinstance(message, Hello) else None
-        closed = known is not None and known.gone and known.key == key  # the learner books what it hears of a closed account
+        closed = known is not None and known.gone and known.key == key  # the learner counts reports on a closed account
         instructions = learner.handle(e.Received(route=line.route, envelope=envelope), self.now)
         welcomed = any(isinstance(i, e.Send) and isinstance(i.message, Welcome) for i in instructions)
         if welcomed or closed if isinstance(message, Hello) else learner.messages_dropped[DropReason.STRANGER] == before:

@@ -320,7 +320,7 @@ def test_a_stranger_that_queues_before_it_is_refused_brings_nothing_in(
 
 
 def test_a_stranger_cannot_make_the_learner_store_an_unfinished_message(keys: LearnerKeys) -> None:
-    """It is cut off before its first message: to fill a learner's memory takes a key."""
+    """It is cut off before its first message: only a sender with a key can fill a learner's memory."""
     with closing(ZmqLearner(ANY_PORT, keys=keys)) as learner, zmtp.dial(learner.endpoint) as stranger:
         with contextlib.suppress(ConnectionError):
             stranger.sendall(zmtp.GREETING + zmtp.READY + zmtp.part(bytes(1 << 20), more=True))

@@ -337,7 +337,7 @@ def test_refused_experience_is_noted_and_its_credit_returns(world):
 
 
 def test_a_peer_has_joined_until_its_learner_is_away_for_longer_than_it_may_be_silent(world):
-    """Readiness follows this: a learner that restarts within seconds makes nobody unready, one that stays away does."""
+    """Readiness depends on it: a learner that restarts within seconds leaves workers ready, one that stays away does not."""
     assert world.link.joined
     state = world.crash()
     world.turn(rounds=20)  # 4 s of 5

@@ -159,7 +159,7 @@ def test_a_restarted_learner_finds_its_peers_again_on_the_same_port() -> None:
 
 
 def test_a_learner_that_reopens_has_new_connections_and_nothing_of_the_old_ones(learner: ZmqLearner, peer: ZmqPeer) -> None:
-    """What was stored is gone; the port, the counts of handshakes and a wake from another thread stay."""
+    """The stored data is freed; the port, the handshake counts and a wake from another thread stay."""
     endpoint, route = learner.endpoint, greet(learner, peer)
     with zmtp.dial(endpoint) as stranger:
         stranger.sendall(zmtp.GREETING[:20])
@@ -182,7 +182,7 @@ def test_a_learner_that_reopens_has_new_connections_and_nothing_of_the_old_ones(
 
 
 def test_a_learner_that_reopens_waits_for_its_port(learner: ZmqLearner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Something else was faster; where it stays, that is an error like at the start."""
+    """Another process took the port first; if it keeps the port, that is the same error as at the start."""
     monkeypatch.setattr(adapter, "REBIND_SECONDS", 0.2)
     learner._shut()
     with socket.create_server(("127.0.0.1", int(learner.endpoint.rpartition(":")[2]))):
@@ -193,7 +193,7 @@ def test_a_learner_that_reopens_waits_for_its_port(learner: ZmqLearner, monkeypa
 
 
 def test_a_thousand_half_open_connections_leave_others_served_and_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A port scan, or worse: half of them say nothing, half of them half a greeting."""
+    """A port scan, or worse: half of the connections send nothing, half of them half a greeting."""
     allow_descriptors()
     monkeypatch.setitem(adapter._MILLISECONDS, zmq.HANDSHAKE_IVL, 500)
     with closing(ZmqLearner(ANY_PORT)) as learner, contextlib.ExitStack() as silent:
@@ -400,5 +400,5 @@ def test_nothing_is_left_without_a_bound(learner: ZmqLearner, peer: ZmqPeer, nam
 
 @pytest.mark.parametrize("name", ["RCVHWM", "HEARTBEAT_IVL"])
 def test_nothing_is_set_by_which_libzmq_aborts(learner: ZmqLearner, peer: ZmqPeer, name: str) -> None:
-    """A lost connection whose input was stopped, and then a heartbeat: decision 24."""
+    """A heartbeat follows on a lost connection whose input was stopped: see decision 24."""
     assert [end._socket.getsockopt(getattr(zmq, name)) for end in (learner, peer)] == [0, 0]

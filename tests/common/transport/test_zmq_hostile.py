@@ -1,4 +1,4 @@
-"""What a hostile sender can do to the process of a learner: each learner here is a process of its own, since it could abort."""
+"""Tests of attacks on the process of a learner: each learner here is a process of its own, since it could abort."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def learner() -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 def order(process: subprocess.Popen[str], line: str) -> str:
-    """What the learner answers to a line; empty where it has ended."""
+    """Return the learner's answer to a line; empty where it has ended."""
     try:
         process.stdin.write(line + "\n")
         process.stdin.flush()

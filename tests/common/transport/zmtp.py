@@ -1,4 +1,4 @@
-"""A client that speaks ZeroMQ's wire protocol (ZMTP 3, mechanism NULL) by hand, to send what no library would."""
+"""A client that speaks ZeroMQ's wire protocol (ZMTP 3, mechanism NULL) itself, to send messages that no library sends."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def connect(endpoint: str) -> socket.socket:
 
 
 def dial(endpoint: str) -> socket.socket:
-    """A TCP connection that has said nothing yet."""
+    """Return a TCP connection that has sent nothing yet."""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     return socket.create_connection((host, int(port)))
 

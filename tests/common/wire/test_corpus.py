@@ -1,4 +1,4 @@
-"""The corpus that fuzzing has found is replayed without the fuzzer: every input is a message or a refusal, within its memory."""
+"""Tests that replay the fuzzer's corpus without the fuzzer: every input is a message or a refusal, within its memory."""
 
 import tracemalloc
 
@@ -14,7 +14,7 @@ INPUTS = sorted(CORPUS.iterdir())
 
 
 def decoded(frames):
-    """Whether the parts are a message; any exception but the protocol's own fails the test."""
+    """Return whether the parts are a message; any exception but the protocol's own fails the test."""
     try:
         decode(frames)
     except PeerError:

@@ -1,4 +1,4 @@
-"""An actor's state, handed to another process; and states from a learner that means no good."""
+"""Tests of an actor's state that another process continues from; and of states from a hostile learner."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def test_a_learner_that_does_not_stop_is_killed_and_the_run_counts_as_failed():
 
 @pytest.mark.parametrize("code", [-15, 143])
 def test_ctrl_c_while_the_learner_still_starts_is_an_ordinary_stop(code):
-    """A user who saw a typo in the command: the learner imports its libraries and has nothing to save."""
+    """A user interrupts after a typo in the command: the learner still imports its libraries and has nothing to save."""
     core = begun(actors=0, evaluator=False)
     core.handle(StopRequested(), 0.5)
     core.handle(Exited("learner", code), 0.6)

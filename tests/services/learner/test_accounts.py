@@ -1,4 +1,4 @@
-"""The accounts on disk: written now and then, read by the learner that goes on."""
+"""Tests of the accounts on disk: written between checkpoints, read by the learner that resumes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Clock:
         self.now, self.cost, self.asked = 0.0, 0.0, 0
 
     def state(self):
-        """What the session would give."""
+        """Return the accounts that the session would give."""
         self.asked += 1
         self.now += self.cost
         return STATE
@@ -45,7 +45,7 @@ def make(path, clock, **changes):
 
 
 def test_what_was_written_is_read(tmp_path, clock):
-    """Where the checkpoint is older; one that is newer knows more."""
+    """The file is read where the checkpoint is older; a newer checkpoint replaces it."""
     path = tmp_path / "accounts.json"
     make(path, clock).update()
     assert read(path, run_id="run-1", produced=9) == STATE

@@ -176,7 +176,7 @@ def test_a_folder_that_was_made_for_it_is_taken_and_one_that_has_a_curve_is_not(
 
 @pytest.mark.parametrize("words", [("--config", "cartpole"), ()], ids=["another file", "its own file"])
 def test_a_run_that_goes_on_with_other_settings_says_so_in_its_configuration(words):
-    """A ConfigMap was changed, or a resumed learner was told otherwise: the file holds what is in force, and who said it."""
+    """A ConfigMap was changed, or a resumed learner got an override: the file holds the settings in force, and their sources."""
     first, directory, _ = begun()
     again = identified(parse([*words, "--run-dir", "run", "--resume-if-found", "learner.batch=3"], {}))
     write_config(again, open_directory(again, []))
@@ -321,7 +321,7 @@ def test_a_run_that_goes_on_without_a_checkpoint_keeps_its_id():
 
 
 def rewrite(directory, algorithm, version, change):
-    """A checkpoint whose counters are not those of a run, though its hashes are right."""
+    """A checkpoint whose counters lack the form of a run's counters, though its hashes are right."""
     architecture = Layout.of(algorithm.model).fingerprint
     found = checkpoints.load_newest(directory.checkpoints, architecture=architecture, warn=lambda _: None)
     counters = json.loads(json.dumps(found.counters))

@@ -1,4 +1,4 @@
-"""The limit of messages without experience, at its edges."""
+"""Tests of the limit of messages without experience, at its edges."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def written(directory):
 
 
 class Losses:
-    """What a journal reports."""
+    """The losses and recoveries that a journal reports."""
 
     def __init__(self):
         self.now, self.said = 0.0, []
@@ -138,7 +138,7 @@ class Losses:
 
 
 def test_a_full_disk_costs_records_and_one_word_not_the_run(directory, no_room):
-    """The volume of a week-long run fills up: the learner says so once, trains on, and writes again when there is room."""
+    """The volume of a week-long run fills up: the learner logs that once, trains on, and writes again when there is room."""
     losses = Losses()
     journal = losses.journal(directory)
     for env_steps in range(1, 7):
@@ -181,7 +181,7 @@ def test_a_learner_that_starts_on_a_full_disk_writes_when_there_is_room(director
 
 
 def test_a_folder_that_cannot_be_made_is_a_loss_too(directory):
-    """Somebody else's file is in the way."""
+    """A file of another owner is in the way."""
     directory.tensorboard.touch()
     losses = Losses()
     journal = losses.journal(directory)

@@ -64,7 +64,7 @@ def test_a_round_does_not_wait_for_a_place_that_nobody_has():
 
 
 def after_three_updates(*, share=1):
-    """Two actors whose messages of the versions 0 to 2 were trained on."""
+    """Return the lockstep after messages of two actors, of the versions 0 to 2, were trained on."""
     lockstep = Lockstep(actors=2, share=share)
     for version in range(3):
         batch = [item(index, version * share + n, version=version) for index in range(2) for n in range(share)]
@@ -99,7 +99,7 @@ def test_an_actor_that_goes_on_where_the_one_before_it_stopped_breaks_nothing():
 
 
 def test_numbers_show_where_experience_does_not_follow():
-    """A replay memory must not join what a gap parts; after it, numbers follow again."""
+    """A replay memory must not join rows across a gap; after the gap, numbers are consecutive again."""
     lockstep = after_three_updates()
     assert lockstep.broken([item(0, 3, version=3), item(1, 4, version=3)], 3)
     assert list(lockstep.streams([item(0, 3), item(1, 4)], 3)) == [(0, 3), (1, 4)]

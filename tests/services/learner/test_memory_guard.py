@@ -1,4 +1,4 @@
-"""A sender that never finishes its message, and an actor that goes on: over ZeroMQ, with real sessions."""
+"""Test of a sender that never finishes its message beside an honest actor: over ZeroMQ, with real sessions."""
 
 from __future__ import annotations
 

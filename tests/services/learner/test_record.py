@@ -221,7 +221,7 @@ def test_a_resumed_run_with_another_target_is_not_solved_by_the_old_one(target, 
 
 
 def test_only_an_unbroken_run_in_lockstep_is_reproducible():
-    """Whoever compares two runs reads in the summary whether they must agree; what broke one is in its checkpoints."""
+    """The summary shows whether two runs must agree; the checkpoints keep the reason where lockstep broke."""
     settings = Settings(run=RunSettings(mode="lockstep"))
     run, asynchronous = (RunRecord(settings=s, run_id="r", frame_skip=1, started_at=0.0) for s in (settings, Settings()))
     summary = run.summary(FIGURES, now=1.0)
