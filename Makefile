@@ -44,11 +44,11 @@ train: $(STAMP) ## learn Pong to 18 points on this machine (PRESET=cartpole ARGS
 	$(BIN)/rookery train $(PRESET) $(ARGS)
 
 test: $(STAMP) ## all four rings of tests on all cores
-	$(BIN)/pytest -m "not docker" --numprocesses auto --dist loadfile $(ARGS)
+	$(BIN)/pytest -m "not docker" --numprocesses auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 coverage: $(STAMP) ## the same with branch coverage, which takes half as long again
 	$(BIN)/coverage erase
-	$(BIN)/pytest -m "not docker" --numprocesses auto --dist loadfile --cov --cov-report=term:skip-covered $(ARGS)
+	$(BIN)/pytest -m "not docker" --numprocesses auto --dist loadfile --no-loadscope-reorder --cov --cov-report=term:skip-covered $(ARGS)
 
 test-pure: $(STAMP) ## the ring without sockets, files or threads: seconds
 	$(BIN)/pytest -m pure $(ARGS)

@@ -267,7 +267,7 @@ def test_who_is_not_let_in_says_so_and_goes_on_asking(role, learner, tmp_path, c
     assert ROOTS[role].main(["--learner", guarded.endpoint, "--name", "one"]) == 0
     assert guarded.end() == []
     err = capsys.readouterr().err
-    assert "handshake_failed times=1 detail=" in err
+    assert "handshake_failed times=" in err
     assert "(--keys)" in err
 
 
