@@ -132,7 +132,7 @@ class LearnerMetrics(ServiceMetrics):
             "Messages discarded unread: their connection had sent over 256 without experience in a second. Not those refused.",
         )
         self.workers_evicted = self._counter(
-            "workers_evicted", "Workers sent away because 16 messages in a row were refused. They may come back after a minute."
+            "workers_evicted", "Workers evicted because 16 messages in a row were refused. They may join again after a minute."
         )
         self.handshakes_failed = self._counters(
             "handshakes_failed",

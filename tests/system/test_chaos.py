@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
 
 def test_no_storm_ends_a_learner_or_a_worker_or_loses_an_env_step():
-    """What cannot be done on this machine is skipped with its reason, and shown; so are rates and times, which depend on it."""
+    """A storm that this machine does not permit is skipped, with its reason; rates and times are not asserted."""
     rows = []
     for row in run([storm for storm in STORMS if storm.short], seed=1, short=True):
         sys.stdout.write(f"{line(row)}\n")  # shown with a failure

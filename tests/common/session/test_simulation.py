@@ -364,7 +364,7 @@ class World:
         self._at(0.0, lambda: self._train(life))
 
     def _take_over(self, accounts: str, then: Books) -> None:
-        """Yield the newest account of each name that the killed learner left beside its checkpoint."""
+        """Load the accounts that the killed learner left beside its checkpoint, and correct the books by them."""
         state = json.loads(accounts)
         self.learner.load_accounts(state)
         for peer in state["roster"]["peers"]:
