@@ -72,7 +72,7 @@ class Exit:
     pid: int
     code: int
     caused: bool  # the storm ended the process
-    words: str  # the last line that it logged
+    words: str  # its last error, or else the last line that it logged
 
 
 @dataclass(slots=True)
@@ -289,7 +289,9 @@ class Deployment:
 
     def _record(self, name: str, process: subprocess.Popen[bytes]) -> None:
         if all(exit_.pid != process.pid for exit_ in self.exits):
-            caused, words = process.pid in self._caused, self.said(name).splitlines()[-1:]
+            lines = self.said(name).splitlines()
+            words = [line for line in lines if ": error: " in line][-1:] or lines[-1:]
+            caused = process.pid in self._caused
             self.exits.append(Exit(name=name, pid=process.pid, code=process.returncode, caused=caused, words="".join(words)))
 
     def _restart(self) -> None:

@@ -17,7 +17,7 @@ def load_newest(link: Link, policy: Policy) -> Snapshot | None:
     try:
         load(snapshot, policy)
     except PeerError as error:
-        link.refuse(error)
+        link.refuse_snapshot(error)
         return None
     return snapshot
 

@@ -262,8 +262,9 @@ class ActorSide:
         return self._speak(numbered, now) if self.state is State.WELCOME else []
 
     def _want(self, after: Version, now: Seconds) -> list[e.Instruction]:
+        again = self._wanted is not None and after < self._wanted  # what came cannot be used
         self._wanted = after
-        if self._want_open or self.state is not State.WELCOME:
+        if (self._want_open and not again) or self.state is not State.WELCOME:
             return []
         self._want_open = True
         return self._speak(SnapshotWanted(after=after), now)

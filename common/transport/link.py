@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from common.envs.spec import EnvSpec
-from common.errors import ConfigError, PeerError, ProtocolVersionError
+from common.errors import ConfigError, DropReason, PeerError, ProtocolVersionError
 from common.session import events as e
 from common.session.actor_side import ActorSide, State
 from common.session.events import RefusalCode
@@ -41,6 +41,7 @@ class Link:
         self._clock = clock
         self._note = note
         self._foreign = 0  # messages of another protocol version, in a row
+        self._unfit = 0  # snapshots of another layout, in a row
         self._snapshot: Snapshot | None = None
         self._ticked_at: Seconds = float("-inf")
         self._joined_at: Seconds = float("-inf")  # when this peer was last seen in the learner's session
@@ -79,6 +80,11 @@ class Link:
         """Count a message of the learner that cannot be used, and log why."""
         self.undecodable += 1
         self._note(e.Note(event="undecodable", fields={"detail": str(error)}, warning=True))
+
+    def refuse_snapshot(self, error: PeerError) -> None:
+        """Refuse a snapshot, and request the newest again: the learner may have no newer one."""
+        self.refuse(error)
+        self._handle(e.Wanted(after=-1))
 
     def _check_protocol(self, error: PeerError) -> None:
         """Raise `ConfigError` at the second foreign version in a row: one alone may be a message that the network changed."""
@@ -185,8 +191,8 @@ class Link:
             case e.Greeted(welcome=welcome):
                 self.welcome = welcome
             case e.Arrived(snapshot=snapshot):
-                self._check_layout(snapshot)
-                self._snapshot = snapshot
+                if self._fits(snapshot):
+                    self._snapshot = snapshot
             case e.Draining(drain=drain):
                 self.drain = drain
             case e.Refused():
@@ -205,11 +211,17 @@ class Link:
             raise ConfigError(f"the learner refuses this peer ({refused.code}): {refused.reason}")
         self.drain = Drain(reason=refused.reason, deadline_seconds=0.0)  # nobody's fault: we came when the run was over
 
-    def _check_layout(self, snapshot: Snapshot) -> None:
-        if self.layout and snapshot.layout != self.layout:
-            raise ConfigError(
-                "the learner's network is not the one built here",
-                found=f"parameters of layout {snapshot.layout}",
-                wanted=f"layout {self.layout}",
-                fix="run the same rookery version on both sides",
-            )
+    def _fits(self, snapshot: Snapshot) -> bool:
+        """Return whether the policy here takes this snapshot. Raises `ConfigError` at the second in a row that it does not take.
+
+        One alone may be a message that the network changed.
+        """
+        if not self.layout or snapshot.layout == self.layout:
+            self._unfit = 0
+            return True
+        self._unfit += 1
+        fact, found = "the learner's network is not the one built here", f"layout {snapshot.layout}"
+        if self._unfit > 1:
+            raise ConfigError(fact, found=found, wanted=f"layout {self.layout}", fix="run the same rookery version on both sides")
+        self.refuse_snapshot(PeerError(DropReason.SCHEMA, fact, found=found, wanted=f"layout {self.layout}"))
+        return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import msgpack
 import numpy as np
@@ -243,6 +244,28 @@ def test_the_newest_policy_replaces_one_that_nobody_took(world):
         world.turn()
     assert world.link.take_snapshot().version == 3
     assert world.link.take_snapshot() is None
+
+
+def test_a_snapshot_that_the_network_changed_is_requested_again(world):
+    """The learner has no newer one to send, and one changed byte of a layout must not end a worker."""
+    world.link.layout = "ours"
+    changed, sound = (replace(policy(1), layout=layout) for layout in ("0urs", "ours"))
+    world.learner.handle(e.Published(snapshot=changed))
+    world.link.want_snapshots(after=-1)
+    world.link.service()
+    world.learner.turn()
+    world.learner.session.snapshot = sound
+    world.turn()
+    assert world.link.undecodable == 1
+    assert world.link.take_snapshot().layout == "ours"
+
+
+def test_a_learner_with_another_network_ends_the_peer_with_a_sentence(world):
+    """Two snapshots in a row are no accident."""
+    world.link.layout = "ours"
+    world.link.want_snapshots(after=-1)
+    with pytest.raises(ConfigError, match="network is not the one built here: found layout , wanted layout ours"):
+        world.turn()
 
 
 @pytest.mark.parametrize("what", ["run", "environment"])
