@@ -11,6 +11,9 @@ OVERLAY ?= local
 KEYS    ?=
 COMPOSE_FILES = --file docker/compose.yaml $(if $(KEYS),--file docker/compose.keys.yaml)
 
+# Of the tests: one more than cores, since tests of real processes wait for half of their time.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+
 VERSION     := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 IMAGES      ?= actor learner
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
@@ -44,11 +47,11 @@ train: $(STAMP) ## learn Pong to 18 points on this machine (PRESET=cartpole ARGS
 	$(BIN)/rookery train $(PRESET) $(ARGS)
 
 test: $(STAMP) ## all four rings of tests on all cores
-	$(BIN)/pytest -m "not docker" --numprocesses auto --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/pytest -m "not docker" --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 coverage: $(STAMP) ## the same with branch coverage, which takes half as long again
 	$(BIN)/coverage erase
-	$(BIN)/pytest -m "not docker" --numprocesses auto --dist loadfile --no-loadscope-reorder --cov --cov-report=term:skip-covered $(ARGS)
+	$(BIN)/pytest -m "not docker" --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --cov --cov-report=term:skip-covered $(ARGS)
 
 test-pure: $(STAMP) ## the ring without sockets, files or threads: seconds
 	$(BIN)/pytest -m pure $(ARGS)
