@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import closing
 
 import msgpack
 import numpy as np
@@ -10,10 +11,14 @@ import pytest
 
 from common.errors import ConfigError, DropReason, InternalError, ResourceError
 from common.session.events import RefusalCode
+from common.session.learner_side import LearnerSide
 from common.transport.api import Failure
+from common.transport.memory import MemoryHub
 from common.wire import codec
 from common.wire.messages import PROTOCOL_VERSION, Envelope, Evaluation, Hello, Refusal, Snapshot
-from services.learner.intake import TICK_SECONDS
+from services.learner.connection_limit import MESSAGES
+from services.learner.intake import TICK_SECONDS, Intake
+from tests.services.learner.conftest import Colony, terms
 
 pytestmark = pytest.mark.service
 
@@ -108,6 +113,26 @@ def test_the_queue_never_holds_more_than_its_capacity(make_colony, make_trajecto
     assert (figures.queue_capacity, figures.queue_env_steps, figures.actors) == (4, 4 * STEPS, 2)
     assert figures.ledger["queued"] == 4 * STEPS
     assert_balances(figures)
+
+
+def test_a_connection_that_floods_is_ignored_and_others_are_served(make_trajectory):
+    """Refusing each of its messages would take the time of honest workers. All of it happens within a second."""
+    hub, notes = MemoryHub(), []
+    intake = Intake(transport=hub.bind(), session=LearnerSide(terms()), clock=lambda: 0.0, note=notes.append)
+    colony, flood = Colony(hub=hub, session=intake._session, intake=intake), MESSAGES + 50
+    with closing(intake):
+        intake.start()
+        intake.publish(policy(0))
+        flooder = hub.connect()
+        for _ in range(flood):
+            colony.until(lambda: flooder.send([b"no message"]))
+        colony.until(lambda: intake.measure() or intake.figures.messages_dropped[DropReason.DECODE] == MESSAGES + 1)
+        link = colony.welcome()
+        link.offer(numbered(make_trajectory, 7))
+        assert rewards(intake.take(1, PATIENCE)) == [7]
+        intake.measure()
+        assert intake.figures.messages_dropped[DropReason.DECODE] + intake.figures.messages_ignored == flood
+    assert [note.event for note in notes].count("connection_ignored") == 1
 
 
 def assert_stands_still(colony):
