@@ -8,14 +8,14 @@ from common.transport.api import Route
 from common.units import Seconds
 
 INTERVAL_SECONDS: Seconds = 1.0
-MESSAGES = (
-    256  # in an interval; a worker sends a Report a second, a SnapshotWanted for each version, and after a loss its window again
-)
+MESSAGES = 256
+"""In an interval. A worker sends a Report a second, a SnapshotWanted for each version, and its window again after a loss."""
+
 IGNORED_SECONDS: Seconds = 10.0
 
 
 class ConnectionLimit:
-    """Decides which connections are ignored: a message that is not decoded costs a twentieth of one that is refused.
+    """Decides which connections are ignored, because to decode and refuse a message takes time from honest workers.
 
     Its memory is bounded by the messages of `IGNORED_SECONDS`. Not thread-safe. `now` is the time on any monotonic clock.
     """
