@@ -90,6 +90,9 @@ STORMS = [
         )
         for seconds in BLACKHOLES
     ),
-    Storm(name="corrupt", what="a byte changed in 2 % of the chunks, for 20 s, without keys", disturb=corrupt, setup=PROXY),
+    Storm(  # not in the short form: without keys a changed Welcome may end a worker that starts, which no check can exclude
+        name="corrupt", what="a byte changed in 2 % of the chunks, for 20 s, without keys", disturb=corrupt, setup=PROXY,
+        short=False,
+    ),
     Storm(name="corrupt-keys", what="the same with keys", disturb=corrupt, setup=ENCRYPTED),
 ]  # fmt: skip
