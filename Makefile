@@ -2,11 +2,14 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+PIP    := $(BIN)/pip install --quiet --disable-pip-version-check
 STAMP  := $(VENV)/.installed
+DEV    := $(VENV)/.installed-dev
 PRESET ?= pong
 ARGS   ?=
 PRESETS ?= pong cartpole
 OVERLAY ?= local
+REGISTRY ?=
 
 KEYS    ?=
 COMPOSE_FILES = --file docker/compose.yaml $(if $(KEYS),--file docker/compose.keys.yaml)
@@ -22,9 +25,9 @@ CHOICES     := BASE_IMAGE PIP_INDEX_URL PIP_NO_INDEX TORCH_INDEX
 COMPOSE     ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup mujoco train test coverage test-pure test-wire test-service test-system check format learning lockstep clean
+.PHONY: help setup mujoco box2d train test coverage test-pure test-wire test-service test-system test-cluster check format learning lockstep clean
 .PHONY: chaos soak fuzz
-.PHONY: k8s-render k8s-validate k8s-soak monitoring
+.PHONY: k8s-render k8s-validate k8s-soak monitoring grafana-schema
 .PHONY: bench bench-throughput bench-transport bench-replay bench-a3c bench-actors bench-td3
 .PHONY: images wheels up down logs test-docker
 
@@ -32,64 +35,78 @@ help: ## print this
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): requirements.lock pyproject.toml
-	@echo 'installing the pinned dependencies into $(VENV): some minutes'
+	@echo 'installing what running needs into $(VENV): about a minute, and the download'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --requirement requirements.lock
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	$(PIP) --requirement requirements.lock
+	$(PIP) --no-deps --editable .
 	@touch $@
 
-setup: $(STAMP) ## make .venv with the pinned dependencies
+$(DEV): $(STAMP) requirements-dev.lock
+	@echo 'installing what tests and checks need into $(VENV)'
+	$(PIP) --constraint requirements.lock --requirement requirements-dev.lock
+	@touch $@
 
-mujoco: $(STAMP) ## add MuJoCo to .venv, for halfcheetah
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[mujoco]'
+setup: $(DEV) ## make .venv with all pinned dependencies, those of the tests included
+
+mujoco: $(STAMP) ## add MuJoCo to .venv, for halfcheetah, hopper and walker2d
+	$(PIP) --constraint requirements.lock --editable '.[mujoco]'
+
+box2d: $(STAMP) ## add Box2D to .venv, for lunarlander
+	$(PIP) --constraint requirements.lock --editable '.[box2d]'
 
 train: $(STAMP) ## learn Pong to 18 points on this machine (PRESET=cartpole ARGS="--seed 2" to change)
 	$(BIN)/rookery train $(PRESET) $(ARGS)
 
-test: $(STAMP) ## all four rings of tests on all cores
-	$(BIN)/pytest -m "not docker" --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+test: $(DEV) ## all four rings of tests on all cores
+	$(BIN)/pytest -m "not docker and not cluster" --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-coverage: $(STAMP) ## the same with branch coverage, which takes half as long again
+coverage: $(DEV) ## the same with branch coverage, which takes half as long again
 	$(BIN)/coverage erase
-	$(BIN)/pytest -m "not docker" --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --cov --cov-report=term:skip-covered $(ARGS)
+	$(BIN)/pytest -m "not docker and not cluster" --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --cov --cov-report=term:skip-covered $(ARGS)
 
-test-pure: $(STAMP) ## the ring without sockets, files or threads: seconds
+test-pure: $(DEV) ## the ring without sockets, files or threads: seconds
 	$(BIN)/pytest -m pure $(ARGS)
 
-test-wire: $(STAMP) ## golden bytes, hostile bytes, transports
+test-wire: $(DEV) ## golden bytes, hostile bytes, transports
 	$(BIN)/pytest -m wire $(ARGS)
 
-test-service: $(STAMP) ## services over the in-memory transport
+test-service: $(DEV) ## services over the in-memory transport
 	$(BIN)/pytest -m service $(ARGS)
 
-test-system: $(STAMP) ## real processes over loopback, killed and restarted
+test-system: $(DEV) ## real processes over loopback, killed and restarted
 	$(BIN)/pytest -m system $(ARGS)
 
-k8s-render: $(STAMP) ## the manifests of one overlay, as a cluster gets them (OVERLAY=local, cpu or gpu)
+k8s-render: $(DEV) ## the manifests of one overlay, as a cluster gets them (OVERLAY=local, cpu or gpu)
 	@test -d k8s/overlays/$(OVERLAY) || { echo "no overlay: found OVERLAY=$(OVERLAY), wanted one of" $$(ls k8s/overlays) >&2; exit 2; }
 	@$(BIN)/kubectl kustomize k8s/overlays/$(OVERLAY)
 
-k8s-validate: $(STAMP) ## every overlay with every component: valid, restricted, and true to the code
+k8s-validate: $(DEV) ## every overlay with every component: valid, restricted, and true to the code
 	$(BIN)/pytest tests/k8s -m 'not system' $(ARGS)
 
-k8s-soak: $(STAMP) ## end an actor and a learner twenty times each as a cluster does (about four minutes)
+k8s-soak: $(DEV) ## end an actor and a learner twenty times each as a cluster does (about four minutes)
 	SOAK=20 $(BIN)/pytest tests/k8s/test_runner.py -k terminat $(ARGS)
 
-test-docker: $(STAMP) ## the images and compose on a real Docker Engine; skipped where there is none
+test-docker: $(DEV) ## the images and compose on a real Docker Engine; skipped where there is none
 	$(BIN)/pytest -m docker tests/docker $(ARGS)
 
-check: $(STAMP) ## lint, format, types, import contracts
+test-cluster: $(DEV) ## a run on the cluster of the current kubeconfig, in a namespace of its own; skipped where there is none (REGISTRY=, of the images)
+	REGISTRY=$(REGISTRY) $(BIN)/pytest -m cluster tests/cluster --exitfirst $(ARGS)
+
+check: $(DEV) ## lint, format, types, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: $(STAMP) ## rewrite the sources as `check` wants them
+grafana-schema: ## install Grafana's published schema, against which a test checks the dashboards (needs npm)
+	npm ci --ignore-scripts --no-audit --no-fund --prefix tests/common/observability/grafana
+
+format: $(DEV) ## rewrite the sources as `check` wants them
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-monitoring: $(STAMP) ## write alert rules and dashboards again, after a change in common/monitoring
-	$(BIN)/python -m common.monitoring
+monitoring: $(STAMP) ## write rules, dashboards and tables of docs/ again (DOCS=URL: where docs/ is served, for links of alerts)
+	$(BIN)/python -m common.observability $(if $(DOCS),--docs $(DOCS))
 
 images: ## build the container images (IMAGES="learner-gpu" to choose; see docs/containers.md)
 	for image in $(IMAGES); do \
@@ -114,37 +131,37 @@ logs: ## what its containers say
 
 bench: bench-throughput bench-transport bench-replay bench-a3c ## all benchmarks below (half an hour; the machine must be idle)
 
-bench-throughput: $(STAMP) ## a preset of each algorithm against its floor (ARGS="--preset pong-dqn" for one)
+bench-throughput: $(DEV) ## a preset of each algorithm against its floor (ARGS="--preset pong-dqn" for one)
 	$(BIN)/python -m benchmarks.throughput $(ARGS)
 
-bench-transport: $(STAMP) ## what one learner's I/O thread admits (ARGS=--keys: what encryption costs)
+bench-transport: $(DEV) ## what one learner's I/O threads carry (ARGS=--keys: what encryption costs; ARGS="--actors 1 16 64 256 1000": CPU per message)
 	$(BIN)/python -m benchmarks.transport $(ARGS)
 
-bench-replay: $(STAMP) ## sampling of 1 M Atari frames against copying (8 GB of memory)
+bench-replay: $(DEV) ## sampling of 1 M Atari frames against copying (8 GB of memory)
 	$(BIN)/python -m benchmarks.replay
 
-bench-a3c: $(STAMP) ## A3C by data against A3C by gradients, over a ladder of networks
+bench-a3c: $(DEV) ## A3C by data against A3C by gradients, over a ladder of networks
 	$(BIN)/python -m benchmarks.a3c
 
-bench-actors: $(STAMP) ## --actors auto beside a sweep of the number of actors
+bench-actors: $(DEV) ## --actors auto beside a sweep of the number of actors
 	$(BIN)/python -m benchmarks.actors $(ARGS)
 
-bench-td3: $(STAMP) ## TD3 on HalfCheetah beside Stable-Baselines3's (needs `make mujoco` and stable-baselines3 in .venv)
+bench-td3: $(DEV) ## TD3 on HalfCheetah beside Stable-Baselines3's (needs `make mujoco` and stable-baselines3 in .venv)
 	$(BIN)/python -m benchmarks.td3
 
-learning: $(STAMP) ## runs of three seeds behind the learning claims (PRESETS="pong-dqn pendulum-td3" to choose; all take many hours)
+learning: $(DEV) ## runs of three seeds behind the learning claims (PRESETS="pong-dqn pendulum-td3" to choose; all take many hours)
 	$(BIN)/python -m benchmarks.learning $(PRESETS)
 
-lockstep: $(STAMP) ## two runs of one seed end with the same weights, on a machine loaded at random (about four minutes)
+lockstep: $(DEV) ## two runs of one seed end with the same weights, on a machine loaded at random (about four minutes)
 	$(BIN)/python -m benchmarks.lockstep
 
-chaos: $(STAMP) ## storms against a real run: kills, pauses, bad networks, full disks, floods; a table (half an hour; ARGS="--short")
+chaos: $(DEV) ## storms against a real run: kills, pauses, bad networks, full disks, floods; a table (half an hour; ARGS="--short")
 	$(BIN)/python -m benchmarks.chaos $(ARGS)
 
-soak: $(STAMP) ## two hours of a mildly disturbed run: memory, descriptors and threads must not grow (ARGS="--minutes 20")
+soak: $(DEV) ## two hours of a mildly disturbed run: memory, descriptors and threads must not grow (ARGS="--minutes 20")
 	$(BIN)/python -m benchmarks.soak $(ARGS)
 
-fuzz: $(STAMP) ## a million inputs for the decoder, guided by coverage (ARGS="--inputs 10000")
+fuzz: $(DEV) ## a million inputs for the decoder, guided by coverage (ARGS="--inputs 10000")
 	$(BIN)/python -m benchmarks.fuzz $(ARGS)
 
 clean: ## remove .venv, caches and build leftovers (runs/ stays)

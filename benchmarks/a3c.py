@@ -25,14 +25,14 @@ import numpy as np
 
 from benchmarks.pipeline import Window, running
 from benchmarks.throughput import NO_EVALUATOR
-from common.algorithms.registry import shipment
+from common.algorithms.registry import build_payload
+from common.config.load import load_settings
 from common.envs.make import spec_of
 from common.models import nets
-from common.models.snapshot import Layout
-from common.runtime.config import load
-from common.runtime.cpu import cores
+from common.models.snapshot import ParameterLayout
+from common.runtime.machine import cores
 from common.units import Seconds
-from services.cli.supervisor import LEARNER
+from services.cli.train.supervisor import LEARNER
 
 PRESETS = ("pong-a3c", "pong-a3c-grad")
 NATURE = ("model.conv=[[32,8,4],[64,4,2],[64,3,1]]", "model.hidden=[512]", "env.height=84", "env.width=84")
@@ -52,7 +52,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What one env step costs on the wire by the sizes of its arrays; headers and ended episodes are left out."""
+    """Bytes per env step on the wire, computed from the sizes of its arrays without headers and ended episodes."""
 
     parameters: int
     up: float  # bytes per env step: a message divided by its rows
@@ -95,12 +95,12 @@ class Row:
 
 
 def traffic(preset: str, overrides: Sequence[str]) -> Traffic:
-    """From the settings alone."""
-    settings = load(preset=preset, overrides=overrides, environ={}).settings
+    """Return the traffic that follows from the settings."""
+    settings = load_settings(preset=preset, overrides=overrides, environ={}).settings
     env, length, num_envs = spec_of(settings.env), settings.rollout.length, settings.env.num_envs
-    ships = shipment(settings.algorithm, model=settings.model, env=env, length=length, num_envs=num_envs)
+    ships = build_payload(settings.algorithm, model=settings.model, env=env, length=length, num_envs=num_envs)
     message = sum(int(np.prod(spec.shape)) * np.dtype(spec.dtype).itemsize for spec in ships.schema if -1 not in spec.shape)
-    parameters = Layout.of(nets.outline(settings.model, env)).size
+    parameters = ParameterLayout.of(nets.outline_actor_critic(settings.model, env)).size
     number = 2 if settings.learner.snapshot_precision == "bf16" else 4
     rows = length * num_envs
     down = number * parameters * settings.actor.count / (settings.learner.batch * rows)
@@ -108,7 +108,7 @@ def traffic(preset: str, overrides: Sequence[str]) -> Traffic:
 
 
 def measure(network: str, preset: str, overrides: Sequence[str], *, seconds: Seconds) -> Row:
-    """One run, watched for a while after its first updates."""
+    """Measure one run for a while after its first updates."""
     with running(preset, (*overrides, NO_EVALUATOR)) as run:
         run.wait_until_trained(4_000)
         window = run.watch(seconds)
@@ -116,7 +116,7 @@ def measure(network: str, preset: str, overrides: Sequence[str], *, seconds: Sec
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    """All rows as Markdown."""
+    """Return all rows as Markdown."""
     lines = ["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
     for row in rows:
         cells = [row.network, f"{row.traffic.parameters:,}", "gradients" if row.preset.endswith("grad") else "data"]
@@ -127,7 +127,7 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 
 def crossovers(rows: Sequence[Row]) -> list[str]:
-    """Where the two ways cost alike, computed; and between which networks that was counted, for bytes and for speed."""
+    """Return the computed network size at which both ways cost the same, and the measured networks that favour gradients."""
     lines = []
     for up, steps in sorted({(row.traffic.up, row.traffic.rows) for row in rows if row.preset == PRESETS[0]}):
         size = up * steps
@@ -147,7 +147,7 @@ def crossovers(rows: Sequence[Row]) -> list[str]:
 
 
 def solved(path: Path) -> list[str]:
-    """Time to solve from the runs of `benchmarks.learning`, where there are any."""
+    """Return lines with the time to solve from the runs of `benchmarks.learning`, where there are any."""
     found: dict[str, list[Mapping[str, float]]] = {preset: [] for preset in PRESETS}
     for line in path.read_text().splitlines() if path.is_file() else ():
         row = json.loads(line)
@@ -164,7 +164,7 @@ def solved(path: Path) -> list[str]:
 
 
 def page(rows: Sequence[Row], *, seconds: Seconds, load_before: float, learning: Path) -> str:
-    """The page of results."""
+    """Return the page of results in Markdown."""
     lines = ["# A3C by data and by gradients", "", f"    python -m benchmarks.a3c --seconds {seconds:g}", ""]
     lines += [
         f"{cores()} cores, load {load_before:.1f} before it began, {datetime.now(UTC).date()}. Two actors with 8 games each,"

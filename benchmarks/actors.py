@@ -1,4 +1,4 @@
-"""Does `--actors auto` find the number of actors with which a run is fastest?
+"""Number of actors that `--actors auto` chooses, compared with the number that gives the highest throughput.
 
     python -m benchmarks.actors --preset pong --numbers 1 2 3 4 --repeats 2
 
@@ -20,8 +20,8 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from benchmarks.pipeline import ENDLESS, running
+from common.config.load import load_settings
 from common.errors import ResourceError
-from common.runtime.config import load
 from common.units import Seconds
 
 SPOKEN = "--actors auto: "
@@ -49,16 +49,16 @@ def main() -> None:
 
 
 def rate_with(preset: str, actors: int, overrides: Sequence[str], *, seconds: Seconds) -> float:
-    """Env steps/s trained by a run with that many actors."""
+    """Return the env steps/s trained by a run with that many actors."""
     words = (*overrides, f"actor.count={actors}")
-    settings = load(preset=preset, overrides=words, environ={}).settings
+    settings = load_settings(preset=preset, overrides=words, environ={}).settings
     with running(preset, words) as run:
         run.wait_until_trained(getattr(settings.algorithm, "warmup", 0) + 8 * settings.scale.batch_env_steps)
         return run.watch(seconds).trained_per_second
 
 
 def found(preset: str, overrides: Sequence[str]) -> int:
-    """The number that a run with `--actors auto` settles on; the run ends there."""
+    """Return the number of actors that `--actors auto` chooses; the run ends there."""
     with TemporaryDirectory(prefix="rookery-bench-") as folder:
         words = [sys.executable, "-m", "services.cli", "train", preset, "--actors", "auto", "--log-format", "json"]
         words += ["--run-dir", str(Path(folder) / "run"), *(word for word in ENDLESS if not word.startswith("log.")), *overrides]
@@ -75,7 +75,7 @@ def found(preset: str, overrides: Sequence[str]) -> int:
 
 
 def report(rates: Mapping[int, Sequence[float]], named: Sequence[int]) -> str:
-    """The sweep, and how fast what was found is beside its fastest."""
+    """Return the table of the sweep, and the throughput of the chosen number relative to the highest."""
     speed = {number: median(each) for number, each in rates.items()}
     best = max(speed, key=lambda number: speed[number])
     lines = ["", "| actors | env steps/s | of the fastest |", "|---|---|---|"]

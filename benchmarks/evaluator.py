@@ -1,8 +1,8 @@
-"""What does the evaluator cost a run?
+"""Cost of an evaluator: throughput of a run with and without one.
 
 Run it with `python -m benchmarks.evaluator`: the preset's pipeline with and without an evaluator, in turns. Here the
-evaluator plays all the time (a run lets it rest between evaluations), so the figure is an upper bound. Where runs differ by
-more than what is sought, many pairs are needed; the evaluator's share of the core time is known better, and printed too.
+evaluator plays all the time (a run lets it rest between evaluations), so the result is an upper bound. Where runs
+differ by more than the cost, many pairs are needed; the evaluator's share of the core time varies less, and is printed too.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from benchmarks.pipeline import Window, running
-from common.runtime.config import load
+from common.config.load import load_settings
 from common.units import Seconds
-from services.cli.supervisor import EVALUATOR
+from services.cli.train.supervisor import EVALUATOR
 
 ALWAYS = "evaluator.every_seconds=0"
 NEVER = "evaluator.enabled=false"
@@ -32,12 +32,12 @@ class Pair:
 
     @property
     def cost(self) -> float:
-        """Part of the throughput that is lost beside an evaluator."""
+        """Return the share of the throughput that a run with an evaluator loses."""
         return 1.0 - self.beside.trained_per_second / self.without.trained_per_second
 
     @property
     def share(self) -> float:
-        """The evaluator's part of the core time that all processes of its run used."""
+        """Return the evaluator's share of the core time of all processes of its run."""
         spent = self.beside.cpu_seconds()
         return spent[EVALUATOR] / sum(spent.values())
 
@@ -54,14 +54,14 @@ def benchmark(preset: str, overrides: Sequence[str], *, repeats: int, seconds: S
 
 
 def _watch(preset: str, overrides: Sequence[str], seconds: Seconds) -> Window:
-    warm = 8 * load(preset=preset, overrides=overrides, environ={}).settings.scale.batch_env_steps
+    warm = 8 * load_settings(preset=preset, overrides=overrides, environ={}).settings.scale.batch_env_steps
     with running(preset, overrides) as run:
         run.wait_until_trained(warm)
         return run.watch(seconds)
 
 
 def line(pair: Pair) -> str:
-    """One repetition in words."""
+    """Return the line of one repetition."""
     return (
         f"  without {pair.without.trained_per_second:.0f}/s, beside it {pair.beside.trained_per_second:.0f}/s: {pair.cost:.1%};"
         f" it took {pair.beside.cpu_seconds()[EVALUATOR] / pair.beside.seconds:.1%} of a core"
@@ -70,7 +70,7 @@ def line(pair: Pair) -> str:
 
 
 def report(pairs: Sequence[Pair]) -> str:
-    """The result in a line."""
+    """Return the result as one line."""
     costs = sorted(pair.cost for pair in pairs)
     return (
         f"cost of the evaluator: {median(costs):.1%} of env steps/s trained (median; {costs[0]:.1%} to {costs[-1]:.1%});"

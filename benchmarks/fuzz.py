@@ -1,9 +1,9 @@
-"""Coverage-guided fuzzing of the decoder: each of one million inputs must decode to a message or raise a `PeerError`.
+"""Coverage-guided fuzzing of the decoder: each of one million inputs must decode to a message or raise a `ProtocolError`.
 
     python -m benchmarks.fuzz --inputs 1000000
 
 An input is a message of several parts in one string of bytes: each part is its length (2 bytes, little-endian) and its
-bytes. The corpus in tests/common/wire/corpus is where fuzzing starts; `--keep` adds what covered more code, minimised.
+bytes. The corpus in tests/common/protocol/corpus is where fuzzing starts; `--keep` adds what covered more code, minimised.
 Without atheris an ordinary test decodes every file of the corpus.
 """
 
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import FrameType
 
-CORPUS = Path(__file__).parents[1] / "tests" / "common" / "wire" / "corpus"
+CORPUS = Path(__file__).parents[1] / "tests" / "common" / "protocol" / "corpus"
 LENGTH = 2  # bytes of the length before each part
 LARGEST = 4096  # bytes of an input: more would slow the search without new branches
 MEASURED = 64  # of so many inputs the memory of one is measured
@@ -45,7 +45,7 @@ def joined(frames: Sequence[bytes | memoryview]) -> bytes:
 
 def allowed(frames: Sequence[bytes]) -> int:
     """Return the most bytes that decoding these parts may allocate."""
-    from common.wire.limits import DECODE_FLOOR_BYTES  # noqa: PLC0415
+    from common.protocol.limits import DECODE_FLOOR_BYTES  # noqa: PLC0415
 
     return 4 * sum(map(len, frames)) + DECODE_FLOOR_BYTES
 
@@ -54,9 +54,9 @@ def _child(arguments: Sequence[str]) -> None:
     """Fuzz until libFuzzer has used all its inputs; libFuzzer then ends the process."""
     import atheris  # noqa: PLC0415
 
-    with atheris.instrument_imports(include=["common.wire"]):
-        from common.errors import PeerError  # noqa: PLC0415
-        from common.wire.codec import decode  # noqa: PLC0415
+    with atheris.instrument_imports(include=["common.protocol"]):
+        from common.errors import ProtocolError  # noqa: PLC0415
+        from common.protocol.codec import decode  # noqa: PLC0415
     seen = 0
 
     def one_input(data: bytes) -> None:
@@ -68,7 +68,7 @@ def _child(arguments: Sequence[str]) -> None:
             tracemalloc.start()
         try:
             decode(frames)
-        except PeerError:
+        except ProtocolError:
             pass
         finally:
             if measured:
@@ -128,15 +128,15 @@ def minimal(inputs: Iterable[bytes]) -> list[bytes]:
 
 def _branches(data: bytes) -> set[tuple[str, int, int]]:
     """Return the pairs of lines of the wire that decoding `data` runs one after the other."""
-    from common.errors import PeerError  # noqa: PLC0415
-    from common.wire.codec import decode  # noqa: PLC0415
+    from common.errors import ProtocolError  # noqa: PLC0415
+    from common.protocol.codec import decode  # noqa: PLC0415
 
     found: set[tuple[str, int, int]] = set()
     last: dict[int, int] = {}
 
     def trace(frame: FrameType, event: str, _: object) -> Callable[..., object] | None:
         name = frame.f_code.co_filename
-        if "common/wire" not in name:
+        if "common/protocol" not in name:
             return None
         if event == "line":
             found.add((name, last.get(id(frame), 0), frame.f_lineno))
@@ -145,7 +145,7 @@ def _branches(data: bytes) -> set[tuple[str, int, int]]:
 
     sys.settrace(trace)
     try:
-        with contextlib.suppress(PeerError):
+        with contextlib.suppress(ProtocolError):
             decode(parts(data))
     finally:
         sys.settrace(None)

@@ -1,8 +1,8 @@
-"""Connections of strangers to a learner with keys: the learner must not receive a message from any of them.
+"""Connections of unknown senders to a learner with keys: the learner must not receive a message from any of them.
 
     python -m benchmarks.keys_storm --connections 2000
 
-A quarter each has a key that the learner does not know, another learner's public key, no keys (NULL), and a user name with a
+A quarter each has a key that the learner does not accept, another learner's public key, no keys (NULL), and a user name with a
 password (PLAIN). Each sends a message as soon as it can. One worker with a key that is allowed is served meanwhile.
 """
 
@@ -20,13 +20,13 @@ from pathlib import Path
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from common.transport.curve import LearnerKeys, PeerKeys, make
-from common.transport.zmq import ZmqLearner, ZmqPeer
+from common.transport.curve import LearnerKeys, WorkerKeys, make
+from common.transport.zmq import ZmqLearner, ZmqWorker
 
 KINDS = ("unknown key", "wrong learner key", "no keys", "password")
 AT_ONCE = 100  # connections
 PATIENCE_MS = 20_000  # for the outcome of one
-LET_IN = zmq.EVENT_HANDSHAKE_SUCCEEDED
+ACCEPTED = zmq.EVENT_HANDSHAKE_SUCCEEDED
 REFUSED = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -36,7 +36,7 @@ REFUSED = (
 
 
 def storm(endpoint: str, connections: int, seed: int, *, learner_key: bytes) -> Counter[str]:
-    """Connect that many strangers to the learner at `endpoint`, whose public key (Z85) is `learner_key`, shuffled by `seed`.
+    """Connect that many unknown senders to the learner at `endpoint` with public key `learner_key` (Z85), shuffled by `seed`.
 
     Returns how many of each kind were refused, were accepted, or got no answer: "unknown key: refused", for example.
     """
@@ -45,37 +45,37 @@ def storm(endpoint: str, connections: int, seed: int, *, learner_key: bytes) -> 
     counts: Counter[str] = Counter()
     with zmq.Context() as context:
         for begin in range(0, connections, AT_ONCE):
-            strangers = [(kind, _stranger(context, kind, learner_key)) for kind in kinds[begin : begin + AT_ONCE]]
-            monitors = [stranger.get_monitor_socket(LET_IN | REFUSED) for _, stranger in strangers]
-            for _, stranger in strangers:
-                stranger.connect(endpoint)
+            senders = [(kind, _unknown_sender(context, kind, learner_key)) for kind in kinds[begin : begin + AT_ONCE]]
+            monitors = [sender.get_monitor_socket(ACCEPTED | REFUSED) for _, sender in senders]
+            for _, sender in senders:
+                sender.connect(endpoint)
                 with suppress(zmq.Again):
-                    stranger.send(b"intruder", zmq.DONTWAIT)
-            for (kind, stranger), monitor in zip(strangers, monitors, strict=True):
+                    sender.send(b"intruder", zmq.DONTWAIT)
+            for (kind, sender), monitor in zip(senders, monitors, strict=True):
                 counts[f"{kind}: {_outcome(monitor)}"] += 1
-                stranger.disable_monitor()
+                sender.disable_monitor()
                 monitor.close(linger=0)
-                stranger.close(linger=0)
+                sender.close(linger=0)
     return counts
 
 
-def _stranger(context: zmq.Context[zmq.Socket[bytes]], kind: str, learner_key: bytes) -> zmq.Socket[bytes]:
-    stranger = context.socket(zmq.DEALER)
-    stranger.setsockopt(zmq.RECONNECT_IVL, -1)
-    stranger.setsockopt(zmq.LINGER, 0)
+def _unknown_sender(context: zmq.Context[zmq.Socket[bytes]], kind: str, learner_key: bytes) -> zmq.Socket[bytes]:
+    sender = context.socket(zmq.DEALER)
+    sender.setsockopt(zmq.RECONNECT_IVL, -1)
+    sender.setsockopt(zmq.LINGER, 0)
     match kind:
         case "unknown key" | "wrong learner key":
-            stranger.curve_publickey, stranger.curve_secretkey = zmq.curve_keypair()
-            stranger.curve_serverkey = learner_key if kind == "unknown key" else zmq.curve_keypair()[0]
+            sender.curve_publickey, sender.curve_secretkey = zmq.curve_keypair()
+            sender.curve_serverkey = learner_key if kind == "unknown key" else zmq.curve_keypair()[0]
         case "password":
-            stranger.plain_username, stranger.plain_password = b"rookery", b"rookery"
-    return stranger
+            sender.plain_username, sender.plain_password = b"rookery", b"rookery"
+    return sender
 
 
 def _outcome(monitor: zmq.Socket[bytes]) -> str:
     if not monitor.poll(PATIENCE_MS):
-        return "heard nothing"
-    return "let in" if recv_monitor_message(monitor)["event"] == LET_IN else "refused"
+        return "no answer"
+    return "accepted" if recv_monitor_message(monitor)["event"] == ACCEPTED else "refused"
 
 
 class Served(threading.Thread):
@@ -89,19 +89,19 @@ class Served(threading.Thread):
         assert keys is not None
         self.key = keys.public
         self.learner = ZmqLearner("tcp://127.0.0.1:0", keys=keys, linger=0.0)
-        self._worker = ZmqPeer(self.learner.endpoint, keys=PeerKeys.of(str(folder / "worker")), linger=0.0)
+        self._worker = ZmqWorker(self.learner.endpoint, keys=WorkerKeys.of(str(folder / "worker")), linger=0.0)
         self.received: Counter[str] = Counter()
         self._ended = threading.Event()
 
     def run(self) -> None:
-        """Serve until `end`."""
+        """Serve until `end`, and until the worker was served at least once."""
         with closing(self.learner), closing(self._worker):
-            while not self._ended.is_set():
+            while not (self._ended.is_set() and self.received["worker"]):
                 self._worker.receive(0.0)
                 self._worker.send([b"work"])
                 arrived = self.learner.receive(0.01)
                 if arrived is not None:
-                    self.received["worker" if arrived[1] == [b"work"] else "stranger"] += 1
+                    self.received["worker" if arrived[1] == [b"work"] else "unknown sender"] += 1
 
     def end(self) -> Counter[str]:
         """Stop, and return the messages that arrived, counted by sender."""
@@ -126,8 +126,8 @@ def main() -> None:
         received = served.end()
     for outcome, times in sorted(counts.items()):
         print(f"{outcome:30} {times:6}")
-    print(f"messages of strangers received {received['stranger']:6}")
-    print(f"messages of the worker         {received['worker']:6}")
+    print(f"messages of unknown senders {received['unknown sender']:6}")
+    print(f"messages of the worker      {received['worker']:6}")
     print(f"failed handshakes counted by the learner: {failed}; {seconds:.1f} s")
 
 

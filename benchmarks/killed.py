@@ -1,6 +1,6 @@
 """A run of the services in which processes are killed at random moments and started again at once.
 
-It does not use `rookery train`, whose supervisor gives up on a learner that dies more than five times in five minutes.
+It does not use `rookery train`, because its supervisor ends the run when a learner dies more than five times in five minutes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from common.units import Seconds
-from services.cli.ports import free_ports
+from services.cli.train.plan import free_ports
 
 POLL: Seconds = 0.02
 LONGEST_PAUSE: Seconds = 2.0  # of training, between a kill and the next

@@ -4,8 +4,8 @@
     python -m benchmarks.learning --render
 
 Every run is appended to results/learning.jsonl as it ends, read from its own summary.json and learning_curve.csv; so hours of
-runs are done piece by piece, on any machine. results/learning.md shows those of the presets as they are now. A preset whose
-settings changed since has no rows there until it is run again; what it did before stays in the file.
+runs are done piece by piece, on any machine. results/learning.md shows those of the presets as they are now. A preset with
+changed settings has no rows there until it is run again; its older rows stay in the file.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from typing import Any
 
 import yaml
 
+from common.config.load import find_preset
 from common.models.arithmetic import CPU, native
-from common.runtime.presets import find_preset
 from common.runtime.run_directory import RunDirectory
 
 RESULTS = Path(__file__).parent / "results"
@@ -45,21 +45,25 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a preset is said to reach: mean100 within a budget of env steps, or greedy evaluations by given env steps."""
+    """The score that a preset reaches: mean100 within a budget of env steps or at its end, or greedy evaluations at env steps."""
 
     preset: str
     mean100: float | None = None
     env_steps: int = 0
+    at_end: bool = False  # mean100 is that of the whole budget, not the first that reaches the target
     evaluations: tuple[tuple[int, float], ...] = ()  # (by env steps, at least)
 
     def words(self) -> str:
-        """The claim as a sentence of the page."""
+        """Return the claim as a sentence of the page."""
         if self.mean100 is not None:
-            return f"mean of 100 training episodes >= {self.mean100:g} within {self.env_steps:,} env steps"
+            when = "at the end of" if self.at_end else "within"
+            return f"mean of 100 training episodes >= {self.mean100:,g} {when} {self.env_steps:,} env steps"
         return ", ".join(f"greedy evaluation >= {score:,g} by {steps:,} env steps" for steps, score in self.evaluations)
 
     def holds(self, row: Row) -> bool:
-        """Whether this run bears it out. Of several evaluations before the mark the last one counts, not the best."""
+        """Return whether this run reaches the score. Of several evaluations before the mark the last one counts, not the best."""
+        if self.mean100 is not None and self.at_end:
+            return bool(row["env_steps"] >= self.env_steps and row["mean100"] >= self.mean100)
         if self.mean100 is not None:
             at = row["solved_at"]
             return at is not None and row["target"] == self.mean100 and at["env_steps"] <= self.env_steps
@@ -78,6 +82,15 @@ CLAIMS = (
     Claim("cartpole-a3c-grad", mean100=475, env_steps=500_000),
     Claim("cartpole-impala", mean100=475, env_steps=500_000),
     Claim("cartpole-dqn", mean100=475, env_steps=60_000),
+    Claim("acrobot", mean100=-100, env_steps=200_000),
+    Claim("lunarlander", mean100=200, env_steps=1_500_000),
+    Claim("mountaincar", mean100=-110, env_steps=500_000),
+    Claim("mountaincar-continuous", mean100=90, env_steps=300_000),
+    Claim("pendulum", mean100=-200, env_steps=200_000),
+    # CleanRL's means at 1 M env steps, ppo_continuous_action.py.
+    Claim("halfcheetah-ppo", mean100=1_443, env_steps=1_000_000, at_end=True),
+    Claim("hopper", mean100=2_383, env_steps=1_000_000, at_end=True),
+    Claim("walker2d", mean100=2_288, env_steps=1_000_000, at_end=True),
     Claim("pong", mean100=18, env_steps=1_100_000),
     Claim("pong-dqn", mean100=18, env_steps=800_000),
     Claim("pong-impala", mean100=18, env_steps=5_000_000),
@@ -111,7 +124,7 @@ def main() -> None:
 
 
 def record(preset: str, seed: int, overrides: Sequence[str], *, note: str, curves: Path) -> Row:
-    """One run, and what is kept of it. The curve of a claim on a single seed is drawn into the folder `curves`."""
+    """Train once and return the row of the run. The curve of a claim on a single seed is drawn into the folder `curves`."""
     with tempfile.TemporaryDirectory() as folder:
         directory = RunDirectory(Path(folder) / "run")
         summary = train(preset, seed, directory.path, overrides)
@@ -120,12 +133,12 @@ def record(preset: str, seed: int, overrides: Sequence[str], *, note: str, curve
         with directory.learning_curve_csv.open(newline="") as file:
             curve = list(csv.DictReader(file))
     now = datetime.now(UTC).date().isoformat()
-    told = {"exit_code": summary["exit_code"], "note": note, "machine": machine(), "commit": _commit(), "date": now}
-    return row_of(summary, curve, preset=preset, overrides=overrides) | told
+    about = {"exit_code": summary["exit_code"], "note": note, "machine": machine(), "commit": _commit(), "date": now}
+    return row_of(summary, curve, preset=preset, overrides=overrides) | about
 
 
 def train(preset: str, seed: int, run_dir: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """One run of the command that the page names; its summary."""
+    """Run the command that the page names; return its summary."""
     words = [sys.executable, "-m", "services.cli", "train", preset, *overrides, "--seed", str(seed), "--run-dir", str(run_dir)]
     code = subprocess.run(words, check=False, stdout=sys.stderr).returncode
     summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
@@ -135,7 +148,7 @@ def train(preset: str, seed: int, run_dir: Path, overrides: Sequence[str]) -> di
 def row_of(
     summary: Mapping[str, Any], curve: Sequence[Mapping[str, str]], *, preset: str, overrides: Sequence[str]
 ) -> dict[str, Any]:
-    """What is kept of a run: its summary, its curve thinned out, and its greedy evaluations by env steps."""
+    """Return the row of a run: facts of its summary, its thinned curve, and its greedy evaluations by env steps."""
     ledger = summary["ledger"]
     accounted = ledger["trained"] + ledger["queued"] + ledger["in_flight"] + sum(ledger["dropped"].values())
     facts = (
@@ -166,7 +179,7 @@ def row_of(
 
 
 def keep(path: Path, row: Row) -> None:
-    """Append a line, whole: two benchmarks may end at the same moment."""
+    """Append a line in one write: two benchmarks may end at the same time."""
     line = (json.dumps(row) + "\n").encode()
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
@@ -176,24 +189,29 @@ def keep(path: Path, row: Row) -> None:
 
 
 def kept(path: Path) -> list[Row]:
-    """All rows so far, the oldest first."""
+    """Return all rows, the oldest first."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
+def shown(row: Row) -> bool:
+    """Return whether a run was one of the present settings of its preset."""
+    return not row["overrides"] and row["settings"] == fingerprint(row["preset"])
+
+
 def fingerprint(preset: str, overrides: Sequence[str] = ()) -> str:
-    """Of what is set, not of the comments that say why."""
+    """Return a hash of the settings of a preset, comments left out."""
     text = json.dumps([yaml.safe_load(find_preset(preset).text), list(overrides)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def find_target(preset: str) -> float | None:
-    """The score at which a run of this preset counts as solved."""
+    """Return the score at which a run of this preset counts as solved."""
     target: float | None = yaml.safe_load(find_preset(preset).text).get("target", {}).get("mean100")
     return target
 
 
 def page(rows: Iterable[Row]) -> str:
-    """Every claim with its runs: those of the preset as it is now, the newest of each seed."""
+    """Return the page: every claim with the newest run of each seed of the present preset."""
     lines = [
         "# Learning",
         "",
@@ -206,7 +224,7 @@ def page(rows: Iterable[Row]) -> str:
     ]
     by_preset: dict[str, dict[int, Row]] = {}
     for row in rows:
-        if not row["overrides"] and row["settings"] == fingerprint(row["preset"]):
+        if shown(row):
             by_preset.setdefault(row["preset"], {})[row["seed"]] = row
     for claim in CLAIMS:
         runs = [row for _, row in sorted(by_preset.get(claim.preset, {}).items())]
@@ -250,7 +268,7 @@ def _cells(claim: Claim, row: Row) -> list[str]:
 
 
 def machine() -> str:
-    """What ran it, in words."""
+    """Return one line about this machine: cores, CPU model, Python."""
     models = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
     model = models[0] if models else platform.machine()
     lacks = "" if native("bf16", CPU) == "bf16" else ", without bfloat16"
@@ -258,7 +276,7 @@ def machine() -> str:
 
 
 def _commit() -> str:
-    """Short hash of the tree that ran, with + where it had changes; unknown outside a checkout."""
+    """Return the short hash of this tree, with + where it has changes; "unknown" outside a checkout."""
     try:
         words = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
         return subprocess.run(words, cwd=RESULTS.parent, check=True, capture_output=True, text=True).stdout.strip()

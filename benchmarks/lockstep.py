@@ -35,7 +35,7 @@ BURST: Seconds = 1.0  # longest time for which a burner works, or rests
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is run twice."""
+    """A preset and settings that are run twice."""
 
     preset: str
     actors: int
@@ -43,7 +43,7 @@ class Case:
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """As they stand in the command."""
+        """Return the overrides of the command."""
         return (LOCKSTEP, f"actor.count={self.actors}", *self.overrides)
 
 
@@ -70,7 +70,7 @@ class Pair:
 
     @property
     def agree(self) -> bool:
-        """Whether the runs held what lockstep promises."""
+        """Return whether the runs ended reproducibly with equal weights."""
         hashes = {summary["parameters_sha256"] for summary in self.summaries}
         return len(hashes) == 1 and None not in hashes and all(summary["reproducible"] for summary in self.summaries)
 
@@ -124,7 +124,7 @@ def _burn(stop: Any) -> None:
 
 
 def report(pairs: Sequence[Pair]) -> str:
-    """The page."""
+    """Return the page in Markdown."""
     agree = sum(pair.agree for pair in pairs)
     lines = ["# Lockstep", "", f"Each line twice with seed {SEED} on {machine()}, while {os.cpu_count()} processes worked and"]
     lines += ["rested at random; an evaluator played in the first of the two only. `make lockstep` repeats it.", ""]

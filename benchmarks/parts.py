@@ -1,4 +1,4 @@
-"""What one env step costs in core time, part by part, with nothing around it: the floor that a pipeline is held to.
+"""Core time per env step of each part of the work, measured alone: the floor that a pipeline is compared with.
 
 Every core runs the same part at the same time in a process of its own, because two busy cores are slower than one.
 """
@@ -16,17 +16,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from numpy.typing import NDArray
 
-from common.algorithms.api import Algorithm, InParts, Place, Policy, Progress, Sample
+from common.algorithms.api import Algorithm, Policy, RunProgress, WorkerContext
 from common.algorithms.registry import build_algorithm, build_policy, rollout_schema
-from common.algorithms.settings.replay import ReplaySection
+from common.algorithms.settings import ReplaySection
+from common.config.schema import Settings
 from common.envs.make import VectorEnvironment, make
 from common.errors import ResourceError
 from common.models.snapshot import flatten, to_tensor
-from common.runtime.cpu import cores
-from common.runtime.root import set_torch_threads
-from common.runtime.tree import Settings
+from common.protocol.events import Experience, WorkerKey
+from common.protocol.messages import Arrays
+from common.runtime.machine import cores
+from common.runtime.process import set_torch_threads
 from common.units import EnvSteps, Seconds
-from common.wire.messages import Arrays
 from services.actor.rollout import Rollout
 
 if TYPE_CHECKING:
@@ -41,9 +42,8 @@ class Parts(NamedTuple):
 
     env: float  # the vector environment's step
     act: float  # the stack the network sees, and the policy's action on it
-    make: float  # of a finished rollout what is sent: a gradient, first priorities, or just the rollout
+    make: float  # the payload of a finished rollout: a gradient, or just the rollout
     train: float  # stacks of the batch or inserts into the memory, and the update with all its gradient steps
-    trainer: float  # of `train` what is the learner's own: all of it, or as much as its partner's, taken to be as busy
 
     @property
     def total(self) -> float:
@@ -55,7 +55,7 @@ class Parts(NamedTuple):
 
         The scarcest of three: all cores, on which the parts share; the learner's own process; the actors'.
         """
-        return min(cores() / self.total, 1 / self.trainer, actors / (self.env + self.act + self.make))
+        return min(cores() / self.total, 1 / self.train, actors / (self.env + self.act + self.make))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Worker:
     results: Queue[Parts]
 
     def __call__(self) -> None:
-        """Measure, and put what was found into `results`."""
+        """Measure, and put the costs into `results`."""
         try:
             self.results.put(self._measure())
         except BaseException:
@@ -86,7 +86,7 @@ class Worker:
             env=environment.spec,
             precision=settings.actor.precision,
             seed=0,
-            place=Place(index=0, peers=1, num_envs=environment.num_envs),
+            context=WorkerContext(index=0, workers=1, num_envs=environment.num_envs),
         )
         algorithm = build_algorithm(settings.algorithm, model=settings.model, env=environment.spec, seed=0)
         policy.load(0, to_tensor(flatten(algorithm.model, settings.learner.snapshot_precision)), env_steps=0)
@@ -108,16 +108,17 @@ class Worker:
         parts = [self._cost(part) for part in (step, act, make_experience)]
         train = self._cost(_training(settings, algorithm, policy.experience(recorded), env_steps))
         environment.close()
-        return Parts(*parts, train, train / (len(algorithm.parts) if isinstance(algorithm, InParts) else 1))
+        return Parts(*parts, train)
 
     def _cost(self, part: Callable[[], EnvSteps]) -> float:
         """Core seconds per env step, while the other cores do the same."""
         part()  # warm: allocations, kernels chosen
         self.barrier.wait(START_SECONDS)
         env_steps, until, began = 0, time.monotonic() + self.seconds, time.process_time()
-        while time.monotonic() < until:
+        while True:  # once at least, on a machine that was busy with something else for all of that time
             env_steps += part()
-        return (time.process_time() - began) / env_steps
+            if time.monotonic() >= until:
+                return (time.process_time() - began) / env_steps
 
 
 def measure(settings: Settings, seconds: Seconds) -> Parts:
@@ -146,14 +147,15 @@ def _play(environment: VectorEnvironment, policy: Policy, rollout: Rollout) -> l
 
 
 def _training(settings: Settings, algorithm: Algorithm, arrays: Arrays, env_steps: EnvSteps) -> Callable[[], EnvSteps]:
-    """What the learner does with one batch of such messages, the warm-up of a replay memory behind it."""
+    """Return the learner's work on one batch of such messages, after the warm-up of a replay memory."""
     numbers = itertools.count()
-    progress = Progress(env_steps=0, env_steps_planned=settings.target.env_steps, version=0)
+    progress = RunProgress(env_steps=0, env_steps_planned=settings.target.env_steps, version=0)
 
-    def take() -> list[Sample]:
+    def take() -> list[Experience]:
         batch = range(settings.learner.batch)
         seq = next(numbers)
-        return [Sample(peer=peer, seq=seq, version=0, env_steps=env_steps, arrays=arrays) for peer in batch]
+        workers = (WorkerKey(name=f"actor-{number}", incarnation=0) for number in batch)
+        return [Experience(worker=worker, seq=seq, version=0, env_steps=env_steps, arrays=arrays) for worker in workers]
 
     for _ in range(-(-warm_up(settings) // (settings.learner.batch * env_steps))):
         algorithm.collate(take())

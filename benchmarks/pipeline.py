@@ -10,21 +10,20 @@ import os
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from common.errors import ResourceError
 from common.units import Seconds
-from services.cli.plan import Plan, Request, make_plan
-from services.cli.processes import Processes
-from services.cli.supervisor import LEARNER, Start
+from services.cli.train.plan import Plan, Request, make_plan
+from services.cli.train.processes import Processes
+from services.cli.train.supervisor import LEARNER, Start
 
 POLL_SECONDS: Seconds = 0.02
 START_SECONDS: Seconds = 120.0  # for a busy machine: the imports alone take several
@@ -39,7 +38,7 @@ Reading = dict[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """What the processes did between two moments of one run; `growth` is what was added to each counter."""
+    """The growth of each counter of each process between two scrapes of one run."""
 
     seconds: Seconds
     growth: dict[str, Reading]  # by child
@@ -91,7 +90,7 @@ class Run:
         while self._trained() < wanted:
             time.sleep(POLL_SECONDS)
             if gone := self._processes.exited():
-                words = self._processes.last_words(gone[0].child)
+                words = self._processes.log_end(gone[0].child)
                 raise ResourceError(f"{gone[0].child} ended", found="\n".join(words))
             if time.monotonic() > deadline:
                 raise ResourceError("the run does not train", found=f"{self._trained():.0f} env steps", wanted=f"{wanted:.0f}")
@@ -109,8 +108,7 @@ class Run:
 
     def _at_update(self) -> tuple[Seconds, dict[str, Reading]]:
         self.wait_until_trained(1)
-        pids = self._processes.pids()
-        return time.monotonic(), {child: _with_partners(_scrape(url), pids[child]) for child, url in self._plan.urls.items()}
+        return time.monotonic(), {child: _scrape(url) for child, url in self._plan.urls.items()}
 
     def _trained(self) -> float:
         try:
@@ -145,16 +143,6 @@ def _end(processes: Processes) -> None:
         processes.exited()
         time.sleep(POLL_SECONDS)
     processes.kill_all()
-
-
-def _with_partners(reading: Reading, pid: int) -> Reading:
-    """The processes that this one has started compute for it."""
-    spent = 0.0
-    for process in psutil.Process(pid).children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # it ended just now
-            times = process.cpu_times()
-            spent += times.user + times.system
-    return reading | {CPU: reading[CPU] + spent}
 
 
 def _scrape(url: str) -> Reading:

@@ -1,7 +1,7 @@
-"""How fast are prioritized minibatches of stacked frames, beside a plain copy of as many bytes?
+"""Rate of minibatches of stacked frames, compared with a plain copy of as many bytes.
 
-Run it with `python -m benchmarks.replay`. A memory of 84x84 frames is filled through `insert`, given random priorities,
-and sampled: draw, weights, n-step rewards, stacks of both observations. In turns with it numpy copies as many bytes:
+Run it with `python -m benchmarks.replay`. A memory of 84x84 frames is filled through `insert`
+and sampled: draw, n-step rewards, stacks of both observations. In turns with it numpy copies as many bytes:
 the very frames of such a sample, scattered as they lie; one contiguous stretch of the frames' memory, another each time; and
 one array again and again, which a large cache may hold. Each is done several times in a row, as training samples, so that
 none begins with the caches that another left. Times are core time of the one thread, so that what else the machine runs counts
@@ -19,12 +19,11 @@ from statistics import median
 
 import numpy as np
 
-from common.algorithms.trajectory import trajectory_schema
+from common.algorithms.payload import trajectory_schema
 from common.envs.spec import ActionSpec, EnvSpec
-from common.replay.memory import Replay
-from common.replay.prioritized import PrioritySettings
+from common.protocol.messages import Arrays
+from common.replay.buffer import Replay
 from common.units import MIB, Seconds
-from common.wire.messages import Arrays
 
 ENV = EnvSpec(
     observation_shape=(84, 84), observation_dtype="uint8", action=ActionSpec(n=6, shape=()), frame_stack=4, frame_skip=4
@@ -36,7 +35,7 @@ IN_A_ROW = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What is sampled from."""
+    """Return the filled memory."""
 
     capacity: int  # env steps
     batch: int
@@ -49,7 +48,6 @@ class Result:
 
     insert: Seconds  # one env step
     sample: Seconds  # one minibatch
-    update: Seconds  # of its priorities
     copy_scattered: Seconds  # of the frames of a minibatch, from where they lie
     copy: Seconds  # of as many bytes, one stretch of the frames' memory
     copy_again: Seconds  # of as many bytes, always the same
@@ -66,14 +64,10 @@ def benchmark(load: Load, *, repeats: int) -> Result:
         capacity=load.capacity,
         n_step=load.n_step,
         gamma=0.99,
-        prioritized=PrioritySettings(),
         streams=streams,
     )
     rng = np.random.default_rng(0)
     insert = _fill(replay, rng)
-    for _ in range(load.capacity // (4 * load.batch)):
-        index = replay.sample(load.batch, rng).index
-        replay.update_priorities(index, rng.exponential(size=load.batch).astype(np.float32))
     times = _measure(replay, load.batch, rng, repeats=repeats)
     found = replay.sample(load.batch, rng)
     return Result(
@@ -92,7 +86,6 @@ def _measure(replay: Replay, batch: int, rng: np.random.Generator, *, repeats: i
     offsets = np.arange(stack) + np.array([[0], [n_step]])  # [2, S]: both ends of a window
     target = np.zeros((batch, 2, stack, frames.shape[1]), np.uint8)
     again, flat = np.ones_like(target), target.reshape(-1, frames.shape[1])
-    errors = rng.exponential(size=batch).astype(np.float32)
 
     def copy_scattered() -> Callable[[], object]:
         rows = np.sort(rng.integers(len(frames) - stack - n_step, size=batch))[:, None, None] + offsets
@@ -102,16 +95,11 @@ def _measure(replay: Replay, batch: int, rng: np.random.Generator, *, repeats: i
         at = int(rng.integers(len(frames) - len(flat)))
         return lambda: np.copyto(flat, frames[at : at + len(flat)])
 
-    def update() -> Callable[[], object]:
-        index = replay.sample(batch, rng).index
-        return lambda: replay.update_priorities(index, errors)
-
     parts: dict[str, Callable[[], Callable[[], object]]] = {
         "sample": lambda: lambda: replay.sample(batch, rng),
         "copy_scattered": copy_scattered,
         "copy": copy,
         "copy_again": lambda: lambda: np.copyto(target, again),
-        "update": update,
     }
     spent: dict[str, list[Seconds]] = {name: [] for name in parts}
     for _ in range(repeats):
@@ -151,7 +139,7 @@ def _seconds(part: Callable[[], object]) -> Seconds:
 
 
 def report(load: Load, result: Result) -> str:
-    """The result in lines to read."""
+    """Return the result as lines of text."""
 
     def line(name: str, seconds: Seconds) -> str:
         return f"  {name:<26}{seconds * 1e3:7.2f} ms   {result.batch_bytes / seconds / MIB:7,.0f} MiB/s"
@@ -163,10 +151,9 @@ def report(load: Load, result: Result) -> str:
     }
     lines = [
         f"{result.transitions:,} transitions in {result.memory_bytes / 1e9:.2f} GB, 84x84 in stacks of 4, n = {load.n_step}",
-        line(f"sample of {load.batch}, prioritized", result.sample),
+        line(f"sample of {load.batch}", result.sample),
         *(line(name, seconds) for name, seconds in copies.items()),
         f"  sampling / copying         {', '.join(f'{seconds / result.sample:.0%}' for seconds in copies.values())}",
-        f"  priorities of {load.batch}          {result.update * 1e3:7.2f} ms",
         f"  insert                     {result.insert * 1e6:7.2f} us per env step",
     ]
     return "\n".join(lines)

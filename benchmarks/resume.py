@@ -2,8 +2,8 @@
 
     python -m benchmarks.resume --seeds 1 2 3 --out benchmarks/results
 
-CartPole by DQN trains for some thousand env steps; then all processes are killed (SIGKILL). The run resumes twice from copies of
-same directory: with `checkpoint.replay=true`, and with false, where the memory is filled anew.
+CartPole by DQN trains for some thousand env steps; then all processes are killed (SIGKILL). The run resumes twice from copies
+of the same directory: with `checkpoint.replay=true`, and with false, where the memory starts empty.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LOOK: Seconds = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class UpdateStatus:
     """The learner's status after one update."""
 
     env_steps: EnvSteps
@@ -38,7 +38,7 @@ class Moment:
     gradient_steps: int  # in this update
 
     @classmethod
-    def of(cls, status: dict[str, Any]) -> Moment | None:
+    def of(cls, status: dict[str, Any]) -> UpdateStatus | None:
         """Return the fields of the learner's status; None before the first update of a process."""
         training = status.get("training") or {}
         if "replay_env_steps" not in training or status.get("mean100") is None:
@@ -53,17 +53,17 @@ class Resumed:
 
     seed: int
     replay: bool
-    before: Moment  # the last status before the kill
-    after: Sequence[Moment]
+    before: UpdateStatus  # the last status before the kill
+    after: Sequence[UpdateStatus]
 
     @property
     def without_gradient(self) -> EnvSteps:
         """Return the env steps collected between the resume and the first gradient step."""
-        first = next((moment for moment in self.after if moment.gradient_steps), self.after[-1])
+        first = next((status for status in self.after if status.gradient_steps), self.after[-1])
         return max(0, first.env_steps - self.after[0].env_steps)
 
 
-def train(run_dir: Path, *, seed: int, replay: bool, until: EnvSteps) -> list[Moment]:
+def train(run_dir: Path, *, seed: int, replay: bool, until: EnvSteps) -> list[UpdateStatus]:
     """Run until this many env steps were trained on, then kill all processes; return the status after each update."""
     overrides = (
         f"run.seed={seed}",
@@ -71,17 +71,17 @@ def train(run_dir: Path, *, seed: int, replay: bool, until: EnvSteps) -> list[Mo
         f"checkpoint.replay={str(replay).lower()}",
         "target.mean100=null",
     )
-    moments: list[Moment] = []
+    statuses: list[UpdateStatus] = []
     deadline = time.monotonic() + LIMIT
     with services(PRESET, run_dir, overrides, actors=1) as group:
-        while not moments or moments[-1].env_steps < until:
+        while not statuses or statuses[-1].env_steps < until:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"no {until} env steps in {LIMIT:g} s; see {run_dir}-*.log")
-            seen = Moment.of(group.status())
-            if seen is not None and (not moments or seen.env_steps != moments[-1].env_steps):
-                moments.append(seen)
+            seen = UpdateStatus.of(group.status())
+            if seen is not None and (not statuses or seen.env_steps != statuses[-1].env_steps):
+                statuses.append(seen)
             time.sleep(LOOK)
-    return moments
+    return statuses
 
 
 def measured(seed: int) -> Iterator[Resumed]:
@@ -111,9 +111,9 @@ def report(rows: Sequence[Resumed]) -> str:
     lines += ["|" + "---|" * 7]
     for row in rows:
         first, last = row.after[0], row.after[-1]
-        soon = next(moment for moment in row.after if moment.env_steps >= first.env_steps + SOON)
-        memory = ", ".join(f"{moment.replay:,}" for moment in (row.before, first, soon))
-        means = [f"{moment.mean100:.1f}" for moment in (row.before, first, last)]
+        soon = next(status for status in row.after if status.env_steps >= first.env_steps + SOON)
+        memory = ", ".join(f"{status.replay:,}" for status in (row.before, first, soon))
+        means = [f"{status.mean100:.1f}" for status in (row.before, first, last)]
         cells = [str(row.seed), str(row.replay).lower(), *means, memory, f"{row.without_gradient:,}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

@@ -51,7 +51,7 @@ class Slope:
 
 
 def theil_sen(seconds: NDArray[np.float64], values: NDArray[np.float64]) -> Slope:
-    """Return the slope of `values` [N] over `seconds` [N], per hour. NaN for fewer than two moments.
+    """Return the slope of `values` [N] over `seconds` [N], per hour. NaN for fewer than two points.
 
     The interval is Sen's (1968): ranks of the pairwise slopes at the normal quantile of Kendall's statistic.
     """
@@ -121,7 +121,7 @@ class Line:
 
     @property
     def passes(self) -> bool:
-        """Return whether the process meets the goals; a life that is too short to be judged does."""
+        """Return whether the process meets the goals; a life that is too short for a slope does."""
         flat = all(most - least <= 2 for least, most in (self.descriptors, self.threads))  # noqa: PLR2004  a scrape, a hand-over
         return not self.judged or (self.slope.high < GOAL and flat)
 

@@ -1,8 +1,8 @@
-"""TD3 beside Stable-Baselines3's, at the same network, minibatch, noise, delay and updates per env step.
+"""Env steps/s of TD3 and of Stable-Baselines3's TD3 at the same network, minibatch, noise, delay and updates per env step.
 
 Run it with `python -m benchmarks.td3`, after `make mujoco` and `pip install stable-baselines3`, which the project itself does not
 need. Ours is the preset's whole run, evaluator and checkpoints included, but without layer normalisation; theirs trains alone in
-a process of its own, once with torch's own number of threads (all cores) and once with one, and is judged by the faster. They
+a process of its own, once with torch's own number of threads (all cores) and once with one; the faster counts. They
 take turns, since machines drift:
 
     ratio = env steps/s of ours / env steps/s of theirs, both after the warm-up, medians
@@ -28,14 +28,14 @@ import numpy as np
 import torch
 
 from benchmarks.pipeline import Window, running
-from common.algorithms.settings.td3 import TD3Settings
+from common.algorithms.settings import TD3Settings
+from common.config.load import load_settings
+from common.config.schema import Settings
 from common.envs.make import spec_of
 from common.errors import ConfigError, ResourceError
 from common.models.arithmetic import CPU, native
-from common.runtime import root
-from common.runtime.config import load
-from common.runtime.cpu import cores
-from common.runtime.tree import Settings
+from common.runtime import process
+from common.runtime.machine import cores
 from common.units import Seconds
 
 WARM_UP = 1_000  # env steps that are not measured
@@ -68,11 +68,11 @@ class Result:
 
 def benchmark(preset: str, overrides: Sequence[str], *, repeats: int, seconds: Seconds) -> Result:
     """Measure ours, theirs with all cores, theirs with one, ours, ...; each for `seconds`."""
-    named = load(preset=preset, overrides=overrides, environ={}).settings.algorithm.name
+    named = load_settings(preset=preset, overrides=overrides, environ={}).settings.algorithm.name
     if named != "td3":
         raise ConfigError("this compares td3 alone", found=named, wanted="td3", fix="name another --preset")
     wanted = (*overrides, *SAME)
-    settings = load(preset=preset, overrides=wanted, environ={}).settings
+    settings = load_settings(preset=preset, overrides=wanted, environ={}).settings
     theirs: dict[int, list[float]] = {threads: [] for threads in sorted({1, cores()}, reverse=True)}
     ours = []
     for _ in range(repeats):
@@ -92,7 +92,7 @@ def _line(window: Window) -> str:
 
 
 def _apart(settings: Settings, threads: int, seconds: Seconds) -> float:
-    """Theirs, in a fresh process."""
+    """Return the env steps/s of Stable-Baselines3 in a fresh process."""
     receiver, sender = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("spawn").Process(target=_send, args=(sender, settings, threads, seconds))
     process.start()
@@ -145,7 +145,7 @@ def stable_baselines3(settings: Settings, *, threads: int, seconds: Seconds) -> 
 
 
 class Clock:
-    """Asked by Stable-Baselines3 after each env step: tells when to end, and how fast it was."""
+    """A callback of Stable-Baselines3 after each env step: ends the measurement and holds its rate."""
 
     def __init__(self, *, first: int, seconds: Seconds) -> None:
         """Count from env step `first` on, for `seconds`."""
@@ -155,7 +155,7 @@ class Clock:
         self.rate = 0.0
 
     def __call__(self, _locals: dict[str, Any], _globals: dict[str, Any]) -> bool:
-        """Whether to go on."""
+        """Return whether training continues."""
         self._asked += 1
         if self._asked == self._first:
             self._began = time.monotonic()
@@ -167,7 +167,7 @@ class Clock:
 
 
 def report(result: Result, settings: Settings) -> str:
-    """The result in lines to read."""
+    """Return the result as lines of text."""
     lines = [f"ours, {_arithmetic(settings)}: {result.rate:.0f} env steps/s (median)"]
     lines += [f"Stable-Baselines3, fp32, {n} threads: {median(rates):.0f} env steps/s" for n, rates in result.theirs.items()]
     return "\n".join([*lines, f"ours / theirs with {result.best} threads = {result.ratio:.2f}"])
@@ -190,12 +190,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if importlib.util.find_spec("stable_baselines3") is None:
             fix = "pip install stable-baselines3"
             raise ResourceError("nothing to compare with", found="no stable_baselines3", wanted="it installed", fix=fix)
-        settings = load(preset=asked.preset, overrides=asked.overrides, environ={}).settings
+        settings = load_settings(preset=asked.preset, overrides=asked.overrides, environ={}).settings
         print(f"{asked.preset} {' '.join(asked.overrides)}; load before: {os.getloadavg()[0]:.1f}", flush=True)
         print(report(benchmark(asked.preset, asked.overrides, repeats=asked.repeats, seconds=asked.seconds), settings))
         return 0
 
-    return root.run(measure, program="benchmarks.td3")
+    return process.run(measure, program="benchmarks.td3")
 
 
 if __name__ == "__main__":

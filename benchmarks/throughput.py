@@ -1,10 +1,10 @@
-"""How much of what the machine could do does the whole pipeline do?
+"""Throughput of the whole pipeline as a share of the rate that its parts allow on this machine.
 
-Run it with `python -m benchmarks.throughput`: a preset of each algorithm. Parts (environment, acting, making what is sent,
-training) and pipeline are measured in turns, since machines drift, and medians are compared:
+Run it with `python -m benchmarks.throughput`: a preset of each algorithm. Parts (environment, acting, making
+messages, training) and pipeline are measured in turns, since machines drift, and medians are compared:
 
     floor = the least of  cores / (core time per env step of all parts together)
-                          1 / (core time of the learner's own training)   it has one thread (and for TD3 a partner)
+                          1 / (core time of the learner's own training)   it has one thread
                           actors / (core time of the other parts)         so has each actor
     ratio = pipeline / floor                                                    on a machine that has nothing else to do
     core time = parts / core time of all processes per env step trained         on any machine; it does not see idle cores
@@ -20,11 +20,11 @@ from statistics import median
 
 from benchmarks.parts import Parts, measure, warm_up
 from benchmarks.pipeline import Window, running
+from common.config.load import load_settings
 from common.envs.make import spec_of
-from common.runtime.config import load
-from common.runtime.cpu import cores
+from common.runtime.machine import cores
 from common.units import Seconds
-from services.cli.supervisor import LEARNER
+from services.cli.train.supervisor import LEARNER
 
 NO_EVALUATOR = "evaluator.enabled=false"
 PRESETS = ("pong-nature", "pong-impala", "pong-a3c", "pong-a3c-grad", "pong-dqn", "pendulum-td3")
@@ -42,7 +42,7 @@ class Result:
 
     @property
     def floor(self) -> float:
-        """Env steps/s of the parts with nothing around them."""
+        """Return the env steps/s that the parts allow: the floor of the module's first lines."""
         return self.part.floor(self.actors)
 
     @property
@@ -68,7 +68,7 @@ class Result:
 
 def benchmark(preset: str, overrides: Sequence[str], *, repeats: int, seconds: Seconds, part_seconds: Seconds) -> Result:
     """Measure parts, pipeline, parts, pipeline, ..."""
-    settings = load(preset=preset, overrides=overrides, environ={}).settings
+    settings = load_settings(preset=preset, overrides=overrides, environ={}).settings
     parts, windows = [], []
     for _ in range(repeats):
         parts.append(measure(settings, part_seconds))
@@ -80,7 +80,7 @@ def benchmark(preset: str, overrides: Sequence[str], *, repeats: int, seconds: S
 
 
 def report(result: Result) -> str:
-    """The result in lines to read."""
+    """Return the result as lines of text."""
     part, trained = result.part, result.trained
     sampled = median(window.sampled_per_second for window in result.windows)
     lines = ["", "core time per env step (median, all cores busy alike)"]
@@ -94,7 +94,7 @@ def report(result: Result) -> str:
 
 
 def account(parts: Parts, window: Window, *, actors: int) -> str:
-    """One repetition, and where its time went."""
+    """Return the line of one repetition, with the share of time in each phase."""
     spent = window.cpu_seconds()
     per_step = {child: 1e6 * seconds / (window.trained_per_second * window.seconds) for child, seconds in spent.items()}
     costs = " ".join(f"{name} {1e6 * cost:.0f} us" for name, cost in parts._asdict().items())
@@ -113,7 +113,7 @@ def account(parts: Parts, window: Window, *, actors: int) -> str:
 
 
 def row(preset: str, result: Result) -> str:
-    """The result as a row of a Markdown table: parts in us, rates in env steps/s."""
+    """Return the result as a row of a Markdown table: parts in us, rates in env steps/s."""
     costs = (f"{1e6 * cost:.0f} us" for cost in result.part)
     rates = (f"{result.floor:,.0f}", f"{result.trained:,.0f}", f"{result.ratio:.0%}", f"{result.core_time:.0%}")
     return "| " + " | ".join((preset, *costs, *rates)) + " |"

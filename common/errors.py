@@ -1,14 +1,16 @@
-"""Every error of the project, split by whose fault it is.
+"""All errors of the project, by cause.
 
     RookeryError
-    ├── ConfigError      the user's: a setting, a command line, an environment, a preset      exit code 2
-    ├── ResourceError    the machine's: a port, a folder, a checkpoint, a missing ROM         exit code 2
-    ├── PeerError        the other side's: costs a counter and a log line, never the process
+    ├── ConfigError      an invalid setting, command line, environment or preset             exit code 2
+    ├── ResourceError    a port, a folder, a checkpoint, a ROM that cannot be used           exit code 2
+    ├── ProtocolError    an invalid message: counted and logged, and never ends the process
     │   └── DecodeError  bytes that are not a message of this protocol
     │       └── ProtocolVersionError  a message of another protocol version: answered with a Refusal
-    └── InternalError    ours: a broken invariant, worth a bug report                         exit code 1
+    ├── LostRankError    another rank of a learner has ended, so that this one cannot train on        exit code 1
+    └── InternalError    a broken invariant, which is a bug of the project                   exit code 1
 
-A message is a fact, the value found, the value wanted, and what to do about it.
+A message is a fact, the value found, the value wanted, and what to do. Text of other processes may be part of it: characters that
+a terminal would execute are escaped.
 """
 
 from __future__ import annotations
@@ -27,13 +29,22 @@ class DropReason(StrEnum):
     VERSION = "version"  # acted with a policy version that was never published
     STALE = "stale"  # older than the largest policy lag the run accepts
     DUPLICATE = "duplicate"  # a re-sent message that had arrived already
-    UNCREDITED = "uncredited"  # sent beyond every window, or by a peer that has none
+    UNCREDITED = "uncredited"  # sent, or claimed as sent, beyond every window, or by a worker that has none
     GAP = "gap"  # a sequence number that never came
-    STRANGER = "stranger"  # from a peer that has not been welcomed
-    ROLLED_BACK = "rolled_back"  # trained on after the checkpoint from which the learner resumed
-    PEER_LOST = "peer_lost"  # reported as produced by a peer that then died
+    UNKNOWN_SENDER = "unknown_sender"  # from a sender that has not been welcomed
+    ROLLED_BACK = "rolled_back"  # trained after the checkpoint of a resume, or lost with a replaced incarnation in lockstep
+    WORKER_LOST = "worker_lost"  # in flight when the worker's account was closed
     UNFINISHED = "unfinished"  # a rollout cut short by the end of its actor
     RUN_ENDED = "run_ended"  # still queued when the learner stopped
+
+
+class HandshakeFailure(StrEnum):
+    """Why a connection ended before its first message. The closed list of the `reason` label."""
+
+    KEY = "key"  # the worker's key is not among those that may connect
+    LEARNER_KEY = "learner_key"  # the worker takes the learner for one that has another key
+    MECHANISM = "mechanism"  # one side has keys, and the other has none
+    BROKEN = "broken"  # ended or fell silent in the middle, or did not speak ZeroMQ
 
 
 class RookeryError(Exception):
@@ -42,31 +53,42 @@ class RookeryError(Exception):
     exit_code = 1
 
     def __init__(self, fact: str, *, found: object = None, wanted: object = None, fix: str = "") -> None:
-        """Compose the one-line message; `found` and `wanted` are shown with `repr` unless they are strings."""
+        """Compose the message; `found` and `wanted` are shown with `repr` unless they are strings."""
         self.fact, self.found, self.wanted, self.fix = fact, found, wanted, fix
         parts = [f"{name} {_shown(value)}" for name, value in (("found", found), ("wanted", wanted)) if value is not None]
         text = fact + (": " + ", ".join(parts) if parts else "")
-        super().__init__(text + (f"; {fix}" if fix else ""))
+        super().__init__(escape_control_characters(text + (f"; {fix}" if fix else "")))
 
 
 def _shown(value: object) -> str:
     return value if isinstance(value, str) else repr(value)
 
 
+def escape_control_characters(text: str) -> str:
+    """Return `text` with every character that is not printable, other than a line break, as Python escapes it."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
+
+
 class ConfigError(RookeryError):
-    """The user asked for something that cannot be: refused before anything is written."""
+    """An invalid setting or argument, refused before anything is written."""
 
     exit_code = 2
 
 
 class ResourceError(RookeryError):
-    """The machine, the disk or a file does not give what the run needs."""
+    """The machine, the disk or a file lacks a resource that the run needs."""
 
     exit_code = 2
 
 
-class PeerError(RookeryError):
-    """The other side broke the protocol. Carries the drop reason that is counted."""
+class LostRankError(RookeryError):
+    """Another rank of the learner has ended or hangs: this one ends too, and the launcher restarts it."""
+
+
+class ProtocolError(RookeryError):
+    """An invalid message of another process, with the drop reason under which it is counted."""
 
     def __init__(self, reason: DropReason, fact: str, *, found: object = None, wanted: object = None, fix: str = "") -> None:
         """As `RookeryError`, with the `reason` under which the message is counted."""
@@ -74,7 +96,7 @@ class PeerError(RookeryError):
         self.reason = reason
 
 
-class DecodeError(PeerError):
+class DecodeError(ProtocolError):
     """Bytes that are not a message of this protocol version."""
 
     def __init__(self, fact: str, *, found: object = None, wanted: object = None) -> None:
@@ -86,9 +108,9 @@ class ProtocolVersionError(DecodeError):
     """A message of another protocol version; `found` and `wanted` are the two versions."""
 
     def __init__(self, *, found: int, wanted: int) -> None:
-        """One sentence that serves as the reason of a Refusal too."""
+        """Compose the message, which is also the reason in a Refusal."""
         super().__init__("protocol version", found=found, wanted=wanted)
 
 
 class InternalError(RookeryError):
-    """A broken invariant of our own."""
+    """A broken invariant of the project."""

@@ -1,7 +1,7 @@
-"""What a user names in the settings as `package.module:attribute`: found, or refused in one line.
+"""Imports of code that a user names in the settings, `package.module:attribute`, with errors of one line.
 
-An import statement whose name is data, and the only one. Whoever reads settings asks first, so that what does not import is
-refused before anything is built; whoever builds from the settings then finds the module imported already.
+This is the only module that imports by a name from data. `common.config` imports a user's code when settings are loaded, so that
+code which does not import is refused before anything is built.
 """
 
 from __future__ import annotations
@@ -12,70 +12,83 @@ import inspect
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 from common.errors import ConfigError
 
 
-def named(text: object) -> bool:
-    """Whether `text` names something of the user's, and nothing that comes with the project."""
+def is_user_code(text: object) -> bool:
+    """Return True where `text` names a user's code, False for a part of the project."""
     return isinstance(text, str) and ":" in text
 
 
-def find(entry_point: str, *, setting: str, what: str = "function", accepts: Callable[[object], bool] = callable) -> Any:
-    """Import `package.module:attribute`, which `setting` names: a `what`, told by `accepts`. Raises `ConfigError`."""
+def import_attribute(
+    entry_point: str, *, setting: str, what: str = "function", accepts: Callable[[object], bool] = callable
+) -> Any:
+    """Return the attribute `package.module:attribute` that `setting` names.
+
+    Raises `ConfigError` where it cannot be imported, and where `accepts` is False for it: it is not a `what`, such as a function.
+    """
     module_name, _, name = entry_point.partition(":")
     if not (module_name and name):
         raise ConfigError(f"{setting} is not complete", found=repr(entry_point), wanted=f"package.module:{what}")
+    module = import_module(module_name, setting=setting)
+    found = getattr(module, name, None)
+    if not accepts(found):
+        known = [public for public, value in vars(module).items() if public[0] != "_" and accepts(value)]
+        shown = name if found is None else f"{name}, a {type(found).__name__}"
+        raise ConfigError(f"{setting} names no {what} of {module_name}", found=shown, wanted=similar_names(name, known))
+    return found
+
+
+def import_module(module_name: str, *, setting: str) -> ModuleType:
+    """Import the module that `setting` names. Raises `ConfigError`."""
     try:
-        module = importlib.import_module(module_name)
+        return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"{setting} names a module that is not there",
+            f"{setting} names a module that does not exist",
             found=f"{module_name} ({error})",
             wanted="a module that Python can import",
-            fix="install it, or start where it lies",
+            fix="install it, or start in the folder that contains it",
         ) from error
-    except Exception as error:  # whatever the user's module does while it is imported
+    except Exception as error:  # the import runs the user's code
         raise ConfigError(
             f"{setting} names a module that does not import",
             found=f"{type(error).__name__}: {error} ({_place(error)})",
             wanted=module_name,
             fix=f"`python -c 'import {module_name}'` shows more",
         ) from error
-    found = getattr(module, name, None)
-    if not accepts(found):
-        known = [public for public, value in vars(module).items() if public[0] != "_" and accepts(value)]
-        shown = name if found is None else f"{name}, a {type(found).__name__}"
-        raise ConfigError(f"{setting} names no {what} of {module_name}", found=shown, wanted=closest(name, known))
-    return found
 
 
-def bound(function: Callable[..., Any], *args: object, entry_point: str, setting: str, kwargs: Mapping[str, Any]) -> partial[Any]:
-    """`function`, ready to be called with `args`, and with `kwargs`, which are `setting`. ConfigError where it takes others."""
-    if wrong := misfit(function, *args, **kwargs):
+def bind_arguments(
+    function: Callable[..., Any], *args: object, entry_point: str, setting: str, kwargs: Mapping[str, Any]
+) -> partial[Any]:
+    """Return `function` with `args`, and with `kwargs` from `setting`. Raises `ConfigError` where it takes other arguments."""
+    if wrong := signature_error(function, *args, **kwargs):
         raise ConfigError(f"{entry_point} does not take {setting}", found=dict(kwargs), wanted=wrong)
     return partial(function, *args, **kwargs)
 
 
-def misfit(function: Callable[..., Any], *args: object, **kwargs: object) -> str:
-    """Why `function` cannot be called so; empty where it can, or where nobody knows."""
+def signature_error(function: Callable[..., Any], *args: object, **kwargs: object) -> str:
+    """Return why `function` cannot be called with these arguments; empty where it can, or has no signature."""
     try:
         inspect.signature(function).bind(*args, **kwargs)
     except TypeError as error:
         return str(error)
-    except ValueError:  # written in C, and without a signature
+    except ValueError:  # a function in C without a signature
         return ""
     return ""
 
 
-def closest(name: str, known: Iterable[str]) -> str:
-    """What `name` was perhaps meant to be, in words."""
+def similar_names(name: str, known: Iterable[str]) -> str:
+    """Return the names in `known` that resemble `name`, for an error message."""
     return " or ".join(difflib.get_close_matches(name, list(known))) or "one that exists"
 
 
 def _place(error: Exception) -> str:
-    """File and line, of the text itself where that is no Python."""
+    """Return the file and line of an error."""
     if isinstance(error, SyntaxError):
         return f"{error.filename} line {error.lineno}"
     last = traceback.extract_tb(error.__traceback__)[-1]

@@ -1,7 +1,6 @@
-"""Names for the quantities that are easily confused: one unit for each, everywhere.
+"""Type aliases for quantities that are easily confused, each with one unit everywhere.
 
-They are plain aliases: they document a signature and cost nothing at run time. The least value written beside
-the type is what the wire refuses to go below.
+They document a signature and cost nothing at run time. `AtLeast` is the smallest value that is accepted from the wire.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ class AtLeast:
 
 
 Count: TypeAlias = Annotated[int, AtLeast(0)]
-"""A number of things, or the number of one thing, from 0."""
+"""A number of things from 0, or the index of one."""
 
 EnvSteps: TypeAlias = Annotated[int, AtLeast(0)]
 """Agent steps: one action chosen, `frame_skip` emulator frames played. A reset row is not a step."""

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes a base image from Debian's packages alone, for where no registry can be reached. Needs root, debootstrap and docker.
+# Makes a base image from Debian's packages alone, for machines without access to a registry. Needs root, debootstrap and docker.
 #   docker/base-image.sh rookery-base [package ...]
 # Then: make images BASE_IMAGE=rookery-base. MIRROR names another Debian mirror, SUITE a release with Python 3.11 or 3.12.
 set -eu

@@ -1,4 +1,4 @@
-"""Prints what the project needs to run, a requirement a line; without those that are named: `requirements.py [name ...]`."""
+"""Prints the requirements in pyproject.toml, one per line, except those named: `requirements.py [name ...]`."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Fixtures and order of all tests."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import resource
 from contextlib import contextmanager
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# A busy machine is no failing test: time is measured in benchmarks/, not asserted here.
-settings.register_profile("rookery", deadline=None)
+# A busy machine is no failing test: time is measured in benchmarks/, not asserted here. Examples are the same each time, so that
+# a failure is that of the change; `make fuzz` searches for new ones.
+settings.register_profile("rookery", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("rookery")
 
 
 def pytest_collection_modifyitems(items):
-    """What takes longest begins first (what has a time limit of its own, then real processes), so that all cores end together."""
+    """Run the longest tests first (own time limit, then real processes), so that all cores end together."""
 
     def order(item):
         limit = item.get_closest_marker("timeout")
@@ -37,3 +38,40 @@ def no_room():
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
     return full
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    """Return a function that writes a run with one checkpoint of random weights: `make_run(*overrides, preset=, version=)`."""
+    import torch
+
+    from common.algorithms.registry import build_algorithm
+    from common.config.load import as_yaml, load_settings
+    from common.envs.make import spec_of
+    from common.models.snapshot import ParameterLayout
+    from common.runtime import run_directory
+    from common.runtime.checkpoint_files import Checkpoint
+    from common.runtime.checkpoints import CheckpointStore
+
+    def write(*overrides, preset="cartpole", version=7, seed=1, path=None):
+        settings = load_settings(preset=preset, overrides=overrides, environ={}).settings
+        algorithm = build_algorithm(settings.algorithm, model=settings.model, env=spec_of(settings.env), seed=seed)
+        with torch.no_grad():
+            for parameter in algorithm.model.parameters():  # heads begin near zero, where actions would hardly differ
+                parameter.add_(torch.empty_like(parameter).normal_(std=0.3, generator=torch.Generator().manual_seed(seed)))
+        run = run_directory.RunDirectory(path or tmp_path / "run")
+        if not run.begun:
+            run_directory.create(run.path, config=as_yaml(settings), command=["rookery", "train", preset])
+        CheckpointStore(run.checkpoints, keep=3).save(
+            Checkpoint(
+                run_id="tiny",
+                version=version,
+                env_steps=1000 * version,
+                architecture=ParameterLayout.of(algorithm.model).fingerprint,
+                counters={},
+                state=algorithm.state_dict(),
+            )
+        )
+        return run, algorithm
+
+    return write

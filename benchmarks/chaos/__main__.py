@@ -37,10 +37,10 @@ def run(storms: Sequence[Storm], *, seed: int, short: bool) -> Iterator[Row]:
 def _groups(storms: Sequence[Storm], *, short: bool) -> list[list[Storm]]:
     if not short:
         return [[storm] for storm in storms]
-    alone = [[storm] for storm in storms if storm.alone or storm.needs()]
-    shared = [storm for storm in storms if not storm.alone and not storm.needs()]
+    skipped = [[storm] for storm in storms if storm.needs()]
+    shared = [storm for storm in storms if not storm.needs()]
     groups = [[storm for storm in shared if storm.setup.keys == keys] for keys in (False, True)]
-    return alone + [group for group in groups if group]
+    return skipped + [group for group in groups if group]
 
 
 def _union(storms: Sequence[Storm]) -> Setup:

@@ -1,7 +1,7 @@
 """Runs a service under a wall clock that can be stepped: `python -m benchmarks.chaos.clock FILE MODULE ARGUMENTS...`.
 
 `time.time` and `time.time_ns` of that process return the true time plus the offset in FILE. The monotonic clock, the
-kernel and libzmq keep the true time, as on a machine whose wall clock is set. libfaketime 0.9.10 is not used, because
+kernel and libzmq keep the true time, as on a machine where the wall clock is set. libfaketime 0.9.10 is not used, because
 `time.sleep` fails with EINVAL under it.
 """
 

@@ -26,16 +26,17 @@ from benchmarks.chaos.clock import Clock
 from benchmarks.chaos.proxy import Proxy
 from common.transport.curve import make as make_keys
 from common.units import EnvSteps, Seconds
-from services.cli import tether
-from services.cli.ports import free_ports
-from services.cli.status import Samples, get, parse_metrics
+from services.cli.train import exit_with_parent
+from services.cli.train.plan import free_ports
+from services.cli.train.status import Samples, get, parse_metrics
 
 ROOT = Path(__file__).parents[2]
 PERIOD: Seconds = 0.005  # of one step of one environment
+SHORT_PERIOD: Seconds = 0.01  # in the short form, which shares the machine with other tests
 ENVS, LENGTH, CREDITS = 4, 16, 2
 MESSAGE: EnvSteps = ENVS * LENGTH
 UNSEEN: EnvSteps = (CREDITS + 1) * MESSAGE  # most that a killed actor stepped after its last message: its credits and a rollout
-WAIT: Seconds = 90.0  # for anything awaited; only a fault lets it pass
+WAIT: Seconds = 240.0  # for anything awaited; only a fault lets it pass
 POLL: Seconds = 0.02
 RESTART: Seconds = 0.2  # between an exit and the next start, doubled up to RESTART_MOST while a service ends at once
 RESTART_MOST: Seconds = 3.0
@@ -89,6 +90,7 @@ class Deployment:
 
     setup: Setup
     folder: Path
+    period: Seconds = PERIOD
     exits: list[Exit] = field(default_factory=list)
     killed: int = 0  # lives of actors that could not say goodbye
     _children: dict[str, _Child] = field(default_factory=dict)
@@ -108,7 +110,7 @@ class Deployment:
             folder.mkdir()
         self.run_dir = self.disk / "run"
         self.config = self.folder / "chaos.yaml"
-        text = CONFIG.format(envs=ENVS, folder=self.steps_folder, period=PERIOD, length=LENGTH, credits=CREDITS)
+        text = CONFIG.format(envs=ENVS, folder=self.steps_folder, period=self.period, length=LENGTH, credits=CREDITS)
         self.config.write_text(textwrap.dedent(text))
         names = [f"actor-{index}" for index in range(self.setup.actors)]
         self.names = ["learner", *names, "evaluator"]
@@ -265,7 +267,9 @@ class Deployment:
                 self._reap(name)
         with contextlib.suppress(TimeoutError):
             self.until(
-                lambda: (books := self.ledger()) and not books["in_flight"] and not books["queued"], "all is settled", 10.0
+                lambda: (books := self.ledger()) and not books["in_flight"] and not books["queued"],
+                "all experience is completed",
+                10.0,
             )
         with self._lock:
             self._terminate("learner")
@@ -295,7 +299,7 @@ class Deployment:
             self.exits.append(Exit(name=name, pid=process.pid, code=process.returncode, caused=caused, words="".join(words)))
 
     def _restart(self) -> None:
-        """Start all services, and again after each end. They are tethered to this thread, which lives as long as `self`."""
+        """Start all services, and again after each end. They are killed when this thread ends, which lives as long as `self`."""
         with self._lock:
             for name in self.names:
                 self._children[name] = _Child(self._start(name), time.monotonic())
@@ -318,7 +322,7 @@ class Deployment:
 
     def _start(self, name: str) -> subprocess.Popen[bytes]:
         own = {name_: value for name_, value in os.environ.items() if not name_.startswith("ROOKERY_")}
-        words = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid())]
+        words = [sys.executable, "-I", "-S", exit_with_parent.__file__, str(os.getpid())]
         words += [sys.executable, "-m", *(["benchmarks.chaos.clock", str(self.clock.path)] if self.setup.clock else [])]
         words += [*self._words(name), f"metrics.port={self.http[name]}"]
         if self.setup.shm:
@@ -345,7 +349,8 @@ class Deployment:
 
 
 @contextmanager
-def deployed(setup: Setup) -> Iterator[Deployment]:
+def deployed(setup: Setup, *, short: bool = False) -> Iterator[Deployment]:
     """Yield a running deployment in a folder of its own, which is removed at the end."""
-    with tempfile.TemporaryDirectory(prefix="chaos-") as folder, Deployment(setup, Path(folder)) as deployment:
+    period = SHORT_PERIOD if short else PERIOD
+    with tempfile.TemporaryDirectory(prefix="chaos-") as folder, Deployment(setup, Path(folder), period) as deployment:
         yield deployment

@@ -28,7 +28,7 @@ _COUNT = struct.Struct("<q")
 _counters: dict[Path, mmap.mmap] = {}
 
 
-class Paced(gymnasium.Env[NDArray[np.float32], np.int64]):
+class TimedSteps(gymnasium.Env[NDArray[np.float32], np.int64]):
     """Episodes of `EPISODE` steps; the reward is 1 where the action matches the sign of the observation."""
 
     def __init__(self, *, folder: str, period: Seconds) -> None:
@@ -61,9 +61,9 @@ class Paced(gymnasium.Env[NDArray[np.float32], np.int64]):
         return np.array([self._seen], np.float32)
 
 
-def make(*, folder: str, period: Seconds) -> Paced:
+def make(*, folder: str, period: Seconds) -> TimedSteps:
     """Return one environment; the entry point of the chaos and soak runs."""
-    return Paced(folder=folder, period=period)
+    return TimedSteps(folder=folder, period=period)
 
 
 def env_steps(folder: Path, role: str = "actor") -> dict[int, EnvSteps]:

@@ -20,7 +20,8 @@ import zmq
 
 from benchmarks.chaos import messages
 from benchmarks.chaos.messages import Frames, Target
-from common.transport.curve import PeerKeys
+from common.config.endpoint import parse_endpoint
+from common.transport.curve import WorkerKeys
 
 CONNECTIONS = 8
 BURST = 50  # messages of one plain connection
@@ -46,8 +47,8 @@ class Plain:
 
     def __init__(self, endpoint: str) -> None:
         """Connect with the first message."""
-        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-        self._address, self._socket, self._sent = (host, int(port)), None, 0
+        address = parse_endpoint(endpoint)
+        self._address, self._socket, self._sent = (address.host, address.port), None, 0
 
     def send(self, frames: Frames) -> None:
         """Write one message, and begin a new connection where the last one was closed or has had its share."""
@@ -64,7 +65,7 @@ class Plain:
             self._socket = None
 
     def target(self) -> Target:
-        """Return a target without facts: an unauthenticated sender knows nothing about the run."""
+        """Return a target without facts of the run: an unauthenticated sender receives none."""
         return Target()
 
 
@@ -78,7 +79,7 @@ class Keyed:
         self._sockets = []
         for number in range(CONNECTIONS):
             dealer = self._context.socket(zmq.DEALER)
-            for option, value in {**(PeerKeys.of(keys).options if keys else {}), zmq.LINGER: 0, zmq.SNDTIMEO: 1000}.items():
+            for option, value in {**(WorkerKeys.of(keys).options if keys else {}), zmq.LINGER: 0, zmq.SNDTIMEO: 1000}.items():
                 dealer.setsockopt(option, value)
             dealer.connect(endpoint)
             with contextlib.suppress(zmq.Again):

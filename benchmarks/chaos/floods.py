@@ -16,12 +16,12 @@ from benchmarks import keys_storm
 from benchmarks.chaos import flooder
 from benchmarks.chaos.deployment import ROOT, Setup
 from benchmarks.chaos.storm import Scene, Storm
-from common.transport.curve import PeerKeys
+from common.transport.curve import WorkerKeys
 from common.units import MIB, Seconds
 
 RATE = 4_000.0  # messages per second
 HELD: Seconds = 10.0
-UNREADABLE = ("rookery_learner_messages_dropped_total", "decode")  # what the strangers send is no message
+UNREADABLE = ("rookery_learner_messages_dropped_total", "decode")  # the bytes of unknown senders are no message
 
 
 def flood(scene: Scene, *, inside: bool) -> None:
@@ -91,17 +91,17 @@ def half_open(scene: Scene) -> None:
 
 
 def wrong_keys(scene: Scene) -> None:
-    """Connect 2,000 strangers, 100 in the short form: unknown keys, another learner's key, no keys, a password."""
+    """Connect 2,000 unknown senders, 100 in the short form: unknown keys, another learner's key, no keys, a password."""
     deployment, count = scene.deployment, int(scene.scaled(2_000, 100))
-    learner_key = PeerKeys.of(str(deployment.keys / "flooder"))
+    learner_key = WorkerKeys.of(str(deployment.keys / "flooder"))
     assert learner_key is not None
     before = deployment.read("learner").get(UNREADABLE, 0.0)
     endpoint = f"tcp://127.0.0.1:{deployment.port}"
     outcomes = keys_storm.storm(endpoint, count, scene.chance.randrange(2**31), learner_key=learner_key.learner)
     arrived = deployment.read("learner").get(UNREADABLE, 0.0) - before
     scene.notes.append(", ".join(f"{outcome} {times}" for outcome, times in sorted(outcomes.items())))
-    if let_in := sum(times for outcome, times in outcomes.items() if outcome.endswith("let in")):
-        scene.broken.append(f"{let_in} of {count:,} connections with wrong keys got in")
+    if accepted := sum(times for outcome, times in outcomes.items() if outcome.endswith("accepted")):
+        scene.broken.append(f"{accepted} of {count:,} connections with wrong keys were accepted")
     if arrived:
         scene.broken.append(f"{arrived:.0f} messages of connections with wrong keys arrived")
     scene.await_flow()
@@ -127,6 +127,8 @@ STORMS = [
         name="flood-door", what="100,000 hostile messages without a key, the learner has keys; wanted: honest rate 95 %",
         disturb=partial(flood, inside=False), setup=ENCRYPTED, rate_goal=0.95,
     ),
+    # Before the messages of flood-inside, which the short form's learner may still be counting as unreadable afterwards.
+    Storm(name="wrong-keys", what="2,000 connections with wrong keys or none", disturb=wrong_keys, setup=ENCRYPTED),
     Storm(
         name="flood-inside", what="100,000 hostile messages with a valid key; wanted: honest rate 80 %",
         disturb=partial(flood, inside=True), setup=ENCRYPTED, rate_goal=0.80,
@@ -136,6 +138,5 @@ STORMS = [
         disturb=partial(flood, inside=False),
     ),
     Storm(name="half-open", what="1,000 connections that never finish their handshake", disturb=half_open),
-    Storm(name="wrong-keys", what="2,000 connections with wrong keys or none", disturb=wrong_keys, setup=ENCRYPTED),
     Storm(name="unfinished", what="1 GiB of one message that never ends", disturb=unfinished),
 ]  # fmt: skip

@@ -39,12 +39,12 @@ def blows(chance: random.Random, *, count: int, seconds: Seconds, actors: int) -
 
 
 def kill_actors(scene: Scene) -> None:
-    """Send 200 signals within 10 minutes; 6 within 6 seconds in the short form."""
+    """Send 200 signals within 10 minutes; 5 within 5 seconds in the short form, one of each kind."""
     deployment, began = scene.deployment, time.monotonic()
     names = deployment.actors
     stopped = scene.scaled(STOPPED, 1.0)
     timers = []
-    for blow in blows(scene.chance, count=int(scene.scaled(200, 6)), seconds=scene.scaled(600, 6), actors=len(names)):
+    for blow in blows(scene.chance, count=int(scene.scaled(200, 5)), seconds=scene.scaled(600, 5), actors=len(names)):
         time.sleep(max(0.0, began + blow.at - time.monotonic()))
         name = names[blow.actor]
         if blow.kind == "STOP":
@@ -95,9 +95,8 @@ STORMS = [
         name="kill-learners",
         what="20 times KILL, SEGV or TERM for the learner, at random moments",
         disturb=kill_learners,
-        alone=True,
     ),
-    Storm(name="kill-all", what="KILL for every process at once, three times", disturb=kill_all, alone=True, short=False),
+    Storm(name="kill-all", what="KILL for every process at once, three times", disturb=kill_all, short=False),
     Storm(
         name="kill-actors",
         what="200 signals in 10 minutes for 4 actors: KILL, SEGV, TERM, STOP for 10 s",
@@ -106,12 +105,12 @@ STORMS = [
     ),
     *(
         Storm(
-            name=f"pause-{who}-{seconds:g}",
+            name=f"pause-{target}-{seconds:g}",
             what=f"SIGSTOP for {seconds:g} s: {' and '.join(names)}",
             disturb=partial(pause, names=names, seconds=seconds),
             short=seconds == PAUSES[0],
         )
-        for who, names in (("learner", ("learner",)), ("workers", ("actor-0", "evaluator")))
+        for target, names in (("learner", ("learner",)), ("workers", ("actor-0", "evaluator")))
         for seconds in PAUSES
     ),
 ]

@@ -1,4 +1,4 @@
-"""Hostile messages for a learner's port, each kind one function of a seeded generator: frames in, frames out."""
+"""Hostile messages for a learner's port, each kind one function of a seeded generator, from message parts to message parts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,21 @@ from typing import TypeAlias
 import msgpack
 import numpy as np
 
-from common.wire import codec
-from common.wire.limits import HEADER_BYTES, INTEGER_MAX
-from common.wire.messages import Arrays, ArraySpec, Dropped, Envelope, Goodbye, Hello, Message, Report, SnapshotWanted, Trajectory
+from common.protocol import codec
+from common.protocol.limits import HEADER_BYTES, INTEGER_MAX
+from common.protocol.messages import (
+    PROTOCOL_VERSION,
+    Arrays,
+    ArraySpec,
+    Dropped,
+    Envelope,
+    Goodbye,
+    Hello,
+    Message,
+    Report,
+    SnapshotWanted,
+    Trajectory,
+)
 
 Frames: TypeAlias = Sequence[bytes]
 _FREE = 3  # rows of an array whose length the sender chooses
@@ -20,7 +32,7 @@ _FREE = 3  # rows of an array whose length the sender chooses
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A flooder's knowledge of the run: the fields of its own Welcome, and the names of honest workers."""
+    """The facts of the run that a flooder uses: the fields of its own Welcome, and the names of honest workers."""
 
     run: str = ""
     schema: tuple[ArraySpec, ...] = ()
@@ -31,12 +43,12 @@ def hello(chance: random.Random, target: Target) -> Frames:
     """Return a Hello that uses a connected worker's name with a huge incarnation, in either role."""
     message = Hello(
         role=chance.choice(("actor", "evaluator")),
-        peer=chance.choice(target.names),
+        worker=chance.choice(target.names),
         incarnation=chance.choice((INTEGER_MAX, INTEGER_MAX - 1, 2**62)),
         software="flooder",
         env_signature="",
         resend_from=chance.choice((0, 1, 2**40)),
-        settled=chance.choice((0, 2**40)),
+        completed=chance.choice((0, 2**40)),
         produced=chance.choice((0, 2**40)),
     )
     return encode(target, message)
@@ -50,14 +62,14 @@ def trajectory(chance: random.Random, target: Target) -> Frames:
         seq=chance.choice((0, 1, chance.randrange(1000), 2**40)),
         version=chance.choice((0, 1, chance.randrange(100), 2**40)),
         env_steps=int(np.count_nonzero(valid)) if valid is not None else 64,
-        shipped=chance.choice((64, 640, 2**40)),
+        env_steps_sent=chance.choice((64, 640, 2**40)),
         arrays=arrays,
     )
     return encode(target, message)
 
 
 def counters(chance: random.Random, target: Target) -> Frames:
-    """Return a Report or Goodbye with counters that nobody reached."""
+    """Return a Report or Goodbye with counters far above the true ones."""
     dropped = (Dropped(reason=chance.choice(("unfinished", "x" * 100)), env_steps=2**40),)
     message: Message = Report(produced=2**41, dropped=dropped)
     if chance.random() < 0.1:  # noqa: PLR2004
@@ -89,7 +101,7 @@ _BOMBS = (
     b"\xdf\xff\xff\xff\xff",
     b"\xdd\xff\xff\xff\xff",
     b"\xc6\xff\xff\xff\xff",
-    msgpack.packb({"v": 1, "tag": "hello", "run": "x" * 30_000}),
+    msgpack.packb({"v": PROTOCOL_VERSION, "tag": "hello", "run": "x" * 30_000}),
     msgpack.packb({str(number): {} for number in range(2000)}),
     b"GET / HTTP/1.1\r\n\r\n",
 )
@@ -126,13 +138,13 @@ def flood(chance: random.Random, target: Callable[[], Target]) -> Iterator[Frame
 def own_hello(target: Target, name: str) -> Frames:
     """Return an honest actor's first greeting, which a learner answers with the run's schema."""
     message = Hello(
-        role="actor", peer=name, incarnation=1, software="flooder", env_signature="", resend_from=0, settled=0, produced=0
+        role="actor", worker=name, incarnation=1, software="flooder", env_signature="", resend_from=0, completed=0, produced=0
     )
     return encode(target, message)
 
 
 def encode(target: Target, message: Message) -> Frames:
-    """Return the frames of a message of the target's run."""
+    """Return the parts of a message of the target's run."""
     return [bytes(frame) for frame in codec.encode(Envelope(run=target.run, message=message))]
 
 

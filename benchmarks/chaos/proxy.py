@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Self
 
+from common.protocol import header
 from common.units import Seconds
-from common.wire import header
 
 CHUNK = 64 * 1024
 BACKLOG = 64  # chunks that one direction holds: as much as the buffers of a long line
@@ -124,7 +124,7 @@ class Proxy:
         return piece[:place] + bytes([piece[place] ^ self.chance.randrange(1, 256)]) + piece[place + 1 :]
 
     def _kept(self, learner: socket.socket) -> Iterator[bytes]:
-        """Yield what the learner sends, less the messages that are withheld, frame by frame."""
+        """Yield what the learner sends, less the messages that are withheld, one ZMTP frame at a time."""
         for _ in range(GREETING):  # each side waits for parts of the other's
             yield _exactly(learner, 1)
         withholding = begun = False

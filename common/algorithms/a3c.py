@@ -1,35 +1,181 @@
-"""Asynchronous advantage actor-critic by data: actors send experience, the learner takes one step for each batch.
+"""Asynchronous advantage actor-critic by data: actors send experience, the learner takes one gradient step for each batch.
 
 Mnih et al. 2016 (arXiv:1602.01783), with generalised advantages for n-step returns, of which gae_lambda = 1 are the paper's.
+
+All losses are means over the valid env steps, so that a step's size does not depend on how much one batch holds. (The papers sum,
+and clip sums: their learning rates and clips must not be copied as they are.)
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from common.algorithms.appraisal import Appraisal, steps
-from common.algorithms.batch import Batch
-from common.algorithms.returns import Returns
-from common.algorithms.settings.a3c import A3CSettings
-from common.algorithms.single_pass import SinglePass
-from common.algorithms.vtrace import vtrace
+from common.algorithms import losses, optim
+from common.algorithms.api import Entry, RunProgress, UpdateResult
+from common.algorithms.on_policy import (
+    ActorCriticLearner,
+    ActorCriticPolicy,
+    Batch,
+    NetworkOutputs,
+    network_outputs,
+    recorded_log_prob,
+    return_inputs,
+)
+from common.algorithms.ranks import ALONE, Ranks, total
+from common.algorithms.returns import Returns, vtrace
+from common.algorithms.settings import A3CSettings, ImpalaSettings, SinglePassSection
+from common.envs.spec import EnvSpec
+from common.models.arithmetic import CPU
+from common.models.spec import ModelSettings
 
 
-class A3C(SinglePass):
+class SinglePassLoss(NamedTuple):
+    """`total` to minimise; the others are scalars without gradient, named as the metrics are."""
+
+    total: Tensor
+    policy_loss: Tensor
+    value_loss: Tensor
+    entropy: Tensor
+    explained_variance: Tensor
+
+
+LOSS_PARTS = SinglePassLoss._fields[1:]
+"""The metrics of the loss, in the order of `SinglePassLoss`."""
+
+
+def single_pass_loss(
+    settings: SinglePassSection,
+    batch: Batch,
+    outputs: NetworkOutputs,
+    returns: Returns,
+    target: Tensor,
+    *,
+    entropy_coef: float,
+    ranks: Ranks = ALONE,
+) -> SinglePassLoss:
+    """Advantage actor-critic (Mnih et al. 2016, arXiv:1602.01783, section 4; Espeholt et al. 2018, eq. 4 and below).
+
+        loss = mean( - A_t * log pi(a_t | o_t) ) + value_coef * mean( (V(o_t) - target_t)^2 ) / 2 - entropy_coef * mean( H_t )
+
+    over the valid rows, of which there must be one (on one of the `ranks`). `target` is that of `returns`, in the units of the
+    value head; `entropy_coef` is that of this point of the run.
+    """
+    valid = batch.valid
+    advantage = returns.advantage[valid]
+    if settings.normalize_advantage:
+        advantage = losses.standardized(advantage, least_std=settings.least_advantage_std, ranks=ranks)
+    log_prob = outputs.log_prob[valid]
+    losses.require_vectors(log_prob, advantage)
+    policy_loss = -(log_prob * advantage).mean()
+    value_loss = losses.value_loss(value=outputs.normalized_value[valid], target=target[valid])
+    entropy = outputs.entropy[valid].mean()
+    total = policy_loss + settings.value_coef * value_loss - entropy_coef * entropy
+    explained = losses.explained_variance(value=outputs.value[valid], target=returns.target[valid])
+    return SinglePassLoss(total, policy_loss.detach(), value_loss.detach(), entropy.detach(), explained)
+
+
+class SinglePassLearner(ActorCriticLearner):
+    """`common.algorithms.api.Algorithm` but for `returns`, in which A3C and IMPALA differ."""
+
+    _settings: A3CSettings | ImpalaSettings
+
+    def __init__(
+        self,
+        *,
+        settings: A3CSettings | ImpalaSettings,
+        model: ModelSettings,
+        env: EnvSpec,
+        seed: int,
+        device: torch.device = CPU,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        """Build the network and optimizer; `seed` fixes initial weights."""
+        super().__init__(
+            settings=settings,
+            model=model,
+            env=env,
+            seed=seed,
+            optimizer=settings.optimizer,
+            eps=settings.optimizer_eps,
+            device=device,
+            ranks=ranks,
+        )
+
+    def update(self, batch: Batch, progress: RunProgress, stop: Callable[[], bool] = lambda: False) -> UpdateResult:
+        """Take one gradient step on the valid env steps of a batch.
+
+        Where loss or gradient is not finite the step is left out and counted (`nonfinite_steps`), and its measures are absent.
+        """
+        del stop  # an update is one step
+        settings = self._settings
+        samples = int(batch.valid.count_nonzero().item())
+        if total(samples, self._ranks) == 0:
+            return UpdateResult(samples=0, metrics={})
+        lag = progress.version - batch.version
+        learning_rate = optim.scheduled_learning_rate(settings, progress)
+        entropy_coef = optim.scheduled_entropy_coef(settings, env_steps=progress.env_steps)
+        outputs = network_outputs(self._model, batch, moments=self._moments, precision=settings.precision)
+        with torch.no_grad():
+            returns = self.returns(batch, outputs, lag)
+            target = self.normalize_targets(returns.target, batch.valid) if settings.normalize_value else returns.target
+        loss = single_pass_loss(settings, batch, outputs, returns, target, entropy_coef=entropy_coef, ranks=self._ranks)
+        norm = optim.gradient_step(
+            self._optimizer,
+            self._model,
+            loss.total,
+            lr=learning_rate,
+            max_grad_norm=settings.max_grad_norm,
+            rows=samples,
+            ranks=self._ranks,
+        )
+        if samples == 0:
+            return UpdateResult(samples=0, metrics={"nonfinite_steps": float(norm is None)})
+        metrics = {
+            "learning_rate": learning_rate,
+            "entropy_coef": entropy_coef,
+            "policy_lag_mean": lag.double().mean().item(),
+            "nonfinite_steps": float(norm is None),
+        }
+        if norm is not None:
+            metrics |= zip(LOSS_PARTS, torch.stack(loss[1:]).tolist(), strict=True)
+            metrics |= {"grad_norm": norm.item()} | _policy_change(batch, outputs.log_prob.detach())
+        return UpdateResult(samples=samples, metrics=metrics)
+
+    @abstractmethod
+    def returns(self, batch: Batch, outputs: NetworkOutputs, lag: Tensor) -> Returns:
+        """Advantages and value targets [T, B] in units of return; `lag` [B] in versions. Called without gradient."""
+
+
+def _policy_change(batch: Batch, log_prob: Tensor) -> dict[str, float]:
+    """KL(mu, pi) of the policies that acted and that learns, by the estimator of `losses.policy_loss`, and their ratios."""
+    log_ratio = (log_prob - batch.log_prob)[batch.valid]
+    ratio = log_ratio.exp()
+    distance = (ratio - 1.0).abs().amax()
+    return {"approx_kl": (ratio - 1.0 - log_ratio).mean().item(), "first_ratio_error": distance.item()}
+
+
+class A3C(SinglePassLearner):
     """`common.algorithms.api.Algorithm` for actor-critic networks."""
 
     _settings: A3CSettings
 
-    def returns(self, batch: Batch, seen: Appraisal, lag: Tensor) -> Returns:
-        """GAE for what the newest policy acted; the same with clipped probability ratios, V-trace, for what an older one did."""
+    def returns(self, batch: Batch, outputs: NetworkOutputs, lag: Tensor) -> Returns:
+        """GAE where the newest policy acted; the same with clipped probability ratios, V-trace, where an older one did."""
         settings = self._settings
         return vtrace(
-            **steps(batch, seen, clip_reward=settings.clip_reward),
-            log_ratio=torch.where(lag > 0, seen.log_prob - batch.log_prob, 0.0),
+            **return_inputs(batch, outputs, clip_reward=settings.clip_reward),
+            log_ratio=torch.where(lag > 0, outputs.log_prob - batch.log_prob, 0.0),
             gamma=settings.gamma,
             lambda_=settings.gae_lambda,
             rho_clip=settings.ratio_clip,
             c_clip=settings.ratio_clip,
             pg_rho_clip=settings.ratio_clip,
         )
+
+
+ENTRY = Entry(settings=A3CSettings, algorithm=A3C, policy=ActorCriticPolicy, recorded=recorded_log_prob)

@@ -1,78 +1,141 @@
 """Asynchronous advantage actor-critic by gradients: actors compute them on their own rollouts, the learner takes the steps.
 
 As in Mnih et al. 2016 (arXiv:1602.01783), but the weights are the learner's and so is the only optimizer: actors keep no
-state that training depends on. The learner averages a group of gradients in each step, those that come late counting less.
+state that training depends on. The learner averages a group of gradients in each step, in which older ones have less weight.
+
+A Gradient message has these arrays. P = parameters of the network, in the order of its snapshots, those included that are not
+trained (their gradient is 0).
+
+| array | dtype | shape | meaning |
+|---|---|---|---|
+| gradient | float32, or uint16 holding bfloat16 bits | [P] | of the mean loss over the rollout's valid env steps |
+| loss_parts | float32 | [len(LOSS_PARTS)] | the parts of that loss, by the names in `LOSS_PARTS` |
+| episode_return, episode_length | float32, int32 | [K] | raw return and env steps of the episodes that ended in the rollout |
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from common.algorithms import returns, schedules
-from common.algorithms.actor_critic import ActorCriticLearner
-from common.algorithms.api import Place, Progress, Sample, UpdateResult
-from common.algorithms.appraisal import appraise, steps
-from common.algorithms.batch import collate
-from common.algorithms.gradient import PARTS
+from common.algorithms import optim
+from common.algorithms.a3c import LOSS_PARTS, single_pass_loss
+from common.algorithms.api import Entry, RunProgress, UpdateResult, WorkerContext
 from common.algorithms.moments import Moments
-from common.algorithms.policy import ActorCriticPolicy
-from common.algorithms.settings.a3c import A3CGradSettings
-from common.algorithms.single_pass import single_pass_loss
+from common.algorithms.on_policy import (
+    ActorCriticLearner,
+    ActorCriticPolicy,
+    collate,
+    network_outputs,
+    recorded_log_prob,
+    return_inputs,
+)
+from common.algorithms.payload import Payload, check_gradient_episodes
+from common.algorithms.ranks import ALONE, Ranks, average_gradients, total
+from common.algorithms.returns import gae
+from common.algorithms.settings import A3CGradSettings
 from common.envs.spec import EnvSpec
+from common.errors import DropReason, ProtocolError
 from common.models import nets, snapshot
 from common.models.arithmetic import CPU
 from common.models.spec import ModelSettings, Precision
+from common.protocol.events import Experience
+from common.protocol.limits import REWARD_MAX
+from common.protocol.messages import Arrays, ArraySpec, ExperienceMessage, Gradient
 from common.units import EnvSteps, Version
-from common.wire.messages import Arrays
+
+_BF16_EXPONENT = np.uint16(0x7F80)  # all ones: infinity or NaN
 
 
 class GradientPolicy(ActorCriticPolicy):
-    """`common.algorithms.api.Policy` that sends the gradient of the loss on what it played, at the weights that played it."""
+    """Sends the gradient of the loss on the rollout that it acted in, at the weights that acted."""
 
     def __init__(
-        self, *, settings: A3CGradSettings, model: ModelSettings, env: EnvSpec, precision: Precision, seed: int, place: Place
+        self,
+        *,
+        settings: A3CGradSettings,
+        model: ModelSettings,
+        env: EnvSpec,
+        precision: Precision,
+        seed: int,
+        context: WorkerContext,
     ) -> None:
         """It acts in `precision`; gradients are float32, computed in the arithmetic that the settings name."""
-        super().__init__(model=model, env=env, precision=precision, seed=seed, place=place)
-        self._settings, self._env = settings, env
-        self._entropy_coef = settings.entropy_coef
-        self._trained = nets.build(model, env)
+        super().__init__(model=model, env=env, precision=precision, seed=seed, context=context)
+        self._settings, self._env = settings.for_actions(discrete=env.action.discrete), env
+        self._entropy_coef = optim.scheduled_entropy_coef(self._settings, env_steps=0)
+        self._trained = nets.build_actor_critic(model, env)
 
     def load(self, version: Version, parameters: Tensor, *, env_steps: EnvSteps) -> None:
         """As the base, and the same weights to differentiate, with the entropy bonus of this point of the run."""
         super().load(version, parameters, env_steps=env_steps)
-        self._entropy_coef = schedules.entropy_coef(self._settings, env_steps=env_steps)
+        self._entropy_coef = optim.scheduled_entropy_coef(self._settings, env_steps=env_steps)
         snapshot.load(self._trained, parameters)
 
     def experience(self, rollout: Arrays) -> Arrays:
-        """The arrays of a Gradient; zeros for a rollout of nothing but reset rows."""
-        batch = collate([Sample(version=self.version, env_steps=0, arrays=rollout)], self._env)
-        parts = torch.zeros(len(PARTS))
+        """Return the arrays of a Gradient; zeros for a rollout of nothing but reset rows."""
+        settings = self._settings
+        batch = collate([Experience(version=self.version, env_steps=0, arrays=rollout)], self._env)
+        parts = torch.zeros(len(LOSS_PARTS))
         self._trained.zero_grad(set_to_none=True)
         if batch.valid.any():
-            seen = appraise(self._trained, batch, moments=Moments(), precision=self._settings.precision)
-            rollout_steps = steps(batch, seen, clip_reward=self._settings.clip_reward)
-            made = returns.gae(**rollout_steps, gamma=self._settings.gamma, lambda_=self._settings.gae_lambda)
-            loss = single_pass_loss(self._settings, batch, seen, made, made.target, entropy_coef=self._entropy_coef)
+            outputs = network_outputs(self._trained, batch, moments=Moments(), precision=settings.precision)
+            inputs = return_inputs(batch, outputs, clip_reward=settings.clip_reward)
+            returns = gae(**inputs, gamma=settings.gamma, lambda_=settings.gae_lambda)
+            loss = single_pass_loss(settings, batch, outputs, returns, returns.target, entropy_coef=self._entropy_coef)
             loss.total.backward()  # type: ignore[no-untyped-call]
             parts = torch.stack(loss[1:])
         return {
-            "gradient": snapshot.flatten_gradient(self._trained, self._settings.gradient_precision),
+            "gradient": snapshot.flatten_gradient(self._trained, settings.gradient_precision),
             "loss_parts": parts.numpy(),
             "episode_return": rollout["episode_return"],
             "episode_length": rollout["episode_length"],
         }
 
 
-class Group(NamedTuple):
-    """K gradients and what they weigh."""
+def gradient_payload(
+    *, settings: A3CGradSettings, model: ModelSettings, env: EnvSpec, length: int, num_envs: int, **_: object
+) -> Payload:
+    """Gradients of the network that `model` and `env` describe, each of at most T = `length` by B = `num_envs` env steps."""
+    size = snapshot.ParameterLayout.of(nets.outline_actor_critic(model, env)).size
+    schema = (
+        ArraySpec(name="gradient", dtype="float32" if settings.gradient_precision == "fp32" else "uint16", shape=(size,)),
+        ArraySpec(name="loss_parts", dtype="float32", shape=(len(LOSS_PARTS),)),
+        ArraySpec(name="episode_return", dtype="float32", shape=(-1,)),
+        ArraySpec(name="episode_length", dtype="int32", shape=(-1,)),
+    )
+    return Payload(
+        message_type=Gradient,
+        schema=schema,
+        check=partial(check_gradient, most=length * num_envs),
+        episodes=lambda: partial(check_gradient_episodes, num_envs=num_envs, most_reward=REWARD_MAX),
+    )
+
+
+def check_gradient(message: ExperienceMessage, *, most: int) -> None:
+    """Refuse (ProtocolError) bfloat16 that is not finite, and a gradient of more than `most` env steps: they are its weight."""
+    if message.env_steps > most:
+        raise ProtocolError(DropReason.SCHEMA, "env steps of a gradient", found=message.env_steps, wanted=f"at most {most}")
+    gradient = message.arrays["gradient"]
+    if gradient.dtype == np.uint16:
+        broken = np.flatnonzero((gradient & _BF16_EXPONENT) == _BF16_EXPONENT)
+        if len(broken):
+            fact = f"array gradient at {[int(broken[0])]}"
+            raise ProtocolError(
+                DropReason.NON_FINITE, fact, found=f"bfloat16 {gradient[broken[0]]:#06x}", wanted="finite numbers"
+            )
+
+
+class GradientBatch(NamedTuple):
+    """K gradients and their weights."""
 
     gradients: Sequence[Tensor]  # [P] float32 or bfloat16 each
-    parts: Tensor  # [K, len(PARTS)]
+    parts: Tensor  # [K, len(LOSS_PARTS)]
     env_steps: Tensor  # [K] float64
     version: Tensor  # [K] int64: policy that acted and was differentiated
 
@@ -83,49 +146,79 @@ class A3CGrad(ActorCriticLearner):
     _settings: A3CGradSettings
 
     def __init__(
-        self, *, settings: A3CGradSettings, model: ModelSettings, env: EnvSpec, seed: int, device: torch.device = CPU
+        self,
+        *,
+        settings: A3CGradSettings,
+        model: ModelSettings,
+        env: EnvSpec,
+        seed: int,
+        device: torch.device = CPU,
+        ranks: Ranks = ALONE,
     ) -> None:
-        """Build the network and optimizer; `seed` fixes initial weights."""
-        optimizer, eps = settings.optimizer, settings.optimizer_eps
-        super().__init__(settings=settings, model=model, env=env, seed=seed, device=device, optimizer=optimizer, eps=eps)
+        """Build the network and optimizer; `seed` fixes initial weights.
 
-    def collate(self, samples: Sequence[Sample]) -> Group:  # type: ignore[override]
-        """Gradients side by side."""
-        return Group(
-            gradients=[snapshot.to_tensor(sample.arrays["gradient"]) for sample in samples],
-            parts=torch.stack([torch.tensor(sample.arrays["loss_parts"]) for sample in samples]),
-            env_steps=torch.tensor([sample.env_steps for sample in samples], dtype=torch.float64),
-            version=torch.tensor([sample.version for sample in samples]),
+        Raises ConfigError where `model` normalises vector observations.
+        """
+        settings.require_observations(env, model)
+        super().__init__(
+            settings=settings,
+            model=model,
+            env=env,
+            seed=seed,
+            optimizer=settings.optimizer,
+            eps=settings.optimizer_eps,
+            device=device,
+            ranks=ranks,
         )
 
-    def update(self, batch: Group, progress: Progress, stop: Callable[[], bool] = lambda: False) -> UpdateResult:
+    def collate(self, samples: Sequence[Experience]) -> GradientBatch:  # type: ignore[override]
+        """Gradients side by side."""
+        return GradientBatch(
+            gradients=[snapshot.to_tensor(sample.arrays["gradient"]) for sample in samples],
+            parts=torch.tensor(np.array([sample.arrays["loss_parts"] for sample in samples])).view(-1, len(LOSS_PARTS)),
+            env_steps=torch.tensor([sample.env_steps for sample in samples], dtype=torch.float64),
+            version=torch.tensor([sample.version for sample in samples], dtype=torch.int64),
+        )
+
+    def update(self, batch: GradientBatch, progress: RunProgress, stop: Callable[[], bool] = lambda: False) -> UpdateResult:
         """Take one step along the weighted mean of the gradients.
 
             g = sum_i w_i * g_i / sum_i w_i,    w_i = env_steps_i / (1 + lag_i)
 
+        over the gradients of all ranks.
+
         Without lag this is the gradient of the mean loss over the joined rollouts. 1 / (1 + lag) follows Zhang et al. 2016
-        (arXiv:1511.05950), here relative to the group: what all its gradients have in common is the learning rate's to say.
+        (arXiv:1511.05950), here relative to the group: a lag that all its gradients share is left to the learning rate.
         A step that is not finite is left out and counted (`nonfinite_steps`).
         """
-        del stop  # one step is the least there is
+        del stop  # an update is one step
         lag = progress.version - batch.version
         weight = batch.env_steps / (1.0 + lag.clamp_min(0))
-        if not weight.any():
+        own = weight.sum().item()
+        if total(own, self._ranks) == 0:
             return UpdateResult(samples=0, metrics={})
-        weight = (weight / weight.sum()).float()
-        self._schedule(progress)
-        self._hold(batch.gradients, weight.tolist())
-        norm = self._apply()
-        metrics = {"learning_rate": self._learning_rate, "entropy_coef": self._entropy_coef}
-        metrics |= {"policy_lag_mean": lag.double().mean().item(), "nonfinite_steps": float(norm is None)}
-        metrics["gradients"] = float(len(weight))
+        weight = (weight / max(own, 1e-12)).float()
+        learning_rate = optim.scheduled_learning_rate(self._settings, progress)
+        mean = torch.zeros(snapshot.ParameterLayout.of(self._model).size)
+        for gradient, share in zip(batch.gradients, weight.tolist(), strict=True):
+            mean.add_(gradient, alpha=share)
+        snapshot.load_gradient(self._model, mean)
+        average_gradients(self._model.parameters(), torch.zeros((), device=self._device), rows=own, ranks=self._ranks)
+        norm = optim.clipped_step(self._optimizer, self._model, lr=learning_rate, max_grad_norm=self._settings.max_grad_norm)
+        if not own:
+            return UpdateResult(samples=0, metrics={"nonfinite_steps": float(norm is None)})
+        metrics = {
+            "learning_rate": learning_rate,
+            "entropy_coef": optim.scheduled_entropy_coef(self._settings, env_steps=progress.env_steps),
+            "policy_lag_mean": lag.double().mean().item(),
+            "nonfinite_steps": float(norm is None),
+            "gradients": float(len(weight)),
+        }
         if norm is not None:
-            metrics |= dict(zip(PARTS, (weight @ batch.parts).tolist(), strict=True)) | {"grad_norm": norm.item()}
+            metrics |= dict(zip(LOSS_PARTS, (weight @ batch.parts).tolist(), strict=True)) | {"grad_norm": norm.item()}
         return UpdateResult(samples=int(batch.env_steps.sum()), metrics=metrics)
 
-    def _hold(self, gradients: Sequence[Tensor], weights: Sequence[float]) -> None:
-        """Give the network's parameters the weighted sum as their gradient."""
-        total = torch.zeros(gradients[0].shape)
-        for gradient, weight in zip(gradients, weights, strict=True):
-            total.add_(gradient, alpha=weight)
-        snapshot.load_gradient(self._model, total)
+
+ENTRY = Entry(
+    settings=A3CGradSettings, algorithm=A3CGrad, policy=GradientPolicy, recorded=recorded_log_prob, payload=gradient_payload
+)

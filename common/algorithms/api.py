@@ -1,42 +1,37 @@
-"""What the learner, the actor and an algorithm promise one another. Knows no sockets, queues, files or clocks.
+"""The interfaces between the services and an algorithm: the learner's side, the acting side, and the `Entry` that joins them.
 
-One algorithm is one module: its settings, its loss as pure functions, and a class that keeps the model, the
-optimizer and the random state and implements `Algorithm`. The services only ever see this protocol.
+One algorithm is one module: a learner that keeps model, optimizer and random state, a policy, and `ENTRY`. The services use
+nothing else of it. No algorithm uses sockets, queues, files or clocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
-from common import units
-from common.algorithms.parts import Part, RunParts
-from common.replay.segments import Segment
+from common.algorithms.payload import Payload, trajectory_payload
+from common.algorithms.settings import AlgorithmSection
+from common.models import snapshot
+from common.models.spec import Precision
+from common.protocol.events import Experience
+from common.protocol.messages import Arrays, ArraySpec
+from common.replay.blocks import Segment
 from common.units import EnvSteps, Version
-from common.wire.messages import Arrays
+
+Net = TypeVar("Net", bound=nn.Module)
+
+
+# --- the learner's side ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """One experience message as the learner's queue hands it over: `version` acted, `arrays` by the run's schema.
-
-    Messages of one `peer` with consecutive `seq` follow one another in time: what ends in one goes on in the next.
-    """
-
-    peer: Hashable = None  # one incarnation of one actor; in lockstep one place, whichever processes held it. Plain values
-    seq: units.Sequence = 0
-    version: Version
-    env_steps: EnvSteps
-    arrays: Arrays
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """How far the run is: schedules (learning rate, entropy, exploration) are functions of it."""
+class RunProgress:
+    """A point of the run: schedules (learning rate, entropy, exploration) are functions of it."""
 
     env_steps: EnvSteps  # trained on so far
     env_steps_planned: EnvSteps  # the run's budget, > 0
@@ -45,7 +40,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateResult:
-    """What one learner update did. `metrics` are scalars for TensorBoard and /metrics (loss parts, entropy, approx_kl, ...)."""
+    """The outcome of one update. `metrics` are scalars for TensorBoard and /metrics (loss parts, entropy, approx_kl, ...)."""
 
     samples: int  # valid env steps in the batch
     metrics: Mapping[str, float]
@@ -55,17 +50,17 @@ class Algorithm(Protocol):
     """Learner side of an algorithm."""
 
     @property
-    def model(self) -> torch.nn.Module:
-        """The network whose parameters are published (float32, in the learner's hands)."""
+    def model(self) -> nn.Module:
+        """The network whose parameters are published (float32, owned by the learner)."""
 
-    def calibrate(self, frames: torch.Tensor) -> None:
-        """Learn what observations look like from example frames [N, *frame], once, before the first update of a run."""
+    def calibrate(self, frames: Tensor) -> None:
+        """Begin the normalisation of observations with example frames [N, *frame], once, before the first update of a run."""
 
-    def collate(self, samples: Sequence[Sample]) -> Any:
-        """Turn experience messages (all of one schema) into what `update` trains on; valid until the next call."""
+    def collate(self, samples: Sequence[Experience]) -> Any:
+        """Turn experience messages (all of one schema) into the batch that `update` trains on; valid until the next call."""
 
-    def update(self, batch: Any, progress: Progress, stop: Callable[[], bool] = lambda: False) -> UpdateResult:
-        """Train on one collated batch, until `stop`: it is asked before each gradient step, or few short ones."""
+    def update(self, batch: Any, progress: RunProgress, stop: Callable[[], bool] = lambda: False) -> UpdateResult:
+        """Train on one collated batch; `stop` is called before each gradient step, and ends the update where it returns True."""
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs: model, optimizer, random state, running statistics. Tensors and JSON scalars."""
@@ -75,16 +70,24 @@ class Algorithm(Protocol):
 
 
 @runtime_checkable
-class Remembers(Protocol):
-    """What an algorithm with a replay memory offers beside `Algorithm`, so that its size is told and checked at the start."""
+class ObservesExperience(Protocol):
+    """An algorithm that adapts its normalisation of observations to the experience of the run."""
+
+    def observe(self, samples: Sequence[Experience]) -> None:
+        """Take the observations of a batch into the normalisation; called after its update, before the next publication."""
+
+
+@runtime_checkable
+class HasReplay(Protocol):
+    """An algorithm with a replay memory, whose size is logged and checked at the start."""
 
     @property
     def replay_env_steps(self) -> EnvSteps:
-        """How much the memory holds when it is full."""
+        """Env steps in a full memory."""
 
     @property
     def replay_bytes(self) -> int:
-        """What it then takes; allocated already, touched as it fills."""
+        """Bytes of a full memory; allocated already, touched as it fills."""
 
 
 @runtime_checkable
@@ -102,21 +105,26 @@ class SavesReplay(Protocol):
 
 
 @runtime_checkable
-class InParts(Protocol):
-    """What an algorithm offers beside `Algorithm` whose gradient step falls into parts, which may be computed apart."""
+class LoadsParameters(Protocol):
+    """An algorithm that can start with the weights of another run (`run.init`)."""
 
-    parts: Sequence[Part]
-    run_parts: RunParts
-    """How it has them computed: one after the other, unless it is told of another way before the first update."""
+    def load_parameters(self, state: Mapping[str, Any]) -> None:
+        """Take the weights of all networks from the `state_dict` of another run, and nothing else.
+
+        Raises `ResourceError`, and changes nothing, for a network of other layers.
+        """
+
+
+# --- the acting side ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a policy acts: exploration that differs from actor to actor is a function of it."""
+class WorkerContext:
+    """The worker that a policy acts for: exploration that differs from actor to actor is a function of it."""
 
-    index: int  # of this peer among those of its role, from 0
-    peers: int  # of its role that the run expects; more may come
-    num_envs: int  # B, environments that this peer steps
+    index: int  # of this worker among those of its role, from 0
+    workers: int  # of its role that the run expects; more may come
+    num_envs: int  # B, environments that this worker steps
     training: bool = True  # False: an evaluator, which explores, where it does, as at the end of training
 
 
@@ -125,22 +133,22 @@ class Policy(Protocol):
 
     @property
     def layout(self) -> str:
-        """Fingerprint of the parameters it takes (`common.models.snapshot.Layout`)."""
+        """Fingerprint of the parameters that `load` takes (`common.models.snapshot.ParameterLayout`)."""
 
-    def load(self, version: Version, parameters: torch.Tensor, *, env_steps: EnvSteps) -> None:
+    def load(self, version: Version, parameters: Tensor, *, env_steps: EnvSteps) -> None:
         """Take the weights of a snapshot: flat [P] float32 or bfloat16 (see `common.models.snapshot`).
 
         `env_steps` were trained on when it was published: schedules of exploration are functions of them.
         """
 
-    def act(self, observation: torch.Tensor, *, greedy: bool = False) -> Mapping[str, torch.Tensor]:
+    def act(self, observation: Tensor, *, greedy: bool = False) -> Mapping[str, Tensor]:
         """Choose actions for [B, *input] in the environment's dtype, by the weights that were loaded.
 
-        Returns {"action": [B] int64 or [B, A] float32} and what the rollout records per step, e.g. "log_prob": [B] float32.
+        Returns {"action": [B] int64 or [B, A] float32} and the arrays that are recorded per step, e.g. "log_prob": [B] float32.
         """
 
     def experience(self, rollout: Arrays) -> Arrays:
-        """What to send of a finished rollout, by the run's schema: the rollout itself, or what was made of it.
+        """Return the arrays to send of a finished rollout, by the run's schema: the rollout itself, or what it makes of it.
 
         Called before the next `load`: the weights that are loaded are those that acted.
         """
@@ -155,3 +163,68 @@ class HasRandomState(Protocol):
 
     def set_random_state(self, state: np.ndarray) -> None:
         """Restore `random_state`; any exception means that the bytes are no such state."""
+
+
+class NetworkPolicy(Generic[Net]):
+    """The part of `Policy` that is the same for every network; load a snapshot before the first `act`."""
+
+    def __init__(self, net: Net, *, precision: Precision, seed: int) -> None:
+        """Act with `net`, of which it becomes the owner, in `precision`; `seed` fixes the random stream of the actions."""
+        self._net = net.requires_grad_(requires_grad=False).eval()
+        if precision == "bf16":
+            self._net.bfloat16()
+        self._generator = torch.Generator().manual_seed(seed)
+        self._version: Version = -1
+
+    @property
+    def version(self) -> Version:
+        """Version of the weights that act; -1 before the first `load`."""
+        return self._version
+
+    @property
+    def network(self) -> Net:
+        """The network that acts."""
+        return self._net
+
+    @property
+    def layout(self) -> str:
+        """Fingerprint of the parameters that `load` takes."""
+        return snapshot.ParameterLayout.of(self._net).fingerprint
+
+    def load(self, version: Version, parameters: Tensor, *, env_steps: EnvSteps) -> None:
+        """Take the weights of a snapshot: flat [P] float32 or bfloat16. `env_steps` makes no difference."""
+        del env_steps
+        snapshot.load(self._net, parameters)
+        self._version = version
+
+    def experience(self, rollout: Arrays) -> Arrays:
+        """Return the rollout unchanged."""
+        return rollout
+
+    def random_state(self) -> np.ndarray:
+        """Return the state of the random stream that actions are drawn from, [N] uint8."""
+        state: np.ndarray = self._generator.get_state().numpy()
+        return state
+
+    def set_random_state(self, state: np.ndarray) -> None:
+        """Restore `random_state`. Raises `RuntimeError` or `TypeError` for bytes that are no such state."""
+        self._generator.set_state(torch.from_numpy(state))
+
+
+# --- both ---
+
+
+def records_nothing(**_: object) -> tuple[ArraySpec, ...]:
+    """No array besides those of every trajectory."""
+    return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One algorithm: its settings, the constructors of its two sides, and the arrays that pass between them."""
+
+    settings: type[AlgorithmSection]
+    algorithm: Callable[..., Algorithm]  # settings=, model=, env=, seed=, device= of a GPU, ranks=
+    policy: Callable[..., Policy]  # settings=, model=, env=, precision=, seed=, context=
+    recorded: Callable[..., tuple[ArraySpec, ...]] = records_nothing  # settings=, length=, num_envs=
+    payload: Callable[..., Payload] = trajectory_payload  # settings=, model=, env=, length=, num_envs=, rollout= its schema

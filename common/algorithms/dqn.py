@@ -1,125 +1,231 @@
-"""Deep Q-learning from a replay memory (Mnih et al. 2015; Double: van Hasselt et al. 2016): the learner's side."""
+"""Deep Q-learning from a replay memory (Mnih et al. 2015; Double: van Hasselt et al. 2016): losses, learner and policy.
+
+Axes: N transitions, n actions, B environments. Transition i leads from o_i by a_i over k_i <= n_step env steps to next_i; the
+replay memory returns the sum of its discounted rewards and the discount gamma^k_i (0 where the episode terminated).
+"""
 
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import functional
 
-from common.algorithms import exploration, optimizers, parameters, q_learning
-from common.algorithms.api import Progress, UpdateResult
-from common.algorithms.off_policy import Inserted, Measured, ReplayLearner
-from common.algorithms.settings.dqn import DQNSettings
+from common.algorithms import optim
+from common.algorithms.api import Entry, NetworkPolicy, RunProgress, UpdateResult, WorkerContext
+from common.algorithms.losses import require_vectors
+from common.algorithms.off_policy import Inserted, Measured, ReplayLearner, td_target
+from common.algorithms.ranks import ALONE, Ranks
+from common.algorithms.settings import DQNSettings
 from common.envs.spec import EnvSpec
-from common.errors import ConfigError
-from common.models import q
+from common.errors import InternalError
+from common.models import nets
 from common.models.arithmetic import CPU, autocast
-from common.models.spec import ModelSettings
-from common.replay.memory import Transitions
-from common.replay.prioritized import PrioritySettings
+from common.models.spec import ModelSettings, Precision
+from common.replay.buffer import Transitions
+from common.units import EnvSteps, Version
+
+
+class QLoss(NamedTuple):
+    """`loss` to minimise, a scalar; without gradient: `td_error` [N], target - value, and `value` [N], Q(o, a)."""
+
+    loss: Tensor
+    td_error: Tensor
+    value: Tensor
+
+
+def next_value(target_q: Tensor, selecting_q: Tensor | None = None) -> Tensor:
+    """V(next_i) [N]: one action value of next_i by the target network.
+
+        max_a Q_target(next, a)                        (Mnih et al. 2015, Methods, "training algorithm")
+        Q_target(next, argmax_a Q_online(next, a))     (van Hasselt et al. 2016, arXiv:1509.06461, eq. 4)
+
+    The second, Double Q-learning, lets one network select and the other evaluate: the largest of several noisy values is
+    too large on average, the value of an action that another network selected is not.
+
+    Args:
+        target_q: [N, n] float32, Q_target(next, .).
+        selecting_q: [N, n] float32, Q_online(next, .); None for the first form.
+    """
+    selecting = target_q if selecting_q is None else selecting_q
+    if target_q.ndim != 2 or selecting.shape != target_q.shape:  # noqa: PLR2004 - N and n
+        found = [tuple(target_q.shape), tuple(selecting.shape)]
+        raise InternalError("action values of different shapes", found=found, wanted="[N, n]")
+    return target_q.gather(1, selecting.argmax(dim=1, keepdim=True)).squeeze(1)
+
+
+def q_loss(q: Tensor, action: Tensor, *, target: Tensor, huber: float | None) -> QLoss:
+    """mean(l(target_i - Q(o_i, a_i))), l half the square, or Huber's where an error beyond `huber` counts linearly.
+
+    Huber's loss bounds the gradient of one transition (Mnih et al. 2015 clip the error to -1..1, which is `huber` 1).
+
+    Args:
+        q: [N, n] float32 with gradient, Q(o_i, .).
+        action: [N] int64, a_i.
+        target: [N] float32.
+        huber: delta > 0; None for the squared error.
+    """
+    value = q.gather(1, action.unsqueeze(1)).squeeze(1)
+    require_vectors(value, target)
+    if huber is None:
+        losses = 0.5 * (value - target).square()
+    else:
+        losses = functional.huber_loss(value, target, reduction="none", delta=huber)
+    value_seen = value.detach()
+    return QLoss(losses.mean(), target - value_seen, value_seen)
 
 
 class DQN(ReplayLearner):
-    """`common.algorithms.api.Algorithm` for action values."""
+    """`common.algorithms.api.Algorithm` for action values.
+
+    `ReplayLearner.update` decides how many gradient steps are due; this class defines one.
+    """
 
     _settings: DQNSettings
 
     def __init__(
-        self, *, settings: DQNSettings, model: ModelSettings, env: EnvSpec, seed: int, device: torch.device = CPU
+        self,
+        *,
+        settings: DQNSettings,
+        model: ModelSettings,
+        env: EnvSpec,
+        seed: int,
+        device: torch.device = CPU,
+        ranks: Ranks = ALONE,
     ) -> None:
-        """Build both networks, the optimizer and the memory; `seed` fixes initial weights and what is drawn.
+        """Build both networks, the optimizer and the memory; `seed` fixes initial weights and what is sampled.
 
-        Raises ConfigError for actions that are not finite in number.
+        Raises ConfigError for continuous actions.
         """
-        if not env.action.discrete:
-            wanted, fix = "one of n actions", "choose an algorithm for continuous actions, such as td3"
-            raise ConfigError("dqn cannot choose among these actions", found=f"shape {env.action.shape}", wanted=wanted, fix=fix)
-        prioritized = PrioritySettings(alpha=settings.priority_alpha) if settings.prioritized else None
-        super().__init__(settings=settings, env=env, seed=seed, device=device, prioritized=prioritized)
-        self._model = q.build(model, env, dueling=settings.dueling, seed=seed).to(device)
+        settings.require_actions(env.action)
+        super().__init__(settings=settings, env=env, seed=seed, device=device, ranks=ranks)
+        self._model = nets.build_q_network(model, env, dueling=settings.dueling, seed=seed).to(device)
         self._target = copy.deepcopy(self._model).requires_grad_(requires_grad=False)
         self._optimizer = torch.optim.Adam(self._model.parameters(), lr=settings.learning_rate, eps=settings.adam_eps, fused=True)
         self._average = copy.deepcopy(self._target) if settings.average_rate < 1.0 else None
         self._gradient_steps = 0  # of the whole run
 
     @property
-    def model(self) -> q.QNetwork:
-        """The network whose parameters are published (float32): the online one, or its average."""
+    def model(self) -> nets.QNetwork:
+        """The published network (float32): the online one, or its average."""
         return self._model if self._average is None else self._average
 
-    def _networks(self) -> tuple[q.QNetwork, ...]:
+    def _networks(self) -> tuple[nets.QNetwork, ...]:
         return (self._model, self._target, *([self._average] if self._average is not None else []))
 
-    def update(self, batch: Inserted, progress: Progress, stop: Callable[[], bool] = lambda: False) -> UpdateResult:
-        """As in `ReplayLearner`; the metrics also say how much is explored, where that moves."""
+    def update(self, batch: Inserted, progress: RunProgress, stop: Callable[[], bool] = lambda: False) -> UpdateResult:
+        """Train as `ReplayLearner` does; add the metric `epsilon`."""
         result = super().update(batch, progress, stop)
-        if self._settings.exploration == "ladder":
-            return result
-        now = {"epsilon": exploration.annealed(progress.env_steps, self._settings)}
-        return UpdateResult(samples=result.samples, metrics={**result.metrics, **now})
+        epsilon = annealed_epsilon(progress.env_steps, self._settings)
+        return UpdateResult(samples=result.samples, metrics={**result.metrics, "epsilon": epsilon})
 
-    def _train(self, rows: Transitions) -> list[Measured | None]:
-        return [self._step(rows)]
-
-    def _step(self, rows: Transitions) -> Measured | None:
-        """One step of the online network; every `target_every`-th time the target network follows."""
+    def _gradient_step(self, rows: Transitions) -> Measured | None:
+        """Train the online network; every `target_every`-th time move the target network towards it."""
         settings = self._settings
-        target, weight = self._target_of(rows), self._tensor(rows.weight)
+        target = self._td_target(rows)
         with autocast(settings.precision, self._device):
             values = self._model(self._tensor(rows.observation))
-        loss, td_error, value = q_learning.q_loss(
-            values, self._tensor(rows.action), target=target, weight=weight, huber=settings.huber
+        loss, td_error, value = q_loss(values, self._tensor(rows.action), target=target, huber=settings.huber)
+        norm = optim.gradient_step(
+            self._optimizer,
+            self._model,
+            loss,
+            lr=self._learning_rate,
+            max_grad_norm=settings.max_grad_norm,
+            rows=len(rows.reward),
+            ranks=self._ranks,
         )
-        self._optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        norm = nn.utils.clip_grad_norm_(self._model.parameters(), settings.max_grad_norm)
-        if not (math.isfinite(loss.item()) and math.isfinite(norm.item())):
+        if norm is None:
             return None
-        optimizers.step(self._optimizer, lr=self._learning_rate)
         self._gradient_steps += 1
         if self._gradient_steps % settings.target_every == 0:
-            parameters.follow(self._target, self._model, settings.target_rate)
+            optim.polyak_update(self._target, self._model, settings.target_rate)
         if self._average is not None:
-            parameters.follow(self._average, self._model, settings.average_rate)
-        error = td_error.abs()
-        self._replay.update_priorities(rows.index, error.cpu().numpy())
-        return {"loss": loss.detach(), "q_mean": value.mean(), "td_abs": error.mean(), "grad_norm": norm.detach()}
+            optim.polyak_update(self._average, self._model, settings.average_rate)
+        return {"loss": loss.detach(), "q_mean": value.mean(), "td_abs": td_error.abs().mean(), "grad_norm": norm.detach()}
 
     @torch.no_grad()
-    def _target_of(self, rows: Transitions) -> Tensor:
-        """What Q(o, a) is trained towards, [N]."""
+    def _td_target(self, rows: Transitions) -> Tensor:
+        """Return the target of Q(o, a), [N]."""
         following = self._tensor(rows.next_observation)
         with autocast(self._settings.precision, self._device):
             selecting = self._model(following) if self._settings.double else None
-            value = q_learning.next_value(self._target(following), selecting)
-        reward, discount = self._tensor(rows.reward), self._tensor(rows.discount)
-        return q_learning.td_target(reward=reward, discount=discount, value=value)
-
-    def _beta(self, progress: Progress) -> float:
-        """Of the importance weights: to 1 at the planned end of the run (Schaul et al. 2016, section 3.4)."""
-        done = min(1.0, progress.env_steps / progress.env_steps_planned)
-        return self._settings.priority_beta + (1.0 - self._settings.priority_beta) * done
+            value = next_value(self._target(following), selecting)
+        return td_target(reward=self._tensor(rows.reward), discount=self._tensor(rows.discount), value=value)
 
     def state_dict(self) -> dict[str, Any]:
         """Copies, in nested dicts with string keys; leaves are tensors and JSON scalars."""
         return super().state_dict() | {
-            "parameters": parameters.state_of(self._model),
-            "target": parameters.state_of(self._target),
-            "average": {} if self._average is None else parameters.state_of(self._average),
-            "adam": optimizers.state_of(self._optimizer, self._model),
+            "parameters": optim.network_state(self._model),
+            "target": optim.network_state(self._target),
+            "average": {} if self._average is None else optim.network_state(self._average),
+            "adam": optim.optimizer_state(self._optimizer, self._model),
             "gradient_steps": self._gradient_steps,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state_dict`; ResourceError, and nothing changed, where the state is of another architecture."""
-        parameters.restore(self._model, state.get("parameters", {}))
-        parameters.restore(self._target, state["target"])
-        if self._average is not None:  # a run without one may be resumed with one: it begins at what acted so far
-            parameters.restore(self._average, state.get("average") or state["parameters"])
-        optimizers.restore(self._optimizer, self._model, state["adam"])
+        optim.restore_network(self._model, state.get("parameters", {}))
+        optim.restore_network(self._target, state["target"])
+        if self._average is not None:  # a run without an average resumes with one that begins at the online network
+            optim.restore_network(self._average, state.get("average") or state["parameters"])
+        optim.restore_optimizer(self._optimizer, self._model, state["adam"])
         self._gradient_steps = state["gradient_steps"]
         super().load_state_dict(state)
+
+    def load_parameters(self, state: Mapping[str, Any]) -> None:
+        """Take networks and statistics of observations; the target network begins at the online one, an average at its own."""
+        parameters = state.get("parameters", {})
+        optim.restore_network(self._model, parameters)
+        optim.restore_network(self._target, parameters)
+        if self._average is not None:
+            optim.restore_network(self._average, state.get("average") or parameters)
+        self._observations.load_state_dict(state.get("observation_moments", {}))
+
+
+class EpsilonGreedyPolicy(NetworkPolicy[nets.QNetwork]):
+    """`common.algorithms.api.Policy` of DQN: the best action, or with probability epsilon any action."""
+
+    def __init__(
+        self,
+        *,
+        settings: DQNSettings,
+        model: ModelSettings,
+        env: EnvSpec,
+        precision: Precision,
+        seed: int,
+        context: WorkerContext,
+    ) -> None:
+        """Build the network of the run; `context` tells an evaluator, which explores as at the end of training, from an actor."""
+        super().__init__(nets.build_q_network(model, env, dueling=settings.dueling), precision=precision, seed=seed)
+        self._settings, self._training = settings, context.training
+        self.epsilon = settings.epsilon_initial if context.training else settings.epsilon
+
+    def load(self, version: Version, parameters: Tensor, *, env_steps: EnvSteps) -> None:
+        """Take the weights of a snapshot, flat [P] float32 or bfloat16, and the epsilon of that point of the run."""
+        super().load(version, parameters, env_steps=env_steps)
+        if self._training:
+            self.epsilon = annealed_epsilon(env_steps, self._settings)
+
+    @torch.inference_mode()
+    def act(self, observation: Tensor, *, greedy: bool = False) -> Mapping[str, Tensor]:
+        """[B, *input] in the environment's dtype → {"action": [B] int64}; `greedy` takes the best action."""
+        values = self._net(observation)
+        action = values.argmax(dim=1)
+        if not greedy:
+            drawn = torch.randint(values.shape[1], action.shape, generator=self._generator)
+            explores = torch.rand(action.shape, generator=self._generator) < self.epsilon
+            action = torch.where(explores, drawn, action)
+        return {"action": action}
+
+
+def annealed_epsilon(env_steps: EnvSteps, settings: DQNSettings) -> float:
+    """Epsilon from `epsilon_initial` at the start of the run in a straight line to `epsilon`, and constant from there on."""
+    done = min(1.0, env_steps / max(1, settings.epsilon_env_steps))
+    return settings.epsilon_initial + (settings.epsilon - settings.epsilon_initial) * done
+
+
+ENTRY = Entry(settings=DQNSettings, algorithm=DQN, policy=EpsilonGreedyPolicy)

@@ -1,12 +1,12 @@
-"""The learner's side of every algorithm that trains from a replay memory.
+"""The base of the learners that train from a replay memory, and the parts that DQN and TD3 share.
 
-`collate` inserts what actors sent, `update` takes the gradient steps that the inserts have paid for. So the number of times an
-env step is trained on follows from the settings alone, however fast actors and learner are. An algorithm adds its networks and
-what one gradient step is.
+`collate` inserts the experience of actors; `update` takes the gradient steps that a rate limiter allows for the inserts. So the
+number of times an env step is trained on follows from the settings alone, however fast actors and learner are.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,34 +15,97 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.algorithms import schedules
-from common.algorithms.api import Progress, Sample, UpdateResult
-from common.algorithms.settings.replay import ReplaySection
+from common.algorithms import optim
+from common.algorithms.api import RunProgress, UpdateResult
+from common.algorithms.losses import require_vectors
+from common.algorithms.moments import ObservationStatistics
+from common.algorithms.ranks import ALONE, Ranks
+from common.algorithms.settings import ReplaySection
 from common.envs.spec import EnvSpec
+from common.errors import ConfigError
 from common.models.arithmetic import CPU
-from common.models.nets import Network
-from common.replay.governor import Governor
-from common.replay.memory import Replay, Transitions
-from common.replay.prioritized import PrioritySettings
-from common.replay.segments import Segment
+from common.models.layers import Network
+from common.protocol.events import Experience
+from common.replay.blocks import Segment
+from common.replay.buffer import Replay, Transitions
 from common.units import EnvSteps
 
 Measured = Mapping[str, Tensor]
-"""What one gradient step measured: scalars by the names of their metrics, without gradient."""
+"""Metrics of one gradient step by name: scalars without gradient."""
 
 
 class Inserted(NamedTuple):
-    """What one call of `collate` put into the memory."""
+    """The experience that one call of `collate` inserted."""
 
     env_steps: int
-    version: float  # mean, of the policies that acted
+    inserted: int  # as the memory counts them
+    version: float  # mean of the policies that acted; NaN without experience
+
+
+class RateLimiter:
+    """Keeps (samples drawn) / (env steps inserted after the warm-up) at `samples_per_insert`, from below.
+
+    The terms are those of Reverb (Cassirer et al. 2021, arXiv:2102.04736).
+
+    With I env steps inserted since the warm-up, D samples drawn, ratio r and minibatches of b samples:
+
+        with a sample budget of 0      r I - b       < D <= r I
+        at any time                    r I - b - r M < D <= r I,   M the largest insert since the budget was 0
+
+    The ratio D/I after an update is thus within b/I below r, whatever the timing. It cannot deadlock, because it never
+    blocks an insert; it only bounds the number of minibatches.
+    """
+
+    def __init__(self, *, samples_per_insert: float, batch: int, warm_up: EnvSteps = 0) -> None:
+        """Allow no samples for the first `warm_up` env steps. Raises `ConfigError` for a ratio or batch that is not positive."""
+        if not 0 < samples_per_insert < float("inf"):
+            raise ConfigError("samples per insert", found=samples_per_insert, wanted="a number above 0")
+        if batch < 1:
+            raise ConfigError("samples in a minibatch", found=batch, wanted="at least 1")
+        self.samples_per_insert = samples_per_insert
+        self.batch = batch
+        self.warm_up = warm_up
+        self.env_steps: EnvSteps = 0  # inserted so far, those of the warm-up included
+        self.minibatches = 0  # sampled so far
+
+    @property
+    def sample_budget(self) -> int:
+        """Minibatches that may be sampled now, >= 0."""
+        allowed = self.samples_per_insert * max(0, self.env_steps - self.warm_up)
+        return max(0, int(allowed // self.batch) - self.minibatches)
+
+    @property
+    def ratio(self) -> float:
+        """Samples drawn per env step inserted since the warm-up; 0 before."""
+        inserts = self.env_steps - self.warm_up
+        return self.minibatches * self.batch / inserts if inserts > 0 else 0.0
+
+    def count_insert(self, env_steps: EnvSteps) -> None:
+        """Count inserted experience."""
+        self.env_steps += env_steps
+
+    def count_sample(self, minibatches: int = 1) -> None:
+        """Count sampled minibatches."""
+        self.minibatches += minibatches
+
+    def state_dict(self) -> dict[str, float]:
+        """Return the counts and their settings, in JSON values."""
+        settings = {"samples_per_insert": self.samples_per_insert, "batch": self.batch, "warm_up": self.warm_up}
+        return settings | {"env_steps": self.env_steps, "minibatches": self.minibatches}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Restore `state_dict`. With other settings, data inserted before adds no gradient steps."""
+        self.env_steps, self.minibatches = int(state["env_steps"]), int(state["minibatches"])
+        if self.state_dict() != state:
+            self.minibatches = 0
+            self.minibatches = self.sample_budget
 
 
 class ReplayLearner(ABC):
-    """The part of `common.algorithms.api.Algorithm` that concerns the memory and the pace.
+    """Base of a `common.algorithms.api.Algorithm` with a replay memory: inserts, rate limit, update loop, metrics.
 
-    The memory is not part of `state_dict`: it is as large as the machine allows. Where checkpoints hold it, it is written apart
-    (`common.algorithms.api.SavesReplay`); else a resumed run fills it again, and warms up.
+    A subclass adds its networks and `_gradient_step`. The memory is not part of `state_dict` because of its size: checkpoints
+    hold it separately (`common.algorithms.api.SavesReplay`), or a resumed run fills it again and warms up.
     """
 
     def __init__(
@@ -52,116 +115,125 @@ class ReplayLearner(ABC):
         env: EnvSpec,
         seed: int,
         device: torch.device = CPU,
-        prioritized: PrioritySettings | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
-        """Allocate the memory (ConfigError where it cannot be); `seed` fixes what is drawn from it."""
-        self._pace = Governor(samples_per_insert=settings.samples_per_insert, batch=settings.minibatch, warm_up=settings.warmup)
+        """Allocate the memory (ConfigError where it cannot be); `seed` and rank fix what is sampled from it."""
+        self._ranks = ranks
+        self._rate_limiter = RateLimiter(
+            samples_per_insert=settings.samples_per_insert, batch=settings.minibatch * ranks.count, warm_up=settings.warmup
+        )
         self._settings, self._learning_rate = settings, settings.learning_rate
-        self._device = device  # of the networks; the memory is the CPU's
-        self._rng = np.random.default_rng(seed)
+        self._device = device  # of the networks; the memory is on the CPU
+        self._rng = np.random.default_rng(seed + ranks.index)
+        self._observations = ObservationStatistics(self._networks, shape=env.observation_shape, ranks=ranks)
         self._replay = Replay(
             env=env,
             capacity=settings.replay_capacity,
             n_step=settings.n_step,
             gamma=settings.gamma,
             clip_reward=settings.clip_reward,
-            prioritized=prioritized,
         )
 
     @abstractmethod
     def _networks(self) -> Iterable[Network]:
-        """All that are trained, and their targets."""
+        """Return the trained networks and their targets."""
 
     def calibrate(self, frames: Tensor) -> None:
-        """Fix the normalisation of observations by example frames [N, *frame]."""
-        for net in self._networks():
-            net.calibrate(frames)
+        """Begin the normalisation of observations with example frames [N, *frame]."""
+        self._observations.calibrate(frames)
+
+    def observe(self, samples: Sequence[Experience]) -> None:
+        """Let all networks normalise vector observations by all so far, these included; the memory holds them as they were."""
+        self._observations.add(samples)
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._device)
 
-    @property
-    def _together(self) -> int:
-        """Gradient steps that may be taken now on minibatches drawn together."""
-        return 1
-
     @abstractmethod
-    def _train(self, rows: Transitions) -> Sequence[Measured | None]:
-        """Take a gradient step on each of up to `_together` minibatches, which lie one after another in `rows`.
-
-        None for a step that would not be finite: what would not be leaves its network as it is.
-        """
-
-    def _beta(self, progress: Progress) -> float:
-        """Of the importance weights at this point of the run; unused where sampling is uniform."""
-        del progress
-        return 1.0
+    def _gradient_step(self, rows: Transitions) -> Measured | None:
+        """Train on one minibatch; return None, with all networks unchanged, where the loss is not finite."""
 
     @property
     def replay_env_steps(self) -> EnvSteps:
-        """How much the memory holds when it is full: what was asked for, in whole blocks."""
+        """Capacity of the memory: `replay_capacity`, rounded up to whole blocks."""
         return self._replay.capacity
 
     @property
     def replay_bytes(self) -> int:
-        """What it then takes."""
+        """Bytes of the memory when it is full."""
         return self._replay.nbytes
 
     def replay_state(self) -> dict[str, Any]:
-        """Return the state of the memory without its segments, and of the limit on gradient steps."""
-        return {"memory": self._replay.state_dict(), "pace": self._pace.state_dict()}
+        """Return the state of the memory without its segments, and of the rate limiter."""
+        return {"memory": self._replay.state_dict(), "rate_limiter": self._rate_limiter.state_dict()}
 
     def load_replay_state(self, state: Mapping[str, Any]) -> None:
         """Restore `replay_state`; the caller then fills the segments. Raises `ResourceError` for a memory of another layout."""
         self._replay.load_state_dict(state["memory"])
-        self._pace.load_state_dict(state["pace"])
+        self._rate_limiter.load_state_dict(state["rate_limiter"])
 
     def replay_segments(self) -> Sequence[Segment]:
         """Return the segments of the memory."""
         return self._replay.segments()
 
-    def collate(self, samples: Sequence[Sample]) -> Inserted:
-        """Insert trajectories into the memory."""
+    def collate(self, samples: Sequence[Experience]) -> Inserted:
+        """Insert trajectories into the memory of this rank."""
+        before = self._rate_limiter.env_steps
         for sample in samples:
-            arrays = sample.arrays
-            env_steps = self._replay.insert(arrays, stream=sample.peer, seq=sample.seq, error=arrays.get("priority"))
-            self._pace.inserted(env_steps)
-        return Inserted(sum(sample.env_steps for sample in samples), float(np.mean([sample.version for sample in samples])))
+            self._rate_limiter.count_insert(self._replay.insert(sample.arrays, stream=sample.stream, seq=sample.seq))
+        env_steps, inserted = sum(sample.env_steps for sample in samples), self._rate_limiter.env_steps - before
+        return Inserted(env_steps, inserted, float(np.mean([sample.version for sample in samples])) if samples else math.nan)
 
-    def update(self, batch: Inserted, progress: Progress, stop: Callable[[], bool] = lambda: False) -> UpdateResult:
-        """Take the gradient steps that are owed for all inserts so far; none before the warm-up is over.
+    def update(self, batch: Inserted, progress: RunProgress, stop: Callable[[], bool] = lambda: False) -> UpdateResult:
+        """Take gradient steps while the rate limiter allows samples; none before the warm-up is over.
 
-        A step that would not be finite is left out and counted (`nonfinite_steps`), and so are its samples: bad numbers do
-        not make the run train more often on the others. What was not measured is not among the metrics.
+        A step with a loss that is not finite is left out and counted (`nonfinite_steps`); its samples count too, so that bad
+        numbers do not make the run train more often on the others. Metrics that no step measured are left out.
+
+        The rate limiter counts the inserts and the samples of all ranks, so that all of them take the same number of steps. A
+        minibatch of a rank whose memory is empty has no rows.
         """
-        self._learning_rate = schedules.learning_rate(self._settings, progress)
+        filled = self._count_ranks(batch.inserted)
+        self._learning_rate = optim.scheduled_learning_rate(self._settings, progress)
         steps: list[Measured | None] = []
         windows: list[np.ndarray] = []
-        while (due := min(self._pace.owed, self._together)) and len(self._replay) and not stop():
-            self._pace.drew(due)
-            rows = self._replay.sample(due * self._settings.minibatch, self._rng, beta=self._beta(progress))
+        own = self._settings.minibatch if len(self._replay) else 0
+        while self._rate_limiter.sample_budget and filled and not stop():
+            self._rate_limiter.count_sample()
+            rows = self._replay.sample(own, self._rng)
             windows.append(rows.env_steps)
-            steps.extend(self._train(rows))
+            measured = self._gradient_step(rows)
+            steps.append(measured if own or measured is None else {})
         taken = [step for step in steps if step is not None]
         metrics = {
             "learning_rate": self._learning_rate,
-            "policy_lag_mean": progress.version - batch.version,
             "gradient_steps": float(len(taken)),
             "nonfinite_steps": float(len(steps) - len(taken)),
             "replay_env_steps": float(len(self._replay)),
-            "samples_per_insert": self._pace.ratio,
+            "samples_per_insert": self._rate_limiter.ratio,
         }
-        if windows:
+        if batch.env_steps:
+            metrics["policy_lag_mean"] = progress.version - batch.version
+        if windows and own:
             metrics["window_env_steps"] = float(np.concatenate(windows).mean())
         return UpdateResult(samples=batch.env_steps, metrics=metrics | _means(taken))
 
+    def _count_ranks(self, inserted: int) -> bool:
+        """Count the inserts of the other ranks; return whether any rank, this one included, has transitions to sample."""
+        if self._ranks.count == 1:
+            return len(self._replay) > 0
+        everywhere, ready = self._ranks.sum(torch.tensor([inserted, len(self._replay)])).tolist()
+        self._rate_limiter.count_insert(everywhere - inserted)
+        return bool(ready)
+
     def state_dict(self) -> dict[str, Any]:
-        """The random state of sampling."""
-        return {"replay_rng": dict(self._rng.bit_generator.state)}
+        """The random state of sampling, and the moments of observations."""
+        return {"replay_rng": dict(self._rng.bit_generator.state), "observation_moments": self._observations.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state_dict`."""
         self._rng.bit_generator.state = state["replay_rng"]
+        self._observations.load_state_dict(state.get("observation_moments", {}))
 
 
 def _means(steps: Sequence[Measured]) -> dict[str, float]:
@@ -171,3 +243,17 @@ def _means(steps: Sequence[Measured]) -> dict[str, float]:
         for name, value in step.items():
             values.setdefault(name, []).append(value)
     return {name: torch.stack(scalars).mean().item() for name, scalars in values.items()}
+
+
+def td_target(*, reward: Tensor, discount: Tensor, value: Tensor) -> Tensor:
+    """R_i + gamma^k_i * V(next_i) [N] (Sutton 1988; n-step as in Hessel et al. 2018, arXiv:1710.02298, eq. 3).
+
+    The actions within a window are those of the policies that acted; k_i > 1 is not corrected for, as is usual for small n.
+
+    Args:
+        reward: [N] float32, R_i = sum over j < k_i of gamma^j * r_{i+j}.
+        discount: [N] float32, gamma^k_i, 0 where the episode terminated within the window.
+        value: [N] float32, V(next_i).
+    """
+    require_vectors(reward, discount, value)
+    return torch.addcmul(reward, discount, value)

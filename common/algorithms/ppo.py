@@ -1,10 +1,12 @@
-"""Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347): the learner's side.
+"""Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347) on experience that may be a few policy versions old.
 
-Experience is on-policy, or a few policy versions old.
+`PPO.update` takes the newest values and log-probabilities of a batch, makes advantages and targets of them, and then trains for
+several epochs of random minibatches.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
@@ -12,13 +14,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from common.algorithms import losses, schedules
-from common.algorithms.actor_critic import ActorCriticLearner
-from common.algorithms.api import Progress, UpdateResult
-from common.algorithms.appraisal import steps
-from common.algorithms.batch import Batch
+from common.algorithms import losses, optim
+from common.algorithms.api import Entry, RunProgress, UpdateResult
+from common.algorithms.on_policy import (
+    ActorCriticLearner,
+    ActorCriticPolicy,
+    Batch,
+    network_outputs,
+    recorded_log_prob,
+    return_inputs,
+)
+from common.algorithms.ranks import ALONE, Ranks, total, weighted_mean
 from common.algorithms.returns import gae
-from common.algorithms.settings.ppo import PPOSettings
+from common.algorithms.settings import PPOSettings
 from common.envs.spec import EnvSpec
 from common.models.arithmetic import CPU, autocast
 from common.models.spec import ModelSettings
@@ -27,7 +35,7 @@ _IMPORTANCE_CAP = 10.0  # of proximal over behaviour probability: rarely reached
 
 
 class _Rows(NamedTuple):
-    """What a gradient step needs of N env steps."""
+    """The inputs of a gradient step for N env steps."""
 
     observation: Tensor  # [N, *input]
     action: Tensor  # [N] or [N, A]
@@ -37,8 +45,8 @@ class _Rows(NamedTuple):
     target: Tensor  # [N], in the units of the value head
 
 
-class _Step(NamedTuple):
-    """What one gradient step measured, each a scalar; the names are those of the metrics."""
+class _Measured(NamedTuple):
+    """The measures of one gradient step, each a scalar; all but the last are metrics of the same name."""
 
     policy_loss: Tensor
     value_loss: Tensor
@@ -49,75 +57,120 @@ class _Step(NamedTuple):
     ratio_error: Tensor
 
 
+_NO_ROWS = _Measured(*[torch.tensor(float("nan"))] * len(_Measured._fields))
+"""Of a gradient step for which this rank had no rows."""
+
+
 class PPO(ActorCriticLearner):
     """`common.algorithms.api.Algorithm` for actor-critic networks."""
 
     _settings: PPOSettings
 
     def __init__(
-        self, *, settings: PPOSettings, model: ModelSettings, env: EnvSpec, seed: int, device: torch.device = CPU
+        self,
+        *,
+        settings: PPOSettings,
+        model: ModelSettings,
+        env: EnvSpec,
+        seed: int,
+        device: torch.device = CPU,
+        ranks: Ranks = ALONE,
     ) -> None:
         """Build the network and optimizer; `seed` fixes initial weights and minibatches."""
         super().__init__(
-            settings=settings, model=model, env=env, seed=seed, device=device, optimizer="adam", eps=settings.adam_eps
+            settings=settings,
+            model=model,
+            env=env,
+            seed=seed,
+            optimizer="adam",
+            eps=settings.adam_eps,
+            device=device,
+            ranks=ranks,
         )
+        self._learning_rate = settings.learning_rate  # of the next update
         self._generator = torch.Generator().manual_seed(seed)
 
-    def update(self, batch: Batch, progress: Progress, stop: Callable[[], bool] = lambda: False) -> UpdateResult:
+    def update(self, batch: Batch, progress: RunProgress, stop: Callable[[], bool] = lambda: False) -> UpdateResult:
         """Train `epochs` times on the valid env steps of a batch, in random minibatches of nearly equal size.
 
-        A step whose loss or gradient is not finite is left out and counted (`nonfinite_steps`). What was not measured,
-        because no step was taken, is not among the metrics. `approx_kl` is of the last epoch: how far the update went.
+        Each rank has minibatches of its own rows, all ranks the same number of them: a gradient step is on one of each.
+
+        A step whose loss or gradient is not finite is left out and counted (`nonfinite_steps`). Measures of gradient steps are
+        absent from the metrics where no step was taken. `approx_kl` is of the last epoch: how far the update went.
         """
-        lag = progress.version - batch.version
-        chosen = batch.valid.flatten().nonzero().squeeze(-1)
-        if len(chosen) == 0:
+        settings = self._settings
+        valid = batch.valid.flatten().nonzero().squeeze(-1)
+        joint = total(len(valid), self._ranks)
+        if joint == 0:
             return UpdateResult(samples=0, metrics={})
-        rows, explained = self._prepare(batch, lag)
-        self._schedule(progress)
-        metrics = {"learning_rate": self._learning_rate, "entropy_coef": self._entropy_coef}
-        metrics["policy_lag_mean"] = lag.double().mean().item()
-        epochs = [self._epoch(rows, chosen, stop) for _ in range(self._settings.epochs)]
-        taken = [step for epoch in epochs for step in epoch if step is not None]
-        metrics["nonfinite_steps"] = float(sum(map(len, epochs)) - len(taken))
+        parts = max(1, round(joint / (self._ranks.count * settings.minibatch)))
+        lag = progress.version - batch.version
+        rows, explained_variance = self._prepare(batch, lag)
+        if settings.lr_schedule != "kl_adaptive":
+            self._learning_rate = optim.scheduled_learning_rate(settings, progress)
+        entropy_coef = optim.scheduled_entropy_coef(settings, env_steps=progress.env_steps)
+        epochs = [self._epoch(rows, valid, parts, entropy_coef, stop) for _ in range(settings.epochs)]
+        left_out = sum(step is None for epoch in epochs for step in epoch)
+        measured = [[step for step in epoch if step is not None and step is not _NO_ROWS] for epoch in epochs]
+        taken = [step for epoch in measured for step in epoch]
+        metrics = {
+            "learning_rate": self._learning_rate,
+            "entropy_coef": entropy_coef,
+            "nonfinite_steps": float(left_out),
+        }
+        if len(valid):
+            metrics["policy_lag_mean"] = lag.double().mean().item()
+        kl = _means(measured[-1] or taken)["approx_kl"] if taken else math.nan
         if taken:
-            metrics |= _means(taken)
-            metrics["approx_kl"] = _means([step for step in epochs[-1] if step is not None] or taken)["approx_kl"]
+            metrics |= _means(taken) | {"approx_kl": kl, "explained_variance": explained_variance}
             metrics["first_ratio_error"] = taken[0].ratio_error.item()
-            del metrics["ratio_error"]
-            metrics["explained_variance"] = explained
-            self._adapt(metrics["approx_kl"])
-        return UpdateResult(samples=len(chosen), metrics=metrics)
+        if settings.lr_schedule == "kl_adaptive":
+            kl = weighted_mean(kl, len(valid) if taken else 0, self._ranks)
+            if not math.isnan(kl):
+                self._learning_rate = optim.kl_adapted_rate(self._learning_rate, kl=kl, target=settings.kl_target)
+        return UpdateResult(samples=len(valid), metrics=metrics)
 
     @torch.no_grad()
-    def _prepare(self, data: Batch, lag: Tensor) -> tuple[_Rows, float]:
-        """Values, advantages and proximal log-probabilities of all T*B rows, by the weights before the update."""
-        settings, seen = self._settings, self._appraise(data)
-        rollout = steps(data, seen, clip_reward=settings.clip_reward)
-        advantage, target = gae(**rollout, gamma=settings.gamma, lambda_=settings.gae_lambda)
-        explained = losses.explained_variance(value=seen.value[data.valid], target=target[data.valid]).item()
-        proximal = torch.where(lag > settings.plain_ratio_lag, seen.log_prob, data.log_prob).flatten()
-        weight = losses.importance_weight(
-            proximal_log_prob=proximal, behaviour_log_prob=data.log_prob.flatten(), cap=_IMPORTANCE_CAP
-        )
+    def _prepare(self, batch: Batch, lag: Tensor) -> tuple[_Rows, float]:
+        """All T*B rows by the weights before the update, and the explained variance of their values; `lag` [B] in versions."""
+        settings = self._settings
+        outputs = network_outputs(self._model, batch, moments=self._moments, precision=settings.precision)
+        inputs = return_inputs(batch, outputs, clip_reward=settings.clip_reward)
+        advantage, target = gae(**inputs, gamma=settings.gamma, lambda_=settings.gae_lambda)
+        explained_variance = losses.explained_variance(value=outputs.value[batch.valid], target=target[batch.valid]).item()
         if settings.normalize_value:
-            target = self._normalized(target, data.valid)
-        observation, action = data.observation[:-1].flatten(0, 1), data.action.flatten(0, 1)
-        return _Rows(observation, action, proximal, weight, advantage.flatten(), target.flatten()), explained
+            target = self.normalize_targets(target, batch.valid)
+        # The ratio is clipped against the policy that acted, or against the newest one where that is too old.
+        proximal = torch.where(lag > settings.plain_ratio_lag, outputs.log_prob, batch.log_prob).flatten()
+        importance = losses.importance_weight(
+            proximal_log_prob=proximal, behaviour_log_prob=batch.log_prob.flatten(), cap=_IMPORTANCE_CAP
+        )
+        rows = _Rows(
+            observation=batch.observation[:-1].flatten(0, 1),
+            action=batch.action.flatten(0, 1),
+            log_prob=proximal,
+            importance=importance,
+            advantage=advantage.flatten(),
+            target=target.flatten(),
+        )
+        return rows, explained_variance
 
-    def _epoch(self, rows: _Rows, chosen: Tensor, stop: Callable[[], bool]) -> list[_Step | None]:
-        """One pass over the `chosen` rows in random order, or as far as `stop` lets it; None for a step that was left out."""
-        order = chosen[torch.randperm(len(chosen), generator=self._generator)]
-        parts = max(1, round(len(order) / self._settings.minibatch))
+    def _epoch(
+        self, rows: _Rows, valid: Tensor, parts: int, entropy_coef: float, stop: Callable[[], bool]
+    ) -> list[_Measured | None]:
+        """One pass over the `valid` rows in random order, in `parts`, until `stop`; None for a step that was left out."""
+        order = valid[torch.randperm(len(valid), generator=self._generator)]
         # index_select, because row[index] is twenty times slower on images.
         minibatches = (_Rows(*(row.index_select(0, index) for row in rows)) for index in order.tensor_split(parts))
-        return [self._step(minibatch) for minibatch in takewhile(lambda _: not stop(), minibatches)]
+        return [self._step(minibatch, entropy_coef) for minibatch in takewhile(lambda _: not stop(), minibatches)]
 
-    def _step(self, rows: _Rows) -> _Step | None:
+    def _step(self, rows: _Rows, entropy_coef: float) -> _Measured | None:
         """One gradient step; None, and nothing changed, where it would not be finite."""
         settings, advantage = self._settings, rows.advantage
         if settings.normalize_advantage:
-            advantage = losses.standardized(advantage, least_std=settings.least_advantage_std)
+            advantage = losses.standardized(advantage, least_std=settings.least_advantage_std, ranks=self._ranks)
+        if len(advantage) == 0:
+            return None if self._move(torch.zeros((), device=advantage.device), rows=0) is None else _NO_ROWS
         with autocast(settings.precision, rows.observation.device):
             policy, value = self._model(rows.observation)
         surrogate = losses.policy_loss(
@@ -127,23 +180,33 @@ class PPO(ActorCriticLearner):
             advantage=advantage,
             clip=settings.clip,
         )
-        error = losses.value_loss(value=value, target=rows.target)
+        value_loss = losses.value_loss(value=value, target=rows.target)
         entropy = policy.entropy().mean()
-        loss = surrogate.loss + settings.value_coef * error - self._entropy_coef * entropy
-        norm = self._descend(loss)
+        loss = surrogate.loss + settings.value_coef * value_loss - entropy_coef * entropy
+        norm = self._move(loss, rows=len(advantage))
         if norm is None:
             return None
-        measured = (surrogate.loss, error, entropy, surrogate.approx_kl, surrogate.clip_fraction, norm, surrogate.ratio_error)
-        return _Step(*(value.detach() for value in measured))
+        return _Measured(
+            policy_loss=surrogate.loss.detach(),
+            value_loss=value_loss.detach(),
+            entropy=entropy.detach(),
+            approx_kl=surrogate.approx_kl,
+            clip_fraction=surrogate.clip_fraction,
+            grad_norm=norm.detach(),
+            ratio_error=surrogate.ratio_error,
+        )
 
-    def _schedule(self, progress: Progress) -> None:
-        """One that adapts itself follows the last update, not the progress."""
-        if self._settings.lr_schedule != "kl_adaptive":
-            super()._schedule(progress)
-
-    def _adapt(self, kl: float) -> None:
-        if self._settings.lr_schedule == "kl_adaptive":
-            self._learning_rate = schedules.kl_adaptive(self._learning_rate, kl=kl, target=self._settings.kl_target)
+    def _move(self, loss: Tensor, *, rows: int) -> Tensor | None:
+        """Take the step along the gradients of all ranks, as `optim.gradient_step`."""
+        return optim.gradient_step(
+            self._optimizer,
+            self._model,
+            loss,
+            lr=self._learning_rate,
+            max_grad_norm=self._settings.max_grad_norm,
+            rows=rows,
+            ranks=self._ranks,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Copies, in nested dicts with string keys; leaves are tensors and JSON scalars."""
@@ -153,10 +216,14 @@ class PPO(ActorCriticLearner):
         """Inverse of `state_dict`; ResourceError, and nothing changed, where the state is of another architecture."""
         super().load_state_dict(state)
         self._generator.set_state(state["generator"])
-        if self._settings.lr_schedule == "kl_adaptive":  # else it follows from the settings, which a resumed run may change
+        if self._settings.lr_schedule == "kl_adaptive":  # the other schedules follow the settings, which a resumed run may change
             self._learning_rate = state["learning_rate"]
 
 
-def _means(taken: Sequence[_Step]) -> dict[str, float]:
-    means = torch.stack([torch.stack(step) for step in taken]).mean(dim=0).tolist()
-    return dict(zip(_Step._fields, means, strict=True))
+def _means(steps: Sequence[_Measured]) -> dict[str, float]:
+    """Mean of each metric over the steps."""
+    means = torch.stack([torch.stack(step) for step in steps]).mean(dim=0).tolist()
+    return dict(zip(_Measured._fields[:-1], means[:-1], strict=True))
+
+
+ENTRY = Entry(settings=PPOSettings, algorithm=PPO, policy=ActorCriticPolicy, recorded=recorded_log_prob)

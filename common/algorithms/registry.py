@@ -1,61 +1,34 @@
-"""The algorithms by name, ours and a user's own: settings, learner's side, acting side, what actors record and send."""
+"""The algorithms by name, ours and a user's own, and the constructors that the services call."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
 
 from common import extensions
-from common.algorithms import policy as acting
-from common.algorithms import q_policy
-from common.algorithms.a3c import A3C
-from common.algorithms.a3c_grad import A3CGrad, GradientPolicy
-from common.algorithms.api import Algorithm, Place, Policy
-from common.algorithms.dqn import DQN
-from common.algorithms.gradient import gradients
-from common.algorithms.impala import Impala
-from common.algorithms.noisy_policy import NoisyPolicy
-from common.algorithms.ppo import PPO
-from common.algorithms.promises import require, require_call
-from common.algorithms.settings.a3c import A3CGradSettings, A3CSettings
-from common.algorithms.settings.base import AlgorithmSection
-from common.algorithms.settings.dqn import DQNSettings
-from common.algorithms.settings.impala import ImpalaSettings
-from common.algorithms.settings.ppo import PPOSettings
-from common.algorithms.settings.td3 import TD3Settings
-from common.algorithms.shipment import Shipment, trajectories
-from common.algorithms.td3 import TD3
-from common.algorithms.trajectory import trajectory_schema
+from common.algorithms import a3c, a3c_grad, dqn, impala, ppo, td3
+from common.algorithms.api import Algorithm, Entry, Policy, WorkerContext
+from common.algorithms.payload import Payload, trajectory_schema
+from common.algorithms.ranks import ALONE, Ranks
+from common.algorithms.settings import AlgorithmSection
 from common.envs.spec import EnvSpec
 from common.errors import ConfigError
 from common.models import arithmetic
 from common.models.arithmetic import CPU
 from common.models.spec import ModelSettings, Precision
-from common.wire.messages import ArraySpec
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One algorithm: how its two sides are built, and what passes between them."""
-
-    settings: type[AlgorithmSection]
-    algorithm: Callable[..., Algorithm]  # settings=, model=, env=, seed=
-    policy: Callable[..., Policy] = acting.ActorCriticPolicy  # settings=, model=, env=, precision=, seed=, place=
-    recorded: Callable[..., tuple[ArraySpec, ...]] = acting.recorded  # settings=, length=, num_envs=
-    ships: Callable[..., Shipment] = trajectories  # settings=, model=, env=, length=, num_envs=, rollout= its schema
-
+from common.protocol.messages import ArraySpec
 
 ALGORITHMS: Mapping[str, Entry] = MappingProxyType(
     {
-        "ppo": Entry(settings=PPOSettings, algorithm=PPO),
-        "impala": Entry(settings=ImpalaSettings, algorithm=Impala),
-        "a3c": Entry(settings=A3CSettings, algorithm=A3C),
-        "a3c-grad": Entry(settings=A3CGradSettings, algorithm=A3CGrad, policy=GradientPolicy, ships=gradients),
-        "dqn": Entry(settings=DQNSettings, algorithm=DQN, policy=q_policy.EpsilonGreedyPolicy, recorded=q_policy.recorded),
-        "td3": Entry(settings=TD3Settings, algorithm=TD3, policy=NoisyPolicy, recorded=lambda **_: ()),
+        "ppo": ppo.ENTRY,
+        "impala": impala.ENTRY,
+        "a3c": a3c.ENTRY,
+        "a3c-grad": a3c_grad.ENTRY,
+        "dqn": dqn.ENTRY,
+        "td3": td3.ENTRY,
     }
 )
 
@@ -67,15 +40,17 @@ def entry(name: str) -> Entry:
     """
     if name in ALGORITHMS:
         return ALGORITHMS[name]
-    found: Entry = extensions.find(name, setting="algorithm.name", what="ENTRY", accepts=lambda thing: isinstance(thing, Entry))
+    found: Entry = extensions.import_attribute(
+        name, setting="algorithm.name", what="ENTRY", accepts=lambda thing: isinstance(thing, Entry)
+    )
     if not issubclass(found.settings, AlgorithmSection):
-        base = "common.algorithms.settings.base.AlgorithmSection"
+        base = "rookery.AlgorithmSection"
         fact = f"{name}: the settings of an algorithm are a section"
         raise ConfigError(fact, found=found.settings, wanted=f"a class derived from {base}")
-    require_call(found.algorithm, ("settings", "model", "env", "seed"), of=name)
-    require_call(found.policy, ("settings", "model", "env", "precision", "seed", "place"), of=name)
-    require(found.algorithm, Algorithm, of=name)
-    require(found.policy, Policy, of=name)
+    require_arguments(found.algorithm, ("settings", "model", "env", "seed"), of=name)
+    require_arguments(found.policy, ("settings", "model", "env", "precision", "seed", "context"), of=name)
+    require_protocol(found.algorithm, Algorithm, of=name)
+    require_protocol(found.policy, Policy, of=name)
     return found
 
 
@@ -86,22 +61,31 @@ def in_native_precision(settings: AlgorithmSection, device: torch.device) -> Alg
 
 
 def build_algorithm(
-    settings: AlgorithmSection, *, model: ModelSettings, env: EnvSpec, seed: int, device: torch.device = CPU
+    settings: AlgorithmSection,
+    *,
+    model: ModelSettings,
+    env: EnvSpec,
+    seed: int,
+    device: torch.device = CPU,
+    ranks: Ranks = ALONE,
 ) -> Algorithm:
-    """The learner's side of the algorithm that `settings` belongs to, to train on `device`.
+    """The learner's side of the algorithm that `settings` belongs to, to train on `device`, as one of `ranks`.
 
-    Raises ConfigError where it cannot train on `env`, or there. Only who trains elsewhere than on the CPU is told where.
+    Raises ConfigError where it cannot train on `env`, on `device` or as one of several ranks. The last two are arguments only
+    where they are not the CPU and not `ALONE`.
     """
     settings = in_native_precision(settings, device)
-    build, elsewhere = entry(settings.name).algorithm, {} if device == CPU else {"device": device}
-    require_call(build, ("settings", "model", "env", "seed", *elsewhere), of=settings.name)
+    build = entry(settings.name).algorithm
+    elsewhere: dict[str, object] = {} if device == CPU else {"device": device}
+    elsewhere |= {} if ranks.count == 1 else {"ranks": ranks}
+    require_arguments(build, ("settings", "model", "env", "seed", *elsewhere), of=settings.name)
     built = build(settings=settings, model=model, env=env, seed=seed, **elsewhere)
-    require(built, Algorithm, of=settings.name)
+    require_protocol(built, Algorithm, of=settings.name)
     return built
 
 
 def build_policy(
-    settings: AlgorithmSection, *, model: ModelSettings, env: EnvSpec, precision: Precision, seed: int, place: Place
+    settings: AlgorithmSection, *, model: ModelSettings, env: EnvSpec, precision: Precision, seed: int, context: WorkerContext
 ) -> Policy:
     """The acting side; it acts in `precision`, as far as the CPU has that, and draws its actions from `seed`."""
     built = entry(settings.name).policy(
@@ -110,20 +94,50 @@ def build_policy(
         env=env,
         precision=arithmetic.native(precision, CPU),
         seed=seed,
-        place=place,
+        context=context,
     )
-    require(built, Policy, of=settings.name)
+    require_protocol(built, Policy, of=settings.name)
     return built
 
 
 def rollout_schema(settings: AlgorithmSection, *, env: EnvSpec, length: int, num_envs: int) -> tuple[ArraySpec, ...]:
-    """The arrays an actor writes down while it steps T = `length` by B = `num_envs`: a trajectory, and what the policy adds."""
+    """The arrays of a rollout of T = `length` steps by B = `num_envs`: a trajectory, and what the policy records beside it."""
     recorded = entry(settings.name).recorded(settings=settings, length=length, num_envs=num_envs)
     return trajectory_schema(env, length=length, num_envs=num_envs, recorded=recorded)
 
 
-def shipment(settings: AlgorithmSection, *, model: ModelSettings, env: EnvSpec, length: int, num_envs: int) -> Shipment:
-    """What passes from actor to learner."""
+def build_payload(settings: AlgorithmSection, *, model: ModelSettings, env: EnvSpec, length: int, num_envs: int) -> Payload:
+    """The experience messages from actor to learner."""
     rollout = rollout_schema(settings, env=env, length=length, num_envs=num_envs)
-    ships = entry(settings.name).ships
-    return ships(settings=settings, model=model, env=env, length=length, num_envs=num_envs, rollout=rollout)
+    payload = entry(settings.name).payload
+    return payload(settings=settings, model=model, env=env, length=length, num_envs=num_envs, rollout=rollout)
+
+
+def require_protocol(thing: object, protocol: type, *, of: str) -> None:
+    """Refuse (ConfigError) a class or an object of algorithm `of` that lacks a member of `protocol`.
+
+    Attributes that are no methods are required of objects only, since `__init__` may set them. A function that builds passes:
+    the object that it returns is checked later.
+    """
+    kind = thing if isinstance(thing, type) else type(thing)
+    if not isinstance(thing, type) and inspect.isroutine(thing):
+        return
+    members = [name for name in vars(protocol) if not name.startswith("_")]
+    if isinstance(thing, type):
+        members = [name for name in members if callable(getattr(protocol, name))]
+    missing = [name for name in members if not hasattr(thing, name) or getattr(kind, name, None) is getattr(protocol, name)]
+    abstract = [name for name in dir(kind) if getattr(getattr(kind, name, None), "__isabstractmethod__", False)]
+    if missing or abstract:
+        raise ConfigError(
+            f"{of}: {kind.__name__} is no {protocol.__name__}",
+            found=f"no {', '.join([*missing, *abstract])}",
+            wanted=f"the members of rookery.{protocol.__name__}",
+            fix="write those that are missing, or derive from a class that has them",
+        )
+
+
+def require_arguments(function: Callable[..., object], names: tuple[str, ...], *, of: str) -> None:
+    """Refuse (ConfigError) a constructor of algorithm `of` that does not take arguments of these names."""
+    if wrong := extensions.signature_error(function, **dict.fromkeys(names)):
+        name = getattr(function, "__name__", repr(function))
+        raise ConfigError(f"{of}: {name} cannot be built", found=wrong, wanted=f"arguments {', '.join(names)}")

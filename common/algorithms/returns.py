@@ -1,4 +1,4 @@
-"""Advantages and value targets from rewards and values.
+"""Advantages and value targets from rewards and values: GAE, and V-trace for experience of another policy.
 
 Axes: [T, B], time first. Index t is the action a_t chosen on o_t: `reward[t]` and the ends at t follow it, `value[t]` is
 V(o_t), `next_value[t]` is V of the observation that really followed a_t (the last one of the episode where it ended, never
@@ -52,14 +52,68 @@ def gae(
         gamma: discount per env step.
         lambda_: 0 (trust the values) to 1 (trust the rewards).
     """
-    delta, decay = td_errors(
+    delta, decay = _td_errors(
         reward=reward, value=value, next_value=next_value, terminated=terminated, truncated=truncated, valid=valid, gamma=gamma
     )
-    advantage = accumulate(delta, decay * lambda_)
+    advantage = _accumulate(delta, decay * lambda_)
     return Returns(advantage, torch.where(valid, advantage + value, 0.0))
 
 
-def td_errors(
+def vtrace(
+    *,
+    log_ratio: Tensor,
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    valid: Tensor,
+    gamma: float | Tensor,
+    lambda_: float,
+    rho_clip: float | None,
+    c_clip: float | None,
+    pg_rho_clip: float | None,
+) -> Returns:
+    """V-trace (Espeholt et al. 2018, arXiv:1802.01561): targets v_t of eq. 1, advantages of eq. 4, cut at the ends of episodes.
+
+        rho_t   = min(rho_clip, pi/mu),   c_t = lambda * min(c_clip, pi/mu)                          (and remark 2)
+        delta_t = rho_t * (r_t + gamma * V(next_t) * (1 - terminated_t) - V(o_t))
+        v_t     = V(o_t) + sum_k gamma^k * (c_t ... c_{t+k-1}) * delta_{t+k}
+        A_t     = min(pg_rho_clip, pi/mu) * (r_t + gamma * ((1 - lambda) * V(next_t) + lambda * v_{t+1}) - V(o_t))
+
+    rho_clip decides which policy the values belong to (none: pi itself; 0: they stay as they are), c_clip how far back a
+    surprise reaches, which is speed against variance. With lambda_ = 1, A_t is the paper's r_t + gamma * v_{t+1} - V(o_t).
+    The mixture below 1 is a departure: it makes A_t and v_t those of `gae` where both policies are the same. v_{t+1} is
+    V(next_t) after the last row and where the episode was truncated, 0 where it terminated.
+
+    Args:
+        log_ratio: [T, B] float, log pi(a_t | o_t) - log mu(a_t | o_t), mu the policy that acted. Unused in invalid rows.
+        reward: [T, B] float, as all up to `valid` in `gae`.
+        value: [T, B] float.
+        next_value: [T, B] float.
+        terminated: [T, B] bool.
+        truncated: [T, B] bool.
+        valid: [T, B] bool.
+        gamma: discount per env step, one or one for each environment [B].
+        lambda_: 0 to 1.
+        rho_clip: rho-bar of the paper; None does not clip.
+        c_clip: c-bar of the paper; None does not clip.
+        pg_rho_clip: the same for the weight of the policy gradient; None does not clip.
+    """
+    if log_ratio.shape != reward.shape:
+        raise InternalError("log-ratios of another shape", found=tuple(log_ratio.shape), wanted=tuple(reward.shape))
+    ratio = torch.where(valid, log_ratio, 0.0).exp()
+    delta, decay = _td_errors(
+        reward=reward, value=value, next_value=next_value, terminated=terminated, truncated=truncated, valid=valid, gamma=gamma
+    )
+    decay = decay * lambda_
+    correction = _accumulate(_clipped(ratio, rho_clip) * delta, decay * _clipped(ratio, c_clip))  # v_t - V(o_t)
+    following = torch.cat([correction[1:], torch.zeros_like(correction[:1])])
+    advantage = _clipped(ratio, pg_rho_clip) * (delta + decay * following)
+    return Returns(advantage, torch.where(valid, value + correction, 0.0))
+
+
+def _td_errors(
     *,
     reward: Tensor,
     value: Tensor,
@@ -80,7 +134,7 @@ def td_errors(
     return delta, (valid & ~(terminated | truncated)).to(delta.dtype) * gamma
 
 
-def accumulate(delta: Tensor, decay: Tensor) -> Tensor:
+def _accumulate(delta: Tensor, decay: Tensor) -> Tensor:
     """A [T, B] with A_t = delta_t + decay_t * A_{t+1}, nothing after the last row."""
     total = torch.empty_like(delta)
     carry = torch.zeros_like(delta[0])
@@ -88,3 +142,7 @@ def accumulate(delta: Tensor, decay: Tensor) -> Tensor:
     for delta_t, decay_t, total_t in reversed(tuple(rows)):
         carry = torch.addcmul(delta_t, decay_t, carry, out=total_t)
     return total
+
+
+def _clipped(ratio: Tensor, clip: float | None) -> Tensor:
+    return ratio if clip is None else ratio.clamp_max(clip)

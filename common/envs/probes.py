@@ -1,7 +1,7 @@
 """Small environments with known answers, for `env.entry_point: common.envs.probes:<function>`.
 
-A learner that misses one of the first five has a fault that the name points at. `counting` shows what a stored
-transition holds: its observation says where it comes from.
+A learner that misses one of the first six has the fault that the name indicates. `counting` shows the content of a stored
+transition: its observation is its position.
 """
 
 from __future__ import annotations
@@ -82,8 +82,49 @@ def aimed_action() -> Probe:
     return Probe(length=1, observe=_coin, reward=lambda seen, action, _age: -((action - (1.0 + seen)) ** 2), actions=actions)
 
 
+class Pictures(gymnasium.Env[NDArray[Any], np.int64]):
+    """Environment of single images: see `pictured_action`."""
+
+    def __init__(self, *, shape: tuple[int, ...], channel_axis: int | None, dtype: str) -> None:
+        self.observation_space = Box(0, 255 if dtype == "uint8" else 1, shape, np.dtype(dtype).type)
+        self.action_space = Discrete(2)
+        self._shape, self._axis, self._dtype = shape, channel_axis, dtype
+        self._kind = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[NDArray[Any], dict[str, Any]]:
+        """Show one of the two kinds."""
+        super().reset(seed=seed, options=options)
+        return self._look(), {}
+
+    def step(self, action: np.int64) -> tuple[NDArray[Any], float, bool, bool, dict[str, Any]]:
+        """End the episode; the reward is 1 for the number of the kind, else -1."""
+        reward = 1.0 if action == self._kind else -1.0
+        return self._look(), reward, True, False, {}
+
+    def _look(self) -> NDArray[Any]:
+        self._kind = int(self.np_random.integers(2))
+        image = self.np_random.integers(0, 150, self._shape)
+        if self._axis is None:
+            half = self._shape[1] // 2
+            image[:, half * self._kind : half * (self._kind + 1)] += 100
+        else:
+            np.moveaxis(image, self._axis, 0)[2 * self._kind] += 100
+        shown: NDArray[Any] = image.astype(self._dtype) if self._dtype == "uint8" else (image / 255).astype(self._dtype)
+        return shown
+
+
+def pictured_action(layout: str = "hwc", *, size: int = 16, dtype: str = "uint8") -> Pictures:
+    """One step, reward 1 for the action that a noisy image names, else -1: the policy learns it and V is 1.
+
+    Layout `hwc` or `chw`: action 0 where the first of three channels is brighter, 1 where the last is; `hw`: 0 where the left
+    half is, 1 where the right half is. Fails where channels or columns are mixed up.
+    """
+    shape, axis = {"hwc": ((size, size, 3), 2), "chw": ((3, size, size), 0), "hw": ((size, size), None)}[layout]
+    return Pictures(shape=shape, channel_axis=axis, dtype=dtype)
+
+
 class Counting(gymnasium.Env[NDArray[Any], np.int64]):
-    """Says where it is: see `counting`."""
+    """Environment whose observation is its own position: see `counting`."""
 
     def __init__(self, *, lengths: Sequence[int], truncates: Sequence[bool], image: bool) -> None:
         self.observation_space = Box(0, 255, _IMAGE, np.uint8) if image else Box(0, np.inf, (2,), np.float32)

@@ -1,4 +1,4 @@
-"""What an environment looks like from outside: shapes, spaces, signature. Pure descriptions; `make.py` builds them."""
+"""Settings and description of an environment: shapes, spaces, signature. Pure; `make.py` builds environments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 IMAGE_RANK = 2
-"""Axes of a frame that is an image: [H, W], grey. Its stack [S, H, W] is what convolutions see, also where S is 1."""
+"""Axes of an observation that is an image: [H, W], grey. Its stack [S, H, W] is the input of convolutions, also where S is 1."""
 
 LEAST_ROWS = 16
 """Of an Atari image, after what is cut off."""
@@ -51,6 +51,11 @@ class EnvSettings(BaseModel):
     )
     threads: int = Field(default=1, ge=1, le=256, description="Atari: emulator threads per actor")
 
+    @property
+    def name(self) -> str:
+        """Return the environment's own name: the entry point where there is one, else the id."""
+        return self.entry_point or self.id
+
     @model_validator(mode="after")
     def _something_is_left_to_see(self) -> Self:
         left = self.height - sum(self.crop)
@@ -71,7 +76,7 @@ class ActionSpec:
 
     @property
     def discrete(self) -> bool:
-        """Whether an action is one of `n` numbers."""
+        """Return whether an action is one of `n` numbers."""
         return self.n > 0
 
 
@@ -86,14 +91,19 @@ class EnvSpec:
     frame_skip: int  # emulator frames per env step; 1 outside Atari
 
     @property
+    def is_image(self) -> bool:
+        """Return whether an observation is an image, [H, W] or [channels, H, W], and no vector."""
+        return len(self.observation_shape) >= IMAGE_RANK
+
+    @property
     def network_input_shape(self) -> tuple[int, ...]:
-        """Shape of one stacked observation: [S, *frame], or the frame itself where S is 1 and it is no image."""
+        """Return the shape of one stacked observation: [S, *frame], or of the frame itself where S is 1 and it is no image."""
         if self.frame_stack == 1 and len(self.observation_shape) != IMAGE_RANK:
             return self.observation_shape
         return (self.frame_stack, *self.observation_shape)
 
     @property
     def signature(self) -> str:
-        """Fingerprint two peers compare before they exchange experience."""
+        """Return the fingerprint that learner and worker compare before they exchange experience."""
         text = json.dumps(asdict(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]

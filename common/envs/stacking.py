@@ -1,7 +1,6 @@
-"""Stacks of frames from frames stored once: the one function by which the actor's network and the learner see them.
+"""Stacks of frames from frames stored once: one function for the actor's network and the learner.
 
-Axes: rows (time) first, then B environments; a frame is what `EnvSpec.observation_shape` says. S is the stack size.
-Knows no environment, no rollout and no message, only arrays.
+Axes: rows (time) first, then B environments; a frame has the shape `EnvSpec.observation_shape`. S is the stack size.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _IMAGE_AXES = 4  # [rows, B, H, W]: a grey image, the one frame that has a stack
 
 
 def stack(frames: Frames, start: NDArray[np.bool_], *, last: int | None = None, out: Frames | None = None) -> Frames:
-    """Stacked observations of the newest rows, as a network sees them.
+    """Return stacked observations of the newest rows, the input of a network.
 
     Row t of the stacks holds the frames t..t+S-1, the newest in channel S-1 (Mnih et al. 2015, Methods, "preprocessing").
     Frames older than the last start of an episode within the window are zero, so that nothing is seen across a reset.
@@ -57,7 +56,7 @@ def stack(frames: Frames, start: NDArray[np.bool_], *, last: int | None = None, 
 
 
 def context(frames: Frames, start: NDArray[np.bool_]) -> Frames:
-    """The S-1 frames that go before the newest one when a next rollout begins with it.
+    """Return the S-1 frames before the newest one, with which the next rollout begins.
 
     Args:
         frames: [rows+S-1, B, *frame] of the rollout that ends, as in `stack`.
@@ -72,8 +71,29 @@ def context(frames: Frames, start: NDArray[np.bool_]) -> Frames:
     return np.ascontiguousarray(np.moveaxis(stack(frames, start, last=1)[0, :, :-1], 1, 0))
 
 
+class FrameStacker:
+    """The stacks of B environments, step by step: the newest row of `stack`, without the rows before. One thread uses it."""
+
+    def __init__(self, frames: Frames, size: int) -> None:
+        """Begin with the first frames [B, *frame] of B episodes; `size` is S."""
+        self._stacks = np.zeros((len(frames), size, *frames.shape[1:]), frames.dtype)
+        self._stacks[:, -1] = frames
+        self._without_axis = size == 1 and frames.ndim != _IMAGE_AXES - 1
+
+    @property
+    def observation(self) -> Frames:
+        """The input of a network, [B, *EnvSpec.network_input_shape]: a view that the next `push` overwrites."""
+        return self._stacks[:, 0] if self._without_axis else self._stacks
+
+    def push(self, frames: Frames, start: NDArray[np.bool_]) -> None:
+        """Add the frames [B, *frame] of one step; `start` [B] marks those that are the first of an episode."""
+        self._stacks[:, :-1] = self._stacks[:, 1:]
+        self._stacks[start] = 0
+        self._stacks[:, -1] = frames
+
+
 def _cut(stacks: Frames, start: NDArray[np.bool_], first: int) -> None:
-    """Zero what is older than a start: [n, B, S, ...], rows `first`.. of `start`. Costs nothing where nothing started."""
+    """Zero the frames that are older than a start: [n, B, S, ...], rows `first`.. of `start`. Free where nothing started."""
     older = stacks.shape[2] - 1
     seen_from = max(0, first - older + 1)  # a start further back has left every window
     row, env = np.nonzero(start[seen_from:])

@@ -1,9 +1,9 @@
-"""The state of an environment as plain data, so that another process can go on from it bit for bit.
+"""The state of an environment as plain data, from which another process continues bit for bit.
 
 The state consists of the plain data and numpy random generators in the attributes of a gymnasium environment and of all
-environments inside it, and of the data of a MuJoCo simulation (`physics`). Spaces, functions, classes and the like count as
-constants, which every process builds alike. An environment that holds anything else, such as an emulator in native code, has no
-state that can be read: `capture` names the attribute.
+environments inside it, and of the data of a MuJoCo simulation. Spaces, functions, classes and the like count as constants, which
+every process builds alike. An environment that holds anything else, such as an emulator in native code, has no state that can be
+read: `capture` names the attribute. MuJoCo is an optional package: nothing here imports it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 import functools
 import inspect
+import sys
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -21,15 +22,17 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces import Space
 from gymnasium.vector import VectorEnv
 from numpy.random import Generator
+from numpy.typing import NDArray
 
-from common.envs import physics
 from common.errors import RookeryError
-from common.wire.plain import is_plain
+from common.protocol.plain import is_plain
 
 _ENVIRONMENTS = (gymnasium.Env, VectorEnv)
 _CONSTANTS = (Space, EnvSpec, type, types.ModuleType, functools.partial, enum.Enum, np.dtype, np.ufunc)
 _SCALARS = (types.NoneType, bool, int, float, str)
 _GENERATOR = "numpy generator"
+_INTEGRATED = "integrated"  # key of MuJoCo's own state beside the arrays of a simulation
+_SOLVER_ARRAYS = ("efc_", "iefc_")  # prefixes: of the constraints of one step, sized and computed anew by the next
 
 
 class StateError(RookeryError):
@@ -77,7 +80,7 @@ def _environments(path: str, env: Any) -> Iterator[tuple[str, Any]]:
 
 def _members(path: str, env: Any) -> dict[str, Any]:
     if any(vars(kind).get("__slots__") for kind in type(env).__mro__):
-        raise StateError("an environment whose state cannot be read", found=f"slots in {path}, a {type(env).__name__}")
+        raise StateError("the state of an environment cannot be read", found=f"slots in {path}, a {type(env).__name__}")
     members: dict[str, Any] = vars(env)
     return members
 
@@ -89,11 +92,11 @@ def _attributes(path: str, env: Any) -> dict[str, Any]:
             attributes[name] = {_GENERATOR: value.bit_generator.state}
         elif is_plain(value):
             attributes[name] = value
-        elif physics.is_simulation(value):
-            attributes[name] = physics.capture(value)
+        elif _is_simulation(value):
+            attributes[name] = _capture_simulation(value)
         elif not (isinstance(value, _ENVIRONMENTS) or _holds_environments(value) or _is_constant(value)):
             found = f"{path}.{name}, a {type(value).__name__}, in {type(env).__name__}"
-            raise StateError("an environment whose state cannot be read", found=found, wanted="attributes of plain data")
+            raise StateError("the state of an environment cannot be read", found=found, wanted="attributes of plain data")
     return attributes
 
 
@@ -106,8 +109,8 @@ def _set_attributes(path: str, env: Any, state: Any) -> None:
         new = name not in members and type(name) is str and name.isidentifier() and not hasattr(type(env), name)
         if isinstance(current, Generator):
             _set_generator(f"{path}.{name}", current, value)
-        elif physics.is_simulation(current):
-            if not isinstance(value, Mapping) or not physics.restore(current, value):
+        elif _is_simulation(current):
+            if not isinstance(value, Mapping) or not _restore_simulation(current, value):
                 raise StateError(f"state of {path}.{name}", found="arrays of another simulation", wanted="those of this model")
         elif not (new or (name in members and is_plain(current))) or not _may_follow(current, value):
             found, wanted = type(value).__name__, type(current).__name__ if name in members else "no such attribute"
@@ -142,4 +145,60 @@ def _is_constant(value: object) -> bool:
     """Return whether every process builds `value`, which is not plain data, alike, and nothing changes it."""
     if isinstance(value, list | tuple | dict):
         return all(map(_is_constant, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, (*_CONSTANTS, *_SCALARS)) or inspect.isroutine(value) or physics.is_model(value)
+    return isinstance(value, (*_CONSTANTS, *_SCALARS)) or inspect.isroutine(value) or _is_simulation_model(value)
+
+
+# --- MuJoCo ---
+
+
+def _is_simulation(value: object) -> bool:
+    """Return whether `value` is MuJoCo's `MjData`, which changes with each step."""
+    return _is_of_mujoco(value, "MjData")
+
+
+def _is_simulation_model(value: object) -> bool:
+    """Return whether `value` is MuJoCo's model or a renderer of it, which every process builds alike."""
+    return _is_of_mujoco(value, "MjModel") or type(value).__name__ == "MujocoRenderer"
+
+
+def _is_of_mujoco(value: object, name: str) -> bool:
+    kind = type(value)
+    return kind.__name__ == name and kind.__module__.partition(".")[0] == "mujoco"
+
+
+def _capture_simulation(data: Any) -> dict[str, NDArray[Any]]:
+    """Return the state that the next step begins from, and the results of the last step that an environment may read before."""
+    arrays = {name: np.array(array) for name, array in _simulation_arrays(data).items()}
+    return arrays | {_INTEGRATED: _integrated(data)}
+
+
+def _restore_simulation(data: Any, state: Mapping[str, Any]) -> bool:
+    """Restore `_capture_simulation`; return False, and change nothing, where the state is of another model."""
+    current = _simulation_arrays(data) | {_INTEGRATED: _integrated(data)}
+    if set(state) != set(current):
+        return False
+    for name, value in state.items():
+        if not isinstance(value, np.ndarray) or value.dtype != current[name].dtype or value.ndim != current[name].ndim:
+            return False
+    if state[_INTEGRATED].shape != current[_INTEGRATED].shape:
+        return False
+    mujoco = sys.modules["mujoco"]
+    mujoco.mj_setState(data.model, data, state[_INTEGRATED], mujoco.mjtState.mjSTATE_INTEGRATION)
+    for name, array in _simulation_arrays(data).items():
+        if array.shape == state[name].shape:  # another: of contacts, which the next step computes anew
+            array[...] = state[name]
+    return True
+
+
+def _simulation_arrays(data: Any) -> dict[str, NDArray[Any]]:
+    names = [name for name in dir(data) if not name.startswith(("_", *_SOLVER_ARRAYS))]
+    found = ((name, getattr(data, name)) for name in names)
+    return {name: value for name, value in found if isinstance(value, np.ndarray) and value.dtype.kind in "biuf"}
+
+
+def _integrated(data: Any) -> NDArray[np.float64]:
+    mujoco = sys.modules["mujoco"]
+    components = mujoco.mjtState.mjSTATE_INTEGRATION
+    state = np.empty(mujoco.mj_stateSize(data.model, components))
+    mujoco.mj_getState(data.model, data, state, components)
+    return state

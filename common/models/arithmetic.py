@@ -1,4 +1,4 @@
-"""The arithmetic of training on whichever device the tensors lie: float32, or bfloat16 inside with weights that stay float32."""
+"""Precision of arithmetic on the CPU or a GPU: float32, or bfloat16 with weights that stay float32."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 
 
 def native(precision: Precision, device: torch.device) -> Precision:
-    """`precision`, or float32 where `device` has no instructions for bfloat16 and would emulate it."""
+    """Return `precision`, or float32 where `device` has no instructions for bfloat16 and would emulate it."""
     return "fp32" if precision == "bf16" and not _has_bfloat16(device) else precision
 
 
@@ -30,7 +30,7 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
-    """What `autocast` computes in on this device now; None where it is off."""
+    """Return the dtype that `autocast` computes in on this device; None where it is off."""
     if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
         return torch.get_autocast_dtype(device.type)
     return None

@@ -1,7 +1,7 @@
-"""What a policy head says about actions: a categorical over `n` numbers, or a Gaussian with independent components.
+"""Distributions over actions: a categorical over `n` numbers, or a Gaussian with independent components.
 
-Both are frozen values with the same four questions; N is the number of observations asked about (any leading order).
-Randomness comes only from the generator passed in.
+Both are immutable and have the same four methods; N is the number of observations (in any order). Randomness comes only from
+the generator passed in.
 """
 
 from __future__ import annotations

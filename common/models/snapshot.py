@@ -11,18 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from common.errors import DropReason, PeerError
+from common.errors import DropReason, ProtocolError
 from common.models.spec import Precision
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ParameterLayout:
     """Names and shapes of the parameters, in the order in which they lie in the flat buffer (row-major each)."""
 
     entries: tuple[tuple[str, tuple[int, ...]], ...]
 
     @classmethod
-    def of(cls, module: nn.Module) -> Layout:
+    def of(cls, module: nn.Module) -> ParameterLayout:
         """The layout of a network; independent of its weights and their precision."""
         return cls(tuple((name, tuple(parameter.shape)) for name, parameter in module.named_parameters()))
 
@@ -33,7 +33,7 @@ class Layout:
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits that two peers compare before they exchange parameters."""
+        """16 hex digits that two processes compare before they exchange parameters."""
         return hashlib.sha256(json.dumps(self.entries).encode()).hexdigest()[:16]
 
 
@@ -64,20 +64,20 @@ def to_tensor(array: np.ndarray) -> Tensor:
     # Memory of the wire is read-only, which torch cannot express; parameters are small and come seldom, so one copy is cheap.
     tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
     if tensor.dtype not in (torch.float32, torch.uint16):
-        raise PeerError(DropReason.SCHEMA, "snapshot of another dtype", found=str(array.dtype), wanted="float32 or uint16")
+        raise ProtocolError(DropReason.SCHEMA, "snapshot of another dtype", found=str(array.dtype), wanted="float32 or uint16")
     return tensor if tensor.dtype == torch.float32 else tensor.view(torch.bfloat16)
 
 
 @torch.no_grad()
 def load(module: nn.Module, parameters: Tensor | np.ndarray) -> None:
-    """Overwrite all parameters from a flat buffer, cast to the module's own precision. Raises PeerError where it does not fit."""
+    """Overwrite all parameters from a flat buffer, cast to the module's precision. Raises ProtocolError where it does not fit."""
     flat = to_tensor(parameters) if isinstance(parameters, np.ndarray) else parameters
     for parameter, values in _split(module, flat):
         parameter.copy_(values)
 
 
 def load_gradient(module: nn.Module, flat: Tensor) -> None:
-    """Set the gradients of all trained parameters from a flat buffer [P] float32. Raises PeerError where it does not fit."""
+    """Set the gradients of all trained parameters from a flat buffer [P] float32. Raises ProtocolError where it does not fit."""
     for parameter, values in _split(module, flat):
         parameter.grad = torch.empty_like(parameter).copy_(values) if parameter.requires_grad else None
 
@@ -86,6 +86,6 @@ def _split(module: nn.Module, flat: Tensor) -> list[tuple[nn.Parameter, Tensor]]
     parameters = list(module.parameters())
     sizes = [parameter.numel() for parameter in parameters]
     if flat.shape != (sum(sizes),):
-        raise PeerError(DropReason.SCHEMA, "snapshot of another network", found=list(flat.shape), wanted=[sum(sizes)])
+        raise ProtocolError(DropReason.SCHEMA, "snapshot of another network", found=list(flat.shape), wanted=[sum(sizes)])
     parts = torch.split(flat, sizes)
     return [(parameter, part.view(parameter.shape)) for parameter, part in zip(parameters, parts, strict=True)]

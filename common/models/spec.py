@@ -1,4 +1,4 @@
-"""What a network is for and how it looks: pure descriptions, no tensors. `nets.py` builds them."""
+"""Settings of networks, without torch. `nets.py` builds the networks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,21 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from common.errors import ConfigError
+
 Precision: TypeAlias = Literal["fp32", "bf16"]
-"""Of arithmetic, or of what is sent."""
+"""Of arithmetic, or of sent parameters."""
+
+Convolutions: TypeAlias = tuple[tuple[int, int, int], ...]
+"""(channels, kernel, stride) of each layer."""
+
+_BY_SIZE: tuple[Convolutions, ...] = (
+    ((32, 8, 4), (64, 4, 2), (64, 3, 1)),  # Mnih et al. 2015, for 84x84; from 52x52 on
+    ((32, 4, 2), (64, 3, 2), (64, 3, 1)),  # from 24x24 on
+    ((32, 3, 2), (64, 3, 1)),  # from 11x11 on
+    ((16, 2, 1), (32, 2, 1), (64, 2, 1)),  # from 6x6 on: grids, in which each cell matters
+)
+_LEAST_SIDE = 3  # of what the convolutions of `auto` make of an image
 
 
 class ModelSettings(BaseModel):
@@ -15,9 +28,10 @@ class ModelSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    conv: tuple[tuple[int, int, int], ...] = Field(
-        default=((32, 8, 4), (64, 4, 2), (64, 3, 1)),
-        description="convolutions for image observations: (channels, kernel, stride) each; default: Nature CNN",
+    conv: Convolutions | Literal["auto"] = Field(
+        default="auto",
+        description="convolutions for image observations: (channels, kernel, stride) each; auto: by the size of the image, from "
+        "52x52 on the Nature CNN, below 6x6 none; []: none, images are flattened",
     )
     entry_point: str = Field(
         default="",
@@ -32,11 +46,37 @@ class ModelSettings(BaseModel):
     layer_norm: bool = Field(
         default=False,
         description="layer normalisation between each fully connected layer and its nonlinearity (of td3: in its critics alone): "
-        "what a network believes about states that it never saw stays within bounds",
+        "values of states that it never saw stay within bounds",
     )
     normalize_observation: bool = Field(
         default=False,
-        description="centre observations on the mean of some random play and divide by twice its deviation, both then fixed; "
-        "what stands still in an image vanishes, and what moves is what the network sees",
+        description="vectors: each component by its running mean and deviation, clipped to -10..10; images: by the mean of some "
+        "random play and twice its largest deviation, both then fixed, so that fixed parts vanish and moving parts remain",
+    )
+    initial_log_std: float = Field(
+        default=0.0,
+        ge=-10.0,
+        le=2.0,
+        description="actor-critics: initial logarithm of the deviation of continuous actions, in halves of an action's range",
     )
     shared_trunk: bool = Field(default=True, description="policy and value share all layers but the last")
+
+    def convolutions(self, size: tuple[int, ...]) -> Convolutions:
+        """Return the convolutions for images of `size` [H, W]: the setting, or for `auto` the first that leave enough.
+
+        Raises `ConfigError` for a setting that does not fit.
+        """
+        if self.conv == "auto":
+            return next((layers for layers in _BY_SIZE if min(size_after(layers, size)) >= _LEAST_SIDE), ())
+        if min(size_after(self.conv, size)) < 1:
+            wanted = "at least one row and column after every convolution"
+            fix = "set model.conv to auto, to fewer or smaller layers, or to [] for none"
+            raise ConfigError("model.conv does not fit the image", found=size, wanted=wanted, fix=fix)
+        return self.conv
+
+
+def size_after(layers: Convolutions, size: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the size [H, W] that convolutions make of `size`; a side below 1: they do not fit."""
+    for _, kernel, stride in layers:
+        size = tuple((side - kernel) // stride + 1 for side in size)
+    return size

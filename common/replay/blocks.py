@@ -1,44 +1,55 @@
-"""Where experience lies: frames stored once, in blocks that each hold a stretch of one environment's time.
+"""Storage of a replay memory: each frame once, in blocks of consecutive positions of one environment.
 
-A position is a frame and the action on it: what it earned, how it ended. Positions p, p+1, .. of a block follow one another
-in time, so that a stack is the S positions up to p, and an n-step window the positions p..p+n. To keep both within
-one block, a block that goes on where another is full begins with the S+n-1 frames that they have in common.
+A position is a frame, the action on it, its reward and its end. Positions p, p+1, .. of a block follow one another
+in time, so a stack is the S positions up to p, and an n-step window is the positions p..p+n. To keep both within
+one block, a block that continues a full one begins with a copy of its last S+n-1 frames.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.envs.spec import EnvSpec
 from common.errors import ConfigError, ResourceError
-from common.replay.columns import Column
-from common.replay.segments import SEGMENT_BYTES, Segment
-from common.replay.sumtree import SumTree
+from common.replay.rows import EnvironmentRows
 from common.units import EnvSteps
 
 _FRESH_PER_REPEATED = 40  # frames of a block per frame that it repeats: 2.5 % overhead
 _LEAST_BLOCKS = 4  # per stream: the blocks that are being filled are a small part of the memory
 _LONGEST_WINDOW = 255  # spans are uint8
+SEGMENT_BYTES = 4 << 20  # enough for a disk to be fast, and little enough to rewrite for one new row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """Size and shape of a memory, known before anything is allocated."""
+class Segment:
+    """A part of a memory for a checkpoint. Within one process two segments of one `key` hold the same bytes."""
+
+    key: str
+    parts: Sequence[memoryview]  # of the memory itself: reading copies nothing, and writing fills the memory
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts."""
+        return sum(part.nbytes for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockLayout:
+    """Sizes and shapes of the arrays of a memory, before they are allocated."""
 
     env: EnvSpec
     n_step: int
-    prioritized: bool
     blocks: int
     fresh: int  # rows that each block adds to those before it
 
     @classmethod
-    def plan(cls, env: EnvSpec, *, capacity: EnvSteps, n_step: int, streams: int, prioritized: bool) -> Layout:
-        """The least number of blocks that hold `capacity` rows of `streams` environments that write side by side.
+    def plan(cls, env: EnvSpec, *, capacity: EnvSteps, n_step: int, streams: int) -> BlockLayout:
+        """Plan the least number of blocks that hold `capacity` rows of `streams` environments that write concurrently.
 
         Raises `ConfigError` for windows that do not fit, and for a capacity too small for that many environments.
         """
@@ -54,7 +65,7 @@ class Layout:
                 fix="ask for a larger one",
             )
         fresh = min(_FRESH_PER_REPEATED * repeated, capacity // (_LEAST_BLOCKS * streams))
-        return cls(env=env, n_step=n_step, prioritized=prioritized, blocks=-(-capacity // fresh), fresh=fresh)
+        return cls(env=env, n_step=n_step, blocks=-(-capacity // fresh), fresh=fresh)
 
     @property
     def length(self) -> int:
@@ -81,7 +92,6 @@ class Layout:
             "terminated": ((), "bool"),
             "age": ((), "uint8"),
             "span": ((), "uint8"),
-            "error": ((), "float32"),
         }
         arrays = {name: ((self.positions, *shape), dtype) for name, (shape, dtype) in shapes.items()}
         elements, dtype = shapes["frames"]
@@ -90,106 +100,91 @@ class Layout:
     def described(self) -> dict[str, Any]:
         """Return the settings that saved contents depend on, in JSON values."""
         arrays = {name: [list(shape), dtype] for name, (shape, dtype) in self.arrays().items()}
-        facts = {"n_step": self.n_step, "frame_stack": self.env.frame_stack, "prioritized": self.prioritized}
+        facts = {"n_step": self.n_step, "frame_stack": self.env.frame_stack}
         return {"blocks": self.blocks, "fresh": self.fresh, "arrays": arrays, **facts}
 
     @property
     def nbytes(self) -> int:
-        """What a memory of this layout takes, with the sum tree of its priorities where it has them."""
-        arrays = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in self.arrays().values())
-        return arrays + (SumTree.bytes_for(self.positions) if self.prioritized else 0)
+        """Bytes of a memory of this layout."""
+        return sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in self.arrays().values())
 
 
 @dataclass(slots=True)
 class _Writer:
-    """Where one environment's experience goes on."""
+    """The write position of one environment."""
 
     cursor: int  # position of its newest frame: the next row is written here
     stop: int  # first position behind its block
-    pending: int = 0  # rows before the cursor whose windows need rows that are still to come
-
-
-class Changed(NamedTuple):
-    """Positions [K] that can be sampled since an insert, or no longer: `Blocks.span` tells which. May name one twice."""
-
-    positions: NDArray[np.int64]
+    pending: int = 0  # rows before the cursor with windows that need later rows
 
 
 class Blocks:
-    """The arrays, and the rule by which they are filled. Blocks are recycled in the order in which they were begun."""
+    """The arrays of a memory. Blocks are recycled in the order in which they were begun."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: BlockLayout) -> None:
         """Allocate everything; pages are touched as they are first written."""
         self.layout = layout
         self.ready = 0  # positions that can be sampled
         arrays = {name: np.empty(shape, dtype) for name, (shape, dtype) in layout.arrays().items()}
-        self.frames: NDArray[Any] = arrays["frames"]  # [P+1, elements], the last zeros: what a stack shows before its episode
+        # [P+1, elements], the last one zeros: the part of a stack before its episode
+        self.frames: NDArray[Any] = arrays["frames"]
         self.action: NDArray[Any] = arrays["action"]  # [P, *A]
         self.reward: NDArray[np.float32] = arrays["reward"]  # [P]
         self.terminated: NDArray[np.bool_] = arrays["terminated"]  # [P]
         self.age: NDArray[np.uint8] = arrays["age"]  # [P]: older frames of the same episode, S-1 at most
         self.span: NDArray[np.uint8] = arrays["span"]  # [P]: env steps of the window that begins here; 0: none (yet)
-        self.error: NDArray[np.float32] = arrays["error"]  # [P]: the actor's |delta|, NaN where it sent none
         self.span.fill(0)
         self.frames[-1] = 0
-        self.generation = np.zeros(layout.blocks, np.int64)  # how often each block was begun
-        self._writes = np.zeros(layout.blocks, np.int64)  # how often each block was written to, by this process
+        self._writes = np.zeros(layout.blocks, np.int64)  # times this process wrote to each block
         self._begun = 0
         self._writers: dict[Hashable, _Writer] = {}
-        self._owner: list[Hashable] = [None] * layout.blocks  # whose writer is in the block
+        self._owner: list[Hashable] = [None] * layout.blocks  # the stream that writes to the block
 
     @property
     def used(self) -> int:
         """Positions of the blocks that were ever begun."""
         return min(self._begun, self.layout.blocks) * self.layout.length
 
-    def extend(self, stream: Hashable, column: Column, *, follows: bool) -> Changed:
+    def extend(self, stream: Hashable, rows: EnvironmentRows, *, follows: bool) -> None:
         """Append the rows of one environment; `follows`: the first frame is the newest that `stream` has written.
 
-        Without it, or where the block of the stream was recycled meanwhile, windows end where the gap is.
+        Otherwise, and where the block of the stream was recycled meanwhile, windows end at the gap.
         """
-        changed: list[NDArray[np.int64]] = []
         writer = self._writers.get(stream)
         if writer is None or not follows:
-            writer = self._begin(stream, writer, column.context, changed)
+            writer = self._begin(stream, writer, rows.context)
         done = 0
-        while done < column.rows:
+        while done < rows.rows:
             if writer.cursor + 1 == writer.stop:
-                writer = self._continue(stream, writer, changed)
-            count = min(column.rows - done, writer.stop - 1 - writer.cursor)
-            changed.append(self._write(writer, column, done, done + count))
+                writer = self._continue(stream, writer)
+            count = min(rows.rows - done, writer.stop - 1 - writer.cursor)
+            self._write(writer, rows, done, done + count)
             done += count
-        return Changed(np.concatenate(changed) if changed else np.empty(0, np.int64))
 
-    def _write(self, writer: _Writer, column: Column, begin: int, end: int) -> NDArray[np.int64]:
-        """Rows begin..end of the column, which fit, at the cursor; returns the positions whose windows are complete now."""
+    def _write(self, writer: _Writer, rows: EnvironmentRows, begin: int, end: int) -> None:
+        """Write rows begin..end, which fit, at the cursor, and the spans of the windows that are now complete."""
         self._writes[(writer.stop - 1) // self.layout.length] += 1
         here = slice(writer.cursor, writer.cursor + end - begin)
         frames = slice(here.start, here.stop + 1)
-        self.frames[frames] = column.frames[begin : end + 1].reshape(end - begin + 1, -1)
-        self.age[frames] = ages(column.start[begin : end + 1], int(self.age[here.start]), self.layout.env.frame_stack - 1)
-        self.action[here] = column.action[begin:end]
-        self.reward[here] = column.reward[begin:end]
-        self.terminated[here] = column.terminated[begin:end]
-        self.error[here] = column.error[begin:end]
-        valid = np.concatenate([np.ones(writer.pending, np.bool_), column.valid[begin:end]])  # else they were decided
-        ended = np.concatenate([np.zeros(writer.pending, np.bool_), column.ended[begin:end]])
+        self.frames[frames] = rows.frames[begin : end + 1].reshape(end - begin + 1, -1)
+        self.age[frames] = ages(rows.start[begin : end + 1], int(self.age[here.start]), self.layout.env.frame_stack - 1)
+        self.action[here] = rows.action[begin:end]
+        self.reward[here] = rows.reward[begin:end]
+        self.terminated[here] = rows.terminated[begin:end]
+        valid = np.concatenate([np.ones(writer.pending, np.bool_), rows.valid[begin:end]])  # else they were decided
+        ended = np.concatenate([np.zeros(writer.pending, np.bool_), rows.ended[begin:end]])
         first = here.start - writer.pending
         self.span[first : here.stop], writer.pending = spans(valid, ended, self.layout.n_step)
         writer.cursor = here.stop
-        complete = first + np.flatnonzero(self.span[first : here.stop])
-        self.ready += len(complete)
-        return complete
+        self.ready += int(np.count_nonzero(self.span[first : here.stop]))
 
-    def _begin(
-        self, stream: Hashable, writer: _Writer | None, context: NDArray[Any], changed: list[NDArray[np.int64]]
-    ) -> _Writer:
-        """Begin behind a gap: in what is left of the stream's block, or in a new one."""
+    def _begin(self, stream: Hashable, writer: _Writer | None, context: NDArray[Any]) -> _Writer:
+        """Begin behind a gap: in the rest of the stream's block, or in a new one."""
         older = len(context)
         if writer is not None and writer.cursor + older + 2 < writer.stop:
             writer = _Writer(cursor=writer.cursor + 1 + older, stop=writer.stop)
         else:
-            base = self._recycle(changed)
+            base = self._recycle()
             writer = _Writer(cursor=base + older, stop=base + self.layout.length)
         self._own(stream, writer)
         self._writes[(writer.stop - 1) // self.layout.length] += 1
@@ -197,13 +192,13 @@ class Blocks:
         self.age[writer.cursor] = older
         return writer
 
-    def _continue(self, stream: Hashable, full: _Writer, changed: list[NDArray[np.int64]]) -> _Writer:
-        """Go on in a new block, with the rows whose windows are not complete and the frames of their stacks."""
+    def _continue(self, stream: Hashable, full: _Writer) -> _Writer:
+        """Continue in a new block, with copies of the rows of incomplete windows and of the frames of their stacks."""
         older = self.layout.env.frame_stack - 1
-        base = self._recycle(changed)
+        base = self._recycle()
         count = older + full.pending
         source, target = slice(full.cursor - count, full.cursor + 1), slice(base, base + count + 1)
-        for array in (self.frames, self.action, self.reward, self.terminated, self.age, self.error):
+        for array in (self.frames, self.action, self.reward, self.terminated, self.age):
             array[target] = array[source]
         writer = _Writer(cursor=base + count, stop=base + self.layout.length, pending=full.pending)
         self._own(stream, writer)
@@ -216,17 +211,14 @@ class Blocks:
         self._writers[stream] = writer
         self._owner[(writer.stop - 1) // self.layout.length] = stream
 
-    def _recycle(self, changed: list[NDArray[np.int64]]) -> int:
-        """Empty the block that was begun longest ago; returns its first position."""
+    def _recycle(self) -> int:
+        """Empty the oldest block; return its first position."""
         block = self._begun % self.layout.blocks
         self._begun += 1
-        self.generation[block] += 1
         self._writes[block] += 1
         base = block * self.layout.length
         span = self.span[base : base + self.layout.length]
-        gone = np.flatnonzero(span)
-        self.ready -= len(gone)
-        changed.append(base + gone)
+        self.ready -= int(np.count_nonzero(span))
         span.fill(0)
         self._writers.pop(self._owner[block], None)
         self._owner[block] = None
@@ -234,13 +226,10 @@ class Blocks:
 
     def segments(self) -> list[Segment]:
         """Return the segments of all blocks that were ever begun, about `SEGMENT_BYTES` each."""
-        arrays = (self.frames, self.action, self.reward, self.terminated, self.age, self.span, self.error)
+        arrays = (self.frames, self.action, self.reward, self.terminated, self.age, self.span)
         row = sum(array[:1].nbytes for array in arrays)
-        step, begun, length = (
-            max(1, SEGMENT_BYTES // (row * self.layout.length)),
-            self.used // self.layout.length,
-            self.layout.length,
-        )
+        length = self.layout.length
+        step, begun = max(1, SEGMENT_BYTES // (row * length)), self.used // length
         stretches = [(first, min(first + step, begun)) for first in range(0, begun, step)]
         return [
             Segment(
@@ -251,21 +240,18 @@ class Blocks:
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state without the segments. Plain values and arrays; streams must be plain."""
+        """Return the state without the segments, in plain values; streams must be plain."""
         writers = [[stream, writer.cursor, writer.stop, writer.pending] for stream, writer in self._writers.items()]
-        facts = {"layout": self.layout.described(), "begun": self._begun, "ready": self.ready}
-        return facts | {"generation": self.generation.copy(), "writers": writers}
+        return {"layout": self.layout.described(), "begun": self._begun, "ready": self.ready, "writers": writers}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`; the caller then fills the `segments`. Raises `ResourceError` for a memory of another layout."""
-        if state["layout"] != self.layout.described():
-            wanted, found = (
-                {name: value[name] for name in ("blocks", "fresh")} for value in (self.layout.described(), state["layout"])
-            )
+        saved, own = state["layout"], self.layout.described()
+        if saved != own:
+            found, wanted = ({name: each.get(name) for name in own if saved.get(name) != own[name]} for each in (saved, own))
             fix = "resume with the replay settings of that run, or with checkpoint.replay=false to fill the memory anew"
             raise ResourceError("the checkpoint's replay memory is of another layout", found=found, wanted=wanted, fix=fix)
         self._begun, self.ready = state["begun"], state["ready"]
-        self.generation[:] = state["generation"]
         self._writers.clear()
         self._owner = [None] * self.layout.blocks
         for stream, cursor, stop, pending in state["writers"]:
@@ -273,17 +259,16 @@ class Blocks:
 
 
 def ages(start: NDArray[np.bool_], first: int, most: int) -> NDArray[np.int64]:
-    """How many older frames of its episode each frame [R] has beside it, at most `most`; `first` for frame 0 if no start."""
+    """Number of older frames of its episode before each frame [R], at most `most`; `first` for frame 0 if it starts none."""
     index = np.arange(len(start))
     begun = np.maximum.accumulate(np.where(start, index, -first))
     return np.minimum(index - begun, most)
 
 
 def spans(valid: NDArray[np.bool_], ended: NDArray[np.bool_], n_step: int) -> tuple[NDArray[np.int64], int]:
-    """How many rows the window of each row [R] has: n, or fewer where the episode ends, or before a row that is not valid.
+    """Return the length of the window of each row [R]: n, or fewer up to the end of the episode or an invalid row.
 
-    Returns the numbers, 0 for rows that are not valid or whose window needs rows behind R, and how many of the last rows
-    those are.
+    It is 0 for invalid rows and where the window needs rows behind R. Also return the number of the latter.
     """
     index = np.arange(len(valid))
     cut = np.where(~valid, index, np.where(ended, index + 1, np.iinfo(np.int64).max))

@@ -1,238 +1,175 @@
-"""Checkpoints: `checkpoint-<version>/` with `tensors.safetensors` and `manifest.json`. A checkpoint in place is complete.
+"""Checkpoints of a run: `checkpoint-<version>/` and `best/`, written durably and atomically. A checkpoint in place is complete.
 
-It is built in a `.partial-` directory beside, fsynced, and renamed into place; what is to go is renamed out of place before
-it is removed. So a kill at any moment leaves whole checkpoints, plus at most a `.partial-` that the next save sweeps away.
-Whether one is good is decided by its own hashes when it is read. One process writes, any may read. The replay memory, where
-checkpoints hold it, lies in files that they share (`segments`): those of a checkpoint are there before it is, and go after it.
+It is built in a `.partial-` directory beside, fsynced, and renamed into place; one that is to be removed is renamed out of place
+first. A kill at any moment leaves whole checkpoints, plus at most what the next save removes. The hashes in a checkpoint decide
+whether it is good when it is read. The segments of a replay memory are there before the checkpoint that names them, and are
+removed after it. One process writes, any may read.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
-
-import safetensors.torch
-from pydantic import BaseModel, ConfigDict, ValidationError
-from safetensors import SafetensorError
+from typing import Final, TypeVar
 
 from common.errors import ResourceError
-from common.replay.segments import Segment
+from common.runtime.checkpoint_files import BadCheckpointError, Checkpoint, SegmentFile, SegmentFiles, encode, read, segment_names
 from common.runtime.disk import DISK, Disk
-from common.runtime.segments import SegmentFile, SegmentFiles, damage
-from common.runtime.state_tree import flatten, restore
-from common.units import EnvSteps, Seconds, Version
+from common.units import Seconds, Version
 
-TENSORS, MANIFEST = "tensors.safetensors", "manifest.json"
+T = TypeVar("T")
+
+BEST: Final = "best"
+"""Name of the directory of the best policy, beside the other checkpoints."""
+
 _NAME = re.compile(r"(checkpoint|\.replaced)-(\d+)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
-    """What a run goes on from.
+class CheckpointStore:
+    """Folder of the checkpoints of one run, of which it keeps the `keep` newest."""
 
-    `counters` and `state` nest dicts (text or int keys), lists and tuples of tensors and JSON scalars.
-    """
+    def __init__(self, folder: Path, *, keep: int, disk: Disk = DISK, clock: Callable[[], Seconds] = time.time) -> None:
+        """Write nothing yet; `clock` is the wall clock."""
+        self.folder, self.keep, self.disk = folder, keep, disk
+        self.segment_files = SegmentFiles(folder)
+        self._clock = clock
 
-    run_id: str
-    version: Version
-    env_steps: EnvSteps  # trained on
-    architecture: str  # fingerprint of the network; a checkpoint of another one does not fit
-    counters: Mapping[str, Any]
-    state: Mapping[str, Any]
-    replay: Mapping[str, Any] | None = None  # of the replay memory, but for its segments; None: not in this checkpoint
-    segments: Sequence[Segment] = ()  # to be written
-    files: Sequence[SegmentFile] = ()  # that were written, of one that was read
+    def save(self, checkpoint: Checkpoint) -> Path:
+        """Write `checkpoint` durably and return its directory; afterwards the newest up to its version remain.
 
+        Later versions, from before a resume that could not use them, are removed. Raises `ResourceError`, with the older
+        checkpoints untouched, where the disk refuses.
+        """
+        place = self.folder / f"checkpoint-{checkpoint.version:012d}"
+        with self._saving(place):
+            files = self.segment_files.write(checkpoint.segments, self.disk) if checkpoint.segments else []
+            self._write(checkpoint, files, place)
+            _prune(self.folder, newest=checkpoint.version, keep=self.keep, disk=self.disk)
+            self.segment_files.remove_others(_named_segments(self.folder), self.disk)
+        return place
 
-class _Manifest(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    def save_best(self, checkpoint: Checkpoint) -> Path:
+        """Write a checkpoint of a policy durably in place of `best/`, and return that directory; no other save removes it.
 
-    format: Literal[1] = 1
-    run_id: str
-    version: Version
-    env_steps: EnvSteps
-    architecture: str
-    saved_unix_seconds: Seconds
-    tensors_bytes: int
-    tensors_sha256: str
-    content: Any  # structure of {"counters", "state"} and, where it is there, "replay", see `state_tree`
-    segments: list[SegmentFile] = []
+        Raises `ResourceError`, with the older one untouched, where the disk refuses.
+        """
+        place = self.folder / BEST
+        with self._saving(place):
+            self._write(checkpoint, (), place)
+        return place
 
+    @contextmanager
+    def _saving(self, place: Path) -> Iterator[None]:
+        """Clear what an earlier save left, and, where this one fails, what it left; then raise `ResourceError`."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            _sweep(self.folder, self.disk)
+            yield
+        except OSError as error:
+            with suppress(OSError):
+                _sweep(self.folder, DISK)
+                self.segment_files.remove_others(_named_segments(self.folder))
+            raise ResourceError(
+                "checkpoint save did not finish",
+                found=f"{error.strerror} at {place}",
+                fix="free or unlock the disk; older ones are intact",
+            ) from error
 
-class _BadCheckpointError(Exception):
-    """Why one checkpoint cannot be used; `load_newest` turns to the next older."""
-
-
-def save(
-    folder: Path,
-    checkpoint: Checkpoint,
-    *,
-    keep: int,
-    segment_files: SegmentFiles | None = None,
-    disk: Disk = DISK,
-    clock: Callable[[], float] = time.time,
-) -> Path:
-    """Write `checkpoint` durably and return its directory; afterwards the `keep` newest up to its version remain.
-
-    Later versions, from before a resume that could not use them, go. `segment_files` of the same folder know which segments are
-    there from the last time. Raises `ResourceError`, with the older checkpoints untouched, where the disk refuses.
-    """
-    store = segment_files or SegmentFiles(folder)
-    place = folder / f"checkpoint-{checkpoint.version:012d}"
-    partial = folder / f".partial-{place.name}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _sweep(folder, disk)
-        files = store.write(checkpoint.segments, disk) if checkpoint.segments else []
-        manifest, data = _described(checkpoint, files, clock())
+    def _write(self, checkpoint: Checkpoint, files: Sequence[SegmentFile], place: Path) -> None:
+        partial, disk = self.folder / f".partial-{place.name}", self.disk
+        content = encode(checkpoint, list(files), self._clock())
         partial.mkdir()
-        for name, content in ((TENSORS, data), (MANIFEST, _sealed(manifest))):
-            disk.write(partial / name, content)
+        for name, data in content.items():
+            disk.write(partial / name, data)
             disk.fsync(partial / name)
         disk.fsync(partial)
         _put(partial, place, disk)
-        disk.fsync(folder)
-        _prune(folder, newest=checkpoint.version, keep=keep, disk=disk)
-        store.remove_others(_named(folder), disk)
-    except OSError as error:
-        with suppress(OSError):
-            _sweep(folder, DISK)
-            store.remove_others(_named(folder))
-        raise ResourceError(
-            "checkpoint save did not finish",
-            found=f"{error.strerror} at {place}",
-            fix="free or unlock the disk; older ones are intact",
-        ) from error
-    return place
+        disk.fsync(self.folder)
 
+    def load_best(self, *, warn: Callable[[str], None]) -> Checkpoint | None:
+        """Return the checkpoint in `best/`; None without a good one. `warn` is called for a bad one."""
+        for place in best_places(self.folder):
+            try:
+                return read(place)
+            except BadCheckpointError as error:
+                warn(f"checkpoint {place} is passed over: {error}")
+        return None
 
-def load_newest(
-    folder: Path,
-    *,
-    architecture: str,
-    warn: Callable[[str], None],
-    take: Callable[[Checkpoint], object] = lambda _: None,
-) -> Checkpoint | None:
-    """The newest good checkpoint; None where there is none at all. Each bad one that is passed over costs a `warn`.
+    def newest_good(self, most: Version | None, *, fits: Callable[[Checkpoint], bool]) -> Version:
+        """Return the newest version, at most `most`, of which the checkpoint is whole and `fits`; -1 where there is none."""
+        for version, place in by_version(self.folder).items():
+            if most is None or version <= most:
+                with suppress(BadCheckpointError):
+                    if fits(read(place)):
+                        return version
+        return -1
 
-    One is bad, too, where `take`, which goes on from it, fails at what it holds.
+    def load_newest(
+        self,
+        *,
+        architecture: str,
+        warn: Callable[[str], None],
+        restore: Callable[[Checkpoint], T],
+        most: Version | None = None,
+    ) -> T | None:
+        """Return what `restore` makes of the newest good checkpoint, of a version of at most `most`; None where there is none.
 
-    Raises `ResourceError` where all are bad, and where the newest good one is of another architecture.
-    """
-    tried = []
-    for place in _places(folder):
-        try:
-            checkpoint = _read(place)
-        except _BadCheckpointError as error:
-            tried.append(f"{place.name}: {error}")
-            warn(f"checkpoint {place} is passed over: {error}")
-            continue
-        if checkpoint.architecture != architecture:
+        `warn` is called for each bad one that is passed over: it is damaged, or `restore` fails at its content.
+
+        Raises `ResourceError` where all are bad, and where the newest good one is of another architecture.
+        """
+        tried = []
+        for place in _places(self.folder):
+            if most is not None and int(place.name.rpartition("-")[2]) > most:
+                continue
+            try:
+                checkpoint = read(place)
+            except BadCheckpointError as error:
+                tried.append(f"{place.name}: {error}")
+                warn(f"checkpoint {place} is passed over: {error}")
+                continue
+            if checkpoint.architecture != architecture:
+                raise ResourceError(
+                    f"checkpoint {place} is of another architecture",
+                    found=checkpoint.architecture,
+                    wanted=architecture,
+                    fix="resume with the settings of env, model and algorithm of that run, or start a new run",
+                )
+            try:
+                return restore(checkpoint)
+            except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:  # torch: RuntimeError
+                tried.append(f"{place.name}: {error!r}")
+                warn(f"checkpoint {place} is passed over: content does not fit the run: {error!r}")
+        if tried:
             raise ResourceError(
-                f"checkpoint {place} is of another architecture",
-                found=checkpoint.architecture,
-                wanted=architecture,
-                fix="resume with the settings of env, model and algorithm of that run, or start a new run",
+                f"no good checkpoint in {self.folder}", found="; ".join(tried), fix="start a new run, or restore a copy"
             )
-        try:
-            take(checkpoint)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:  # torch: RuntimeError
-            tried.append(f"{place.name}: {error!r}")
-            warn(f"checkpoint {place} is passed over: content does not fit the run: {error!r}")
-            continue
-        return checkpoint
-    if tried:
-        raise ResourceError(f"no good checkpoint in {folder}", found="; ".join(tried), fix="start a new run, or restore a copy")
-    return None
+        return None
 
 
-def _described(checkpoint: Checkpoint, files: list[SegmentFile], now: Seconds) -> tuple[_Manifest, bytes]:
-    """Return the manifest, and the content of the tensors' file."""
-    content = {"counters": checkpoint.counters, "state": checkpoint.state}
-    structure, tensors = flatten(content if checkpoint.replay is None else content | {"replay": checkpoint.replay})
-    data = safetensors.torch.save(tensors)
-    manifest = _Manifest(
-        run_id=checkpoint.run_id,
-        version=checkpoint.version,
-        env_steps=checkpoint.env_steps,
-        architecture=checkpoint.architecture,
-        saved_unix_seconds=float(now),
-        tensors_bytes=len(data),
-        tensors_sha256=hashlib.sha256(data).hexdigest(),
-        content=structure,
-        segments=files,
-    )
-    return manifest, data
+def best_places(folder: Path) -> list[Path]:
+    """Return where the best checkpoint is: in `best/`, or beside it while it is just being replaced; none where there is none."""
+    return [place for place in (folder / BEST, _aside(folder / BEST)) if place.is_dir()]
 
 
-def _named(folder: Path) -> set[str]:
+def by_version(folder: Path) -> dict[Version, Path]:
+    """Return the complete checkpoints in `folder` by their versions, the newest first."""
+    found: dict[Version, Path] = {}
+    for path in _places(folder):
+        found.setdefault(int(path.name.partition("-")[2]), path)
+    return found
+
+
+def _named_segments(folder: Path) -> set[str]:
     """Return the segments that any checkpoint names; a checkpoint with a damaged manifest cannot be used, and names none."""
     names: set[str] = set()
     for place in _places(folder):
-        with suppress(OSError, _BadCheckpointError):
-            names.update(file.name for file in _unsealed((place / MANIFEST).read_bytes()).segments)
+        with suppress(OSError, BadCheckpointError):
+            names |= segment_names(place)
     return names
-
-
-def _read(place: Path) -> Checkpoint:
-    try:
-        sealed, data = (place / MANIFEST).read_bytes(), (place / TENSORS).read_bytes()
-    except OSError as error:
-        raise _BadCheckpointError(f"{Path(error.filename).name}: {error.strerror}") from error
-    manifest = _unsealed(sealed)
-    if len(data) != manifest.tensors_bytes:
-        raise _BadCheckpointError(f"{TENSORS} has {len(data)} bytes, wanted {manifest.tensors_bytes}")
-    found = hashlib.sha256(data).hexdigest()
-    if found != manifest.tensors_sha256:
-        raise _BadCheckpointError(f"{TENSORS} has hash {found[:16]}, wanted {manifest.tensors_sha256[:16]}")
-    if bad := next(filter(None, (damage(place.parent, file) for file in manifest.segments)), ""):
-        raise _BadCheckpointError(bad)
-    try:
-        content = restore(manifest.content, safetensors.torch.load(data))
-        return Checkpoint(
-            run_id=manifest.run_id,
-            version=manifest.version,
-            env_steps=manifest.env_steps,
-            architecture=manifest.architecture,
-            counters=content["counters"],
-            state=content["state"],
-            replay=content.get("replay"),
-            files=tuple(manifest.segments),
-        )
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise _BadCheckpointError(f"content does not fit together: {error!r}") from error
-
-
-def _sealed(manifest: _Manifest) -> bytes:
-    """The manifest beside a hash of itself. There is one way to write it, so that a reader can ask for these very bytes."""
-    body = manifest.model_dump()
-    if not manifest.segments:  # as before there were any
-        del body["segments"]
-    digest = hashlib.sha256(json.dumps(body, allow_nan=False).encode()).hexdigest()
-    return json.dumps({"sha256": digest, "manifest": body}, indent=1, allow_nan=False).encode()
-
-
-def _unsealed(sealed: bytes) -> _Manifest:
-    try:
-        document = json.loads(sealed)
-        manifest = _Manifest.model_validate(document["manifest"])
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise _BadCheckpointError(
-            f"{MANIFEST} {'.'.join(map(str, first['loc']))}: found {first['input']!r}, {first['msg']}"
-        ) from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _BadCheckpointError(f"{MANIFEST} is no manifest: {error!r}") from error
-    if _sealed(manifest) != sealed:  # whatever was changed, be it a blank
-        raise _BadCheckpointError(f"{MANIFEST} does not have its hash {document.get('sha256')}")
-    return manifest
 
 
 def _places(folder: Path) -> list[Path]:
@@ -250,11 +187,16 @@ def _put(partial: Path, place: Path, disk: Disk) -> None:
     if not place.exists():
         disk.rename(partial, place)
         return
-    aside = place.with_name(place.name.replace("checkpoint", ".replaced"))
+    aside = _aside(place)
     disk.rename(place, aside)
     disk.rename(partial, place)
     disk.fsync(place.parent)
     _discard(aside, disk)
+
+
+def _aside(place: Path) -> Path:
+    """Return where a checkpoint is while another one takes its place."""
+    return place.with_name(f".replaced-{place.name.removeprefix('checkpoint-')}")
 
 
 def _discard(place: Path, disk: Disk) -> None:
@@ -277,7 +219,8 @@ def _sweep(folder: Path, disk: Disk) -> None:
         if path.name.startswith(".partial-"):
             disk.remove_tree(path)
         elif path.name.startswith(".replaced-"):
-            place = path.with_name(path.name.replace(".replaced", "checkpoint"))
+            name = path.name.removeprefix(".replaced-")
+            place = path.with_name(BEST if name == BEST else f"checkpoint-{name}")
             if place.exists():
                 _discard(path, disk)
             else:

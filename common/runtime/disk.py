@@ -1,4 +1,4 @@
-"""The few file operations whose order decides what survives a crash, as one value, so that a test can stop at each."""
+"""The file operations that decide by their order which data survives a crash, as one value, so that a test can stop at each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder that holds all a run leaves behind: its names, how it is begun, and how it is found again."""
+"""The folder of a run: the names of its files, its creation, and the lock that keeps a second learner out."""
 
 from __future__ import annotations
 
@@ -26,14 +26,18 @@ class RunDirectory:
         """The whole configuration; `load` of it gives the run's settings again. A folder that has it holds a run."""
         return self.path / "config.yaml"
 
+    def of_rank(self, rank: int) -> RunDirectory:
+        """Return where this rank of the learner keeps its files: rank 0 here, each other one in a folder of its own."""
+        return RunDirectory(self.path / f"rank-{rank}") if rank else self
+
     @property
     def begun(self) -> bool:
-        """Whether there is a run here that can be read; False where that cannot be told."""
+        """Return whether there is a run here that can be read; False where that is unknown."""
         return os.access(self.config, os.R_OK)
 
     @property
     def command(self) -> Path:
-        """The command line that began the run."""
+        """The command lines that began and resumed the run, one a line."""
         return self.path / "command.txt"
 
     @property
@@ -43,8 +47,8 @@ class RunDirectory:
 
     @property
     def accounts(self) -> Path:
-        """Return the path of the newest account of each worker, as JSON, which a killed learner leaves beside its checkpoints."""
-        return self.path / "accounts.json"
+        """Return the path of the accounts of all workers, which a killed learner leaves beside its checkpoints."""
+        return self.path / "accounts.jsonl"
 
     @property
     def tensorboard(self) -> Path:
@@ -58,12 +62,12 @@ class RunDirectory:
 
     @property
     def addresses(self) -> Path:
-        """Where each service of the run answers HTTP, as JSON, for as long as `rookery train` runs them."""
+        """Return the path of the services' HTTP addresses, as JSON, which is there while `rookery train` runs."""
         return self.path / "addresses.json"
 
     @property
     def summary(self) -> Path:
-        """The run's figures, as JSON."""
+        """Return the path of the run's summary, JSON."""
         return self.path / "summary.json"
 
     @property
@@ -109,6 +113,12 @@ def create(path: Path, *, config: str, command: Sequence[str], disk: Disk = DISK
             "run directory cannot be written", found=f"{error.strerror} at {path}", wanted="a writable folder", fix="set run.dir"
         ) from error
     return directory
+
+
+def add_command(directory: RunDirectory, command: Sequence[str]) -> None:
+    """Add the command line that resumes a run to its `command.txt`. A disk that cannot be written costs the line alone."""
+    with suppress(OSError), directory.command.open("a", encoding="utf-8") as file:
+        file.write(f"{shlex.join(command)}\n")
 
 
 def find(path: Path) -> RunDirectory:

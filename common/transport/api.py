@@ -1,7 +1,7 @@
-"""What a transport does, seen from the two ends of the wire: move lists of byte frames, never wait without a limit.
+"""Interface of a transport at the two ends of the wire: it moves lists of byte frames and never waits without a limit.
 
-Two implementations: `memory` (threads of one process, real codec; ships, and carries the tests) and `zmq`.
-A transport knows no message types: frames come from and go to `common.wire.codec`.
+`zmq` implements it; tests have one of threads in one process, with the real codec.
+A transport does not depend on message types: frames come from and go to `common.protocol.codec`.
 """
 
 from __future__ import annotations
@@ -9,49 +9,40 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Protocol, TypeAlias
 
-from common.session.events import Note
+from common.protocol.events import LogEvent, Route
 from common.units import Seconds
 
 Frame: TypeAlias = bytes | memoryview
 Frames: TypeAlias = Sequence[Frame]
-Route: TypeAlias = bytes
-"""The learner's handle of one connection; a peer that reconnects comes by a new route."""
-
-TELL_SECONDS: Seconds = 10.0  # between two lines of handshakes that fail: who is refused tries again every second
-
-
-class Failure(StrEnum):
-    """Why a connection came to nothing before its first message. The closed list of the `reason` label."""
-
-    KEY = "key"  # the peer's key is not among those that may connect
-    LEARNER_KEY = "learner_key"  # the peer takes the learner for one that has another key
-    MECHANISM = "mechanism"  # one side has keys, and the other has none
-    BROKEN = "broken"  # ended or fell silent in the middle, or did not speak ZeroMQ
+FAILURES_LOG_SECONDS: Seconds = 10.0  # between two log lines of failed handshakes: a refused worker reconnects every second
+LIMIT_INTERVAL_SECONDS: Seconds = 1.0
+LIMIT_MESSAGES = 256
+"""In an interval. A worker sends a Report a second, a SnapshotWanted for each version, and its window again after a loss."""
+IGNORED_SECONDS: Seconds = 10.0
 
 
 @dataclass(slots=True)
 class Handshakes:
-    """What became of the handshakes at one end. For the thread that receives."""
+    """Results of the handshakes at one end. The thread that receives owns it."""
 
-    failed: Counter[str] = field(default_factory=Counter)  # by `Failure`
+    failed: Counter[str] = field(default_factory=Counter)  # by `HandshakeFailure`
     detail: str = ""  # what the last failure may be due to
-    _told: int = 0
-    _tell_at: Seconds = float("-inf")
+    _logged: int = 0
+    _log_at: Seconds = float("-inf")
 
-    def news(self, now: Seconds) -> Note | None:
-        """A warning of those that failed since the last one; None where there are none, or `TELL_SECONDS` have not passed."""
-        failed = self.failed.total() - self._told
-        if not failed or now < self._tell_at:
+    def handshake_failures(self, now: Seconds) -> LogEvent | None:
+        """Return a warning of failures since the last warning; None without any, or before `FAILURES_LOG_SECONDS` have passed."""
+        failed = self.failed.total() - self._logged
+        if not failed or now < self._log_at:
             return None
-        self._told, self._tell_at = self._told + failed, now + TELL_SECONDS
-        return Note(event="handshake_failed", fields={"times": failed, "detail": self.detail}, warning=True)
+        self._logged, self._log_at = self._logged + failed, now + FAILURES_LOG_SECONDS
+        return LogEvent(event="handshake_failed", fields={"times": failed, "detail": self.detail}, warning=True)
 
 
-class PeerTransport(Protocol):
-    """A peer's end: one connection to the learner, restored by the transport itself when it breaks."""
+class WorkerTransport(Protocol):
+    """A worker's end: one connection to the learner, restored by the transport itself when it breaks."""
 
     @property
     def handshakes(self) -> Handshakes:
@@ -63,6 +54,9 @@ class PeerTransport(Protocol):
     def receive(self, timeout: Seconds) -> list[Frame] | None:
         """The next message, or None after `timeout` seconds or a `wake`."""
 
+    def expect(self, message_bytes: int) -> None:
+        """Set the size of the largest message in either direction: while one crosses, no other message arrives."""
+
     def wake(self) -> None:
         """Make a `receive` that waits in another thread return now. Safe from any thread."""
 
@@ -71,14 +65,14 @@ class PeerTransport(Protocol):
 
 
 class LearnerTransport(Protocol):
-    """The learner's end: many connections, told apart by route."""
+    """The learner's end: many connections, distinguished by route."""
 
     received_key: str
     """Public key (Z85) that authenticated the sender of the message that `receive` returned last; "" without keys."""
 
     @property
     def endpoint(self) -> str:
-        """The address peers connect to, with the port that was really bound."""
+        """The address workers connect to, with the port that was really bound."""
 
     @property
     def handshakes(self) -> Handshakes:
@@ -88,13 +82,41 @@ class LearnerTransport(Protocol):
         """Hand over one message for `route`; False, and nothing sent, where the route is gone or its buffers are full."""
 
     def receive(self, timeout: Seconds) -> tuple[Route, list[Frame]] | None:
-        """The next message of any peer, or None after `timeout` seconds or a `wake`."""
+        """The next message of any worker, or None after `timeout` seconds or a `wake`."""
 
     def reopen(self) -> None:
-        """Drop all connections with all data stored for them, and accept new ones; peers reconnect by themselves."""
+        """Drop all connections with all data stored for them, and accept new ones; workers reconnect by themselves."""
 
     def wake(self) -> None:
         """Make a `receive` that waits in another thread return now. Safe from any thread."""
 
     def close(self) -> None:
         """Unbind and release; what was handed over is still sent for a bounded time (the linger)."""
+
+
+class ConnectionLimit:
+    """Decides which connections are ignored, because to decode and refuse a message takes time from honest workers.
+
+    Its memory is bounded by the messages of `IGNORED_SECONDS`. Not thread-safe. `now` is the time on any monotonic clock.
+    """
+
+    def __init__(self) -> None:
+        self._sent: Counter[Route] = Counter()
+        self._began_at: Seconds = 0.0
+        self._until: dict[Route, Seconds] = {}
+
+    def ignores(self, route: Route, now: Seconds) -> bool:
+        """Return whether a message that arrives on this connection is to be discarded unread."""
+        if now - self._began_at >= LIMIT_INTERVAL_SECONDS:
+            self._began_at = now
+            self._sent.clear()
+            self._until = {each: until for each, until in self._until.items() if until > now}
+        return route in self._until
+
+    def count(self, route: Route, now: Seconds) -> bool:
+        """Count a message without experience; return whether its connection is ignored from here on."""
+        self._sent[route] += 1
+        if self._sent[route] <= LIMIT_MESSAGES:
+            return False
+        self._until[route] = now + IGNORED_SECONDS
+        return True

@@ -1,10 +1,10 @@
-"""Who may connect, by ZeroMQ's CURVE: folders of keys, the gate at the learner's socket, and what becomes of handshakes.
+"""Authentication by ZeroMQ's CURVE: folders of keys, the authenticator at the learner's socket, the monitor of handshakes.
 
-Each process is given one folder. The learner's holds its secret key and a public key of every peer that may connect; a peer's
-holds its own secret key and the learner's public one:
+Each process is given one folder, a policy server one for each of its two sides. The learner's holds its secret key and a public
+key of every worker that may connect; a worker's holds its own secret key and the learner's public one:
 
     learner/  learner.key_secret  NAME.key ...
-    NAME/     peer.key_secret     learner.key
+    NAME/     worker.key_secret     learner.key
 
 Files are as `zmq.auth` writes and reads them. A secret is in its file and in the socket that uses it: never in an error, a
 log line, a setting, or the text of an object.
@@ -25,22 +25,22 @@ import zmq
 from zmq.auth import load_certificate
 from zmq.utils import z85
 
-from common.errors import ConfigError, ResourceError
-from common.transport.api import Failure, Handshakes
+from common.errors import ConfigError, HandshakeFailure, ResourceError
+from common.transport.api import Handshakes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 LEARNER: Final = "learner"
-PEER: Final = "peer"
+WORKER: Final = "worker"
 SECRET: Final = ".key_secret"  # noqa: S105  the end of a name
 PUBLIC: Final = ".key"
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-"""Of the folder of a peer's keys."""
+"""Of the folder of a worker's keys."""
 
 DOMAIN: Final = b"rookery"
-"""Name by which ZeroMQ's authentication protocol knows the learner's socket."""
+"""Name of the learner's socket in ZeroMQ's authentication protocol."""
 
 Key: TypeAlias = bytes
 """32 bytes in the 40 characters of Z85."""
@@ -48,7 +48,7 @@ Key: TypeAlias = bytes
 _FIX: Final = "`rookery keys DIRECTORY` makes folders of keys"
 _OF_OTHERS: Final = (
     stat.S_IRWXO | stat.S_IWGRP
-)  # a group may read: that is how Kubernetes hands a secret to a user who is not root
+)  # a group may read: Kubernetes mounts a secret for a user other than root that way
 
 
 # -- folders of keys -----------------------------------------------------------------------------------------------------
@@ -56,11 +56,11 @@ _OF_OTHERS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerKeys:
-    """What the learner's socket is given."""
+    """Keys of the learner's socket."""
 
     public: Key
     secret: Key = field(repr=False)
-    allowed: frozenset[Key]  # public keys of the peers that may connect
+    allowed: frozenset[Key]  # public keys of the workers that may connect
 
     @classmethod
     def of(cls, folder: str) -> LearnerKeys | None:
@@ -70,12 +70,12 @@ class LearnerKeys:
         public, secret = _secret_key(Path(folder, LEARNER + SECRET))
         allowed = frozenset(_public_key(path) for path in sorted(Path(folder).glob(f"*{PUBLIC}")))
         if not allowed:
-            raise ConfigError("no peer may connect", found=f"no file *{PUBLIC} in {folder}", wanted="one at least", fix=_FIX)
+            raise ConfigError("no worker may connect", found=f"no file *{PUBLIC} in {folder}", wanted="one at least", fix=_FIX)
         return cls(public=public, secret=secret, allowed=allowed)
 
     @property
     def options(self) -> dict[zmq.SocketOption, int | bytes]:
-        """Of the socket, to be set before it binds. ENFORCE_DOMAIN: without a gate nobody comes in, instead of everybody."""
+        """Return the options to set before it binds. ENFORCE_DOMAIN: without an authenticator no connection is accepted."""
         return {
             zmq.CURVE_SERVER: 1,
             zmq.CURVE_SECRETKEY: self.secret,
@@ -85,19 +85,19 @@ class LearnerKeys:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeerKeys:
-    """What a peer's socket is given."""
+class WorkerKeys:
+    """Keys of a worker's socket."""
 
     public: Key
     secret: Key = field(repr=False)
-    learner: Key  # its public key: whoever has not the secret one to it is not our learner
+    learner: Key  # its public key: a process without the secret one is not the learner
 
     @classmethod
-    def of(cls, folder: str) -> PeerKeys | None:
+    def of(cls, folder: str) -> WorkerKeys | None:
         """Those in `folder`, None where none is named. Raises `ConfigError` where they cannot be read or used."""
         if not folder:
             return None
-        public, secret = _secret_key(Path(folder, PEER + SECRET))
+        public, secret = _secret_key(Path(folder, WORKER + SECRET))
         return cls(public=public, secret=secret, learner=_public_key(Path(folder, LEARNER + PUBLIC)))
 
     @property
@@ -153,23 +153,23 @@ def _is_key(text: Key) -> bool:
     return False
 
 
-def make(folder: Path, peers: Sequence[str]) -> list[Path]:
-    """Make a key pair for each of `peers`, and one for the learner where `folder` has none yet; the files that were written.
+def make(folder: Path, workers: Sequence[str]) -> list[Path]:
+    """Make a key pair for each of `workers`, and one for the learner where `folder` has none yet; the files that were written.
 
     Nothing is overwritten. Raises `ConfigError` for a name that cannot be, or keys that are there; `ResourceError`
     where a file cannot be written.
     """
     _need_curve()
-    for name in peers:
+    for name in workers:
         if not NAME.fullmatch(name) or name == LEARNER:
             wanted = f"up to 64 letters, digits and _.-, and not {LEARNER}"
-            raise ConfigError("no name for a peer's folder of keys", found=repr(name), wanted=wanted)
+            raise ConfigError("no name for a worker's folder of keys", found=repr(name), wanted=wanted)
     home = folder / LEARNER
     own = home / (LEARNER + SECRET)
     written = []
     try:
-        for path in (path for name in peers for path in (folder / name, home / (name + PUBLIC))):
-            if path.exists():  # or says that we may not look: the folder belongs to who needs the keys
+        for path in (path for name in workers for path in (folder / name, home / (name + PUBLIC))):
+            if path.exists():  # or raises that we may not look: the folder belongs to the user of the keys
                 fix = "choose another name; to replace a key, make one under a new name first"
                 raise ConfigError("keys are never overwritten", found=str(path), wanted="a new name", fix=fix)
         if own.exists():
@@ -177,10 +177,10 @@ def make(folder: Path, peers: Sequence[str]) -> list[Path]:
         else:
             learner, secret = zmq.curve_keypair()
             written.append(_write(own, "Secret key of the learner: for it alone.", learner, secret))
-        for name in peers:
+        for name in workers:
             public, secret = zmq.curve_keypair()
-            about = f"peer {name}"
-            written.append(_write(folder / name / (PEER + SECRET), f"Secret key of {about}: for it alone.", public, secret))
+            about = f"worker {name}"
+            written.append(_write(folder / name / (WORKER + SECRET), f"Secret key of {about}: for it alone.", public, secret))
             written.append(_write(folder / name / (LEARNER + PUBLIC), "Public key of the learner.", learner))
             written.append(_write(home / (name + PUBLIC), f"Public key of {about}, which may connect.", public))
     except OSError as error:
@@ -191,7 +191,7 @@ def make(folder: Path, peers: Sequence[str]) -> list[Path]:
 
 
 def _write(path: Path, about: str, public: Key, secret: Key = b"") -> Path:
-    """A new file, never open to others, not even for a moment: which is why `zmq.auth.create_certificates` does not write it."""
+    """Write a new file that is never open to others, as it would be for a time with `zmq.auth.create_certificates`."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     lines = [f"# {about}", "curve", f'    public-key = "{public.decode()}"']
     lines += [f'    secret-key = "{secret.decode()}"'] if secret else []
@@ -203,22 +203,22 @@ def _write(path: Path, about: str, public: Key, secret: Key = b"") -> Path:
 # -- at the socket ---------------------------------------------------------------------------------------------------------
 
 
-class Gate:
-    """Answers ZeroMQ's question whether a key may come in (its authentication protocol, ZAP 1.0), in the learner's own thread.
+class ZapAuthenticator:
+    """Accepts or refuses the key of each connection by ZeroMQ's authentication protocol (ZAP 1.0), in the learner's own thread.
 
-    Without one CURVE would encrypt, and let any key in. Make it before the socket binds.
+    Without one CURVE would encrypt, and accept any key. Make it before the socket binds.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], allowed: frozenset[Key]) -> None:
-        """For all sockets of `context`. Whoever waits for `socket` to be readable calls `answer`."""
+        """For all sockets of `context`. The caller of `answer` waits for `socket` to be readable."""
         self._allowed = frozenset(map(z85.decode, allowed))
-        self.refused = ""  # who was sent away last
+        self.refused = ""  # description of the last refused key
         self.socket = context.socket(zmq.REP)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.bind("inproc://zeromq.zap.01")
 
     def answer(self) -> None:
-        """Answer all that ask now. Waits for nobody: a handshake that is not answered in time fails, and is tried again."""
+        """Answer all that ask now. Does not wait: a handshake that is not answered in time fails, and the worker retries it."""
         while True:
             try:
                 request = self.socket.recv_multipart(zmq.DONTWAIT)
@@ -227,7 +227,7 @@ class Gate:
             self.socket.send_multipart(self._reply(request), zmq.DONTWAIT)
 
     def close(self) -> None:
-        """From now on nobody comes in."""
+        """Accept no connection from now on."""
         self.socket.close()
 
     def _reply(self, request: list[bytes]) -> list[bytes]:
@@ -241,15 +241,15 @@ class Gate:
 
 _FAILED: Final = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _PROTOCOL: Final = {
-    zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC: Failure.LEARNER_KEY,
-    zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH: Failure.MECHANISM,
+    zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC: HandshakeFailure.LEARNER_KEY,
+    zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH: HandshakeFailure.MECHANISM,
 }
 
 
-class Watch:
-    """What becomes of the handshakes of one socket, with CURVE or without. Make it before the socket binds or connects."""
+class HandshakeMonitor:
+    """Monitor of the handshakes of one socket, with CURVE or without. Make it before the socket binds or connects."""
 
-    def __init__(self, socket: zmq.Socket[bytes], handshakes: Handshakes, explain: Callable[[Failure], str]) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], handshakes: Handshakes, explain: Callable[[HandshakeFailure], str]) -> None:
         """Count in `handshakes`. `explain` returns the likely reason of a failure; it is called when `read` finds a failure."""
         self.handshakes = handshakes
         self._explain = explain
@@ -273,11 +273,13 @@ class Watch:
             events.append(zmq.Event(kind))
             if not kind & _FAILED:
                 continue
-            failure = Failure.KEY if kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH else _PROTOCOL.get(value, Failure.BROKEN)
+            failure = (
+                HandshakeFailure.KEY if kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH else _PROTOCOL.get(value, HandshakeFailure.BROKEN)
+            )
             self.handshakes.failed[failure] += 1
             self.handshakes.detail = self._explain(failure)
 
     def close(self) -> None:
-        """Watch no longer. To be called before the socket closes."""
+        """HandshakeMonitor no longer. To be called before the socket closes."""
         self._watched.disable_monitor()
         self._events.close()

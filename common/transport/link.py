@@ -1,7 +1,7 @@
-"""A peer's line to its learner: the session of `common.session.actor_side`, driven over a transport by one thread.
+"""A worker's line to its learner: the session of `common.protocol.worker_side`, driven over a transport by one thread.
 
 The caller calls `service` often (an actor: once per env step) and finds what arrived in the attributes. Nothing here
-waits longer than it is told to.
+waits longer than its timeout.
 """
 
 from __future__ import annotations
@@ -10,23 +10,24 @@ from collections import Counter
 from collections.abc import Callable
 
 from common.envs.spec import EnvSpec
-from common.errors import ConfigError, DropReason, PeerError, ProtocolVersionError
-from common.session import events as e
-from common.session.actor_side import ActorSide, State
-from common.session.events import RefusalCode
-from common.transport.api import PeerTransport
+from common.errors import ConfigError, DropReason, ProtocolError, ProtocolVersionError
+from common.observability.worker_metrics import LinkStats
+from common.protocol import codec
+from common.protocol import events as e
+from common.protocol.events import RefusalCode
+from common.protocol.messages import Act, Drain, Dropped, Envelope, ExperienceMessage, Message, Snapshot, Welcome
+from common.protocol.worker_side import ConnectionState, WorkerSide
+from common.transport.api import Frames, WorkerTransport
 from common.units import EnvSteps, Seconds, Version
-from common.wire import codec
-from common.wire.messages import Drain, Dropped, Envelope, Experience, Message, Snapshot, Welcome
 
 TICK_SECONDS: Seconds = 0.1
 
 
 class Link:
-    """One peer's connection. Not thread-safe."""
+    """One worker's connection. Not thread-safe."""
 
     def __init__(
-        self, *, transport: PeerTransport, session: ActorSide, clock: Callable[[], Seconds], note: Callable[[e.Note], None]
+        self, *, transport: WorkerTransport, session: WorkerSide, clock: Callable[[], Seconds], note: Callable[[e.LogEvent], None]
     ) -> None:
         self.session = session
         self.welcome: Welcome | None = None
@@ -42,14 +43,20 @@ class Link:
         self._note = note
         self._foreign = 0  # messages of another protocol version, in a row
         self._unfit = 0  # snapshots of another layout, in a row
+        self._largest = 0  # bytes of a message; 0 until the first snapshot, which may be larger than all before it
         self._snapshot: Snapshot | None = None
+        self._act: Act | None = None
         self._ticked_at: Seconds = float("-inf")
-        self._joined_at: Seconds = float("-inf")  # when this peer was last seen in the learner's session
+        self._joined_at: Seconds = float("-inf")  # when this worker was last seen in the learner's session
         self._counted_at = clock()
         self._count_from: EnvSteps = 0  # counters of earlier incarnations of this process
         self._dropped_from: Counter[str] = Counter()
         self._produced: EnvSteps = 0
         self._dropped: Counter[str] = Counter()
+
+    @property
+    def _server(self) -> str:
+        return self.session.identity.server
 
     def service(self, timeout: Seconds = 0.0) -> None:
         """Handle all that has arrived, waiting up to `timeout` seconds for the first of it.
@@ -61,45 +68,48 @@ class Link:
         while frames is not None:
             try:
                 envelope = codec.decode(frames)
-            except PeerError as error:
+            except ProtocolError as error:
                 self._check_protocol(error)
                 self.refuse(error)
             else:
                 self._foreign = 0
                 self.received[envelope.message.tag] += 1
+                if self._largest or isinstance(envelope.message, Snapshot):
+                    self._expect(frames)
                 self._handle(e.Received(envelope=envelope))
             frames = self._transport.receive(0.0)
         now = self._clock()
         if now - self._ticked_at >= TICK_SECONDS:
             self._ticked_at = now
             self._handle(e.Tick())
-            if news := self._transport.handshakes.news(now):
+            if news := self._transport.handshakes.handshake_failures(now):
                 self._note(news)
 
-    def refuse(self, error: PeerError) -> None:
+    def refuse(self, error: ProtocolError) -> None:
         """Count a message of the learner that cannot be used, and log why."""
         self.undecodable += 1
-        self._note(e.Note(event="undecodable", fields={"detail": str(error)}, warning=True))
+        self._note(e.LogEvent(event="undecodable", fields={"detail": str(error)}, warning=True))
 
-    def refuse_snapshot(self, error: PeerError) -> None:
+    def refuse_snapshot(self, error: ProtocolError) -> None:
         """Refuse a snapshot, and request the newest again: the learner may have no newer one."""
         self.refuse(error)
-        self._handle(e.Wanted(after=-1))
+        self._handle(e.SnapshotRequested(after=-1))
 
-    def _check_protocol(self, error: PeerError) -> None:
+    def _check_protocol(self, error: ProtocolError) -> None:
         """Raise `ConfigError` at the second foreign version in a row: one alone may be a message that the network changed."""
         if isinstance(error, ProtocolVersionError):  # not even a Refusal of that learner could be read here
             self._foreign += 1
             if self._foreign > 1:
                 fix = "run the same rookery version on both sides"
-                raise ConfigError("protocol version of the learner", found=error.found, wanted=error.wanted, fix=fix) from error
+                fact = f"protocol version of the {self._server}"
+                raise ConfigError(fact, found=error.found, wanted=error.wanted, fix=fix) from error
 
     def check_environment(self, env: EnvSpec) -> None:
         """State which environment was built here. Raises `ConfigError` where it is not the one that the learner trains on."""
         assert self.welcome is not None
         if env.signature != self.welcome.env_signature:
             raise ConfigError(
-                "the environment here is not the learner's",
+                f"the environment here is not the {self._server}'s",
                 found=f"signature {env.signature} ({env})",
                 wanted=f"signature {self.welcome.env_signature}",
                 fix="install the same versions of the environment's packages on both sides",
@@ -108,45 +118,50 @@ class Link:
 
     @property
     def joined(self) -> bool:
-        """Return whether the learner has this peer in its session, or had it within the silence after which it counts as lost.
+        """Return whether the learner has this worker in its session, or had it within the silence limit.
 
         Safe from any thread.
         """
         if self.welcome is None:
             return False
         silence = self.session.SILENCE_HEARTBEATS * self.welcome.heartbeat_seconds
-        return self.session.state is State.WELCOME or self._clock() - self._joined_at <= silence
+        return self.session.state is ConnectionState.WELCOME or self._clock() - self._joined_at <= silence
 
     @property
     def welcomed(self) -> bool:
         """Return whether `welcome` answers this very incarnation, and the learner was not lost since."""
-        return self.session.state is State.WELCOME
+        return self.session.state is ConnectionState.WELCOME
 
     @property
     def may_offer(self) -> bool:
-        """Whether a credit is free: a credit is the permission to collect one more experience message."""
+        """Return whether a credit is free: a credit is the permission to collect one more experience message."""
         return self.session.may_offer
 
-    def offer(self, experience: Experience) -> None:
+    def offer(self, experience: ExperienceMessage) -> None:
         """Send experience; it is kept, and sent again after a loss of the learner, until it is acknowledged."""
         self._count_under_way()
-        self._handle(e.Offered(experience=experience))
+        self._handle(e.ExperienceOffered(experience=experience))
 
     def want_snapshots(self, after: Version) -> None:
-        """From now on let the newest policy come whenever there is one newer than `after`, then than the last one."""
-        self._handle(e.Wanted(after=after))
+        """Let the newest policy come once there is one newer than `after`; to an actor then each time there is a newer one."""
+        self._handle(e.SnapshotRequested(after=after))
 
     def take_snapshot(self) -> Snapshot | None:
         """The newest policy that arrived since the last call, if any."""
         snapshot, self._snapshot = self._snapshot, None
         return snapshot
 
+    def take_act(self) -> Act | None:
+        """Return the newest Act that arrived since the last call, if any."""
+        act, self._act = self._act, None
+        return act
+
     def count(self, produced: EnvSteps, dropped: Counter[str]) -> None:
         """State the process's counters, cumulative; they go out with the next heartbeat or Goodbye."""
         self._produced, self._dropped = produced, Counter(dropped)
         drops = ((reason, steps - self._dropped_from[reason]) for reason, steps in dropped.items())
         self._handle(
-            e.Counted(
+            e.CountersUpdated(
                 produced=produced - self._count_from,
                 dropped=tuple(Dropped(reason=reason, env_steps=steps) for reason, steps in drops if steps > 0),
             )
@@ -155,13 +170,26 @@ class Link:
     def say(self, message: Message) -> bool:
         """Send a message that is neither numbered nor kept (an Evaluation); False, and not sent, while there is no learner."""
         before = self.sent[message.tag]
-        self._handle(e.Spoken(message=message))
+        self._handle(e.SendRequested(message=message))
         return self.sent[message.tag] > before
 
     def close(self, reason: str) -> None:
         """Say Goodbye and release the connection; the transport still sends for its linger."""
-        self._handle(e.Left(reason=reason))
+        self._handle(e.Closed(reason=reason))
         self._transport.close()
+
+    def stats(self) -> LinkStats:
+        """Return the counters of this connection as of now. Safe from any thread."""
+        session = self.session
+        return LinkStats(
+            sent=self.sent,
+            received=self.received,
+            reconnects=session.reconnects,
+            connected=self.welcomed,
+            unacknowledged=session.unacknowledged,
+            window=session.window,
+            unacknowledged_seconds=self.unacknowledged_seconds,
+        )
 
     def _count_under_way(self) -> None:
         now = self._clock()
@@ -171,7 +199,7 @@ class Link:
     def _handle(self, event: e.Event) -> None:
         unsent: e.Unsent | None = None
         now = self._clock()
-        if self.session.state is State.WELCOME:
+        if self.session.state is ConnectionState.WELCOME:
             self._joined_at = now
         for instruction in self.session.handle(event, now):
             if not isinstance(instruction, e.Send):
@@ -182,34 +210,44 @@ class Link:
             self._handle(unsent)
 
     def _send(self, message: Message) -> bool:
-        sent = self._transport.send(codec.encode(Envelope(run=self.session.run, message=message)))
+        frames = codec.encode(Envelope(run=self.session.run, message=message))
+        if self._largest:
+            self._expect(frames)
+        sent = self._transport.send(frames)
         self.sent[message.tag] += sent
         return sent
 
+    def _expect(self, frames: Frames) -> None:
+        if (size := sum(memoryview(frame).nbytes for frame in frames)) > self._largest:
+            self._largest = size
+            self._transport.expect(size)
+
     def _perform(self, instruction: e.Instruction) -> None:
         match instruction:
-            case e.Greeted(welcome=welcome):
-                self.welcome = welcome
-            case e.Arrived(snapshot=snapshot):
+            case e.Welcomed(welcome=welcome):
+                self.welcome, self._act = welcome, None
+            case e.SnapshotArrived(snapshot=snapshot):
                 if self._fits(snapshot):
                     self._snapshot = snapshot
             case e.Draining(drain=drain):
                 self.drain = drain
+            case e.ActArrived(act=act):
+                self._act = act
             case e.Refused():
                 self._refused(instruction)
-            case e.Reborn():
+            case e.NewIncarnation():
                 self.new_incarnation = self.welcome is not None
                 self._count_from, self._dropped_from = self._produced, Counter(self._dropped)
             case e.Rejected(reject=reject):
                 fields = {"seq": reject.seq, "reason": reject.reason, "detail": reject.detail}
-                self._note(e.Note(event="message_rejected", fields=fields, warning=True))
-            case e.Note():
+                self._note(e.LogEvent(event="message_rejected", fields=fields, warning=True))
+            case e.LogEvent():
                 self._note(instruction)
 
     def _refused(self, refused: e.Refused) -> None:
         if refused.code != RefusalCode.DRAINING:
-            raise ConfigError(f"the learner refuses this peer ({refused.code}): {refused.reason}")
-        self.drain = Drain(reason=refused.reason, deadline_seconds=0.0)  # nobody's fault: we came when the run was over
+            raise ConfigError(f"the {self._server} refuses this worker ({refused.code}): {refused.reason}")
+        self.drain = Drain(reason=refused.reason, deadline_seconds=0.0)  # no error: the run was over before this worker connected
 
     def _fits(self, snapshot: Snapshot) -> bool:
         """Return whether the policy here takes this snapshot. Raises `ConfigError` at the second in a row that it does not take.
@@ -223,5 +261,5 @@ class Link:
         fact, found = "the learner's network is not the one built here", f"layout {snapshot.layout}"
         if self._unfit > 1:
             raise ConfigError(fact, found=found, wanted=f"layout {self.layout}", fix="run the same rookery version on both sides")
-        self.refuse_snapshot(PeerError(DropReason.SCHEMA, fact, found=found, wanted=f"layout {self.layout}"))
+        self.refuse_snapshot(ProtocolError(DropReason.SCHEMA, fact, found=found, wanted=f"layout {self.layout}"))
         return False

@@ -1,70 +1,78 @@
-"""The actor's root: build environment, policy and loop as the learner's Welcome says; all else is every peer's."""
+"""The actor's root: build environments, policy and loop as the learner's Welcome says. The rest is in `services.worker`."""
 
 from __future__ import annotations
 
-from common.runtime.shutdown import exit_on_signals
+from common.runtime.lifecycle import exit_on_signals
 
 if __name__ == "__main__":
     exit_on_signals()  # before the imports, which take seconds
 
-from common.algorithms.registry import rollout_schema, shipment
-from common.envs.make import make
-from common.runtime import root
-from common.service import peer
-from common.service.peer import BUILD_SECONDS, Peer
-from common.wire.messages import ACTOR_STATE
-from services.actor.loop import Actor
-from services.actor.metrics import ActorMetrics
-from services.actor.rollout import Rollout
-from services.actor.settings import parse
-from services.actor.setup import Setup, begin
+from dataclasses import replace
 
-NICENESS = 5  # where they share a machine the learner goes first: it is one process, and all wait for its next policy
+from common.algorithms.registry import build_payload, rollout_schema
+from common.config.schema import RunConfig
+from common.envs.make import make
+from common.observability.metrics import Exporter
+from common.observability.worker_metrics import ACTOR_METRICS, ActorStats
+from common.protocol.messages import ACTOR_STATE
+from common.runtime import process
+from common.runtime.lifecycle import BUILD_SECONDS
+from common.runtime.machine import cpu_limit
+from services import worker
+from services.acting import policy_of
+from services.actor.loop import ActorLoop
+from services.actor.parts import ActorParts, begin_incarnation
+from services.actor.rollout import Rollout
+from services.worker import WelcomedWorker
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one actor until it is told to stop or the run ends."""
-    metrics = ActorMetrics()
-    return peer.main(
-        "actor", argv, parse=parse, niceness=NICENESS, metrics=metrics, build=lambda welcomed: _actor(welcomed, metrics)
-    )
+    """Run one actor until a stop is requested or the run ends."""
+    stats = ActorStats(cpu_limit=cpu_limit)
+    metrics = Exporter(ACTOR_METRICS, lambda: stats)
+
+    def build(welcomed: WelcomedWorker[RunConfig]) -> ActorLoop:
+        stats.run = welcomed.run_labels
+        metrics.source = lambda: replace(stats, link=welcomed.link.stats())
+        return _loop(welcomed, stats)
+
+    return worker.main("actor", argv, metrics=metrics, build=build)
 
 
-def _actor(welcomed: Peer, metrics: ActorMetrics) -> Actor:
+def _loop(welcomed: WelcomedWorker[RunConfig], stats: ActorStats) -> ActorLoop:
     run, link = welcomed.run, welcomed.link
 
-    def build() -> Setup:
+    def build() -> ActorParts:
         environment = make(run.env)
         size = {"length": run.rollout.length, "num_envs": environment.num_envs}
-        return Setup(
+        return ActorParts(
             environment=environment,
-            policy=welcomed.policy(environment, precision=run.acting_precision, training=True),
+            policy=policy_of(welcomed, environment, precision=run.acting_precision, training=True),
             rollout=Rollout(
                 rollout_schema(run.algorithm, env=environment.spec, **size), environment.reset(welcomed.seed("environment"))
             ),
         )
 
-    def restart() -> Setup:
+    def restart() -> ActorParts:
         welcomed.health.tick(doing="builds its environments", within=BUILD_SECONDS)
-        return begin(build, welcomed.welcome)
+        return begin_incarnation(build, welcomed.welcome)
 
     lockstep = any(spec.name == ACTOR_STATE for spec in welcomed.welcome.schema)
-    setup = restart()
-    env = setup.environment.spec
-    ships = shipment(run.algorithm, model=run.model, env=env, length=run.rollout.length, num_envs=setup.environment.num_envs)
-    actor = Actor(
+    parts = restart()
+    env = parts.environment.spec
+    stats.frame_skip = env.frame_skip
+    size = {"length": run.rollout.length, "num_envs": parts.environment.num_envs}
+    payload = build_payload(run.algorithm, model=run.model, env=env, **size)
+    return ActorLoop(
         link=link,
-        setup=setup,
+        parts=parts,
         restart=restart if lockstep else None,
-        ships=ships.message,
-        phases=metrics.phases,
+        message_type=payload.message_type,
+        stats=stats,
         stopping=lambda: welcomed.shutdown.requested,
         alive=welcomed.health.tick,
-        observe_lag=metrics.policy_lag.observe,
     )
-    metrics.on_scrape = lambda: metrics.refresh(actor, link, env.frame_skip)
-    return actor
 
 
 if __name__ == "__main__":
-    root.end_process(main())
+    process.end_process(main())

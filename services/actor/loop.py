@@ -1,66 +1,61 @@
-"""What an actor does all day: wait for a credit, take the newest policy, collect a rollout, send it.
+"""The actor's loop: wait for a credit, load the newest policy, collect a rollout, send it.
 
-A credit is the permission to collect: it is awaited before the rollout begins, so that waiting makes no experience
-old. One rollout is acted by one policy version. The loop knows no sockets (`Link`), no signals and no HTTP.
+A credit is the permission to collect: the loop waits for it before the rollout begins, so that waiting makes no experience old.
+One rollout is acted by one policy version. The loop has no sockets (`Link`), no signals and no HTTP.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
 from collections.abc import Callable
 
 import numpy as np
 import torch
 
 from common.errors import DropReason
-from common.runtime.metrics import Phases
-from common.service.policies import load, load_newest
+from common.observability import logs
+from common.observability.worker_metrics import ActorStats
+from common.protocol.messages import ACTOR_STATE, Arrays, ExperienceMessage, Snapshot
 from common.transport.link import Link
-from common.units import EnvSteps, Seconds, Version
-from common.wire.messages import ACTOR_STATE, Arrays, Experience, Snapshot
-from services.actor.setup import Setup
+from common.units import Seconds
+from services.acting import load_newest_policy, load_policy
+from services.actor.parts import ActorParts
 
 WAIT_SECONDS: Seconds = 0.05
-EPISODES_KEPT = 100
+
+_log = logs.EventLog(__name__)
 
 
-class Actor:
-    """One actor's loop. `run` returns when it was asked to stop, or the learner drains."""
+class ActorLoop:
+    """Loop of one actor, in the thread that calls `run`."""
 
     def __init__(
         self,
         *,
         link: Link,
-        setup: Setup,
-        restart: Callable[[], Setup] | None = None,
-        ships: type[Experience],
-        phases: Phases,
+        parts: ActorParts,
+        restart: Callable[[], ActorParts] | None = None,
+        message_type: type[ExperienceMessage],
+        stats: ActorStats,
         stopping: Callable[[], bool],
         alive: Callable[[], None],
-        observe_lag: Callable[[int], None],
     ) -> None:
-        """`ships` is the message that carries what the policy makes of a rollout.
+        """`message_type` carries what the policy makes of a rollout; `stopping` returns whether a stop is requested.
 
-        `restart`, given in lockstep, builds what a new incarnation goes on with. Each message then carries the state after it.
-        `alive` is told at every wait and env step that the loop turns; `observe_lag` the policy lag of each rollout sent.
+        `restart`, given in lockstep, builds the parts of a new incarnation. Each message then carries the state after it.
+        `alive` is called at every wait and env step. The loop alone writes `stats`.
         """
-        self.env_steps: EnvSteps = 0  # stepped by this process
-        self.episodes = 0
-        self.dropped: Counter[str] = Counter()
-        self.version: Version = -1
-        self.returns: deque[float] = deque(maxlen=EPISODES_KEPT)
+        self.stats = stats
         self._link = link
-        self._setup = setup
+        self._parts = parts
         self._restart = restart
-        self._snapshot: Snapshot | None = None  # the one that acts
-        self._phases = phases
+        self._snapshot: Snapshot | None = None  # in lockstep: the one that acts
+        self._message_type = message_type
+        self._phases = stats.phases
         self._stopping = stopping
         self._alive = alive
-        self._observe_lag = observe_lag
-        self._ships = ships
 
     def run(self) -> str:
-        """Collect and send until there is a reason to stop; returns the reason. Counts an unfinished rollout as dropped."""
+        """Collect and send until there is a reason to stop; return the reason. Counts an unfinished rollout as dropped."""
         self._link.want_snapshots(after=-1)
         while self._ready():
             self._phases.enter("snapshot")
@@ -71,7 +66,7 @@ class Actor:
         return self._link.drain.reason if self._link.drain else "stopped"
 
     def _ready(self) -> bool:
-        """Wait for a credit and a policy; False when it is time to stop."""
+        """Wait for a credit and a policy; return False when it is time to stop."""
         self._phases.enter("credit_wait")
         self._link.service()
         while not self._over():
@@ -86,71 +81,67 @@ class Actor:
     def _over(self) -> bool:
         return self._stopping() or self._link.drain is not None
 
-    def _has_policy(self) -> bool:
-        """Return whether there is a policy to act by: any, or in lockstep the learner's newest, which the actor waits for."""
-        if self._restart is None:
-            return self.version >= 0 or self._load_newest()
-        self._load_newest()
-        return self.version >= 0 and self.version == self._link.session.version
-
-    def _load_newest(self) -> bool:
-        snapshot = load_newest(self._link, self._setup.policy)
-        if snapshot is not None:
-            self._took(snapshot)
-        return snapshot is not None
-
-    def _took(self, snapshot: Snapshot) -> None:
-        self.version = snapshot.version
-        if self._restart:
-            self._snapshot = snapshot
-
-    def _begin_again(self, restart: Callable[[], Setup]) -> None:
+    def _begin_again(self, restart: Callable[[], ActorParts]) -> None:
         """Continue from the state in the newest Welcome; a policy that is loaded stays."""
         if not self._link.welcomed:
             return
         self._link.new_incarnation = False
-        self._setup.environment.close()
-        self._setup = restart()
+        self._parts.environment.close()
+        self._parts = restart()
         if self._snapshot is not None:
-            load(self._snapshot, self._setup.policy)
+            load_policy(self._snapshot, self._parts.policy)
+
+    def _has_policy(self) -> bool:
+        """Return whether a policy is loaded: any, or in lockstep the learner's newest, for which the actor waits."""
+        if self._restart is None:
+            return self.stats.version >= 0 or self._load_newest()
+        self._load_newest()
+        return self.stats.version >= 0 and self.stats.version == self._link.session.version
+
+    def _load_newest(self) -> bool:
+        snapshot = load_newest_policy(self._link, self._parts.policy)
+        if snapshot is None:
+            return False
+        self.stats.version = snapshot.version
+        if self._restart:
+            self._snapshot = snapshot
+        return True
 
     def _collect(self) -> bool:
         """Record one rollout; return False, and drop the rows, when it is time to stop or to begin a new incarnation."""
-        setup, rollout = self._setup, self._setup.rollout
-        before = self.env_steps
+        parts, rollout = self._parts, self._parts.rollout
+        before = self.stats.env_steps
         for t in range(rollout.length):
             self._phases.enter("act")
-            acted = {name: value.numpy() for name, value in setup.policy.act(torch.from_numpy(rollout.observation(t))).items()}
+            acted = {name: value.numpy() for name, value in parts.policy.act(torch.from_numpy(rollout.observation(t))).items()}
             action = acted.pop("action")
             self._phases.enter("env")
-            transition = setup.environment.step(action)
+            transition = parts.environment.step(action)
             rollout.record(t, action, acted, transition)
-            self.env_steps = before + rollout.env_steps
+            self.stats.env_steps = before + rollout.env_steps
             self._phases.enter("snapshot")
             self._link.service()
             self._alive()
             again = self._restart is not None and self._link.new_incarnation
             if again or self._over():
-                self.dropped[DropReason.ROLLED_BACK if again else DropReason.UNFINISHED] += rollout.env_steps
-                self._link.count(self.env_steps, self.dropped)
+                self.stats.dropped[DropReason.ROLLED_BACK if again else DropReason.UNFINISHED] += rollout.env_steps
+                self._link.count(self.stats.env_steps, self.stats.dropped)
                 return False
         return True
 
     def _send(self) -> None:
         self._phases.enter("experience")
-        setup = self._setup
-        rollout, env_steps = setup.rollout.finish(), setup.rollout.env_steps
-        setup.rollout.begin_next()
-        self._count_episodes(rollout)
-        arrays = setup.policy.experience(rollout)
+        parts = self._parts
+        rollout, env_steps = parts.rollout.finish(), parts.rollout.env_steps
+        parts.rollout.begin_next()
+        returns = np.asarray(rollout["episode_return"])
+        self.stats.episodes += len(returns)
+        self.stats.returns.extend(returns.tolist())
+        arrays: Arrays = parts.policy.experience(rollout)
         if self._restart:
-            arrays = {**arrays, ACTOR_STATE: setup.state()}
+            arrays = {**arrays, ACTOR_STATE: parts.state()}
         self._phases.enter("encode")
-        self._link.count(self.env_steps, self.dropped)
-        self._observe_lag(max(0, self._link.session.version - self.version))
-        self._link.offer(self._ships(seq=0, shipped=0, version=self.version, env_steps=env_steps, arrays=arrays))
-
-    def _count_episodes(self, arrays: Arrays) -> None:
-        returns = np.asarray(arrays["episode_return"])
-        self.episodes += len(returns)
-        self.returns.extend(returns.tolist())
+        stats = self.stats
+        self._link.count(stats.env_steps, stats.dropped)
+        stats.policy_lag.observe(max(0, self._link.session.version - stats.version))
+        self._link.offer(self._message_type(seq=0, env_steps_sent=0, version=stats.version, env_steps=env_steps, arrays=arrays))

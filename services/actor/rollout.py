@@ -1,8 +1,8 @@
-"""One rollout as it is recorded, row by row, into the arrays of a Trajectory message.
+"""One rollout, recorded row by row into the arrays of a Trajectory message.
 
 Axes: T env steps, B environments, S stacked frames. Each rollout has arrays of its own: a message may wait for its
-acknowledgement, or be sent again, while the next rollouts are recorded. (A pool would have to know which messages are
-settled, to save the page faults of fresh memory: under 1 % of the emulator's time at 84x84.)
+acknowledgement, or be sent again, while the next rollouts are recorded. (A pool would need the completed messages, and save the
+page faults of fresh memory: under 1 % of the emulator's time at 84x84.)
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from common.envs.make import Transition
+    from common.protocol.messages import Arrays, ArraySpec
     from common.units import EnvSteps
-    from common.wire.messages import Arrays, ArraySpec
 
 
 class Rollout:
@@ -32,7 +32,7 @@ class Rollout:
     env_steps: EnvSteps  # valid rows recorded since the rollout began, over all environments
 
     def __init__(self, schema: Sequence[ArraySpec], first: Frames) -> None:
-        """Begin with the observations [B, *frame] of a reset; `schema` is that of `common.algorithms.trajectory`."""
+        """Begin with the observations [B, *frame] of a reset; `schema` is that of `common.algorithms.payload`."""
         self._specs = {spec.name: spec for spec in schema}
         self.length: int = self._specs["action"].shape[0]
         self._num_envs = first.shape[0]
@@ -108,6 +108,9 @@ class Rollout:
         self._returns += transition.reward  # 0 in rows that are not valid
         self._lengths += transition.valid
         ended = transition.terminated | transition.truncated
+        if not transition.valid.all():  # after a gap in remote environments: an episode that did not end is not reported
+            self._returns[~transition.valid] = 0
+            self._lengths[~transition.valid] = 0
         if ended.any():
             self._parts["episode_return"].append(self._returns[ended])
             self._parts["episode_length"].append(self._lengths[ended])

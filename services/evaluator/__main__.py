@@ -1,57 +1,70 @@
-"""The evaluator's root: build environments, policy and loop as the learner's Welcome says; all else is every peer's."""
+"""The evaluator's root: build environments, policy and loop as the learner's Welcome says. The rest is in `services.worker`."""
 
 from __future__ import annotations
 
-from common.runtime.shutdown import exit_on_signals
+from common.runtime.lifecycle import exit_on_signals
 
 if __name__ == "__main__":
     exit_on_signals()  # before the imports, which take seconds
 
-import os
 import time
+from dataclasses import replace
 
+from common.config.layers import DEFAULT
+from common.config.load import LoadedSettings
+from common.config.schema import EvaluationSettings, RunConfig
 from common.envs.make import make
-from common.runtime import root
-from common.service import peer
-from common.service.peer import Peer
-from services.evaluator.loop import Evaluator
-from services.evaluator.metrics import EvaluatorMetrics
-from services.evaluator.settings import parse, playing
-from services.evaluator.throttle import Throttle
-
-NICENESS = 10  # training does not wait for a score, so that all others go first
+from common.observability.metrics import Exporter
+from common.observability.worker_metrics import EVALUATOR_METRICS, EvaluatorStats
+from common.runtime import process
+from common.runtime.machine import cores
+from services import worker
+from services.acting import policy_of
+from services.evaluator.loop import EvaluatorLoop, Throttle
+from services.worker import WelcomedWorker
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one evaluator until it is told to stop or the run ends."""
-    metrics = EvaluatorMetrics()
-    return peer.main(
-        "evaluator", argv, parse=parse, niceness=NICENESS, metrics=metrics, build=lambda welcomed: _evaluator(welcomed, metrics)
-    )
+    """Run one evaluator until a stop is requested or the run ends."""
+    stats = EvaluatorStats()
+    metrics = Exporter(EVALUATOR_METRICS, lambda: stats)
+
+    def build(welcomed: WelcomedWorker[RunConfig]) -> EvaluatorLoop:
+        stats.run = welcomed.run_labels
+        metrics.source = lambda: replace(stats, link=welcomed.link.stats())
+        return _loop(welcomed, stats)
+
+    return worker.main("evaluator", argv, metrics=metrics, build=build)
 
 
-def _evaluator(welcomed: Peer, metrics: EvaluatorMetrics) -> Evaluator:
+def _loop(welcomed: WelcomedWorker[RunConfig], stats: EvaluatorStats) -> EvaluatorLoop:
     link, shutdown = welcomed.link, welcomed.shutdown
-    how = playing(welcomed.invocation.loaded, welcomed.run)
-    environment = make(welcomed.run.env, num_envs=how.episodes)
-    evaluator = Evaluator(
+    settings = evaluation_settings(welcomed.invocation.loaded, welcomed.run)
+    environment = make(welcomed.run.env, num_envs=settings.episodes)
+    stats.frame_skip = environment.spec.frame_skip
+    return EvaluatorLoop(
         link=link,
         environment=environment,
-        policy=welcomed.policy(environment, precision="fp32", training=False),
+        policy=policy_of(welcomed, environment, precision="fp32", training=False),
         seed=welcomed.seed("environment"),
-        every_seconds=how.every_seconds,
-        rest=Throttle(
-            share=how.cpu_share, cores=os.cpu_count() or 1, cpu=time.process_time, clock=time.monotonic, sleep=shutdown.wait
-        ),
-        phases=metrics.phases,
+        every_seconds=settings.every_seconds,
+        rest=Throttle(share=settings.cpu_share, cores=cores(), cpu=time.process_time, clock=time.monotonic, sleep=shutdown.wait),
+        stats=stats,
         stopping=lambda: shutdown.requested,
         alive=welcomed.health.tick,
         clock=time.monotonic,
-        observe_lag=metrics.policy_lag.observe,
     )
-    metrics.on_scrape = lambda: metrics.refresh(evaluator, link, environment.spec.frame_skip)
-    return evaluator
+
+
+def evaluation_settings(own: LoadedSettings, run: RunConfig) -> EvaluationSettings:
+    """Return the run's evaluation settings, overridden by those that were set for this process."""
+    overridden = {
+        name: getattr(own.settings.evaluator, name)
+        for name in EvaluationSettings.model_fields
+        if own.provenance[f"evaluator.{name}"] != DEFAULT
+    }
+    return run.evaluation.model_copy(update=overridden)
 
 
 if __name__ == "__main__":
-    root.end_process(main())
+    process.end_process(main())

@@ -1,8 +1,8 @@
-"""The learner's root: read settings, build everything, run the loop, return an exit code."""
+"""The learner's root: read the settings, build every part in order, run the train loop, return an exit code."""
 
 from __future__ import annotations
 
-from common.runtime.shutdown import exit_on_signals
+from common.runtime.lifecycle import exit_on_signals
 
 if __name__ == "__main__":
     exit_on_signals()  # before the imports, which take seconds
@@ -12,122 +12,217 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from common.algorithms.api import Algorithm
+from common.algorithms.ranks import ALONE
+from common.config.schema import Settings
 from common.envs.make import example_frames, spec_of
-from common.runtime import checkpoints, logs, root
-from common.runtime.health import Health
-from common.runtime.http import HttpServer
-from common.runtime.run_directory import held
-from common.runtime.seeds import derive
-from common.runtime.segments import SegmentFiles
-from common.runtime.shutdown import Shutdown, on_signals
-from common.runtime.tree import Settings
+from common.envs.spec import EnvSpec
+from common.observability import logs
+from common.observability.http import HttpServer
+from common.observability.learner_metrics import METRICS, LearnerStats
+from common.observability.metrics import Exporter, run_labels
+from common.runtime import process
+from common.runtime.checkpoints import CheckpointStore
+from common.runtime.lifecycle import Health, Shutdown, on_signals
+from common.runtime.machine import cpu_limit
+from common.runtime.process import derive_seed
+from common.runtime.ranks import ProcessGroup
+from common.runtime.run_directory import RunDirectory, held
+from common.runtime.store import check_new
+from common.tracking.remote import check_tracking
 from common.transport.curve import LearnerKeys
 from common.transport.zmq import ZmqLearner
 from common.units import Seconds
+from services.build_limit import build_limit
 from services.learner.accounts import AccountsFile
-from services.learner.begin import build, identified, open_directory, open_state, write_config
+from services.learner.agreement import Agreement
 from services.learner.intake import Intake
-from services.learner.journal import Journal
-from services.learner.loop import Learner
-from services.learner.metrics import LearnerMetrics
-from services.learner.partner import partnered
-from services.learner.settings import parse
+from services.learner.journal import Journal, open_trackers, tracked_run
+from services.learner.loop import TrainLoop
+from services.learner.ranks import join_ranks, open_rank_directory
+from services.learner.record import RunRecord
+from services.learner.startup import (
+    Invocation,
+    build_run_algorithm,
+    existing_run,
+    open_directory,
+    open_state,
+    parse,
+    with_run_id,
+    write_config,
+)
+from services.learner.uploads import END_SECONDS, STOP_SECONDS, open_uploads
 
-LOOK_SECONDS: Seconds = 300.0  # for example frames: a simulator may take its time
+EXAMPLES_SECONDS: Seconds = 300.0  # for example frames: a simulator may take its time
 
 _log = logs.EventLog(__name__)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the learner until the run ends or it is told to stop."""
-    words = sys.argv[1:] if argv is None else argv
-    return root.run(lambda: _serve(words), program="rookery learner", debug="--debug" in words)
+    """Run the learner until the run ends or a stop is requested; return the exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    return process.run(lambda: _serve(argv), program="rookery learner", debug="--debug" in argv)
 
 
-def _serve(words: list[str]) -> int:
-    invocation = identified(parse(words, os.environ))
+def _serve(argv: list[str]) -> int:
+    invocation = parse(argv, os.environ)
     settings = invocation.settings
+    if settings.learner.ranks == 1:
+        return _train(with_run_id(invocation), argv)
     logs.configure("learner", level=settings.log.level, form=settings.log.format, debug=invocation.debug)
-    root.set_torch_threads(settings.learner.torch_threads)
-    root.allow_descriptors()
+    process.set_torch_threads(settings.learner.torch_threads)  # before the first operation of torch
+    with join_ranks(invocation, os.environ) as joined:
+        return _train(joined.invocation, argv, group=joined.group, local_rank=joined.local_rank)
+
+
+def _train(invocation: Invocation, argv: list[str], *, group: ProcessGroup | None = None, local_rank: int = 0) -> int:
+    """Run the learner, or one of its ranks."""
+    settings, rank = invocation.settings, group.index if group else 0
+    logs.configure("learner", level=settings.log.level, form=settings.log.format, debug=invocation.debug, run_id=settings.run.id)
+    process.set_torch_threads(settings.learner.torch_threads)
+    process.allow_descriptors()
+    check_tracking(settings.run.tracking, os.environ)
     keys = LearnerKeys.of(settings.learner.keys)
-    env = spec_of(settings.env)
-    seed = partial(derive, settings.run.seed, role="learner")
-    algorithm = build(settings, env, seed=seed("model"))
-    shutdown, health, metrics = Shutdown(), Health(), LearnerMetrics()
-    status: list[Callable[[], Any]] = [lambda: {"phase": "starting"}]  # replaced once there is a record to ask
-    # Both ports are taken before anything is written: a port in use must leave no trace.
-    with (
-        closing(ZmqLearner(settings.learner.bind, keys=keys)) as transport,  # a socket left open would hold up the exit
-        on_signals(shutdown),
-        HttpServer(
-            host=settings.metrics.host,
-            port=settings.metrics.port,
-            metrics=metrics.render,
-            health=health,
-            json_routes={"/status": lambda: status[-1]()},
-        ) as http,
-        ExitStack() as until_the_end,
-    ):
-        directory = open_directory(invocation, words)
-        until_the_end.enter_context(held(directory, inherited=invocation.run_lock))
-        segment_files = SegmentFiles(directory.checkpoints)
-        record, session = open_state(invocation, directory, algorithm=algorithm, env=env, segment_files=segment_files)
-        write_config(invocation, directory)
-        intake = Intake(transport=transport, session=session, clock=time.monotonic, note=_log.note)
-        metrics.on_scrape = lambda: metrics.refresh(intake.figures)
-        status.append(lambda: record.status(intake.figures, time.monotonic()))
-        records = Journal(directory, env_steps=record.env_steps, on_loss=_records_lost, on_recovery=_records_resumed)
-        with closing(records) as journal, closing(intake):
-            learner = Learner(
-                settings=settings,
-                algorithm=algorithm,
-                intake=intake,
-                record=record,
-                journal=journal,
-                save=partial(checkpoints.save, directory.checkpoints, keep=settings.checkpoint.keep, segment_files=segment_files),
-                accounts=AccountsFile(
-                    directory.accounts,
-                    run_id=record.run_id,
-                    state=intake.accounts,
-                    clock=time.monotonic,
-                    on_loss=_accounts_lost,
-                ),
-                metrics=metrics,
+    env = _describe_environment(settings)
+    seed = partial(derive_seed, settings.run.seed, role="learner")
+    algorithm = build_run_algorithm(settings, env, seed=seed("model"), ranks=group or ALONE, local_rank=local_rank)
+    shutdown, health, stats = Shutdown(), Health(), LearnerStats(cpu_limit=cpu_limit)
+    metrics = Exporter(METRICS, lambda: stats)
+    status: Callable[[], Any] = partial(dict, phase="starting")  # replaced once there is a record
+    with ExitStack() as resources:
+        resources.enter_context(on_signals(shutdown))
+        existing = resources.enter_context(existing_run(invocation, argv)) if rank == 0 else None
+        http = resources.enter_context(
+            HttpServer(
+                host=settings.metrics.host,
+                port=settings.metrics.port,
+                metrics=metrics.render,
                 health=health,
-                stopping=lambda: shutdown.requested,
-                comes_back=invocation.linger,
-                clock=time.monotonic,
-                note=_log.info,
+                json_routes={"/status": lambda: status()},
             )
-            until_the_end.enter_context(partnered(algorithm))
-            intake.start()
-            if settings.model.normalize_observation and record.updates == 0:
-                # Peers are welcomed from here on: they build their environments, which takes longer, while we look at ours.
-                health.tick(doing="looks at its environment", within=LOOK_SECONDS)
-                algorithm.calibrate(torch.from_numpy(example_frames(settings.env, seed=seed("environment"))))
-            health.ready()
-            _tell_start(settings, run=record.run_id, endpoint=transport.endpoint, metrics=http.url, run_dir=directory.path)
-            reason = learner.run()
-            _log.info(
-                "learner_ended", reason=reason, env_steps=record.env_steps, mean100=record.mean_return, solved=record.solved
-            )
-            if invocation.linger:
-                root.linger(shutdown, health, look=intake.check)
+        )
+
+        def bind() -> ZmqLearner:
+            return resources.enter_context(closing(ZmqLearner(settings.learner.bind, keys=keys)))
+
+        # A new run binds before it writes anything: a port in use must leave no trace. An existing run, whose other ranks know
+        # it by `resume`, loads its checkpoint first, which may take minutes, because nothing guards the memory of a bound socket
+        # before the intake thread runs.
+        if existing is None:
+            check_new(settings.run.store, invocation.run_dir)
+        transport = None if existing or (rank and invocation.resume) else bind()
+        directory = _open_directory(invocation, argv, existing, group)
+        if existing is None:
+            resources.enter_context(held(directory, inherited=invocation.run_lock if rank == 0 else None))
+        # A rank that writes before rank 0 keeps the one before, from which all continue where rank 0 does not get to it.
+        checkpoints = CheckpointStore(directory.checkpoints, keep=settings.checkpoint.keep + (rank > 0))
+        record, session = open_state(invocation, directory, algorithm=algorithm, env=env, store=checkpoints, group=group)
+        stats.run = _name_run(settings, record.run_id)
+        transport = transport or bind()
+        write_config(invocation, directory)
+        uploads = resources.enter_context(closing(open_uploads(settings, directory)))
+        journal = resources.enter_context(closing(_open_journal(record, directory)))
+        accounts = AccountsFile(directory.accounts, run_id=record.run_id, clock=time.monotonic, on_loss=_accounts_lost)
+        intake = Intake(transport=transport, session=session, clock=time.monotonic, note=_log.note, accounts=accounts)
+        resources.enter_context(closing(intake))
+        metrics.source = lambda: replace(
+            stats, intake=intake.stats, uploads=uploads.stats, tracking_points_dropped=journal.points_dropped
+        )
+        status = partial(_status, record, intake)
+        loop = TrainLoop(
+            algorithm=algorithm,
+            intake=intake,
+            record=record,
+            journal=journal,
+            save=uploads.after(checkpoints.save),
+            save_best=uploads.after(checkpoints.save_best),
+            stats=stats,
+            health=health,
+            stopping=lambda: shutdown.requested,
+            will_restart=invocation.linger,
+            agreement=Agreement(group) if group else None,
+            clock=time.monotonic,
+        )
+        intake.start()
+        if settings.model.normalize_observation and record.updates == 0 and not settings.run.init:
+            # Workers are welcomed from here on: they build their environments, which takes longer, meanwhile.
+            health.tick(doing="plays for example frames", within=EXAMPLES_SECONDS)
+            _calibrate(algorithm, example_frames(settings.env, seed=seed("environment")), group)
+        health.ready()
+        _warn_if_insecure(settings, transport.endpoint)
+        _log.info(
+            "learner_started",
+            run=record.run_id,
+            endpoint=transport.endpoint,
+            metrics=http.url,
+            run_dir=directory.path,
+            keys=settings.learner.keys or "none",
+        )
+        reason = loop.run()
+        journal.close()
+        uploads.close(STOP_SECONDS if reason == "stopped" else END_SECONDS)
+        _log.info("learner_ended", reason=reason, env_steps=record.env_steps, mean100=record.mean_return, solved=record.solved)
+        if invocation.linger and (shutdown.requested or reason != "stopped"):  # else another rank stops, and needs a new process
+            process.linger(shutdown, health, check=intake.check)
     return 0
 
 
-def _tell_start(settings: Settings, *, run: str, endpoint: str, metrics: str, run_dir: Path) -> None:
-    keys = settings.learner.keys
-    if settings.learner.insecure and not keys:
-        _log.warning("insecure", endpoint=endpoint, consequence="whoever reaches it may connect, and read along")
-    _log.info("learner_started", run=run, endpoint=endpoint, metrics=metrics, run_dir=run_dir, keys=keys or "none")
+def _open_directory(
+    invocation: Invocation, argv: list[str], existing: RunDirectory | None, group: ProcessGroup | None
+) -> RunDirectory:
+    """Return the run directory, or the folder of this rank in it. Raises `ConfigError` or `ResourceError`."""
+    if group is None:
+        return existing or open_directory(invocation, argv)
+    return open_rank_directory(group, None if group.index else existing or open_directory(invocation, argv))
+
+
+def _calibrate(algorithm: Algorithm, frames: np.ndarray, group: ProcessGroup | None) -> None:
+    """Begin the normalisation of observations with example frames, on all ranks with those of rank 0."""
+    own = torch.from_numpy(frames)
+    algorithm.calibrate(group.gather(own)[0] if group else own)
+
+
+def _describe_environment(settings: Settings) -> EnvSpec:
+    with build_limit():
+        return spec_of(settings.env)
+
+
+def _name_run(settings: Settings, run_id: str) -> tuple[str, ...]:
+    """Add the id of the run, which may be that of a checkpoint, to the log; return the labels of the run for the metrics."""
+    logs.belong_to(run_id)
+    env, algorithm = settings.env.entry_point or settings.env.id, settings.algorithm.name
+    return run_labels(run_id=run_id, env=env, algorithm=algorithm, seed=settings.run.seed)
+
+
+def _open_journal(record: RunRecord, directory: RunDirectory) -> Journal:
+    """Return the journal of the run, with its trackers started."""
+    settings = record.settings
+    run = tracked_run(settings, run_id=record.run_id, folder=directory.path)
+    return Journal(
+        directory,
+        env_steps=record.env_steps,
+        on_loss=_records_lost,
+        on_recovery=_records_resumed,
+        run=run,
+        tensorboard="tensorboard" in settings.run.tracking,
+        trackers=open_trackers(settings, run),
+    )
+
+
+def _status(record: RunRecord, intake: Intake) -> dict[str, Any]:
+    return record.status(intake.stats, time.monotonic())
+
+
+def _warn_if_insecure(settings: Settings, endpoint: str) -> None:
+    if settings.learner.insecure and not settings.learner.keys:
+        _log.warning("insecure", endpoint=endpoint, consequence="any process that reaches it may connect, and read along")
 
 
 def _accounts_lost(error: Exception) -> None:
@@ -145,4 +240,4 @@ def _records_resumed() -> None:
 
 
 if __name__ == "__main__":
-    root.end_process(main())
+    process.end_process(main())

@@ -1,88 +1,140 @@
 """Account of each worker on disk between two checkpoints, from which the successor of a killed learner continues.
 
 The successor continues from a checkpoint, so that training after it is lost. This file holds how much was lost, also
-where all workers were killed too.
+where all workers were killed too. A worker gets credits only after its account was written: what the file lacks is at
+most what a worker may send with the credits that it has.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from common.errors import ResourceError
+from common.protocol.registry import check_saved
 from common.runtime.disk import DISK, Disk
-from common.session.saved import check_saved
-from common.units import Seconds
+from common.units import MIB, Seconds
 
-SPACING: Seconds = 0.2
-SHARE = 0.01  # of the train loop's time, at most
+MOST_BYTES = 4 * MIB  # then the file starts again with one line
+RETRY_SECONDS: Seconds = 30.0  # after the disk refused a line, or was slow
+SLOW_SECONDS: Seconds = 0.5  # for one line: the intake thread writes it, and workers wait for that thread
 
 
 class AccountsFile:
-    """Writer of the accounts file. It replaces the file without fsync, since a process that is killed leaves it whole."""
+    """Writer of the accounts file, of one line for all accounts and then a line for each change. The intake thread owns it.
+
+    Nothing is synced: a process that is killed leaves what it wrote to the system. The file stays open between two lines.
+    """
 
     def __init__(
         self,
         path: Path,
         *,
         run_id: str,
-        state: Callable[[], Mapping[str, Any]],
         clock: Callable[[], Seconds],
         on_loss: Callable[[Exception], None],
         disk: Disk = DISK,
     ) -> None:
-        """`state` returns the session's state; the first failure goes to `on_loss`, later ones are silent."""
+        """The first failure goes to `on_loss`, later ones are silent."""
         self._path = path
         self._run_id = run_id
-        self._state = state
         self._clock = clock
         self._on_loss: Callable[[Exception], None] | None = on_loss
         self._disk = disk
-        self._next_at = clock()
+        self._file: BinaryIO | None = None
+        self._bytes = 0
+        self._retry_at: Seconds = clock()
 
-    def update(self) -> None:
-        """Write the current accounts, unless they were written a moment ago."""
-        began = self._clock()
-        if began < self._next_at:
-            return
+    @property
+    def due(self) -> bool:
+        """Return whether `restart` is due: before the first line, after enough bytes, a while after a failure."""
+        return (self._file is None or self._bytes >= MOST_BYTES) and self._clock() >= self._retry_at
+
+    def restart(self, state: Mapping[str, Any]) -> None:
+        """Replace the file by one with a single line: `state`, the accounts of all workers (`LearnerSide.accounts`)."""
+        self.close()
+        partial = self._path.with_name(f".partial-{self._path.name}")
         try:
-            partial = self._path.with_name(f".partial-{self._path.name}")
-            self._disk.write(partial, json.dumps({"run_id": self._run_id, "session": self._state()}).encode())
+            line = _line({"run_id": self._run_id, "session": state})
+            self._disk.write(partial, line)
             self._disk.rename(partial, self._path)
-        except (OSError, ResourceError) as error:
-            self._lost(error)
-        ended = self._clock()
-        self._next_at = ended + max(SPACING, (ended - began) / SHARE)
-
-    def remove(self) -> None:
-        """Remove the file: a checkpoint holds newer accounts."""
-        try:
-            self._path.unlink(missing_ok=True)
+            self._file, self._bytes = self._path.open("ab"), len(line)
         except OSError as error:
             self._lost(error)
 
+    def append(self, changes: Mapping[str, Any]) -> None:
+        """Add the accounts of some workers (`LearnerSide.changed_accounts`)."""
+        if self._file is None:
+            return
+        line, began = _line(changes), self._clock()
+        try:
+            self._file.write(line)
+            self._file.flush()
+        except OSError as error:
+            self._lost(error)
+        self._bytes += len(line)
+        if (seconds := self._clock() - began) > SLOW_SECONDS:
+            self._lost(TimeoutError(f"a line took {seconds:.1f} s"))
+
+    def close(self) -> None:
+        """Close the file. May be called twice."""
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.close()
+            self._file = None
+
     def _lost(self, error: Exception) -> None:
+        self.close()
+        self._retry_at = self._clock() + RETRY_SECONDS
         on_loss, self._on_loss = self._on_loss, None
         if on_loss is not None:
             on_loss(error)
 
 
+def _line(values: Mapping[str, Any]) -> bytes:
+    return json.dumps(values, separators=(",", ":")).encode() + b"\n"
+
+
 def read(path: Path, *, run_id: str, produced: int) -> Mapping[str, Any] | None:
     """Return the session's state in the file; None without one, or where the checkpoint, with `produced` env steps, is not older.
 
-    Raises `ResourceError` where the file cannot be used.
+    Raises `ResourceError` where the file cannot be used. A last line that a kill cut short is left out.
     """
     try:
-        found = json.loads(path.read_bytes())
-        state: Mapping[str, Any] = found["session"]
+        whole, *lines = path.read_bytes().split(b"\n")
+        found = json.loads(whole)
+        check_saved(found["session"])
+        state = {**found["session"], "registry": _applied(lines[:-1], found["session"]["registry"])}
         check_saved(state)
         other = found["run_id"] != run_id
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ResourceError("accounts of the killed learner cannot be read", found=f"{str(error)[:200]!r} at {path}") from error
     if other:
         raise ResourceError("accounts are of another run", found=str(found["run_id"])[:200], wanted=run_id)
     return state if state["ledger"]["produced"] >= produced else None
+
+
+def _applied(lines: Iterable[bytes], registry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `registry` after the changes in `lines`. A new incarnation closes the older of its name, and that at its index."""
+    workers = {(worker["name"], worker["incarnation"]): worker for worker in registry["workers"]}
+    generations = {(role, index): number for role, index, number in registry["generations"]}
+    numbers = {name: registry.get(name, -1) for name in ("forgotten", "named")}
+    for changes in map(json.loads, lines):
+        for worker in changes["workers"]:
+            key, place = (worker["name"], worker["incarnation"]), (worker["role"], worker["index"])
+            if key not in workers:
+                for older in workers.values():
+                    older["closed"] |= older["name"] == worker["name"] or (older["role"], older["index"]) == place
+            workers[key] = worker
+            generations[place] = max(generations.get(place, 0), worker["generation"] + 1)
+        numbers = {name: max(number, changes[name]) for name, number in numbers.items()}
+    return {
+        "workers": [*workers.values()],
+        "generations": [[role, index, number] for (role, index), number in generations.items()],
+        **numbers,
+    }

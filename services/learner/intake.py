@@ -1,8 +1,7 @@
-"""The learner's I/O thread: receives, decodes, lets the session decide, and keeps the bounded queue.
+"""The learner's I/O thread: receive, decode, pass each message to the session, and keep the bounded queue.
 
-The train loop meets it in a few calls: `take` (in lockstep `take_round`), `settle`, `publish`, and at the end `drain` and
-`finish`. Everything the session owns is touched by the I/O thread alone; the train loop posts events, and reads `figures`, a
-value made anew each tick.
+The train loop calls `take` (in lockstep `take_round`), `complete`, `publish`, and at the end `drain` and `finish`. The I/O thread
+alone uses the transport and the session; the train loop posts events to it, and reads `stats`, which are replaced at each tick.
 """
 
 from __future__ import annotations
@@ -12,61 +11,23 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any
 
-from common.errors import DropReason, InternalError, PeerError, ProtocolVersionError, ResourceError
-from common.runtime.memory import MemoryGuard
-from common.session import events as e
-from common.session.events import PeerKey
-from common.session.learner_side import LearnerSide
-from common.transport.api import Frame, LearnerTransport, Route
-from common.units import MIB, EnvSteps, Seconds
-from common.wire import codec
-from common.wire.messages import Envelope, Evaluation, Experience, Snapshot
-from services.learner.connection_limit import IGNORED_SECONDS, MESSAGES, ConnectionLimit
+from common.errors import DropReason, InternalError, ProtocolError, ProtocolVersionError, ResourceError
+from common.observability.learner_metrics import IntakeStats
+from common.protocol import codec
+from common.protocol import events as e
+from common.protocol.events import Experience, WorkerKey
+from common.protocol.learner_side import LearnerSide
+from common.protocol.messages import Credit, Envelope, Message, Snapshot
+from common.runtime.machine import MemoryGuard
+from common.transport.api import IGNORED_SECONDS, LIMIT_MESSAGES, ConnectionLimit, Frame, Frames, LearnerTransport
+from common.units import MIB, Seconds
+from services.learner.accounts import AccountsFile
 
 TICK_SECONDS: Seconds = 0.1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
-    """One admitted experience message in the queue."""
-
-    peer: PeerKey
-    index: int = 0  # the sender's place among the actors
-    continues: bool = True  # in lockstep: whether the sender began bit for bit where its place had stopped
-    experience: Experience
-    arrived_at: Seconds = 0.0  # on the clock of the intake
-
-    @property
-    def number(self) -> tuple[PeerKey, int]:
-        """What the session knows it by."""
-        return self.peer, self.experience.seq
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """What the I/O thread knows, at one moment: for metrics, status and summary."""
-
-    ledger: dict[str, Any]
-    queue_depth: int = 0
-    queue_env_steps: EnvSteps = 0
-    queue_capacity: int = 0
-    queue_seconds: Seconds = 0.0
-    actors: int = 0
-    evaluators: int = 0
-    messages_dropped: Counter[str] = field(default_factory=Counter)
-    sequence_gaps: int = 0
-    reconnects: int = 0
-    evictions: int = 0
-    handshakes_failed: Counter[str] = field(default_factory=Counter)
-    sockets_reopened: int = 0
-    messages_ignored: int = 0
-    received: Counter[str] = field(default_factory=Counter)
-    sent: Counter[str] = field(default_factory=Counter)
-    bytes_received: int = 0
-    bytes_sent: int = 0
+LEDGER_SECONDS: Seconds = 1.0  # between two checks of the ledger, each of which adds up the accounts of all workers
+BATCH_MESSAGES = 64  # received before posts are performed: a flood must not delay them
 
 
 class Intake:
@@ -78,22 +39,27 @@ class Intake:
         transport: LearnerTransport,
         session: LearnerSide,
         clock: Callable[[], Seconds],
-        note: Callable[[e.Note], None],
+        note: Callable[[e.LogEvent], None],
+        accounts: AccountsFile | None = None,
         memory: MemoryGuard | None = None,
     ) -> None:
-        """`memory`: the guard of the process's memory; None creates one."""
+        """`accounts`: where the account of each worker is written before it gets credits; None: nowhere.
+
+        `memory`: the guard of the process's memory; None creates one.
+        """
         self._transport = transport
         self._memory = memory or MemoryGuard()
         self._sockets_reopened = 0
         self._limit = ConnectionLimit()
         self._admitted = self._messages_ignored = 0
         self._session = session
-        self._run = session.terms.run
-        self._lockstep = session.terms.lockstep
+        self._accounts = accounts
+        self._run = session.config.run
+        self._lockstep = session.config.lockstep
         self._clock = clock
         self._note = note
-        self._queue: deque[Item] = deque()
-        self._evaluations: deque[Evaluation] = deque()
+        self._queue: deque[Experience] = deque()
+        self._evaluations: deque[e.Evaluated] = deque()
         self._changed = threading.Condition()
         self._posts: deque[e.Event | tuple[Callable[[], Any], Future[Any]]] = deque()
         self._stopping = threading.Event()
@@ -103,7 +69,9 @@ class Intake:
         self._bytes = [0, 0]
         self._queue_seconds: Seconds = 0.0
         self._unbalanced = False
-        self.figures = Figures(ledger=session.ledger.as_dict())
+        self._checked_at: Seconds = -math.inf
+        self._snapshot: tuple[Snapshot, Frames] | None = None  # the newest that was encoded
+        self.stats = IntakeStats(ledger=session.ledger.as_dict())
         self._thread = threading.Thread(target=self._run_thread, name="intake", daemon=True)
 
     # --- for the train loop, from its own thread ---
@@ -112,10 +80,10 @@ class Intake:
         """Begin to receive."""
         self._thread.start()
 
-    def take(self, count: int, timeout: Seconds, *, patience: Seconds = math.inf) -> list[Item]:
-        """Exactly `count` messages in order of arrival, whose credits return now; none if they do not come in time.
+    def take(self, count: int, timeout: Seconds, *, patience: Seconds = math.inf) -> list[Experience]:
+        """Return `count` messages in order of arrival, none if they do not come within `timeout`.
 
-        Fewer, as many as there are, once the first of them has waited for `patience` seconds.
+        Their credits return now. Fewer, as many as there are, once the first of them has waited for `patience` seconds.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._enough(count, patience) or self._failure, timeout)
@@ -126,8 +94,11 @@ class Intake:
         self._post(e.Taken(items=tuple(item.number for item in items)))
         return items
 
-    def take_round(self, choose: Callable[[Iterable[Item]], list[Item]], timeout: Seconds) -> list[Item]:
-        """In lockstep: what `choose` makes of the queue, none if that is nothing in time. Credits return when it is settled."""
+    def take_round(self, choose: Callable[[Iterable[Experience]], list[Experience]], timeout: Seconds) -> list[Experience]:
+        """Return, in lockstep, the messages that `choose` takes of the queue, none if there are none within `timeout`.
+
+        Their credits return when they are completed.
+        """
         with self._changed:
             self._changed.wait_for(lambda: choose(self._queue) or self._failure, timeout)
             self._raise_failure()
@@ -140,63 +111,58 @@ class Intake:
         queue = self._queue
         return len(queue) >= count or (len(queue) > 0 and self._clock() - queue[0].arrived_at >= patience)
 
-    def settle(self, items: Sequence[Item], reason: str | None = None) -> None:
-        """Tell what became of taken messages: trained on, or dropped for `reason`."""
+    def complete(self, items: Sequence[Experience], reason: str | None = None) -> None:
+        """Account for taken messages: trained on, or dropped for `reason`."""
         numbers = tuple(item.number for item in items)
         if numbers and self._lockstep:
-            self._post(e.Taken(items=numbers))  # only now: whoever gets a credit before the next policy acts by the last one
+            self._post(e.Taken(items=numbers))  # not before: a credit lets an actor act by the old policy
         if numbers:
-            self._post(e.Settled(items=numbers, reason=reason))
+            self._posts.append(e.Completed(items=numbers, reason=reason))  # changes the books alone: no reason to wake the thread
 
     def publish(self, snapshot: Snapshot) -> None:
-        """Serve this policy from now on to whoever wants a newer one."""
+        """Serve this policy from now on to each worker that requests a newer one."""
         self._post(e.Published(snapshot=snapshot))
 
     def drain(self, reason: str, deadline_seconds: Seconds) -> None:
-        """Tell all peers that the run ends; what still arrives is counted as dropped."""
+        """Send all workers the end of the run; experience that still arrives is counted as dropped."""
         self._post(e.DrainAsked(reason=reason, deadline_seconds=deadline_seconds))
 
-    def wait_for_goodbyes(self, timeout: Seconds, *, alive: Callable[[], None], hurry: Callable[[], bool]) -> bool:
-        """Wait until every peer has left; False when `timeout` seconds were not enough, or there was reason to `hurry`."""
+    def wait_for_goodbyes(self, timeout: Seconds, *, alive: Callable[[], None], abort: Callable[[], bool]) -> bool:
+        """Wait until every worker has left; return False when `timeout` seconds were not enough, or `abort` returned True."""
         deadline = self._clock() + timeout
-        while self.figures.actors + self.figures.evaluators and self._clock() < deadline and not hurry():
+        while self.stats.actors + self.stats.evaluators and self._clock() < deadline and not abort():
             alive()
             with self._changed:
                 self._changed.wait(TICK_SECONDS)
                 self._raise_failure()
-        return not self.figures.actors + self.figures.evaluators
+        return not self.stats.actors + self.stats.evaluators
 
-    def take_evaluations(self) -> list[Evaluation]:
-        """The evaluations that came since the last call."""
+    def take_evaluations(self) -> list[e.Evaluated]:
+        """Return the evaluations that came since the last call."""
         with self._changed:
             evaluations = list(self._evaluations)
             self._evaluations.clear()
         return evaluations
 
     def session_state(self, timeout: Seconds = 10.0) -> dict[str, Any]:
-        """State of the session for a checkpoint, after all that was posted before."""
-        state: dict[str, Any] = self._ask(self._session.state_dict, timeout)
+        """Return the session's state for a checkpoint, after all posts before it. The accounts file starts again with it."""
+        state: dict[str, Any] = self._call(self._session_state, timeout)
         return state
 
-    def accounts(self, timeout: Seconds = 10.0) -> dict[str, Any]:
-        """Return the progress of each actor, in JSON values, after all work that was posted before."""
-        accounts: dict[str, Any] = self._ask(self._session.accounts, timeout)
-        return accounts
-
     def finish(self, timeout: Seconds = 10.0) -> None:
-        """Drop and count what is queued, close every account; `figures` are final afterwards."""
+        """Drop and count the queue, close every account; `stats` are final afterwards."""
         with self._changed:
             numbers = tuple(self._queue.popleft().number for _ in range(len(self._queue)))
-        for event in (e.Taken(items=numbers), e.Settled(items=numbers, reason=DropReason.RUN_ENDED), e.Ended()):
+        for event in (e.Taken(items=numbers), e.Completed(items=numbers, reason=DropReason.RUN_ENDED), e.Ended()):
             self._post(event)
-        self.measure(timeout)
+        self.update_stats(timeout)
 
-    def measure(self, timeout: Seconds = 10.0) -> None:
-        """Bring `figures` up to all that was posted before."""
-        self._ask(self._measure, timeout)
+    def update_stats(self, timeout: Seconds = 10.0) -> None:
+        """Bring `stats` up to all that was posted before."""
+        self._call(self._collect_stats, timeout)
 
     def check(self) -> None:
-        """Raise what killed the I/O thread, if anything did."""
+        """Raise `InternalError` where the I/O thread has died."""
         with self._changed:
             self._raise_failure()
 
@@ -207,22 +173,24 @@ class Intake:
         if self._thread.is_alive():
             self._thread.join(timeout=5.0)
         self._transport.close()
+        if self._accounts is not None:
+            self._accounts.close()
 
     def _post(self, post: e.Event | tuple[Callable[[], Any], Future[Any]]) -> None:
         self._posts.append(post)
         self._transport.wake()
 
-    def _ask(self, question: Callable[[], Any], timeout: Seconds) -> Any:
-        """The answer of the I/O thread, which stands behind all that was posted before. ResourceError if it does not come."""
-        answer: Future[Any] = Future()
-        self._post((question, answer))
+    def _call(self, function: Callable[[], Any], timeout: Seconds) -> Any:
+        """Return what `function` returns in the I/O thread, after all posts before it. Raises `ResourceError` after `timeout`."""
+        result: Future[Any] = Future()
+        self._post((function, result))
         with self._changed:
-            self._changed.wait_for(lambda: answer.done() or self._failure, timeout)
+            self._changed.wait_for(lambda: result.done() or self._failure, timeout)
             self._raise_failure()
-        if not answer.done():
+        if not result.done():
             fix = "look what holds up this machine or its disk"
             raise ResourceError("the intake thread does not answer", found=f"none in {timeout:g} s", wanted="an answer", fix=fix)
-        return answer.result()
+        return result.result()
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -234,11 +202,8 @@ class Intake:
         try:
             ticked_at = self._clock() - TICK_SECONDS
             while not self._stopping.is_set():
-                arrived = self._transport.receive(TICK_SECONDS)
-                if arrived is not None:
-                    self._arrived(*arrived)
-                while self._posts:
-                    self._answer_post(self._posts.popleft())
+                self._receive()
+                self._perform_posts()
                 if (elapsed := self._clock() - ticked_at) >= TICK_SECONDS:
                     ticked_at += elapsed
                     self._queue_seconds += self._session.waiting * elapsed
@@ -248,7 +213,14 @@ class Intake:
                 self._failure = failure
                 self._changed.notify_all()
 
-    def _arrived(self, route: Route, frames: list[Frame]) -> None:
+    def _receive(self) -> None:
+        """Handle the messages that are there, waiting for the first of them; at most `BATCH_MESSAGES`."""
+        number, arrived = 1, self._transport.receive(TICK_SECONDS)
+        while arrived is not None:
+            self._arrived(*arrived)
+            number, arrived = number + 1, self._transport.receive(0.0) if number < BATCH_MESSAGES else None
+
+    def _arrived(self, route: e.Route, frames: list[Frame]) -> None:
         now = self._clock()
         if self._limit.ignores(route, now):
             self._messages_ignored += 1
@@ -256,89 +228,130 @@ class Intake:
         admitted = self._admitted
         self._handle(self._event(route, frames))
         if admitted == self._admitted and self._limit.count(route, now):
-            fields = {"route": route.hex(), "limit": MESSAGES, "seconds": IGNORED_SECONDS}
-            self._note(e.Note(event="connection_ignored", fields=fields, warning=True))
+            fields = {"route": route.hex(), "limit": LIMIT_MESSAGES, "seconds": IGNORED_SECONDS}
+            self._note(e.LogEvent(event="connection_ignored", fields=fields, warning=True))
 
-    def _event(self, route: Route, frames: list[Frame]) -> e.Event:
-        self._bytes[0] += sum(memoryview(frame).nbytes for frame in frames)
+    def _event(self, route: e.Route, frames: list[Frame]) -> e.Event:
+        self._bytes[0] += sum(map(len, frames))
         try:
             envelope = codec.decode(frames)
-        except PeerError as error:
+        except ProtocolError as error:
             return e.Undecodable(route=route, detail=str(error), protocol=isinstance(error, ProtocolVersionError))
         self._received[envelope.message.tag] += 1
         return e.Received(route=route, envelope=envelope, public_key=self._transport.received_key)
 
-    def _answer_post(self, post: e.Event | tuple[Callable[[], Any], Future[Any]]) -> None:
+    def _perform_posts(self) -> None:
+        """Perform all posts in order; messages that left the queue one after the other leave it together."""
+        taken: list[tuple[WorkerKey, int]] = []
+        while self._posts:
+            post = self._posts.popleft()
+            if isinstance(post, e.Taken):
+                taken += post.items
+                continue
+            if taken:
+                self._handle(e.Taken(items=tuple(taken)))
+                taken = []
+            self._perform_post(post)
+        if taken:
+            self._handle(e.Taken(items=tuple(taken)))
+
+    def _perform_post(self, post: e.Event | tuple[Callable[[], Any], Future[Any]]) -> None:
         if isinstance(post, tuple):
-            question, answer = post
-            answer.set_result(question())
+            function, result = post
+            result.set_result(function())
             with self._changed:
                 self._changed.notify_all()
         else:
             self._handle(post)
 
+    def _session_state(self) -> dict[str, Any]:
+        if self._accounts is not None:
+            self._accounts.restart(self._session.accounts())
+        return self._session.state_dict()
+
     def _handle(self, event: e.Event) -> None:
-        for instruction in self._session.handle(event, self._clock()):
+        instructions = self._session.handle(event, self._clock())
+        if self._accounts is not None:
+            self._write_accounts(self._accounts, instructions, closed=isinstance(event, e.Tick))
+        for instruction in instructions:
             self._perform(instruction)
+
+    def _write_accounts(self, accounts: AccountsFile, instructions: Sequence[e.Instruction], *, closed: bool) -> None:
+        """Write the accounts of the workers that get credits, before they get them, and at times those that were closed."""
+        if accounts.due:
+            accounts.restart(self._session.accounts())
+        routes = [send.route for send in instructions if isinstance(send, e.Send) and isinstance(send.message, Credit)]
+        if changes := self._session.changed_accounts(routes, closed=closed):
+            accounts.append(changes)
 
     def _perform(self, instruction: e.Instruction) -> None:
         match instruction:
             case e.Send(route=route, message=message):
-                frames = codec.encode(Envelope(run=self._run, message=message))
+                frames = self._encoded(message)
                 if self._transport.send(route, frames):
                     self._sent[message.tag] += 1
-                    self._bytes[1] += sum(memoryview(frame).nbytes for frame in frames)
+                    self._bytes[1] += sum(map(len, frames))
                 else:
                     self._handle(e.Unsent(route=route, message=message))
-            case e.Admit(peer=peer, index=index, continues=continues, experience=experience):
-                item = Item(peer=peer, index=index, continues=continues, experience=experience, arrived_at=self._clock())
+            case Experience():
                 with self._changed:
-                    self._queue.append(item)
+                    self._queue.append(instruction)
                     self._changed.notify_all()
                 self._admitted += 1
-            case e.Evaluated(message=evaluation):
+            case e.Evaluated():
                 with self._changed:
-                    self._evaluations.append(evaluation)
+                    self._evaluations.append(instruction)
                     self._changed.notify_all()
-            case e.Note():
+            case e.LogEvent():
                 self._note(instruction)
+
+    def _encoded(self, message: Message) -> Frames:
+        """Return the frames of a message; those of a snapshot are made once for all workers."""
+        if not isinstance(message, Snapshot):
+            return codec.encode(Envelope(run=self._run, message=message))
+        if self._snapshot is None or self._snapshot[0] is not message:
+            self._snapshot = message, codec.encode(Envelope(run=self._run, message=message))
+        return self._snapshot[1]
 
     def _tick(self) -> None:
         self._handle(e.Tick())
-        if news := self._transport.handshakes.news(self._clock()):
+        if news := self._transport.handshakes.handshake_failures(self._clock()):
             self._note(news)
         if self._memory.short():
             self._free_memory()
-        try:
-            self._session.check_ledger()
-        except InternalError as error:  # our own bug, but no reason to lose a run: say it once, loudly
-            if not self._unbalanced:
-                self._note(e.Note(event="ledger_unbalanced", fields={"detail": str(error)}, warning=True))
-            self._unbalanced = True
-        self._measure()
+        if self._clock() - self._checked_at >= LEDGER_SECONDS:
+            self._checked_at = self._clock()
+            self._check_ledger()
+        self._collect_stats()
         with self._changed:
             self._changed.notify_all()
 
+    def _check_ledger(self) -> None:
+        try:
+            self._session.check_ledger()
+        except InternalError as error:  # a bug, but no reason to lose a run: one warning
+            if not self._unbalanced:
+                self._note(e.LogEvent(event="ledger_unbalanced", fields={"detail": str(error)}, warning=True))
+            self._unbalanced = True
+
     def _free_memory(self) -> None:
-        """Drop all connections with the data that ZeroMQ stored for them; welcomed peers greet again and re-send."""
+        """Drop all connections with the data that ZeroMQ stored for them; welcomed workers greet again and re-send."""
         self._transport.reopen()
         self._sockets_reopened += 1
         freed, reserve = self._memory.freed() / MIB, self._memory.reserve / MIB
         fields = {"why": f"less than {reserve:.0f} MiB of memory were free", "freed_mib": round(freed)}
-        self._note(e.Note(event="socket_reopened", fields=fields, warning=True))
+        self._note(e.LogEvent(event="socket_reopened", fields=fields, warning=True))
 
-    def _measure(self) -> Figures:
+    def _collect_stats(self) -> None:
         session = self._session
-        self.figures = Figures(
+        self.stats = IntakeStats(
             ledger=session.ledger.as_dict(),
             queue_depth=len(self._queue),
-            queue_env_steps=session.ledger.queued,
             queue_capacity=session.queue_capacity,
             queue_seconds=self._queue_seconds,
             actors=session.connected("actor"),
             evaluators=session.connected("evaluator"),
             messages_dropped=Counter(session.messages_dropped),
-            sequence_gaps=session.sequence_gaps,
             reconnects=session.reconnects,
             evictions=session.evictions,
             handshakes_failed=Counter(self._transport.handshakes.failed),
@@ -349,4 +362,3 @@ class Intake:
             bytes_received=self._bytes[0],
             bytes_sent=self._bytes[1],
         )
-        return self.figures

@@ -1,27 +1,36 @@
-"""What a run leaves for people to look at: TensorBoard events, learning_curve.csv and summary.json."""
+"""Records of a run: learning_curve.csv, summary.json, TensorBoard events and the run's other trackers."""
 
 from __future__ import annotations
 
 import csv
 import json
 import math
-import os
-import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.record_writer import RecordWriter
-
+from common.config.layers import leaves
+from common.config.schema import Settings
+from common.observability import logs
 from common.runtime.disk import write_atomically
 from common.runtime.run_directory import RunDirectory
+from common.tracking.api import Point, Setting, TrackedRun
+from common.tracking.background import BackgroundTracker
+from common.tracking.remote import REMOTE
+from common.tracking.tensorboard import TensorBoardEvents
 from common.units import EnvSteps, Seconds
 
+LEARNED = ("env.", "model.", "algorithm.", "rollout.", "run.seed", "run.mode", "learner.batch", "actor.count")
+"""Settings, or sections of them, that decide what is learned: the columns in which TensorBoard compares runs."""
 CURVE = ("wall_seconds", "env_steps", "episode_return_mean", "evaluation_return")
+SCALARS_SECONDS: Seconds = 1.0  # between two points of a scalar: a fast run has hundreds of updates per second
+CLOSE_SECONDS: Seconds = 10.0  # for the trackers to send what is queued, at the end
 RETRY_SECONDS: Seconds = 30.0  # after records could not be written, until the files are opened again
+
+_log = logs.EventLog(__name__)
 
 
 class Journal:
@@ -29,6 +38,7 @@ class Journal:
 
     A disk that is full or read-only costs records, never the run, at the start as later. `on_loss` is called with the first
     error; the files are opened again after `RETRY_SECONDS`, and `on_recovery` is called once records are written again.
+    Trackers with a server have threads of their own. Of `run` the events have settings and hyperparameters.
     """
 
     def __init__(
@@ -38,29 +48,64 @@ class Journal:
         env_steps: EnvSteps,
         on_loss: Callable[[OSError], None],
         on_recovery: Callable[[], None] = lambda: None,
+        run: TrackedRun | None = None,
+        tensorboard: bool = True,
+        trackers: Sequence[BackgroundTracker] = (),
         clock: Callable[[], Seconds] = time.monotonic,
     ) -> None:
-        """Go on from `env_steps`: records beyond them, of a life that left no checkpoint of them, are taken back."""
+        """Continue from `env_steps`: records beyond them, of a process that left no checkpoint of them, are removed."""
         self._directory, self._clock = directory, clock
         self._on_loss, self._on_recovery = on_loss, on_recovery
+        self._run, self._tensorboard, self._trackers = run, tensorboard, trackers
         self._files: _Files | None = None
         self._written = env_steps  # records up to here are kept
         self._losing = False
         self._open_at: Seconds = -math.inf
+        self._interval = _IntervalScalars()
+        self._scalars_at: Seconds = -math.inf
+        self._collected = env_steps  # of the newest update in the interval
         self._write(env_steps, lambda _: None)
 
-    def scalars(self, env_steps: EnvSteps, values: Mapping[str, float]) -> None:
-        """One point for each finite value, under its slash-separated name."""
-        finite = {name: float(value) for name, value in values.items() if math.isfinite(value)}
-        self._write(env_steps, lambda files: files.add_scalars(env_steps, finite))
+    def update(
+        self,
+        env_steps: EnvSteps,
+        *,
+        means: Mapping[str, float],
+        newest: Mapping[str, float],
+        returns: Iterable[float] = (),
+    ) -> None:
+        """Record the scalars of one update by slash-separated names: one point per name and `SCALARS_SECONDS`, at most.
+
+        The point of one of `means` is the mean over the updates of that time, the point of one of `newest` the last value.
+        The point of `episode/return` is the mean over all episodes that ended in that time, of which `returns` has those
+        of this update. Values that are not finite are left out.
+        """
+        self._interval.average(means)
+        self._interval.replace(newest)
+        for value in returns:
+            self._interval.average({"episode/return": value})
+        self._collected = env_steps
+        if self._clock() - self._scalars_at >= SCALARS_SECONDS:
+            self._write_interval()
+
+    def evaluation(self, env_steps: EnvSteps, *, mode: str, mean: float) -> None:
+        """Write the mean return of one evaluation at once."""
+        if math.isfinite(mean):
+            self._add_point(env_steps, {f"evaluation/return_{mode}": mean})
 
     def curve(self, *, wall_seconds: Seconds, env_steps: EnvSteps, mean: float, evaluation: float | None = None) -> None:
-        """One row of the learning curve; what is not known stays empty."""
+        """Write one row of the learning curve; unknown values stay empty."""
         shown = ["" if value is None or not math.isfinite(value) else round(value, 3) for value in (mean, evaluation)]
         self._write(env_steps, lambda files: files.add_row([round(wall_seconds, 1), env_steps, *shown]))
 
-    def summary(self, summary: Mapping[str, Any]) -> None:
-        """Replace summary.json, whole or not at all."""
+    def summary(self, summary: Mapping[str, Any], *, complete: bool = True) -> None:
+        """Replace summary.json, whole or not at all, and send the trackers the result; a stopped run is not `complete`."""
+        self._write_interval()
+        result = _result(summary)
+        if self._run:
+            self._write(self._written, lambda files: files.add_result(result, complete=complete))
+        for tracker in self._trackers:
+            tracker.finish(result, complete=complete)
         text = json.dumps(summary, indent=2, allow_nan=False) + "\n"
         try:
             write_atomically(self._directory.summary, text.encode())
@@ -68,22 +113,46 @@ class Journal:
             self._lost(error)
 
     def close(self) -> None:
-        """Close the files. May be called twice."""
+        """Write the scalars of the last interval, close the files, and give the trackers `CLOSE_SECONDS`. May be called twice."""
+        self._write_interval()
+        self._close_files()
+        self._open_at = math.inf
+        deadline = time.monotonic() + CLOSE_SECONDS
+        for tracker in self._trackers:
+            tracker.close(deadline)
+
+    @property
+    def points_dropped(self) -> dict[str, int]:
+        """Return the number of points that were not sent, by tracker."""
+        return {tracker.name: tracker.dropped for tracker in self._trackers}
+
+    def _write_interval(self) -> None:
+        self._scalars_at, env_steps = self._clock(), self._collected
+        if values := self._interval.take():
+            self._add_point(env_steps, values)
+
+    def _add_point(self, env_steps: EnvSteps, values: Mapping[str, float]) -> None:
+        point = Point(env_steps=env_steps, unix_seconds=time.time(), values=values)
+        self._write(env_steps, lambda files: files.add_point(point))
+        for tracker in self._trackers:
+            tracker.write(point)
+
+    def _close_files(self) -> None:
         if self._files is not None:
             self._files.close()
             self._files = None
-        self._open_at = math.inf
 
     def _write(self, env_steps: EnvSteps, write: Callable[[_Files], None]) -> None:
         if self._files is None and self._clock() < self._open_at:
             return
         try:
             if self._files is None:
-                self._files = _Files(self._directory, env_steps=self._written)
+                run, tensorboard = self._run, self._tensorboard
+                self._files = _Files(self._directory, env_steps=self._written, run=run, tensorboard=tensorboard)
             write(self._files)
             self._written = env_steps
         except OSError as error:
-            self.close()
+            self._close_files()
             self._open_at = self._clock() + RETRY_SECONDS
             self._lost(error)
             return
@@ -97,52 +166,74 @@ class Journal:
             self._on_loss(error)
 
 
+class _IntervalScalars:
+    """The scalars between two points: one point per name, however many updates the interval has."""
+
+    def __init__(self) -> None:
+        """Begin an empty interval."""
+        self._sums: dict[str, tuple[float, int]] = {}  # sum and number of the values that are averaged
+        self._newest: dict[str, float] = {}
+
+    def average(self, values: Mapping[str, float]) -> None:
+        """Add values that are averaged over the interval; one that is not finite is left out of its mean."""
+        for name, value in values.items():
+            if math.isfinite(value):
+                total, count = self._sums.get(name, (0.0, 0))
+                self._sums[name] = total + value, count + 1
+
+    def replace(self, values: Mapping[str, float]) -> None:
+        """Set values of which the newest of the interval is recorded, such as means over a window of their own."""
+        self._newest |= {name: float(value) for name, value in values.items() if math.isfinite(value)}
+
+    def take(self) -> dict[str, float]:
+        """Return the points by name, and begin the next interval."""
+        points = {name: total / count for name, (total, count) in self._sums.items()} | self._newest
+        self._sums, self._newest = {}, {}
+        return points
+
+
 class _Files:
     """The learning curve and one event file, open. All methods but `close` raise `OSError`; written records are flushed."""
 
-    def __init__(self, directory: RunDirectory, *, env_steps: EnvSteps) -> None:
+    def __init__(self, directory: RunDirectory, *, env_steps: EnvSteps, run: TrackedRun | None, tensorboard: bool) -> None:
         """Open both so that existing records beyond `env_steps` are not shown."""
-        _take_back(directory, env_steps)
+        _remove_later_rows(directory, env_steps)
         with ExitStack() as opened:
             self._curve = opened.enter_context(directory.learning_curve_csv.open("a", newline=""))
             self._rows = csv.writer(self._curve)
             if self._curve.tell() == 0:
                 self.add_row(CURVE)
-            # TensorBoard reads the event files of a folder in the order of their names.
-            name = f"events.out.tfevents.{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}"
-            path = directory.tensorboard / name
-            path.parent.mkdir(exist_ok=True)
-            self._events = opened.enter_context(path.open("ab"))
-            self._records = RecordWriter(self._events)
-            try:
-                self._add_event(Event(file_version="brain.Event:2"))
-                self._add_event(Event(step=env_steps + 1, session_log=SessionLog(status=SessionLog.START)))
-                self._records.flush()
-            except OSError:
-                path.unlink(missing_ok=True)  # an empty file for each attempt on a full disk would add up
-                raise
+            self._events = TensorBoardEvents(directory.tensorboard, env_steps=env_steps, run=run) if tensorboard else None
             opened.pop_all()
 
     def add_row(self, row: list[Any] | tuple[Any, ...]) -> None:
         self._rows.writerow(row)
         self._curve.flush()
 
-    def add_scalars(self, env_steps: EnvSteps, values: Mapping[str, float]) -> None:
-        for name, value in values.items():
-            self._add_event(Event(step=env_steps, summary=Summary(value=[Summary.Value(tag=name, simple_value=value)])))
-        self._records.flush()
+    def add_point(self, point: Point) -> None:
+        if self._events:
+            self._events.write([point])
+
+    def add_result(self, result: Mapping[str, float], *, complete: bool) -> None:
+        if self._events:
+            self._events.finish(result, complete=complete)
 
     def close(self) -> None:
-        for file in (self._curve, self._events):
-            with suppress(OSError):  # what could not be flushed is lost, and was reported
-                file.close()
-
-    def _add_event(self, event: Event) -> None:
-        event.wall_time = time.time()
-        self._records.write(event.SerializeToString())
+        with suppress(OSError):  # data that could not be flushed is lost, and was reported
+            self._curve.close()
+        if self._events:
+            self._events.close()
 
 
-def _take_back(directory: RunDirectory, env_steps: EnvSteps) -> None:
+def _result(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a summary by which runs are compared; unknown ones are left out."""
+    evaluation = summary.get("last_evaluation") or {}
+    known = {name: summary.get(name) for name in ("mean100", "solved", "env_steps", "episodes", "wall_seconds")}
+    known |= {"evaluation_return": evaluation.get("mean"), "policy_lag": (summary.get("policy_lag") or {}).get("mean")}
+    return {name: float(value) for name, value in known.items() if value is not None}
+
+
+def _remove_later_rows(directory: RunDirectory, env_steps: EnvSteps) -> None:
     """Leave only the whole rows of a learning curve up to `env_steps`; the file is replaced at once, or not at all."""
     path = directory.learning_curve_csv
     text = path.read_bytes().decode() if path.exists() else ""
@@ -153,7 +244,44 @@ def _take_back(directory: RunDirectory, env_steps: EnvSteps) -> None:
 
 
 def _env_steps(row: str) -> float:
-    """Where a row stands; infinity for one that a kill or a full disk cut short."""
+    """Return the env steps of a row; infinity for one that a kill or a full disk cut short."""
     fields = row.split(",")
     whole = row.endswith("\n") and len(fields) == len(CURVE) and fields[1].isdecimal()
     return int(fields[1]) if whole else math.inf
+
+
+# --- trackers ---
+
+
+def tracked_run(settings: Settings, *, run_id: str, folder: Path) -> TrackedRun:
+    """Return what trackers get of a run. Settings that are empty are left out."""
+    named = {".".join(path): value for path, value in leaves(settings.model_dump(mode="json"))}
+    known = {key: _plain(value) for key, value in named.items() if value not in (None, "", [], {})}
+    return TrackedRun(
+        run_id=run_id,
+        name=folder.absolute().name,
+        folder=folder,
+        settings=known,
+        hyperparameters={key: value for key, value in known.items() if key.startswith(LEARNED)},
+    )
+
+
+def _plain(value: Any) -> Setting:
+    return value if isinstance(value, str | int | float) else json.dumps(value)
+
+
+def open_trackers(settings: Settings, run: TrackedRun) -> list[BackgroundTracker]:
+    """Return the trackers that have a package of their own, each with its thread started."""
+    remote = [name for name in dict.fromkeys(settings.run.tracking) if name in REMOTE]
+    return [
+        BackgroundTracker(name, partial(REMOTE[name], run), on_loss=_tracker_lost, on_recovery=_tracker_resumed)
+        for name in remote
+    ]
+
+
+def _tracker_lost(name: str, error: Exception) -> None:
+    _log.warning("tracker_lost", tracker=name, error=error, consequence="the run goes on; points are kept and sent later")
+
+
+def _tracker_resumed(name: str) -> None:
+    _log.info("tracker_resumed", tracker=name)

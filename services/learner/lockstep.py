@@ -1,80 +1,82 @@
 """Lockstep: every update trains on the same share of every actor, all collected by the newest policy.
 
-Then nothing depends on who was faster: which messages make a batch, and in which order, follows from the settings alone.
-Pure decisions; `Intake` holds the credits back until the next policy is on its way, and the loop tells what broke.
+Then nothing depends on which process was faster: the messages of a batch, and their order, follow from the settings alone.
+Pure decisions; `Intake` holds the credits back until the next policy is sent, and the train loop reports what broke.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from common import units
-from common.runtime.tree import Settings
-from common.session.events import PeerKey
+from common.config.schema import Settings
+from common.protocol.events import Experience, WorkerKey
 from common.units import Version
-from services.learner.intake import Item
 
 
 @dataclass(slots=True, kw_only=True)
 class Lockstep:
-    """A batch is `share` messages of each of `actors` actors."""
+    """A batch is `share` messages of each of the `actors` actors of this rank."""
 
     actors: int
     share: int
-    _last: dict[int, tuple[PeerKey, units.Sequence]] = field(default_factory=dict)  # message of each place
-    _gaps: Counter[int] = field(default_factory=Counter)  # times that a message of a place did not follow the one before
+    _last: dict[int, tuple[WorkerKey, units.Sequence]] = field(default_factory=dict)  # message of each slot
+    _gaps: Counter[int] = field(default_factory=Counter)  # times that a message of a slot did not follow the one before
 
     @classmethod
     def of(cls, settings: Settings) -> Self | None:
-        """As the settings say; None where the run is asynchronous."""
-        actors = settings.actor.count
+        """Return the lockstep of a run with these settings; None where it is asynchronous."""
+        actors = settings.rank_actors
         return cls(actors=actors, share=settings.batch // actors) if settings.lockstep else None
 
-    def choose(self, queue: Iterable[Item]) -> list[Item]:
-        """The oldest messages of every actor, in the order of the actors' places; none while one of them is missing."""
-        shares: defaultdict[int, list[Item]] = defaultdict(list)
+    def choose(self, queue: Iterable[Experience]) -> list[Experience]:
+        """Return the oldest messages of every actor, in the order of their slots; none while one of them is missing."""
+        shares: defaultdict[int, list[Experience]] = defaultdict(list)
         for item in queue:
             if len(shares[item.index]) < self.share:
                 shares[item.index].append(item)
         whole = [share for _, share in sorted(shares.items()) if len(share) == self.share]
         return [item for share in whole[: self.actors] for item in share] if len(whole) >= self.actors else []
 
-    def broken(self, items: Sequence[Item], version: Version) -> str:
+    def broken(self, items: Sequence[Experience], version: Version) -> str:
         """Return why another run may choose other `items` for its update of policy `version`; "" if it must choose these.
 
-        Call it for each batch, in order: each message is compared with the one before it of the same place.
+        Call it for each batch, in order: each message is compared with the one before it of the same slot.
         """
         reasons = []
         for item in items:
             if reason := self._gap(item):
                 self._gaps[item.index] += 1
-            elif item.experience.version != version:
-                reason = f"acted by an older policy: found {item.experience.version}, wanted {version}"
+            elif item.version != version:
+                reason = f"acted by an older policy: found {item.version}, wanted {version}"
             reasons += [f"actor {item.index} {reason}"] if reason else []
-            self._last[item.index] = item.peer, item.experience.seq
+            self._last[item.index] = item.worker, item.seq
         return reasons[0] if reasons else ""
 
-    def _gap(self, item: Item) -> str:
-        """Return why a message does not continue bit for bit from the previous message of the same place."""
-        peer, seq = self._last.get(item.index, (None, -1))
-        expected = seq + 1 if peer == item.peer else 0
-        if item.experience.seq != expected:
-            return f"lost experience: found message {item.experience.seq}, wanted {expected}"
+    def _gap(self, item: Experience) -> str:
+        """Return why a message does not continue bit for bit from the previous message of the same slot."""
+        worker, seq = self._last.get(item.index, (None, -1))
+        expected = seq + 1 if worker == item.worker else 0
+        if item.seq != expected:
+            return f"lost experience: found message {item.seq}, wanted {expected}"
         return (
             ""
-            if item.continues or peer == item.peer
+            if item.continues or worker == item.worker
             else "was replaced: found no state to go on from, wanted that of the process before it"
         )
 
-    def streams(self, items: Sequence[Item], version: Version) -> Iterator[tuple[int, units.Sequence]]:
-        """Return, for each of `items`, the batch of policy `version`, its place and its number at that place.
+    def streams(self, items: Sequence[Experience], version: Version) -> list[Experience]:
+        """Return `items`, the batch of policy `version`, as messages of their slots, whichever processes sent them.
 
         Numbers are consecutive where experience is, also where one process replaced another.
         """
         counts: Counter[int] = Counter()
+        messages = []
         for item in items:
-            yield item.index, version * self.share + counts[item.index] + self._gaps[item.index]
+            seq = version * self.share + counts[item.index] + self._gaps[item.index]
+            messages.append(replace(item, worker=WorkerKey(name=f"slot {item.index}", incarnation=0), seq=seq))
             counts[item.index] += 1
+        return messages

@@ -1,7 +1,7 @@
-"""What the run has done so far: the one source of `summary.json`, `GET /status` and the learning curve.
+"""Counters and recent results of the run: the one source of `summary.json`, `GET /status` and the learning curve.
 
-Pure bookkeeping: time comes in, numbers go out. Env steps are counted as trained on. One thread writes; any may ask for
-the `status`, which shows the moment of the last `tick`, never half of an update.
+Pure bookkeeping: every method gets the time as an argument. Env steps are counted as trained on. One thread writes; any may read
+the `status`, which shows the state at the last `tick`, never half of an update.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from common.runtime.rates import Rates, RateWindow
-from common.runtime.tree import Settings
+from common.config.layers import leaves
+from common.config.schema import Settings
+from common.observability.learner_metrics import IntakeStats
+from common.protocol.messages import Evaluation
 from common.units import EnvSteps, Seconds, Version
-from common.wire.messages import Evaluation
-from services.learner.intake import Figures
 
 EPISODES = 100  # of "mean100"
+SHORT_WINDOW, LONG_WINDOW = 10.0, 60.0
+RATE_SPACING: Seconds = 0.5  # readings that come faster replace one another: memory is bounded by LONG_WINDOW / RATE_SPACING
 
 
-class _Saved(BaseModel):
+class _SavedRecord(BaseModel):
     """Form of a record's state."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
@@ -36,6 +38,7 @@ class _Saved(BaseModel):
     version: int
     solved_at: dict[str, float] | None
     target: float | None
+    target_evaluation: float | None = None
     last_evaluation: dict[str, Any] | None
     evaluations: dict[str, float]
     returns: list[float]
@@ -44,7 +47,7 @@ class _Saved(BaseModel):
 
 
 @dataclass(slots=True)
-class Lag:
+class PolicyLag:
     """Policy lag in versions of the env steps trained on, over the whole run."""
 
     low: int = 0
@@ -60,13 +63,60 @@ class Lag:
         self.env_steps += env_steps
 
     def as_dict(self) -> dict[str, float | None]:
-        """Nothing known is None, not 0."""
+        """Return min, mean and max; None before the first update."""
         known = self.env_steps > 0
         return {
             "min": self.low if known else None,
             "mean": round(self.weighted / self.env_steps, 3) if known else None,
             "max": self.high if known else None,
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRates:
+    """Env steps per second over three windows; 0 before two readings. A window that is not full yet is as long as the run."""
+
+    last_10s: float
+    last_60s: float
+    run: float
+
+
+class RateWindow:
+    """Readings of one counter, by one thread. A counter that falls has started again from 0."""
+
+    def __init__(self) -> None:
+        """No reading yet."""
+        self._kept: deque[tuple[Seconds, float]] = deque()
+        self._first = self._newest = (0.0, 0.0)
+        self._raw, self._lost = 0.0, 0.0
+
+    def add(self, now: Seconds, total: float) -> None:
+        """Add a reading of the counter."""
+        if total < self._raw:
+            self._lost += self._raw
+        self._raw = total
+        self._newest = (now, total + self._lost)
+        if not self._kept:
+            self._first = self._newest
+        if not self._kept or now - self._kept[-1][0] >= RATE_SPACING:
+            self._kept.append(self._newest)
+        # One reading older than the window stays, or the window would be shorter than it says.
+        while len(self._kept) > 1 and self._kept[1][0] <= now - LONG_WINDOW:
+            self._kept.popleft()
+
+    def rates(self) -> StepRates:
+        """Return the rates up to the newest reading."""
+        last_10s, last_60s = (self._rate(self._before(window)) for window in (SHORT_WINDOW, LONG_WINDOW))
+        return StepRates(last_10s=last_10s, last_60s=last_60s, run=self._rate(self._first))
+
+    def _before(self, span: Seconds) -> tuple[Seconds, float]:
+        """Return the newest reading that is at least `span` old, else the first."""
+        limit = self._newest[0] - span
+        return next((kept for kept in reversed(self._kept) if kept[0] <= limit), self._first)
+
+    def _rate(self, since: tuple[Seconds, float]) -> float:
+        seconds = self._newest[0] - since[0]
+        return (self._newest[1] - since[1]) / seconds if seconds > 0 else 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,23 +126,25 @@ class RunRecord:
     settings: Settings
     run_id: str
     frame_skip: int
-    started_at: Seconds  # on the clock whose readings come in as `now`; earlier lives of a resumed run included
+    started_at: Seconds  # on the clock of `now`; earlier processes of a resumed run included
     phase: str = "starting"
     env_steps: EnvSteps = 0
     episodes: int = 0
     updates: int = 0
     version: Version = 0
     solved_at: dict[str, float] | None = None
-    lockstep_broken: str = ""  # why another run of the same seed may end with other weights, though it is in lockstep
+    lockstep_broken: str = ""  # reason why, in lockstep, another run of the same seed may end with other weights
     parameters_sha256: str | None = None  # of the final policy; None until the run ends
     last_evaluation: dict[str, Any] | None = None
+    best: dict[str, Any] | None = None  # version, mean return, episodes and env steps of the policy in the checkpoint `best`
     evaluations: dict[str, float] = field(default_factory=dict)
     training: Mapping[str, float] = field(default_factory=dict)
-    lag: Lag = field(default_factory=Lag)
+    lag: PolicyLag = field(default_factory=PolicyLag)
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=EPISODES))
     lengths: deque[int] = field(default_factory=lambda: deque(maxlen=EPISODES))
-    rates: Rates = field(default_factory=lambda: RateWindow().rates())
+    rates: StepRates = field(default_factory=lambda: RateWindow().rates())
     _window: RateWindow = field(default_factory=RateWindow)
+    _env_steps_before: EnvSteps | None = 0  # that earlier processes trained on; None after the first update of this one
     _ended_at: Seconds = math.inf
     _shown: tuple[dict[str, Any], dict[str, Any]] = field(init=False)  # facts and live; replaced, never changed
 
@@ -103,62 +155,71 @@ class RunRecord:
     # --- writing ---
 
     def trained(self, *, env_steps: EnvSteps, metrics: Mapping[str, float]) -> None:
-        """One update was done on `env_steps`."""
+        """Count one update on `env_steps`."""
         self.env_steps += env_steps
         self.updates += 1
+        self._env_steps_before = None
         self.training = dict(metrics)
 
     def tick(self, now: Seconds) -> None:
-        """Time passed: the rates of a run that stalls fall."""
-        self._window.add(now, self.env_steps)
+        """Update the rates, which fall while a run stalls."""
+        if self.env_steps != self._env_steps_before:  # the start, until the first update, is in no rate
+            self._window.add(now, self.env_steps)
         self.rates = self._window.rates()
         self._show()
 
     def ended(self, returns: Sequence[float], lengths: Sequence[int], now: Seconds) -> None:
-        """Training episodes ended; raw returns, lengths in env steps."""
+        """Count training episodes that ended: raw returns, lengths in env steps."""
         self.episodes += len(returns)
         self.returns.extend(returns)
         self.lengths.extend(lengths)
         target = self.settings.target.mean100
-        if target is not None and self.solved_at is None and len(self.returns) == EPISODES and self.mean_return >= target:
+        if target is not None and len(self.returns) == EPISODES and self.mean_return >= target:
+            self._reached_target(now)
+
+    def _reached_target(self, now: Seconds) -> None:
+        if self.solved_at is None:
             self.solved_at = {"wall_seconds": round(now - self.started_at, 1), "env_steps": self.env_steps}
 
-    def evaluated(self, evaluation: Evaluation) -> dict[str, Any]:
-        """An evaluator reported; returns the result as it stands in the summary."""
+    def evaluated(self, evaluation: Evaluation, now: Seconds) -> dict[str, Any]:
+        """Count an evaluation; return the result as it stands in the summary."""
         returns = evaluation.arrays["episode_return"]
         mean = round(float(returns.mean(dtype=np.float64)), 3)  # float32 would overflow on returns that are finite
         result: dict[str, Any] = {"version": evaluation.version, "mode": evaluation.mode, "mean": mean, "episodes": len(returns)}
         self.evaluations[evaluation.mode] = mean
         if evaluation.mode == "greedy" or self.last_evaluation is None:
             self.last_evaluation = result
+        target = self.settings.target.evaluation
+        if evaluation.mode == "greedy" and target is not None and mean >= target:
+            self._reached_target(now)
         self._show()
         return result
 
     def finish(self, now: Seconds) -> None:
-        """The run is over: its time stands still, and nothing is trained any more."""
+        """End the run: its time stands still, and the rates of its last seconds are 0."""
         self.phase, self._ended_at = "finished", now
-        self.rates = RateWindow().rates()
+        self.rates = StepRates(last_10s=0.0, last_60s=0.0, run=self.rates.run)
         self._show()
 
     # --- reading ---
 
     @property
     def mean_return(self) -> float:
-        """Mean raw return of the last 100 training episodes (of as many as there are); NaN before the first."""
+        """Return the mean raw return of the last 100 training episodes (of as many as there are); NaN before the first."""
         return sum(self.returns) / len(self.returns) if self.returns else math.nan
 
     @property
     def mean_length(self) -> float:
-        """Mean length of the last 100 training episodes in env steps; NaN before the first."""
+        """Return the mean length of the last 100 training episodes in env steps; NaN before the first."""
         return sum(self.lengths) / len(self.lengths) if self.lengths else math.nan
 
     @property
     def solved(self) -> bool:
-        """Whether the mean of 100 episodes has reached the preset's target."""
+        """Return whether the mean of 100 episodes, or a greedy evaluation, has reached its target."""
         return self.solved_at is not None
 
     def over(self, now: Seconds) -> str:
-        """Why the run ends by itself now; "" while it does not."""
+        """Return the reason why the run ends by itself now; "" while it does not."""
         target = self.settings.target
         if self.solved:
             return "target reached"
@@ -168,21 +229,21 @@ class RunRecord:
             return "wall-clock budget spent"
         return ""
 
-    def summary(self, figures: Figures, now: Seconds) -> dict[str, Any]:
-        """The content of summary.json: JSON values, nothing rounded up."""
-        return self._timed(self._facts(), figures, now)
+    def summary(self, stats: IntakeStats, now: Seconds) -> dict[str, Any]:
+        """Return the content of summary.json: JSON values."""
+        return self._timed(self._facts(), stats, now)
 
-    def status(self, figures: Figures, now: Seconds) -> dict[str, Any]:
-        """The summary as of the last `tick` or evaluation, and what matters only while the run goes on. Safe from any thread."""
+    def status(self, stats: IntakeStats, now: Seconds) -> dict[str, Any]:
+        """Return the summary as of the last `tick` or evaluation, and the state of the running process. Safe from any thread."""
         facts, live = self._shown
-        summary = self._timed(facts, figures, now)
+        summary = self._timed(facts, stats, now)
         return {
             **summary,
             **live,
             "phase": self.phase,
             "frames_per_second": live["frames_per_second"] | {"run": summary["frames_per_second"]},
-            "queue": {"depth": figures.queue_depth, "capacity": figures.queue_capacity},
-            "peers": {"actor": figures.actors, "evaluator": figures.evaluators},
+            "queue": {"depth": stats.queue_depth, "capacity": stats.queue_capacity},
+            "workers": {"actor": stats.actors, "evaluator": stats.evaluators},
         }
 
     def _show(self) -> None:
@@ -204,6 +265,7 @@ class RunRecord:
             "learner_updates": self.updates,
             "mean100": _known(self.mean_return),
             "last_evaluation": self.last_evaluation,
+            "best": self.best,
             "policy_lag": self.lag.as_dict(),
         }
 
@@ -212,25 +274,26 @@ class RunRecord:
         return {
             "version": self.version,
             "frames_per_second": {name: round(rate * self.frame_skip, 1) for name, rate in asdict(self.rates).items()},
-            "target": {"mean100": target.mean100, "env_steps": target.env_steps},
+            "target": {"mean100": target.mean100, "evaluation": target.evaluation, "env_steps": target.env_steps},
             "evaluations": dict(self.evaluations),
             "training": {name: value for name, value in self.training.items() if math.isfinite(value)},
         }
 
-    def _timed(self, facts: Mapping[str, Any], figures: Figures, now: Seconds) -> dict[str, Any]:
+    def _timed(self, facts: Mapping[str, Any], stats: IntakeStats, now: Seconds) -> dict[str, Any]:
         wall = max(min(now, self._ended_at) - self.started_at, 1e-9)
+        rate = self.rates.run or facts["env_steps"] / wall  # since the first update, or before there are two
         return {
             **facts,
             "wall_seconds": round(wall, 1),
-            "env_steps_per_second": round(facts["env_steps"] / wall, 1),
-            "frames_per_second": round(facts["frames"] / wall, 1),
-            "ledger": figures.ledger,
+            "env_steps_per_second": round(rate, 1),
+            "frames_per_second": round(rate * self.frame_skip, 1),
+            "ledger": stats.ledger,
         }
 
     # --- resuming ---
 
     def state_dict(self, now: Seconds) -> dict[str, Any]:
-        """What a resumed run goes on from. JSON values."""
+        """Return the state from which a resumed run continues, JSON values."""
         return {
             "elapsed_seconds": now - self.started_at,
             "env_steps": self.env_steps,
@@ -239,30 +302,54 @@ class RunRecord:
             "version": self.version,
             "solved_at": self.solved_at,
             "target": self.settings.target.mean100,
+            "target_evaluation": self.settings.target.evaluation,
             "last_evaluation": self.last_evaluation,
             "evaluations": dict(self.evaluations),
             "returns": list(self.returns),
             "lengths": list(self.lengths),
             "lockstep_broken": self.lockstep_broken,
+            "settings": _deciding(self.settings),
             "lag": [self.lag.low, self.lag.high, self.lag.weighted, self.lag.env_steps],
         }
 
     def load_state_dict(self, state: Mapping[str, Any], now: Seconds) -> None:
         """Restore `state_dict`; time in between does not count. Raises `ValueError` where `state` is no state of a record."""
-        _Saved.model_validate(state)
+        _SavedRecord.model_validate(state)
         self.lockstep_broken = state.get(
             "lockstep_broken", "resumed from a checkpoint of a version that lacks what was under way"
         )
+        if changes := _changes(state.get("settings", {}), _deciding(self.settings)):
+            self.lockstep_broken = self.lockstep_broken or f"resumed with other settings: {changes}"
         self.started_at = now - state["elapsed_seconds"]
+        self._env_steps_before = state["env_steps"]
         for name in ("env_steps", "episodes", "updates", "version", "solved_at", "last_evaluation"):
             setattr(self, name, state[name])
-        if state["target"] != self.settings.target.mean100:
+        target = self.settings.target
+        if (state["target"], state.get("target_evaluation")) != (target.mean100, target.evaluation):
             self.solved_at = None  # another target is not reached yet
         self.evaluations = dict(state["evaluations"])
         self.returns.extend(state["returns"])
         self.lengths.extend(state["lengths"])
-        self.lag = Lag(*state["lag"])
+        self.lag = PolicyLag(*state["lag"])
         self._show()
+
+
+def _deciding(settings: Settings) -> dict[str, Any]:
+    """Return the settings that decide, in lockstep, with which weights a run of one seed ends, by dotted key."""
+    values = settings.model_dump(mode="json")
+    chosen = {name: values[name] for name in ("env", "model", "algorithm", "rollout")} | {
+        "run": {name: values["run"][name] for name in ("seed", "mode")},
+        "learner": {name: values["learner"][name] for name in ("batch", "max_policy_lag", "snapshot_precision")},
+        "actor": {name: values["actor"][name] for name in ("count", "precision")},
+        "target": {"env_steps": values["target"]["env_steps"]},  # schedules run over it
+    }
+    return {".".join(path): value for path, value in leaves(chosen)}
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return the settings that changed since a checkpoint; "" where none did, or the checkpoint is of a version without them."""
+    changed = [f"{key} was {before.get(key)}, is {value}" for key, value in now.items() if before.get(key) != value]
+    return "; ".join(changed) if before else ""
 
 
 def _known(value: float) -> float | None:

@@ -1,4 +1,4 @@
-"""The comparison of `--actors auto` with a sweep: what its figures mean."""
+"""The comparison of `--actors auto` with a sweep: its report on given rates."""
 
 import pytest
 

@@ -16,7 +16,7 @@ from benchmarks.chaos.messages import Target, flood
 from benchmarks.chaos.proxy import Proxy
 from benchmarks.chaos.storm import Row
 from benchmarks.chaos.table import COLUMNS, faults, line, page, slow
-from common.wire.messages import ArraySpec
+from common.protocol.messages import ArraySpec
 
 pytestmark = pytest.mark.system
 
@@ -138,7 +138,7 @@ def test_the_proxy_passes_holds_back_and_cuts(echo):
     """Stalled bytes arrive later; a cut connection ends at once, and the next one is served."""
     with Proxy(echo) as proxy:
         address = ("127.0.0.1", int(proxy.endpoint.rpartition(":")[2]))
-        with socket.create_connection(address, timeout=30.0) as worker:
+        with socket.create_connection(address, timeout=120.0) as worker:
             worker.sendall(GREETING + FRAME)
             assert exactly(worker, len(GREETING + FRAME)) == GREETING + FRAME
             proxy.pass_nothing(on=True)
@@ -147,7 +147,7 @@ def test_the_proxy_passes_holds_back_and_cuts(echo):
             proxy.cut()
             while worker.recv(4096):
                 pass
-        with socket.create_connection(address, timeout=30.0) as worker:
+        with socket.create_connection(address, timeout=120.0) as worker:
             worker.sendall(GREETING + FRAME)
             assert exactly(worker, len(GREETING + FRAME)) == GREETING + FRAME
 
@@ -157,7 +157,7 @@ def test_the_proxy_damages_what_it_is_asked_to(echo):
     with Proxy(echo) as proxy:
         proxy.corrupted = 1.0
         address = ("127.0.0.1", int(proxy.endpoint.rpartition(":")[2]))
-        with socket.create_connection(address, timeout=30.0) as worker:
+        with socket.create_connection(address, timeout=120.0) as worker:
             worker.sendall(GREETING)
             assert exactly(worker, len(GREETING)) != GREETING
 

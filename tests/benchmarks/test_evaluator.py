@@ -1,21 +1,27 @@
-"""The evaluator's benchmark at a tiny size: both kinds of run are measured. What the evaluator costs is not tested."""
+"""The evaluator's benchmark without its processes: which runs it watches, and its figures on given windows."""
 
 import pytest
 
+from benchmarks import evaluator
 from benchmarks.evaluator import Pair, benchmark, report
 from benchmarks.pipeline import TRAINED, Window
-from services.cli.supervisor import EVALUATOR, LEARNER
+from services.cli.train.supervisor import EVALUATOR, LEARNER
 
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.pure
 
 
-def test_a_run_is_measured_with_and_without_its_evaluator():
-    """One pair on CartPole: only one of the two runs has an evaluator, and both train."""
-    (pair,) = benchmark("cartpole", ("algorithm.epochs=1",), repeats=1, seconds=1.0)
-    assert EVALUATOR in pair.beside.growth
-    assert EVALUATOR not in pair.without.growth
-    assert min(pair.beside.trained_per_second, pair.without.trained_per_second) > 0.0
-    assert "share of the core time" in report([pair])
+def test_runs_are_measured_with_and_without_an_evaluator_in_turns(watched):
+    """The order of the second pair is the other one, and all runs are warm."""
+    runs = watched(evaluator)
+    pairs = benchmark("cartpole", ("algorithm.epochs=1",), repeats=2, seconds=1.0)
+    assert [run.settings.evaluator.enabled for run in runs] == [False, True, True, False]
+    assert [run.settings.evaluator.every_seconds for run in runs[1:3]] == [0.0, 0.0]
+    assert all(run.settings.algorithm.epochs == 1 and run.warm >= run.settings.scale.batch_env_steps for run in runs)
+    for pair in pairs:
+        assert EVALUATOR in pair.beside.growth
+        assert EVALUATOR not in pair.without.growth
+    assert "cost of the evaluator: 0.0%" in report(pairs)
+    assert "its share of the core time: 16.7%" in report(pairs)
 
 
 def test_the_cost_is_the_part_of_the_throughput_that_is_lost():

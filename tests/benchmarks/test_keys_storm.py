@@ -1,4 +1,4 @@
-"""Test of the storm of strangers at a tenth of its size: a connection counted as refused was refused."""
+"""Test of the storm of unknown senders at a tenth of its size: a connection counted as refused was refused."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from benchmarks.keys_storm import KINDS, Served, storm
 pytestmark = pytest.mark.wire
 
 
-def test_no_stranger_gets_a_message_in(tmp_path):
+def test_no_message_of_an_unknown_sender_arrives(tmp_path):
     """Fifty each with an unknown key, another learner's key, no key and a password, beside one worker that is served."""
     served = Served(tmp_path)
     served.start()
@@ -15,4 +15,4 @@ def test_no_stranger_gets_a_message_in(tmp_path):
     received = served.end()
     assert counts == {f"{kind}: refused": 50 for kind in KINDS}
     assert received["worker"] > 0
-    assert received["stranger"] == 0
+    assert received["unknown sender"] == 0

@@ -1,10 +1,12 @@
 """The learning page: which claims a run bears out, and which runs are shown. Training itself is not tested here."""
 
 import json
+import re
 
 import pytest
 
-from benchmarks.learning import Claim, fingerprint, keep, kept, page, row_of
+from benchmarks.learning import CLAIMS, RESULTS, ROWS, Claim, fingerprint, keep, kept, page, row_of, shown
+from common.config.load import find_preset, preset_header, preset_names
 
 pytestmark = pytest.mark.pure
 
@@ -20,8 +22,8 @@ def summary(**changes):
 
 def row(preset="cartpole-a3c", curve=(), **changes):
     """As `record` keeps it."""
-    told = {"note": "", "machine": "2 cores", "commit": "abc", "date": "2026-11-21"}
-    return row_of(summary(**changes), curve, preset=preset, overrides=()) | told
+    about = {"note": "", "machine": "2 cores", "commit": "abc", "date": "2026-11-21"}
+    return row_of(summary(**changes), curve, preset=preset, overrides=()) | about
 
 
 def point(env_steps, mean="", evaluation=""):
@@ -36,7 +38,7 @@ def test_a_target_counts_within_its_budget(solved_at, holds):
 
 
 def test_solving_an_easier_target_proves_nothing():
-    """A preset whose own target is below the claim's ends too early."""
+    """A preset with a lower target than the claim ends too early."""
     assert not Claim("cartpole-a3c", mean100=476, env_steps=500_000).holds(row())
 
 
@@ -59,7 +61,7 @@ def test_evaluations_count_by_their_env_steps(scores, holds):
 
 
 def test_the_page_shows_the_newest_run_of_each_seed_of_the_present_preset(tmp_path):
-    """What an older form of a preset did, or one with other settings, is kept and not shown."""
+    """Runs of an older preset or with other settings stay in the file and are not shown."""
     path = tmp_path / "learning.jsonl"
     old, new = row(mean100=475.11), row(mean100=475.22)
     other, changed = row(mean100=475.33) | {"settings": "of long ago"}, row(mean100=475.44) | {"overrides": ["run.seed=1"]}
@@ -72,6 +74,24 @@ def test_the_page_shows_the_newest_run_of_each_seed_of_the_present_preset(tmp_pa
     assert not any(shown in text for shown in ("475.11", "475.33", "475.44"))
     assert "| 2 | **no** |" in text
     assert "Holds for 1 of 2 seeds" in text
+
+
+@pytest.mark.parametrize(
+    ("mean100", "env_steps", "holds"), [(2_383, 1_000_000, True), (2_382, 1_000_000, False), (3_000, 999_999, False)]
+)
+def test_a_score_at_the_end_needs_the_whole_budget(mean100, env_steps, holds):
+    claim = Claim("hopper", mean100=2_383, env_steps=1_000_000, at_end=True)
+    assert claim.holds(row("hopper", mean100=mean100, env_steps=env_steps, solved_at=None)) == holds
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_preset_says_how_many_seeds_reach_its_score(name):
+    """Its header, from which `rookery presets` is made, agrees with the runs that are kept and with the page of results."""
+    runs = {one["seed"]: one for one in kept(RESULTS / ROWS) if one["preset"] == name and shown(one)}
+    held = sum(claim.holds(one) for claim in CLAIMS if claim.preset == name for one in runs.values())
+    counted = f"{held} of {len(runs)} seed{'s' if len(runs) > 1 else ''}, "
+    assert preset_header(find_preset(name)).measured.startswith(counted if runs else "not measured")
+    assert re.search(rf"(?<![\w-]){name}(?![\w-])", (RESULTS.parents[1] / "docs" / "results.md").read_text())
 
 
 def test_steps_that_are_not_accounted_for_are_shown():

@@ -12,7 +12,7 @@ CASE = Case(preset="pong", actors=3, overrides=("target.env_steps=9",))
 
 
 def summary(**changes):
-    """What a run says of itself."""
+    """Return the summary of a run."""
     known = {"parameters_sha256": "ab" * 32, "reproducible": True, "learner_updates": 4, "env_steps": 1234}
     return known | {"wall_seconds": 90.0, "policy_lag": {"max": 0}} | changes
 

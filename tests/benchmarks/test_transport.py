@@ -1,11 +1,12 @@
-"""The transport benchmark at a tiny size: what it counts as admitted was admitted. How fast it is, is not tested."""
+"""The transport benchmarks at a tiny size: what they count as admitted was admitted. How fast it is, is not tested."""
 
 import numpy as np
 import pytest
 
-from benchmarks.transport import ENV, Load, benchmark, compare, report, report_pairs, rollout
-from common.algorithms.trajectory import check_trajectory
-from common.wire.arrays import check_numbers, check_schema
+from benchmarks.transport import messages
+from benchmarks.transport.bandwidth import ENV, Load, benchmark, compare, report, report_pairs, rollout
+from common.algorithms.payload import check_trajectory
+from common.protocol.arrays import check_numbers, check_schema
 
 pytestmark = pytest.mark.system
 
@@ -19,7 +20,7 @@ def test_synthetic_actors_are_admitted_without_loss():
     assert result.dropped == 0
     assert result.received_bytes > 0
     assert result.intake_cpu_seconds >= 0.0
-    assert len(result.resident_bytes) == 7
+    assert len(result.memory_bytes) == 7
     text = report(load, result)
     for words in ("env steps/s", "MiB/s", "I/O thread", "two snapshots", "dropped"):
         assert words in text
@@ -43,3 +44,14 @@ def test_what_is_sent_would_pass_as_a_rollout():
     check_numbers(arrays)
     check_trajectory(ENV, arrays)
     assert np.count_nonzero(arrays["valid"]) == 12
+
+
+def test_many_workers_in_one_process_send_messages_that_are_admitted():
+    """Each has a session of its own; a message that was refused or repeated would end the benchmark."""
+    cost = messages.measure(3, rate=60.0, seconds=0.5)
+    assert cost.messages > 0
+    assert cost.intake_us > 0.0
+    assert cost.zmq_us > 0.0
+    text = messages.table([cost], messages.crowd_of(3, 60.0))
+    assert "intake us" in text
+    assert "largest over smallest 1.00" in text

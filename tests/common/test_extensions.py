@@ -1,4 +1,4 @@
-"""What a user names as `package.module:attribute`: found, or refused in words that lead to the mistake."""
+"""Lookup of a user's `package.module:attribute`: found, or refused with an error that names the mistake."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def written(tmp_path, monkeypatch):
 
 def test_what_is_named_is_found(written):
     """A function of a module that lies where Python looks."""
-    assert extensions.find(f"{written(MODULE)}:rooms", setting="env.entry_point")(3) == (3, False)
+    assert extensions.import_attribute(f"{written(MODULE)}:rooms", setting="env.entry_point")(3) == (3, False)
 
 
 @pytest.mark.parametrize(
@@ -40,10 +40,10 @@ def test_what_is_named_is_found(written):
     [
         (MODULE, "{0}", "env.entry_point is not complete: found '{0}', wanted package.module:function"),
         (MODULE, "{0}:", "env.entry_point is not complete: found '{0}:', wanted package.module:function"),
-        (MODULE, "{0}s:rooms", "env.entry_point names a module that is not there: found {0}s (No module named '{0}s'), wanted"),
+        (MODULE, "{0}s:rooms", "env.entry_point names a module that does not exist: found {0}s (No module named '{0}s'), wanted"),
         (MODULE, "{0}:room", "env.entry_point names no function of {0}: found room, wanted rooms"),
         (MODULE, "{0}:size", "env.entry_point names no function of {0}: found size, a int, wanted one that exists"),
-        ("import no_such_thing", "{0}:rooms", "names a module that is not there: found {0} (No module named 'no_such_thing')"),
+        ("import no_such_thing", "{0}:rooms", "names a module that does not exist: found {0} (No module named 'no_such_thing')"),
         ("x = 1\n1 / 0", "{0}:rooms", "names a module that does not import: found ZeroDivisionError: division by zero ("),
         ("x = 1\n1 / 0", "{0}:rooms", "{0}.py line 2), wanted {0}; `python -c 'import {0}'` shows more"),
         ("x = 1\n\n1 +", "{0}:rooms", "found SyntaxError: invalid syntax ("),
@@ -54,17 +54,17 @@ def test_what_cannot_be_had_is_told_with_setting_module_and_cause(written, text,
     """A slip in the name, a package that another machine has, a module with a mistake of its own."""
     module = written(text)
     with pytest.raises(ConfigError) as caught:
-        extensions.find(entry_point.format(module), setting="env.entry_point")
+        extensions.import_attribute(entry_point.format(module), setting="env.entry_point")
     assert line.format(module) in str(caught.value)
 
 
 def test_arguments_are_given_when_they_fit():
     """A call that is made later, as often as it is needed."""
-    call = extensions.bound(lambda a, *, b: (a, b), 1, entry_point="m:f", setting="env.kwargs", kwargs={"b": 2})
+    call = extensions.bind_arguments(lambda a, *, b: (a, b), 1, entry_point="m:f", setting="env.kwargs", kwargs={"b": 2})
     assert call() == call() == (1, 2)
 
 
 def test_arguments_that_do_not_fit_are_refused_before_the_call():
     """A slip in kwargs would otherwise be a TypeError from somewhere in the user's package."""
     with pytest.raises(ConfigError, match=r"m:f does not take env.kwargs: found {'c': 2}, wanted missing a required"):
-        extensions.bound(lambda *, b: b, entry_point="m:f", setting="env.kwargs", kwargs={"c": 2})
+        extensions.bind_arguments(lambda *, b: b, entry_point="m:f", setting="env.kwargs", kwargs={"c": 2})

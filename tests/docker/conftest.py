@@ -1,4 +1,4 @@
-"""A Docker Engine, the images, and a run in compose: what is there is used, what is missing is made, or the tests skip.
+"""A Docker Engine, the images, and a run in compose. Each is used where it exists, made where possible, or the tests are skipped.
 
 Where no engine answers and the user is root, Debian's `dockerd` is started on a socket of its own, and ended. It keeps its images
 under ~/.cache/rookery, so that the second time is fast. The base image is `$ROOKERY_TEST_BASE`, or made by docker/base-image.sh,
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 CACHE = Path.home() / ".cache" / "rookery" / "docker"
 BASE = "rookery-test-base"
-DEADLINE = 180.0  # of anything awaited, on a machine that is busy; only a fault lets it pass
+DEADLINE = 180.0  # seconds; reached only where something hangs
 POLL = 0.2
 CONTEXT = (
     "Makefile",
@@ -37,23 +37,24 @@ CONTEXT = (
     "presets",
     "pyproject.toml",
     "requirements.lock",
+    "rookery.py",
     "services",
     ".dockerignore",
 )
 
 
 def until(happened: Callable[[], Any], what: str, seconds: float = DEADLINE) -> Any:
-    """Ask again and again until the answer is true; returns it."""
+    """Call `happened` until its result is true, and return that result."""
     deadline, pause = time.monotonic() + seconds, threading.Event()
     while not (answer := happened()):
-        assert time.monotonic() < deadline, f"it never happened: {what}"
+        assert time.monotonic() < deadline, f"never happened: {what}"
         pause.wait(POLL)
     return answer
 
 
 @pytest.fixture(scope="session")
 def wait() -> Callable[..., Any]:
-    """`wait(happened, what)`: ask until the answer is true; returns it."""
+    """`wait(happened, what)` calls `happened` until its result is true, and returns that result."""
     return until
 
 
@@ -68,7 +69,7 @@ class Shell:
     def __call__(
         self, *words: str, cwd: Path = ROOT, check: bool = True, seconds: float = 900.0
     ) -> subprocess.CompletedProcess[str]:
-        """Run one; what it said is shown where it fails."""
+        """Run a command; a failure shows its output."""
         done = subprocess.run(
             words,
             cwd=cwd,
@@ -91,7 +92,7 @@ def _missing(*programs: str) -> list[str]:
 
 @pytest.fixture(scope="session")
 def engine() -> Iterator[Shell]:
-    """A shell in which `docker` answers: the engine that is there, or one started for the tests."""
+    """A shell in which `docker` works: with the running engine, or one started for the tests."""
     if missing := _missing("docker", "make"):
         pytest.skip(f"no {', '.join(missing)} here")
     shell = Shell({})
@@ -159,7 +160,7 @@ def images(engine: Shell, base: str, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="session")
 def compose(engine: Shell) -> list[str]:
-    """The compose command that is there: version 2, or docker-compose."""
+    """The available compose command: version 2, or docker-compose."""
     if engine("docker", "compose", "version", check=False).returncode == 0:
         return ["docker", "compose"]
     if _missing("docker-compose"):
@@ -178,11 +179,11 @@ class Colony:
             self.command += ["--file", str(file)]
 
     def compose(self, *words: str, check: bool = True) -> str:
-        """What `compose WORDS` says."""
+        """Return the output of `compose WORDS`."""
         return self.shell(*self.command, *words, check=check).stdout
 
     def containers(self, service: str) -> list[dict[str, Any]]:
-        """What `docker inspect` says of each container of a service."""
+        """Return the output of `docker inspect` for each container of a service."""
         found = self.compose("ps", "--quiet", service).split()
         return json.loads(self.shell("docker", "inspect", *found).stdout) if found else []
 
@@ -223,7 +224,7 @@ def colony(
     engine: Shell, images: str, compose: list[str], prometheus_image: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Colony]:
     """Pong, with checkpoints every five seconds; taken down at the end, volumes and all."""
-    from services.cli.ports import free_ports
+    from services.cli.train.plan import free_ports
 
     names = ("LEARNER_PORT", "PROMETHEUS_PORT", "GRAFANA_PORT", "TENSORBOARD_PORT")
     files = [ROOT / "docker" / "compose.yaml", HERE / "compose.test.yaml"]

@@ -1,4 +1,4 @@
-"""What a container says that cannot do its work: one line, and an exit code that an orchestrator shows."""
+"""A container that cannot start logs one line and exits with a code that the orchestrator shows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(1800)]
 
 @pytest.fixture
 def run(engine, images):
-    """`docker run` of an image, hardened as in compose: exit code, and what was said."""
+    """Run an image, hardened as in compose; return exit code and output."""
 
     def call(image, *words, options=()):
         hardened = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
@@ -51,7 +51,6 @@ LEARNER = ("learner", "--config", "pong", "--run-dir", "/var/lib/rookery/run", "
     ],
 )
 def test_what_cannot_work_is_one_line_and_exit_code_2(run, options, words, says):
-    """Missing preset or file, slip in a variable, volume of somebody else, memory limit below the replay, no such address."""
     code, errors, done = run("learner", *words, options=options)
     assert (code, len(errors)) == (2, 1), done.stdout + done.stderr
     for word in says:
@@ -60,7 +59,6 @@ def test_what_cannot_work_is_one_line_and_exit_code_2(run, options, words, says)
 
 
 def test_an_actor_without_a_learner_waits_says_so_and_is_healthy(engine, images, wait):
-    """The name is not known yet, since the learner is started last: nothing crashes, nothing is restarted."""
     name = f"rookery-test-{uuid.uuid4().hex[:8]}"
     words = "actor", "--learner", "tcp://nobody.invalid:5700", "--insecure"
     engine("docker", "run", "--detach", "--name", name, f"rookery-actor:{images}", *words)
@@ -77,7 +75,6 @@ def test_an_actor_without_a_learner_waits_says_so_and_is_healthy(engine, images,
 
 
 def test_the_images_are_labelled_and_small_enough(engine, images):
-    """Who finds one in a registry sees what it is; actors carry neither CUDA nor what only the learner needs."""
     for image in ("actor", "learner"):
         found = engine("docker", "inspect", "--format", "{{json .Config}}", f"rookery-{image}:{images}").stdout
         assert f'"org.opencontainers.image.version":"{images}"' in found

@@ -31,9 +31,8 @@ def running(colony, wait):
 
 
 def test_all_services_are_found_and_the_learner_trains(running, wait):
-    """Four actors by one word on the command line: Prometheus finds them by DNS, and Pong's learner updates by what they send."""
     wait(lambda: running.query("count(rookery_actor_env_steps_total > 0)") == [4.0], "all actors play")
-    wait(lambda: running.query("rookery_learner_peers_connected{role='actor'}") == [4.0], "all actors are connected")
+    wait(lambda: running.query("rookery_learner_workers_connected{role='actor'}") == [4.0], "all actors are connected")
     assert running.query("count by (job) (up == 1)") == [1.0, 4.0, 1.0] or running.query("count(up == 1)") == [6.0]
     wait(lambda: running.status().get("learner_updates", 0) >= 3, "the learner updates")
     assert running.status()["preset"] == "pong"
@@ -41,7 +40,6 @@ def test_all_services_are_found_and_the_learner_trains(running, wait):
 
 @pytest.mark.parametrize("service", ["learner", "actor", "evaluator"])
 def test_a_container_can_do_no_more_than_it_must(running, service):
-    """No root, nothing to write but /tmp and the run, no capability, no way to get one; and it says how it is."""
     for container in running.containers(service):
         host = container["HostConfig"]
         assert (container["Config"]["User"], host["ReadonlyRootfs"], host["CapDrop"]) == ("10001:10001", True, ["ALL"])
@@ -59,7 +57,6 @@ def test_a_container_can_do_no_more_than_it_must(running, service):
 
 
 def test_a_learner_that_is_killed_goes_on_and_no_actor_is_restarted(running, wait):
-    """The machine's memory ran out: the next learner has the checkpoint, and its actors find it by themselves."""
     learner = running.containers("learner")[0]["Id"]
     actors = {container["Id"]: container["State"]["StartedAt"] for container in running.containers("actor")}
     listed = "ls /var/lib/rookery/run/checkpoints"
@@ -82,13 +79,12 @@ def test_a_learner_that_is_killed_goes_on_and_no_actor_is_restarted(running, wai
 
 
 def test_a_learner_that_is_stopped_saves_and_an_actor_leaves(running, wait):
-    """Neither waits until it is killed, and the actors wait for who comes next."""
     learner = running.containers("learner")[0]["Id"]
     running.shell("docker", "stop", "--time", PATIENCE, learner)
     assert running.containers("learner")[0]["State"]["ExitCode"] == 0
     assert all(container["State"]["Running"] for container in running.containers("actor"))
     running.shell("docker", "start", learner)
-    wait(lambda: running.status().get("peers", {}).get("actor") == 4, "the learner is back and has its actors again")
+    wait(lambda: running.status().get("workers", {}).get("actor") == 4, "the learner is back and has its actors again")
     one = running.containers("actor")[0]["Id"]
     running.shell("docker", "stop", "--time", PATIENCE, one)
     assert running.shell("docker", "inspect", "--format", "{{.State.ExitCode}}", one).stdout.strip() == "0"

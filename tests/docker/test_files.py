@@ -1,4 +1,4 @@
-"""The files in docker/, read as the tools read them that run them; no engine is needed."""
+"""Checks the files in docker/ with the tools that read them, without a Docker Engine."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from common.runtime.config import load
-from common.runtime.tree import Settings
+from common.config.endpoint import parse_endpoint
+from common.config.load import load_settings
+from common.config.schema import Settings
+from services import worker
 
 pytestmark = pytest.mark.pure
 
@@ -23,7 +25,8 @@ DOCKER = ROOT / "docker"
 COMPOSE = yaml.safe_load((DOCKER / "compose.yaml").read_text())
 FILES = ("compose.yaml", "compose.keys.yaml")
 OURS = ("learner", "actor", "evaluator")
-DIGESTS = "CL-0019"  # wants digests: none can be known before there is a registry, and who mirrors the images pins their own
+PROFILE = ("policy-server", "env-worker")  # services of the profile policy-server
+DIGESTS = "CL-0019"  # asks for digests; they are added where the images are mirrored
 
 
 def tool(name, *words):
@@ -33,27 +36,23 @@ def tool(name, *words):
 
 
 def test_hadolint_finds_nothing():
-    """The Dockerfile is as those expect it who read many."""
     done = tool("hadolint", "docker/Dockerfile")
     assert (done.returncode, done.stdout) == (0, "")
 
 
 @pytest.mark.parametrize("file", FILES)
 def test_the_compose_files_fit_their_schema(file):
-    """What one version of compose forgives another refuses."""
     done = tool("check-jsonschema", "--builtin-schema", "vendor.compose-spec", f"docker/{file}")
     assert done.returncode == 0, done.stdout
 
 
 def test_compose_lint_finds_nothing():
-    """Capabilities, privileges, limits, ports: each service is as hard as it can be."""
     report = json.loads(tool("compose-lint", "check", "--format", "json", "docker/compose.yaml").stdout)
     found = [finding for finding in report["findings"] if finding["rule_id"] != DIGESTS]
     assert found == []
 
 
 def test_docker_compose_1_29_reads_it_too():
-    """Debian's own compose is old, and needs no plugin."""
     if shutil.which("docker-compose") is None:
         pytest.skip("no docker-compose here")
     words = ["docker-compose", "--file", "docker/compose.yaml", "config", "--services"]
@@ -63,21 +62,20 @@ def test_docker_compose_1_29_reads_it_too():
 
 
 def test_with_keys_each_service_gets_its_own_and_the_learner_takes_no_others():
-    """The learner's secret in an actor's container would let it play the learner; and one word too few would let anybody in."""
     over = yaml.safe_load((DOCKER / "compose.keys.yaml").read_text())["services"]
-    assert set(over) == set(OURS)
+    assert set(over) == {*OURS, "policy-server"}
     for name, service in over.items():
         (volume,) = service["volumes"]
         folder, _, rest = volume.partition("}")[2].rpartition(":/")
-        assert folder == ("/learner" if name == "learner" else "/${PEER:-peer}")
+        assert folder == ("/learner" if name == "learner" else "/${WORKER:-worker}")
         environ = COMPOSE["services"][name].get("environment", {}) | service["environment"]
-        settings = load(preset=None, environ={key: text for key, text in environ.items() if "$" not in text}).settings
-        assert "/" + rest == f"{getattr(settings, name).keys}:ro"
-        assert not getattr(settings, name).insecure
+        settings = load_settings(preset=None, environ={key: text for key, text in environ.items() if "$" not in text}).settings
+        own = getattr(settings, "actor" if name == "policy-server" else name)  # towards the learner it is an actor
+        assert "/" + rest == f"{own.keys}:ro"
+        assert not own.insecure
 
 
 def test_without_keys_compose_says_that_its_bridge_is_trusted():
-    """Learner and workers would refuse it otherwise; and no port of the learner is published but the one for HTTP."""
     learner = COMPOSE["services"]["learner"]
     for name in OURS:
         assert COMPOSE["services"][name]["environment"][f"ROOKERY_{name.upper()}__INSECURE"] == "true"
@@ -85,7 +83,6 @@ def test_without_keys_compose_says_that_its_bridge_is_trusted():
 
 
 def test_docker_compose_1_29_reads_both_files_together():
-    """With a folder; and without one it says which is missing."""
     if shutil.which("docker-compose") is None:
         pytest.skip("no docker-compose here")
     words = ["docker-compose", *(word for file in FILES for word in ("--file", f"docker/{file}")), "config"]
@@ -94,19 +91,28 @@ def test_docker_compose_1_29_reads_both_files_together():
     learner = yaml.safe_load(done.stdout)["services"]["learner"]
     assert "/k/learner:/etc/rookery-keys:ro" in learner["volumes"]
     assert learner["environment"]["ROOKERY_LEARNER__INSECURE"] == "false"
-    assert "/k/peer:/etc/rookery-keys:ro" in yaml.safe_load(done.stdout)["services"]["actor"]["volumes"]
-    environ = os.environ | {"KEYS": "/k", "PEER": "peer-2"}
+    assert "/k/worker:/etc/rookery-keys:ro" in yaml.safe_load(done.stdout)["services"]["actor"]["volumes"]
+    environ = os.environ | {"KEYS": "/k", "WORKER": "worker-2"}
     done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False, env=environ)
     for name in ("actor", "evaluator"):
-        assert "/k/peer-2:/etc/rookery-keys:ro" in yaml.safe_load(done.stdout)["services"][name]["volumes"]
+        assert "/k/worker-2:/etc/rookery-keys:ro" in yaml.safe_load(done.stdout)["services"][name]["volumes"]
     without = {name: value for name, value in os.environ.items() if name != "KEYS"}
     done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False, env=without)
     assert done.returncode != 0
     assert "rookery keys" in done.stderr
 
 
+def test_env_workers_of_compose_find_their_policy_server_and_fill_it():
+    server, env_worker = (COMPOSE["services"][name] for name in PROFILE)
+    assert server["profiles"] == env_worker["profiles"] == ["policy-server"]
+    parsed = [worker.parse(one["command"][0], one["command"][1:], one["environment"]).settings for one in (server, env_worker)]
+    assert parsed[0].policy_server.workers == env_worker["scale"]
+    assert parsed[0].policy_server.learner_seconds is None
+    assert parsed[0].actor.learner == f"tcp://learner:{parse_endpoint(Settings().learner.bind).port}"
+    assert parsed[1].env_worker.policy_server == f"tcp://policy-server:{parse_endpoint(parsed[0].policy_server.bind).port}"
+
+
 def test_every_port_is_on_loopback():
-    """Nothing is encrypted and nobody is authenticated: the laptop's network must not see it."""
     ports = [port for service in COMPOSE["services"].values() for port in service.get("ports", [])]
     assert ports
     assert all(port.startswith("127.0.0.1:") for port in ports)
@@ -114,7 +120,6 @@ def test_every_port_is_on_loopback():
 
 
 def test_variables_in_compose_are_settings():
-    """A variable that no setting reads would be silently without effect."""
     text = "".join((DOCKER / name).read_text() for name in (*FILES, "Dockerfile"))
     names = set(re.findall(r"ROOKERY_([A-Z]+)__([A-Z_]+)", text))
     assert names >= {("METRICS", "PORT"), ("LEARNER", "BIND")}
@@ -124,11 +129,10 @@ def test_variables_in_compose_are_settings():
 
 
 def test_prometheus_looks_for_every_service_where_it_is():
-    """The service's name in compose, the port of the image, the job that rules and dashboards ask for."""
     config = yaml.safe_load((DOCKER / "prometheus.yml").read_text())
     (port,) = set(re.findall(r"ROOKERY_METRICS__PORT=(\d+)", (DOCKER / "Dockerfile").read_text()))
     jobs = {job["job_name"]: job["dns_sd_configs"] for job in config["scrape_configs"]}
-    assert set(jobs) == set(OURS)
+    assert set(jobs) == {*OURS, *PROFILE}
     for name, (lookup,) in jobs.items():
         assert (lookup["names"], lookup["type"], lookup["port"]) == ([name], "A", int(port))
         assert name in COMPOSE["services"]
@@ -136,7 +140,6 @@ def test_prometheus_looks_for_every_service_where_it_is():
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool here (Debian's prometheus package has it)")
 def test_promtool_finds_nothing(tmp_path):
-    """The configuration as Prometheus reads it in its container, with the rules that are mounted beside it."""
     shutil.copy(DOCKER / "prometheus.yml", tmp_path)
     mounted = {volume.split(":")[1]: volume.split(":")[0] for volume in COMPOSE["services"]["prometheus"]["volumes"]}
     rules = (DOCKER / mounted["/etc/prometheus/monitoring"] / "rules.yml").resolve()
@@ -150,7 +153,6 @@ def test_promtool_finds_nothing(tmp_path):
 
 
 def test_grafana_has_the_datasource_and_the_home_that_dashboards_expect():
-    """Dashboards choose their datasource by this uid; the provider reads the folder that compose mounts."""
     (source,) = yaml.safe_load((DOCKER / "grafana/datasources/prometheus.yaml").read_text())["datasources"]
     assert (source["uid"], source["url"]) == ("prometheus", "http://prometheus:9090")
     grafana = COMPOSE["services"]["grafana"]
@@ -166,18 +168,19 @@ def test_grafana_has_the_datasource_and_the_home_that_dashboards_expect():
 
 
 def test_what_an_image_installs_is_what_the_project_needs():
-    """One list, in pyproject.toml; an actor is spared what only the learner needs, and a slip in its name is told."""
     every = tool("python", "docker/requirements.py").stdout.splitlines()
     assert any(line.startswith("torch==") for line in every)
-    actors = tool("python", "docker/requirements.py", "matplotlib", "tensorboard").stdout.splitlines()
-    assert [line.split(">")[0] for line in every if line not in actors] == ["matplotlib", "tensorboard"]
+    for line in (DOCKER / "Dockerfile").read_text().splitlines():
+        if found := re.match(r"RUN python requirements.py ([^>]+) >", line):
+            names = found[1].split()
+            image = tool("python", "docker/requirements.py", *names).stdout.splitlines()
+            assert [re.split("[=>]", line)[0] for line in every if line not in image] == names
     slip = tool("python", "docker/requirements.py", "tensorbord")
     assert slip.returncode == 1
     assert "not among the dependencies in pyproject.toml: tensorbord" in slip.stderr
 
 
 def test_only_what_the_images_need_goes_to_the_builder():
-    """A file that is copied and not sent fails the build; a run directory that is sent makes it slow."""
     kept = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     copied = [
         word

@@ -1,4 +1,4 @@
-"""The page on a user's own package, taken at its word: its files are written down, its commands are run."""
+"""The files of docs/extending.md are written to a folder, and its commands are run there."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from services.cli.app import main
+
 pytestmark = pytest.mark.system
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 170.0  # seconds; only a fault lets it pass
+TIME_LIMIT = 380.0  # seconds; reached only where a process hangs
 
 
 def blocks():
@@ -26,7 +28,7 @@ def blocks():
 
 @pytest.fixture
 def package(tmp_path):
-    """A folder with the page's files, as a reader would have it."""
+    """A folder with the files of the page."""
     files = [(found[1], block) for block in blocks() if (found := re.match(r"# (\S+/?\S+\.(?:py|yaml))\n", block))]
     for name, text in files:
         path = tmp_path / name
@@ -45,13 +47,12 @@ def rookery(words, folder):
         env=environment | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIME_LIMIT,
         check=False,
     )
 
 
 def test_the_package_of_the_page_learns_what_it_says(package):
-    """Environment, network and algorithm of a stranger's, in every process of a run, by the page's own commands."""
     commands = [shlex.split(line)[1:] for block in blocks() for line in block.splitlines() if re.match(r"rookery [a-z]+ ", line)]
     assert [words[0] for words in commands] == ["config", "train"]
     for words in commands:
@@ -78,10 +79,16 @@ def test_the_package_of_the_page_learns_what_it_says(package):
         ("model.kwargs.waves=0", "doors.net:Waves "),
     ],
 )
-def test_a_slip_is_one_line_and_leaves_nothing_behind(package, override, line):
-    """Whatever a user's package is asked for and cannot give: exit code 2, in their words, before there is a run directory."""
-    done = rookery(["train", "doors.yaml", override, "--run-dir", "run"], package)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert done.stderr.startswith(f"rookery train: error: {line}")
-    assert done.stderr.count("\n") == 1
+def test_a_slip_is_one_line_and_leaves_nothing_behind(package, override, line, monkeypatch, capsys):
+    monkeypatch.chdir(package)
+    monkeypatch.syspath_prepend(str(package))
+    alone = ("actor.count=0", "evaluator.enabled=false")  # the last slip is found by the learner
+    try:
+        assert main(["train", "doors.yaml", override, *alone, "--run-dir", "run"]) == 2
+    finally:
+        for module in [name for name in sys.modules if name.partition(".")[0] == "doors"]:
+            del sys.modules[module]
+    errors = capsys.readouterr().err
+    assert errors.startswith(f"rookery train: error: {line}")
+    assert errors.count("\n") == 1
     assert not (package / "run").exists()

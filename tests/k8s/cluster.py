@@ -1,8 +1,8 @@
 """A cluster as far as the autoscaler sees it: pods that take a while to start, counters, Prometheus, and the loop of the HPA.
 
-Simulated in steps of a second. What Kubernetes does is its documented algorithm (autoscaling/v2: sync period, tolerance,
-policies, stabilisation); the numbers of the policies are those of our manifest. What actors and the learner do is the flow
-control's: whoever is faster waits.
+Simulated in steps of a second. The HPA follows its documented algorithm (autoscaling/v2: sync period, tolerance,
+policies, stabilisation); the numbers of the policies are those of our manifest. Actors and learner are coupled by flow
+control: the faster side waits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Counters:
 
 @dataclass(slots=True)
 class Seen:
-    """What Prometheus holds of one process: a sample each scrape."""
+    """The samples that Prometheus has of one process, one per scrape."""
 
     samples: deque[tuple[int, float, float]] = field(default_factory=lambda: deque(maxlen=WINDOW // SCRAPE + 1))
 
@@ -44,18 +44,18 @@ class Seen:
 
 
 class Run:
-    """A learner with an appetite and actors that make `supply` env steps a second each, if they need not wait."""
+    """A learner with a capacity and actors that make `supply` env steps a second each, if they need not wait."""
 
-    def __init__(self, *, appetite: Callable[[int], float], supply: float, start_seconds: int, replicas: int) -> None:
-        """`appetite(second)` is what the learner could train on; a pod acts `start_seconds` after it was asked for."""
-        self.appetite, self.supply, self.start = appetite, supply, start_seconds
+    def __init__(self, *, capacity: Callable[[int], float], supply: float, start_seconds: int, replicas: int) -> None:
+        """`capacity(second)` is what the learner could train on; a pod acts `start_seconds` after it was asked for."""
+        self.capacity, self.supply, self.start = capacity, supply, start_seconds
         self.learner, self.actors = Counters(born=0), [Counters(born=-start_seconds) for _ in range(replicas)]
         self.seen: dict[int, Seen] = {}
 
     def second(self, now: int) -> None:
-        """Everybody works for a second; whoever is faster waits."""
+        """Advance actors and learner by a second; the faster side waits."""
         acting = [actor for actor in self.actors if actor.born + self.start <= now]
-        offered, wanted = self.supply * len(acting), self.appetite(now)
+        offered, wanted = self.supply * len(acting), self.capacity(now)
         done = min(offered, wanted)
         self.learner.steps += done
         self.learner.waited += 1.0 - done / wanted
@@ -70,8 +70,8 @@ class Run:
         """The Deployment follows: the newest leave first."""
         self.actors = self.actors[:replicas] + [Counters(born=now) for _ in range(replicas - len(self.actors))]
 
-    def figures(self, now: int) -> dict[str, Any]:
-        """What the queries are made of."""
+    def rates(self, now: int) -> dict[str, Any]:
+        """Return the rates of the scraped processes, from which the queries are computed."""
         acting = [rates for actor in self.actors if (seen := self.seen.get(id(actor))) and (rates := seen.rates(now))]
         learner = self.seen[id(self.learner)].rates(now) if id(self.learner) in self.seen else None
         return {"learner": learner, "actors": acting, "connected": sum(a.born + self.start <= now for a in self.actors)}
@@ -86,10 +86,10 @@ class Autoscaler:
     _recommended: deque[tuple[int, int]] = field(default_factory=deque)
     _changes: deque[tuple[int, int]] = field(default_factory=deque)  # (second, difference)
 
-    def decide(self, figures: Mapping[str, Any], current: int, now: int) -> int:
+    def decide(self, rates: Mapping[str, Any], current: int, now: int) -> int:
         """The number of replicas from now on."""
         spec = self.manifest
-        values = [query(figures) for query in self.queries]
+        values = [query(rates) for query in self.queries]
         known = [
             self._wanted(value, float(trigger["metadata"]["threshold"]), current)
             for value, trigger in zip(values, spec["triggers"], strict=True)

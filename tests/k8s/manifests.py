@@ -100,12 +100,12 @@ def run_of(manifests: Iterable[Manifest]) -> Manifest:
 
 
 def title(manifest: Manifest) -> str:
-    """How a failure names it."""
+    """Return the name of a manifest in failure messages: kind/name."""
     return f"{manifest['kind']}/{manifest['metadata']['name']}"
 
 
 def selects(selector: Manifest, labels: Mapping[str, str]) -> bool:
-    """Whether a label selector takes an object with these labels: equality and `In`, which is all that is used here."""
+    """Return whether a label selector matches these labels; supports equality and `In`."""
     if "matchLabels" not in selector and "matchExpressions" not in selector:
         return not selector  # {} takes all; anything else is no selector
     expressions = selector.get("matchExpressions", ())

@@ -34,25 +34,14 @@ LOOK = 0.05  # seconds between two looks of a kubelet at its pod
 BACK_OFF = (10.0, 300.0)  # seconds before the second restart, doubling up to the last figure; the first is at once
 
 
-class CannotStartError(Exception):
-    """A kubelet would not start the container, for `reason`."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        """Both as `kubectl describe pod` shows them."""
-        super().__init__(message)
-        self.reason = reason
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """What `kubectl get pod` shows."""
+    """The columns of `kubectl get pod`."""
 
-    reason: str = "Pending"
     ready: bool = False
     restarts: int = 0
     exit_code: int | None = None  # of the container's last end
     lived: int = 0  # times that the liveness probe was answered well, by this container
-    message: str = ""
 
 
 @dataclass(slots=True)
@@ -60,6 +49,7 @@ class Probing:
     """One probe of one life of a container."""
 
     spec: Mapping[str, Any]
+    patience: float = 1.0  # times as many failures as the manifest allows
     asked: int = 0
     failures: int = 0
     succeeded: bool = False
@@ -82,8 +72,8 @@ class Probing:
 
     @property
     def failed(self) -> bool:
-        """Whether it has failed as often in a row as it may."""
-        return self.failures >= self.spec["failureThreshold"]
+        """Return whether the probe has reached its `failureThreshold`."""
+        return self.failures >= self.patience * self.spec["failureThreshold"]
 
 
 class Pod:
@@ -110,7 +100,7 @@ class Pod:
         return list(self._claims.values())
 
     def start(self) -> Pod:
-        """Begin to look after it."""
+        """Start the thread that runs and restarts the pod."""
         self._folder.mkdir(parents=True)
         self._kubelet.start()
         return self
@@ -138,26 +128,20 @@ class Pod:
         first, longest = BACK_OFF
         pause = 0.0
         while not self._ending.is_set():
-            try:
-                self.process = self._started()
-            except CannotStartError as problem:
-                self.status = replace(self.status, reason=problem.reason, message=str(problem))
-                self._ending.wait(1.0 / SPEED)
-                continue
-            self.status = replace(self.status, reason="Running", message="")
+            self.process = self._started()
             try:
                 self._watch(self.process)
             finally:
                 code = self._ended(self.process, grace=self._spec["terminationGracePeriodSeconds"])
-            reason = "Completed" if self._ending.is_set() else "CrashLoopBackOff"
-            self.status = replace(self.status, reason=reason, ready=False, lived=0, exit_code=code)
+            self.status = replace(self.status, ready=False, lived=0, exit_code=code)
             if not self._ending.wait(pause / SPEED):
                 self.status = replace(self.status, restarts=self.status.restarts + 1)
             pause = min(max(first, 2 * pause), longest)
 
     def _watch(self, process: subprocess.Popen[bytes]) -> None:
         """Probe it until it has ended, shall end, or does not live."""
-        startup, readiness, liveness = (Probing(self.container[f"{name}Probe"]) for name in ("startup", "readiness", "liveness"))
+        readiness, liveness = (Probing(self.container[f"{name}Probe"]) for name in ("readiness", "liveness"))
+        startup = Probing(self.container["startupProbe"], patience=SPEED)  # starting is no faster here than in a cluster
         while process.poll() is None and not self._ending.wait(LOOK):
             if not startup.succeeded:
                 startup.ask(self.address, self.ports)
@@ -214,12 +198,6 @@ class Pod:
         if source := volumes[name].get("configMap"):
             for key, text in self._cluster.config_map(source["name"]).items():
                 (folder / key).write_text(text)
-        if source := volumes[name].get("secret"):
-            for key, content in self._cluster.secret(source["secretName"]).items():
-                (folder / key).unlink(missing_ok=True)
-                (folder / key).write_bytes(content)
-                # root's; a kubelet adds what the group may read, where there is one
-                (folder / key).chmod(source["defaultMode"] | (0o440 if "fsGroup" in self._spec["securityContext"] else 0))
         return folder
 
     def _value(self, variable: Manifest) -> str:
@@ -247,7 +225,6 @@ class Cluster:
     def __init__(self, manifests: Iterable[Manifest], folder: Path) -> None:
         """No pod runs yet."""
         self.manifests, self.folder = list(manifests), folder
-        self.secrets: dict[str, dict[str, bytes]] = {}  # by name, as `kubectl create secret generic` makes them
         self.pods: list[Pod] = []
         self._net = f"127.{random.randint(1, 254)}.{random.randint(1, 254)}"
         self._numbers, self._hosts = itertools.count(), itertools.count(1)
@@ -284,16 +261,8 @@ class Cluster:
 
     def config_map(self, name: str) -> Mapping[str, str]:
         """Its keys and texts."""
-        for manifest in of(self.manifests, "ConfigMap"):
-            if manifest["metadata"]["name"] == name:
-                return manifest["data"]
-        raise CannotStartError("ContainerCreating", f'configmap "{name}" not found')
-
-    def secret(self, name: str) -> Mapping[str, bytes]:
-        """Its keys and contents."""
-        if name not in self.secrets:
-            raise CannotStartError("ContainerCreating", f'secret "{name}" not found')
-        return self.secrets[name]
+        data: Mapping[str, str] = named(self.manifests, "ConfigMap", name)["data"]
+        return data
 
     def close(self) -> None:
         """Leave nobody behind."""

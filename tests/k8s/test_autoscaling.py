@@ -21,41 +21,41 @@ QUERIES = {trigger["name"]: trigger["metadata"]["query"] for trigger in SPEC["tr
 WAITING = 0.15
 
 
-def appetite(figures):
+def capacity(rates):
     """The query of that name, as `test_the_queries_say_what_the_simulation_takes_them_for` holds it to be."""
-    if figures["learner"] is None or not figures["actors"]:
+    if rates["learner"] is None or not rates["actors"]:
         return None
-    trained, waits = figures["learner"]
-    per_actor = [made / max(1 - waited, 0.01) for made, waited in figures["actors"]]
+    trained, waits = rates["learner"]
+    per_actor = [made / max(1 - waited, 0.01) for made, waited in rates["actors"]]
     return trained / max(1 - waits, 0.01) / (sum(per_actor) / len(per_actor))
 
 
-def starvation(figures):
+def starvation(rates):
     """Likewise."""
-    if figures["learner"] is None or not figures["actors"]:
+    if rates["learner"] is None or not rates["actors"]:
         return None
-    held = sum(waited for _, waited in figures["actors"]) / len(figures["actors"])
-    return (figures["connected"] + 1) * (figures["learner"][1] >= WAITING) * (held < WAITING)
+    held = sum(waited for _, waited in rates["actors"]) / len(rates["actors"])
+    return (rates["connected"] + 1) * (rates["learner"][1] >= WAITING) * (held < WAITING)
 
 
 def simulated(*, demand, supply, minutes, start_seconds=45, replicas=1, blind=lambda _: False):
     """Replicas at each second. `blind(second)`: Prometheus is away."""
-    run = Run(appetite=demand, supply=supply, start_seconds=start_seconds, replicas=replicas)
-    scaler = Autoscaler(manifest=SPEC, queries=[appetite, starvation])
-    assert [trigger["name"] for trigger in SPEC["triggers"]] == ["appetite", "starvation"]
+    run = Run(capacity=demand, supply=supply, start_seconds=start_seconds, replicas=replicas)
+    scaler = Autoscaler(manifest=SPEC, queries=[capacity, starvation])
+    assert [trigger["name"] for trigger in SPEC["triggers"]] == ["capacity", "starvation"]
     history = []
     for now in range(minutes * 60):
         run.second(now)
         if now % 15 == 7 and now > 60:
             nothing = {"learner": None, "actors": [], "connected": 0}
-            figures = nothing if blind(now) else run.figures(now)
-            run.scale(scaler.decide(figures, len(run.actors), now), now)
+            rates = nothing if blind(now) else run.rates(now)
+            run.scale(scaler.decide(rates, len(run.actors), now), now)
         history.append(len(run.actors))
     return history
 
 
 def reversals(history):
-    """How often the direction of change turned."""
+    """Return how many times the direction of change reversed."""
     moves = [after - before for before, after in pairwise(history) if after != before]
     return sum((one > 0) != (other > 0) for one, other in pairwise(moves))
 
@@ -113,26 +113,26 @@ def test_a_learner_that_stalls_keeps_its_actors():
 
 
 @pytest.mark.parametrize(
-    ("figures", "wanted"),
+    ("rates", "wanted"),
     [
-        ({"trained": 900, "wait": 0.1, "actors": [(450, 0.0), (450, 0.0)]}, {"appetite": 1000 / 450, "starvation": 0}),
-        ({"trained": 1000, "wait": 0.5, "actors": [(500, 0.0), (500, 0.0)]}, {"appetite": 4.0, "starvation": 3}),
-        ({"trained": 1000, "wait": 0.0, "actors": [(250, 0.5)] * 4}, {"appetite": 2.0, "starvation": 0}),
-        ({"trained": 1000, "wait": 0.4, "actors": [(250, 0.5)] * 4}, {"appetite": 1000 / 0.6 / 500, "starvation": 0}),
+        ({"trained": 900, "wait": 0.1, "actors": [(450, 0.0), (450, 0.0)]}, {"capacity": 1000 / 450, "starvation": 0}),
+        ({"trained": 1000, "wait": 0.5, "actors": [(500, 0.0), (500, 0.0)]}, {"capacity": 4.0, "starvation": 3}),
+        ({"trained": 1000, "wait": 0.0, "actors": [(250, 0.5)] * 4}, {"capacity": 2.0, "starvation": 0}),
+        ({"trained": 1000, "wait": 0.4, "actors": [(250, 0.5)] * 4}, {"capacity": 1000 / 0.6 / 500, "starvation": 0}),
     ],
 )
-def test_the_queries_say_what_the_simulation_takes_them_for(tmp_path, figures, wanted):
+def test_the_queries_say_what_the_simulation_takes_them_for(tmp_path, rates, wanted):
     """By promtool, on series with these rates."""
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("no promtool on this machine")
     learner = 'namespace="rookery", instance="learner"'
     series = [
-        _counter(f"rookery_learner_env_steps_trained_total{{{learner}}}", figures["trained"]),
-        _counter(f'rookery_learner_phase_seconds_total{{{learner}, phase="wait"}}', figures["wait"]),
-        {"series": f'rookery_learner_peers_connected{{{learner}, role="actor"}}', "values": f"{len(figures['actors'])}x20"},
+        _counter(f"rookery_learner_env_steps_trained_total{{{learner}}}", rates["trained"]),
+        _counter(f'rookery_learner_phase_seconds_total{{{learner}, phase="wait"}}', rates["wait"]),
+        {"series": f'rookery_learner_workers_connected{{{learner}, role="actor"}}', "values": f"{len(rates['actors'])}x20"},
     ]
-    for number, (made, waited) in enumerate(figures["actors"]):
+    for number, (made, waited) in enumerate(rates["actors"]):
         actor = f'namespace="rookery", instance="actor-{number}"'
         series.append(_counter(f"rookery_actor_env_steps_total{{{actor}}}", made))
         series.append(_counter(f'rookery_actor_phase_seconds_total{{{actor}, phase="credit_wait"}}', waited))
@@ -153,8 +153,8 @@ def test_the_queries_say_what_the_simulation_takes_them_for(tmp_path, figures, w
     file.write_text(json.dumps(text))
     ran = subprocess.run([promtool, "test", "rules", str(file)], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    numbers = {"actors": figures["actors"], "learner": (figures["trained"], figures["wait"]), "connected": len(figures["actors"])}
-    assert {"appetite": appetite(numbers), "starvation": starvation(numbers)} == pytest.approx(wanted)
+    numbers = {"actors": rates["actors"], "learner": (rates["trained"], rates["wait"]), "connected": len(rates["actors"])}
+    assert {"capacity": capacity(numbers), "starvation": starvation(numbers)} == pytest.approx(wanted)
 
 
 def _counter(series, per_second):

@@ -1,4 +1,4 @@
-"""What manifests, containers and pages name is what the code knows: flags, variables, ports, paths, metrics.
+"""The flags, variables, ports, paths and metrics named in manifests, containers and pages exist in the code.
 
 And the reverse for settings: each can be set by an environment variable, since that is how a container gets its own.
 """
@@ -6,30 +6,33 @@ And the reverse for settings: each can be set by an environment variable, since 
 from __future__ import annotations
 
 import re
+from functools import partial
 from itertools import chain
 
 import pytest
 import yaml
 
-from common.runtime.config import ENV_PREFIX, load
-from common.runtime.health import Health
-from common.runtime.http import HttpServer
-from common.runtime.layers import leaves
-from common.runtime.problems import node_at
-from common.runtime.tree import Settings
-from services.actor import settings as actor
-from services.actor.metrics import ActorMetrics
-from services.evaluator import settings as evaluator
-from services.evaluator.metrics import EvaluatorMetrics
-from services.learner import settings as learner
-from services.learner.metrics import LearnerMetrics
+from common.config.endpoint import parse_endpoint
+from common.config.errors import schema_at
+from common.config.layers import leaves
+from common.config.load import ENV_PREFIX, load_settings
+from common.config.schema import Settings
+from common.observability.http import HttpServer
+from common.observability.learner_metrics import METRICS
+from common.observability.worker_metrics import ACTOR_METRICS, EVALUATOR_METRICS
+from common.runtime.lifecycle import Health
+from services import worker
+from services.learner import startup as learner
 from tests.k8s.manifests import K8S, OVERLAYS, WORKLOADS, named, of, overlay
 from tests.system.conftest import Http
 
 pytestmark = pytest.mark.service
 
 ROOT = K8S.parent
-SERVICES = {"learner": learner.parse, "actor": actor.parse, "evaluator": evaluator.parse}
+SERVICES = {
+    "learner": learner.parse,
+    **{name: partial(worker.parse, name) for name in ("actor", "policy-server", "evaluator", "env-worker")},
+}
 FILES = sorted(
     path
     for path in chain(
@@ -42,7 +45,7 @@ FILES = sorted(
     if path.is_file() and (path.suffix in {".yaml", ".yml", ".json", ".md", ".sh"} or path.name == "Dockerfile")
 )
 PLACEHOLDERS = {"ROOKERY_SECTION__KEY"}
-ALGORITHMS = node_at(("algorithm", "name"), {})["enum"]
+ALGORITHMS = schema_at(("algorithm", "name"), {})["enum"]
 
 each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 each_overlay = pytest.mark.parametrize("name", OVERLAYS)
@@ -61,15 +64,17 @@ def containers(name):
 
 
 def values(container):
-    """The variables that are given as they stand."""
+    """Return the environment variables that have literal values."""
     return {variable["name"]: variable["value"] for variable in container["env"] if "value" in variable}
 
 
 def known(variable):
-    """Whether an environment variable sets something, for whichever algorithm."""
+    """Return whether an environment variable sets a setting of at least one algorithm."""
     prefix, _, keys = variable.partition("_")
     path = keys.lower().split("__")
-    return f"{prefix}_" == ENV_PREFIX and len(path) > 1 and any(node_at(path, {"algorithm": {"name": one}}) for one in ALGORITHMS)
+    return (
+        f"{prefix}_" == ENV_PREFIX and len(path) > 1 and any(schema_at(path, {"algorithm": {"name": one}}) for one in ALGORITHMS)
+    )
 
 
 @each_file
@@ -87,7 +92,7 @@ def test_every_variable_that_is_named_sets_something(path):
 @each_file
 def test_every_metric_that_is_named_is_exported(path):
     """A query for a metric that is not there returns nothing, and looks like peace."""
-    declared = {metric.name for metrics in (LearnerMetrics, ActorMetrics, EvaluatorMetrics) for metric in metrics().declared}
+    declared = {metric.name for metric in (*METRICS, *ACTOR_METRICS, *EVALUATOR_METRICS)}
     text = path.read_text(encoding="utf-8")
     for name in re.findall(r"(?<![\w:])rookery_(?:learner|actor|evaluator|build)_\w+(?![\w:])", text):
         assert declared & {name, re.sub(r"_(bucket|sum|count)$", "", name)}, name
@@ -107,17 +112,19 @@ def test_every_flag_of_a_service_is_one_of_its_own(path, capsys):
 
 
 @each_overlay
-def test_ports_are_those_that_the_services_are_told_to_take(name):
+def test_ports_are_those_of_the_services_settings(name):
     """A port that nobody listens on is a probe that fails, or actors that wait for ever."""
-    expected = {"http": 9100, "peers": int(Settings().learner.bind.rpartition(":")[2])}
+    expected = {"http": 9100, "workers": parse_endpoint(Settings().learner.bind).port}
     for container in containers(name):
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-        settings = load(preset=None, environ={key: value for key, value in values(container).items() if known(key)}).settings
+        settings = load_settings(
+            preset=None, environ={key: value for key, value in values(container).items() if known(key)}
+        ).settings
         assert ports["http"] == settings.metrics.port == expected["http"]
-        assert settings.metrics.host == "0.0.0.0"  # who probes and scrapes is elsewhere
+        assert settings.metrics.host == "0.0.0.0"  # probes and scrapes come from other hosts
         if container["name"] == "learner":
-            assert settings.learner.bind == f"tcp://0.0.0.0:{ports['peers']}"
-            assert ports["peers"] == expected["peers"]
+            assert settings.learner.bind == f"tcp://0.0.0.0:{ports['workers']}"
+            assert ports["workers"] == expected["workers"]
         else:
             address = container["args"][container["args"].index("--learner") + 1]
             (service, port) = address.removeprefix("tcp://").split(":")
@@ -168,13 +175,13 @@ def test_the_images_are_what_the_manifests_take_them_for(name):
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_setting_can_be_set_by_a_variable(algorithm):
     """A setting that only a command line reaches would need an image of its own."""
-    defaults = load(preset=None, overrides=[f"algorithm.name={algorithm}"], environ={}).settings
+    defaults = load_settings(preset=None, overrides=[f"algorithm.name={algorithm}"], environ={}).settings
     texts = {}
     for path, value in leaves(defaults.model_dump(mode="json")):
         texts[ENV_PREFIX + "__".join(path).upper()] = (
             value if isinstance(value, str) else yaml.safe_dump(value, default_flow_style=True).removesuffix("\n...\n")
         )
-    loaded = load(preset=None, environ=texts)
+    loaded = load_settings(preset=None, environ=texts)
     assert loaded.settings == defaults
     assert set(loaded.provenance.values()) == set(texts)
     assert len(texts) > 60

@@ -1,4 +1,4 @@
-"""What a cluster gets is valid for it, restricted, bounded and labelled: every overlay, with every component."""
+"""The manifests of every overlay with every component are valid, restricted, bounded and labelled."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ import yaml
 from cloudcoil.models.keda.v1alpha1 import ScaledObject
 from cloudcoil.models.prometheus_operator.v1 import PodMonitor, PrometheusRule
 
-from common.runtime.bottleneck import WAITING
-from common.runtime.config import load
+from common.config.endpoint import parse_endpoint
+from common.config.load import load_settings
+from common.observability.bottleneck import WAITING
+from common.runtime.ranks import Place
+from services import worker
 from tests.k8s.manifests import (
     COMPONENTS,
     CUSTOM,
@@ -52,8 +55,18 @@ def pods(manifests):
     return [(title(manifest), manifest["spec"]["template"]) for manifest in of(manifests, *WORKLOADS)]
 
 
+def containers(manifests):
+    """(title of its workload, container) of every container."""
+    return [(workload, container) for workload, template in pods(manifests) for container in template["spec"]["containers"]]
+
+
+def values(container):
+    """Return the environment variables that have literal values."""
+    return {variable["name"]: variable["value"] for variable in container["env"] if "value" in variable}
+
+
 def invalid(manifest, version):
-    """What a strict API server of `version` would say against it, or nothing."""
+    """Return the validation error of a strict API server of `version`; None where the manifest is valid."""
     try:
         kubernetes_validate.validate(manifest, version, strict=True)
     except kubernetes_validate.ValidationError as error:
@@ -116,7 +129,7 @@ def test_no_two_objects_have_one_name(combination):
 
 @each
 def test_everything_lives_in_the_namespace_of_the_overlay(combination):
-    """What `kubectl delete namespace` does not find stays behind."""
+    """`kubectl delete namespace` must remove every object."""
     for manifest in overlay(*combination):
         expected = None if manifest["kind"] == "Namespace" else "rookery"
         assert manifest["metadata"].get("namespace") == expected, title(manifest)
@@ -138,12 +151,12 @@ def test_the_learner_would_accept_the_run_with_the_environment_of_its_pod(name, 
     (container,) = named(manifests, "StatefulSet", "learner")["spec"]["template"]["spec"]["containers"]
     environ = {variable["name"]: variable["value"] for variable in container["env"] if "value" in variable}
     (tmp_path / "run.yaml").write_text(config["data"]["run.yaml"])
-    settings = load(preset=str(tmp_path / "run.yaml"), environ=environ).settings
+    settings = load_settings(preset=str(tmp_path / "run.yaml"), environ=environ).settings
     assert (settings.learner.bind, settings.metrics.port) == ("tcp://0.0.0.0:5700", 9100)
 
 
 def test_a_run_of_ones_own_replaces_it_and_rolls_the_learner(tmp_path):
-    """What the page recommends; the name of the ConfigMap changes with its content, and so does the pod that mounts it."""
+    """The name of the ConfigMap changes with its content, so the pod that mounts it is replaced."""
     (tmp_path / "run.yaml").write_text("env: {id: CartPole-v1}\n")
     generator = {"name": "run", "behavior": "replace", "files": ["run.yaml"]}
     manifests = render(on_top(tmp_path, "local", configMapGenerator=[generator]))
@@ -173,43 +186,43 @@ def test_the_images_have_the_version_of_the_project():
 @each
 def test_every_pod_meets_the_restricted_pod_security_standard(combination):
     """Its rules for Linux, of Kubernetes 1.35, one by one: the namespace would refuse the pod otherwise."""
-    for who, template in pods(overlay(*combination)):
+    for workload, template in pods(overlay(*combination)):
         pod = template["spec"]
         containers = [*pod["containers"], *pod.get("initContainers", ())]
-        assert not any(pod.get(field) for field in ("hostNetwork", "hostPID", "hostIPC", "hostUsers")), who
+        assert not any(pod.get(field) for field in ("hostNetwork", "hostPID", "hostIPC", "hostUsers")), workload
         allowed = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
-        assert all(volume.keys() - {"name"} <= allowed for volume in pod.get("volumes", ())), who
-        assert pod["securityContext"]["runAsNonRoot"] is True, who
-        assert pod["securityContext"]["runAsUser"] == pod["securityContext"]["runAsGroup"] == 10001, who
-        assert pod["securityContext"]["seccompProfile"]["type"] in ("RuntimeDefault", "Localhost"), who
-        assert "sysctls" not in pod["securityContext"], who
+        assert all(volume.keys() - {"name"} <= allowed for volume in pod.get("volumes", ())), workload
+        assert pod["securityContext"]["runAsNonRoot"] is True, workload
+        assert pod["securityContext"]["runAsUser"] == pod["securityContext"]["runAsGroup"] == 10001, workload
+        assert pod["securityContext"]["seccompProfile"]["type"] in ("RuntimeDefault", "Localhost"), workload
+        assert "sysctls" not in pod["securityContext"], workload
         for container in containers:
             security = container["securityContext"]
-            assert security["allowPrivilegeEscalation"] is False, who
-            assert security["capabilities"] == {"drop": ["ALL"]}, who
-            assert security.get("privileged", False) is False, who
-            assert security.get("runAsNonRoot", True) is True, who
-            assert security.get("runAsUser", 10001) != 0, who
-            assert "procMount" not in security, who
-            assert not any("hostPort" in port for port in container.get("ports", ())), who
+            assert security["allowPrivilegeEscalation"] is False, workload
+            assert security["capabilities"] == {"drop": ["ALL"]}, workload
+            assert security.get("privileged", False) is False, workload
+            assert security.get("runAsNonRoot", True) is True, workload
+            assert security.get("runAsUser", 10001) != 0, workload
+            assert "procMount" not in security, workload
+            assert not any("hostPort" in port for port in container.get("ports", ())), workload
             probes = [container[name] for name in ("startupProbe", "readinessProbe", "livenessProbe")]
-            assert not any("host" in probe["httpGet"] for probe in probes), who
+            assert not any("host" in probe["httpGet"] for probe in probes), workload
 
 
 @each
 def test_pods_can_write_only_where_they_must_and_cannot_speak_to_the_cluster(combination):
     """Beyond the standard: a read-only root, a bounded /tmp, no token, no addresses of other services."""
-    for who, template in pods(overlay(*combination)):
+    for workload, template in pods(overlay(*combination)):
         pod = template["spec"]
-        (container,) = pod["containers"]
-        assert container["securityContext"]["readOnlyRootFilesystem"] is True, who
-        assert pod["automountServiceAccountToken"] is False, who
-        assert pod["enableServiceLinks"] is False, who
+        assert pod["automountServiceAccountToken"] is False, workload
+        assert pod["enableServiceLinks"] is False, workload
         volumes = {volume["name"]: volume for volume in pod["volumes"]}
-        mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
-        assert volumes[mounts["/tmp"]["name"]]["emptyDir"]["sizeLimit"], who
-        writable = {path for path, mount in mounts.items() if not mount.get("readOnly")}
-        assert writable == ({"/tmp", "/var/lib/rookery"} if who == "StatefulSet/learner" else {"/tmp"}), who
+        for container in pod["containers"]:
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True, workload
+            mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+            assert volumes[mounts["/tmp"]["name"]]["emptyDir"]["sizeLimit"], workload
+            writable = {path for path, mount in mounts.items() if not mount.get("readOnly")}
+            assert writable == ({"/tmp", "/var/lib/rookery"} if workload == "StatefulSet/learner" else {"/tmp"}), workload
 
 
 @each_overlay
@@ -270,38 +283,41 @@ def test_one_overlay_can_become_another_in_place():
 @each
 def test_every_container_says_what_it_needs_and_gets_no_more_memory(combination):
     """Memory that was promised and is not there ends in the kernel killing somebody."""
-    for who, template in pods(overlay(*combination)):
-        (container,) = template["spec"]["containers"]
+    for workload, container in containers(overlay(*combination)):
         requests, limits = container["resources"]["requests"], container["resources"]["limits"]
-        assert requests["memory"] == limits["memory"], who
-        assert {"cpu"} <= requests.keys() & limits.keys(), who
+        assert requests["memory"] == limits["memory"], workload
+        assert {"cpu"} <= requests.keys() & limits.keys(), workload
 
 
 @each
 def test_threads_follow_the_cpu_limit(combination):
     """A process on one core with a thread for each core of its node spends its time switching."""
-    for who, template in pods(overlay(*combination)):
-        (container,) = template["spec"]["containers"]
+    for workload, container in containers(overlay(*combination)):
         service = container["name"]
         sources = {variable["name"]: variable.get("valueFrom", {}).get("resourceFieldRef") for variable in container["env"]}
+        if container["args"][0] == "env-worker":  # without torch; the container's own limit where no other is named
+            assert sources["OMP_NUM_THREADS"] == {"resource": "limits.cpu"}, workload
+            continue
         expected = {"containerName": service, "resource": "limits.cpu"}
-        assert sources["OMP_NUM_THREADS"] == sources[f"ROOKERY_{service.upper()}__TORCH_THREADS"] == expected, who
+        assert sources["OMP_NUM_THREADS"] == sources[f"ROOKERY_{service.upper()}__TORCH_THREADS"] == expected, workload
 
 
 @each
 def test_probes_ask_the_pod_alone_and_wait_long_enough(combination):
-    """Liveness never depends on a peer; what takes long is start, and only start is given long."""
-    for who, template in pods(overlay(*combination)):
-        (container,) = template["spec"]["containers"]
+    """Liveness never depends on another service; only startup is given a long time."""
+    for workload, container in containers(overlay(*combination)):
         probes = {name: container[f"{name}Probe"] for name in ("startup", "readiness", "liveness")}
         asked = {name: probe["httpGet"]["path"] for name, probe in probes.items()}
-        starts = "/readyz" if container["name"] == "learner" else "/healthz"  # a peer is ready only once there is a learner
-        assert asked == {"startup": starts, "readiness": "/readyz", "liveness": "/healthz"}, who
-        assert all(probe["httpGet"]["port"] == "http" for probe in probes.values()), who
+        starts = (
+            "/readyz" if container["name"] == "learner" else "/healthz"
+        )  # a worker is ready once it is connected to a learner
+        assert asked == {"startup": starts, "readiness": "/readyz", "liveness": "/healthz"}, workload
+        (port,) = [port["name"] for port in container["ports"] if port["name"].startswith("http")]
+        assert all(probe["httpGet"]["port"] == port for probe in probes.values()), workload
         patience = {name: probe["periodSeconds"] * probe["failureThreshold"] for name, probe in probes.items()}
-        assert patience["startup"] >= 300, who
-        assert patience["liveness"] >= 30, who
-        assert all(probe["timeoutSeconds"] <= probe["periodSeconds"] for probe in probes.values()), who
+        assert patience["startup"] >= 300, workload
+        assert patience["liveness"] >= 30, workload
+        assert all(probe["timeoutSeconds"] <= probe["periodSeconds"] for probe in probes.values()), workload
 
 
 @each
@@ -313,15 +329,15 @@ def test_a_signal_ends_a_container_that_has_no_handler_yet(combination):
 @each
 def test_pods_have_time_to_end_well(combination):
     """An actor leaves within 5 s and a learner within 15; a spot machine gives pods little more than 25."""
-    grace = {who: template["spec"]["terminationGracePeriodSeconds"] for who, template in pods(overlay(*combination))}
+    grace = {workload: template["spec"]["terminationGracePeriodSeconds"] for workload, template in pods(overlay(*combination))}
     assert grace == {"StatefulSet/learner": 60, "Deployment/actor": 25, "Deployment/evaluator": 25}
 
 
 @each
 def test_the_learner_is_alone_and_its_run_outlives_it(combination):
-    """Two learners would be two runs; a claim that goes with its StatefulSet would take the run with it."""
+    """Two learners that are no ranks would be two runs; a claim that goes with its StatefulSet would take the run with it."""
     spec = named(overlay(*combination), "StatefulSet", "learner")["spec"]
-    assert spec["replicas"] == 1
+    assert spec["replicas"] == (2 if "ranks" in combination else 1)
     assert spec["persistentVolumeClaimRetentionPolicy"] == {"whenDeleted": "Retain", "whenScaled": "Retain"}
     (claim,) = spec["volumeClaimTemplates"]
     (container,) = spec["template"]["spec"]["containers"]
@@ -368,7 +384,7 @@ def test_the_queries_mean_this_run_and_wait_as_the_bottleneck_rule_does(name):
 def test_a_learner_that_is_held_up_changes_no_number_of_actors(tmp_path):
     """Nothing trained over nothing made is no number; the autoscaler would take it for one, and send the actors home."""
     (scaler,) = of(overlay("cpu", "autoscaling-keda"), "ScaledObject")
-    appetite = next(trigger["metadata"]["query"] for trigger in scaler["spec"]["triggers"] if trigger["name"] == "appetite")
+    capacity = next(trigger["metadata"]["query"] for trigger in scaler["spec"]["triggers"] if trigger["name"] == "capacity")
     still = {
         'rookery_learner_env_steps_trained_total{namespace="rookery", instance="learner-0"}': "5000x20",
         'rookery_learner_phase_seconds_total{namespace="rookery", instance="learner-0", phase="wait"}': "7x20",
@@ -378,7 +394,7 @@ def test_a_learner_that_is_held_up_changes_no_number_of_actors(tmp_path):
     test = {
         "interval": "15s",
         "input_series": [{"series": name, "values": values} for name, values in still.items()],
-        "promql_expr_test": [{"expr": appetite, "eval_time": "5m", "exp_samples": []}],
+        "promql_expr_test": [{"expr": capacity, "eval_time": "5m", "exp_samples": []}],
     }
     (tmp_path / "test.json").write_text(json.dumps({"rule_files": [], "evaluation_interval": "15s", "tests": [test]}))
     ran = subprocess.run(["promtool", "test", "rules", str(tmp_path / "test.json")], capture_output=True, text=True, check=False)
@@ -399,41 +415,41 @@ def test_the_cpu_that_scales_actors_can_be_reached(name):
 
 def test_the_gpu_is_asked_for_by_the_learner_alone():
     """Actors on GPU nodes would hold GPUs that they do not use."""
-    asked = {who: template["spec"]["containers"][0] for who, template in pods(overlay("gpu"))}
-    gpus = {who: container["resources"]["limits"].get("nvidia.com/gpu") for who, container in asked.items()}
+    asked = {workload: template["spec"]["containers"][0] for workload, template in pods(overlay("gpu"))}
+    gpus = {workload: container["resources"]["limits"].get("nvidia.com/gpu") for workload, container in asked.items()}
     assert gpus == {"StatefulSet/learner": "1", "Deployment/actor": None, "Deployment/evaluator": None}
     assert asked["StatefulSet/learner"]["image"].startswith("rookery-learner-gpu:")
 
 
 @each_overlay
 def test_each_pod_gets_the_keys_of_its_role_and_of_no_other(name):
-    """An actor on somebody else's machine must not be able to play the learner; the file must open to who is not root."""
-    roles = {"StatefulSet/learner": "learner-keys", "Deployment/actor": "peer-keys", "Deployment/evaluator": "peer-keys"}
-    for who, template in pods(overlay(name, "curve-auth")):
+    """An actor on another machine must not be able to pose as the learner; users other than root must read the file."""
+    roles = {"StatefulSet/learner": "learner-keys", "Deployment/actor": "worker-keys", "Deployment/evaluator": "worker-keys"}
+    for workload, template in pods(overlay(name, "curve-auth")):
         spec, (container,) = template["spec"], template["spec"]["containers"]
         (secret,) = [volume for volume in spec["volumes"] if "secret" in volume]
-        assert secret["secret"] == {"secretName": roles[who], "defaultMode": 0o400}, who
-        assert spec["securityContext"]["fsGroup"] == spec["securityContext"]["runAsGroup"], who
+        assert secret["secret"] == {"secretName": roles[workload], "defaultMode": 0o400}, workload
+        assert spec["securityContext"]["fsGroup"] == spec["securityContext"]["runAsGroup"], workload
         (mount,) = [mount for mount in container["volumeMounts"] if mount["name"] == secret["name"]]
-        assert mount["readOnly"] is True, who
+        assert mount["readOnly"] is True, workload
         environ = {variable["name"]: variable["value"] for variable in container["env"] if "value" in variable}
-        settings = load(preset=None, environ=environ).settings
-        assert getattr(settings, container["name"]).keys == mount["mountPath"], who
-        assert not getattr(settings, container["name"]).insecure, who
+        settings = load_settings(preset=None, environ=environ).settings
+        assert getattr(settings, container["name"]).keys == mount["mountPath"], workload
+        assert not getattr(settings, container["name"]).insecure, workload
 
 
 @each_overlay
-def test_without_keys_each_pod_is_told_that_its_network_is_trusted(name):
+def test_without_keys_each_pod_has_the_setting_insecure(name):
     """Without the setting the learner would not bind, nor the workers join it; with keys it must be absent."""
-    for who, template in pods(overlay(name)):
+    for workload, template in pods(overlay(name)):
         (container,) = template["spec"]["containers"]
-        assert {"name": f"ROOKERY_{container['name'].upper()}__INSECURE", "value": "true"} in container["env"], who
+        assert {"name": f"ROOKERY_{container['name'].upper()}__INSECURE", "value": "true"} in container["env"], workload
 
 
 @each_overlay
 def test_only_actors_go_to_machines_that_can_be_taken_away(name):
     """The learner would come back, and lose up to a minute of training each time."""
-    tolerant = {who for who, template in pods(overlay(name, "spot")) if "affinity" in template["spec"]}
+    tolerant = {workload for workload, template in pods(overlay(name, "spot")) if "affinity" in template["spec"]}
     assert tolerant == {"Deployment/actor"}
 
 
@@ -448,6 +464,55 @@ def test_only_actors_wait_in_the_queue(name):
     assert queued == {"Deployment/actor"}
 
 
+RANKS = [("ranks",), ("curve-auth", "ranks", "policy-server"), ("policy-server", "ranks", "curve-auth")]
+
+
+@pytest.mark.parametrize("components", RANKS, ids="+".join)
+@each_overlay
+def test_each_rank_knows_its_place_and_each_worker_the_address_of_its_rank(name, components):
+    """The number of ranks is in three places, and the name of a pod in four."""
+    manifests = overlay(name, *components)
+    learner = named(manifests, "StatefulSet", "learner")["spec"]
+    (container,) = learner["template"]["spec"]["containers"]
+    count, service = learner["replicas"], named(manifests, "Service", learner["serviceName"])
+    addresses = [f"tcp://learner-{rank}.{learner['serviceName']}:5700" for rank in range(count)]
+    assert load_settings(preset=None, environ=values(container)).settings.learner.ranks == count
+    sources = {variable["name"]: variable["valueFrom"] for variable in container["env"] if "valueFrom" in variable}
+    assert sources["RANK"] == {"fieldRef": {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}}
+    place = Place.of(count, {**values(container), "RANK": "1"})
+    assert (place.rank, place.local_rank, place.master.host) == (1, 0, addresses[0][len("tcp://") :].partition(":")[0])
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"] is True
+    assert (learner["podManagementPolicy"], learner["updateStrategy"]) == ("Parallel", {"type": "OnDelete"})
+    for role, own in {"actor": addresses, "evaluator": addresses[:1]}.items():
+        one = named(manifests, "Deployment", role)["spec"]["template"]["spec"]["containers"][0]
+        settings = worker.parse(one["args"][0], one["args"][1:], values(one)).settings
+        assert getattr(settings, role).server == ",".join(own)
+
+
+@pytest.mark.parametrize("components", [("policy-server",), RANKS[1], RANKS[2]], ids="+".join)
+@each_overlay
+def test_each_policy_server_has_its_env_workers_in_its_pod(name, components, tmp_path):
+    """They need no keys, because they connect over loopback; their number must divide the environments of the run."""
+    manifests = overlay(name, *components)
+    server, *workers = named(manifests, "Deployment", "actor")["spec"]["template"]["spec"]["containers"]
+    own = worker.parse("policy-server", server["args"][1:], values(server)).settings
+    assert server["args"][0] == "policy-server"
+    assert own.policy_server.learner_seconds is None
+    (tmp_path / "run.yaml").write_text(run_of(manifests)["data"]["run.yaml"])
+    run = load_settings(preset=str(tmp_path / "run.yaml"), environ={}).settings
+    assert own.policy_server.workers == len(workers)
+    assert run.env.num_envs % len(workers) == 0
+    settings = [worker.parse(one["args"][0], one["args"][1:], values(one)).settings for one in workers]
+    assert {one.env_worker.policy_server for one in settings} == {own.policy_server.bind}
+    assert parse_endpoint(own.policy_server.bind).loopback
+    assert len({one.env_worker.name for one in settings}) == len(workers)
+    assert {one["image"] for one in workers} == {server["image"]}
+    ports = [(one.metrics.host, one.metrics.port) for one in (own, *settings)]
+    assert ports == [("0.0.0.0", one["ports"][0]["containerPort"]) for one in (server, *workers)]
+    assert len(set(ports)) == len(ports)
+
+
 # -- the page ----------------------------------------------------------------------------------------------------------------
 
 PAGE = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
@@ -460,7 +525,6 @@ def test_every_component_and_overlay_is_on_the_page():
 
 @each_overlay
 def test_the_table_of_overlays_is_true(name):
-    """Whoever chooses by the table must get what it says."""
     (row,) = [line for line in PAGE.splitlines() if line.startswith(f"| `{name}` |")]
     _, _, learner, actors, components = (cell.strip() for cell in row.strip("|").split("|"))
     (container,) = named(overlay(name), "StatefulSet", "learner")["spec"]["template"]["spec"]["containers"]

@@ -1,4 +1,4 @@
-"""Who may speak to whom: the network policies allow the connections that the services make, and no other."""
+"""The network policies allow the connections that the services make, and no other."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ from itertools import product
 
 import pytest
 
-from common.runtime.tree import PeerSettings, Settings
+from common.config.schema import Settings, WorkerSettings
 from tests.k8s.manifests import OVERLAYS, WORKLOADS, held, of, overlay, selects
 
 pytestmark = pytest.mark.service
 
 SERVICES = ("learner", "actor", "evaluator")
-OUTSIDE = {  # who is not of the run, by the labels of its namespace and of its pod
+OUTSIDE = {  # senders outside the run, by the labels of namespace and pod
     "prometheus": ({"kubernetes.io/metadata.name": "monitoring"}, {"app.kubernetes.io/name": "prometheus"}),
     "dns": ({"kubernetes.io/metadata.name": "kube-system"}, {"k8s-app": "kube-dns"}),
-    "stranger": ({"kubernetes.io/metadata.name": "default"}, {"app.kubernetes.io/name": "curl"}),
+    "outsider": ({"kubernetes.io/metadata.name": "default"}, {"app.kubernetes.io/name": "curl"}),
+    "addition": (  # of an overlay: only what `default-deny` restricts
+        {"kubernetes.io/metadata.name": "rookery"},
+        {"app.kubernetes.io/name": "rookery", "app.kubernetes.io/component": "notebook"},
+    ),
     "neighbour": ({"kubernetes.io/metadata.name": "rookery"}, {"app.kubernetes.io/name": "notebook"}),
 }
 OWN = {"kubernetes.io/metadata.name": "rookery"}
@@ -38,7 +42,7 @@ def places(objects):
 
 
 def matches(peer, place):
-    """Whether one entry of `from` or `to` means this place."""
+    """Return whether one entry of `from` or `to` (a NetworkPolicyPeer) selects this place."""
     namespace, labels = place
     assert peer.keys() <= {"podSelector", "namespaceSelector"}
     ours = selects(peer["namespaceSelector"], namespace) if "namespaceSelector" in peer else namespace == OWN
@@ -46,7 +50,7 @@ def matches(peer, place):
 
 
 def allowed(policies, direction, here, there, port):
-    """Whether `here` may speak in this direction with `there`: where a policy concerns it, only by a rule."""
+    """Return whether the policies of `here` allow this direction of a connection with `there`."""
     namespace, labels = here
     concerned = [
         policy["spec"]
@@ -57,7 +61,7 @@ def allowed(policies, direction, here, there, port):
     rules = [rule for spec in concerned for rule in spec.get(direction.lower(), ())]
     return not concerned or any(
         any(matches(peer, there) for peer in rule[word])
-        and port in {(entry["protocol"], entry["port"]) for entry in rule["ports"]}
+        and ("ports" not in rule or port in {(entry["protocol"], entry["port"]) for entry in rule["ports"]})
         for rule in rules
     )
 
@@ -74,20 +78,21 @@ def edges(name, direction):
 
 
 def wanted():
-    """The same, from what the services do: peers connect to the learner, by a name; Prometheus scrapes all."""
+    """The same, from what the services do: workers and ranks connect to learners, by a name; Prometheus scrapes all."""
     settings = Settings()
     port = int(settings.learner.bind.rpartition(":")[2])
-    peers = [name for name, section in settings if isinstance(section, PeerSettings)]
+    workers = [name for name, section in settings if isinstance(section, WorkerSettings)]
     return {
-        *((peer, "learner", "TCP", port) for peer in peers),
-        *((peer, "dns", protocol, 53) for peer, protocol in product(peers, ("TCP", "UDP"))),
+        *((worker, "learner", "TCP", port) for worker in workers),
+        *(("learner", "learner", *port) for port in PORTS),  # ranks, on ports that the system chooses
+        *((service, "dns", protocol, 53) for service, protocol in product(SERVICES, ("TCP", "UDP"))),
         *(("prometheus", service, "TCP", 9100) for service in SERVICES),
     }
 
 
 @each_overlay
 def test_the_policies_allow_the_connections_that_services_make_and_no_other(name):
-    """Whoever can reach the learner's port can send it experience: nothing else guards it. Each end is held by itself."""
+    """Without keys, the policies alone protect the learner's port. Ingress and egress are checked separately."""
     assert edges(name, "Egress") == {edge for edge in wanted() if edge[0] in SERVICES}
     assert edges(name, "Ingress") == {edge for edge in wanted() if edge[1] in SERVICES}
 

@@ -6,15 +6,13 @@ import random
 import threading
 import time
 
+import numpy as np
 import pytest
 import torch
 
 from common.algorithms.registry import ALGORITHMS
-from common.algorithms.settings.replay import ReplaySection
-from common.algorithms.settings.td3 import TD3Settings
-from common.envs.spec import EnvSettings
-from common.models.spec import ModelSettings
-from common.runtime.tree import (
+from common.algorithms.settings import ReplaySection, TD3Settings
+from common.config.schema import (
     ActorSettings,
     CheckpointSettings,
     LearnerSettings,
@@ -23,6 +21,8 @@ from common.runtime.tree import (
     Settings,
     TargetSettings,
 )
+from common.envs.spec import EnvSettings
+from common.models.spec import ModelSettings
 from tests.services.test_whole_run import Colony, assert_accounts_agree, probe, q_probe
 
 pytestmark = pytest.mark.service
@@ -43,7 +43,7 @@ def _one_torch_thread():
 def recipe(algorithm):
     """A run of a few updates of 3 x 16 x 8 env steps, or 3 x 8 x 8 with a memory."""
     if algorithm == "dqn":
-        settings = q_probe("matching_action", env_steps=1_500, prioritized=True, initial_priorities=True)
+        settings = q_probe("matching_action", env_steps=1_500)
     elif algorithm == "td3":
         settings = Settings(
             env=EnvSettings(entry_point="common.envs.probes:aimed_action", num_envs=8),
@@ -55,7 +55,9 @@ def recipe(algorithm):
         )
     else:
         settings = probe("matching_action", algorithm=algorithm, env_steps=3_000)
-    return settings
+    # With statistics of observations, which a restarted learner must continue; of gradients alone there are none.
+    model = settings.model.model_copy(update={"normalize_observation": algorithm != "a3c-grad"})
+    return settings.model_copy(update={"model": model})
 
 
 def lockstep(settings, *, seed=1, batch=1):
@@ -66,7 +68,7 @@ def lockstep(settings, *, seed=1, batch=1):
 
 
 def held_up(seed):
-    """What every thread calls at each env step and update: each is held up at times of its own."""
+    """Called by every thread at each env step and update: each is held up at times of its own."""
     local = threading.local()
 
     def wait():
@@ -84,7 +86,10 @@ def trained(settings, folder, *, delays):
     colony.alive = held_up(delays)
     run = colony.run(actors=ACTORS)
     assert_accounts_agree(run)
-    return run.record.summary(run.figures, now=time.monotonic())
+    # The lag is 0: experience is evaluated by the very weights and statistics that acted. Some algorithms measure no ratio.
+    assert len(run.first_ratio_errors) > 5
+    assert not (np.array(run.first_ratio_errors) > 1e-5).any()
+    return run.record.summary(run.stats, now=time.monotonic())
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -119,10 +124,10 @@ def killed(settings, folder, *, actors=(), learner=(), seed=0):
     colony.saves = lambda: chance.random() < 0.3
     colony.alive = held_up(seed)
     run = colony.run(actors=ACTORS)
-    ledger = run.figures.ledger
+    ledger = run.stats.ledger
     assert (ledger["queued"], ledger["in_flight"]) == (0, 0)
     assert ledger["produced"] == ledger["trained"] + sum(ledger["dropped"].values())
-    return run.record.summary(run.figures, now=time.monotonic())
+    return run.record.summary(run.stats, now=time.monotonic())
 
 
 def often(settings):
@@ -131,7 +136,7 @@ def often(settings):
     return settings.model_copy(update={"checkpoint": CheckpointSettings(every_seconds=1e-9, replay=replay)})
 
 
-@pytest.mark.parametrize(("algorithm", "batch"), [("ppo", 1), ("ppo", 4), ("a3c-grad", 1), ("dqn", 1), ("td3", 1)])
+@pytest.mark.parametrize(("algorithm", "batch"), [("ppo", 4), ("a3c-grad", 1), ("dqn", 1), ("td3", 1)])
 def test_a_run_whose_processes_are_killed_ends_with_the_weights_of_one_that_is_left_alone(tmp_path, algorithm, batch):
     """Actors in the middle of a rollout; the learner four times, once before its first checkpoint. Also two messages of each."""
     settings = lockstep(recipe(algorithm), batch=batch)

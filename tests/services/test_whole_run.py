@@ -14,42 +14,42 @@ import numpy as np
 import pytest
 import torch
 
-from common.algorithms.api import Place
-from common.algorithms.registry import ALGORITHMS, build_algorithm, build_policy, rollout_schema, shipment
-from common.algorithms.settings.dqn import DQNSettings
-from common.algorithms.settings.td3 import TD3Settings
+from common.algorithms.api import WorkerContext
+from common.algorithms.ranks import ALONE
+from common.algorithms.registry import ALGORITHMS, build_algorithm, build_payload, build_policy, rollout_schema
+from common.algorithms.settings import DQNSettings, PPOSettings, TD3Settings
+from common.config.schema import LearnerSettings, RolloutSettings, RunConfig, Settings, TargetSettings
 from common.envs.make import make, spec_of
 from common.envs.spec import EnvSettings
 from common.errors import DropReason
-from common.models.snapshot import Layout
+from common.models.snapshot import ParameterLayout, flatten
 from common.models.spec import ModelSettings
-from common.runtime.checkpoints import load_newest, save
-from common.runtime.health import Health
+from common.observability.learner_metrics import LearnerStats
+from common.observability.worker_metrics import ActorStats, EvaluatorStats
+from common.protocol.learner_side import LearnerSide
+from common.protocol.worker_side import Identity, WorkerSide
+from common.runtime.checkpoint_files import Checkpoint
+from common.runtime.checkpoints import CheckpointStore
+from common.runtime.lifecycle import Health
+from common.runtime.process import derive_seed
 from common.runtime.run_directory import create
-from common.runtime.seeds import derive
-from common.runtime.segments import SegmentFiles
-from common.runtime.tree import LearnerSettings, RolloutSettings, RunConfig, Settings, TargetSettings
-from common.session.actor_side import ActorSide, Identity
-from common.session.learner_side import LearnerSide
 from common.transport.link import Link
-from common.transport.memory import MemoryHub
-from services.actor.loop import Actor
-from services.actor.metrics import ActorMetrics
+from services.actor.loop import ActorLoop
+from services.actor.parts import ActorParts, begin_incarnation
 from services.actor.rollout import Rollout
-from services.actor.setup import Setup, begin
-from services.evaluator.loop import Evaluator
-from services.evaluator.metrics import EvaluatorMetrics
+from services.evaluator.loop import EvaluatorLoop
 from services.learner.accounts import AccountsFile
-from services.learner.begin import go_on, terms
+from services.learner.agreement import Agreement
 from services.learner.intake import Intake
 from services.learner.journal import Journal
-from services.learner.loop import Learner
-from services.learner.metrics import LearnerMetrics
+from services.learner.loop import TrainLoop
 from services.learner.record import RunRecord
+from services.learner.startup import restore_checkpoint, session_config
+from tests.support.memory import MemoryHub
 
 pytestmark = pytest.mark.service
 
-SILENCE = 5.0  # seconds after which a peer counts as away
+SILENCE = 5.0  # seconds after which a worker counts as away, and a killed actor's name is free for the next
 PATIENCE = 120.0  # seconds; only a fault lets it pass
 
 
@@ -80,28 +80,29 @@ class KilledError(BaseException):
 
 @dataclass
 class Run:
-    """What is left of a run."""
+    """Results of a run."""
 
     record: RunRecord
     algorithm: object
-    figures: object
-    actors: list[Actor]
+    stats: object
+    actors: list[ActorLoop]
     first_ratio_errors: list[float] = field(default_factory=list)
     reason: str = ""
+    best: Checkpoint | None = None
 
     def value(self, *observation):
-        """What the critic says of one observation, in units of return."""
+        """Return the value of one observation, in units of return."""
         with torch.no_grad():
             value = self.algorithm.model(torch.tensor([observation], dtype=torch.float32)).value
         return self.algorithm._moments.denormalize(value).item()
 
     def action_values(self, *observation):
-        """What the Q network says of one observation, per action."""
+        """Return the action values of one observation."""
         with torch.no_grad():
             return self.algorithm.model(torch.tensor([observation], dtype=torch.float32))[0].tolist()
 
     def probability(self, action, *observation):
-        """What the policy gives to `action`."""
+        """Return the probability of `action`."""
         with torch.no_grad():
             policy = self.algorithm.model.policy(torch.tensor([observation], dtype=torch.float32))
         return policy.log_prob(torch.tensor([action])).exp().item()
@@ -110,14 +111,16 @@ class Run:
 class Colony:
     """The threads of one run."""
 
-    def __init__(self, settings, folder):
-        """Build the learner; peers connect in threads of their own."""
+    def __init__(self, settings, folder, *, group=None):
+        """Build the learner, or one rank of it; workers connect in threads of their own."""
+        self.group = group
         self.settings, self.hub, self.failures = settings, MemoryHub(), []
         self.env = spec_of(settings.env)
         self.directory = create(folder / "run", config="x: 1\n", command=["rookery"])
         self.journal = Journal(self.directory, env_steps=0, on_loss=pytest.fail)
         self.actors, self.ratios, self.metrics = [], [], []
         self.killed = frozenset()  # numbers of the actors that are killed in the middle of a rollout, after three whole ones
+        self.spared = lambda: False  # whether they still live on
         self.replaced = False  # whether they are started again
         self.learner_kills = []  # numbers of the updates in which the learner is killed, to be started again at once
         self.saves = lambda: False  # whether a checkpoint that is due is written
@@ -127,20 +130,25 @@ class Colony:
         """A learner's process: a new run, or one that goes on from the newest checkpoint."""
         settings = self.settings
         length, num_envs = settings.rollout.length, settings.env.num_envs
-        ships = shipment(settings.algorithm, model=settings.model, env=self.env, length=length, num_envs=num_envs)
-        limits = replace(terms(settings, self.env, ships, "run-1"), silence_seconds=SILENCE)
+        ships = build_payload(settings.algorithm, model=settings.model, env=self.env, length=length, num_envs=num_envs)
+        limits = replace(session_config(settings, self.env, ships, "run-1", group=self.group), silence_seconds=SILENCE)
         session = LearnerSide(limits, check=ships.check, episodes=ships.episodes)
         self.algorithm = build_algorithm(
-            settings.algorithm, model=settings.model, env=self.env, seed=derive(settings.run.seed, "model", role="learner")
+            settings.algorithm,
+            model=settings.model,
+            env=self.env,
+            seed=derive_seed(settings.run.seed, "model", role="learner"),
+            ranks=self.group or ALONE,
         )
         self.record = RunRecord(settings=settings, run_id="run-1", frame_skip=1, started_at=time.monotonic())
-        architecture = Layout.of(self.algorithm.model).fingerprint
-        self.files = SegmentFiles(self.directory.checkpoints)
-        checkpoint = load_newest(self.directory.checkpoints, architecture=architecture, warn=pytest.fail)
+        architecture = ParameterLayout.of(self.algorithm.model).fingerprint
+        self.store = CheckpointStore(self.directory.checkpoints, keep=2)
+        checkpoint = self.store.load_newest(architecture=architecture, warn=pytest.fail, restore=lambda found: found)
         if checkpoint:
-            files = self.files
-            go_on(checkpoint, algorithm=self.algorithm, record=self.record, session=session, segment_files=files)
-        self.intake = Intake(transport=self.hub.bind(), session=session, clock=time.monotonic, note=lambda _: None)
+            restore_checkpoint(checkpoint, algorithm=self.algorithm, record=self.record, session=session, store=self.store)
+        accounts = AccountsFile(self.directory.accounts, run_id="run-1", clock=time.monotonic, on_loss=pytest.fail)
+        transport = self.hub.bind()
+        self.intake = Intake(transport=transport, session=session, clock=time.monotonic, note=lambda _: None, accounts=accounts)
         self.alive = lambda: None  # called by each actor at each env step, and by the learner at each update
 
     def learner(self):
@@ -154,41 +162,34 @@ class Colony:
                 raise KilledError
             result = update(batch, progress, stop)
             self.metrics.append(result.metrics)
-            if progress.version == 0 or result.metrics["policy_lag_mean"] == 0:
+            if progress.version == 0 or result.metrics.get("policy_lag_mean") == 0:
                 self.ratios.append(result.metrics.get("first_ratio_error", np.nan))
             return result
 
         self.algorithm.update = watched
-        return Learner(
-            settings=self.settings,
+        return TrainLoop(
             algorithm=self.algorithm,
             intake=self.intake,
             record=self.record,
             journal=self.journal,
             save=self.save,
-            accounts=AccountsFile(
-                self.directory.accounts,
-                run_id="run-1",
-                state=self.intake.accounts,
-                clock=time.monotonic,
-                on_loss=pytest.fail,
-            ),
-            metrics=LearnerMetrics(),
+            save_best=self.store.save_best,
+            stats=LearnerStats(),
             health=Health(),
             stopping=lambda: bool(self.failures),
+            agreement=Agreement(self.group) if self.group else None,
             clock=time.monotonic,
-            note=lambda *_, **__: None,
         )
 
     def save(self, checkpoint):
         """Write a checkpoint, or not."""
         if self.saves():
-            save(self.directory.checkpoints, checkpoint, keep=2, segment_files=self.files)
+            self.store.save(checkpoint)
 
     def link(self, role, number, life=1):
         """A welcomed link."""
         identity = Identity(role=role, name=f"{role}-{number}", incarnation=1000 * life, software="test")
-        link = Link(transport=self.hub.connect(), session=ActorSide(identity), clock=time.monotonic, note=lambda _: None)
+        link = Link(transport=self.hub.connect(), session=WorkerSide(identity), clock=time.monotonic, note=lambda _: None)
         while link.welcome is None:
             link.service(0.05)
         return link
@@ -196,13 +197,13 @@ class Colony:
     def seed(self, role, link):
         """Seeds by the newest Welcome."""
         index, generation = link.welcome.index, link.welcome.generation
-        return partial(derive, self.settings.run.seed, role=role, index=index, generation=generation)
+        return partial(derive_seed, self.settings.run.seed, role=role, index=index, generation=generation)
 
     def policy(self, run, environment, seed):
         """The acting side, as the Welcome says."""
-        place = Place(index=0, peers=run.actors, num_envs=environment.num_envs)
+        context = WorkerContext(index=0, workers=run.actors, num_envs=environment.num_envs)
         return build_policy(
-            run.algorithm, model=run.model, env=environment.spec, precision="fp32", seed=seed("policy"), place=place
+            run.algorithm, model=run.model, env=environment.spec, precision="fp32", seed=seed("policy"), context=context
         )
 
     def act(self, number, life=1):
@@ -216,24 +217,25 @@ class Colony:
             environment, seed = make(run.env), self.seed("actor", link)
             link.check_environment(environment.spec)
             schema = rollout_schema(run.algorithm, env=environment.spec, **size)
-            return Setup(
+            return ActorParts(
                 environment=environment,
                 policy=self.policy(run, environment, seed),
                 rollout=Rollout(schema, environment.reset(seed("environment"))),
             )
 
         def restart():
-            return begin(build, link.welcome)
+            return begin_incarnation(build, link.welcome)
 
-        actor = Actor(
+        actor = ActorLoop(
             link=link,
-            setup=restart(),
+            parts=restart(),
             restart=restart if self.settings.lockstep else None,
-            ships=shipment(run.algorithm, model=run.model, env=self.env, **size).message,
-            phases=ActorMetrics().phases,
-            stopping=lambda: bool(self.failures) or (doomed and actor.env_steps > 3.5 * size["length"] * 8),
+            message_type=build_payload(run.algorithm, model=run.model, env=self.env, **size).message_type,
+            stats=ActorStats(),
+            stopping=lambda: (
+                bool(self.failures) or (doomed and actor.stats.env_steps > 3.5 * size["length"] * 8 and not self.spared())
+            ),
             alive=self.alive,
-            observe_lag=lambda _: None,
         )
         self.actors.append(actor)
         reason = actor.run()
@@ -241,7 +243,7 @@ class Colony:
             if self.replaced:
                 self.act(number, life=2)
             return
-        link.count(actor.env_steps, actor.dropped)
+        link.count(actor.stats.env_steps, actor.stats.dropped)
         link.close(reason)
 
     def evaluate(self):
@@ -251,18 +253,17 @@ class Colony:
         run = RunConfig.from_json(link.welcome.config)
         environment = make(run.env, num_envs=20)
         policy = self.policy(run, environment, seed)
-        evaluator = Evaluator(
+        evaluator = EvaluatorLoop(
             link=link,
             environment=environment,
             policy=policy,
             seed=seed("environment"),
             every_seconds=1000.0,
             rest=lambda: None,
-            phases=EvaluatorMetrics().phases,
+            stats=EvaluatorStats(),
             stopping=lambda: bool(self.failures),
             alive=lambda: None,
             clock=time.monotonic,
-            observe_lag=lambda _: None,
         )
         link.close(evaluator.run())
         environment.close()
@@ -278,7 +279,7 @@ class Colony:
             return ""
 
     def guarded(self, life):
-        """A thread whose failure ends all the others, and the test."""
+        """Return a thread that ends all others, and the test, when it fails."""
 
         def run():
             try:
@@ -288,9 +289,9 @@ class Colony:
 
         return threading.Thread(target=run)
 
-    def run(self, actors=2):
+    def run(self, actors=2, evaluator=True):
         """From the first hello to the last goodbye."""
-        lives = [*(partial(self.act, number) for number in range(actors)), self.evaluate]
+        lives = [*(partial(self.act, number) for number in range(actors)), *([self.evaluate] if evaluator else [])]
         threads = [self.guarded(life) for life in lives]
         for thread in threads:
             thread.start()
@@ -309,21 +310,22 @@ class Colony:
         return Run(
             record=self.record,
             algorithm=self.algorithm,
-            figures=self.intake.figures,
+            stats=self.intake.stats,
             actors=self.actors,
             first_ratio_errors=self.ratios,
             reason=reason,
+            best=self.store.load_best(warn=pytest.fail),
         )
 
 
 def assert_accounts_agree(run):
     """The learner's books, and what the actors counted for themselves: to the step."""
-    ledger = run.figures.ledger
+    ledger = run.stats.ledger
     assert (ledger["queued"], ledger["in_flight"]) == (0, 0)
     assert ledger["trained"] == run.record.env_steps
-    assert ledger["produced"] == sum(actor.env_steps for actor in run.actors)
+    assert ledger["produced"] == sum(actor.stats.env_steps for actor in run.actors)
     assert ledger["produced"] == ledger["trained"] + sum(ledger["dropped"].values())
-    assert ledger["dropped"][DropReason.UNFINISHED] == sum(actor.dropped[DropReason.UNFINISHED] for actor in run.actors)
+    assert ledger["dropped"][DropReason.UNFINISHED] == sum(actor.stats.dropped[DropReason.UNFINISHED] for actor in run.actors)
     lost = {reason for reason, steps in ledger["dropped"].items() if steps}
     assert lost <= {DropReason.UNFINISHED, DropReason.RUN_ENDED}
 
@@ -337,6 +339,8 @@ def test_the_action_that_matters_is_learned(tmp_path, algorithm):
     assert run.probability(1, 1.0) > 0.8
     assert run.probability(0, -1.0) > 0.8
     assert run.record.last_evaluation == {"version": run.record.version, "mode": "greedy", "mean": 1.0, "episodes": 20}
+    assert (run.best.version, run.best.env_steps) == (run.record.version, run.record.env_steps)
+    assert run.best.state["policy"].numpy().tobytes() == flatten(run.algorithm.model, "fp32").tobytes()
     assert_accounts_agree(run)
 
 
@@ -373,6 +377,30 @@ def test_fresh_experience_has_the_very_probabilities_of_the_weights_that_acted(t
     run = Colony(settings, tmp_path).run(actors=1)
     assert run.first_ratio_errors
     assert np.max(run.first_ratio_errors) < 1e-5
+    assert_accounts_agree(run)
+
+
+def test_a_continuous_action_is_learned_by_ppo_in_the_scale_of_its_bounds(tmp_path):
+    """Actions -1 to 3, the best 0 and 2; the noise of the actors begins with half the range and shrinks by itself."""
+    settings = probe("aimed_action", env_steps=8_000)
+    algorithm = PPOSettings(gamma=0.9, learning_rate=1e-2, minibatch=64, epochs=4)
+    run = Colony(settings.model_copy(update={"algorithm": algorithm}), tmp_path).run()
+    assert run.record.training["entropy_coef"] == 0.0
+    assert run.record.last_evaluation["mean"] > -0.1  # at random -5, the best constant action -1
+    assert_accounts_agree(run)
+
+
+@pytest.mark.parametrize(("layout", "dtype"), [("hwc", "uint8"), ("chw", "uint8"), ("hw", "float32")])
+def test_images_in_every_layout_lead_to_the_action_that_they_name(tmp_path, layout, dtype):
+    """Colours last, or first and stacked, or grey and of floats: through the whole pipeline, by convolutions."""
+    settings = probe("pictured_action", env_steps=8_000, mean100=0.9)
+    kwargs, stack = {"layout": layout, "dtype": dtype}, 2 if layout == "chw" else 1
+    env = settings.env.model_copy(update={"kwargs": kwargs, "frame_stack": stack})
+    algorithm = settings.algorithm.model_copy(update={"learning_rate": 2e-3})
+    run = Colony(settings.model_copy(update={"env": env, "algorithm": algorithm}), tmp_path).run()
+    assert len(run.algorithm.model.trunk.conv) > 0
+    assert run.reason == "target reached"
+    assert run.record.last_evaluation["mean"] > 0.9
     assert_accounts_agree(run)
 
 
@@ -426,8 +454,8 @@ def q_probe(name, *, mode="next_step", env_steps, mean100=None, **algorithm):
 
 
 def test_action_values_lead_to_the_action_that_matters_at_the_pace_that_was_asked_for(tmp_path):
-    """DQN, all switches on: learned to its mean of 100; asked and measured samples per insert agree, and so do the books."""
-    settings = q_probe("matching_action", env_steps=20_000, mean100=0.8, prioritized=True, initial_priorities=True)
+    """DQN: learned to its mean of 100; asked and measured samples per insert agree, and so do the books."""
+    settings = q_probe("matching_action", env_steps=20_000, mean100=0.8)
     run = Colony(settings, tmp_path).run()
     assert run.reason == "target reached"
     assert run.record.last_evaluation["mean"] == 1.0
@@ -465,15 +493,16 @@ def test_an_actor_killed_in_the_middle_of_a_group_holds_nobody_up(tmp_path):
     learner = settings.learner.model_copy(update={"batch": 4, "credits": 1, "batch_seconds": 0.5})
     colony = Colony(settings.model_copy(update={"learner": learner}), tmp_path)
     colony.killed = frozenset({0})
+    colony.spared = lambda: not any(metrics["gradients"] == 4.0 for metrics in colony.metrics)
     run = colony.run(actors=4)
     assert run.reason == "env step budget spent"
     assert {metrics["gradients"] for metrics in colony.metrics} >= {3.0, 4.0}
-    ledger = run.figures.ledger
+    ledger = run.stats.ledger
     assert (ledger["queued"], ledger["in_flight"]) == (0, 0)
     assert ledger["trained"] == run.record.env_steps
     assert ledger["produced"] == ledger["trained"] + sum(ledger["dropped"].values())
 
 
 def test_every_algorithm_has_a_run_of_its_own_here():
-    """Whoever adds one to the registry adds it to these runs."""
+    """A new entry of the registry is part of these runs."""
     assert {*RECIPES, "td3", "dqn"} == set(ALGORITHMS)

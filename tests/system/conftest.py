@@ -21,9 +21,9 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.cli.ports import free_ports
+from tests.ports import free_ports
 
-DEADLINE = 90.0  # seconds for anything awaited, on a machine that is busy; only a fault lets it pass
+DEADLINE = 300.0  # seconds for anything awaited, on a machine that is busy; only a fault lets it pass
 POLL = 0.05
 
 # A contextual bandit with a known answer. Each step takes a moment: a run at full speed would keep all cores from the tests.
@@ -69,14 +69,14 @@ def until(happened: Callable[[], Any], what: str, seconds: float = DEADLINE) -> 
 
 
 class Http:
-    """What a service answers on its port."""
+    """HTTP client for one service's port."""
 
     def __init__(self, port: int, *, host: str = "127.0.0.1", seconds: float = 5.0) -> None:
-        """Nothing is asked yet; an answer is awaited for `seconds`."""
+        """Send nothing yet; each request times out after `seconds`."""
         self.url, self._seconds = f"http://{host}:{port}", seconds
 
     def get(self, path: str) -> tuple[int, bytes]:
-        """Status and body; (0, b"") where nobody answers."""
+        """Status and body; (0, b"") where the connection fails."""
         try:
             with urllib.request.urlopen(self.url + path, timeout=self._seconds) as answer:
                 return answer.status, answer.read()
@@ -181,7 +181,7 @@ class Colony:
 
     @property
     def endpoint(self) -> str:
-        """Where the learner is, or will be."""
+        """Return the learner's endpoint, also before the learner has started."""
         return f"tcp://127.0.0.1:{self.port}"
 
     def _service(self, words: list[str], port: int, folder: Path | None = None) -> Service:
@@ -198,10 +198,10 @@ class Colony:
         own = ["--config", config or str(self.config), "--run-dir", str(self.run_dir), f"metrics.port={port}"]
         return self._service(["services.learner", *own, f"learner.bind={self.endpoint}", *words], port)
 
-    def peer(self, role: str, name: str, *words: str, folder: Path | None = None) -> Service:
-        """`rookery actor` or `rookery evaluator`, which know the learner's address and their own name.
+    def worker(self, role: str, name: str, *words: str, folder: Path | None = None) -> Service:
+        """Start `rookery actor` or `rookery evaluator` with the learner's address and a name.
 
-        `folder` is where it is started: what it imports from there is its own, as on another machine. It may run `paced`;
+        It starts in `folder`, and imports modules from there, as on another machine. The module `paced` is allowed;
         a test with another package adds `--allow-code`.
         """
         (port,) = free_ports(1)
@@ -210,9 +210,7 @@ class Colony:
 
     def train(self, *words: str, preset: str = "") -> Service:
         """`rookery train`, its services' ports from one base on: the learner's is the first."""
-        while (ports := free_ports(4))[-1] - ports[0] != 3:
-            pass  # learner, evaluator and two actors count up from the first
-        base = ports[0]
+        base, *_ = free_ports(6)  # learner, evaluator, two actors and an env worker of each count up from the first
         own = ["train", preset or str(self.config), "--run-dir", str(self.run_dir), f"metrics.port={base}"]
         return self._service(["services.cli", *own, *words], base)
 

@@ -8,11 +8,11 @@ from contextlib import closing
 import pytest
 
 from common.algorithms.registry import rollout_schema
+from common.config.schema import RunConfig, Settings
 from common.envs.make import spec_of
-from common.runtime.tree import RunConfig, Settings
+from common.protocol import codec
+from common.protocol.messages import Envelope, Hello, Welcome
 from common.transport.zmq import ZmqLearner
-from common.wire import codec
-from common.wire.messages import Envelope, Hello, Welcome
 
 pytestmark = pytest.mark.system
 
@@ -40,11 +40,12 @@ def hostile(changes):
 
 
 def test_no_code_runs_that_the_owner_of_a_worker_did_not_allow(colony, wait):
-    """A shell command as environment; modules by gymnasium id, as network, as algorithm. Each leaves a file if it runs."""
+    """A shell command as environment, a module as network; each leaves a file if it runs.
+
+    Other settings that name code are in tests/services/test_allowed_code.py.
+    """
     attacks = {
         "shell": ("actor", {"env": {"entry_point": "os:system", "kwargs": {"command": "touch shell"}}}),
-        "identity": ("actor", {"env": {"id": "identity:CartPole-v1"}}),
-        "algorithm": ("actor", {"algorithm": {"name": "algorithm:ENTRY"}}),
         "network": ("evaluator", {"model": {"entry_point": "network:Net"}}),
     }
     for name in attacks:
@@ -59,7 +60,7 @@ def test_no_code_runs_that_the_owner_of_a_worker_did_not_allow(colony, wait):
             while arrived := learner.receive(0.0):
                 message = codec.decode(arrived[1]).message
                 if isinstance(message, Hello):
-                    learner.send(arrived[0], hostile(attacks[message.peer][1]))
+                    learner.send(arrived[0], hostile(attacks[message.worker][1]))
             return all(worker.process.poll() is not None for worker in workers.values())
 
         wait(all_ended, "every worker has ended")

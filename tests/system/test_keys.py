@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from common.transport.curve import LearnerKeys, PeerKeys
+from common.transport.curve import LearnerKeys, WorkerKeys
 
 pytestmark = pytest.mark.system
 
 
 def keys(colony, *words):
-    """`rookery keys`, in the colony's folder; what it said."""
+    """Run `rookery keys` in the colony's folder; return its output."""
     done = subprocess.run(
         [sys.executable, "-m", "services.cli", "keys", *words], cwd=colony.folder, capture_output=True, text=True, check=True
     )
@@ -22,26 +22,28 @@ def keys(colony, *words):
 
 def test_a_run_with_keys_trains_and_no_secret_leaves_its_file(colony, wait):
     """Logs, metrics, status, settings, run directory with its checkpoints: all that an operator copies, scrapes or posts."""
-    said = [keys(colony, "keys", "peer", "stranger")]
+    said = [keys(colony, "keys", "worker", "unlisted")]
     secrets = [LearnerKeys.of(str(colony.folder / "keys" / "learner")).secret]
-    secrets += [PeerKeys.of(str(colony.folder / "keys" / name)).secret for name in ("peer", "stranger")]
-    (colony.folder / "keys" / "learner" / "stranger.key").unlink()
+    secrets += [WorkerKeys.of(str(colony.folder / "keys" / name)).secret for name in ("worker", "unlisted")]
+    (colony.folder / "keys" / "learner" / "unlisted.key").unlink()
 
     learner = colony.learner("--keys", "keys/learner")
-    own = "--keys", "keys/peer"
-    peers = [colony.peer("actor", "one", *own), colony.peer("evaluator", "judge", *own)]
-    stranger = colony.peer("actor", "two", "--keys", "keys/stranger")
+    own = "--keys", "keys/worker"
+    workers = [colony.worker("actor", "one", *own), colony.worker("evaluator", "evaluator", *own)]
+    unlisted = colony.worker("actor", "two", "--keys", "keys/unlisted")
     wait(lambda: learner.http.status().get("env_steps", 0) > 1000, "it trains")
     wait(colony.checkpoints, "there is a checkpoint")
     refused = "rookery_learner_handshakes_failed_total"
-    wait(lambda: learner.http.metric(refused, reason="key") >= 2, "the stranger is refused, asks again, and is counted")
-    wait(lambda: "the learner does not allow key" in stranger.output, "it is told why")
-    wait(lambda: "handshake_failed" in learner.output, "the learner says who it was")
-    assert learner.http.status()["peers"]["actor"] == 1
+    wait(lambda: learner.http.metric(refused, reason="key") >= 2, "each refused handshake is counted")
+    wait(lambda: "the learner does not allow key" in unlisted.output, "the worker logs the reason")
+    wait(lambda: "handshake_failed" in learner.output, "the learner logs the key")
+    assert learner.http.status()["workers"]["actor"] == 1
     assert [learner.http.metric(refused, reason=reason) for reason in ("learner_key", "mechanism")] == [0.0, 0.0]
 
-    said += [service.output for service in (learner, *peers, stranger)]
-    said += [service.http.get(path)[1].decode() for service in (learner, *peers) for path in ("/metrics", "/status", "/healthz")]
+    said += [service.output for service in (learner, *workers, unlisted)]
+    said += [
+        service.http.get(path)[1].decode() for service in (learner, *workers) for path in ("/metrics", "/status", "/healthz")
+    ]
     show = [sys.executable, "-m", "services.cli", "config", "show", str(colony.run_dir / "config.yaml")]
     said.append(subprocess.run(show, cwd=colony.folder, capture_output=True, text=True, check=True).stdout)
     assert f"keys: {colony.folder / 'keys' / 'learner'}" in said[-1]

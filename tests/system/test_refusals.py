@@ -1,17 +1,18 @@
-"""Bad input, and peers that do not fit, as real processes: one line that says what to do, and nothing half-written."""
+"""Bad input, and workers that do not fit, as real processes: one line that says what to do, and nothing half-written."""
 
 from __future__ import annotations
 
 import socket
 import time
+from functools import partial
 
 import numpy as np
 import pytest
 
-from common.session.actor_side import ActorSide, Identity
+from common.protocol.messages import Gradient, Trajectory
+from common.protocol.worker_side import Identity, WorkerSide
 from common.transport.link import Link
-from common.transport.zmq import ZmqPeer
-from common.wire.messages import Gradient, Trajectory
+from common.transport.zmq import ZmqWorker
 
 pytestmark = pytest.mark.system
 
@@ -30,6 +31,22 @@ class Corridor(gymnasium.Env):
 
     def step(self, action):
         return np.zeros({size}, np.float32), 0.0, True, False, {{}}
+"""
+
+
+SPOILT = """
+import math
+import sys
+import gymnasium
+from common.envs.probes import matching_action
+
+class Spoilt(gymnasium.Wrapper):
+    def step(self, action):
+        seen, reward, *ends = self.env.step(action)
+        return seen, math.nan if "actor" in sys.argv[0] else reward, *ends
+
+def make():
+    return Spoilt(matching_action())
 """
 
 
@@ -60,12 +77,25 @@ def test_a_port_in_use_ends_a_run_before_it_begins(colony, taken, key):
     assert colony.left() == []
 
 
-def test_a_setting_that_only_a_service_can_judge_ends_a_run_with_that_services_words(colony):
-    """Nobody but who makes the environment knows that there is no such game; the folder made meanwhile is gone again."""
-    line = refusal(colony.train("env.id=CartPol-v1", "env.entry_point=", "actor.count=0", "evaluator.enabled=false"))
-    assert "CartPol-v1" in line
-    assert line.endswith("(says learner)")
+def test_a_setting_that_only_a_service_can_check_ends_a_run_with_the_message_of_that_service(colony):
+    """A memory that cannot be allocated; the folder made before that is removed again."""
+    settings = "algorithm.name=dqn", "algorithm.replay_capacity=1000000000000"
+    line = refusal(colony.train(*settings, "actor.count=0", "evaluator.enabled=false"))
+    assert "replay memory" in line
+    assert line.endswith("(from learner)")
     assert not colony.run_dir.exists()
+
+
+def test_a_run_of_an_environment_with_rewards_that_are_no_numbers_ends_with_the_reason(colony):
+    """They are none in actors alone, so that the env steps that are taken before the start do not show them."""
+    (colony.folder / "spoilt.py").write_text(SPOILT)
+    run = colony.train("env.entry_point=spoilt:make", "evaluator.enabled=false")
+    assert run.ended() == 1, run.output
+    (line,) = [line for line in run.output.splitlines() if "error:" in line]
+    assert line.startswith("rookery train: error: actor-0 cannot work: all its experience is refused (")
+    assert "array reward at [" in line
+    assert "found nan, wanted finite numbers; mend the environment (" in line
+    assert "add actors" not in run.output
 
 
 def test_a_run_directory_that_cannot_be_written_ends_a_run_before_it_begins(colony):
@@ -80,57 +110,63 @@ def test_a_run_directory_that_cannot_be_written_ends_a_run_before_it_begins(colo
     assert colony.left() == []
 
 
-def test_peers_that_do_not_fit_are_refused_with_a_clear_line_and_harm_nobody(colony, wait):
-    """One machine has another version of the game, and one peer is of another make: it sends what the schema does not have."""
+def test_workers_that_do_not_fit_are_refused_with_a_clear_line_and_harm_nobody(colony, wait):
+    """One machine has another version of the game; a worker with other software sends arrays that are not in the schema."""
     (colony.folder / "corridor.py").write_text(CORRIDOR.format(size=3))
     elsewhere = colony.folder / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "corridor.py").write_text(CORRIDOR.format(size=4))
     learner = colony.learner("env.entry_point=corridor:Corridor")
-    other = colony.peer("actor", "other", "--allow-code", "corridor", folder=elsewhere)
+    other = colony.worker("actor", "other", "--allow-code", "corridor", folder=elsewhere)
     wait(lambda: learner.http.get("/readyz")[0] == 200, "the learner is ready")
 
     identity = Identity(role="actor", name="of-another-make", incarnation=1, software="?")
-    told = []
-    link = Link(transport=ZmqPeer(colony.endpoint), session=ActorSide(identity), clock=time.monotonic, note=told.append)
-    wait(lambda: link.service(0.05) or link.welcome, "it is welcomed: what it will send nobody knows yet")
-    link.offer(Trajectory(seq=0, shipped=0, version=0, env_steps=1, arrays={"pixels": np.zeros(3, np.float32)}))
-    wait(lambda: link.service(0.05) or [note for note in told if note.event == "message_rejected"], "it is told")
+    events = []
+    link = Link(transport=ZmqWorker(colony.endpoint), session=WorkerSide(identity), clock=time.monotonic, note=events.append)
+    wait(lambda: link.service(0.05) or link.welcome, "it is welcomed before it sends any experience")
+    link.offer(Trajectory(seq=0, env_steps_sent=0, version=0, env_steps=1, arrays={"pixels": np.zeros(3, np.float32)}))
+    wait(
+        lambda: link.service(0.05) or [note for note in events if note.event == "message_rejected"], "the sender gets the reject"
+    )
     link.close("done")
-    assert told[-1].fields["reason"] == "schema"
-    assert "array obs: found none, wanted float32 [17, 8, 3]" in told[-1].fields["detail"]
+    assert events[-1].fields["reason"] == "schema"
+    assert "array obs: found none, wanted float32 [17, 8, 3]" in events[-1].fields["detail"]
     wait(lambda: learner.http.metric("rookery_learner_messages_dropped_total", reason="schema") == 1, "it is counted")
 
     line = refusal(other)
     assert line.startswith("rookery actor: error: the environment here is not the learner's: found signature ")
     assert "shape=(4,)" in line
     assert "install the same versions" in line
-    actor = colony.peer("actor", "fits", "--allow-code", "corridor")
-    wait(lambda: learner.http.status()["learner_updates"] > 0, "who fits is trained on")
+    actor = colony.worker("actor", "fits", "--allow-code", "corridor")
+    wait(lambda: learner.http.status()["learner_updates"] > 0, "its experience is trained on")
     assert actor.process.poll() is None
 
 
-@pytest.mark.parametrize(
-    ("reason", "spoilt", "detail"),
-    [
-        ("schema", lambda good: good[:-1], "array gradient: found float32 ["),
-        ("non_finite", lambda good: good * np.nan, "array gradient at [0]: found nan, wanted finite numbers"),
-    ],
-)
-def test_a_gradient_that_cannot_be_stepped_along_is_counted_and_told(colony, wait, reason, spoilt, detail):
-    """A peer with another network, and one whose loss has blown up: the learner goes on, and both sides say why."""
+def test_a_gradient_that_cannot_be_stepped_along_is_counted_and_reported(colony, wait):
+    """A worker with another network, and one whose loss has blown up: the learner continues, and both sides log the reason."""
     learner = colony.learner("algorithm.name=a3c-grad")
     wait(lambda: learner.http.get("/readyz")[0] == 200, "the learner is ready")
     identity = Identity(role="actor", name="of-another-make", incarnation=1, software="?")
-    told = []
-    link = Link(transport=ZmqPeer(colony.endpoint), session=ActorSide(identity), clock=time.monotonic, note=told.append)
+    events = []
+    link = Link(transport=ZmqWorker(colony.endpoint), session=WorkerSide(identity), clock=time.monotonic, note=events.append)
     wait(lambda: link.service(0.05) or link.welcome, "it is welcomed")
-    arrays = {spec.name: np.zeros([max(0, size) for size in spec.shape], spec.dtype) for spec in link.welcome.schema}
-    arrays["gradient"] = spoilt(arrays["gradient"])
-    link.offer(Gradient(seq=0, shipped=0, version=0, env_steps=1, arrays=arrays))
-    wait(lambda: link.service(0.05) or [note for note in told if note.event == "message_rejected"], "it is told")
+    good = {spec.name: np.zeros([max(0, size) for size in spec.shape], spec.dtype) for spec in link.welcome.schema}
+    cases = (
+        ("schema", good["gradient"][:-1], "array gradient: found float32 ["),
+        ("non_finite", good["gradient"] * np.nan, "array gradient at [0]: found nan, wanted finite numbers"),
+    )
+    for number, (reason, gradient, detail) in enumerate(cases, start=1):
+        arrays = good | {"gradient": gradient}
+        link.offer(Gradient(seq=0, env_steps_sent=0, version=0, env_steps=1, arrays=arrays))
+
+        def rejected(number=number):
+            link.service(0.05)
+            return [note for note in events if note.event == "message_rejected"][number - 1 :]
+
+        (note,) = wait(rejected, "the sender gets the reject")
+        assert note.fields["reason"] == reason
+        assert note.fields["detail"].startswith(detail)
+        counted = partial(learner.http.metric, "rookery_learner_messages_dropped_total", reason=reason)
+        wait(lambda counted=counted: counted() == 1, "it is counted")
     link.close("done")
-    assert told[-1].fields["reason"] == reason
-    assert told[-1].fields["detail"].startswith(detail)
-    wait(lambda: learner.http.metric("rookery_learner_messages_dropped_total", reason=reason) == 1, "it is counted")
     assert learner.process.poll() is None

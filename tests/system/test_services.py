@@ -12,18 +12,18 @@ pytestmark = pytest.mark.system
 
 
 def test_actors_that_start_first_connect_when_the_learner_comes(colony, wait, balances):
-    """A cluster starts its pods in any order; and who is told to end, ends in time with its work saved.
+    """A cluster starts its pods in any order; a service ends within its time limit after SIGTERM, with its work saved.
 
-    Along the way: every endpoint answers, the metrics are what Prometheus wants, an evaluator that was told nothing plays as
-    the run says (at once, not after a minute), and an actor that waits for credit from a learner that is stuck stays healthy.
+    Along the way: every endpoint answers, Prometheus can parse the metrics, an evaluator without settings of its own plays as
+    the run's settings say (at once, not after a minute), and an actor that waits for credit from a stuck learner stays healthy.
     """
-    actors = [colony.peer("actor", f"actor-{number}") for number in range(2)]
+    actors = [colony.worker("actor", f"actor-{number}") for number in range(2)]
     for actor in actors:
         wait(lambda actor=actor: actor.http.get("/healthz")[0] == 200, "an actor without a learner is healthy")
         assert actor.http.get("/readyz")[0] == 503
-    evaluator = colony.peer("evaluator", "evaluator")
+    evaluator = colony.worker("evaluator", "evaluator")
     learner = colony.learner()
-    wait(lambda: learner.http.status().get("peers") == {"actor": 2, "evaluator": 1}, "all peers are welcomed")
+    wait(lambda: learner.http.status().get("workers") == {"actor": 2, "evaluator": 1}, "all workers are welcomed")
     wait(lambda: learner.http.status()["env_steps"] > 1000, "the learner trains")
     evaluation = wait(lambda: learner.http.status()["last_evaluation"], "an evaluation is reported")
     assert evaluation["episodes"] == 4
@@ -48,11 +48,11 @@ def test_actors_that_start_first_connect_when_the_learner_comes(colony, wait, ba
     wait(lambda: learner.http.status().get("env_steps", 0) > steps + 1000, "flow resumes")
 
     actors[0].signal(signal.SIGTERM)
-    assert actors[0].ended(5.0) == 0
-    wait(lambda: learner.http.status()["peers"]["actor"] == 1, "its goodbye is heard")
+    assert actors[0].ended() == 0
+    wait(lambda: learner.http.status()["workers"]["actor"] == 1, "its goodbye is heard")
     learner.signal(signal.SIGTERM)
-    assert learner.ended(15.0) == 0
-    assert [actors[1].ended(10.0), evaluator.ended(10.0)] == [0, 0]
+    assert learner.ended() == 0
+    assert [actors[1].ended(), evaluator.ended()] == [0, 0]
     summary = colony.summary()
     balances(summary["ledger"])
     assert summary["ledger"]["trained"] == summary["env_steps"] > 0
@@ -63,35 +63,35 @@ def test_actors_that_start_first_connect_when_the_learner_comes(colony, wait, ba
 def test_a_learner_that_is_moved_keeps_its_actors_and_one_that_has_finished_keeps_the_peace(colony, wait, balances):
     """As under an orchestrator, which starts everything again whenever it ends, with the same words each time.
 
-    Told to end, the learner saves and sends nobody home; the next one goes on. At the end of the run all stay, answer, and
-    restart nothing; who comes late is told that it is over, and stays as well.
+    After SIGTERM the learner saves and drains no worker; the next one resumes. At the end of the run all processes stay, answer,
+    and restart nothing; a late worker is refused because the run is over, and stays as well.
     """
     words = ("--resume-if-found", "--linger")
-    learner, actor = colony.learner(*words), colony.peer("actor", "actor-0", "--linger")
+    learner, actor = colony.learner(*words), colony.worker("actor", "actor-0", "--linger")
     wait(lambda: learner.http.status().get("learner_updates", 0) > 0, "the learner trains")
     learner.signal(signal.SIGTERM)
-    assert learner.ended(15.0) == 0
+    assert learner.ended() == 0
     saved = colony.summary()
     balances(saved["ledger"])
     learner = colony.learner(*words)
     wait(lambda: learner.http.status().get("learner_updates", 0) > saved["learner_updates"], "it goes on")
     assert learner.http.status()["run_id"] == saved["run_id"]
     assert actor.process.poll() is None
-    assert actor.http.metric("rookery_actor_reconnects_total") == 1
+    assert actor.http.metric("rookery_actor_reconnects_total") >= 1
     balances(learner.http.status()["ledger"])
 
     learner.signal(signal.SIGTERM)
-    assert learner.ended(15.0) == 0
+    assert learner.ended() == 0
     learner = colony.learner(*words, f"target.env_steps={colony.summary()['env_steps'] + 1000}")
     wait(lambda: learner.http.status().get("phase") == "finished", "the run is over")
-    late = colony.peer("evaluator", "late", "--linger")
+    late = colony.worker("evaluator", "late", "--linger")
     services = (learner, actor, late)
     wait(lambda: all(service.output.count("lingering") == 1 for service in services), "all linger")
     for service in services:
         assert service.http.get("/healthz") == (200, b"ok\n")
         assert service.http.get("/readyz") == (200, b"ok\n")
     assert actor.http.metric("rookery_actor_connected") == 0.0
-    assert learner.http.metric("rookery_learner_peers_connected", role="actor") == 0.0
+    assert learner.http.metric("rookery_learner_workers_connected", role="actor") == 0.0
     final = colony.summary()
     balances(final["ledger"])
     shown = learner.http.status()
@@ -103,10 +103,10 @@ def test_a_learner_that_is_moved_keeps_its_actors_and_one_that_has_finished_keep
 
 
 def test_a_stop_in_the_middle_of_a_long_update_ends_in_time_with_its_work_saved(colony, wait):
-    """An update of 800,000 gradient steps: whoever deletes the pod gets a checkpoint, and need not kill the learner."""
+    """An update of 800,000 gradient steps: SIGTERM must lead to a checkpoint without SIGKILL."""
     long = ("rollout.length=512", "learner.batch=4", "algorithm.epochs=100", "algorithm.minibatch=2")
     learner = colony.learner("env.kwargs={pause: 0.0}", *long)
-    actor = colony.peer("actor", "actor-0")
+    actor = colony.worker("actor", "actor-0")
     trained = "rookery_learner_phase_seconds_total"
     wait(lambda: learner.http.metric(trained, phase="train") > 0.5, "the first update is under way")
     learner.signal(signal.SIGTERM)

@@ -65,7 +65,7 @@ def test_a_signal_during_the_imports_ends_the_service(importing, role, number):
     """Nothing is to be saved yet, and nothing is to be said."""
     process = importing(role)
     process.send_signal(number)
-    assert process.communicate(timeout=60)[0] == b""
+    assert process.communicate(timeout=300)[0] == b""
     assert process.returncode == 128 + number
 
 
@@ -77,7 +77,7 @@ def test_a_signal_during_the_imports_ends_process_1(importing, number):
     process = importing("learner", *words)
     (first,) = psutil.Process(process.pid).children()
     first.send_signal(number)
-    assert process.communicate(timeout=60)[0] == b""
+    assert process.communicate(timeout=300)[0] == b""
     assert process.returncode == 128 + number
 
 
@@ -90,6 +90,6 @@ def test_a_signal_between_the_entry_point_and_the_service_is_not_lost(tmp_path, 
         os.kill(os.getpid(), signal.SIGTERM)
 
     words = [sys.executable, "-m", "services.cli", role, "metrics.port=0"]
-    ended = subprocess.run(words, cwd=tmp_path, capture_output=True, timeout=120, check=False, preexec_fn=signalled)
+    ended = subprocess.run(words, cwd=tmp_path, capture_output=True, timeout=300, check=False, preexec_fn=signalled)
     assert (ended.returncode, ended.stdout, ended.stderr) == (128 + signal.SIGTERM, b"", b"")
     assert not list(tmp_path.iterdir())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 
@@ -40,13 +41,13 @@ def test_a_run_is_watched_by_its_directory_while_it_goes_on(colony, wait, said):
     for shown, table in tables:
         assert (shown, state(table)) == (0, ROWS), table
         assert "env steps" in table
-    assert words.startswith("runs/mine: learner, actor-0, actor-1, evaluator, over 3 s"), words
+    assert re.match(r"runs/mine: learner, actor-0, actor-1, evaluator, over [1-9]\d* s", words), words
     assert code in {0, 1}
     run.children()["actor-1"].send_signal(signal.SIGSTOP)
     (_, table), (code, words) = said("top --once", "doctor --seconds 1")
-    assert "timed out" in next(line for line in table.splitlines() if line.startswith("actor-1")), table
+    assert "actor-1 does not answer: timed out" in table
     assert code == 1
-    assert "away: actor-1 does not answer: timed out" in words
+    assert "WorkerUnreachable: actor-1 does not answer: timed out" in words
     run.children()["actor-1"].send_signal(signal.SIGCONT)
     run.signal(signal.SIGINT)
     assert run.ended() == 0, run.output
@@ -69,7 +70,7 @@ def test_a_prometheus_tells_the_same_of_a_run(colony, wait, said):
         (code, words), (shown, table) = said(*(f"{line} {server.url}" for line in asked))
         assert code in {0, 1}, words
         assert f"learner 127.0.0.1:{base}" in words.splitlines()[0]
-        assert ", over 4 s" in words.splitlines()[0]
+        assert re.search(r", over [1-9]\d* s", words.splitlines()[0])
         assert "-bound" in words or "balanced" in words
         assert shown == 0
         assert f"actor 127.0.0.1:{base + 3}" in table

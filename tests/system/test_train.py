@@ -10,15 +10,14 @@ from datetime import UTC, datetime
 import psutil
 import pytest
 
-from common.runtime.cpu import cores
 from common.runtime.run_directory import RunDirectory
-from services.cli.plan import Request, make_plan
+from services.cli.train.plan import Request, make_plan
 
 pytestmark = pytest.mark.system
 
 
 def gone(processes):
-    """Whether none of these processes runs any more."""
+    """Return whether all of these processes have ended."""
     return all(not process.is_running() or process.status() == psutil.STATUS_ZOMBIE for process in processes)
 
 
@@ -29,7 +28,7 @@ def test_a_killed_actor_is_replaced_and_the_run_is_solved(colony, wait, balances
     first = run.children()["actor-0"]
     first.kill()
     wait(lambda: run.children().get("actor-0", first).pid != first.pid, "the actor is started again")
-    assert run.ended(120.0) == 0, run.output
+    assert run.ended() == 0, run.output
     assert "solved" in run.output
     summary = colony.summary()
     assert summary["solved"]
@@ -53,7 +52,7 @@ def test_a_killed_learner_resumes_and_its_actors_are_not_restarted(colony, wait,
     assert back
     wait(lambda: run.http.status().get("phase"), "its port is bound")
     bound = time.monotonic()
-    wait(lambda: run.http.metric("rookery_learner_messages_received_total", kind="trajectory") > 0, "flow resumes", 30.0)
+    wait(lambda: run.http.metric("rookery_learner_messages_received_total", kind="trajectory") > 0, "flow resumes")
     print(f"first trajectory {time.monotonic() - bound:.2f} s after the learner's bind")  # noqa: T201 - a figure people ask for
     wait(lambda: run.http.status()["learner_updates"] > saved, "it goes on from the checkpoint")
     after = run.children()
@@ -61,7 +60,7 @@ def test_a_killed_learner_resumes_and_its_actors_are_not_restarted(colony, wait,
         name: before[name].pid for name in before if name != "learner"
     }
     run.signal(signal.SIGINT)
-    assert run.ended(40.0) == 0, run.output
+    assert run.ended() == 0, run.output
     wait(lambda: gone(after.values()), "no orphans")
     summary = colony.summary()
     balances(summary["ledger"])
@@ -94,28 +93,3 @@ def test_of_two_resumes_at_once_one_goes_on_and_the_other_touches_nothing(colony
     winner.signal(signal.SIGINT)
     assert winner.ended() == 0, winner.output
     assert not directory.addresses.exists()
-
-
-@pytest.mark.skipif(cores() == 1, reason="on one core a learner has no partner")
-def test_a_killed_partner_ends_the_learner_and_the_run_goes_on_from_its_checkpoint(colony, wait, balances):
-    """Half of a gradient step of TD3 is lost: nobody trains on what is left of it, and nobody has to do anything."""
-    small = ("algorithm.warmup=256", "algorithm.samples_per_insert=8", "algorithm.minibatch=8", "checkpoint.every_seconds=0.5")
-    endless = ("target.mean100=null", "target.env_steps=100_000_000", "evaluator.enabled=false")
-    run = colony.train(*small, *endless, preset="pendulum-td3")
-    log = colony.run_dir / "logs" / "learner.log"
-    wait(lambda: len(colony.checkpoints()) > 1, "checkpoints are written")
-    before = run.children()
-    wait(lambda: "partner_at_work" in log.read_text(encoding="utf-8"), "the partner computes")
-    (partner,) = [child for child in before["learner"].children() if "spawn_main" in " ".join(child.cmdline())]
-    partner.kill()
-    wait(lambda: run.children().get("learner", before["learner"]).pid != before["learner"].pid, "the learner is back")
-    assert "half of a gradient step is missing: found exit code -9" in log.read_text(encoding="utf-8")
-    wait(lambda: "resumed" in log.read_text(encoding="utf-8"), "it goes on")
-    saved = int(colony.checkpoints()[-1].rpartition("-")[2])
-    wait(lambda: run.http.status().get("learner_updates", 0) > saved, "it trains")
-    after = run.children()
-    partners = after["learner"].children()
-    run.signal(signal.SIGINT)
-    assert run.ended(40.0) == 0, run.output
-    wait(lambda: gone([*after.values(), *partners]), "no orphans")
-    balances(colony.summary()["ledger"])

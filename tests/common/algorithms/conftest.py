@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from common.algorithms.api import Sample
-from common.algorithms.policy import recorded
-from common.algorithms.trajectory import trajectory_schema
+from common.algorithms.on_policy import recorded_log_prob
+from common.algorithms.payload import trajectory_schema
 from common.envs.spec import ActionSpec, EnvSpec
+from common.protocol.events import Experience
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -37,18 +37,18 @@ def vector_env() -> EnvSpec:
 
 @pytest.fixture
 def continuous_env() -> EnvSpec:
-    """Vectors of two numbers, no stack, actions of two components whose bounds are not centred on 0."""
+    """Vectors of two numbers, no stack, actions of two components with bounds that are not centred on 0."""
     action = ActionSpec(n=0, shape=(2,), low=(-1.0, 0.0), high=(3.0, 10.0))
     return EnvSpec(observation_shape=(2,), observation_dtype="float32", action=action, frame_stack=1, frame_skip=1)
 
 
 @pytest.fixture
-def make_sample() -> Callable[..., Sample]:
+def make_sample() -> Callable[..., Experience]:
     """A rollout as it comes from the wire: random frames, nothing ends, read-only memory; arrays to differ by keyword."""
 
-    def make(env: EnvSpec, *, length: int = 4, num_envs: int = 2, version: int = 0, seed: int = 0, **given: Any) -> Sample:
+    def make(env: EnvSpec, *, length: int = 4, num_envs: int = 2, version: int = 0, seed: int = 0, **given: Any) -> Experience:
         rng = np.random.default_rng(seed)
-        specs = recorded(length=length, num_envs=num_envs)
+        specs = recorded_log_prob(length=length, num_envs=num_envs)
         arrays = {}
         for spec in trajectory_schema(env, length=length, num_envs=num_envs, recorded=specs):
             shape = [max(0, size) for size in spec.shape]
@@ -61,6 +61,6 @@ def make_sample() -> Callable[..., Sample]:
             arrays[name] = np.array(values, arrays[name].dtype)
         for array in arrays.values():
             array.setflags(write=False)
-        return Sample(version=version, env_steps=int(arrays["valid"].sum()), arrays=arrays)
+        return Experience(version=version, env_steps=int(arrays["valid"].sum()), arrays=arrays)
 
     return make

@@ -1,4 +1,4 @@
-"""A3C by gradients: what actors compute, what the learner makes of a group, and what it must not be hurt by."""
+"""A3C by gradients: the message, what actors compute, and what the learner makes of a group."""
 
 from __future__ import annotations
 
@@ -6,35 +6,108 @@ import numpy as np
 import pytest
 import torch
 
-from common.algorithms.a3c_grad import A3CGrad, GradientPolicy
-from common.algorithms.api import Place, Progress, Sample
-from common.algorithms.appraisal import appraise, steps
-from common.algorithms.batch import collate
-from common.algorithms.gradient import PARTS
+from common.algorithms.a3c import LOSS_PARTS, single_pass_loss
+from common.algorithms.a3c_grad import A3CGrad, GradientPolicy, gradient_payload
+from common.algorithms.api import RunProgress, WorkerContext
 from common.algorithms.moments import Moments
+from common.algorithms.on_policy import collate, network_outputs, return_inputs
 from common.algorithms.returns import gae
-from common.algorithms.settings.a3c import A3CGradSettings
-from common.algorithms.single_pass import single_pass_loss
+from common.algorithms.settings import A3CGradSettings
+from common.errors import DropReason, ProtocolError
 from common.models import nets, snapshot
+from common.models.snapshot import ParameterLayout
 from common.models.spec import ModelSettings
+from common.protocol.arrays import check_schema
+from common.protocol.events import Experience
+from common.protocol.messages import Gradient
 
 pytestmark = pytest.mark.pure
 
+
+# --- the message ---
+
+
+SMALL = ModelSettings(hidden=(4,))
+
+
+def payload_of(env, precision="fp32"):
+    """The message of four steps of two environments."""
+    return gradient_payload(settings=A3CGradSettings(gradient_precision=precision), model=SMALL, env=env, length=4, num_envs=2)
+
+
+def message(payload, *, env_steps=8, **arrays):
+    """A gradient of zeros, but for `arrays`."""
+    zeros = {spec.name: np.zeros([max(0, axis) for axis in spec.shape], spec.dtype) for spec in payload.schema}
+    return Gradient(seq=0, version=0, env_steps=env_steps, env_steps_sent=env_steps, arrays=zeros | arrays)
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", "float32"), ("bf16", "uint16")])
+def test_a_gradient_is_as_long_as_the_network_has_parameters(vector_env, precision, dtype):
+    """Of the network that a learner would build, without building it."""
+    payload = payload_of(vector_env, precision)
+    size = ParameterLayout.of(nets.build_actor_critic(SMALL, vector_env)).size
+    assert payload.message_type is Gradient
+    assert [(spec.name, spec.dtype, spec.shape) for spec in payload.schema] == [
+        ("gradient", dtype, (size,)),
+        ("loss_parts", "float32", (len(LOSS_PARTS),)),
+        ("episode_return", "float32", (-1,)),
+        ("episode_length", "int32", (-1,)),
+    ]
+    payload.check(message(payload))
+
+
+def test_a_gradient_of_another_length_is_refused(vector_env):
+    """An actor with another network is refused before any gradient is added."""
+    payload = payload_of(vector_env)
+    with pytest.raises(ProtocolError, match=r"array gradient: found float32 \[3\], wanted float32 \[") as raised:
+        check_schema(message(payload, gradient=np.zeros(3, np.float32)).arrays, payload.schema)
+    assert raised.value.reason == DropReason.SCHEMA
+
+
+@pytest.mark.parametrize("bits", [0x7F80, 0xFF80, 0x7FC0, 0xFFFF])
+def test_bfloat16_that_is_not_finite_is_refused(vector_env, bits):
+    """Infinity and NaN of either sign, which an integer array hides from the check of floats."""
+    payload = payload_of(vector_env, "bf16")
+    broken = message(payload).arrays["gradient"].copy()
+    broken[5] = bits
+    with pytest.raises(ProtocolError, match=rf"array gradient at \[5\]: found bfloat16 {bits:#06x}, wanted finite") as raised:
+        payload.check(message(payload, gradient=broken))
+    assert raised.value.reason == DropReason.NON_FINITE
+
+
+def test_the_largest_finite_bfloat16_is_taken(vector_env):
+    """The check must not refuse what is merely large."""
+    payload = payload_of(vector_env, "bf16")
+    payload.check(message(payload, gradient=np.full_like(message(payload).arrays["gradient"], 0x7F7F)))
+
+
+def test_a_gradient_of_more_env_steps_than_a_rollout_has_is_refused(vector_env):
+    """They are its weight: one actor could outvote all others."""
+    payload = payload_of(vector_env)
+    with pytest.raises(ProtocolError, match="env steps of a gradient: found 9, wanted at most 8") as raised:
+        payload.check(message(payload, env_steps=9))
+    assert raised.value.reason == DropReason.SCHEMA
+
+
+# --- both sides ---
+
+
 MODEL = ModelSettings(conv=((4, 4, 2),), hidden=(16,))
-NO_PARTS = (0.0,) * len(PARTS)
-PLACE = Place(index=0, peers=2, num_envs=2)
+NO_PARTS = (0.0,) * len(LOSS_PARTS)
+CONTEXT = WorkerContext(index=0, workers=2, num_envs=2)
 
 
 def make_policy(env, *, precision="fp32", model=MODEL, **settings):
     """An actor that holds the policy of `published`."""
-    made = GradientPolicy(settings=A3CGradSettings(**settings), model=model, env=env, precision=precision, seed=3, place=PLACE)
+    section = A3CGradSettings(**settings)
+    made = GradientPolicy(settings=section, model=model, env=env, precision=precision, seed=3, context=CONTEXT)
     made.load(4, published(env, model), env_steps=0)
     return made
 
 
 def published(env, model=MODEL):
     """Parameters of a policy that prefers some actions."""
-    net = nets.build(model, env, seed=1)
+    net = nets.build_actor_critic(model, env, seed=1)
     torch.nn.init.orthogonal_(net.policy_head.weight, generator=torch.Generator().manual_seed(0))
     return torch.from_numpy(snapshot.flatten(net, "fp32"))
 
@@ -48,11 +121,11 @@ def learner(env, *, model=MODEL, **settings):
 
 def joined_gradient(env, samples, **settings):
     """The gradient of the mean loss over all rollouts as one batch, taken apart from any actor."""
-    net = nets.build(MODEL, env)
+    net = nets.build_actor_critic(MODEL, env)
     snapshot.load(net, published(env))
-    batch, section = collate(samples, env), A3CGradSettings(**settings)
-    seen = appraise(net, batch, moments=Moments(), precision="fp32")
-    made = gae(**steps(batch, seen, clip_reward=False), gamma=section.gamma, lambda_=section.gae_lambda)
+    batch, section = collate(samples, env), A3CGradSettings(**settings).for_actions(discrete=env.action.discrete)
+    seen = network_outputs(net, batch, moments=Moments(), precision="fp32")
+    made = gae(**return_inputs(batch, seen, clip_reward=False), gamma=section.gamma, lambda_=section.gae_lambda)
     single_pass_loss(section, batch, seen, made, made.target, entropy_coef=section.entropy_coef).total.backward()
     return snapshot.flatten_gradient(net, "fp32")
 
@@ -64,7 +137,7 @@ def held(algorithm):
 
 def update(algorithm, *samples, version=4, env_steps=0):
     """One update at a version, in a run of 1000 env steps."""
-    progress = Progress(env_steps=env_steps, env_steps_planned=1000, version=version)
+    progress = RunProgress(env_steps=env_steps, env_steps_planned=1000, version=version)
     return algorithm.update(algorithm.collate(samples), progress)
 
 
@@ -73,7 +146,7 @@ def gradient(values, *, version=4, env_steps=8, parts=NO_PARTS):
     arrays = {"gradient": np.asarray(values), "loss_parts": np.array(parts, np.float32)}
     for array in arrays.values():
         array.setflags(write=False)
-    return Sample(version=version, env_steps=env_steps, arrays=arrays)
+    return Experience(version=version, env_steps=env_steps, arrays=arrays)
 
 
 def rollouts(env, make_sample):
@@ -101,7 +174,7 @@ def test_the_average_of_gradients_is_the_gradient_of_the_joined_batch(image_env,
     """The heart of it: three actors compute apart what one learner would have computed together, to 1e-6."""
     samples = rollouts(image_env, make_sample)
     policy = make_policy(image_env, entropy_coef=0.02, value_coef=0.7)
-    sent = [Sample(version=4, env_steps=sample.env_steps, arrays=policy.experience(sample.arrays)) for sample in samples]
+    sent = [Experience(version=4, env_steps=sample.env_steps, arrays=policy.experience(sample.arrays)) for sample in samples]
     assert [sample.env_steps for sample in sent] == [8, 10, 3]
     algorithm = learner(image_env, max_grad_norm=1e9)
     update(algorithm, *sent)
@@ -123,13 +196,13 @@ def test_late_gradients_count_less(vector_env):
 
 
 def test_loss_parts_are_averaged_as_the_gradients_are(vector_env):
-    """What the learner shows is the loss of the joined rollouts."""
+    """The metrics are the loss of the joined rollouts."""
     algorithm = learner(vector_env)
     zeros = np.zeros(len(held(algorithm)), np.float32)
     metrics = update(
         algorithm, gradient(zeros, env_steps=2, parts=(1, 2, 3, 4)), gradient(zeros, env_steps=6, parts=(5, 6, 7, 8))
     ).metrics
-    assert {name: metrics[name] for name in PARTS} == pytest.approx(dict(zip(PARTS, (4.0, 5.0, 6.0, 7.0), strict=True)))
+    assert {name: metrics[name] for name in LOSS_PARTS} == pytest.approx(dict(zip(LOSS_PARTS, (4.0, 5.0, 6.0, 7.0), strict=True)))
 
 
 def test_the_step_is_clipped_and_follows_the_schedule(vector_env):

@@ -15,15 +15,13 @@ import pytest
 import torch
 import torch.fx.experimental._config
 
-from common.algorithms.api import Progress
+from common.algorithms.api import RunProgress
 from common.algorithms.registry import build_algorithm
-from common.algorithms.settings.a3c import A3CSettings
-from common.algorithms.settings.dqn import DQNSettings
-from common.algorithms.settings.impala import ImpalaSettings
-from common.algorithms.settings.ppo import PPOSettings
-from common.algorithms.settings.td3 import TD3Settings
+from common.algorithms.settings import A3CSettings, DQNSettings, ImpalaSettings, PPOSettings, TD3Settings
 from common.models.spec import ModelSettings
+from common.protocol.events import WorkerKey
 
+WORKER = WorkerKey(name="a", incarnation=1)
 pytestmark = pytest.mark.pure
 
 META = torch.device("meta")
@@ -33,13 +31,13 @@ DISCRETE = [
     PPOSettings(minibatch=4, epochs=2),
     ImpalaSettings(normalize_value=True),
     A3CSettings(optimizer="adam"),
-    DQNSettings(**SMALL, prioritized=True, target_every=1),
+    DQNSettings(**SMALL, target_every=1),
 ]
 
 
 @pytest.fixture(autouse=True)
 def _values(monkeypatch):
-    """What a program reads of tensors without values."""
+    """Replace the methods that read values, which tensors of `meta` have none of."""
     adam = sys.modules[torch.optim.Adam.__module__]
     monkeypatch.setattr(adam, "_device_dtype_check_for_fused", lambda *_: None)  # it knows real devices only
     _made_up(monkeypatch, "item", lambda tensor: 0.0 if tensor.is_floating_point() else 1)
@@ -50,7 +48,7 @@ def _values(monkeypatch):
 
 
 def _made_up(monkeypatch, name, value):
-    """What a method of tensors returns where they have no values."""
+    """Replace a method of tensors without values."""
     real = getattr(torch.Tensor, name)
     monkeypatch.setattr(torch.Tensor, name, lambda tensor: value(tensor) if tensor.is_meta else real(tensor))
 
@@ -60,8 +58,8 @@ def moved(settings, env, make_sample):
     algorithm = build_algorithm(settings, model=MODEL, env=env, seed=0, device=META)
     algorithm.calibrate(torch.zeros((3, *env.observation_shape)))
     for seq in range(2):
-        sample = replace(make_sample(env, seed=seq, length=8), peer="a", seq=seq)
-        result = algorithm.update(algorithm.collate([sample]), Progress(env_steps=0, env_steps_planned=100, version=seq))
+        sample = replace(make_sample(env, seed=seq, length=8), worker=WORKER, seq=seq)
+        result = algorithm.update(algorithm.collate([sample]), RunProgress(env_steps=0, env_steps_planned=100, version=seq))
         assert result.metrics["nonfinite_steps"] == 0.0
         assert "grad_norm" in result.metrics or "critic_loss" in result.metrics
     return algorithm
@@ -84,4 +82,4 @@ def test_a_tensor_that_stays_behind_is_noticed(image_env, make_sample):
     algorithm = build_algorithm(ImpalaSettings(), model=MODEL, env=image_env, seed=0)
     algorithm.model.to(META)  # and not the batch
     with pytest.raises(RuntimeError, match="device"):
-        algorithm.update(algorithm.collate([make_sample(image_env)]), Progress(env_steps=0, env_steps_planned=100, version=0))
+        algorithm.update(algorithm.collate([make_sample(image_env)]), RunProgress(env_steps=0, env_steps_planned=100, version=0))

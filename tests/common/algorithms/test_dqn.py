@@ -1,21 +1,22 @@
-"""The learner's side of DQN: a chain with known values, the target network, priorities, resuming, and bad numbers."""
+"""The learner's side of DQN: a chain with known values, the target network and metrics."""
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from common.algorithms.api import Progress, Sample
+from common.algorithms.api import RunProgress
 from common.algorithms.dqn import DQN
-from common.algorithms.settings.dqn import DQNSettings
+from common.algorithms.settings import DQNSettings
 from common.envs.spec import ActionSpec, EnvSpec
-from common.errors import ConfigError, ResourceError
+from common.errors import ConfigError
 from common.models.spec import ModelSettings
+from common.protocol.events import Experience, WorkerKey
 
+WORKER = WorkerKey(name="a", incarnation=1)
 pytestmark = pytest.mark.pure
 
 MODEL = ModelSettings(conv=((4, 4, 2),), hidden=(32,))
@@ -29,30 +30,19 @@ def build(env, *, seed=0, model=MODEL, **settings):
 
 def train(algorithm, *samples, env_steps=0):
     """One update, as the learner's loop does it."""
-    return algorithm.update(algorithm.collate(samples), Progress(env_steps=env_steps, env_steps_planned=1000, version=0))
+    return algorithm.update(algorithm.collate(samples), RunProgress(env_steps=env_steps, env_steps_planned=1000, version=0))
 
 
 def random_play(env, make_sample, *, seq=0, **given):
     """A message of 4 x 2 env steps with random actions and rewards."""
     rng = np.random.default_rng(seq)
     play = {"action": rng.integers(0, env.action.n, (4, 2)), "reward": rng.normal(size=(4, 2))}
-    return replace(make_sample(env, seed=seq, **(play | given)), peer="a", seq=seq)
+    return replace(make_sample(env, seed=seq, **(play | given)), worker=WORKER, seq=seq)
 
 
 def weights(net):
     """All parameters as one vector."""
     return torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
-
-
-def test_a_linear_rate_follows_the_progress_of_the_run(vector_env, make_sample):
-    """Where it has come to 0 the weights stand still, though steps are taken."""
-    algorithm = build(vector_env, learning_rate=1e-3, lr_schedule="linear", lr_env_steps=400)
-    first = train(algorithm, random_play(vector_env, make_sample), env_steps=100)
-    assert first.metrics["learning_rate"] == pytest.approx(7.5e-4)
-    before = weights(algorithm.model)
-    last = train(algorithm, random_play(vector_env, make_sample, seq=1), env_steps=400)
-    assert (last.metrics["learning_rate"], last.metrics["gradient_steps"]) == (0.0, 1.0)
-    assert torch.equal(weights(algorithm.model), before)
 
 
 def test_actors_get_an_average_of_the_network_where_that_is_asked(vector_env, make_sample):
@@ -103,7 +93,7 @@ class Chain:
         self._make, self._rng, self._right, self._seq = make_sample, np.random.default_rng(0), right, 0
         self._state, self._over = np.zeros(num_envs, int), np.zeros(num_envs, bool)
 
-    def play(self, length=32) -> Sample:
+    def play(self, length=32) -> Experience:
         """The next message."""
         num_envs = len(self._state)
         arrays = {name: np.zeros((length, num_envs)) for name in ("action", "reward", "terminated", "valid")}
@@ -121,7 +111,7 @@ class Chain:
         obs[length, range(num_envs), self._state] = 1.0
         sample = self._make(CHAIN, length=length, num_envs=num_envs, obs=obs, start=start, **arrays)
         self._seq += 1
-        return replace(sample, peer="a", seq=self._seq)
+        return replace(sample, worker=WORKER, seq=self._seq)
 
 
 @pytest.mark.parametrize(
@@ -129,11 +119,11 @@ class Chain:
     [
         {"double": False, "dueling": False},
         {"double": True, "dueling": False},
-        {"double": True, "dueling": True, "prioritized": True},
+        {"double": True, "dueling": True},
         {"double": True, "dueling": True, "target_every": 1, "target_rate": 0.1, "huber": None},
         {"double": True, "dueling": True, "precision": "bf16"},
     ],
-    ids=["plain", "double", "dueling, prioritized", "polyak, squared", "bf16"],
+    ids=["plain", "double", "dueling", "polyak, squared", "bf16"],
 )
 def test_it_learns_the_values_of_a_chain_from_random_play(make_sample, switches):
     """Off-policy: whatever acted, the values are those of the best actions, found by value iteration."""
@@ -179,7 +169,7 @@ def test_the_target_network_can_follow_slowly(vector_env, make_sample):
 
 
 def test_only_the_online_network_is_published_and_trained(vector_env, make_sample):
-    """What an actor gets has the layout of one network, and the target's weights get no gradient."""
+    """The published parameters have the layout of one network, and the target's weights get no gradient."""
     algorithm = build(vector_env, target_every=100)
     before = weights(algorithm._target)
     train(algorithm, random_play(vector_env, make_sample))
@@ -196,111 +186,14 @@ def test_both_networks_see_through_the_same_normalisation(image_env):
     assert algorithm._target.trunk.normalisation.divisor.item() > 1.0
 
 
-# --- priorities ---
+# --- metrics and rewards ---
 
 
-def test_priorities_that_actors_send_decide_what_is_drawn_first(vector_env, make_sample):
-    """One env step of eight was a surprise: nearly all of a minibatch is that one."""
-    switches = {"prioritized": True, "initial_priorities": True, "priority_alpha": 1.0}
-    algorithm = build(vector_env, minibatch=256, samples_per_insert=32, **switches)
-    seen = []
-    step = algorithm._step
-    algorithm._step = lambda rows: seen.append(rows.reward.copy()) or step(rows)
-    sample = random_play(vector_env, make_sample, terminated=np.ones((4, 2)), reward=np.arange(8).reshape(4, 2))
-    priority = np.full((4, 2), 1e-3, np.float32)
-    priority[2, 1] = 10.0
-    train(algorithm, replace(sample, arrays={**sample.arrays, "priority": priority}))
-    assert (seen[0] == 5).mean() > 0.95
-
-
-def test_what_was_learned_is_drawn_less(make_sample):
-    """Prioritized: after some updates the priorities follow the errors that the network makes now."""
-    recipe = {"gamma": GAMMA, "learning_rate": 5e-3, "minibatch": 64, "samples_per_insert": 10, "target_every": 20}
-    algorithm, chain = build(CHAIN, **(recipe | {"prioritized": True, "priority_alpha": 1.0})), Chain(make_sample)
-    totals = []
-    for _ in range(12):
-        train(algorithm, chain.play())
-        totals.append(algorithm._replay._prioritized.total / len(algorithm._replay))
-    assert totals[-1] < 0.5 * totals[0]
-
-
-def test_the_bias_of_priorities_is_corrected_in_full_by_the_end_of_the_run(vector_env):
-    """Beta goes from its setting to 1 with the env steps of the run, and no further."""
-    algorithm = build(vector_env, prioritized=True, priority_beta=0.4)
-    betas = [
-        algorithm._beta(Progress(env_steps=env_steps, env_steps_planned=1000, version=0)) for env_steps in (0, 500, 1000, 2000)
-    ]
-    assert betas == pytest.approx([0.4, 0.7, 1.0, 1.0])
-
-
-# --- metrics, checkpoints, bad numbers ---
-
-
-def test_the_exploration_of_the_actors_is_reported_where_it_moves(vector_env, make_sample):
-    """Annealed: by the env steps of the run; on the ladder every environment has its own."""
-    annealed = build(vector_env, epsilon_initial=1.0, epsilon=0.0, epsilon_env_steps=1000)
+def test_the_exploration_of_the_actors_is_reported(vector_env, make_sample):
+    """By the env steps of the run."""
+    algorithm = build(vector_env, epsilon_initial=1.0, epsilon=0.0, epsilon_env_steps=1000)
     sample = random_play(vector_env, make_sample)
-    assert train(annealed, sample, env_steps=250).metrics["epsilon"] == pytest.approx(0.75)
-    assert "epsilon" not in train(build(vector_env, exploration="ladder"), sample).metrics
-
-
-@pytest.mark.parametrize("prioritized", [True, False])
-def test_a_resumed_run_makes_the_very_same_next_update(image_env, make_sample, prioritized):
-    """Both networks, optimizer, what is drawn and when the target is copied: bit for bit, on a memory filled alike."""
-    first, second = (
-        build(image_env, seed=seed, prioritized=prioritized, target_every=4, samples_per_insert=2) for seed in (0, 99)
-    )
-    for seq in range(3):
-        train(first, random_play(image_env, make_sample, seq=seq))
-    second.load_state_dict(copy.deepcopy(first.state_dict()))
-    other = build(image_env, seed=5, prioritized=prioritized, target_every=4, samples_per_insert=2)
-    first._replay, first._pace = other._replay, other._pace  # as empty as the second's
-    sample = random_play(image_env, make_sample, seq=7)
-    results = [train(one, sample) for one in (first, second)]
-    assert results[0] == results[1]
-    assert results[0].metrics["gradient_steps"] == 4.0
-    for one, two in ((first.model, second.model), (first._target, second._target)):
-        assert torch.equal(weights(one), weights(two))
-
-
-def test_a_run_that_has_not_trained_yet_can_be_resumed_too(vector_env, make_sample):
-    """A checkpoint taken during the warm-up: the optimizer has no state."""
-    first, second = build(vector_env), build(vector_env, seed=1)
-    second.load_state_dict(first.state_dict())
-    sample = random_play(vector_env, make_sample)
-    assert train(first, sample) == train(second, sample)
-
-
-def test_a_checkpoint_is_not_changed_by_training_on(vector_env, make_sample):
-    """It is written by another thread while the next update runs."""
-    algorithm = build(vector_env, target_every=1)
-    train(algorithm, random_play(vector_env, make_sample))
-    state = algorithm.state_dict()
-    kept = copy.deepcopy(state)
-    train(algorithm, random_play(vector_env, make_sample, seq=1))
-    for part in ("parameters", "target"):
-        assert all(torch.equal(kept[part][name], tensor) for name, tensor in state[part].items())
-    assert kept["replay_rng"] == state["replay_rng"]
-
-
-def test_a_checkpoint_of_another_network_is_refused_and_changes_nothing(image_env):
-    """`--resume` without the dueling streams that the run began with."""
-    algorithm, other = build(image_env), build(image_env, dueling=False)
-    before = weights(algorithm.model)
-    with pytest.raises(ResourceError, match="another network"):
-        algorithm.load_state_dict(other.state_dict())
-    assert torch.equal(weights(algorithm.model), before)
-
-
-@pytest.mark.parametrize("poison", [np.nan, np.inf])
-def test_numbers_that_are_not_finite_never_reach_the_weights(vector_env, make_sample, poison):
-    """Should a bad reward pass admission: each step that draws it is left out and counted."""
-    algorithm = build(vector_env, prioritized=True, minibatch=64, samples_per_insert=64)
-    before = weights(algorithm.model)
-    result = train(algorithm, random_play(vector_env, make_sample, reward=np.full((4, 2), poison)))
-    assert result.metrics["nonfinite_steps"] == 8.0
-    assert "loss" not in result.metrics
-    assert torch.equal(weights(algorithm.model), before)
+    assert train(algorithm, sample, env_steps=250).metrics["epsilon"] == pytest.approx(0.75)
 
 
 def test_with_clipped_rewards_only_the_sign_counts(vector_env, make_sample):

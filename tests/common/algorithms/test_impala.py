@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from common.algorithms.appraisal import appraise, steps
 from common.algorithms.impala import Impala
 from common.algorithms.moments import Moments
-from common.algorithms.settings.impala import ImpalaSettings
-from common.algorithms.vtrace import vtrace
+from common.algorithms.on_policy import network_outputs, return_inputs
+from common.algorithms.returns import vtrace
+from common.algorithms.settings import ImpalaSettings
 from common.models.spec import ModelSettings
 
 pytestmark = pytest.mark.pure
@@ -26,11 +26,11 @@ def test_returns_are_vtrace_by_the_recorded_probabilities(vector_env, make_sampl
     sample = make_sample(vector_env, reward=np.eye(4)[:, :2] * 5.0, log_prob=np.linspace(-3.0, -0.1, 8).reshape(4, 2))
     batch = algorithm.collate([sample])
     with torch.no_grad():
-        seen = appraise(algorithm.model, batch, moments=Moments(), precision="fp32")
+        seen = network_outputs(algorithm.model, batch, moments=Moments(), precision="fp32")
         found = algorithm.returns(batch, seen, torch.full((2,), lag))
     log_ratio = seen.log_prob - batch.log_prob
     assert log_ratio.exp().min() < min(CLIPS.values())
     assert log_ratio.exp().max() > max(CLIPS.values())
-    wanted = vtrace(**steps(batch, seen, clip_reward=True), log_ratio=log_ratio, gamma=0.9, lambda_=0.8, **CLIPS)
+    wanted = vtrace(**return_inputs(batch, seen, clip_reward=True), log_ratio=log_ratio, gamma=0.9, lambda_=0.8, **CLIPS)
     assert torch.equal(found.advantage, wanted.advantage)
     assert torch.equal(found.target, wanted.target)

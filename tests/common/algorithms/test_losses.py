@@ -96,7 +96,7 @@ def test_the_value_loss_is_half_the_mean_squared_error():
     [([1.0, 2.0, 3.0], [1.0, 2.0, 3.0], 1.0), ([2.0, 2.0, 2.0], [1.0, 2.0, 3.0], 0.0), ([3.0, 2.0, 1.0], [1.0, 2.0, 3.0], -3.0)],
 )
 def test_explained_variance_is_1_when_right_0_when_constant_and_negative_when_wrong(value, target, explained):
-    """What the learning curve shows of the value function."""
+    """The measure of the value function in the learning curve."""
     assert losses.explained_variance(value=torch.tensor(value), target=torch.tensor(target)).item() == pytest.approx(explained)
 
 

@@ -1,4 +1,4 @@
-"""What every learner with a replay memory does: inserts, pace, warm-up, stopping, what it reports and what it resumes."""
+"""The base of learners with a replay memory: inserts, rate limit, warm-up, stopping, metrics and resuming."""
 
 from dataclasses import replace
 
@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from common.algorithms.api import Progress, Remembers
+from common.algorithms.api import HasReplay, RunProgress
 from common.algorithms.off_policy import ReplayLearner
-from common.algorithms.settings.replay import ReplaySection
+from common.algorithms.settings import ReplaySection
 from common.errors import ConfigError
+from common.protocol.events import WorkerKey
 
+WORKER = WorkerKey(name="a", incarnation=1)
 pytestmark = pytest.mark.pure
 
 
@@ -25,10 +27,7 @@ class Counter(ReplayLearner):
     def _networks(self):
         return ()
 
-    def _train(self, rows):
-        return [self._step(rows)]
-
-    def _step(self, rows):
+    def _gradient_step(self, rows):
         self.seen.append(rows.observation.copy())
         number = len(self.seen)
         if self._bad and number % self._bad == 0:
@@ -38,12 +37,12 @@ class Counter(ReplayLearner):
 
 def train(learner, *samples, version=0, **stop):
     """One update, as the learner's loop does it."""
-    return learner.update(learner.collate(samples), Progress(env_steps=0, env_steps_planned=1000, version=version), **stop)
+    return learner.update(learner.collate(samples), RunProgress(env_steps=0, env_steps_planned=1000, version=version), **stop)
 
 
 def messages(make_sample, env, number, **shape):
     """Consecutive messages of one actor."""
-    return [replace(make_sample(env, seed=seq, **shape), peer="a", seq=seq) for seq in range(number)]
+    return [replace(make_sample(env, seed=seq, **shape), worker=WORKER, seq=seq) for seq in range(number)]
 
 
 def test_gradient_steps_follow_the_env_steps_that_came_in(continuous_env, make_sample):
@@ -69,7 +68,7 @@ def test_the_ratio_is_met_within_one_minibatch_whatever_the_sizes_of_the_message
         valid[0, 0] = length < 4
         sample = make_sample(continuous_env, length=length, valid=valid.numpy())
         inserted += sample.env_steps
-        train(learner, replace(sample, peer="a", seq=seq))
+        train(learner, replace(sample, worker=WORKER, seq=seq))
         assert ratio * inserted - 4 < 4 * len(learner.seen) <= ratio * inserted + 1e-9
 
 
@@ -113,7 +112,7 @@ def test_what_is_drawn_after_a_resume_is_what_would_have_been_drawn(continuous_e
     train(first, one)
     second.load_state_dict(first.state_dict())
     second.collate([one])
-    second._pace.drew(4)
+    second._rate_limiter.count_sample(4)
     for learner in (first, second):
         learner.seen.clear()
         train(learner, two)
@@ -132,7 +131,7 @@ def test_a_resumed_run_warms_up_anew(continuous_env, make_sample):
 def test_the_memory_says_how_large_it_is(continuous_env):
     """Printed at the start of a run: it is allocated at once."""
     learner = Counter(env=continuous_env, replay_capacity=500)
-    assert isinstance(learner, Remembers)
+    assert isinstance(learner, HasReplay)
     assert learner.replay_env_steps >= 500
     assert learner.replay_bytes > 500 * 2 * 4
 

@@ -114,7 +114,7 @@ def test_what_lies_in_a_reset_row_changes_nothing():
 
 @pytest.mark.parametrize("shape", [(12, 5, 1), (12, 1), (60,)])
 def test_values_of_another_shape_are_refused(shape):
-    """A value head whose last axis was not squeezed would broadcast in silence."""
+    """A value head with an extra last axis would broadcast without an error."""
     data = rollout() | {"value": torch.zeros(shape)}
     with pytest.raises(InternalError, match="returns need arrays of one shape"):
         gae(**data, gamma=GAMMA, lambda_=LAMBDA)

@@ -7,8 +7,7 @@ import math
 import pytest
 import torch
 
-from common.algorithms.returns import gae
-from common.algorithms.vtrace import vtrace
+from common.algorithms.returns import gae, vtrace
 from common.errors import InternalError
 
 pytestmark = pytest.mark.pure
@@ -115,7 +114,7 @@ def test_the_ratios_lie_on_both_sides_of_every_clip():
 @pytest.mark.parametrize("layout", ["next_step", "same_step"])
 @pytest.mark.parametrize("lambda_", [0.0, LAMBDA, 1.0])
 def test_on_policy_it_is_the_lambda_return(layout, lambda_):
-    """Where the newest policy acted, nothing is left of the correction (remark 1 of the paper, and its lambda)."""
+    """With experience of the newest policy the correction vanishes (remark 1 of the paper, and its lambda)."""
     data = with_ends(layout)
     data["log_ratio"] = torch.zeros_like(data["reward"])
     found = vtrace(**data, gamma=GAMMA, lambda_=lambda_, rho_clip=1.0, c_clip=1.0, pg_rho_clip=1.0)

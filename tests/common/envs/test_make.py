@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import gymnasium
@@ -51,7 +53,7 @@ VECTOR = Box(-1, 1, (2,), np.float32)
 
 @pytest.fixture
 def own(monkeypatch: pytest.MonkeyPatch) -> Callable[..., EnvSettings]:
-    """Settings whose entry point is the function given, as if it lay in a module of the user's."""
+    """Return settings with the given function as entry point, as if it lay in a module of the user's."""
 
     def settings(function: Callable[..., Any], **kwargs: Any) -> EnvSettings:
         monkeypatch.setattr(importlib.import_module("common.envs.probes"), "own", function, raising=False)
@@ -138,13 +140,13 @@ def test_lost_lives_are_told_apart_from_ends_and_change_nothing_else(mode: Any) 
     """Breakout's five lives: four are lost within a game, the fifth ends it, and a new game's five are no loss."""
     settings = EnvSettings(id="ALE/Breakout-v5", num_envs=2, autoreset=mode, height=42, width=42, max_episode_frames=600)
     unasked, asked = (settings.model_copy(update={"terminate_on_life_loss": asked}) for asked in (False, True))
-    (plain, _), (told, losses) = (_breakout(settings) for settings in (unasked, asked))
-    for before, now in zip(plain, told, strict=True):
+    (plain, _), (marked, losses) = (_breakout(settings) for settings in (unasked, asked))
+    for before, now in zip(plain, marked, strict=True):
         assert not before.life_lost.any()
         for name in set(before._fields) - {"life_lost"}:
             np.testing.assert_array_equal(getattr(before, name), getattr(now, name))
-    ends = [step.terminated | step.truncated for step in told]
-    assert not any((step.life_lost & (end | step.start)).any() for step, end in zip(told, ends, strict=True))
+    ends = [step.terminated | step.truncated for step in marked]
+    assert not any((step.life_lost & (end | step.start)).any() for step, end in zip(marked, ends, strict=True))
     assert set(losses["terminated"]) == {4}
     assert losses["truncated"]
     assert max(losses["truncated"]) <= 4
@@ -253,14 +255,30 @@ def test_discrete_actions_that_do_not_start_at_zero_are_shifted(own) -> None:
         ((1, 20, 30), np.uint8, ((20, 30), "uint8")),
         ((20, 30, 3), np.uint8, ((3, 20, 30), "uint8")),
         ((3, 20, 30), np.uint8, ((3, 20, 30), "uint8")),
+        ((20, 30, 3), np.float64, ((3, 20, 30), "float32")),
+        ((3, 7, 8), np.float32, ((3, 7, 8), "float32")),
+        ((20, 30), np.float32, ((20, 30), "float32")),
+        ((20, 30, 1), np.int64, ((20, 30), "float32")),
+        ((15, 7), np.float32, ((105,), "float32")),
     ],
 )
 def test_observations_become_images_or_vectors(own, shape, dtype, seen) -> None:
-    """Planes of bytes are images, channels first, grey without a channel; everything else is a vector of float32."""
+    """Planes of bytes or of many numbers are images, channels first, grey without a channel; all else is a vector of float32.
+
+    Numbers are scaled to 1 by the bounds, in images; their quotients are exact here.
+    """
     picture = np.arange(np.prod(shape)).astype(dtype).reshape(shape)
-    env = make(own(lambda: Echo(Box(0, 200, shape, dtype), DISCRETE, picture), num_envs=2, autoreset="same_step"))
+    env = make(
+        own(
+            lambda: Echo(Box(0, 256 if dtype != np.uint8 else 200, shape, dtype), DISCRETE, picture),
+            num_envs=2,
+            autoreset="same_step",
+        )
+    )
     assert (env.spec.observation_shape, env.spec.observation_dtype) == seen
     wanted = np.moveaxis(picture, -1, 0) if shape == (20, 30, 3) else picture
+    if seen[1] == "float32" and len(seen[0]) > 1:
+        wanted = wanted / 256
     rows = run(env, 4)
     for observation in (env.reset(seed=0), rows[0].observation, rows[3].final_observation):
         assert str(observation.dtype) == seen[1]
@@ -320,7 +338,7 @@ def test_a_vector_environment_of_the_users_is_taken_at_its_word(own, mode) -> No
 
 @pytest.mark.parametrize("mode", [AutoresetMode.DISABLED, None, "NextStep"])
 def test_a_vector_environment_that_does_not_say_how_it_resets_is_refused(own, mode) -> None:
-    """Without it nobody can tell a reset row from a step."""
+    """Without it a reset row looks like a step."""
 
     def function() -> OwnVectorEnv:
         env = OwnVectorEnv(2, AutoresetMode.NEXT_STEP)
@@ -384,12 +402,12 @@ def test_single_environments_are_built_once_each(own) -> None:
         ({"id": "CartPol-v1"}, "unknown environment id: found CartPol-v1, wanted CartPole-v1"),
         ({"id": "CartPole-v9"}, "unknown environment id: found CartPole-v9, wanted CartPole-v1"),
         ({"id": "ALE/Pnog-v5"}, "unknown environment id: found ALE/Pnog-v5, wanted ALE/Pong-v5"),
-        ({"id": "what"}, "unknown environment id: found what, wanted .*; or set env.entry_point"),
+        ({"id": "what"}, "unknown environment id: found what, wanted .*; or, .* or env.entry_point"),
         ({"id": "Pendulum-v1", "kwargs": {"gravity": 9}}, "Pendulum-v1 does not take env.kwargs: found {'gravity': 9}"),
         ({"id": "CartPole-v1", "kwargs": {"gravity": 9}}, "CartPole-v1 does not take env.kwargs: found {'gravity': 9}"),
         ({"id": "ALE/Pong-v5", "kwargs": {"stack_num": 4}}, r"not known for Atari: found \['stack_num'\]"),
         ({"entry_point": "common"}, "env.entry_point is not complete: found 'common', wanted package.module:function"),
-        ({"entry_point": "no.such:thing"}, r"a module that is not there: found no.such \(No module named 'no'\)"),
+        ({"entry_point": "no.such:thing"}, r"a module that does not exist: found no.such \(No module named 'no'\)"),
         ({"entry_point": "common.envs.probes:countin"}, "names no function of .*: found countin, wanted counting"),
         ({"entry_point": "common.envs.probes:counting", "kwargs": {"a": 1}}, "does not take env.kwargs: found {'a': 1}"),
         ({"entry_point": "common.envs.probes:Box", "kwargs": {"low": 0, "high": 1}}, "made no environment: found .*Box"),
@@ -401,22 +419,62 @@ def test_what_cannot_be_built_is_refused_with_a_way_out(settings, said) -> None:
         make(EnvSettings(**settings))
 
 
+@pytest.fixture
+def mygames(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A module that registers an environment id when it is imported."""
+    (tmp_path / "mygames.py").write_text(
+        "import gymnasium\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "gymnasium.register(id='Games/Pole-v0', entry_point=CartPoleEnv, max_episode_steps=5)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("mygames", None)
+    gymnasium.registry.pop("Games/Pole-v0", None)
+
+
+@pytest.mark.usefixtures("mygames")
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+def test_an_id_with_a_module_is_registered_by_its_import(mode: Any) -> None:
+    with closing(make(EnvSettings(id="mygames:Games/Pole-v0", num_envs=2, autoreset=mode))) as environment:
+        assert environment.reset(1).shape == (2, 4)
+        assert environment.step(np.zeros(2, np.int64)).valid.all()
+
+
+@pytest.mark.usefixtures("mygames")
 @pytest.mark.parametrize(
-    ("said", "fix"),
+    ("env_id", "said"),
     [
-        ('MuJoCo is not installed, run `pip install "gymnasium[mujoco]"`', r"install it: make mujoco$"),
-        ('Box2D is not installed, run `pip install "gymnasium[box2d]"`', r"pip install \"gymnasium\[box2d\]\"`$"),
+        ("mygames:Games/Pol-v0", "unknown environment id: found Games/Pol-v0, wanted Games/Pole-v0"),
+        ("mygamez:Games/Pole-v0", "env.id names a module that does not exist: found mygamez"),
+        (":Games/Pole-v0", "env.id is not complete: found ':Games/Pole-v0', wanted module:Env-v0"),
     ],
 )
-def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, said: str, fix: str) -> None:
-    """MuJoCo is an extra of Rookery's; of others gymnasium knows the package, and so does the user then."""
+def test_an_id_with_a_module_that_cannot_be_built_is_refused(env_id: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make(EnvSettings(id=env_id))
+    assert str(caught.value).startswith(said)
 
-    def missing(*_args: Any, **_kwargs: Any) -> None:
-        raise gymnasium.error.DependencyNotInstalled(said)
 
-    monkeypatch.setattr(gymnasium, "make_vec", missing)
-    with pytest.raises(ResourceError, match=rf"Pendulum-v1 needs a package that is not installed: found .*{fix}"):
-        make(EnvSettings(id="Pendulum-v1"))
+@pytest.mark.parametrize(
+    ("env_id", "module", "said"),
+    [
+        ("HalfCheetah-v5", "mujoco", 'found no gymnasium[mujoco]; pip install "gymnasium[mujoco]"'),
+        ("LunarLander-v3", "Box2D", 'found no gymnasium[box2d]; pip install "gymnasium[box2d]"'),
+        ("phys2d/CartPole-v1", "jax", 'found no jax; pip install "jax"'),
+        ("Hopper-v3", "mujoco_py", "found The mujoco v2 and v3 based environments have been moved to the gymnasium-robotics"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*out of date")
+def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, env_id: str, module: str, said: str) -> None:
+    """As gymnasium itself reports it: an environment's module is imported when it is built."""
+    package = str(gymnasium.spec(env_id).entry_point).partition(":")[0].rpartition(".")[0] or module
+    for name in [name for name in sys.modules if name.startswith((package, module))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ResourceError) as caught:
+        make(EnvSettings(id=env_id))
+    assert str(caught.value).startswith(f"{env_id} needs a package that is not installed: {said}")
 
 
 def test_other_refusals_of_gymnasium_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -446,7 +504,7 @@ def _raises(*_args: Any, **_kwargs: Any) -> Any:
     [
         ({"reset": _raises}, "fails when it is built or begins an episode: found RuntimeError: no licence"),
         ({"_look": lambda: np.zeros(7, np.float32)}, "fails when it is built or begins an episode: found ValueError"),
-        ({}, "probes:own fails when it is built or begins an episode: found RuntimeError: no licence, wanted an observation"),
+        ({}, "probes:own fails when it is built or begins an episode: found RuntimeError: no licence, wanted an environment"),
     ],
 )
 def test_an_environment_that_fails_is_the_users_to_mend(own, spoil: dict[str, Any], said: str) -> None:

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from common.envs.probes import aimed_action, constant_value, counting, discounted_value, matching_action, observed_value
+from common.envs.probes import (
+    aimed_action,
+    constant_value,
+    counting,
+    discounted_value,
+    matching_action,
+    observed_value,
+    pictured_action,
+)
 
 pytestmark = pytest.mark.pure
 
@@ -25,7 +33,10 @@ def play(env: gymnasium.Env, actions: list[int]) -> list[tuple[float, float, boo
     return steps
 
 
-@pytest.mark.parametrize("function", [constant_value, observed_value, discounted_value, matching_action, aimed_action, counting])
+PROBES = [constant_value, observed_value, discounted_value, matching_action, aimed_action, pictured_action, counting]
+
+
+@pytest.mark.parametrize("function", PROBES)
 def test_a_probe_is_a_proper_environment(function) -> None:
     """Probes go the way of a user's own environment, so they keep gymnasium's rules, the same seed giving the same play."""
     with warnings.catch_warnings():
@@ -92,3 +103,18 @@ def test_no_two_pictures_of_the_counting_probe_are_alike() -> None:
         pictures += [env.step(np.int64(0))[0] for _ in range(4)]
     assert len({picture.tobytes() for picture in pictures}) == 15
     assert all(picture.min() > 0 for picture in pictures)
+
+
+@pytest.mark.parametrize("layout", ["hwc", "chw", "hw"])
+def test_the_picture_names_the_action_that_earns_one(layout) -> None:
+    """By its brightest channel, or its brightest half."""
+    env = pictured_action(layout)
+    image, _ = env.reset(seed=3)
+    for _ in range(20):
+        parts = {"hwc": image[..., ::2], "chw": np.moveaxis(image[::2], 0, -1), "hw": np.stack(np.hsplit(image, 2), -1)}[layout]
+        named = parts.mean((0, 1)).argmax()
+        image, reward, over, _, _ = env.step(named)
+        assert (reward, over) == (1.0, True)
+        image, _ = env.reset()
+        assert env.step(1 - env._kind)[1] == -1.0
+        image, _ = env.reset()

@@ -39,7 +39,7 @@ def recorded(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
 
 
 @given(recorded())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_stacks_follow_the_definition(rollout: tuple[np.ndarray, np.ndarray]) -> None:
     """A learner turns a whole rollout into stacks, with episode ends anywhere, two in a row included."""
     frames, start = rollout
@@ -47,7 +47,7 @@ def test_stacks_follow_the_definition(rollout: tuple[np.ndarray, np.ndarray]) ->
 
 
 @given(recorded(), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_the_newest_rows_alone_are_those_of_the_whole(rollout: tuple[np.ndarray, np.ndarray], data: st.DataObject) -> None:
     """An actor stacks one row at a time from what it has recorded so far; the learner stacks all rows at once."""
     frames, start = rollout
@@ -59,7 +59,7 @@ def test_the_newest_rows_alone_are_those_of_the_whole(rollout: tuple[np.ndarray,
 
 
 @given(recorded(), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_rollout_cut_in_two_gives_the_same_stacks(rollout: tuple[np.ndarray, np.ndarray], data: st.DataObject) -> None:
     """A rollout ends and the next begins in the middle of an episode: the context frames carry all that is needed."""
     frames, start = rollout

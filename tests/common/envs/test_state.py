@@ -12,7 +12,7 @@ from gymnasium.spaces import Box, Discrete
 from common.envs.make import make
 from common.envs.spec import EnvSettings
 from common.envs.state import StateError, capture, restore
-from common.wire.plain import pack, unpack
+from common.protocol.plain import pack, unpack
 
 pytestmark = pytest.mark.service
 

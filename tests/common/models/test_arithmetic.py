@@ -36,7 +36,7 @@ def test_bfloat16_is_computed_where_the_processor_has_instructions_for_it(cpu, n
 
 
 def test_a_processor_without_them_computes_in_float32(cpu):
-    """To emulate bfloat16 took three times as long as float32 with AVX2: nobody who asks for speed wants that."""
+    """To emulate bfloat16 took three times as long as float32 with AVX2."""
     cpu(avx2=True, avx512_f=True, avx512_bf16=False)
     assert arithmetic.native("bf16", CPU) == "fp32"
 
@@ -58,5 +58,5 @@ def test_a_gpu_is_asked_for_what_it_has_itself(cpu, monkeypatch, supported, expe
 
 @pytest.mark.skipif(platform.machine() not in {"x86_64", "aarch64"}, reason="no other processor is known")
 def test_torch_calls_the_instructions_by_the_names_we_look_for():
-    """A name that torch changed would make every run slow, and nothing else would tell."""
+    """A name that torch changed would make every run slow, and no other test would fail."""
     assert {"x86_64": {"avx512_bf16", "amx_bf16"}, "aarch64": {"bf16"}}[platform.machine()] <= set(torch.cpu.get_capabilities())

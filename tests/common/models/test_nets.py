@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch.nn import functional
@@ -45,13 +47,12 @@ BOX = ActionSpec(n=0, shape=(2,), low=(-1.0, -1.0), high=(1.0, 1.0))
         env_spec(frame=(4,), dtype="float32", stack=1),
         env_spec(frame=(4,), dtype="float32", stack=3),
         env_spec(frame=(128,), stack=1),
-        env_spec(frame=(), dtype="float32", stack=1),
     ],
-    ids=["images", "one image", "vector", "stacked vectors", "bytes", "a number"],
+    ids=["images", "one image", "vector", "stacked vectors", "bytes"],
 )
 def test_every_observation_gets_a_distribution_and_a_value(env, shared):
     """The kinds of observation that environments have, with one trunk and with two."""
-    net = nets.build(SMALL.model_copy(update={"shared_trunk": shared}), env)
+    net = nets.build_actor_critic(SMALL.model_copy(update={"shared_trunk": shared}), env)
     output = net(observations(env))
     assert isinstance(output.policy, Categorical)
     assert output.policy.log_probs.shape == (3, 5)
@@ -62,20 +63,38 @@ def test_every_observation_gets_a_distribution_and_a_value(env, shared):
 def test_a_box_of_actions_gets_a_gaussian_with_one_deviation_per_component():
     """Continuous control."""
     env = env_spec(frame=(3,), dtype="float32", stack=1, action=BOX)
-    policy = nets.build(SMALL, env).policy(observations(env))
+    policy = nets.build_actor_critic(SMALL, env).policy(observations(env))
     assert isinstance(policy, DiagonalGaussian)
     assert policy.mean.shape == (3, 2)
     assert policy.log_std.tolist() == [0.0, 0.0]
 
 
+def test_continuous_actions_are_scaled_to_their_bounds():
+    """The first policy acts around the centre, and its deviation is a share of half the range; the same in bfloat16."""
+    action = ActionSpec(n=0, shape=(3,), low=(-1.0, 0.0, 99.9), high=(3.0, 100.0, 100.1))
+    env = env_spec(frame=(3,), dtype="float32", stack=1, action=action)
+    net = nets.build_actor_critic(SMALL.model_copy(update={"initial_log_std": -1.0}), env)
+    for policy in (net.policy(observations(env)), net.bfloat16().policy(observations(env))):
+        half_range = torch.tensor([2.0, 50.0, 0.1])
+        torch.testing.assert_close(policy.log_std.exp(), half_range * math.exp(-1.0))
+        assert ((policy.mean - torch.tensor([1.0, 50.0, 100.0])).abs() < 0.2 * half_range).all()
+
+
+def test_a_component_without_bounds_keeps_its_unit():
+    """Its range is unknown."""
+    action = ActionSpec(n=0, shape=(2,), low=(-4.0, -math.inf), high=(4.0, 1.0))
+    env = env_spec(frame=(3,), dtype="float32", stack=1, action=action)
+    assert nets.build_actor_critic(SMALL, env).policy(observations(env)).log_std.exp().tolist() == pytest.approx([4.0, 1.0])
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_layer_normalisation_makes_features_of_one_size_from_inputs_of_any(precision):
-    """Where biases are 0, as they are at first; without it features are as large as the input."""
+    """By initial biases of 0; without normalisation features are as large as the input."""
     env = env_spec(frame=(4,), dtype="float32", stack=1)
     near = observations(env, count=16)
     far = near * 100.0
     for layer_norm in (True, False):
-        trunk = nets.build(SMALL.model_copy(update={"hidden": (32, 32), "layer_norm": layer_norm}), env).trunk
+        trunk = nets.build_actor_critic(SMALL.model_copy(update={"hidden": (32, 32), "layer_norm": layer_norm}), env).trunk
         with autocast(precision, torch.device("cpu")):
             sizes = [features.float().norm().item() for features in trunk(torch.cat([near, far])).chunk(2)]
         assert sizes[1] / sizes[0] == pytest.approx(1.0 if layer_norm else 100.0, rel=0.02)
@@ -84,7 +103,7 @@ def test_layer_normalisation_makes_features_of_one_size_from_inputs_of_any(preci
 def test_an_image_is_seen_as_bytes_over_255():
     """The scale is folded into the first weights: the result must be that of scaling the image."""
     env = env_spec()
-    net = nets.build(SMALL, env)
+    net = nets.build_actor_critic(SMALL, env)
     image = observations(env)
     x = image.float() / 255.0
     for layer in (net.trunk.conv[0], net.trunk.conv[2]):
@@ -96,13 +115,13 @@ def test_an_image_is_seen_as_bytes_over_255():
 def test_a_vector_of_bytes_is_scaled_too():
     """Atari's RAM as observation: 255 counts as 1."""
     env = env_spec(frame=(3,), stack=1)
-    net = nets.build(ModelSettings(hidden=()), env)
+    net = nets.build_actor_critic(ModelSettings(hidden=()), env)
     torch.testing.assert_close(net.trunk(torch.tensor([[0, 51, 255]], dtype=torch.uint8)), torch.tensor([[0.0, 0.2, 1.0]]))
 
 
 def test_initial_weights_are_orthogonal_and_the_first_policy_nearly_uniform():
     """The PPO recipe: gain sqrt(2), 0.01 for the policy head, 1 for the value head, zero biases."""
-    net = nets.build(ModelSettings(conv=((8, 4, 2),), hidden=(16,)), env_spec())
+    net = nets.build_actor_critic(ModelSettings(conv=((8, 4, 2),), hidden=(16,)), env_spec())
     for weight, gain in ((net.trunk.conv[0].weight, 2**0.5), (net.policy_head.weight, 0.01), (net.value_head.weight, 1.0)):
         rows = weight.detach().flatten(1)
         torch.testing.assert_close(rows @ rows.T, torch.eye(len(rows)) * gain**2, atol=1e-5, rtol=1e-4)
@@ -113,21 +132,21 @@ def test_the_seed_alone_decides_the_initial_weights():
     """Whatever drew from torch's global generator before, a run's first policy is its seed's."""
     torch.manual_seed(1)
     state = torch.get_rng_state()
-    first = nets.build(SMALL, env_spec(), seed=7)
+    first = nets.build_actor_critic(SMALL, env_spec(), seed=7)
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(2)
-    for one, other in zip(first.parameters(), nets.build(SMALL, env_spec(), seed=7).parameters(), strict=True):
+    for one, other in zip(first.parameters(), nets.build_actor_critic(SMALL, env_spec(), seed=7).parameters(), strict=True):
         assert torch.equal(one, other)
-    assert not torch.equal(first.value_head.weight, nets.build(SMALL, env_spec(), seed=8).value_head.weight)
+    assert not torch.equal(first.value_head.weight, nets.build_actor_critic(SMALL, env_spec(), seed=8).value_head.weight)
 
 
 def test_bfloat16_answers_are_float32_and_near_those_of_float32():
     """Acting in bf16, and training under bf16 autocast, against the same weights in fp32."""
     env = env_spec()
-    exact = nets.build(SMALL, env)(observations(env))
+    exact = nets.build_actor_critic(SMALL, env)(observations(env))
     with torch.autocast("cpu", torch.bfloat16):
-        mixed = nets.build(SMALL, env)(observations(env))
-    acting = nets.build(SMALL, env).bfloat16()(observations(env))
+        mixed = nets.build_actor_critic(SMALL, env)(observations(env))
+    acting = nets.build_actor_critic(SMALL, env).bfloat16()(observations(env))
     for output in (mixed, acting):
         assert output.value.dtype == output.policy.log_probs.dtype == torch.float32
         torch.testing.assert_close(output.value, exact.value, atol=2e-2, rtol=2e-2)
@@ -136,27 +155,55 @@ def test_bfloat16_answers_are_float32_and_near_those_of_float32():
 
 def test_convolutions_that_shrink_the_image_to_nothing_are_refused():
     """A preset for 84x84 used with 16x16 images."""
-    with pytest.raises(ConfigError, match=r"model.conv does not fit the image.*\(4, 16, 16\)"):
-        nets.build(ModelSettings(), env_spec(frame=(16, 16)))
+    nature = ModelSettings(conv=((32, 8, 4), (64, 4, 2), (64, 3, 1)))
+    with pytest.raises(ConfigError, match=r"model.conv does not fit the image.*\(16, 16\)"):
+        nets.build_actor_critic(nature, env_spec(frame=(16, 16)))
 
 
-@pytest.mark.parametrize(
-    "env", [env_spec(frame=(8, 8, 3)), env_spec(action=ActionSpec(n=0, shape=(2, 2)))], ids=["colour", "matrix"]
-)
-def test_spaces_without_a_network_are_refused_in_words(env):
-    """A colour image, an action that is a matrix."""
+def test_a_matrix_of_actions_is_refused_in_words():
+    """There is no head for it."""
     with pytest.raises(ConfigError, match="no network for these spaces"):
-        nets.build(SMALL, env)
+        nets.build_actor_critic(SMALL, env_spec(action=ActionSpec(n=0, shape=(2, 2))))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize(("size", "layers"), [((84, 84), 3), ((30, 40), 3), ((16, 12), 2), ((7, 7), 3), ((5, 9), 0)])
+def test_images_of_any_size_and_channels_get_convolutions_that_fit(size, layers, normalize, dtype):
+    """Alone and stacked; the network stays far below the 12 million weights of a perceptron on 84x84x3."""
+    for stack in (1, 2):
+        env = env_spec(frame=(3, *size), dtype=dtype, stack=stack)
+        net = nets.build_actor_critic(ModelSettings(normalize_observation=normalize), env)
+        assert sum(isinstance(layer, torch.nn.Conv2d) for layer in net.trunk.conv) == layers
+        assert sum(parameter.numel() for parameter in net.parameters()) < 5e6
+        assert net(observations(env)).value.shape == (3,)
+
+
+def test_the_largest_images_keep_the_network_of_the_paper():
+    """From 52x52 on."""
+    env = env_spec(frame=(52, 60))
+    named = ModelSettings(conv=((32, 8, 4), (64, 4, 2), (64, 3, 1)))
+    shapes = [
+        [parameter.shape for parameter in nets.build_actor_critic(model, env).parameters()] for model in (named, ModelSettings())
+    ]
+    assert shapes[0] == shapes[1]
+
+
+def test_images_may_be_flattened():
+    """No convolutions with `model.conv: []`: 20 x 24 pixels and 4 frames into the first layer."""
+    net = nets.build_actor_critic(SMALL.model_copy(update={"conv": ()}), env_spec())
+    assert net.trunk.hidden[0].in_features == 4 * 20 * 24
+    assert net(observations(env_spec())).value.shape == (3,)
 
 
 def test_after_calibration_what_stands_still_is_0_and_the_liveliest_pixel_stays_within_1():
     """Example frames of random play: a background of 100, one pixel that is 0 or 200; the means travel with the weights."""
     env = env_spec(stack=2)
-    net = nets.build(SMALL.model_copy(update={"normalize_observation": True}), env)
+    net = nets.build_actor_critic(SMALL.model_copy(update={"normalize_observation": True}), env)
     frames = torch.full((4, 20, 24), 100, dtype=torch.uint8)
     frames[:, 3, 5] = torch.tensor([0, 200, 0, 200])
     net.calibrate(frames)
-    seen = net.trunk.normalisation(frames[:, None].expand(4, 2, 20, 24).float())
+    seen = net.trunk.normalisation(frames[:, None].expand(4, 2, 20, 24), torch.float32)
     assert seen.abs().sum(dim=(2, 3)).eq(seen[:, :, 3, 5].abs()).all()
     torch.testing.assert_close(seen[:, :, 3, 5].std(0), torch.full((2,), 0.5))
     assert {"trunk.normalisation.mean", "trunk.normalisation.divisor"} <= dict(net.named_parameters()).keys()

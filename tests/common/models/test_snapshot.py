@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from common.envs.spec import ActionSpec, EnvSpec
-from common.errors import PeerError
+from common.errors import ProtocolError
 from common.models import nets, snapshot
 from common.models.spec import ModelSettings
 
@@ -20,7 +20,7 @@ ENV = EnvSpec(
 
 def build(width=8, seed=0):
     """A small network for images."""
-    return nets.build(ModelSettings(conv=((4, 4, 2),), hidden=(width,)), ENV, seed=seed)
+    return nets.build_actor_critic(ModelSettings(conv=((4, 4, 2),), hidden=(width,)), ENV, seed=seed)
 
 
 def test_float32_parameters_come_back_bit_for_bit():
@@ -75,24 +75,24 @@ def test_a_gradient_comes_back_as_it_was_sent():
 
 def test_a_gradient_of_another_network_is_refused():
     """Three numbers for a network of more."""
-    with pytest.raises(PeerError, match="snapshot of another network"):
+    with pytest.raises(ProtocolError, match="snapshot of another network"):
         snapshot.load_gradient(build(), torch.zeros(3))
 
 
 def test_a_layout_is_told_by_shapes_not_by_weights_or_precision():
-    """Two peers compare fingerprints before they exchange parameters."""
-    layout = snapshot.Layout.of(build(seed=1))
-    assert layout.fingerprint == snapshot.Layout.of(build(seed=2).bfloat16()).fingerprint
-    assert layout.fingerprint != snapshot.Layout.of(build(width=9)).fingerprint
+    """Two processes compare fingerprints before they exchange parameters."""
+    layout = snapshot.ParameterLayout.of(build(seed=1))
+    assert layout.fingerprint == snapshot.ParameterLayout.of(build(seed=2).bfloat16()).fingerprint
+    assert layout.fingerprint != snapshot.ParameterLayout.of(build(width=9)).fingerprint
     assert layout.size == snapshot.flatten(build(), "fp32").size
 
 
 @pytest.mark.parametrize("wrong", [np.zeros(3, np.float32), np.zeros((2, 2), np.float32), np.zeros(3, np.float64)])
 def test_a_buffer_that_does_not_fit_is_refused_and_changes_nothing(wrong):
-    """A peer with another network, or another idea of the dtype."""
+    """A worker with another network, or another idea of the dtype."""
     net = build()
     before = snapshot.flatten(net, "fp32")
-    with pytest.raises(PeerError, match="snapshot of another"):
+    with pytest.raises(ProtocolError, match="snapshot of another"):
         snapshot.load(net, wrong)
     assert np.array_equal(snapshot.flatten(net, "fp32"), before)
 

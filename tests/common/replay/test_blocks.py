@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from common.envs.spec import ActionSpec, EnvSpec
 from common.errors import ConfigError
-from common.replay.blocks import Blocks, Layout, ages, spans
-from common.replay.sumtree import SumTree
+from common.replay.blocks import BlockLayout, Blocks, ages, spans
 
 pytestmark = pytest.mark.pure
 
@@ -22,7 +21,7 @@ ENV = EnvSpec(
 @pytest.mark.parametrize("n_step", [1, 3, 10])
 def test_little_is_stored_twice(n_step: int) -> None:
     """Frames beyond one per env step are under 3 %, and so is what lies beside the frames."""
-    layout = Layout.plan(ENV, capacity=1_000_000, n_step=n_step, streams=64, prioritized=True)
+    layout = BlockLayout.plan(ENV, capacity=1_000_000, n_step=n_step, streams=64)
     assert layout.capacity <= layout.positions < 1.03 * layout.capacity
     assert layout.nbytes < 1.03 * layout.positions * 84 * 84
 
@@ -33,9 +32,9 @@ def test_a_layout_holds_what_was_asked_for_or_says_why_not(capacity: int, n_step
     least = 4 * streams * (4 + n_step - 1)
     if capacity < least:
         with pytest.raises(ConfigError, match=f"found {capacity}, wanted at least {least}"):
-            Layout.plan(ENV, capacity=capacity, n_step=n_step, streams=streams, prioritized=True)
+            BlockLayout.plan(ENV, capacity=capacity, n_step=n_step, streams=streams)
         return
-    layout = Layout.plan(ENV, capacity=capacity, n_step=n_step, streams=streams, prioritized=True)
+    layout = BlockLayout.plan(ENV, capacity=capacity, n_step=n_step, streams=streams)
     assert capacity <= layout.capacity < capacity + layout.fresh
     assert layout.blocks >= 4 * streams
 
@@ -44,16 +43,15 @@ def test_a_layout_holds_what_was_asked_for_or_says_why_not(capacity: int, n_step
 def test_windows_that_cannot_be_kept_are_refused(n_step: int) -> None:
     """A span is one byte, and 0 says that there is none."""
     with pytest.raises(ConfigError, match="n-step windows"):
-        Layout.plan(ENV, capacity=1_000_000, n_step=n_step, streams=1, prioritized=False)
+        BlockLayout.plan(ENV, capacity=1_000_000, n_step=n_step, streams=1)
 
 
-@pytest.mark.parametrize("prioritized", [False, True])
-def test_the_bytes_are_those_of_the_arrays(prioritized: bool) -> None:
-    """What is promised before is what is allocated; the tree of the priorities has a test of its own."""
-    layout = Layout.plan(ENV, capacity=2_000, n_step=3, streams=1, prioritized=prioritized)
+def test_the_bytes_are_those_of_the_arrays() -> None:
+    """The planned bytes are those allocated."""
+    layout = BlockLayout.plan(ENV, capacity=2_000, n_step=3, streams=1)
     blocks = Blocks(layout)
     arrays = [getattr(blocks, name) for name in layout.arrays()]
-    assert sum(array.nbytes for array in arrays) + (SumTree.bytes_for(layout.positions) if prioritized else 0) == layout.nbytes
+    assert sum(array.nbytes for array in arrays) == layout.nbytes
 
 
 rows = st.integers(0, 12).flatmap(
@@ -62,7 +60,7 @@ rows = st.integers(0, 12).flatmap(
 
 
 @given(rows, st.integers(1, 5))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_spans_follow_the_definition(flags: tuple[np.ndarray, np.ndarray], n_step: int) -> None:
     """Walk on from each row: to n, to the end of the episode, or to a row that does not count, whichever is first."""
     valid, ended = (each.astype(bool) for each in flags)

@@ -1,5 +1,6 @@
-"""Checkpoints on a real file system whose operations stop, fail or lie where a test says so."""
+"""Tests of checkpoints on a real file system with operations that stop, fail or lie."""
 
+import contextlib
 import errno
 import itertools
 import json
@@ -10,7 +11,8 @@ import pytest
 import torch
 
 from common.errors import ResourceError
-from common.runtime.checkpoints import Checkpoint, _sealed, _unsealed, load_newest, save
+from common.runtime.checkpoint_files import Checkpoint, _sealed, _unsealed
+from common.runtime.checkpoints import CheckpointStore
 from common.runtime.disk import DISK, Disk
 
 pytestmark = pytest.mark.service
@@ -27,9 +29,16 @@ def _checkpoint(version, *, state=None):
     )
 
 
+def save(folder, checkpoint, *, keep, disk=DISK):
+    """Save as a process does that has just started."""
+    return CheckpointStore(folder, keep=keep, disk=disk).save(checkpoint)
+
+
 def _load(folder, architecture="conv-1"):
     warnings = []
-    return load_newest(folder, architecture=architecture, warn=warnings.append), warnings
+    return CheckpointStore(folder, keep=1).load_newest(
+        architecture=architecture, warn=warnings.append, restore=lambda found: found
+    ), warnings
 
 
 def _names(folder):
@@ -41,7 +50,7 @@ class KilledError(BaseException):
 
 
 def _stopping(after, end):
-    """A disk whose operations raise `end` from number `after` on."""
+    """Return a disk that raises `end` from operation number `after` on."""
     count = itertools.count()
 
     def guarded(real):
@@ -196,6 +205,49 @@ def test_data_reaches_the_disk_before_the_name_that_promises_it(tmp_path):
         f"rename {partial}",
         f"fsync {tmp_path.name}",
     ]
+
+
+def _load_best(folder):
+    return CheckpointStore(folder, keep=1).load_best(warn=pytest.fail)
+
+
+def test_the_best_stays_while_others_come_and_go(tmp_path):
+    """It is no resume point, and its version may be older or newer than all that are kept."""
+    store = CheckpointStore(tmp_path, keep=1)
+    assert store.load_best(warn=pytest.fail) is None
+    store.save_best(_checkpoint(3))
+    for version in (1, 2, 5, 6):
+        store.save(_checkpoint(version))
+    assert _names(tmp_path) == ["best", "checkpoint-000000000006"]
+    assert (_load_best(tmp_path).version, _load(tmp_path)[0].version) == (3, 6)
+    store.save_best(_checkpoint(4))
+    assert _names(tmp_path) == ["best", "checkpoint-000000000006"]
+    assert _load_best(tmp_path).version == 4
+
+
+def test_a_kill_at_any_disk_operation_leaves_a_whole_best_policy(tmp_path):
+    """The old or the new, and the next save of either kind leaves no trace of the killed one."""
+    operations = 11
+    for after in range(operations + 1):
+        folder = tmp_path / str(after)
+        CheckpointStore(folder, keep=2).save_best(_checkpoint(1))
+        killed = CheckpointStore(folder, keep=2, disk=_stopping(after, KilledError()))
+        with contextlib.nullcontext() if after == operations else pytest.raises(KilledError):
+            killed.save_best(_checkpoint(2))
+        assert _load_best(folder).version in ((1, 2) if after < operations else (2,))
+        save(folder, _checkpoint(1), keep=2)
+        assert _names(folder) == ["best", "checkpoint-000000000001"]
+        assert _load_best(folder).version in (1, 2)
+
+
+def test_a_full_disk_leaves_the_best_of_before(tmp_path):
+    """One clear error, nothing half-written."""
+    CheckpointStore(tmp_path, keep=2).save_best(_checkpoint(1))
+    full = CheckpointStore(tmp_path, keep=2, disk=_stopping(2, OSError(errno.ENOSPC, "the disk says no")))
+    with pytest.raises(ResourceError, match="best"):
+        full.save_best(_checkpoint(2))
+    assert _names(tmp_path) == ["best"]
+    assert _load_best(tmp_path).version == 1
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EIO])

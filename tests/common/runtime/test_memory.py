@@ -1,9 +1,8 @@
-"""What the machine can still give: by the kernel, by the container's limit, or unknown."""
+"""Tests of free memory: by the kernel, by the container's limit, or unknown."""
 
 import pytest
 
-from common.runtime import memory
-from common.runtime.memory import MemoryGuard
+from common.runtime.machine import MemoryGuard, available_bytes, resident_bytes
 
 pytestmark = pytest.mark.pure
 
@@ -34,40 +33,40 @@ each_version = pytest.mark.parametrize("version", [1, 2])
 
 def test_the_kernel_knows_what_is_left(machine):
     """Caches that can be given up count as free."""
-    assert memory.available_bytes(**machine) == 22_620_400 * 1024
+    assert available_bytes(**machine) == 22_620_400 * 1024
 
 
 @each_version
 def test_a_containers_limit_counts_less_what_is_used_of_it(machine, version):
     """A pod with 2 GiB on a large node, of this decade or the last."""
-    assert memory.available_bytes(**contain(machine, 2**31, used=2**30, version=version)) == 2**30
+    assert available_bytes(**contain(machine, 2**31, used=2**30, version=version)) == 2**30
 
 
 @each_version
 def test_files_that_were_only_read_count_as_free(machine, version):
     """To import torch reads some hundred megabytes: the kernel gives them up as soon as somebody wants the memory."""
-    assert memory.available_bytes(**contain(machine, 2**31, used=2**30, cached=2**29, version=version)) == 3 * 2**29
+    assert available_bytes(**contain(machine, 2**31, used=2**30, cached=2**29, version=version)) == 3 * 2**29
 
 
 @each_version
 def test_a_container_that_is_over_its_limit_has_nothing_left(machine, version):
     """Not less than nothing."""
-    assert memory.available_bytes(**contain(machine, 1000, used=2000, version=version)) == 0
+    assert available_bytes(**contain(machine, 1000, used=2000, version=version)) == 0
 
 
 def test_a_container_without_limit_is_bounded_by_the_machine(machine):
     """`max` is no number."""
-    assert memory.available_bytes(**contain(machine, "max")) == 22_620_400 * 1024
+    assert available_bytes(**contain(machine, "max")) == 22_620_400 * 1024
 
 
 def test_a_container_of_version_1_without_limit_is_bounded_by_the_machine(machine):
-    """It says so by a number that no machine has."""
-    assert memory.available_bytes(**contain(machine, 2**63 - 4096, version=1)) == 22_620_400 * 1024
+    """Its limit is a number that no machine has."""
+    assert available_bytes(**contain(machine, 2**63 - 4096, version=1)) == 22_620_400 * 1024
 
 
 def test_where_nothing_can_be_read_nothing_is_known(tmp_path):
     """macOS, say: the run goes on unchecked."""
-    assert memory.available_bytes(meminfo=tmp_path / "none", cgroup=tmp_path / "none") is None
+    assert available_bytes(meminfo=tmp_path / "none", cgroup=tmp_path / "none") is None
 
 
 class Process:
@@ -130,11 +129,11 @@ def test_what_was_freed_is_measured() -> None:
 
 def test_where_nothing_is_known_of_memory_the_guard_is_off(tmp_path) -> None:
     """A Mac."""
-    assert memory.resident_bytes(statm=tmp_path / "none") == 0
+    assert resident_bytes(statm=tmp_path / "none") == 0
     guard = MemoryGuard(available=lambda: None, resident=lambda: 2**40)
     assert not guard.short()
 
 
 def test_the_memory_of_this_process_is_known() -> None:
     """More than an interpreter, less than a machine."""
-    assert 2**20 < memory.resident_bytes() < 2**40
+    assert 2**20 < resident_bytes() < 2**40

@@ -53,7 +53,7 @@ def test_a_second_run_in_one_folder_is_refused_and_the_first_untouched(tmp_path)
 
 
 def test_two_learners_do_not_write_into_one_folder(tmp_path):
-    """The second is told so as long as the first one lives, and no longer."""
+    """The second is refused as long as the first one lives, and no longer."""
     directory = create(tmp_path, config="", command=[])
     with held(directory), pytest.raises(ConfigError, match="a run is under way in this directory"), held(directory):
         pass
@@ -95,7 +95,7 @@ def test_of_two_runs_that_begin_in_one_folder_at_once_one_does(tmp_path):
 
 
 def test_where_nothing_can_be_locked_nobody_is_kept_out(tmp_path, monkeypatch):
-    """Network file systems without a lock service; and a folder that cannot be written is told by who must write."""
+    """Network file systems without a lock service; a folder that cannot be written is reported by its writer."""
 
     def no_locks(*_):
         raise OSError(errno.ENOLCK, "no locks available")
@@ -145,7 +145,7 @@ def test_resuming_where_no_run_is_says_so(tmp_path):
 
 
 def test_resuming_on_a_read_only_folder_is_refused_before_anything_starts(tmp_path, monkeypatch):
-    """An archive is mounted read-only: told now, not at the first checkpoint."""
+    """An archive is mounted read-only: the error comes at the start, not at the first checkpoint."""
     create(tmp_path, config="", command=[])
     monkeypatch.setattr("os.access", lambda path, _: path != tmp_path)
     with pytest.raises(ResourceError, match="read-only"):

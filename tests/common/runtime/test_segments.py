@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from common.errors import ResourceError
-from common.replay.segments import Segment
-from common.runtime.checkpoints import Checkpoint, load_newest, save
+from common.replay.blocks import Segment
+from common.runtime.checkpoint_files import SEGMENTS, Checkpoint, SegmentFiles
+from common.runtime.checkpoints import CheckpointStore
 from common.runtime.disk import DISK, Disk
-from common.runtime.segments import FOLDER, SegmentFiles
 from tests.common.runtime.test_checkpoints import KilledError, _stopping
 
 pytestmark = pytest.mark.service
@@ -68,20 +68,22 @@ class Memory:
 def newest(folder):
     """Return the newest good checkpoint and the warnings about bad ones."""
     warnings = []
-    return load_newest(folder, architecture="a", warn=warnings.append), warnings
+    return CheckpointStore(folder, keep=1).load_newest(
+        architecture="a", warn=warnings.append, restore=lambda found: found
+    ), warnings
 
 
 def files(folder):
     """Names of the segments on the disk."""
-    return {path.name for path in (folder / FOLDER).iterdir()}
+    return {path.name for path in (folder / SEGMENTS).iterdir()}
 
 
 def filled(folder, versions, *, keep=2):
     """A run so far."""
-    memory, store = Memory(), SegmentFiles(folder)
+    memory, store = Memory(), CheckpointStore(folder, keep=keep)
     for version in range(1, versions + 1):
         memory.insert(version)
-        save(folder, memory.checkpoint(version), keep=keep, segment_files=store)
+        store.save(memory.checkpoint(version))
     return memory, store
 
 
@@ -91,16 +93,17 @@ def test_a_checkpoint_writes_what_is_new_and_shares_the_rest(tmp_path):
     written = []
     disk = Disk(write=lambda path, *parts: (written.append(path.name), DISK.write(path, *parts)))
     memory.insert(6)
-    save(tmp_path, memory.checkpoint(6), keep=2, segment_files=store, disk=disk)
+    store.disk = disk
+    store.save(memory.checkpoint(6))
     assert len([name for name in written if "partial" in name]) == 2
     found, warnings = newest(tmp_path)
     assert warnings == []
     assert np.array_equal(Memory.read(tmp_path, found).blocks, memory.blocks)
-    resumed, store = Memory(), SegmentFiles(tmp_path)
+    resumed, store = Memory(), CheckpointStore(tmp_path, keep=2, disk=disk)
     resumed.writes = list(found.replay["writes"])
-    store.read(found.files, resumed.segments)
+    store.segment_files.read(found.files, resumed.segments)
     written.clear()
-    save(tmp_path, resumed.checkpoint(7), keep=2, segment_files=store, disk=disk)
+    store.save(resumed.checkpoint(7))
     assert written == ["tensors.safetensors", "manifest.json"]
 
 
@@ -108,9 +111,9 @@ def test_segments_that_no_checkpoint_names_are_removed(tmp_path):
     """The disk holds the memory, and the changes between the kept checkpoints; nothing once no checkpoint holds a segment."""
     memory, _ = filled(tmp_path, 8, keep=1)
     assert len(files(tmp_path)) == len(set(map(bytes, memory.blocks)))
-    (tmp_path / FOLDER / ".partial-left").touch()
+    (tmp_path / SEGMENTS / ".partial-left").touch()
     plain = Checkpoint(run_id="r", version=9, env_steps=9, architecture="a", counters={}, state={})
-    save(tmp_path, plain, keep=1)
+    CheckpointStore(tmp_path, keep=1).save(plain)
     assert files(tmp_path) == set()
 
 
@@ -120,18 +123,18 @@ def test_a_kill_between_any_two_disk_operations_leaves_a_whole_checkpoint_with_i
         folder = tmp_path / str(after)
         memory, store = filled(folder, 4)
         memory.insert(77)
-        killed = True
+        killed, store.disk = True, _stopping(after, KilledError())
         try:
-            save(folder, memory.checkpoint(5), keep=2, segment_files=store, disk=_stopping(after, KilledError()))
+            store.save(memory.checkpoint(5))
             killed = False
         except KilledError:
             pass
         found, warnings = newest(folder)
         assert warnings == []
         assert found.version in ((4, 5) if killed else (5,))
-        resumed, store = Memory.read(folder, found), SegmentFiles(folder)
+        resumed = Memory.read(folder, found)
         resumed.insert(99)
-        save(folder, resumed.checkpoint(6), keep=1, segment_files=store)
+        CheckpointStore(folder, keep=1).save(resumed.checkpoint(6))
         assert len(files(folder)) == len({bytes(block) for block in resumed.blocks if block.any()})
         if not killed:
             assert after > 12
@@ -145,11 +148,13 @@ def test_a_disk_that_refuses_costs_the_new_checkpoint_only(tmp_path, after, code
     """Full at any operation: the older ones are whole, the next save by the same process too."""
     memory, store = filled(tmp_path, 4)
     memory.insert(77)
+    store.disk = _stopping(after, OSError(code, "no"))
     with pytest.raises(ResourceError):
-        save(tmp_path, memory.checkpoint(5), keep=2, segment_files=store, disk=_stopping(after, OSError(code, "no")))
+        store.save(memory.checkpoint(5))
     Memory.read(tmp_path, newest(tmp_path)[0])
     memory.insert(78)
-    save(tmp_path, memory.checkpoint(6), keep=1, segment_files=store)
+    store.disk, store.keep = DISK, 1
+    store.save(memory.checkpoint(6))
     found, warnings = newest(tmp_path)
     assert (found.version, warnings) == (6, [])
     assert np.array_equal(Memory.read(tmp_path, found).blocks, memory.blocks)
@@ -170,13 +175,13 @@ def test_a_damaged_segment_makes_its_checkpoint_bad_and_an_older_one_is_used(tmp
     memory, _ = filled(tmp_path / "alone", 3)
     del memory
     older = {file.name for file in newest(tmp_path / "alone")[0].files}
-    damage(tmp_path / FOLDER / random.Random(1).choice([file.name for file in mine if file.name not in older]))
+    damage(tmp_path / SEGMENTS / random.Random(1).choice([file.name for file in mine if file.name not in older]))
     found, warnings = newest(tmp_path)
     assert found.version == 3
     assert "checkpoint-000000000004" in warnings[0]
     assert why in warnings[0]
     (shared,) = {file.name for file in mine[:1]} & older
-    damage(tmp_path / FOLDER / shared)
+    damage(tmp_path / SEGMENTS / shared)
     with pytest.raises(ResourceError, match="no good checkpoint"):
         newest(tmp_path)
 
@@ -191,7 +196,7 @@ def test_data_of_a_segment_reaches_the_disk_before_the_name_that_promises_it(tmp
     disk = Disk(**{field.name: noting(field.name, getattr(DISK, field.name)) for field in fields(Disk)})
     memory = Memory()
     memory.insert(1)
-    save(tmp_path, memory.checkpoint(1), keep=1, disk=disk)
+    CheckpointStore(tmp_path, keep=1, disk=disk).save(memory.checkpoint(1))
     assert steps[:5] == ["write .partial", "fsync .partial", "rename .partial", "fsync segments", "write tensors."]
 
 

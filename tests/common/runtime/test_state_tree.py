@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from common.errors import InternalError
-from common.runtime.state_tree import flatten, restore
+from common.runtime.checkpoint_files import flatten_state, restore_state
 
 pytestmark = pytest.mark.pure
 
 
 def _there_and_back(state):
-    structure, tensors = flatten(state)
-    return restore(json.loads(json.dumps(structure, allow_nan=False)), tensors)
+    structure, tensors = flatten_state(state)
+    return restore_state(json.loads(json.dumps(structure, allow_nan=False)), tensors)
 
 
 def same(left, right):
@@ -29,7 +29,7 @@ def same(left, right):
         )
     if isinstance(left, list | tuple):
         return len(left) == len(right) and all(map(same, left, right))
-    return repr(left) == repr(right)  # tells -0.0 from 0.0, and finds nan in nan
+    return repr(left) == repr(right)  # -0.0 is not 0.0, and nan equals nan
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_tensors_of_every_kind_come_back(dtype):
 def test_views_of_one_memory_are_saved_apart():
     """Parameters that are windows on one flat buffer, a transposed one, and one that is still being trained."""
     flat = torch.arange(6.0, requires_grad=True)
-    _, tensors = flatten({"head": flat[:3], "tail": flat[3:], "turned": flat.detach().view(2, 3).T, "whole": flat})
+    _, tensors = flatten_state({"head": flat[:3], "tail": flat[3:], "turned": flat.detach().view(2, 3).T, "whole": flat})
     assert len({tensor.data_ptr() for tensor in tensors.values()}) == 4
     assert all(tensor.is_contiguous() and not tensor.requires_grad for tensor in tensors.values())
     assert tensors["turned"].tolist() == [[0, 3], [1, 4], [2, 5]]
@@ -73,13 +73,13 @@ def test_views_of_one_memory_are_saved_apart():
 def test_saved_values_do_not_follow_the_training_that_goes_on():
     """The state is taken at one update; the weights change at the next."""
     weight = torch.zeros(2)
-    structure, tensors = flatten({"w": weight})
+    structure, tensors = flatten_state({"w": weight})
     weight += 1
-    assert restore(structure, tensors)["w"].tolist() == [0, 0]
+    assert restore_state(structure, tensors)["w"].tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("state", [{"f": print}, {"x": {"y": {1, 2}}}, {(1, 2): 3}, {True: 1}, {"x": b"bytes"}])
 def test_what_has_no_exact_form_is_a_bug_that_names_its_place(state):
     """Better found by the first checkpoint of a test than by the first resume of a user."""
     with pytest.raises(InternalError, match="state"):
-        flatten(state)
+        flatten_state(state)

@@ -1,4 +1,4 @@
-"""A peer's link against a real learner's session over the network in memory, turned by one thread on a clock of its own."""
+"""A worker's link against a real learner's session over the network in memory, turned by one thread on a clock of its own."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ import numpy as np
 import pytest
 
 from common.envs.spec import ActionSpec, EnvSpec
-from common.errors import ConfigError, DropReason
-from common.session import events as e
-from common.session.actor_side import ActorSide, Identity, State
-from common.session.learner_side import LearnerSide
-from common.session.roster import Terms
-from common.transport.api import Failure
+from common.errors import ConfigError, DropReason, HandshakeFailure
+from common.protocol import codec
+from common.protocol import events as e
+from common.protocol.learner_side import LearnerSide
+from common.protocol.messages import PROTOCOL_VERSION, ArraySpec, Drain, Envelope, Evaluation, Snapshot, Trajectory
+from common.protocol.registry import SessionConfig
+from common.protocol.worker_side import ConnectionState, Identity, WorkerSide
 from common.transport.link import Link
-from common.transport.memory import MemoryHub
-from common.wire import codec
-from common.wire.messages import PROTOCOL_VERSION, ArraySpec, Drain, Envelope, Evaluation, Snapshot, Trajectory
+from tests.support.memory import MemoryHub
 
 pytestmark = pytest.mark.wire
 
@@ -28,8 +27,16 @@ ENV = EnvSpec(
     observation_shape=(1,), observation_dtype="float32", action=ActionSpec(n=2, shape=()), frame_stack=1, frame_skip=1
 )  # fmt: skip
 SCHEMA = (ArraySpec(name="reward", dtype="float32", shape=(STEPS,)),)
-TERMS = Terms(
-    run="run-1", config="{}", env_signature=ENV.signature, schema=SCHEMA, credits=3, batch=1, max_actors=4, forget_seconds=30.0
+CONFIG = SessionConfig(
+    run="run-1",
+    run_config="{}",
+    env_signature=ENV.signature,
+    schema=SCHEMA,
+    credits=3,
+    rollout_env_steps=STEPS,
+    batch=1,
+    max_actors=4,
+    forget_seconds=30.0,
 )
 
 
@@ -38,7 +45,7 @@ class Learner:
 
     def __init__(self, world, state=None):
         """Bound; going on from `state`, if any."""
-        self.world, self.transport, self.session = world, world.hub.bind(), LearnerSide(TERMS)
+        self.world, self.transport, self.session = world, world.hub.bind(), LearnerSide(CONFIG)
         self.admitted, self.evaluations = [], []
         if state:
             self.session.load_state_dict(state)
@@ -49,9 +56,9 @@ class Learner:
         for instruction in self.session.handle(event, self.world.now):
             match instruction:
                 case e.Send(route=route, message=message):
-                    if not self.transport.send(route, codec.encode(Envelope(run=TERMS.run, message=message))):
+                    if not self.transport.send(route, codec.encode(Envelope(run=CONFIG.run, message=message))):
                         self.handle(e.Unsent(route=route, message=message))
-                case e.Admit():
+                case e.Experience():
                     self.admitted.append(instruction)
                 case e.Evaluated(message=message):
                     self.evaluations.append(message)
@@ -65,22 +72,22 @@ class Learner:
     def train(self):
         """Train on the oldest message."""
         item = self.admitted.pop(0)
-        number = (item.peer, item.experience.seq)
+        number = (item.worker, item.seq)
         self.handle(e.Taken(items=(number,)))
-        self.handle(e.Settled(items=(number,)))
-        return float(item.experience.arrays["reward"][0])
+        self.handle(e.Completed(items=(number,)))
+        return float(item.arrays["reward"][0])
 
 
 class World:
     """One learner, one link, and the time."""
 
     def __init__(self, role="actor"):
-        """A peer that was not welcomed yet."""
+        """A worker that was not welcomed yet."""
         self.now, self.hub, self.notes = 1000.0, MemoryHub(), []
         self.learner = Learner(self)
-        session = ActorSide(Identity(role=role, name=f"{role}-0", incarnation=5, software="test"))
-        self.peer = self.hub.connect()
-        self.link = Link(transport=self.peer, session=session, clock=lambda: self.now, note=self.notes.append)
+        session = WorkerSide(Identity(role=role, name=f"{role}-0", incarnation=5, software="test"))
+        self.worker = self.hub.connect()
+        self.link = Link(transport=self.worker, session=session, clock=lambda: self.now, note=self.notes.append)
 
     def turn(self, rounds=4, seconds=0.2):
         """Time passes for both."""
@@ -113,18 +120,18 @@ def policy(version):
 
 def rollout(number):
     """A rollout that carries its number."""
-    return Trajectory(seq=0, shipped=0, version=0, env_steps=STEPS, arrays={"reward": np.full(STEPS, number, np.float32)})
+    return Trajectory(seq=0, env_steps_sent=0, version=0, env_steps=STEPS, arrays={"reward": np.full(STEPS, number, np.float32)})
 
 
 @pytest.fixture
 def role():
-    """Of the peer in `world`."""
+    """Of the worker in `world`."""
     return "actor"
 
 
 @pytest.fixture
 def world(role):
-    """A peer that was welcomed."""
+    """A worker that was welcomed."""
     built = World(role)
     built.turn()
     assert built.link.welcome is not None
@@ -159,7 +166,7 @@ def test_credits_bound_what_is_under_way(world):
 
 
 def test_the_time_that_messages_are_under_way_is_added_up(world):
-    """Its rate is how many are under way: that tells a slow network from a slow learner."""
+    """Its rate is the number of messages under way, which separates a slow network from a slow learner."""
     offer(world, 1, 2)
     world.turn(rounds=1, seconds=1.0)
     assert world.link.unacknowledged_seconds == pytest.approx(2.0)
@@ -175,13 +182,13 @@ def test_the_time_that_messages_are_under_way_is_added_up(world):
 def test_what_was_lost_with_a_connection_is_sent_again_once(world):
     """The cable is pulled with two rollouts on it: both arrive after it is back, in order, and no third time."""
     offer(world, 1, 2)
-    world.hub.disconnect(world.peer)
+    world.hub.disconnect(world.worker)
     offer(world, 3)
     world.turn()
     assert world.learner.admitted == []
-    world.hub.reconnect(world.peer)
+    world.hub.reconnect(world.worker)
     world.turn(8)
-    assert [item.experience.seq for item in world.learner.admitted] == [0, 1, 2]
+    assert [item.seq for item in world.learner.admitted] == [0, 1, 2]
     assert [world.learner.train() for _ in range(3)] == [1.0, 2.0, 3.0]
     world.turn()
     assert world.ledger["trained"] == world.ledger["produced"] == 3 * STEPS
@@ -206,21 +213,21 @@ def test_a_restarted_learner_is_found_and_gets_what_it_had_not_saved(world):
     assert world.link.session.reconnects == 1
 
 
-def test_a_peer_that_was_forgotten_goes_on_as_a_new_one_with_counters_from_zero(world):
+def test_a_worker_that_was_forgotten_goes_on_as_a_new_one_with_counters_from_zero(world):
     """An actor was cut off for so long that its account was closed: its process counts on, its new incarnation from zero."""
     offer(world, 1)
     world.turn()
     world.learner.train()
     world.link.count(2 * STEPS, Counter())
-    world.turn(8)  # long enough for a heartbeat that says so
-    world.hub.disconnect(world.peer)
+    world.turn(8)  # long enough for a heartbeat with these counts
+    world.hub.disconnect(world.worker)
     world.link.offer(rollout(2))
     world.link.count(3 * STEPS, Counter({DropReason.UNFINISHED: STEPS}))
     for _ in range(50):
         world.now += 1.0
         world.learner.turn()
     assert world.ledger["in_flight"] == 0
-    world.hub.reconnect(world.peer)
+    world.hub.reconnect(world.worker)
     world.turn(20)
     assert world.link.session.identity.incarnation == 6
     world.link.count(4 * STEPS, Counter({DropReason.UNFINISHED: STEPS}))
@@ -230,7 +237,7 @@ def test_a_peer_that_was_forgotten_goes_on_as_a_new_one_with_counters_from_zero(
     world.turn(8)
     assert world.ledger["produced"] == 4 * STEPS  # of the old one as its Hello says, and the new one's
     assert world.ledger["trained"] == 2 * STEPS
-    assert world.ledger["dropped"][DropReason.PEER_LOST] == 2 * STEPS
+    assert world.ledger["dropped"][DropReason.WORKER_LOST] == 2 * STEPS
     assert world.ledger["dropped"][DropReason.UNFINISHED] == 0
     assert world.ledger["in_flight"] == 0
 
@@ -244,6 +251,21 @@ def test_the_newest_policy_replaces_one_that_nobody_took(world):
         world.turn()
     assert world.link.take_snapshot().version == 3
     assert world.link.take_snapshot() is None
+
+
+def test_the_transport_gets_the_size_of_the_largest_message_once_a_policy_has_come(world, monkeypatch):
+    """Before that the first policy may still be crossing."""
+    sizes = []
+    monkeypatch.setattr(world.worker, "expect", sizes.append)
+    world.turn()
+    assert not sizes
+    world.learner.handle(e.Published(snapshot=policy(1)))
+    world.link.want_snapshots(after=-1)
+    world.turn()
+    (snapshot_bytes,) = sizes
+    large = np.zeros(1000, np.float32)
+    world.link.offer(Trajectory(seq=0, env_steps_sent=0, version=0, env_steps=STEPS, arrays={"reward": large}))
+    assert sizes[-1] > max(snapshot_bytes, large.nbytes)
 
 
 def test_a_snapshot_that_the_network_changed_is_requested_again(world):
@@ -260,7 +282,7 @@ def test_a_snapshot_that_the_network_changed_is_requested_again(world):
     assert world.link.take_snapshot().layout == "ours"
 
 
-def test_a_learner_with_another_network_ends_the_peer_with_a_sentence(world):
+def test_a_learner_with_another_network_ends_the_worker_with_a_sentence(world):
     """Two snapshots in a row are no accident."""
     world.link.layout = "ours"
     world.link.want_snapshots(after=-1)
@@ -269,10 +291,10 @@ def test_a_learner_with_another_network_ends_the_peer_with_a_sentence(world):
 
 
 @pytest.mark.parametrize("what", ["run", "environment"])
-def test_a_refusal_for_good_ends_the_peer_with_a_sentence(world, what):
+def test_a_refusal_for_good_ends_the_worker_with_a_sentence(world, what):
     """It is left over from another run, or has another environment: exit code 2 and what to do, once it is sure."""
     identity = Identity(role="actor", name="actor-1", incarnation=5, software="test")
-    session = ActorSide(identity, **{"run": {"run": "run-0"}, "environment": {"env_signature": "other"}}[what])
+    session = WorkerSide(identity, **{"run": {"run": "run-0"}, "environment": {"env_signature": "other"}}[what])
     link = Link(transport=world.hub.connect(), session=session, clock=lambda: world.now, note=world.notes.append)
 
     def greet():
@@ -282,32 +304,32 @@ def test_a_refusal_for_good_ends_the_peer_with_a_sentence(world, what):
         link.service()
 
     greet()
-    with pytest.raises(ConfigError, match=rf"the learner refuses this peer \({what}\)") as refused:
+    with pytest.raises(ConfigError, match=rf"the learner refuses this worker \({what}\)") as refused:
         greet()
     assert refused.value.exit_code == 2
 
 
-def test_a_stranger_that_greets_by_a_live_name_ends_nobody(world):
+def test_an_unknown_sender_that_greets_by_a_live_name_ends_no_worker(world):
     """With a larger incarnation, again and again; the holder works on, is killed, starts with a smaller clock, and works on."""
     world.turn()
-    stranger = ActorSide(Identity(role="actor", name="actor-0", incarnation=2**62, software="test"))
-    link = Link(transport=world.hub.connect(), session=stranger, clock=lambda: world.now, note=lambda _: None)
+    unknown = WorkerSide(Identity(role="actor", name="actor-0", incarnation=2**62, software="test"))
+    link = Link(transport=world.hub.connect(), session=unknown, clock=lambda: world.now, note=lambda _: None)
     for _ in range(40):
         link.service()
         world.turn(rounds=1)
-    assert (link.welcome, world.link.session.state) == (None, State.WELCOME)
-    world.peer.close()
+    assert (link.welcome, world.link.session.state) == (None, ConnectionState.WELCOME)
+    world.worker.close()
     link.close("leaves")
-    session = ActorSide(Identity(role="actor", name="actor-0", incarnation=3, software="test"))
+    session = WorkerSide(Identity(role="actor", name="actor-0", incarnation=3, software="test"))
     world.link = Link(transport=world.hub.connect(), session=session, clock=lambda: world.now, note=world.notes.append)
     world.turn(rounds=8)
-    assert (world.link.session.state, session.identity.incarnation) == (State.WELCOME, 6)
+    assert (world.link.session.state, session.identity.incarnation) == (ConnectionState.WELCOME, 6)
 
 
 def test_who_comes_when_the_run_is_over_is_drained_and_not_blamed(world):
     """A supervisor would take exit code 2 for a broken setting, and give up a run that has just been solved."""
     world.learner.handle(e.DrainAsked(reason="target reached", deadline_seconds=9.0))
-    session = ActorSide(Identity(role="actor", name="late", incarnation=1, software="test"))
+    session = WorkerSide(Identity(role="actor", name="late", incarnation=1, software="test"))
     link = Link(transport=world.hub.connect(), session=session, clock=lambda: world.now, note=world.notes.append)
     link.service()
     world.learner.turn()
@@ -316,7 +338,7 @@ def test_who_comes_when_the_run_is_over_is_drained_and_not_blamed(world):
     assert not link.may_offer
 
 
-def test_a_learner_of_another_protocol_version_ends_the_peer(world):
+def test_a_learner_of_another_protocol_version_ends_the_worker(world):
     """Not even its Refusal can be read; both versions are named, and what to do."""
     route = next(iter(world.learner.transport.connections))
     world.learner.transport.send(route, [msgpack.packb({"v": PROTOCOL_VERSION + 1, "tag": "refusal"})])
@@ -352,19 +374,19 @@ def test_another_environment_is_refused_before_a_step_is_taken(world):
 def test_refused_experience_is_noted_and_its_credit_returns(world):
     """The actor goes on; the log says what the learner disliked."""
     world.link.count(STEPS, Counter())
-    world.link.offer(Trajectory(seq=0, shipped=0, version=7, env_steps=STEPS, arrays=dict(rollout(1).arrays)))
+    world.link.offer(Trajectory(seq=0, env_steps_sent=0, version=7, env_steps=STEPS, arrays=dict(rollout(1).arrays)))
     world.turn()
     (note,) = [note for note in world.notes if note.event == "message_rejected"]
     assert (note.fields["reason"], note.warning) == (DropReason.VERSION, True)
     assert world.link.session.unacknowledged == 0
 
 
-def test_a_peer_has_joined_until_its_learner_is_away_for_longer_than_it_may_be_silent(world):
+def test_a_worker_has_joined_until_its_learner_is_away_for_longer_than_it_may_be_silent(world):
     """Readiness depends on it: a learner that restarts within seconds leaves workers ready, one that stays away does not."""
     assert world.link.joined
     state = world.crash()
     world.turn(rounds=20)  # 4 s of 5
-    assert world.link.session.state is State.GREETING
+    assert world.link.session.state is ConnectionState.GREETING
     assert world.link.joined
     world.turn(rounds=20)
     assert not world.link.joined
@@ -373,7 +395,7 @@ def test_a_peer_has_joined_until_its_learner_is_away_for_longer_than_it_may_be_s
     assert world.link.joined
 
 
-def test_a_peer_that_was_never_welcomed_has_not_joined():
+def test_a_worker_that_was_never_welcomed_has_not_joined():
     """Its learner is not there yet."""
     world = World()
     world.crash()
@@ -382,7 +404,7 @@ def test_a_peer_that_was_never_welcomed_has_not_joined():
 
 
 def test_a_goodbye_closes_the_account(world):
-    """An actor is told to end: what it dropped itself is known, and nothing stays in flight."""
+    """At SIGTERM the Goodbye contains what the actor dropped itself, so that nothing stays in flight."""
     offer(world, 1)
     world.link.count(2 * STEPS, Counter({DropReason.UNFINISHED: STEPS}))
     world.link.close("SIGTERM")
@@ -393,7 +415,7 @@ def test_a_goodbye_closes_the_account(world):
         STEPS,
         0,
     )
-    assert world.peer.closed
+    assert world.worker.closed
 
 
 @pytest.mark.parametrize("role", ["evaluator"])
@@ -404,11 +426,11 @@ def test_what_is_not_kept_is_sent_or_handed_back(world):
     assert world.link.say(evaluation)
     world.turn()
     assert [message.mode for message in world.learner.evaluations] == ["greedy"]
-    world.hub.disconnect(world.peer)
+    world.hub.disconnect(world.worker)
     assert not world.link.say(evaluation)  # this one meets the cut cable
     assert not world.link.say(evaluation)
     assert world.link.sent["evaluation"] == 1
-    world.hub.reconnect(world.peer)
+    world.hub.reconnect(world.worker)
     world.turn(8)
     assert world.link.say(evaluation)
 
@@ -426,13 +448,13 @@ def test_a_rejected_evaluation_is_noted(world):
 
 def test_a_handshake_that_fails_is_told_with_what_may_be_wrong(world):
     """The learner has other keys, or none: said at once, then every ten seconds, for as long as it lasts."""
-    world.peer.handshakes.detail = "the learner does not allow key x"
+    world.worker.handshakes.detail = "the learner does not allow key x"
     for rounds, lines in ((1, 1), (40, 1), (10, 2)):  # 0.2 s each
         for _ in range(rounds):
-            world.peer.handshakes.failed[Failure.KEY] += 1
+            world.worker.handshakes.failed[HandshakeFailure.KEY] += 1
             world.turn(rounds=1)
-        told = [note for note in world.notes if note.event == "handshake_failed"]
-        assert len(told) == lines
-    assert told[0].fields == {"times": 1, "detail": "the learner does not allow key x"}
-    assert told[1].fields["times"] == 50
-    assert all(note.warning for note in told)
+        failures = [note for note in world.notes if note.event == "handshake_failed"]
+        assert len(failures) == lines
+    assert failures[0].fields == {"times": 1, "detail": "the learner does not allow key x"}
+    assert failures[1].fields["times"] == 50
+    assert all(note.warning for note in failures)

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from common.errors import ResourceError
-from common.transport.memory import MemoryHub
+from tests.support.memory import MemoryHub
 
 pytestmark = pytest.mark.wire
 
@@ -16,113 +16,113 @@ SOON = 1000.0  # a deadline, beyond that of the test itself: never reached when 
 
 
 def test_messages_cross_in_order_both_ways() -> None:
-    """A peer speaks, the learner answers by the route it came from."""
+    """A worker speaks, the learner answers by the route it came from."""
     hub = MemoryHub()
-    learner, peer = hub.bind(), hub.connect()
-    assert peer.send([b"one", b"body"])
-    assert peer.send([b"two"])
+    learner, worker = hub.bind(), hub.connect()
+    assert worker.send([b"one", b"body"])
+    assert worker.send([b"two"])
     route, first = learner.receive(NOW)
     assert first == [b"one", b"body"]
     assert learner.receive(NOW) == (route, [b"two"])
     assert learner.send(route, [b"answer"])
-    assert peer.receive(NOW) == [b"answer"]
+    assert worker.receive(NOW) == [b"answer"]
     assert learner.endpoint.startswith("memory://")
 
 
 def test_a_sent_buffer_may_be_reused_by_its_owner() -> None:
     """An actor writes the next rollout into the same memory; the learner must not see it change."""
     hub = MemoryHub()
-    learner, peer = hub.bind(), hub.connect()
+    learner, worker = hub.bind(), hub.connect()
     rollout = bytearray(b"first")
-    peer.send([memoryview(rollout)])
+    worker.send([memoryview(rollout)])
     rollout[:] = b"later"
     assert learner.receive(NOW)[1] == [b"first"]
 
 
-def test_a_peer_started_before_the_learner_connects_when_it_comes() -> None:
+def test_a_worker_started_before_the_learner_connects_when_it_comes() -> None:
     """Actors may start first: they can send nothing, and need no restart."""
     hub = MemoryHub()
-    peer = hub.connect()
-    assert not peer.send([b"early"])
-    assert peer.receive(NOW) is None
+    worker = hub.connect()
+    assert not worker.send([b"early"])
+    assert worker.receive(NOW) is None
     hub.connect().close()
     learner = hub.bind()
-    assert peer.send([b"hello"])
+    assert worker.send([b"hello"])
     assert learner.receive(NOW)[1] == [b"hello"]
 
 
 def test_a_full_queue_refuses_instead_of_growing() -> None:
-    """A stuck learner: memory stays bounded, the sender is told; the same for a stuck peer."""
+    """With a stuck learner memory stays bounded, and `send` returns False; the same for a stuck worker."""
     hub = MemoryHub(capacity=2)
-    learner, peer = hub.bind(), hub.connect()
-    assert [peer.send([b"x"]) for _ in range(3)] == [True, True, False]
+    learner, worker = hub.bind(), hub.connect()
+    assert [worker.send([b"x"]) for _ in range(3)] == [True, True, False]
     route, _ = learner.receive(NOW)
-    assert peer.send([b"x"])
+    assert worker.send([b"x"])
     assert [learner.send(route, [b"y"]) for _ in range(3)] == [True, True, False]
 
 
 def test_a_cut_connection_loses_what_was_under_way_and_comes_back_by_a_new_route() -> None:
-    """A network that breaks: both queues are lost, sends fail until it heals, and the learner sees a stranger's route."""
+    """A network that breaks: both queues are lost, sends fail until it heals, and the learner sees an unknown route."""
     hub = MemoryHub()
-    learner, peer = hub.bind(), hub.connect()
-    peer.send([b"hello"])
+    learner, worker = hub.bind(), hub.connect()
+    worker.send([b"hello"])
     old, _ = learner.receive(NOW)
-    peer.send([b"lost"])
+    worker.send([b"lost"])
     learner.send(old, [b"lost"])
-    hub.disconnect(peer)
-    assert not peer.send([b"x"])
+    hub.disconnect(worker)
+    assert not worker.send([b"x"])
     assert not learner.send(old, [b"x"])
     assert learner.receive(NOW) is None
-    assert peer.receive(NOW) is None
-    hub.reconnect(peer)
-    assert peer.send([b"again"])
+    assert worker.receive(NOW) is None
+    hub.reconnect(worker)
+    assert worker.send([b"again"])
     new, frames = learner.receive(NOW)
     assert (frames, new != old) == ([b"again"], True)
     assert not learner.send(old, [b"x"])
 
 
-def test_a_learner_that_restarts_finds_its_peers_again() -> None:
-    """Kill -9 of the learner: peers keep running, and their transport reconnects by itself."""
+def test_a_learner_that_restarts_finds_its_workers_again() -> None:
+    """Kill -9 of the learner: workers keep running, and their transport reconnects by itself."""
     hub = MemoryHub()
-    first, peer = hub.bind(), hub.connect()
-    peer.send([b"unread"])
+    first, worker = hub.bind(), hub.connect()
+    worker.send([b"unread"])
     first.close()
     first.close()
-    assert not peer.send([b"x"])
+    assert not worker.send([b"x"])
     assert first.receive(NOW) is None
     second = hub.bind()
     assert second.receive(NOW) is None
-    assert peer.send([b"hello"])
+    assert worker.send([b"hello"])
     assert second.receive(NOW)[1] == [b"hello"]
 
 
-def test_a_peer_that_stays_cut_off_does_not_meet_the_new_learner() -> None:
+def test_a_worker_that_stays_cut_off_does_not_meet_the_new_learner() -> None:
     """A partition outlives a restart of the learner."""
     hub = MemoryHub()
     hub.bind().close()
-    peer = hub.connect()
-    hub.disconnect(peer)
+    worker = hub.connect()
+    hub.disconnect(worker)
     hub.bind()
-    assert not peer.send([b"x"])
-    hub.reconnect(peer)
-    assert peer.send([b"x"])
+    assert not worker.send([b"x"])
+    hub.reconnect(worker)
+    assert worker.send([b"x"])
 
 
-def test_what_a_closing_peer_sent_still_arrives() -> None:
+def test_what_a_closing_worker_sent_still_arrives() -> None:
     """Goodbye is the last message before the close: the ledger needs it."""
     hub = MemoryHub()
-    learner, peer = hub.bind(), hub.connect()
-    peer.send([b"goodbye"])
-    peer.close()
-    peer.close()
+    learner, worker = hub.bind(), hub.connect()
+    worker.send([b"goodbye"])
+    worker.close()
+    worker.close()
     route, frames = learner.receive(NOW)
     assert frames == [b"goodbye"]
     assert not learner.send(route, [b"late"])
-    assert not peer.send([b"late"])
-    assert peer.receive(SOON) is None
+    assert not worker.send([b"late"])
+    assert worker.receive(SOON) is None
 
 
-def test_peers_take_turns() -> None:
+def test_workers_take_turns() -> None:
     """One actor with a full queue does not starve the others."""
     hub = MemoryHub()
     learner, busy, quiet = hub.bind(), hub.connect(), hub.connect()
@@ -140,12 +140,12 @@ def test_two_learners_cannot_hold_one_endpoint() -> None:
         hub.bind()
 
 
-@pytest.mark.parametrize("end", ["learner", "peer"])
+@pytest.mark.parametrize("end", ["learner", "worker"])
 @pytest.mark.parametrize("what", ["wake", "close"])
 def test_a_waiting_receive_returns_at_once(end: str, what: str) -> None:
     """SIGTERM reaches another thread while the I/O thread waits for messages."""
     hub = MemoryHub()
-    ends = {"learner": hub.bind(), "peer": hub.connect()}
+    ends = {"learner": hub.bind(), "worker": hub.connect()}
     got = []
     waiter = threading.Thread(daemon=True, target=lambda: got.append(ends[end].receive(SOON)))
     waiter.start()
@@ -157,9 +157,9 @@ def test_a_waiting_receive_returns_at_once(end: str, what: str) -> None:
 def test_a_wake_is_not_lost_when_nobody_waits_yet() -> None:
     """The wake comes just before the wait: the next empty receive returns at once, a message is not passed over."""
     hub = MemoryHub()
-    learner, peer = hub.bind(), hub.connect()
+    learner, worker = hub.bind(), hub.connect()
     learner.wake()
-    peer.send([b"x"])
+    worker.send([b"x"])
     assert learner.receive(SOON)[1] == [b"x"]
     assert learner.receive(SOON) is None
 
@@ -167,10 +167,10 @@ def test_a_wake_is_not_lost_when_nobody_waits_yet() -> None:
 def test_a_message_ends_a_wait_in_another_thread() -> None:
     """The common case: the I/O thread sleeps until an actor sends."""
     hub = MemoryHub()
-    learner, peer = hub.bind(), hub.connect()
+    learner, worker = hub.bind(), hub.connect()
     got = []
     waiter = threading.Thread(daemon=True, target=lambda: got.append(learner.receive(SOON)[1]))
     waiter.start()
-    peer.send([b"x"])
+    worker.send([b"x"])
     waiter.join(SOON)
     assert got == [[b"x"]]

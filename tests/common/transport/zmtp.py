@@ -26,7 +26,7 @@ PING: Final = command(b"\x04PING\x00\x00")  # asks for a PONG
 
 
 def connect(endpoint: str) -> socket.socket:
-    """A connection to a ROUTER whose handshake is done."""
+    """Return a connection to a ROUTER after its handshake."""
     client = dial(endpoint)
     client.sendall(GREETING + READY)
     answered = b""

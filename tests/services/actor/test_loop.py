@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from common.algorithms.trajectory import trajectory_schema
+from common.algorithms.payload import trajectory_schema
 from common.envs.make import make
 from common.envs.spec import EnvSettings
 from common.errors import DropReason
-from common.wire.messages import ArraySpec, Drain, Snapshot, Trajectory
-from services.actor.loop import Actor
-from services.actor.metrics import ActorMetrics
+from common.observability.worker_metrics import ActorStats
+from common.protocol.messages import ArraySpec, Drain, Snapshot, Trajectory
+from services.actor.loop import ActorLoop
+from services.actor.parts import ActorParts
 from services.actor.rollout import Rollout
-from services.actor.setup import Setup
 
 pytestmark = pytest.mark.service
 
@@ -26,7 +26,7 @@ DRAIN = Drain(reason="target reached", deadline_seconds=5.0)
 
 
 class FakeLink:
-    """A learner that speaks when the test says so: `on_service(n)` runs at the n-th service."""
+    """Link to a scripted learner: `on_service(n)` runs at the n-th service."""
 
     def __init__(self, schema):
         """Credits, but no policy yet."""
@@ -37,7 +37,7 @@ class FakeLink:
 
     @property
     def may_offer(self):
-        """Whether a credit is free."""
+        """Return whether a credit is free."""
         return self.credits > 0
 
     def want_snapshots(self, after):
@@ -106,7 +106,7 @@ def policy(version):
 
 
 class Scene:
-    """An actor on counting environments, and what it is told."""
+    """An actor on counting environments with a scripted link."""
 
     def __init__(self):
         """Episodes of three steps, then five, and so on."""
@@ -117,19 +117,18 @@ class Scene:
         recorded = [ArraySpec(name="log_prob", dtype="float32", shape=(T, B))]
         self.link = FakeLink(trajectory_schema(self.environment.spec, length=T, num_envs=B, recorded=recorded))
         self.policy, self.stop, self.turns, self.lags = FakePolicy(), False, 0, []
-        self.metrics = ActorMetrics()
-        self.actor = Actor(
+        self.stats = ActorStats(policy_lag=SimpleNamespace(observe=self.lags.append))
+        self.actor = ActorLoop(
             link=self.link,
-            setup=Setup(
+            parts=ActorParts(
                 environment=self.environment,
                 policy=self.policy,
                 rollout=Rollout(self.link.welcome.schema, self.environment.reset(1)),
             ),
-            ships=Trajectory,
-            phases=self.metrics.phases,
+            message_type=Trajectory,
+            stats=self.stats,
             stopping=lambda: self.stop,
             alive=self.turn,
-            observe_lag=self.lags.append,
         )
 
     def turn(self):
@@ -150,7 +149,7 @@ def test_nothing_is_collected_before_there_is_a_credit_and_a_policy(scene):
     seen = []
 
     def learner(n):
-        seen.append((n, scene.actor.env_steps))
+        seen.append((n, scene.stats.env_steps))
         if n == 3:
             scene.link.publish(0)
             scene.link.credits = 0
@@ -169,7 +168,7 @@ def test_nothing_is_collected_before_there_is_a_credit_and_a_policy(scene):
 
 
 def test_one_rollout_is_acted_by_one_policy(scene):
-    """A policy that arrives in the middle of a rollout waits for its end, and the message names who acted."""
+    """A policy that arrives in the middle of a rollout waits for its end, and the message has the version that acted."""
 
     def learner(n):
         scene.link.credits = 1
@@ -193,7 +192,7 @@ def test_the_message_holds_what_was_stepped(scene):
 
     def learner(_):
         scene.link.credits = 1
-        if scene.actor.version < 0:
+        if scene.stats.version < 0:
             scene.link.publish(0)
         if len(scene.link.offered) == 3:
             scene.link.drain = DRAIN
@@ -203,11 +202,11 @@ def test_the_message_holds_what_was_stepped(scene):
     for message in scene.link.offered:
         assert message.env_steps == np.count_nonzero(message.arrays["valid"])
         assert message.arrays["action"].tolist() == [[1] * B] * T
-    assert scene.actor.env_steps == sum(message.env_steps for message in scene.link.offered) == 3 * 3 * B
+    assert scene.stats.env_steps == sum(message.env_steps for message in scene.link.offered) == 3 * 3 * B
     returns = np.concatenate([message.arrays["episode_return"] for message in scene.link.offered])
     assert returns.tolist() == [3.0] * (3 * B)  # 0 + 1 + 2
-    assert (scene.actor.episodes, list(scene.actor.returns)) == (3 * B, returns.tolist())
-    assert scene.link.counted == (scene.actor.env_steps, Counter())
+    assert (scene.stats.episodes, list(scene.stats.returns)) == (3 * B, returns.tolist())
+    assert scene.link.counted == (scene.stats.env_steps, Counter())
 
 
 @pytest.mark.parametrize("how", ["drain", "stop"])
@@ -223,18 +222,19 @@ def test_a_rollout_cut_short_is_counted_as_dropped(scene, how):
     scene.link.on_service = learner
     assert scene.actor.run() == {"drain": "target reached", "stop": "stopped"}[how]
     assert scene.link.offered == []
-    assert scene.actor.env_steps > 0
-    assert scene.actor.dropped == {DropReason.UNFINISHED: scene.actor.env_steps}
-    assert scene.link.counted == (scene.actor.env_steps, scene.actor.dropped)
+    assert scene.stats.env_steps > 0
+    assert scene.stats.dropped == {DropReason.UNFINISHED: scene.stats.env_steps}
+    assert scene.link.counted == (scene.stats.env_steps, scene.stats.dropped)
 
 
 def test_what_the_policy_makes_of_a_rollout_has_a_phase_of_its_own(scene):
-    """Gradients may take longer than acting did: who looks for the bottleneck sees it, and what was made is what is sent."""
-    phases = scene.metrics.phases
+    """Gradients may take longer than acting: the phase shows it, and the message carries the policy's arrays."""
+    phases, entered = scene.stats.phases, []
+    enter = phases.enter
+    phases.enter = lambda phase: entered.append(phase) or enter(phase)
 
     def experience(rollout):
-        before = phases.enter("experience")
-        return {**rollout, "episode_return": np.full(1, before == "experience", np.float32)}
+        return {**rollout, "episode_return": np.full(1, entered[-1] == "experience", np.float32)}
 
     def learner(n):
         if n == 1:
@@ -249,7 +249,7 @@ def test_what_the_policy_makes_of_a_rollout_has_a_phase_of_its_own(scene):
 
 
 def test_who_waits_for_a_credit_can_be_told_to_stop(scene):
-    """SIGTERM reaches an actor whose learner is away."""
+    """SIGTERM reaches an actor while its learner is away."""
     scene.link.credits = 0
 
     def learner(n):
@@ -257,25 +257,4 @@ def test_who_waits_for_a_credit_can_be_told_to_stop(scene):
 
     scene.link.on_service = learner
     assert scene.actor.run() == "stopped"
-    assert scene.actor.dropped == {}
-
-
-def test_metrics_show_what_the_loop_counts(scene):
-    """What a scrape sees after two rollouts."""
-
-    def learner(n):
-        scene.link.credits = 1
-        if n == 1:
-            scene.link.publish(3)
-        if len(scene.link.offered) == 2:
-            scene.link.drain = DRAIN
-
-    scene.link.on_service = learner
-    scene.actor.run()
-    scene.link.sent = scene.link.received = Counter()
-    scene.link.session = SimpleNamespace(unacknowledged=1, credits=2, reconnects=0, state="welcome")
-    scene.metrics.refresh(scene.actor, scene.link, 4)
-    assert scene.metrics.env_steps._value.get() == scene.actor.env_steps
-    assert scene.metrics.env_frames._value.get() == 4 * scene.actor.env_steps
-    assert scene.metrics.policy_version._value.get() == 3
-    assert scene.metrics.queue_capacity._value.get() == 2
+    assert scene.stats.dropped == {}

@@ -1,4 +1,4 @@
-"""What the recorder stores, held against what the policy saw and what the environments did."""
+"""Tests of the recorded rollout against the policy's input and the environments' transitions."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from common.algorithms.episodes import TrajectoryEpisodes
-from common.algorithms.trajectory import check_trajectory, trajectory_schema
+from common.algorithms.payload import TrajectoryEpisodes, check_trajectory, trajectory_schema
 from common.envs.make import Transition, VectorEnvironment, make
 from common.envs.spec import EnvSettings
 from common.envs.stacking import stack
-from common.wire.messages import Arrays, ArraySpec, Trajectory
+from common.protocol.messages import Arrays, ArraySpec, Trajectory
 from services.actor.rollout import Rollout
 
 pytestmark = pytest.mark.service
@@ -60,7 +59,7 @@ def play(env: VectorEnvironment, *, length: int, rollouts: int) -> Played:
     env.close()
     episodes = TrajectoryEpisodes()
     for seq, arrays in enumerate(played.rollouts):
-        message = Trajectory(seq=seq, version=0, env_steps=played.env_steps[seq], shipped=0, arrays=arrays)
+        message = Trajectory(seq=seq, version=0, env_steps=played.env_steps[seq], env_steps_sent=0, arrays=arrays)
         assert episodes(message) is message, "episodes of an honest actor are contradicted, or not counted"
         assert {spec.name: spec.dtype for spec in schema} == {name: str(array.dtype) for name, array in arrays.items()}
         check_trajectory(env.spec, arrays)

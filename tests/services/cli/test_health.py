@@ -10,11 +10,9 @@ import threading
 
 import pytest
 
-from common.errors import ConfigError
-from common.runtime.health import Health
-from common.runtime.http import HttpServer
-from services.cli.__main__ import main
-from services.cli.health import health
+from common.observability.http import HttpServer
+from common.runtime.lifecycle import Health
+from services.cli.app import main
 
 pytestmark = pytest.mark.service
 
@@ -87,23 +85,24 @@ def test_somebody_else_on_the_port_is_not_alive(capsys):
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
-def test_the_environment_of_the_container_is_enough(service, host):
+def test_the_environment_of_the_container_is_enough(service, host, monkeypatch, capsys):
     """The health check gets the image's variables, and no command line; what else is set is not its business."""
     _, port = service
     environ = {"ROOKERY_METRICS__PORT": str(port), "ROOKERY_METRICS__HOST": host, "ROOKERY_ALGORITHM__REPLAY_CAPACITY": "9000"}
-    assert health(ready=False, overrides=[], environ=environ) == (True, "ok")
+    for name, text in environ.items():
+        monkeypatch.setenv(name, text)
+    assert asked(capsys) == (0, "ok\n")
 
 
-def test_a_port_that_nobody_can_know_is_bad_input():
+def test_without_the_port_of_the_service_the_error_names_the_setting(capsys):
     """A service on any free port cannot be asked: the user hears which setting is missing."""
-    with pytest.raises(ConfigError, match=r"no port to ask.*ROOKERY_METRICS__PORT"):
-        health(ready=False, overrides=[], environ={})
+    assert main(["health"]) == 2
+    assert "no port to ask" in (err := capsys.readouterr().err)
+    assert "ROOKERY_METRICS__PORT" in err
 
 
 def test_it_does_not_load_what_the_services_load():
     """It runs again and again beside services that have better use for the processor."""
-    program = (
-        "import sys\nfrom services.cli.__main__ import main\nmain(['health', 'metrics.port=1'])\nprint('torch' in sys.modules)"
-    )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    program = "import sys\nfrom services.cli.app import main\nmain(['health', 'metrics.port=1'])\nprint('torch' in sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True)
     assert ended.stdout.splitlines()[-1] == "False"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from common.transport.curve import LearnerKeys, PeerKeys
-from services.actor import settings as actor
-from services.cli.__main__ import main
-from services.learner import settings as learner
+from common.transport.curve import LearnerKeys, WorkerKeys
+from services import worker
+from services.cli.app import main
+from services.learner import startup as learner
 
 pytestmark = pytest.mark.service
 
@@ -30,7 +30,7 @@ def test_one_word_makes_keys_that_fit_and_says_where_they_go(capsys):
     (command,) = re.findall(r"rookery learner (.*)", said)
     keys = LearnerKeys.of(learner.parse(command.split(), {}).settings.learner.keys)
     (command,) = re.findall(r"rookery actor (.*)", said)
-    own = PeerKeys.of(actor.parse(command.replace("HOST", "10.0.0.7").split(), {}).settings.actor.keys)
+    own = WorkerKeys.of(worker.parse("actor", command.replace("HOST", "10.0.0.7").split(), {}).settings.actor.keys)
     assert own.public in keys.allowed
     assert own.learner == keys.public
     assert own.secret.decode() not in said
@@ -52,5 +52,5 @@ def test_what_is_there_is_kept(capsys):
     assert main(["keys", "here"]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith("rookery keys: error: keys are never overwritten: found here/peer")
+    assert err.startswith("rookery keys: error: keys are never overwritten: found here/worker")
     assert {path: path.read_bytes() for path in before} == before

@@ -10,9 +10,9 @@ import torch
 
 from common.envs.make import make
 from common.envs.spec import EnvSettings
-from common.wire.messages import Drain, Snapshot
-from services.evaluator.loop import Evaluator, Tally
-from services.evaluator.metrics import EvaluatorMetrics
+from common.observability.worker_metrics import EvaluatorStats
+from common.protocol.messages import Drain, Snapshot
+from services.evaluator.loop import EvaluatorLoop
 
 pytestmark = pytest.mark.service
 
@@ -20,29 +20,32 @@ EPISODES = 3
 
 
 class FakeLink:
-    """A learner that speaks when the test says so: `on_service(n)` runs at the n-th service."""
+    """Link to a scripted learner: `on_service(n)` runs at the n-th service."""
 
     def __init__(self, scene):
         """Nothing has arrived."""
-        self.scene, self.drain, self.snapshot, self.reports, self.services = scene, None, None, [], 0
-        self.connected = True
+        self.scene, self.drain, self.newest, self.reports, self.services = scene, None, None, [], 0
+        self.connected, self.wanted, self.sent = True, None, []
         self.session = SimpleNamespace(version=-1)
         self.on_service = lambda _: None
 
     def want_snapshots(self, after):
-        """Any will do."""
-        assert after == -1
+        """An open request."""
+        self.wanted = after
 
     def publish(self, version):
-        """A policy arrives."""
+        """The learner has a new policy."""
         arrays = {"parameters": np.full(3, version, np.float32)}
-        self.snapshot = Snapshot(version=version, env_steps=0, precision="fp32", layout="", arrays=arrays)
+        self.newest = Snapshot(version=version, env_steps=0, precision="fp32", layout="", arrays=arrays)
         self.session.version = version
 
     def take_snapshot(self):
-        """The newest policy that arrived."""
-        snapshot, self.snapshot = self.snapshot, None
-        return snapshot
+        """The newest policy, once for each request."""
+        if self.newest is None or self.wanted in (None, self.newest.version):
+            return None
+        self.wanted = None
+        self.sent.append(self.newest.version)
+        return self.newest
 
     def service(self, timeout=0.0):
         """Time passes; let the test act."""
@@ -59,7 +62,7 @@ class FakeLink:
 
 
 class FakePolicy:
-    """Remembers how it was asked to act."""
+    """Records its arguments."""
 
     def __init__(self):
         """No weights yet."""
@@ -80,23 +83,23 @@ class Scene:
     """An evaluator on counting environments."""
 
     def __init__(self, *, every_seconds=10.0, lengths=(3, 1, 5)):
-        """Three environments, whose n-th episode lasts lengths[n]."""
+        """Three environments; episode n lasts lengths[n]."""
         self.now, self.rests, self.stop, self.turns, self.lags = 100.0, 0, False, 0, []
         kwargs = {"lengths": list(lengths), "truncates": [False]}
         self.environment = make(EnvSettings(entry_point="common.envs.probes:counting", num_envs=EPISODES, kwargs=kwargs))
-        self.link, self.policy, self.metrics = FakeLink(self), FakePolicy(), EvaluatorMetrics(clock=lambda: self.now)
-        self.evaluator = Evaluator(
+        self.link, self.policy = FakeLink(self), FakePolicy()
+        self.stats = EvaluatorStats(policy_lag=SimpleNamespace(observe=self.lags.append))
+        self.evaluator = EvaluatorLoop(
             link=self.link,
             environment=self.environment,
             policy=self.policy,
             seed=5,
             every_seconds=every_seconds,
             rest=self.rest,
-            phases=self.metrics.phases,
+            stats=self.stats,
             stopping=lambda: self.stop,
             alive=self.turn,
             clock=lambda: self.now,
-            observe_lag=self.lags.append,
         )
 
     def rest(self):
@@ -136,8 +139,21 @@ def test_each_policy_is_played_greedily_and_sampled_when_it_is_time(scene):
     assert scene.reported == [(0, "greedy"), (0, "sampled"), (4, "greedy"), (4, "sampled")]
     assert {greedy for version, greedy in scene.policy.acts if version == 4} == {True, False}
     assert scene.rests == len(scene.policy.acts)
-    assert scene.evaluator.counts.evaluations == 4
+    assert scene.stats.evaluations == 4
     assert scene.turns > 0
+
+
+def test_no_policy_is_sent_that_is_not_played(scene):
+    """A policy a second, an evaluation every ten: but for the first, which shows that the networks fit, each is played."""
+
+    def learner(_):
+        scene.link.publish(int(scene.now) - 100)
+        scene.stop = len(scene.link.reports) == 6
+
+    scene.link.on_service = learner
+    scene.evaluator.run()
+    assert scene.link.sent == [0, *dict.fromkeys(version for version, _ in scene.reported)]
+    assert len(scene.link.sent) == 4
 
 
 def test_exactly_the_first_episode_of_each_environment_counts(scene):
@@ -153,18 +169,9 @@ def test_exactly_the_first_episode_of_each_environment_counts(scene):
     for report in scene.link.reports:
         assert report.arrays["episode_length"].tolist() == [3] * EPISODES
         assert report.arrays["episode_return"].tolist() == [0 + 1 + 2] * EPISODES
-    assert scene.evaluator.counts.env_steps == 2 * 3 * EPISODES
-    assert scene.evaluator.counts.episodes == 2 * EPISODES
-    assert scene.evaluator.counts.mean == {"greedy": 3.0, "sampled": 3.0}
-
-
-def test_short_episodes_are_not_counted_more_often_than_long_ones():
-    """Environment 0 ends after one step and begins again; its first return stands, and its later steps are nobody's."""
-    tally = Tally(2)
-    steps = [([1, 1], [True, False]), ([50, 1], [False, False]), ([50, 1], [True, False]), ([50, 1], [True, True])]
-    counted = [tally.add(np.array(reward, np.float32), np.array(ended)) for reward, ended in steps]
-    assert counted == [2, 1, 1, 1]
-    assert (tally.returns.tolist(), tally.lengths.tolist(), tally.complete) == ([1.0, 4.0], [1, 4], True)
+    assert scene.stats.env_steps == 2 * 3 * EPISODES
+    assert scene.stats.episodes == 2 * EPISODES
+    assert scene.stats.return_means == {"greedy": 3.0, "sampled": 3.0}
 
 
 def test_the_final_policy_is_played_when_the_run_ends(scene):
@@ -207,14 +214,14 @@ def test_what_was_played_while_the_learner_was_away_is_reported_when_it_is_back(
     def learner(_):
         if scene.link.session.version < 0:
             scene.link.publish(0)
-        if scene.evaluator.counts.evaluations == 2 and scene.now > 150:
+        if scene.stats.evaluations == 2 and scene.now > 150:
             scene.link.connected = True
         scene.stop = scene.now > 200
 
     scene.link.connected, scene.link.on_service = False, learner
     assert scene.evaluator.run() == "stopped"
     assert scene.reported == [(0, "greedy"), (0, "sampled")]
-    assert scene.evaluator.counts.evaluations == 2
+    assert scene.stats.evaluations == 2
 
 
 def test_the_last_evaluation_waits_for_a_learner_that_is_away(scene):
@@ -289,12 +296,12 @@ def test_an_evaluation_is_abandoned_when_told_to_stop():
     assert scene.evaluator.run() == "stopped"
     assert scene.reported == []
     assert scene.link.services <= 52
-    assert scene.evaluator.counts.evaluations == 0
+    assert scene.stats.evaluations == 0
     scene.environment.close()
 
 
 def test_a_drain_in_the_middle_of_an_evaluation_goes_on_with_the_final_policy():
-    """What is being played is old news: it is left for the policy that counts."""
+    """The evaluation under way is dropped for the final policy."""
     scene = Scene(every_seconds=0.0, lengths=(20,))
 
     def learner(n):

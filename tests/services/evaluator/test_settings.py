@@ -1,11 +1,12 @@
-"""How an evaluator plays: as the run says, unless it was told otherwise itself."""
+"""Tests of evaluation settings: the run's, unless they are set for the process."""
 
 from __future__ import annotations
 
 import pytest
 
-from common.runtime.tree import EvaluationSettings, EvaluatorSettings, RunConfig, Settings
-from services.evaluator.settings import parse, playing
+from common.config.schema import EvaluationSettings, EvaluatorSettings, RunConfig, Settings
+from services.evaluator.__main__ import evaluation_settings
+from services.worker import parse
 
 pytestmark = pytest.mark.service
 
@@ -15,8 +16,8 @@ RUN = RunConfig.of(
 
 
 def played(*words, environ=None):
-    """How the evaluator of that command line plays in the run."""
-    return playing(parse(["--learner", "tcp://127.0.0.1:5999", *words], environ or {}).loaded, RUN)
+    """Return the evaluation settings of an evaluator with that command line."""
+    return evaluation_settings(parse("evaluator", ["--learner", "tcp://127.0.0.1:5999", *words], environ or {}).loaded, RUN)
 
 
 def test_an_evaluator_that_is_only_told_where_the_learner_is_plays_as_the_run_says():

@@ -12,7 +12,8 @@ import torch
 from common.envs.make import make
 from common.envs.spec import EnvSettings
 from common.envs.stacking import stack
-from services.evaluator.loop import Evaluator
+from common.observability.worker_metrics import EvaluatorStats
+from services.evaluator.loop import EvaluatorLoop
 
 pytestmark = pytest.mark.service
 
@@ -56,20 +57,18 @@ def test_the_evaluator_shows_the_stacks_that_training_sees(autoreset, frame_stac
     )
     camera = Camera(make(settings))
     link = SimpleNamespace(service=lambda: None, say=lambda _: None, drain=None, session=SimpleNamespace(version=0))
-    evaluator = Evaluator(
+    evaluator = EvaluatorLoop(
         link=link,
         environment=camera,
         policy=camera,
         seed=1,
         every_seconds=0.0,
         rest=lambda: None,
-        phases=SimpleNamespace(enter=lambda _: None, stop=lambda: None),
+        stats=EvaluatorStats(version=0),
         stopping=lambda: False,
         alive=lambda: None,
         clock=itertools.count().__next__,
-        observe_lag=lambda _: None,
     )
-    evaluator.version = 0
     evaluator._evaluate("greedy", keep_going=lambda: True)
     rows = len(camera.shown)
     before = np.zeros((frame_stack - 1, *camera.frames[0].shape), camera.frames[0].dtype)

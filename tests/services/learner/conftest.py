@@ -1,4 +1,4 @@
-"""A learner's intake with its real session and codec, over the network in memory, and peers that speak through real links."""
+"""A learner's intake with its real session and codec, over the network in memory, and workers that speak through real links."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from common.session.actor_side import ActorSide, Identity
-from common.session.events import Note
-from common.session.learner_side import LearnerSide
-from common.session.roster import Terms
+from common.protocol.events import LogEvent
+from common.protocol.learner_side import LearnerSide
+from common.protocol.messages import ArraySpec, Trajectory
+from common.protocol.registry import SessionConfig
+from common.protocol.worker_side import Identity, WorkerSide
 from common.transport.link import Link
-from common.transport.memory import MemoryHub
-from common.wire.messages import ArraySpec, Trajectory
 from services.learner.intake import Intake
+from tests.support.memory import MemoryHub
 
-DEADLINE = 30.0  # of anything awaited: only a fault lets it pass
+DEADLINE = 120.0  # of anything awaited: only a fault lets it pass
 STEPS = 4  # env steps of one trajectory
 SCHEMA = (
     ArraySpec(name="reward", dtype="float32", shape=(2, 2)),
@@ -28,10 +28,18 @@ SCHEMA = (
 )
 
 
-def terms(**changes) -> Terms:
-    """What the learner of these tests offers."""
-    known = {"run": "run-1", "config": "{}", "env_signature": "abc", "schema": SCHEMA, "credits": 4, "batch": 1, "max_actors": 8}
-    return Terms(**known | changes)
+def session_config(**changes) -> SessionConfig:
+    """Return the session config of the learner in these tests."""
+    known = {
+        "run": "run-1",
+        "run_config": "{}",
+        "env_signature": "abc",
+        "schema": SCHEMA,
+        "credits": 4,
+        "batch": 1,
+        "max_actors": 8,
+    }
+    return SessionConfig(**known | {"rollout_env_steps": STEPS} | changes)
 
 
 def trajectory(*, version: int = 0, env_steps: int = STEPS, **arrays) -> Trajectory:
@@ -43,35 +51,37 @@ def trajectory(*, version: int = 0, env_steps: int = STEPS, **arrays) -> Traject
         "episode_length": np.zeros(0, np.int32),
     }
     kept = {name: array for name, array in (good | arrays).items() if array is not None}
-    return Trajectory(seq=0, shipped=0, version=version, env_steps=env_steps, arrays=kept)
+    return Trajectory(seq=0, env_steps_sent=0, version=version, env_steps=env_steps, arrays=kept)
 
 
 @dataclass
 class Colony:
-    """One intake, its hub, and what both sides noted."""
+    """One intake, its hub, and the log events of both sides."""
 
     hub: MemoryHub
     session: LearnerSide
     intake: Intake
-    notes: list[Note] = field(default_factory=list)
-    told: list[Note] = field(default_factory=list)  # to peers
+    notes: list[LogEvent] = field(default_factory=list)
+    worker_notes: list[LogEvent] = field(default_factory=list)
     links: list[Link] = field(default_factory=list)
 
     def link(self, name: str = "actor-0", role: str = "actor", *, run: str = "", signature: str = "") -> Link:
-        """A peer that has not greeted yet."""
+        """A worker that has not greeted yet."""
         identity = Identity(role=role, name=name, incarnation=1, software="test")
-        session = ActorSide(identity, run=run, env_signature=signature)
-        self.links.append(Link(transport=self.hub.connect(), session=session, clock=time.monotonic, note=self.told.append))
+        session = WorkerSide(identity, run=run, env_signature=signature)
+        self.links.append(
+            Link(transport=self.hub.connect(), session=session, clock=time.monotonic, note=self.worker_notes.append)
+        )
         return self.links[-1]
 
     def welcome(self, name: str = "actor-0", role: str = "actor") -> Link:
-        """A peer that was welcomed."""
+        """A worker that was welcomed."""
         link = self.link(name, role)
         self.until(lambda: link.welcome)
         return link
 
     def until(self, happened: Callable[[], object]) -> None:
-        """Let the peers' links turn until something has happened, as their loops would."""
+        """Let the workers' links turn until something has happened, as their loops would."""
         deadline = time.monotonic() + DEADLINE
         while not happened():
             assert time.monotonic() < deadline, "it never happened"
@@ -81,7 +91,7 @@ class Colony:
 
 def start_colony(**changes) -> Colony:
     """An intake that receives."""
-    hub, session, notes = MemoryHub(), LearnerSide(terms(**changes)), []
+    hub, session, notes = MemoryHub(), LearnerSide(session_config(**changes)), []
     intake = Intake(transport=hub.bind(), session=session, clock=time.monotonic, note=notes.append)
     intake.start()
     return Colony(hub=hub, session=session, intake=intake, notes=notes)
@@ -97,7 +107,7 @@ def colony():
 
 @pytest.fixture
 def make_colony():
-    """As `colony`, with terms of one's own."""
+    """As `colony`, with a session config of one's own."""
     built = []
 
     def make(**changes) -> Colony:

@@ -1,103 +1,184 @@
-"""Tests of the accounts on disk: written between checkpoints, read by the learner that resumes."""
+"""Tests of the accounts on disk: written before credits are sent, read by the learner that resumes."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from common.errors import ResourceError
+from common.protocol.messages import PROTOCOL_VERSION
 from common.runtime.disk import Disk
-from services.learner.accounts import SPACING, AccountsFile, read
+from services.learner.accounts import MOST_BYTES, RETRY_SECONDS, SLOW_SECONDS, AccountsFile, read
 
 pytestmark = pytest.mark.service
 
-STATE = {
-    "ledger": {"produced": 9, "trained": 4, "dropped": {}},
-    "roster": {"peers": [], "generations": [], "forgotten": -1},
-}
+
+def account(name="actor-0", incarnation=1, produced=0, *, index=0, generation=0, gone=False):
+    """Return the account of a worker."""
+    place = {"role": "actor", "index": index, "generation": generation}
+    sums = {"produced": produced, "received": produced, "lost": 0, "dropped_by_worker": {}}
+    return {"name": name, "incarnation": incarnation, **place, "closed": gone, "expected": produced, "ahead": [], "account": sums}
 
 
-class Clock:
-    """Time that passes only while a state is taken."""
+def changes(*accounts, forgotten=-1, named=-1):
+    """Return the accounts of some workers."""
+    return {"workers": [*accounts], "forgotten": forgotten, "named": named}
 
-    def __init__(self):
-        """At zero."""
-        self.now, self.cost, self.asked = 0.0, 0.0, 0
 
-    def state(self):
-        """Return the accounts that the session would give."""
-        self.asked += 1
-        self.now += self.cost
-        return STATE
+def state(*accounts):
+    """Return the accounts of all workers."""
+    registry = changes(*accounts) | {"generations": [["actor", 0, 1]]}
+    return {"protocol": PROTOCOL_VERSION, "ledger": {"produced": 9, "trained": 4, "dropped": {}}, "registry": registry}
 
 
 @pytest.fixture
-def clock():
-    """One of its own for each test."""
-    return Clock()
+def path(tmp_path):
+    """Return where the file is."""
+    return tmp_path / "accounts.jsonl"
 
 
-def make(path, clock, **changes):
-    """A writer."""
-    given = {"run_id": "run-1", "state": clock.state, "clock": lambda: clock.now, "on_loss": pytest.fail}
-    return AccountsFile(path, **(given | changes))
+@pytest.fixture
+def make(path):
+    """Return a function that makes a writer; it is closed at the end."""
+    made = []
+
+    def build(**given):
+        made.append(AccountsFile(path, **({"run_id": "run-1", "clock": lambda: 0.0, "on_loss": pytest.fail} | given)))
+        return made[-1]
+
+    yield build
+    for file in made:
+        file.close()
 
 
-def test_what_was_written_is_read(tmp_path, clock):
-    """The file is read where the checkpoint is older; a newer checkpoint replaces it."""
-    path = tmp_path / "accounts.json"
-    make(path, clock).update()
-    assert read(path, run_id="run-1", produced=9) == STATE
+def workers(path):
+    """Return the worker, what it produced, and whether its account is closed, for each account in the file."""
+    found = read(path, run_id="run-1", produced=0)["registry"]["workers"]
+    return [(worker["name"], worker["incarnation"], worker["account"]["produced"], worker["closed"]) for worker in found]
+
+
+def test_the_newest_account_of_each_worker_is_read_without_the_file_being_closed(path, make):
+    """A killed process closes nothing."""
+    file = make()
+    file.restart(state(account(produced=5)))
+    file.append(changes(account(produced=7), account("actor-1", 4, 3, index=1), named=8))
+    file.append(changes(account(produced=9), forgotten=2))
+    assert workers(path) == [("actor-0", 1, 9, False), ("actor-1", 4, 3, False)]
+    registry = read(path, run_id="run-1", produced=0)["registry"]
+    assert (registry["named"], registry["forgotten"]) == (8, 2)
+    assert sorted(registry["generations"]) == [["actor", 0, 1], ["actor", 1, 1]]
+
+
+def test_a_new_incarnation_closes_the_older_one_of_its_name_and_the_one_at_its_index(path, make):
+    """Two open accounts never share a name or an index."""
+    file = make()
+    file.restart(state(account(produced=5), account("actor-1", 1, 6, index=1)))
+    file.append(changes(account(incarnation=2, produced=1, generation=1)))
+    file.append(changes(account("actor-2", 1, 2, index=1, generation=3)))
+    assert workers(path) == [
+        ("actor-0", 1, 5, True),
+        ("actor-1", 1, 6, True),
+        ("actor-0", 2, 1, False),
+        ("actor-2", 1, 2, False),
+    ]
+    assert sorted(read(path, run_id="run-1", produced=0)["registry"]["generations"]) == [["actor", 0, 2], ["actor", 1, 4]]
+
+
+def test_a_line_that_a_kill_cut_short_is_left_out(path, make):
+    """The lines before it are read."""
+    file = make()
+    file.restart(state(account(produced=5)))
+    file.append(changes(account(produced=7)))
+    file.append(changes(account(produced=9)))
+    path.write_bytes(path.read_bytes()[:-3])
+    assert workers(path) == [("actor-0", 1, 7, False)]
+
+
+def test_a_newer_checkpoint_replaces_the_file(path, make):
+    """It holds newer accounts."""
+    make().restart(state())
+    assert read(path, run_id="run-1", produced=9) is not None
     assert read(path, run_id="run-1", produced=10) is None
-    assert [file.name for file in tmp_path.iterdir()] == ["accounts.json"]
 
 
-def test_it_is_written_now_and_then_and_seldom_where_that_takes_long(tmp_path, clock):
-    """A slow disk must not cost the train loop more than a hundredth of its time."""
-    file = make(tmp_path / "accounts.json", clock)
-    for clock.now in (0.0, SPACING / 2, SPACING):
-        file.update()
-    assert clock.asked == 2
-    clock.cost, clock.now = 0.1, 2 * SPACING
-    file.update()
-    for clock.now in (1.0, 5.0, 10.0):
-        file.update()
-    assert clock.asked == 3
-    clock.now = 11.0
-    file.update()
-    assert clock.asked == 4
+def test_the_file_starts_again_after_some_megabytes(path, make):
+    """Its size is bounded however long there is no checkpoint."""
+    file = make()
+    assert file.due
+    file.restart(state())
+    lines = 0
+    while not file.due:
+        file.append(changes(account(produced=lines)))
+        lines += 1
+    assert MOST_BYTES <= path.stat().st_size < MOST_BYTES + 1000
+    file.restart(state(account(produced=lines)))
+    assert not file.due
+    assert path.stat().st_size < 1000
 
 
-def test_a_checkpoint_takes_it_away(tmp_path, clock):
-    """Also one that is not there."""
-    file = make(tmp_path / "accounts.json", clock)
-    file.update()
-    file.remove()
-    file.remove()
-    assert read(tmp_path / "accounts.json", run_id="run-1", produced=0) is None
-
-
-def test_a_failing_disk_costs_one_warning(tmp_path, clock):
+def test_a_failing_disk_costs_one_warning_and_is_tried_again(path, make):
     """A full disk costs the accounts, not the run."""
+    disk, lost, now = [True], [], [0.0]
 
-    def full(*_):
-        raise OSError(28, "No space left on device")
+    def write(path: Path, data):
+        if disk[0]:
+            raise OSError(28, "No space left on device")
+        path.write_bytes(data)
 
-    lost = []
-    file = make(tmp_path / "accounts.json", clock, on_loss=lost.append, disk=Disk(write=full))
-    for clock.now in (0.0, 1.0, 2.0):
-        file.update()
+    file = make(on_loss=lost.append, disk=Disk(write=write), clock=lambda: now[0])
+    for _ in range(3):
+        file.restart(state())
+        file.append(changes(account()))
     assert [error.strerror for error in lost] == ["No space left on device"]
+    assert not file.due
+    disk[0], now[0] = False, RETRY_SECONDS
+    assert file.due
+    file.restart(state(account(produced=5)))
+    assert workers(path) == [("actor-0", 1, 5, False)]
+
+
+def test_a_disk_that_fills_while_lines_are_added(path, make):
+    """The file starts again later, with everything in it."""
+    lost, now = [], [0.0]
+    disk = Disk(rename=lambda _, target: target.symlink_to("/dev/full"))
+    file = make(on_loss=lost.append, clock=lambda: now[0], disk=disk)
+    file.restart(state())
+    file.append(changes(account()))
+    file.append(changes(account()))
+    assert [error.strerror for error in lost] == ["No space left on device"]
+    now[0] = RETRY_SECONDS
+    assert file.due
+
+
+def test_a_slow_disk_is_left_alone_for_a_while(path, make):
+    """The intake thread writes, and the workers wait for it."""
+    lost, moments = [], [0.0]
+
+    def clock():
+        return moments.pop(0) if len(moments) > 1 else moments[0]
+
+    file = make(on_loss=lost.append, clock=clock)
+    file.restart(state())
+    moments[:] = [1.0, 1.0 + 2 * SLOW_SECONDS]
+    file.append(changes(account(produced=5)))
+    assert [type(error) for error in lost] == [TimeoutError]
+    file.append(changes(account(produced=7)))
+    assert workers(path) == [("actor-0", 1, 5, False)]
+    assert not file.due
+    moments[:] = [1.0 + 2 * SLOW_SECONDS + RETRY_SECONDS]
+    assert file.due
 
 
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", "7", '{"run_id": "run-1"}', json.dumps({"run_id": "run-1", "session": {}}),
-                json.dumps({"run_id": "run-0", "session": STATE})],
+                json.dumps({"run_id": "run-0", "session": state()}),
+                json.dumps({"run_id": "run-1", "session": state()}) + '\n{"workers": 7}\n',
+                json.dumps({"run_id": "run-1", "session": state()}) + "\n7\n\n"],
 )  # fmt: skip
-def test_a_file_that_cannot_be_used_is_said_to(tmp_path, content):
+def test_a_file_that_cannot_be_used_is_refused(path, content):
     """Cut short, of another form, of another run."""
-    path = tmp_path / "accounts.json"
     path.write_text(content)
     with pytest.raises(ResourceError, match="accounts"):
         read(path, run_id="run-1", produced=0)

@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import closing
 
 import msgpack
 import numpy as np
 import pytest
 
-from common.errors import ConfigError, DropReason, InternalError, ResourceError
-from common.session.events import RefusalCode
-from common.session.learner_side import LearnerSide
-from common.transport.api import Failure
-from common.transport.memory import MemoryHub
-from common.wire import codec
-from common.wire.messages import PROTOCOL_VERSION, Envelope, Evaluation, Hello, Refusal, Snapshot
-from services.learner.connection_limit import MESSAGES
+from common.errors import ConfigError, DropReason, HandshakeFailure, InternalError, ResourceError
+from common.protocol import codec
+from common.protocol.events import RefusalCode
+from common.protocol.learner_side import LearnerSide
+from common.protocol.messages import PROTOCOL_VERSION, Envelope, Evaluation, Hello, Refusal, Snapshot
+from common.transport.api import LIMIT_MESSAGES
+from services.learner.accounts import AccountsFile, read
 from services.learner.intake import TICK_SECONDS, Intake
-from tests.services.learner.conftest import Colony, terms
+from tests.services.learner.conftest import Colony, session_config
+from tests.support.memory import MemoryHub
 
 pytestmark = pytest.mark.service
 
-PATIENCE = 30.0  # seconds; only a fault lets it pass
+PATIENCE = 120.0  # seconds; only a fault lets it pass
 STEPS = 4  # env steps of one trajectory
 
 
 def rewards(items):
-    """What tells the test's trajectories apart."""
-    return [item.experience.arrays["reward"][0, 0] for item in items]
+    """Return a number that identifies a trajectory of the test."""
+    return [item.arrays["reward"][0, 0] for item in items]
 
 
 def numbered(make_trajectory, number):
@@ -43,9 +44,9 @@ def policy(version):
     )
 
 
-def assert_balances(figures):
+def assert_balances(stats):
     """Nothing appears from nowhere, nothing vanishes."""
-    ledger = figures.ledger
+    ledger = stats.ledger
     assert ledger["produced"] == ledger["trained"] + ledger["queued"] + ledger["in_flight"] + sum(ledger["dropped"].values())
 
 
@@ -56,7 +57,7 @@ def test_a_batch_is_whole_or_not_there(colony, make_trajectory):
     for number in (1, 2, 3):
         link.offer(numbered(make_trajectory, number))
     assert rewards(colony.intake.take(2, PATIENCE)) == [1, 2]
-    colony.until(lambda: colony.intake.figures.queue_depth == 1)
+    colony.until(lambda: colony.intake.stats.queue_depth == 1)
     assert colony.intake.take(2, 0.0) == []
     link.offer(numbered(make_trajectory, 4))
     assert rewards(colony.intake.take(2, PATIENCE)) == [3, 4]
@@ -69,7 +70,7 @@ def test_what_waits_alone_is_handed_over_when_patience_is_at_its_end(colony, mak
     assert colony.intake.take(3, 0.0, patience=0.0) == []
     for number in (1, 2):
         link.offer(numbered(make_trajectory, number))
-    colony.until(lambda: colony.intake.figures.queue_depth == 2)
+    colony.until(lambda: colony.intake.stats.queue_depth == 2)
     assert colony.intake.take(3, 0.0, patience=PATIENCE) == []
     assert rewards(colony.intake.take(3, 0.0, patience=1e-9)) == [1, 2]
 
@@ -94,63 +95,84 @@ def test_a_credit_returns_when_its_message_leaves_the_queue(make_colony, make_tr
     assert link.may_offer
     link.offer(make_trajectory())
     assert not link.may_offer
-    colony.until(lambda: colony.intake.figures.queue_depth == 1)
+    colony.until(lambda: colony.intake.stats.queue_depth == 1)
     assert not link.may_offer
     colony.intake.take(1, PATIENCE)
     colony.until(lambda: link.may_offer)
 
 
 def test_the_queue_never_holds_more_than_its_capacity(make_colony, make_trajectory):
-    """Two actors use all their credits while nobody trains: depth is credits times actors, and says so."""
+    """Two actors use all their credits while nothing is trained: the depth is credits times actors."""
     colony = make_colony(credits=2)
     colony.intake.publish(policy(0))
     links = [colony.welcome(f"actor-{number}") for number in range(2)]
     for link in links:
         while link.may_offer:
             link.offer(make_trajectory())
-    colony.until(lambda: colony.intake.figures.queue_depth == 4)
-    figures = colony.intake.figures
-    assert (figures.queue_capacity, figures.queue_env_steps, figures.actors) == (4, 4 * STEPS, 2)
-    assert figures.ledger["queued"] == 4 * STEPS
-    assert_balances(figures)
+    colony.until(lambda: colony.intake.stats.queue_depth == 4)
+    stats = colony.intake.stats
+    assert (stats.queue_capacity, stats.ledger["queued"], stats.actors) == (4, 4 * STEPS, 2)
+    assert stats.ledger["queued"] == 4 * STEPS
+    assert_balances(stats)
+
+
+def test_an_account_is_on_disk_before_its_worker_gets_credits(tmp_path, make_trajectory):
+    """A kill of all processes loses at most the env steps that the credits of the workers stand for."""
+    hub, path = MemoryHub(), tmp_path / "accounts.jsonl"
+    accounts = AccountsFile(path, run_id="run", clock=time.monotonic, on_loss=pytest.fail)
+    session = LearnerSide(session_config(credits=2))
+    intake = Intake(transport=hub.bind(), session=session, clock=time.monotonic, note=print, accounts=accounts)
+    colony = Colony(hub=hub, session=session, intake=intake)
+    with closing(intake):
+        intake.start()
+        intake.publish(policy(0))
+        link = colony.welcome()
+        for sent in range(2, 20):
+            while link.may_offer:
+                link.offer(make_trajectory())
+            colony.until(lambda wanted=sent: intake.update_stats() or intake.stats.ledger["produced"] == wanted * STEPS)
+            assert intake.take(1, PATIENCE)
+            colony.until(lambda: link.may_offer)
+            (found,) = read(path, run_id="run", produced=0)["registry"]["workers"]
+            assert found["account"]["produced"] == sent * STEPS
 
 
 def test_a_connection_that_floods_is_ignored_and_others_are_served(make_trajectory):
     """Refusing each of its messages would take the time of honest workers. All of it happens within a second."""
     hub, notes = MemoryHub(), []
-    intake = Intake(transport=hub.bind(), session=LearnerSide(terms()), clock=lambda: 0.0, note=notes.append)
-    colony, flood = Colony(hub=hub, session=intake._session, intake=intake), MESSAGES + 50
+    intake = Intake(transport=hub.bind(), session=LearnerSide(session_config()), clock=lambda: 0.0, note=notes.append)
+    colony, flood = Colony(hub=hub, session=intake._session, intake=intake), LIMIT_MESSAGES + 50
     with closing(intake):
         intake.start()
         intake.publish(policy(0))
         flooder = hub.connect()
         for _ in range(flood):
             colony.until(lambda: flooder.send([b"no message"]))
-        colony.until(lambda: intake.measure() or intake.figures.messages_dropped[DropReason.DECODE] == MESSAGES + 1)
+        colony.until(lambda: intake.update_stats() or intake.stats.messages_dropped[DropReason.DECODE] == LIMIT_MESSAGES + 1)
         link = colony.welcome()
         link.offer(numbered(make_trajectory, 7))
         assert rewards(intake.take(1, PATIENCE)) == [7]
-        intake.measure()
-        assert intake.figures.messages_dropped[DropReason.DECODE] + intake.figures.messages_ignored == flood
+        intake.update_stats()
+        assert intake.stats.messages_dropped[DropReason.DECODE] + intake.stats.messages_ignored == flood
     assert [note.event for note in notes].count("connection_ignored") == 1
 
 
 def assert_stands_still(colony):
     """No message holds a credit, so the time that they did does not grow from one tick to the next."""
-    first = colony.intake.figures
-    colony.until(lambda: colony.intake.figures is not first)
-    second = colony.intake.figures
-    colony.until(lambda: colony.intake.figures is not second)
-    assert colony.intake.figures.queue_seconds == second.queue_seconds > 0
+    first = colony.intake.stats
+    colony.until(lambda: colony.intake.stats is not first)
+    second = colony.intake.stats
+    colony.until(lambda: colony.intake.stats is not second)
+    assert colony.intake.stats.queue_seconds == second.queue_seconds > 0
 
 
 def test_the_time_that_messages_wait_is_added_up(colony, make_trajectory):
     """It grows while a message is in the queue, and not while the queue is empty."""
     colony.intake.publish(policy(0))
     colony.welcome().offer(make_trajectory())
-    colony.until(lambda: colony.intake.figures.queue_seconds > 0)
+    colony.until(lambda: colony.intake.stats.queue_seconds > 0)
     colony.intake.take(1, PATIENCE)
-    colony.until(lambda: colony.intake.figures.queue_depth == 0)
+    colony.until(lambda: colony.intake.stats.queue_depth == 0)
     assert_stands_still(colony)
 
 
@@ -162,12 +184,12 @@ BAD = {
     "NaN in the rewards": ({"reward": np.full((2, 2), np.nan, np.float32)}, DropReason.NON_FINITE),
     "an infinite return": ({"episode_return": np.array([np.inf], np.float32)}, DropReason.NON_FINITE),
     "a policy of the future": ({"version": 9}, DropReason.VERSION),
-    "more env steps than rows": ({"env_steps": 100}, DropReason.SCHEMA),
+    "more env steps than rows": ({"env_steps": STEPS + 1}, DropReason.SCHEMA),
 }
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_bad_experience_is_refused_counted_and_told_and_the_run_goes_on(colony, make_trajectory, what):
+def test_bad_experience_is_refused_counted_and_reported_and_the_run_goes_on(colony, make_trajectory, what):
     """An actor with a fault sends one bad rollout among good ones: it costs that rollout, a counter and a log line."""
     changes, reason = BAD[what]
     colony.intake.publish(policy(0))
@@ -178,15 +200,15 @@ def test_bad_experience_is_refused_counted_and_told_and_the_run_goes_on(colony, 
     link.offer(numbered(make_trajectory, 5))
     items = colony.intake.take(1, PATIENCE)
     assert rewards(items) == [5]
-    colony.intake.settle(items)
-    colony.until(lambda: any(note.event == "message_rejected" for note in colony.told))
-    (told,) = [note.fields for note in colony.told if note.event == "message_rejected"]
-    assert (told["seq"], told["reason"]) == (0, reason)
-    colony.until(lambda: colony.intake.figures.ledger["trained"] == STEPS)
-    figures = colony.intake.figures
-    assert figures.messages_dropped == {reason: 1}
-    assert figures.ledger["dropped"][reason] == bad.env_steps
-    assert_balances(figures)
+    colony.intake.complete(items)
+    colony.until(lambda: any(note.event == "message_rejected" for note in colony.worker_notes))
+    (rejected,) = [note.fields for note in colony.worker_notes if note.event == "message_rejected"]
+    assert (rejected["seq"], rejected["reason"]) == (0, reason)
+    colony.until(lambda: colony.intake.stats.ledger["trained"] == STEPS)
+    stats = colony.intake.stats
+    assert stats.messages_dropped == {reason: 1}
+    assert stats.ledger["dropped"][reason] == bad.env_steps
+    assert_balances(stats)
 
 
 FOREIGN = {
@@ -201,11 +223,11 @@ FOREIGN = {
 
 @pytest.mark.parametrize("what", FOREIGN)
 def test_foreign_bytes_are_answered_with_a_refusal_and_counted(colony, make_trajectory, what):
-    """A port scanner, a peer of another release, a broken network card: told why, counted, and nobody else notices."""
+    """A port scanner, a worker of another release, a broken network card: refused with a reason, counted, without harm."""
     frames, code = FOREIGN[what]
-    stranger = colony.hub.connect()
-    assert stranger.send(frames)
-    answer = codec.decode(stranger.receive(PATIENCE)).message
+    unknown = colony.hub.connect()
+    assert unknown.send(frames)
+    answer = codec.decode(unknown.receive(PATIENCE)).message
     assert isinstance(answer, Refusal)
     assert answer.code == code
     assert answer.reason
@@ -213,31 +235,31 @@ def test_foreign_bytes_are_answered_with_a_refusal_and_counted(colony, make_traj
     link = colony.welcome()
     link.offer(make_trajectory())
     assert len(colony.intake.take(1, PATIENCE)) == 1
-    colony.until(lambda: colony.intake.figures.messages_dropped == {DropReason.DECODE: 1})
-    assert next(note.event for note in colony.notes if note.warning) == "peer_refused"
+    colony.until(lambda: colony.intake.stats.messages_dropped == {DropReason.DECODE: 1})
+    assert next(note.event for note in colony.notes if note.warning) == "worker_refused"
 
 
 @pytest.mark.parametrize(
-    ("peer", "says"), [({"run": "run-0"}, ["run-0", "run-1", "restart"]), ({"signature": "xyz"}, ["xyz", "abc", "install"])]
+    ("worker", "says"), [({"run": "run-0"}, ["run-0", "run-1", "restart"]), ({"signature": "xyz"}, ["xyz", "abc", "install"])]
 )
-def test_a_peer_of_another_run_or_environment_ends_with_a_sentence(colony, peer, says):
+def test_a_worker_of_another_run_or_environment_ends_with_a_sentence(colony, worker, says):
     """An actor left over from yesterday's run, or with another release of the emulator, must not train this one."""
-    link = colony.link(**peer)
-    with pytest.raises(ConfigError, match="the learner refuses this peer") as refused:
+    link = colony.link(**worker)
+    with pytest.raises(ConfigError, match="the learner refuses this worker") as refused:
         colony.until(lambda: link.welcome)
     for words in says:
         assert words in str(refused.value)
     colony.links.clear()
-    colony.until(lambda: colony.intake.figures.messages_dropped == {DropReason.STRANGER: 1})
+    colony.until(lambda: set(colony.intake.stats.messages_dropped) == {DropReason.UNKNOWN_SENDER})
 
 
 def test_a_message_before_any_greeting_is_answered_and_not_admitted(colony, make_trajectory):
-    """The learner restarted, and an actor that did not notice goes on sending: it is told to greet."""
-    stranger = colony.hub.connect()
-    assert stranger.send(codec.encode(Envelope(run="run-1", message=make_trajectory())))
-    answer = codec.decode(stranger.receive(PATIENCE)).message
-    assert (answer.code, answer.retry) == (RefusalCode.STRANGER, True)
-    colony.until(lambda: colony.intake.figures.messages_dropped == {DropReason.STRANGER: 1})
+    """The learner restarted, and an actor that did not notice goes on sending: a Refusal makes it greet."""
+    unknown = colony.hub.connect()
+    assert unknown.send(codec.encode(Envelope(run="run-1", message=make_trajectory())))
+    answer = codec.decode(unknown.receive(PATIENCE)).message
+    assert (answer.code, answer.retry) == (RefusalCode.UNKNOWN_SENDER, True)
+    colony.until(lambda: set(colony.intake.stats.messages_dropped) == {DropReason.UNKNOWN_SENDER})
     assert colony.intake.take(1, 0.0) == []
 
 
@@ -281,8 +303,8 @@ def test_books_that_do_not_balance_are_said_once_and_cost_no_run(colony, make_tr
 
 
 def test_whoever_wants_the_newest_policy_gets_it_when_it_is_published(colony):
-    """A peer asks before there is any policy, and skips those that came while it was busy."""
-    link = colony.welcome("evaluator-0", "evaluator")
+    """A worker asks before there is any policy, and skips those that came while it was busy."""
+    link = colony.welcome()
     link.want_snapshots(after=-1)
     for version in range(5):
         colony.intake.publish(policy(version))
@@ -290,8 +312,8 @@ def test_whoever_wants_the_newest_policy_gets_it_when_it_is_published(colony):
     snapshot = link.take_snapshot()
     assert snapshot.version == 4
     assert snapshot.arrays["parameters"].tolist() == [4, 4, 4]
-    colony.until(lambda: colony.intake.figures.sent["snapshot"])
-    assert colony.intake.figures.bytes_sent > 0
+    colony.until(lambda: colony.intake.stats.sent["snapshot"])
+    assert colony.intake.stats.bytes_sent > 0
 
 
 def test_evaluations_are_handed_over_once(colony):
@@ -302,19 +324,20 @@ def test_evaluations_are_handed_over_once(colony):
     link.say(Evaluation(version=0, mode="greedy", arrays=arrays))
     found = []
     colony.until(lambda: found.extend(colony.intake.take_evaluations()) or found)
-    assert [(evaluation.mode, evaluation.arrays["episode_return"].tolist()) for evaluation in found] == [("greedy", [1, 3])]
+    (evaluation,) = (evaluated.message for evaluated in found)
+    assert (evaluation.mode, evaluation.arrays["episode_return"].tolist()) == ("greedy", [1, 3])
     assert colony.intake.take_evaluations() == []
 
 
-def test_a_bad_evaluation_is_told_to_the_evaluator_and_costs_the_learner_a_counter(colony):
+def test_a_bad_evaluation_is_reported_to_the_evaluator_and_counted_by_the_learner(colony):
     """An environment that returns NaN: its mean would be no number, and the summary no JSON."""
     colony.intake.publish(policy(0))
     link = colony.welcome("evaluator-0", "evaluator")
     arrays = {"episode_return": np.array([np.nan], np.float32), "episode_length": np.array([1], np.int32)}
     assert link.say(Evaluation(version=0, mode="greedy", arrays=arrays))
-    colony.until(lambda: [note.event for note in colony.told] == ["message_rejected"])
-    assert colony.told[0].fields["reason"] == DropReason.NON_FINITE
-    colony.until(lambda: colony.intake.figures.messages_dropped == {DropReason.NON_FINITE: 1})
+    colony.until(lambda: [note.event for note in colony.worker_notes] == ["message_rejected"])
+    assert colony.worker_notes[0].fields["reason"] == DropReason.NON_FINITE
+    colony.until(lambda: colony.intake.stats.messages_dropped == {DropReason.NON_FINITE: 1})
     assert colony.intake.take_evaluations() == []
 
 
@@ -322,20 +345,20 @@ def test_an_actor_that_evaluates_is_refused(colony):
     """The score belongs to evaluators."""
     link = colony.welcome()
     assert link.say(Evaluation(version=0, mode="greedy"))
-    colony.until(lambda: [note for note in colony.told if note.event == "refused"])
-    (refused,) = [note.fields for note in colony.told if note.event == "refused"]
+    colony.until(lambda: [note for note in colony.worker_notes if note.event == "refused"])
+    (refused,) = [note.fields for note in colony.worker_notes if note.event == "refused"]
     assert refused == {"code": "role", "reason": "a learner takes no evaluation from an actor"}
     assert colony.intake.take_evaluations() == []
 
 
-def test_the_state_for_a_checkpoint_knows_all_that_was_settled_before(colony, make_trajectory):
+def test_the_state_for_a_checkpoint_contains_all_that_was_completed_before(colony, make_trajectory):
     """A checkpoint that forgot the batch just trained on would train on it twice after a resume."""
     colony.intake.publish(policy(0))
     link = colony.welcome()
     link.offer(make_trajectory())
     link.offer(make_trajectory())
     first = colony.intake.take(1, PATIENCE)
-    colony.intake.settle(first)
+    colony.intake.complete(first)
     ledger = colony.intake.session_state(timeout=PATIENCE)["ledger"]
     assert ledger["trained"] == STEPS
 
@@ -348,38 +371,38 @@ def test_the_end_closes_every_account(colony, make_trajectory):
     for _ in range(4):
         link.offer(make_trajectory())
     trained, dropped = colony.intake.take(2, PATIENCE)
-    colony.intake.settle([trained])
-    colony.intake.settle([dropped], DropReason.STALE)
-    colony.until(lambda: colony.intake.figures.queue_depth == 2)
+    colony.intake.complete([trained])
+    colony.intake.complete([dropped], DropReason.STALE)
+    colony.until(lambda: colony.intake.stats.queue_depth == 2)
     link.close("done")  # its Goodbye says that 20 env steps were produced
     colony.links.clear()
-    colony.until(lambda: colony.intake.figures.actors == 0)
+    colony.until(lambda: colony.intake.stats.actors == 0)
     colony.intake.finish(timeout=PATIENCE)
-    ledger = colony.intake.figures.ledger
+    ledger = colony.intake.stats.ledger
     lost = {reason: steps for reason, steps in ledger["dropped"].items() if steps}
     assert (ledger["produced"], ledger["trained"], ledger["queued"], ledger["in_flight"]) == (5 * STEPS, STEPS, 0, 0)
-    assert lost == {DropReason.STALE: STEPS, DropReason.RUN_ENDED: 2 * STEPS, DropReason.PEER_LOST: STEPS}
+    assert lost == {DropReason.STALE: STEPS, DropReason.RUN_ENDED: 2 * STEPS, DropReason.WORKER_LOST: STEPS}
 
 
-def test_a_drain_waits_until_the_last_peer_has_left(colony):
-    """The run ends: both peers are told, and the learner waits for their goodbyes while its loop counts as alive."""
+def test_a_drain_waits_until_the_last_worker_has_left(colony):
+    """The run ends: both workers get a Drain, and the learner waits for their goodbyes while its loop counts as alive."""
     links = [colony.welcome("actor-0"), colony.welcome("evaluator-0", "evaluator")]
-    colony.until(lambda: colony.intake.figures.actors == colony.intake.figures.evaluators == 1)
+    colony.until(lambda: colony.intake.stats.actors == colony.intake.stats.evaluators == 1)
     colony.intake.drain("target reached", 9.0)
     colony.until(lambda: all(link.drain for link in links))
     assert [link.drain.reason for link in links] == ["target reached"] * 2
-    assert not colony.intake.wait_for_goodbyes(PATIENCE, alive=lambda: None, hurry=lambda: True)
+    assert not colony.intake.wait_for_goodbyes(PATIENCE, alive=lambda: None, abort=lambda: True)
     turns = []
     for link in links:
         link.close("run over")
-    assert colony.intake.wait_for_goodbyes(PATIENCE, alive=lambda: turns.append(1), hurry=lambda: False)
+    assert colony.intake.wait_for_goodbyes(PATIENCE, alive=lambda: turns.append(1), abort=lambda: False)
 
 
 def test_waiting_for_goodbyes_has_an_end(colony):
-    """A peer that hangs cannot keep the learner from ending."""
+    """A worker that hangs cannot keep the learner from ending."""
     colony.welcome()
-    colony.until(lambda: colony.intake.figures.actors == 1)
-    assert not colony.intake.wait_for_goodbyes(2 * TICK_SECONDS, alive=lambda: None, hurry=lambda: False)
+    colony.until(lambda: colony.intake.stats.actors == 1)
+    assert not colony.intake.wait_for_goodbyes(2 * TICK_SECONDS, alive=lambda: None, abort=lambda: False)
 
 
 def test_an_actor_that_comes_when_the_run_is_over_is_sent_home_without_blame(colony):
@@ -391,18 +414,18 @@ def test_an_actor_that_comes_when_the_run_is_over_is_sent_home_without_blame(col
     assert "ending" in late.drain.reason
 
 
-def test_a_peer_that_comes_back_is_counted_and_sends_again_what_was_lost(colony, make_trajectory):
-    """The network breaks with a rollout on the wire: it arrives once, and the reconnect shows in the figures."""
+def test_a_worker_that_comes_back_is_counted_and_sends_again_what_was_lost(colony, make_trajectory):
+    """The network breaks with a rollout on the wire: it arrives once, and the reconnect shows in the stats."""
     colony.intake.publish(policy(0))
     link = colony.welcome()
-    peer = link._transport
-    colony.hub.disconnect(peer)
+    worker = link._transport
+    colony.hub.disconnect(worker)
     link.offer(numbered(make_trajectory, 3))
-    colony.hub.reconnect(peer)
-    colony.until(lambda: colony.intake.figures.queue_depth == 1)
+    colony.hub.reconnect(worker)
+    colony.until(lambda: colony.intake.stats.queue_depth == 1)
     assert rewards(colony.intake.take(1, PATIENCE)) == [3]
-    figures = colony.intake.figures
-    assert (figures.reconnects, figures.sequence_gaps, figures.messages_dropped) == (1, 0, {})
+    stats = colony.intake.stats
+    assert (stats.reconnects, stats.messages_dropped) == (1, {})
 
 
 def test_closing_ends_the_thread_even_while_it_waits(colony):
@@ -415,11 +438,11 @@ def test_closing_ends_the_thread_even_while_it_waits(colony):
 def test_a_hello_that_speaks_for_another_role_is_refused(colony):
     """Only actors and evaluators have business here."""
     hello = Hello(
-        role="spy", peer="x", incarnation=1, software="", env_signature="", resend_from=0, settled=0, produced=0
+        role="spy", worker="x", incarnation=1, software="", env_signature="", resend_from=0, completed=0, produced=0
     )  # fmt: skip
-    stranger = colony.hub.connect()
-    stranger.send(codec.encode(Envelope(run="", message=hello)))
-    assert codec.decode(stranger.receive(PATIENCE)).message.code == RefusalCode.ROLE
+    unknown = colony.hub.connect()
+    unknown.send(codec.encode(Envelope(run="", message=hello)))
+    assert codec.decode(unknown.receive(PATIENCE)).message.code == RefusalCode.ROLE
 
 
 def by_place(queue):
@@ -429,7 +452,7 @@ def by_place(queue):
 
 
 def test_in_lockstep_the_next_policy_is_there_before_the_credit(make_colony, make_trajectory):
-    """A round is taken and trained on: only then credits return, and whoever sees one has the policy that came of it."""
+    """A round is taken and trained on: only then credits return, after the new policy."""
     colony = make_colony(credits=1, batch=2, lockstep=True)
     colony.intake.publish(policy(0))
     links = [colony.welcome("actor-0"), colony.welcome("actor-1")]
@@ -444,30 +467,30 @@ def test_in_lockstep_the_next_policy_is_there_before_the_credit(make_colony, mak
     assert colony.intake.take_round(by_place, 0.0) == []
     links[0].service(3 * TICK_SECONDS)
     assert not any(link.may_offer for link in links)
-    waited = colony.intake.figures.queue_seconds
-    colony.until(lambda: colony.intake.figures.queue_seconds > waited)  # what trains holds its credit: it is not on the wire
+    waited = colony.intake.stats.queue_seconds
+    colony.until(lambda: colony.intake.stats.queue_seconds > waited)  # what trains holds its credit: it is not on the wire
     colony.intake.publish(policy(1))
-    colony.intake.settle(items)
+    colony.intake.complete(items)
     for link in links:
         colony.until(lambda link=link: link.may_offer)
         assert link.take_snapshot().version == 1
     colony.intake.finish()
-    assert colony.intake.figures.ledger["trained"] == 2 * STEPS
-    assert_balances(colony.intake.figures)
+    assert colony.intake.stats.ledger["trained"] == 2 * STEPS
+    assert_balances(colony.intake.stats)
 
 
 def test_an_intake_that_is_held_up_is_named(colony):
     """The disk of the log stands still, and with it the thread that writes there: a sentence, not a bare timeout."""
-    held, told = threading.Event(), threading.Event()
+    held, called = threading.Event(), threading.Event()
 
     def stand_still(_):
-        told.set()
+        called.set()
         held.wait(PATIENCE)
 
     colony.intake._note = stand_still
     colony.hub.connect().send([b"no message"])
     try:
-        assert told.wait(PATIENCE)
+        assert called.wait(PATIENCE)
         with pytest.raises(
             ResourceError, match=r"the intake thread does not answer: found none in 0\.05 s, wanted an answer; look"
         ):
@@ -477,12 +500,12 @@ def test_an_intake_that_is_held_up_is_named(colony):
     assert colony.intake.session_state()
 
 
-def test_handshakes_that_fail_are_counted_and_told(colony):
-    """Somebody without a key tries again every second: one line, and a figure for /metrics."""
+def test_handshakes_that_fail_are_counted_and_logged(colony):
+    """A worker without a key reconnects every second: one line, and a counter in /metrics."""
     transport = colony.intake._transport
-    transport.handshakes.detail = "a peer has no keys"
-    transport.handshakes.failed[Failure.MECHANISM] += 3
-    colony.until(lambda: colony.intake.figures.handshakes_failed[Failure.MECHANISM] == 3)
+    transport.handshakes.detail = "a worker has no keys"
+    transport.handshakes.failed[HandshakeFailure.MECHANISM] += 3
+    colony.until(lambda: colony.intake.stats.handshakes_failed[HandshakeFailure.MECHANISM] == 3)
     (note,) = [note for note in colony.notes if note.event == "handshake_failed"]
-    assert note.fields["detail"] == "a peer has no keys"
+    assert note.fields["detail"] == "a worker has no keys"
     assert note.warning

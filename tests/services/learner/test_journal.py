@@ -1,4 +1,4 @@
-"""What a run leaves on disk for people: read back with the tools they will use."""
+"""Tests of a run's records on disk, read back with the usual tools."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from contextlib import ExitStack
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
+from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+from common.config.load import load_settings
 from common.runtime.run_directory import create
-from services.learner.journal import CURVE, RETRY_SECONDS, Journal
+from services.learner.journal import CURVE, RETRY_SECONDS, SCALARS_SECONDS, Journal, tracked_run
 
 pytestmark = pytest.mark.service
 
@@ -29,16 +33,101 @@ def rows(directory):
         return list(csv.reader(file))
 
 
-def test_scalars_are_what_tensorboard_shows(directory):
-    """Names with slashes group the charts, the x axis is env steps; a loss that is not finite leaves a hole."""
-    journal = Journal(directory, env_steps=0, on_loss=pytest.fail)
-    journal.scalars(256, {"train/policy_loss": 0.5, "train/entropy": math.nan})
-    journal.scalars(512, {"train/policy_loss": 0.25, "train/entropy": math.inf, "episode/return": 7})
-    journal.close()
+def points(directory):
+    """The points of the event files by name: env steps and value, as TensorBoard shows them."""
     events = EventAccumulator(str(directory.tensorboard))
     events.Reload()
-    assert sorted(events.Tags()["scalars"]) == ["episode/return", "train/policy_loss"]
-    assert [(event.step, event.value) for event in events.Scalars("train/policy_loss")] == [(256, 0.5), (512, 0.25)]
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def update(journal, env_steps, values):
+    """Record an update that has no values of a window of their own."""
+    journal.update(env_steps, means=values, newest={})
+
+
+class Clock:
+    """A clock that a test turns."""
+
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_slow_updates_are_points_of_their_own(directory):
+    """Names with slashes group the charts, the x axis is env steps; a loss that is not finite leaves a hole."""
+    clock = Clock()
+    journal = Journal(directory, env_steps=0, on_loss=pytest.fail, clock=clock)
+    update(journal, 256, {"train/policy_loss": 0.5, "train/entropy": math.nan})
+    clock.now += SCALARS_SECONDS
+    update(journal, 512, {"train/policy_loss": 0.25, "train/entropy": math.inf, "x": 7})
+    assert points(directory) == {"train/policy_loss": [(256, 0.5), (512, 0.25)], "x": [(512, 7.0)]}
+    journal.close()
+
+
+def test_updates_within_a_second_share_one_point(directory):
+    """CartPole has hundreds of updates per second: losses are averaged, windowed means are not, no episode counts twice."""
+    clock = Clock()
+    journal = Journal(directory, env_steps=0, on_loss=pytest.fail, clock=clock)
+    for number in range(1, 400):
+        clock.now += SCALARS_SECONDS / 100
+        returns = [10.0, 20.0, 60.0] if number == 2 else [50.0] * (number == 3)
+        journal.update(
+            number * 10,
+            means={"loss": number, "odd": math.nan if number % 2 else 5.0},
+            newest={"mean100": number},
+            returns=returns,
+        )
+    journal.evaluation(3999, mode="greedy", mean=500.0)
+    journal.evaluation(3999, mode="sampled", mean=450.0)
+    journal.close()
+    shown = points(directory)
+    assert 4 <= len(shown["loss"]) <= 6, "the first, one per second, the rest at the end"
+    assert shown["loss"][1] == (shown["mean100"][1][0], pytest.approx((2 + shown["mean100"][1][1]) / 2))
+    assert shown["mean100"][-1] == (3990, 399.0)
+    assert shown["odd"][0][1] == 5.0
+    assert [value for _, value in shown["episode/return"]] == [35.0], "the mean of four episodes, not of two updates"
+    assert (shown["evaluation/return_greedy"], shown["evaluation/return_sampled"]) == ([(3999, 500.0)], [(3999, 450.0)])
+
+
+def tracked(directory, **changes):
+    """The run as trackers get it."""
+    settings = load_settings(
+        preset="cartpole", overrides=[f"{key}={value}" for key, value in changes.items()], environ={}
+    ).settings
+    return tracked_run(settings, run_id="run-1", folder=directory.path)
+
+
+def test_tensorboard_has_the_settings_as_text_and_the_result_beside_the_hyperparameters(directory):
+    """The run was stopped and resumed with another learning rate, which the text shows; TensorBoard's table keeps the first."""
+    results = {"last_evaluation": {"mean": 500.0}, "solved": True, "mean100": None}
+    for env_steps, rate in ((100, 0.1), (200, 0.2)):
+        run = tracked(directory, **{"algorithm.learning_rate": rate})
+        journal = Journal(directory, env_steps=env_steps - 100, on_loss=pytest.fail, run=run)
+        update(journal, env_steps, {"x": 1.0})
+        journal.summary(results | {"env_steps": env_steps})
+        journal.close()
+    assert points(directory)["result/evaluation_return"] == [(100, 500.0), (200, 500.0)]
+    assert "result/mean100" not in points(directory)
+    events = EventMultiplexer()
+    events.AddRun(str(directory.tensorboard), name="run")
+    events.Reload()
+    (text,) = events.Tensors("run", "settings/text_summary")[-1].tensor_proto.string_val
+    assert b"| algorithm.learning_rate | 0.2 |" in text
+    start = events.SummaryMetadata("run", SESSION_START_INFO_TAG).plugin_data.content
+    shown = HParamsPluginData.FromString(start).session_start_info.hparams
+    assert (shown["algorithm.learning_rate"].number_value, shown["env.id"].string_value) == (0.1, "CartPole-v1")
+    assert "checkpoint.keep" not in shown
+
+
+def test_without_tensorboard_there_are_no_events(directory):
+    journal = Journal(directory, env_steps=0, on_loss=pytest.fail, run=tracked(directory), tensorboard=False)
+    update(journal, 100, {"x": 1.0})
+    journal.curve(wall_seconds=1.0, env_steps=100, mean=1.0)
+    journal.summary({})
+    journal.close()
+    assert not directory.tensorboard.exists()
+    assert len(rows(directory)) == 2
 
 
 def test_the_curve_goes_on_after_a_resume_under_one_heading(directory):
@@ -58,7 +147,7 @@ def written_then_killed(directory, *env_steps):
     journal = Journal(directory, env_steps=0, on_loss=pytest.fail)
     for steps in env_steps:
         journal.curve(wall_seconds=steps / 100, env_steps=steps, mean=1.0)
-        journal.scalars(steps, {"episode/return": steps})
+        journal.evaluation(steps, mode="greedy", mean=steps)
     journal.close()
 
 
@@ -68,12 +157,10 @@ def test_what_came_after_the_checkpoint_is_taken_back(directory):
     resumed = Journal(directory, env_steps=200, on_loss=pytest.fail)
     assert [row[1] for row in rows(directory)] == ["env_steps", "100", "200"]
     resumed.curve(wall_seconds=2.5, env_steps=250, mean=2.0)
-    resumed.scalars(250, {"episode/return": 250})
+    resumed.evaluation(250, mode="greedy", mean=250)
     resumed.close()
     assert [row[1] for row in rows(directory)] == ["env_steps", "100", "200", "250"]
-    events = EventAccumulator(str(directory.tensorboard))
-    events.Reload()
-    assert [event.step for event in events.Scalars("episode/return")] == [100, 200, 250]
+    assert [step for step, _ in points(directory)["evaluation/return_greedy"]] == [100, 200, 250]
 
 
 def test_a_row_that_was_cut_short_is_taken_back_too(directory):
@@ -88,7 +175,7 @@ def test_a_row_that_was_cut_short_is_taken_back_too(directory):
 
 
 def test_a_curve_that_cannot_be_replaced_stays_whole(directory, monkeypatch):
-    """No room for the copy: the learner says so, the old rows are all there, and the run goes on."""
+    """No room for the copy: one warning, the old rows are all there, and the run goes on."""
     written_then_killed(directory, 100, 200)
 
     def full(*_):
@@ -115,9 +202,7 @@ def test_the_summary_is_replaced_whole(directory):
 
 def written(directory):
     """The env steps of the curve's rows, and of the points of one tag."""
-    events = EventAccumulator(str(directory.tensorboard))
-    events.Reload()
-    return [row[1] for row in rows(directory)[1:]], [event.step for event in events.Scalars("x")]
+    return [row[1] for row in rows(directory)[1:]], [step for step, _ in points(directory)["evaluation/return_greedy"]]
 
 
 class Losses:
@@ -146,7 +231,7 @@ def test_a_full_disk_costs_records_and_one_word_not_the_run(directory, no_room):
             if env_steps in (2, 3, 4):
                 stack.enter_context(no_room())
             journal.curve(wall_seconds=1.0, env_steps=env_steps, mean=1.0)
-            journal.scalars(env_steps, {"x": 1.0})
+            journal.evaluation(env_steps, mode="greedy", mean=1.0)
             journal.summary({"env_steps": env_steps})
         losses.now += RETRY_SECONDS / 2
     journal.close()
@@ -162,7 +247,7 @@ def test_a_learner_that_starts_on_a_full_disk_writes_when_there_is_room(director
         journal = Journal(directory, env_steps=0, on_loss=pytest.fail)
         for env_steps in before:
             journal.curve(wall_seconds=1.0, env_steps=env_steps, mean=1.0)
-            journal.scalars(env_steps, {"x": 1.0})
+            journal.evaluation(env_steps, mode="greedy", mean=1.0)
         journal.close()
     losses = Losses()
     with no_room():
@@ -172,7 +257,7 @@ def test_a_learner_that_starts_on_a_full_disk_writes_when_there_is_room(director
         journal.curve(wall_seconds=1.0, env_steps=260, mean=1.0)
     losses.now += RETRY_SECONDS
     journal.curve(wall_seconds=1.0, env_steps=270, mean=1.0)
-    journal.scalars(270, {"x": 1.0})
+    journal.evaluation(270, mode="greedy", mean=1.0)
     journal.close()
     assert losses.said == ["EFBIG", "resumed"]
     kept = [*before[:2], 270]  # 255 is of a life that left no checkpoint of it
@@ -187,7 +272,7 @@ def test_a_folder_that_cannot_be_made_is_a_loss_too(directory):
     journal = losses.journal(directory)
     directory.tensorboard.unlink()
     losses.now += RETRY_SECONDS
-    journal.scalars(1, {"x": 1.0})
+    journal.evaluation(1, mode="greedy", mean=1.0)
     journal.close()
     assert losses.said == ["EEXIST", "resumed"]
     assert written(directory)[1] == [1]

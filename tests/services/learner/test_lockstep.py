@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.runtime.tree import ActorSettings, LearnerSettings, RunSettings, Settings
-from common.session.events import PeerKey
-from common.wire.messages import Trajectory
-from services.learner.intake import Item
+from common.config.schema import ActorSettings, LearnerSettings, RunSettings, Settings
+from common.protocol.events import Experience, WorkerKey
 from services.learner.lockstep import Lockstep
 
 pytestmark = pytest.mark.pure
@@ -18,14 +16,14 @@ pytestmark = pytest.mark.pure
 
 def item(index, seq, *, version=0, incarnation=7, continues=True):
     """A message of the actor at a place."""
-    message = Trajectory(seq=seq, version=version, env_steps=1, shipped=seq + 1, arrays={"reward": np.zeros(1, np.float32)})
-    key = PeerKey(name=f"a{index}", incarnation=incarnation)
-    return Item(peer=key, index=index, continues=continues, experience=message)
+    key = WorkerKey(name=f"a{index}", incarnation=incarnation)
+    arrays = {"reward": np.zeros(1, np.float32)}
+    return Experience(worker=key, index=index, continues=continues, seq=seq, version=version, env_steps=1, arrays=arrays)
 
 
 def names(items):
     """Place and number of each."""
-    return [(item.index, item.experience.seq) for item in items]
+    return [(item.index, item.seq) for item in items]
 
 
 def test_settings_say_whose_messages_make_a_round():
@@ -81,7 +79,7 @@ def after_three_updates(*, share=1):
         (item(1, 3, version=2), "actor 1 acted by an older policy: found 2, wanted 3"),
     ],
 )
-def test_what_breaks_lockstep_is_told(second, why):
+def test_the_reason_for_broken_lockstep_is_logged(second, why):
     """Replaced by a process that could not go on, a message lost, or a policy missed: any of them, in any actor."""
     assert after_three_updates().broken([item(0, 3, version=3), second], 3).startswith(why)
 
@@ -91,17 +89,17 @@ def test_an_actor_that_goes_on_where_the_one_before_it_stopped_breaks_nothing():
     lockstep = after_three_updates(share=2)
     batch = [item(0, 6, version=3), item(0, 7, version=3), item(1, 6, version=3), item(1, 0, version=3, incarnation=8)]
     assert lockstep.broken(batch, 3) == ""
-    assert list(lockstep.streams(batch, 3)) == [(0, 6), (0, 7), (1, 6), (1, 7)]
+    assert names(lockstep.streams(batch, 3)) == [(0, 6), (0, 7), (1, 6), (1, 7)]
     resumed = Lockstep(actors=2, share=1)
     batch = [item(0, 0, version=9, incarnation=8), item(1, 0, version=9, incarnation=8)]
     assert resumed.broken(batch, 9) == ""
-    assert list(resumed.streams(batch, 9)) == [(0, 9), (1, 9)]
+    assert names(resumed.streams(batch, 9)) == [(0, 9), (1, 9)]
 
 
 def test_numbers_show_where_experience_does_not_follow():
     """A replay memory must not join rows across a gap; after the gap, numbers are consecutive again."""
     lockstep = after_three_updates()
     assert lockstep.broken([item(0, 3, version=3), item(1, 4, version=3)], 3)
-    assert list(lockstep.streams([item(0, 3), item(1, 4)], 3)) == [(0, 3), (1, 4)]
+    assert names(lockstep.streams([item(0, 3), item(1, 4)], 3)) == [(0, 3), (1, 4)]
     assert lockstep.broken([item(0, 4, version=4), item(1, 5, version=4)], 4) == ""
-    assert list(lockstep.streams([item(0, 4), item(1, 5)], 4)) == [(0, 4), (1, 5)]
+    assert names(lockstep.streams([item(0, 4), item(1, 5)], 4)) == [(0, 4), (1, 5)]

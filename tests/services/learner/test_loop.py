@@ -1,4 +1,4 @@
-"""The train loop between a scripted intake and an algorithm that trains nothing: what it does with what it is given."""
+"""Tests of the train loop between a scripted intake and an algorithm that trains nothing."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ import math
 from contextlib import closing
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 
 from common.algorithms.api import UpdateResult
+from common.config.schema import ActorSettings, CheckpointSettings, LearnerSettings, RunSettings, Settings, TargetSettings
 from common.errors import DropReason, ResourceError
 from common.models import snapshot
-from common.runtime.health import Health
+from common.observability.learner_metrics import PHASES, IntakeStats, LearnerStats
+from common.observability.metrics import Phases
+from common.protocol.events import Evaluated, Experience, WorkerKey
+from common.protocol.messages import Evaluation, Snapshot
+from common.runtime.lifecycle import Health
 from common.runtime.run_directory import create
-from common.runtime.tree import ActorSettings, CheckpointSettings, LearnerSettings, RunSettings, Settings, TargetSettings
-from common.session.events import PeerKey
-from common.wire.messages import Evaluation, Trajectory
-from services.learner.intake import Figures, Item
 from services.learner.journal import Journal
-from services.learner.loop import END_SECONDS, STOP_SECONDS, WAIT_SECONDS, Learner
-from services.learner.metrics import LearnerMetrics
+from services.learner.loop import END_SECONDS, STOP_SECONDS, WAIT_SECONDS, TrainLoop
 from services.learner.record import RunRecord
 
 pytestmark = pytest.mark.service
@@ -33,12 +34,12 @@ LEDGER = {"produced": 0, "trained": 0, "queued": 0, "in_flight": 0, "dropped": {
 
 
 class FakeIntake:
-    """Hands out what the script says, one list per `take`, and remembers everything it is told."""
+    """Returns one list of the script per `take`, and records every call."""
 
     def __init__(self, clock):
         """An empty script."""
         self.script, self.evaluations, self.log, self.clock = [], [], [], clock
-        self.figures = Figures(ledger=LEDGER)
+        self.stats = IntakeStats(ledger=LEDGER)
         self.asked = []
 
     def take(self, count, timeout, *, patience):
@@ -49,7 +50,7 @@ class FakeIntake:
         return self.script.pop(0) if self.script else []
 
     def take_round(self, choose, timeout):
-        """What it chooses of the next list of the script; an empty script asks for the end."""
+        """Return what `choose` takes of the next list of the script; an empty script requests the end."""
         self.clock.now += timeout
         if not self.script:
             self.stops()
@@ -58,10 +59,10 @@ class FakeIntake:
     def stops(self):
         """For the test to end the run."""
 
-    def settle(self, items, reason=None):
-        """Remember what became of whom."""
+    def complete(self, items, reason=None):
+        """Record the messages and their end."""
         if items:
-            self.log.append(("settle", [item.experience.seq for item in items], reason))
+            self.log.append(("complete", [item.seq for item in items], reason))
 
     def publish(self, snapshot):
         """Remember the version and a parameter."""
@@ -71,24 +72,24 @@ class FakeIntake:
         """Remember the words."""
         self.log.append(("drain", reason, deadline_seconds))
 
-    def wait_for_goodbyes(self, timeout, *, alive, hurry):
-        """Everybody leaves at once."""
+    def wait_for_goodbyes(self, timeout, *, alive, abort):
+        """All workers leave at once."""
         alive()
-        self.log.append(("wait", timeout, hurry()))
+        self.log.append(("wait", timeout, abort()))
         return True
 
     def take_evaluations(self):
-        """What the test put there."""
+        """Return the evaluations that the test put there."""
         taken, self.evaluations = self.evaluations, []
         return taken
 
     def session_state(self):
         """Some JSON."""
-        return {"peers": []}
+        return {"workers": []}
 
-    def measure(self):
+    def update_stats(self):
         """Remember it."""
-        self.log.append(("measure",))
+        self.log.append(("update_stats",))
 
     def finish(self):
         """Remember it."""
@@ -118,7 +119,7 @@ class FakeAlgorithm:
         return samples
 
     def update(self, batch, progress, stop):
-        """Train, in as many gradient steps as it takes to be told to stop where `long` says so."""
+        """Train, in at most `long` gradient steps until `stop`."""
         self.batches.append([sample.version for sample in batch])
         self.progress.append(progress)
         for _ in range(self.long):
@@ -159,8 +160,9 @@ class Scene:
         )
         self.directory = create(folder / "run", config="run: {}\n", command=["rookery"])
         self.record = RunRecord(settings=self.settings, run_id="run-1", frame_skip=4, started_at=100.0)
-        self.metrics, self.saved, self.notes, self.stop = LearnerMetrics(clock=self.clock), [], [], False
-        self.disk_full, self.health, self.comes_back = False, Health(clock=self.clock), False
+        self.stats, self.saved, self.notes, self.stop = LearnerStats(phases=Phases(PHASES, clock=self.clock)), [], [], False
+        self.best = []
+        self.disk_full, self.health, self.will_restart = False, Health(clock=self.clock), False
 
     def save(self, checkpoint):
         """A disk that may be full."""
@@ -168,44 +170,51 @@ class Scene:
             raise ResourceError("checkpoint save did not finish", found="no space")
         self.saved.append(checkpoint)
 
+    def save_best(self, checkpoint):
+        """As `save`."""
+        if self.disk_full:
+            raise ResourceError("checkpoint save did not finish", found="no space")
+        self.best.append(checkpoint)
+
     def run(self):
         """From the start to the end; the reason."""
         journal = Journal(self.directory, env_steps=0, on_loss=pytest.fail)
-        learner = Learner(
-            settings=self.settings,
+        loop = TrainLoop(
             algorithm=self.algorithm,
             intake=self.intake,
             record=self.record,
             journal=journal,
             save=self.save,
-            accounts=SimpleNamespace(update=lambda: None, remove=lambda: self.intake.log.append(("accounts removed",))),
-            metrics=self.metrics,
+            save_best=self.save_best,
+            stats=self.stats,
             health=self.health,
             stopping=lambda: self.stop,
-            comes_back=self.comes_back,
+            will_restart=self.will_restart,
             clock=self.clock,
-            note=lambda event, **fields: self.notes.append((event, fields)),
         )
-        with closing(journal):
-            return learner.run()
+        log = SimpleNamespace(info=lambda event, **fields: self.notes.append((event, fields)))
+        with closing(journal), patch("services.learner.loop._log", log):
+            return loop.run()
 
     @property
     def summary(self):
-        """What was left behind."""
+        """Return the content of summary.json."""
         return json.loads(self.directory.summary.read_text())
 
 
 def item(seq, *, version=0, returns=(), arrived_at=100.0):
     """A rollout in the queue."""
     arrays = {"episode_return": np.array(returns, np.float32), "episode_length": np.ones(len(returns), np.int32)}
-    message = Trajectory(seq=seq, version=version, env_steps=STEPS, shipped=STEPS * (seq + 1), arrays=arrays)
-    return Item(peer=PeerKey(name="actor-0", incarnation=1), experience=message, arrived_at=arrived_at)
+    worker = WorkerKey(name="actor-0", incarnation=1)
+    return Experience(worker=worker, seq=seq, version=version, env_steps=STEPS, arrays=arrays, arrived_at=arrived_at)
 
 
-def evaluation(mode, *returns):
-    """What an evaluator reports."""
+def evaluation(mode, *returns, version=1, known=True):
+    """Return the report of an evaluator, with the policy that it played where that is `known`."""
     arrays = {"episode_return": np.array(returns, np.float32), "episode_length": np.ones(len(returns), np.int32)}
-    return Evaluation(version=1, mode=mode, arrays=arrays)
+    weight = np.full(1, version / 4, np.float32)
+    played = Snapshot(version=version, env_steps=version * 100, precision="fp32", layout="weights", arrays={"parameters": weight})
+    return Evaluated(message=Evaluation(version=version, mode=mode, arrays=arrays), snapshot=played if known else None)
 
 
 def test_each_batch_gives_a_policy_that_is_published_at_once(tmp_path):
@@ -214,7 +223,7 @@ def test_each_batch_gives_a_policy_that_is_published_at_once(tmp_path):
     scene.intake.script = [[item(0)], [], [item(1, version=1)], [item(2, version=2)]]
     assert scene.run() == "wall-clock budget spent"
     assert scene.intake.said("publish") == [("publish", version, float(version)) for version in range(4)]
-    assert scene.intake.said("settle") == [("settle", [seq], None) for seq in range(3)]
+    assert scene.intake.said("complete") == [("complete", [seq], None) for seq in range(3)]
     assert scene.algorithm.batches == [[0], [1], [2]]
     assert [(p.version, p.env_steps) for p in scene.algorithm.progress] == [(0, 0), (1, STEPS), (2, 2 * STEPS)]
     assert (scene.summary["env_steps"], scene.summary["learner_updates"]) == (3 * STEPS, 3)
@@ -226,7 +235,7 @@ def test_stale_experience_is_dropped_and_its_place_in_the_batch_taken_by_fresh(t
     scene.record.version = 10
     scene.intake.script = [[item(0, version=6), item(1, version=7)], [item(2, version=10)]]
     scene.run()
-    assert scene.intake.said("settle") == [("settle", [0], DropReason.STALE), ("settle", [1, 2], None)]
+    assert scene.intake.said("complete") == [("complete", [0], DropReason.STALE), ("complete", [1, 2], None)]
     assert scene.algorithm.batches == [[7, 10]]
     assert scene.intake.asked[:3] == [2, 1, 2]
     assert scene.summary["env_steps"] == 2 * STEPS
@@ -265,7 +274,7 @@ def test_without_a_deadline_a_batch_waits_until_it_is_full(tmp_path):
     scene.run()
     assert scene.algorithm.batches == []
     assert scene.intake.patience == math.inf
-    assert scene.intake.said("settle") == [("settle", [0], DropReason.RUN_ENDED)]
+    assert scene.intake.said("complete") == [("complete", [0], DropReason.RUN_ENDED)]
 
 
 def test_the_run_ends_at_its_target(tmp_path):
@@ -283,17 +292,16 @@ def test_the_run_ends_at_its_target(tmp_path):
 
 
 def test_alerts_can_ask_whether_the_run_trains_and_what_its_limits_are(tmp_path):
-    """A learner that lets its peers go, or stays after the end, must not look like one that is stuck."""
+    """A learner that lets its workers go, or stays after the end, must not look like one that is stuck."""
     scene = Scene(tmp_path, lag=3, every_seconds=7.0)
     seen, take, wait = [], scene.intake.take, scene.intake.wait_for_goodbyes
-    training = scene.metrics.training._value.get
-    scene.intake.take = lambda *asked, **how: seen.append(training()) or take(*asked, **how)
-    scene.intake.wait_for_goodbyes = lambda *asked, **how: seen.append(training()) or wait(*asked, **how)
-    before = training()
+    scene.intake.take = lambda *asked, **how: seen.append(scene.stats.training) or take(*asked, **how)
+    scene.intake.wait_for_goodbyes = lambda *asked, **how: seen.append(scene.stats.training) or wait(*asked, **how)
+    before = scene.stats.training
     scene.run()
-    assert (before, seen[0], seen[-2], seen[-1], training()) == (0, 1, 1, 0, 0)
-    assert scene.metrics.policy_lag_limit._value.get() == 3
-    assert scene.metrics.checkpoint_interval._value.get() == 7.0
+    assert (before, seen[0], seen[-2], seen[-1], scene.stats.training) == (0, 1, 1, 0, 0)
+    assert scene.stats.policy_lag_limit == 3
+    assert scene.stats.checkpoint_interval == 7.0
 
 
 def test_the_run_ends_when_its_env_steps_are_spent(tmp_path):
@@ -306,15 +314,15 @@ def test_the_run_ends_when_its_env_steps_are_spent(tmp_path):
     assert not scene.summary["solved"]
 
 
-def test_who_is_told_to_stop_saves_its_work_and_asks_the_peers_for_little_time(tmp_path):
-    """SIGTERM: what was taken and not trained on is dropped by name, the peers get seconds, all is saved."""
+def test_sigterm_saves_the_work_and_drains_the_workers_in_little_time(tmp_path):
+    """SIGTERM: what was taken and not trained on is dropped by name, the workers get seconds, all is saved."""
     scene = Scene(tmp_path, batch=2, lag=0)
     scene.stop = True
     scene.intake.script = [[item(0), item(1, version=-1)]]
     assert scene.run() == "stopped"
-    assert scene.intake.said("settle", "drain", "wait", "finish") == [
-        ("settle", [1], DropReason.STALE),
-        ("settle", [0], DropReason.RUN_ENDED),
+    assert scene.intake.said("complete", "drain", "wait", "finish") == [
+        ("complete", [1], DropReason.STALE),
+        ("complete", [0], DropReason.RUN_ENDED),
         ("drain", "stopped", STOP_SECONDS),
         ("wait", STOP_SECONDS, False),
         ("finish",),
@@ -323,29 +331,31 @@ def test_who_is_told_to_stop_saves_its_work_and_asks_the_peers_for_little_time(t
     assert scene.summary["env_steps"] == 0
 
 
-def test_who_comes_back_saves_its_work_and_sends_nobody_home(tmp_path):
+def test_a_learner_that_will_restart_saves_its_work_and_drains_no_worker(tmp_path):
     """A pod is moved: its actors wait for the next learner and send again what it had not taken."""
     scene = Scene(tmp_path, batch=2)
-    scene.stop = scene.comes_back = True
+    scene.stop = scene.will_restart = True
     scene.intake.script = [[item(0)]]
     assert scene.run() == "stopped"
-    ends = scene.intake.said("settle", "drain", "wait", "measure", "finish")
-    assert ends == [("settle", [0], DropReason.RUN_ENDED), ("measure",)]
+    ends = scene.intake.said("complete", "drain", "wait", "update_stats", "finish")
+    assert ends == [("complete", [0], DropReason.RUN_ENDED), ("update_stats",)]
     assert len(scene.saved) == 1
     assert scene.summary["env_steps"] == 0
     assert scene.record.phase != "finished"
+    assert not scene.stats.ended
 
 
-def test_who_comes_back_still_sends_the_peers_home_when_the_run_is_over(tmp_path):
-    """The target is reached: there will be no next learner to wait for. Whoever looks later sees the run as it ended."""
+def test_a_learner_that_will_restart_drains_the_workers_when_the_run_is_over(tmp_path):
+    """The target is reached: there will be no next learner to wait for. Its status later is that of the end."""
     scene = Scene(tmp_path, env_steps=2048)
-    scene.comes_back, scene.record.env_steps = True, 2048
+    scene.will_restart, scene.record.env_steps = True, 2048
     scene.run()
     assert scene.intake.said("drain", "finish") == [("drain", "env step budget spent", END_SECONDS), ("finish",)]
-    before = scene.metrics.phases.seconds()
+    assert scene.stats.ended
+    before = scene.stats.phases.seconds()
     scene.clock.now += 1000.0
-    assert scene.metrics.phases.seconds() == before
-    status = scene.record.status(scene.intake.figures, scene.clock())
+    assert scene.stats.phases.seconds() == before
+    status = scene.record.status(scene.intake.stats, scene.clock())
     assert status["phase"] == "finished"
     assert status.items() >= (scene.summary | {"frames_per_second": status["frames_per_second"]}).items()
 
@@ -356,11 +366,11 @@ def test_a_stop_while_the_last_evaluation_plays_is_hurried(tmp_path):
     scene.record.env_steps = 2048
     waits = scene.intake.wait_for_goodbyes
 
-    def told_to_stop(timeout, *, alive, hurry):
+    def signalled(timeout, *, alive, abort):
         scene.stop = True
-        return waits(timeout, alive=alive, hurry=hurry)
+        return waits(timeout, alive=alive, abort=abort)
 
-    scene.intake.wait_for_goodbyes = told_to_stop
+    scene.intake.wait_for_goodbyes = signalled
     assert scene.run() == "env step budget spent"
     assert scene.intake.said("wait") == [("wait", END_SECONDS, True)]
 
@@ -371,21 +381,62 @@ def test_evaluations_are_recorded_wherever_people_look(tmp_path):
     scene.intake.evaluations = [evaluation("sampled", 1.0), evaluation("greedy", 2.0, 4.0)]
     scene.run()
     assert scene.summary["last_evaluation"] == {"version": 1, "mode": "greedy", "mean": 3.0, "episodes": 2}
-    assert scene.metrics.evaluation_return_mean["greedy"]._value.get() == 3.0
-    assert scene.metrics.evaluation_return_mean["sampled"]._value.get() == 1.0
+    assert scene.stats.evaluation_return_means["greedy"] == 3.0
+    assert scene.stats.evaluation_return_means["sampled"] == 1.0
     assert [row.split(",")[-1] for row in scene.directory.learning_curve_csv.read_text().splitlines()[1:]] == ["3.0", ""]
     assert [event for event, _ in scene.notes] == ["evaluated", "evaluated"]
 
 
+def test_the_policy_with_the_best_greedy_evaluation_is_kept(tmp_path):
+    """Of these, four are better than all before, or equal and newer; the second is of a policy that is not known any more."""
+    scene = Scene(tmp_path)
+    scene.intake.evaluations = [
+        evaluation("greedy", -7.0, version=1),
+        evaluation("greedy", 50.0, version=2, known=False),
+        evaluation("sampled", 50.0, version=3),
+        evaluation("greedy", 2.0, 4.0, version=4),
+        evaluation("greedy", 2.5, version=5),
+        evaluation("greedy", 3.5, version=6),
+        evaluation("greedy", 1.0, version=7),
+        evaluation("greedy", 3.0, 4.0, version=8),
+        evaluation("greedy", 3.5, version=8),
+    ]
+    scene.run()
+    assert [(checkpoint.version, checkpoint.env_steps) for checkpoint in scene.best] == [(1, 100), (4, 400), (6, 600), (8, 800)]
+    assert [checkpoint.state["policy"].tolist() for checkpoint in scene.best] == [[0.25], [1.0], [1.5], [2.0]]
+    assert scene.best[0].architecture == "weights"
+    assert scene.summary["best"] == {"version": 8, "mean": 3.5, "episodes": 2, "env_steps": 800}
+
+
+def test_a_full_disk_costs_the_best_policy_and_not_the_run(tmp_path):
+    """The policy could not be written: the next that is better than what is on the disk is."""
+    scene = Scene(tmp_path)
+    scene.disk_full = True
+    scene.intake.evaluations = [evaluation("greedy", 9.0)]
+    take = scene.intake.take_evaluations
+
+    def freed():
+        taken = take()
+        if scene.clock.now > 110.0 and scene.disk_full:
+            scene.disk_full, scene.intake.evaluations = False, [evaluation("greedy", 5.0, version=2)]
+        return taken
+
+    scene.intake.take_evaluations = freed
+    assert scene.run() == "wall-clock budget spent"
+    assert [event for event, _ in scene.notes][:2] == ["evaluated", "checkpoint_failed"]
+    assert scene.stats.checkpoint_failures == 1
+    assert scene.summary["best"]["version"] == 2
+
+
 def test_a_checkpoint_that_fails_costs_a_counter_and_not_the_run(tmp_path):
-    """The disk is full for a night: the run goes on, says so each time, and its summary is written."""
+    """The disk is full for a night: the run goes on, logs each failure, and its summary is written."""
     scene = Scene(tmp_path, every_seconds=10.0)
     scene.disk_full = True
     scene.intake.script = [[item(0)]]
     assert scene.run() == "wall-clock budget spent"
-    failures = scene.metrics.checkpoint_failures._value.get()
+    failures = scene.stats.checkpoint_failures
     assert failures == len([event for event, _ in scene.notes if event == "checkpoint_failed"]) >= 6
-    assert scene.metrics.checkpoint_last_success._value.get() == 0
+    assert scene.stats.checkpoint_last_success == 0
     assert scene.summary["learner_updates"] == 1
 
 
@@ -399,7 +450,7 @@ def test_an_intake_that_does_not_answer_costs_a_checkpoint_and_not_the_run(tmp_p
     scene.intake.session_state = silent
     scene.intake.script = [[item(0)]]
     assert scene.run() == "wall-clock budget spent"
-    assert scene.metrics.checkpoint_failures._value.get() >= 6
+    assert scene.stats.checkpoint_failures >= 6
     assert scene.saved == []
 
 
@@ -424,14 +475,14 @@ def test_a_stop_does_not_wait_for_the_end_of_a_long_update(tmp_path):
     scene = Scene(tmp_path)
     scene.algorithm.long = 1_000_000
 
-    def told_to_stop():
+    def signalled():
         scene.stop = scene.algorithm.steps == 3
 
-    scene.algorithm.between_steps = told_to_stop
+    scene.algorithm.between_steps = signalled
     scene.intake.script = [[item(0)], [item(1)]]
     assert scene.run() == "stopped"
     assert scene.algorithm.steps == 3
-    assert scene.intake.said("settle") == [("settle", [0], None)]
+    assert scene.intake.said("complete") == [("complete", [0], None)]
     (last,) = scene.saved
     assert (last.version, last.env_steps, float(last.state["weight"])) == (1, STEPS, 1.0)
 
@@ -448,7 +499,7 @@ def test_a_long_update_ends_with_the_budget_of_time(tmp_path):
     scene.intake.script = [[item(0)], [item(1)]]
     assert scene.run() == "wall-clock budget spent"
     assert 50 < scene.algorithm.steps < 60
-    assert scene.intake.said("settle") == [("settle", [0], None)]
+    assert scene.intake.said("complete") == [("complete", [0], None)]
 
 
 @pytest.mark.parametrize(("seconds", "alive"), [(100.0, True), (1000.0, False)])
@@ -477,7 +528,7 @@ def test_checkpoints_come_as_often_as_asked_and_once_more_at_the_end(tmp_path):
     assert (last.version, last.env_steps, last.run_id) == (2, 2 * STEPS, "run-1")
     assert float(last.state["weight"]) == 2.0
     assert last.counters["record"]["updates"] == 2
-    assert scene.metrics.checkpoint_last_success._value.get() > 0
+    assert scene.stats.checkpoint_last_success > 0
 
 
 def test_a_resumed_run_publishes_the_version_it_resumed_at(tmp_path):
@@ -494,13 +545,12 @@ def test_metrics_and_tensorboard_have_each_update(tmp_path):
     scene = Scene(tmp_path)
     scene.intake.script = [[item(0, returns=[3.0, 5.0])], [item(1)]]
     scene.run()
-    metrics = scene.metrics
-    assert metrics.env_steps_trained._value.get() == 2 * STEPS
-    assert metrics.env_frames_trained._value.get() == 8 * STEPS
-    assert (metrics.updates._value.get(), metrics.episodes._value.get()) == (2, 2)
-    assert metrics.episode_return_mean._value.get() == 4.0
-    assert metrics.policy_version._value.get() == 2
-    assert math.isnan(metrics.training_metric.labels("entropy")._value.get())
+    stats = scene.stats
+    assert (stats.env_steps_trained, stats.frame_skip) == (2 * STEPS, 4)
+    assert (stats.updates, stats.episodes) == (2, 2)
+    assert stats.episode_return_mean == 4.0
+    assert stats.policy_version == 2
+    assert math.isnan(stats.training_metrics["entropy"])
     assert list(scene.directory.tensorboard.iterdir())
 
 
@@ -520,8 +570,8 @@ def lockstep_scene(folder, *, lag=4):
 
 def placed(index, seq, *, version, continues=True):
     """A rollout of the actor at a place; another process's where it does not continue the one before."""
-    peer = PeerKey(name=f"actor-{index}", incarnation=1 + (not continues))
-    return replace(item(seq, version=version), peer=peer, index=index, continues=continues)
+    worker = WorkerKey(name=f"actor-{index}", incarnation=1 + (not continues))
+    return replace(item(seq, version=version), worker=worker, index=index, continues=continues)
 
 
 def test_in_lockstep_a_policy_is_published_before_the_credits_of_its_round_return(tmp_path):
@@ -530,19 +580,19 @@ def test_in_lockstep_a_policy_is_published_before_the_credits_of_its_round_retur
     scene.intake.script = [[placed(0, n, version=n), placed(1, n, version=n)] for n in range(2)]
     assert scene.run() == "stopped"
     assert scene.algorithm.batches == [[0, 0], [1, 1]]
-    assert [entry[:2] for entry in scene.intake.said("publish", "settle")] == [
+    assert [entry[:2] for entry in scene.intake.said("publish", "complete")] == [
         ("publish", 0),
         ("publish", 1),
-        ("settle", [0, 0]),
+        ("complete", [0, 0]),
         ("publish", 2),
-        ("settle", [1, 1]),
+        ("complete", [1, 1]),
     ]
     assert scene.notes[0] == ("lockstep", {"actors": 2, "trajectories_per_update": 2, "broken": "no"})
     assert scene.notes[-1] == ("lockstep_broken", {"why": "stopped on request, not by the run's own settings"})
     assert scene.summary["parameters_sha256"] == snapshot.digest(scene.algorithm.model)
 
 
-def test_broken_lockstep_is_told_once_and_the_run_goes_on(tmp_path):
+def test_broken_lockstep_is_logged_once_and_the_run_goes_on(tmp_path):
     """An actor was replaced: the next rounds differ, too, and are trained on without another word."""
     scene = lockstep_scene(tmp_path)
     scene.intake.script = [
@@ -552,16 +602,16 @@ def test_broken_lockstep_is_told_once_and_the_run_goes_on(tmp_path):
     ]
     scene.run()
     assert len(scene.algorithm.batches) == 3
-    (told,) = [fields for event, fields in scene.notes if event == "lockstep_broken"]
-    assert told["why"].startswith("actor 1 was replaced")
+    (broken,) = [fields for event, fields in scene.notes if event == "lockstep_broken"]
+    assert broken["why"].startswith("actor 1 was replaced")
     assert not scene.summary["reproducible"]
 
 
 def test_in_lockstep_a_round_is_trained_on_without_what_was_stale_in_it(tmp_path):
-    """Nobody can send more before the others have their credits back: to wait for a full batch would be for ever."""
+    """No actor can send more before the others have their credits back: a wait for a full batch would not end."""
     scene = lockstep_scene(tmp_path, lag=0)
     scene.record.version = 1
     scene.intake.script = [[placed(0, 1, version=1), placed(1, 0, version=0)]]
     scene.run()
-    assert scene.intake.said("settle") == [("settle", [0], DropReason.STALE), ("settle", [1], None)]
+    assert scene.intake.said("complete") == [("complete", [0], DropReason.STALE), ("complete", [1], None)]
     assert scene.algorithm.batches == [[1]]

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from common.runtime import checkpoint_files, checkpoints
 from common.runtime.run_directory import RunDirectory, held
+from services.learner import __main__ as module
 from services.learner.__main__ import main
 
 pytestmark = pytest.mark.system
@@ -57,7 +59,7 @@ def refused(words, capsys):
         (["env.entry_point=nowhere.at_all:build"], ["nowhere.at_all"]),
         (["env.entry_point=common.envs.probes:nothing"], ["nothing", "common.envs.probes"]),
         (["env.id=Blackjack-v1"], ["Tuple", "Box"]),
-        (["--config", "pendulum-td3", "env.id=CartPole-v1"], ["found 2 discrete actions", "such as ppo or dqn"]),
+        (["--config", "pendulum-td3", "env.id=CartPole-v1"], ["found 2 discrete actions", "such as algorithm.name=dqn"]),
         (["--config", "cartpole-dqn", "algorithm.epochs=3"], ["it is a setting of ppo, and algorithm.name is dqn"]),
         (["--config", "cartpole-dqn", "algorithm.replay_capacity=1000000000000"], ["cannot be allocated", "at most", "GB"]),
         (["--config", "cartpole-dqn", "env.id=Pendulum-v1"], ["dqn", "one of n actions"]),
@@ -121,8 +123,17 @@ def test_a_folder_that_a_learner_writes_to_is_no_other_learners(capsys):
     assert "a run is under way in this directory: found run" in line
 
 
-def test_a_run_without_any_peer_ends_with_its_budget_and_leaves_everything(finished):
-    """Nobody came: the summary says so in numbers, and is JSON."""
+@pytest.mark.usefixtures("finished")
+def test_the_ports_of_a_run_in_progress_are_not_touched(monkeypatch, capsys):
+    """`rookery train` restarts its learner on the same ports, which another learner must not bind, not even for a moment."""
+    monkeypatch.setattr("services.learner.__main__.ZmqLearner", lambda *_, **__: pytest.fail("bound the port"))
+    with held(RunDirectory(Path("run"))):
+        assert "a run is under way" in refused(["--resume", "--run-dir", "run"], capsys)
+    assert "run directory is in use" in refused(["--run-dir", "run"], capsys)
+
+
+def test_a_run_without_any_worker_ends_with_its_budget_and_leaves_everything(finished):
+    """No worker came: the summary is JSON, with zeros."""
     summary = json.loads(Path("run/summary.json").read_text())
     assert (summary["preset"], summary["solved"], summary["env_steps"]) == ("cartpole", False, 0)
     assert finished.name == "checkpoint-000000000000"
@@ -153,6 +164,17 @@ def test_a_resumed_run_begins_where_it_ended(finished, capsys):
     words = ["--config", "cartpole", "target.env_steps=256", "target.wall_seconds=0.05", "--run-dir", "run", "--resume"]
     assert main(["learner.bind=tcp://127.0.0.1:0", *words]) == 0
     assert json.loads(Path("run/summary.json").read_text())["run_id"] == before["run_id"]
+
+
+@pytest.mark.usefixtures("finished")
+def test_a_resumed_learner_accepts_connections_once_its_checkpoint_is_read(monkeypatch):
+    """A flood while it reads for minutes would fill the memory: the guard runs in the intake thread, which starts later."""
+    steps, read, bind = [], checkpoint_files.read, module.ZmqLearner
+    monkeypatch.setattr(checkpoints, "read", lambda place: steps.append("read") or read(place))
+    monkeypatch.setattr(module, "ZmqLearner", lambda *how, **keys: steps.append("bind") or bind(*how, **keys))
+    words = ["--config", "cartpole", "target.env_steps=256", "target.wall_seconds=0.05", "--run-dir", "run", "--resume"]
+    assert main(["learner.bind=tcp://127.0.0.1:0", *words]) == 0
+    assert steps == ["read", "bind"]
 
 
 @pytest.mark.usefixtures("finished")

@@ -8,14 +8,14 @@ from contextlib import closing
 
 import pytest
 
-from common.runtime.memory import MemoryGuard, resident_bytes
-from common.session.actor_side import ActorSide, Identity
-from common.session.learner_side import LearnerSide
+from common.protocol.learner_side import LearnerSide
+from common.protocol.worker_side import Identity, WorkerSide
+from common.runtime.machine import MemoryGuard, resident_bytes
 from common.transport.link import Link
-from common.transport.zmq import ZmqLearner, ZmqPeer
+from common.transport.zmq import ZmqLearner, ZmqWorker
 from services.learner.intake import Intake
 from tests.common.transport import zmtp
-from tests.services.learner.conftest import DEADLINE, STEPS, terms, trajectory
+from tests.services.learner.conftest import DEADLINE, STEPS, session_config, trajectory
 from tests.services.learner.test_intake import assert_balances, policy
 
 pytestmark = pytest.mark.wire
@@ -34,40 +34,40 @@ def test_an_unfinished_message_frees_memory_and_costs_no_experience() -> None:
     """Its sender is cut off with all others; the actor greets again and re-sends, and every env step is trained on once."""
     notes = []
     transport = ZmqLearner("tcp://127.0.0.1:0", linger=0.0)
-    session = LearnerSide(terms(batch=1))
+    session = LearnerSide(session_config(batch=1))
     intake = Intake(transport=transport, session=session, clock=time.monotonic, note=notes.append, memory=limited_to(ROOM))
     identity = Identity(role="actor", name="actor-0", incarnation=1, software="test")
-    peer = ZmqPeer(transport.endpoint)
-    link = Link(transport=peer, session=ActorSide(identity), clock=time.monotonic, note=notes.append)
+    worker = ZmqWorker(transport.endpoint)
+    link = Link(transport=worker, session=WorkerSide(identity), clock=time.monotonic, note=notes.append)
     intake.start()
     intake.publish(policy(0))
     offered = trained = 0
     deadline = time.monotonic() + DEADLINE
-    with closing(intake), closing(peer):
+    with closing(intake), closing(worker):
         attacker = zmtp.connect(transport.endpoint)
         attacker.settimeout(DEADLINE)  # a part that is given up half-way would be followed by bytes that end the connection
         with attacker:
-            while not intake.figures.reconnects or trained < offered or offered < 50:
+            while not intake.stats.reconnects or trained < offered or offered < 50:
                 assert time.monotonic() < deadline
                 with contextlib.suppress(OSError):  # cut off
                     attacker.sendall(zmtp.part(bytes(MIB), more=True))
                 link.service(0.001)
-                if link.may_offer and (offered < 50 or intake.figures.sockets_reopened == 0):
+                if link.may_offer and (offered < 50 or intake.stats.sockets_reopened == 0):
                     link.offer(trajectory())
                     offered += 1
                     link.count(offered * STEPS, {})
                 items = intake.take(1, 0.0)
-                intake.settle(items)
+                intake.complete(items)
                 trained += len(items)
-        intake.measure()
-        while intake.figures.ledger["produced"] < offered * STEPS:
+        intake.update_stats()
+        while intake.stats.ledger["produced"] < offered * STEPS:
             link.service(0.01)
-            intake.measure()
-        figures = intake.figures
-    assert_balances(figures)
-    assert figures.ledger["trained"] == offered * STEPS == trained * STEPS
-    assert sum(figures.ledger["dropped"].values()) == 0
-    assert figures.reconnects == figures.sockets_reopened
+            intake.update_stats()
+        stats = intake.stats
+    assert_balances(stats)
+    assert stats.ledger["trained"] == offered * STEPS == trained * STEPS
+    assert sum(stats.ledger["dropped"].values()) == 0
+    assert stats.reconnects == stats.sockets_reopened
     reopened = [note.fields for note in notes if note.event == "socket_reopened"]
-    assert len(reopened) == figures.sockets_reopened
+    assert len(reopened) == stats.sockets_reopened
     assert reopened[0]["freed_mib"] > ROOM / MIB / 4

@@ -8,14 +8,15 @@ import math
 import numpy as np
 import pytest
 
-from common.runtime.tree import RunSettings, Settings, TargetSettings
-from common.wire.messages import Evaluation
-from services.learner.intake import Figures
+from common.algorithms.settings import PPOSettings
+from common.config.schema import CheckpointSettings, RunSettings, Settings, TargetSettings
+from common.observability.learner_metrics import IntakeStats
+from common.protocol.messages import Evaluation
 from services.learner.record import EPISODES, RunRecord
 
 pytestmark = pytest.mark.pure
 
-FIGURES = Figures(ledger={"produced": 9}, queue_depth=1, queue_capacity=4, actors=2, evaluators=1)
+STATS = IntakeStats(ledger={"produced": 9}, queue_depth=1, queue_capacity=4, actors=2, evaluators=1)
 
 
 def record(*, started_at=100.0, frame_skip=4, **target):
@@ -25,7 +26,7 @@ def record(*, started_at=100.0, frame_skip=4, **target):
 
 
 def evaluation(mode, *returns, version=3):
-    """What an evaluator reports."""
+    """Return the report of an evaluator."""
     arrays = {"episode_return": np.array(returns, np.float32), "episode_length": np.ones(len(returns), np.int32)}
     return Evaluation(version=version, mode=mode, arrays=arrays)
 
@@ -72,7 +73,7 @@ def test_a_budget_that_is_spent_ends_the_run(target, env_steps, now, reason):
 
 def test_the_summary_holds_what_the_issue_names_and_is_json():
     """Scripts read it: every name is there from the start, unknown is null and never NaN."""
-    summary = record().summary(FIGURES, now=100.0)
+    summary = record().summary(STATS, now=100.0)
     wanted = {
         "preset", "seed", "solved", "wall_seconds", "env_steps", "frames", "learner_updates", "mean100", "last_evaluation",
         "env_steps_per_second", "frames_per_second", "policy_lag", "ledger",
@@ -84,23 +85,23 @@ def test_the_summary_holds_what_the_issue_names_and_is_json():
 
 
 def test_frames_are_env_steps_times_the_frame_skip():
-    """Atari figures are quoted in emulator frames, everything inside is counted in env steps."""
+    """Atari results are quoted in emulator frames; the code counts env steps."""
     run = record(frame_skip=4)
     run.trained(env_steps=300, metrics={})
     run.trained(env_steps=100, metrics={})
-    summary = run.summary(FIGURES, now=110.0)
+    summary = run.summary(STATS, now=110.0)
     assert (summary["env_steps"], summary["frames"], summary["learner_updates"]) == (400, 1600, 2)
     assert (summary["env_steps_per_second"], summary["frames_per_second"]) == (40.0, 160.0)
 
 
 def test_the_status_survives_a_loss_that_is_not_a_number():
-    """A diverging run is exactly the one whose status somebody looks at."""
+    """The status of a diverging run must not fail."""
     run = record()
     run.trained(env_steps=10, metrics={"policy_loss": math.nan, "entropy": 0.5})
     run.tick(101.0)
-    status = run.status(FIGURES, now=101.0)
+    status = run.status(STATS, now=101.0)
     assert status["training"] == {"entropy": 0.5}
-    assert (status["queue"], status["peers"]) == ({"depth": 1, "capacity": 4}, {"actor": 2, "evaluator": 1})
+    assert (status["queue"], status["workers"]) == ({"depth": 1, "capacity": 4}, {"actor": 2, "evaluator": 1})
     json.dumps(status, allow_nan=False)
 
 
@@ -111,14 +112,14 @@ def test_the_status_shows_one_moment_and_no_half_of_an_update():
     run.version = 1
     run.ended([1.0], [4], now=101.0)
     run.tick(101.0)
-    before = run.status(FIGURES, now=102.0)
+    before = run.status(STATS, now=102.0)
     run.trained(env_steps=10, metrics={"entropy": 0.4, "policy_loss": 0.1})
     run.lag.add(3, 10)
     run.evaluations["sampled"] = 9.0
-    assert run.status(FIGURES, now=102.0) == before
+    assert run.status(STATS, now=102.0) == before
     run.version = 2
     run.tick(102.0)
-    after = run.status(FIGURES, now=102.0)
+    after = run.status(STATS, now=102.0)
     assert [(status["env_steps"], status["version"], status["mean100"]) for status in (before, after)] == [
         (10, 1, 1.0), (20, 2, 1.0),
     ]  # fmt: skip
@@ -127,12 +128,12 @@ def test_the_status_shows_one_moment_and_no_half_of_an_update():
 
 
 def test_time_and_phase_go_on_between_updates():
-    """An update of a minute, or the last evaluation: who looks sees that the run lives."""
+    """An update of a minute, or the last evaluation: the status shows that the run lives."""
     run = record(frame_skip=2)
     run.trained(env_steps=100, metrics={})
     run.tick(110.0)
     run.phase = "evaluating"
-    status = run.status(FIGURES, now=120.0)
+    status = run.status(STATS, now=120.0)
     assert (status["wall_seconds"], status["phase"]) == (20.0, "evaluating")
     assert (status["env_steps_per_second"], status["frames_per_second"]["run"]) == (5.0, 10.0)
 
@@ -143,11 +144,11 @@ def test_rates_fall_while_nothing_is_trained():
     for second in range(100, 121):
         run.trained(env_steps=50, metrics={})
         run.tick(float(second))
-    assert run.status(FIGURES, now=120.0)["frames_per_second"]["last_10s"] == 100.0
+    assert run.status(STATS, now=120.0)["frames_per_second"]["last_10s"] == 100.0
     run.tick(140.0)
-    rates = run.status(FIGURES, now=140.0)["frames_per_second"]
+    rates = run.status(STATS, now=140.0)["frames_per_second"]
     assert rates["last_10s"] == 0.0
-    assert rates["run"] == 52.5  # all 1,050 env steps in the 40 s since the run began, times 2 frames
+    assert rates["run"] == 50.0  # 1,000 env steps in the 40 s since the first update, times 2 frames
 
 
 def test_the_time_of_a_run_that_is_over_stands_still():
@@ -157,9 +158,26 @@ def test_the_time_of_a_run_that_is_over_stands_still():
         run.trained(env_steps=50, metrics={})
         run.tick(float(second))
     run.finish(110.0)
-    status = run.status(FIGURES, now=99_999.0)
-    assert (status["phase"], status["wall_seconds"], status["env_steps_per_second"]) == ("finished", 10.0, 55.0)
-    assert status["frames_per_second"] == {"last_10s": 0.0, "last_60s": 0.0, "run": 110.0}
+    status = run.status(STATS, now=99_999.0)
+    assert (status["phase"], status["wall_seconds"], status["env_steps_per_second"]) == ("finished", 10.0, 50.0)
+    assert status["frames_per_second"] == {"last_10s": 0.0, "last_60s": 0.0, "run": 100.0}
+
+
+def test_the_start_is_in_no_rate():
+    """Processes start for a minute, then the run makes 100 env steps per second; so it does after a resume."""
+    run, now = record(frame_skip=2), 100.0
+    for _ in range(2):
+        for _ in range(60):
+            now += 1.0
+            run.tick(now)
+        for _ in range(21):
+            run.trained(env_steps=100, metrics={})
+            run.tick(now)
+            now += 1.0
+        status = run.status(STATS, now=now)
+        assert (status["env_steps_per_second"], status["frames_per_second"]["last_60s"]) == (100.0, 200.0)
+        state, run = run.state_dict(now=now), record(started_at=now, frame_skip=2)
+        run.load_state_dict(state, now=now)
 
 
 def test_policy_lag_is_weighted_by_env_steps():
@@ -168,7 +186,7 @@ def test_policy_lag_is_weighted_by_env_steps():
     run.lag.add(4, 30)
     run.lag.add(0, 10)
     run.lag.add(1, 0)
-    assert run.summary(FIGURES, now=101.0)["policy_lag"] == {"min": 0, "mean": 3.0, "max": 4}
+    assert run.summary(STATS, now=101.0)["policy_lag"] == {"min": 0, "mean": 3.0, "max": 4}
 
 
 def test_the_lag_of_a_run_that_was_never_fresh_has_its_true_minimum():
@@ -182,13 +200,36 @@ def test_the_lag_of_a_run_that_was_never_fresh_has_its_true_minimum():
 def test_the_last_evaluation_is_the_greedy_one():
     """Greedy play is the score; sampled play stands for it only until there is one."""
     run = record()
-    run.evaluated(evaluation("sampled", 1.0))
+    run.evaluated(evaluation("sampled", 1.0), 0.0)
     assert run.last_evaluation["mode"] == "sampled"
-    run.evaluated(evaluation("greedy", 2.0, 4.0, version=8))
-    run.evaluated(evaluation("sampled", 9.0))
-    assert run.status(FIGURES, now=101.0)["evaluations"] == {"greedy": 3.0, "sampled": 9.0}
+    run.evaluated(evaluation("greedy", 2.0, 4.0, version=8), 0.0)
+    run.evaluated(evaluation("sampled", 9.0), 0.0)
+    assert run.status(STATS, now=101.0)["evaluations"] == {"greedy": 3.0, "sampled": 9.0}
     assert run.last_evaluation == {"version": 8, "mode": "greedy", "mean": 3.0, "episodes": 2}
     assert run.evaluations == {"greedy": 3.0, "sampled": 9.0}
+
+
+def test_a_run_is_solved_by_one_greedy_evaluation_that_reaches_its_target():
+    run = record(evaluation=10.0)
+    run.env_steps = 640
+    for mode, returns in (("sampled", [99.0]), ("greedy", [9.0, 10.0])):
+        run.evaluated(evaluation(mode, *returns), 110.0)
+        assert run.over(110.0) == ""
+    run.ended([50.0] * EPISODES, [1] * EPISODES, now=111.0)  # the training score has no target here
+    run.evaluated(evaluation("greedy", 9.0, 11.0), 112.5)
+    assert run.solved_at == {"wall_seconds": 12.5, "env_steps": 640}
+    assert run.over(113.0) == "target reached"
+    run.evaluated(evaluation("greedy", 0.0), 114.0)
+    assert run.solved
+
+
+@pytest.mark.parametrize(("target", "solved"), [(3.0, True), (4.0, False), (None, False)])
+def test_a_resumed_run_with_another_target_of_evaluations_is_not_solved_by_the_old_one(target, solved):
+    before = record(evaluation=3.0)
+    before.evaluated(evaluation("greedy", 3.5), 110.0)
+    after = record(evaluation=target)
+    after.load_state_dict(json.loads(json.dumps(before.state_dict(now=120.0))), now=200.0)
+    assert after.solved == solved
 
 
 def test_a_resumed_run_goes_on_from_where_it_was():
@@ -197,15 +238,15 @@ def test_a_resumed_run_goes_on_from_where_it_was():
     before.trained(env_steps=300, metrics={})
     before.version = 9
     before.ended([1.0, 3.0], [4, 6], now=110.0)
-    before.evaluated(evaluation("greedy", 2.0))
+    before.evaluated(evaluation("greedy", 2.0), 0.0)
     before.lag.add(2, 300)
     state = json.loads(json.dumps(before.state_dict(now=130.0)))
     after = record(started_at=5000.0)
     after.load_state_dict(state, now=5000.0)
-    assert after.summary(FIGURES, now=5010.0) == before.summary(FIGURES, now=140.0)
+    assert after.summary(STATS, now=5010.0) == before.summary(STATS, now=140.0)
     assert (after.version, after.mean_return, after.mean_length) == (9, 2.0, 5.0)
     assert after.state_dict(now=5000.0) == state
-    assert after.status(FIGURES, now=5010.0)["env_steps"] == 300
+    assert after.status(STATS, now=5010.0)["env_steps"] == 300
 
 
 @pytest.mark.parametrize(("target", "solved"), [(3.0, True), (4.0, False), (None, False)])
@@ -224,15 +265,43 @@ def test_only_an_unbroken_run_in_lockstep_is_reproducible():
     """The summary shows whether two runs must agree; the checkpoints keep the reason where lockstep broke."""
     settings = Settings(run=RunSettings(mode="lockstep"))
     run, asynchronous = (RunRecord(settings=s, run_id="r", frame_skip=1, started_at=0.0) for s in (settings, Settings()))
-    summary = run.summary(FIGURES, now=1.0)
+    summary = run.summary(STATS, now=1.0)
     assert (summary["mode"], summary["reproducible"], summary["parameters_sha256"]) == ("lockstep", True, None)
-    assert not asynchronous.summary(FIGURES, now=1.0)["reproducible"]
+    assert not asynchronous.summary(STATS, now=1.0)["reproducible"]
     state = json.loads(json.dumps(run.state_dict(now=1.0)))
     run.lockstep_broken = "an actor was replaced"
-    assert not run.summary(FIGURES, now=1.0)["reproducible"]
+    assert not run.summary(STATS, now=1.0)["reproducible"]
     broken = json.loads(json.dumps(run.state_dict(now=1.0)))
     del (older := dict(state))["lockstep_broken"]
     for kept, reproducible in ((state, True), (broken, False), (older, False)):
         resumed = RunRecord(settings=settings, run_id="r", frame_skip=1, started_at=0.0)
         resumed.load_state_dict(kept, now=2.0)
-        assert resumed.summary(FIGURES, now=3.0)["reproducible"] == reproducible
+        assert resumed.summary(STATS, now=3.0)["reproducible"] == reproducible
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"target": TargetSettings(env_steps=9000)}, "target.env_steps was 5000, is 9000"),
+        ({"algorithm": PPOSettings(learning_rate=1e-5)}, "algorithm.learning_rate was 0.00025, is 1e-05"),
+        ({"run": RunSettings(seed=8)}, "run.seed was 7, is 8"),
+        ({"target": TargetSettings(env_steps=5000, mean100=1.0), "checkpoint": CheckpointSettings(keep=9)}, ""),
+    ],
+)
+def test_a_run_that_is_resumed_with_settings_that_change_its_weights_is_not_reproducible(settings, says):
+    """No run with one of the two configurations ends with the same weights; where and until when it runs does not matter."""
+    before = record()
+    state = json.loads(json.dumps(before.state_dict(now=1.0)))
+    after = RunRecord(settings=before.settings.model_copy(update=settings), run_id="run-1", frame_skip=4, started_at=1.0)
+    after.load_state_dict(state, now=2.0)
+    assert after.lockstep_broken == (says and f"resumed with other settings: {says}")
+
+
+def test_a_checkpoint_without_settings_breaks_no_lockstep():
+    """An earlier version wrote it."""
+    before = record()
+    state = json.loads(json.dumps(before.state_dict(now=1.0)))
+    del state["settings"]
+    after = record()
+    after.load_state_dict(state, now=2.0)
+    assert after.lockstep_broken == ""

@@ -1,0 +1,293 @@
+"""The parts that all actor-critic algorithms share, in the order in which experience passes through them.
+
+`ActorCriticPolicy` acts, `collate` joins rollouts into a `Batch`, `network_outputs` passes it through the network, and
+`ActorCriticLearner` owns network, optimizer and running statistics. An algorithm adds its update.
+
+Axes: T env steps first, then B, the environments of all actors together, in the order of the messages.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.algorithms import optim
+from common.algorithms.api import NetworkPolicy
+from common.algorithms.moments import Moments, ObservationStatistics
+from common.algorithms.optim import OptimizerName
+from common.algorithms.ranks import ALONE, Ranks
+from common.algorithms.settings import ActorCriticSection
+from common.envs.spec import EnvSpec
+from common.envs.stacking import stack
+from common.errors import ResourceError
+from common.models import nets
+from common.models.arithmetic import CPU, autocast
+from common.models.spec import ModelSettings, Precision
+from common.protocol.events import Experience
+from common.protocol.messages import ArraySpec
+
+_FORWARD_ROWS = 512  # env steps per forward pass: activations stay in the cache
+
+
+# --- acting ---
+
+
+class ActorCriticPolicy(NetworkPolicy[nets.ActorCritic]):
+    """Acts by drawing from the policy head, or greedily by its mode."""
+
+    def __init__(self, *, model: ModelSettings, env: EnvSpec, precision: Precision, seed: int, **_: object) -> None:
+        """Build the network of the run."""
+        super().__init__(nets.build_actor_critic(model, env), precision=precision, seed=seed)
+
+    @torch.inference_mode()
+    def act(self, observation: Tensor, *, greedy: bool = False) -> Mapping[str, Tensor]:
+        """[B, *input] in the environment's dtype → {"action": [B] int64 or [B, A] float32, "log_prob": [B] float32}.
+
+        The log-probability comes from the very outputs that chose the action, rounding of a bfloat16 snapshot included.
+        """
+        policy = self._net.policy(observation)
+        action = policy.mode() if greedy else policy.sample(self._generator)
+        return {"action": action, "log_prob": policy.log_prob(action)}
+
+
+def recorded_log_prob(*, length: int, num_envs: int, **_: object) -> tuple[ArraySpec, ...]:
+    """The array that an actor-critic records per env step besides the action: its log-probability."""
+    return (ArraySpec(name="log_prob", dtype="float32", shape=(length, num_envs)),)
+
+
+# --- one batch of tensors from experience messages ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Experience as an algorithm trains on it; `*input` is `EnvSpec.network_input_shape`."""
+
+    observation: Tensor  # [T+1, B, *input] environment's dtype: o_0 .. o_T
+    start: Tensor  # [T+1, B] bool: o_t is the first of an episode
+    action: Tensor  # [T, B] int64 or [T, B, A] float32
+    reward: Tensor  # [T, B] float32, raw
+    terminated: Tensor  # [T, B] bool
+    truncated: Tensor  # [T, B] bool
+    valid: Tensor  # [T, B] bool: False for a reset row
+    log_prob: Tensor  # [T, B] float32, of the policy that acted
+    final_observation: Tensor  # [K, *input]: what followed a_t where that is not o_{t+1} (truncated, same_step autoreset)
+    final_index: Tensor  # [K] int64: t*B + b of each
+    version: Tensor  # [B] int64: policy that acted
+
+    def to(self, device: torch.device) -> Batch:
+        """The same on another device; itself where it is there."""
+        return self if device == self.reward.device else Batch(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
+
+
+def collate(samples: Sequence[Experience], env: EnvSpec) -> Batch:
+    """Join messages of one schema (T the same, B may differ), checked before against it and by `check_trajectory`.
+
+    No messages, as on a rank of the learner that has no actors, are a batch of no environments.
+    """
+    if not samples:
+        return _empty(env)
+    start = _joined(samples, "start")
+    observation = stack(_joined(samples, "obs"), start)
+    final_index = _final_index(samples)
+    newest = np.concatenate([sample.arrays["final_obs"] for sample in samples])
+    version = np.repeat([sample.version for sample in samples], [sample.arrays["start"].shape[1] for sample in samples])
+    per_step = ("action", "reward", "terminated", "truncated", "valid", "log_prob")
+    return Batch(
+        observation=_tensor(observation),
+        start=_tensor(start),
+        final_observation=_tensor(final_stacks(env, observation, newest, final_index)),
+        final_index=_tensor(final_index),
+        version=_tensor(version),
+        **{name: _tensor(_joined(samples, name)) for name in per_step},
+    )
+
+
+def _empty(env: EnvSpec) -> Batch:
+    dtype = _tensor(np.empty(0, env.observation_dtype)).dtype
+    action = torch.int64 if env.action.discrete else torch.float32
+    return Batch(
+        observation=torch.empty(2, 0, *env.network_input_shape, dtype=dtype),
+        start=torch.empty(2, 0, dtype=torch.bool),
+        action=torch.empty(1, 0, *env.action.shape, dtype=action),
+        final_observation=torch.empty(0, *env.network_input_shape, dtype=dtype),
+        final_index=torch.empty(0, dtype=torch.int64),
+        version=torch.empty(0, dtype=torch.int64),
+        **{name: torch.empty(1, 0) for name in ("reward", "log_prob")},
+        **{name: torch.empty(1, 0, dtype=torch.bool) for name in ("terminated", "truncated", "valid")},
+    )
+
+
+def _joined(samples: Sequence[Experience], name: str) -> np.ndarray:
+    """Side by side along B; one message alone is not copied."""
+    parts = [sample.arrays[name] for sample in samples]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+
+def _final_index(samples: Sequence[Experience]) -> np.ndarray:
+    """t*B + b of each message, with its own B, as t*B + b of the batch."""
+    widths = [sample.arrays["start"].shape[1] for sample in samples]
+    offsets = np.cumsum([0, *widths])
+    parts = []
+    for sample, width, offset in zip(samples, widths, offsets, strict=False):
+        row, column = np.divmod(sample.arrays["final_index"].astype(np.int64), width)
+        parts.append(row * offsets[-1] + offset + column)
+    return np.concatenate(parts)
+
+
+def final_stacks(env: EnvSpec, observation: np.ndarray, newest: np.ndarray, final_index: np.ndarray) -> np.ndarray:
+    """The stacks [K, *input] that end with the frames `newest` [K, *frame], seen after the steps `final_index` [K] (t*B + b).
+
+    Each is the stack of `observation` [T+1, B, *input] at t, moved on by one frame; older episodes are zero in it already.
+    """
+    if env.network_input_shape == env.observation_shape:
+        return newest
+    row, column = np.divmod(final_index, observation.shape[1])
+    return np.concatenate([observation[row, column, 1:], newest[:, None]], axis=1)
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    """Without a copy where the memory is ours. Memory of the wire is read-only, which torch cannot express."""
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+# --- the network's outputs for a batch ---
+
+
+class NetworkOutputs(NamedTuple):
+    """All [T, B] float32, invalid rows included. The first three carry gradient, unless it is switched off."""
+
+    log_prob: Tensor  # log pi(a_t | o_t)
+    entropy: Tensor  # of pi(. | o_t), nats
+    normalized_value: Tensor  # output of the value head for o_t, in the normalised units that it is trained in
+    value: Tensor  # V(o_t) in units of return
+    next_value: Tensor  # V of the observation that really followed a_t, in units of return
+
+
+def network_outputs(net: nets.ActorCritic, batch: Batch, *, moments: Moments, precision: Precision) -> NetworkOutputs:
+    """Pass all observations through the network once, in parts of bounded size.
+
+    `moments` are those of the value targets that the value head was trained on: its outputs are in their normalised units.
+    """
+    shape = batch.reward.shape
+    outputs = _forward(net, batch.observation[:-1].flatten(0, 1), precision)
+    actions = torch.split(batch.action.flatten(0, 1), _FORWARD_ROWS)
+    log_prob = torch.cat([output.policy.log_prob(part) for output, part in zip(outputs, actions, strict=True)])
+    entropy = torch.cat([output.policy.entropy() for output in outputs])
+    normalized_value = torch.cat([output.value for output in outputs])
+    with torch.no_grad():
+        # The last row bootstraps from o_T. A truncated episode bootstraps from its own last observation, because o_{t+1} is the
+        # first of the next episode there.
+        after = _forward(net, torch.cat([batch.observation[-1], batch.final_observation]), precision)
+        values = moments.denormalize(torch.cat([normalized_value, *(output.value for output in after)]))
+        value, bootstrap, final = torch.split(values, [shape.numel(), shape[1], len(batch.final_index)])
+        next_value = torch.cat([value[shape[1] :], bootstrap]).index_copy_(0, batch.final_index, final)
+    return NetworkOutputs(*(rows.view(shape) for rows in (log_prob, entropy, normalized_value, value, next_value)))
+
+
+def _forward(net: nets.ActorCritic, observation: Tensor, precision: Precision) -> list[nets.Output]:
+    with autocast(precision, observation.device):
+        return [net(part) for part in torch.split(observation, _FORWARD_ROWS)]
+
+
+def return_inputs(batch: Batch, outputs: NetworkOutputs, *, clip_reward: bool) -> dict[str, Tensor]:
+    """The arguments that `returns.gae` and `returns.vtrace` share, [T, B] each."""
+    return {
+        "reward": batch.reward.sign() if clip_reward else batch.reward,
+        "value": outputs.value,
+        "next_value": outputs.next_value,
+        "terminated": batch.terminated,
+        "truncated": batch.truncated,
+        "valid": batch.valid,
+    }
+
+
+# --- learning ---
+
+
+class ActorCriticLearner:
+    """`common.algorithms.api.Algorithm` without `update`: owns network, optimizer and the moments of the value targets.
+
+    The value head is trained in the normalised units of those moments, where the settings ask for it. `network_outputs` converts
+    to units of return, `normalize_targets` back.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: ActorCriticSection,
+        model: ModelSettings,
+        env: EnvSpec,
+        seed: int,
+        optimizer: OptimizerName,
+        eps: float,
+        device: torch.device = CPU,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        """Build the network, its initial weights fixed by `seed`, and the optimizer with its epsilon."""
+        self._ranks = ranks
+        self._settings: ActorCriticSection = settings.for_actions(discrete=env.action.discrete)
+        self._env, self._device = env, device
+        self._model = nets.build_actor_critic(model, env, seed=seed).to(device)
+        self._optimizer_name = optimizer
+        self._optimizer = optim.build_optimizer(optimizer, self._model, lr=settings.learning_rate, eps=eps)
+        self._moments = Moments()  # of the value targets of the run
+        self._observations = ObservationStatistics(lambda: [self._model], shape=env.observation_shape, ranks=ranks)
+
+    @property
+    def model(self) -> nets.ActorCritic:
+        """The network whose parameters are published (float32)."""
+        return self._model
+
+    def calibrate(self, frames: Tensor) -> None:
+        """Begin the normalisation of observations with example frames [N, *frame]."""
+        self._observations.calibrate(frames)
+
+    def observe(self, samples: Sequence[Experience]) -> None:
+        """Let the network normalise vector observations by all so far, these included."""
+        self._observations.add(samples)
+
+    def collate(self, samples: Sequence[Experience]) -> Batch:
+        """Join trajectories into one batch, stacks rebuilt."""
+        return collate(samples, self._env).to(self._device)
+
+    def normalize_targets(self, target: Tensor, valid: Tensor) -> Tensor:
+        """Value targets [T, B] by the moments of the run, into which these are merged first. Invalid rows do not count.
+
+        With several ranks the targets of all of them are merged.
+        """
+        merged = self._moments.merge(Moments.of(target[valid]).over(self._ranks))
+        if math.isfinite(merged.m2):  # the gradient steps on targets that are not finite are left out too
+            self._moments = merged
+        return self._moments.normalize(target)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies, in nested dicts with string keys; leaves are tensors and JSON scalars."""
+        return {
+            "parameters": optim.network_state(self._model),
+            "optimizer": {self._optimizer_name: optim.optimizer_state(self._optimizer, self._model)},
+            "value_moments": asdict(self._moments),
+            "observation_moments": self._observations.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state_dict`; ResourceError, and nothing changed, where it is of another architecture or optimizer."""
+        optimizers = state.get("optimizer", {})
+        if self._optimizer_name not in optimizers:
+            fix = "resume with the algorithm settings of that run"
+            raise ResourceError(
+                "the checkpoint is of another optimizer", found=list(optimizers), wanted=[self._optimizer_name], fix=fix
+            )
+        self.load_parameters(state)
+        optim.restore_optimizer(self._optimizer, self._model, optimizers[self._optimizer_name])
+        self._moments = Moments(**state["value_moments"])
+
+    def load_parameters(self, state: Mapping[str, Any]) -> None:
+        """Take the network and the statistics of its observations; the moments of the value targets are those of this run."""
+        optim.restore_network(self._model, state.get("parameters", {}))
+        self._observations.load_state_dict(state.get("observation_moments", {}))

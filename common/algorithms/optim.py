@@ -1,0 +1,192 @@
+"""Everything between a loss and the next weights: optimizers, gradient steps, schedules, saved state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from common.algorithms.api import RunProgress
+from common.algorithms.ranks import ALONE, Ranks, average_gradients
+from common.algorithms.settings import HIGHEST_ADAPTIVE_RATE, LOWEST_ADAPTIVE_RATE, ActorCriticSection, AlgorithmSection
+from common.errors import InternalError, ResourceError
+from common.units import EnvSteps
+
+OptimizerName: TypeAlias = Literal["adam", "rmsprop"]
+
+RMSPROP_DECAY = 0.99
+"""Of the running mean of squared gradients in `RMSprop`, as in A3C and IMPALA."""
+
+KL_FACTOR = 1.5
+"""The step of `kl_adapted_rate`, up and down."""
+
+
+# --- gradient steps ---
+
+
+def build_optimizer(name: OptimizerName, net: nn.Module, *, lr: float, eps: float) -> torch.optim.Optimizer:
+    """The optimizer of a network's parameters."""
+    if name == "rmsprop":
+        return RMSprop(net.parameters(), lr=lr, eps=eps)
+    return torch.optim.Adam(net.parameters(), lr=lr, eps=eps, fused=True)
+
+
+def gradient_step(
+    optimizer: torch.optim.Optimizer,
+    net: nn.Module,
+    loss: Tensor,
+    *,
+    lr: float,
+    max_grad_norm: float,
+    rows: int = 1,
+    ranks: Ranks = ALONE,
+) -> Tensor | None:
+    """Move all parameters along the gradient of a scalar loss; return the gradient's norm before clipping.
+
+    With several `ranks` along the mean of their gradients by `rows`, of which the loss is a mean: `average_gradients`.
+    None, and no parameter moved, where the loss or the norm is not finite.
+    """
+    optimizer.zero_grad(set_to_none=True)
+    if rows:
+        loss.backward()  # type: ignore[no-untyped-call]
+    loss = average_gradients(net.parameters(), loss, rows=rows, ranks=ranks)
+    return clipped_step(optimizer, net, lr=lr, max_grad_norm=max_grad_norm) if math.isfinite(loss.item()) else None
+
+
+def clipped_step(optimizer: torch.optim.Optimizer, net: nn.Module, *, lr: float, max_grad_norm: float) -> Tensor | None:
+    """As `gradient_step`, along the gradients that the parameters hold."""
+    norm = nn.utils.clip_grad_norm_(net.parameters(), max_grad_norm)
+    if not math.isfinite(norm.item()):
+        return None
+    step(optimizer, lr=lr)
+    return norm
+
+
+def step(optimizer: torch.optim.Optimizer, *, lr: float) -> None:
+    """Move all parameters that have a gradient at this learning rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.step()
+
+
+@torch.no_grad()
+def polyak_update(target: nn.Module, online: nn.Module, rate: float) -> None:
+    """Move `target` towards `online`, of one architecture: theta' := rate * theta + (1 - rate) * theta', in place.
+
+    Polyak averaging for rates below 1 (Lillicrap et al. 2016, arXiv:1509.02971, section 3; tau), a copy for 1.
+    """
+    torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), rate)  # one call for all tensors
+
+
+class RMSprop(torch.optim.Optimizer):
+    """RMSprop as TensorFlow computes it, which the published recipes of A3C and IMPALA were tuned with.
+
+        g2 = 0.99 * g2 + 0.01 * g^2,    w = w - lr * g / sqrt(g2 + eps)
+
+    It differs from `torch.optim.RMSprop` in two ways that matter early in a run: eps stands inside the root, and g2 begins at 1,
+    so that the first steps are small ones of plain gradient descent, where torch's would be the largest of the run.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], *, lr: float, eps: float) -> None:
+        """`lr` may be changed later in `param_groups`."""
+        super().__init__(parameters, {"lr": lr, "eps": eps})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Move every parameter that has a gradient."""
+        del closure
+        for group in self.param_groups:
+            moved = [parameter for parameter in group["params"] if parameter.grad is not None]
+            for parameter in moved:
+                gradient = parameter.grad
+                square = self.state[parameter].setdefault("square", torch.ones_like(parameter))
+                square.mul_(RMSPROP_DECAY).addcmul_(gradient, gradient, value=1.0 - RMSPROP_DECAY)
+                parameter.addcdiv_(gradient, (square + group["eps"]).sqrt_(), value=-group["lr"])
+
+
+# --- schedules ---
+
+
+def scheduled_learning_rate(settings: AlgorithmSection, progress: RunProgress) -> float:
+    """The learning rate that the settings plan for this point of the run.
+
+    `linear`: from `learning_rate` to `lr_final` after `lr_env_steps` (0: the whole planned run), and `lr_final` from then on.
+    """
+    if settings.lr_schedule != "linear":
+        return settings.learning_rate
+    planned = settings.lr_env_steps or progress.env_steps_planned
+    return _straight(settings.learning_rate, settings.lr_final, progress.env_steps / planned)
+
+
+def scheduled_entropy_coef(settings: ActorCriticSection, *, env_steps: EnvSteps) -> float:
+    """Weight of the entropy bonus at this point of the run: from `entropy_coef` to `entropy_final` after `entropy_env_steps`."""
+    start = settings.entropy_coef
+    if start is None:
+        raise InternalError("the entropy bonus depends on the actions", found=None, wanted="settings of for_actions()")
+    if settings.entropy_env_steps == 0:
+        return start
+    return _straight(start, settings.entropy_final, env_steps / settings.entropy_env_steps)
+
+
+def _straight(start: float, end: float, done: float) -> float:
+    return start + (end - start) * min(1.0, done)
+
+
+def kl_adapted_rate(current: float, *, kl: float, target: float) -> float:
+    """The next learning rate: smaller where an update moved the policy more than twice the wanted KL, larger where under half.
+
+    As the adaptive penalty of PPO (Schulman et al. 2017, section 4), applied to the step size in place of the penalty.
+    """
+    if kl > 2.0 * target:
+        current /= KL_FACTOR
+    elif kl < 0.5 * target:
+        current *= KL_FACTOR
+    return min(max(current, LOWEST_ADAPTIVE_RATE), HIGHEST_ADAPTIVE_RATE)
+
+
+# --- state in a checkpoint ---
+
+
+def network_state(net: nn.Module) -> dict[str, Tensor]:
+    """Copies of all parameters by name: training may go on while they are written."""
+    return {name: parameter.detach().to("cpu", copy=True) for name, parameter in net.named_parameters()}
+
+
+@torch.no_grad()
+def restore_network(net: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Inverse of `network_state`. Raises ResourceError, and changes nothing, for parameters of other names or shapes."""
+    parameters = dict(net.named_parameters())
+    found, wanted = ({name: list(tensor.shape) for name, tensor in tensors.items()} for tensors in (state, parameters))
+    if found != wanted:
+        raise ResourceError(
+            "the checkpoint is of another network",
+            found={name: shape for name, shape in found.items() if wanted.get(name) != shape},
+            wanted={name: shape for name, shape in wanted.items() if found.get(name) != shape},
+            fix="resume with the env and model settings of that run",
+        )
+    for name, parameter in parameters.items():
+        parameter.copy_(state[name])
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer, net: nn.Module) -> dict[str, dict[str, Tensor]]:
+    """Copies of the optimizer's state by the name of the parameter that it belongs to."""
+    states = {name: optimizer.state.get(parameter, {}) for name, parameter in net.named_parameters()}
+    return {name: {key: tensor.to("cpu", copy=True) for key, tensor in state.items()} for name, state in states.items() if state}
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, net: nn.Module, states: dict[str, dict[str, Any]]) -> None:
+    """Inverse of `optimizer_state`."""
+    parameters = dict(net.named_parameters())
+    optimizer.state.clear()
+    for name, state in states.items():
+        optimizer.state[parameters[name]] = {key: _like(tensor, parameters[name]) for key, tensor in state.items()}
+
+
+def _like(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """A copy on the parameter's device and in its memory layout, as the fused optimizer needs; the step count unchanged."""
+    if tensor.shape != parameter.shape:
+        return tensor.to(parameter.device, copy=True)
+    return torch.empty_like(parameter).copy_(tensor)

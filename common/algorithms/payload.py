@@ -1,0 +1,277 @@
+"""The arrays that an actor sends, and the checks of what their schema cannot express.
+
+A Trajectory message has the arrays below. T = env steps per rollout, B = environments of the actor, S = frame stack, K = any
+number.
+
+| array | dtype | shape | meaning |
+|---|---|---|---|
+| obs | the environment's | [T+S, B, *frame] | frames, not stacks: S-1 of context (zero where the stack seen was), then o_0..o_T |
+| start | bool | [T+1, B] | o_t is the first observation of an episode |
+| action | int64 / float32 | [T, B] / [T, B, *A] | a_t, chosen on o_t |
+| reward | float32 | [T, B] | raw, follows a_t |
+| terminated, truncated | bool | [T, B] | how the step after a_t ended the episode; terminated too: a lost life, if asked for |
+| valid | bool | [T, B] | False for a reset row (next_step autoreset) and in a gap: not an env step, never trained on |
+| final_obs | the environment's | [K, *frame] | same_step autoreset: last observation of each truncated episode |
+| final_index | int32 | [K] | t*B + b of each `final_obs` |
+| episode_return, episode_length | float32, int32 | [K] | raw return and env steps of the episodes that ended in this rollout |
+
+and what the algorithm records per step (its `recorded` specs), e.g. log_prob [T, B] float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.envs.spec import EnvSpec
+from common.errors import DropReason, ProtocolError
+from common.protocol.messages import Arrays, ArraySpec, ExperienceMessage, Trajectory
+
+RETURN_ABSOLUTE, RETURN_RELATIVE = 1e-3, 1e-6
+"""Tolerance between a reported return and the sum of its rewards: one is rounded to float32, both were added in some order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Payload:
+    """The experience messages of one algorithm: their type, their arrays, and two checks that raise ProtocolError."""
+
+    message_type: type[ExperienceMessage]
+    schema: tuple[ArraySpec, ...]
+    check: Callable[[ExperienceMessage], None]
+    """Refuses a message that fits the schema, is finite, and still cannot be trained on."""
+    episodes: Callable[[], Callable[[ExperienceMessage], ExperienceMessage]]
+    """Makes the check of one worker's episodes, which returns the message with verified episodes only."""
+
+
+def trajectory_payload(*, env: EnvSpec, rollout: tuple[ArraySpec, ...], **_: object) -> Payload:
+    """Rollouts as they were recorded, by the schema `rollout`."""
+    return Payload(
+        message_type=Trajectory,
+        schema=rollout,
+        check=lambda message: check_trajectory(env, message.arrays),
+        episodes=TrajectoryEpisodes,
+    )
+
+
+def trajectory_schema(env: EnvSpec, *, length: int, num_envs: int, recorded: Sequence[ArraySpec]) -> tuple[ArraySpec, ...]:
+    """Every array of a rollout of `length` steps (T) by `num_envs` environments (B), in the order of the table above."""
+    steps = (length, num_envs)
+    frame, frame_dtype = env.observation_shape, env.observation_dtype
+    action_dtype = "int64" if env.action.discrete else "float32"
+    table: tuple[tuple[str, str, tuple[int, ...]], ...] = (
+        ("obs", frame_dtype, (length + env.frame_stack, num_envs, *frame)),
+        ("start", "bool", (length + 1, num_envs)),
+        ("action", action_dtype, (*steps, *env.action.shape)),
+        ("reward", "float32", steps),
+        ("terminated", "bool", steps),
+        ("truncated", "bool", steps),
+        ("valid", "bool", steps),
+        ("final_obs", frame_dtype, (-1, *frame)),
+        ("final_index", "int32", (-1,)),
+        ("episode_return", "float32", (-1,)),
+        ("episode_length", "int32", (-1,)),
+    )
+    return (*(ArraySpec(name=name, dtype=dtype, shape=shape) for name, dtype, shape in table), *recorded)
+
+
+def check_trajectory(env: EnvSpec, arrays: Arrays) -> None:
+    """Refuse (ProtocolError) arrays that fit the schema and still cannot be trained on: numbers that point outside.
+
+    The shapes and dtypes must have been checked before.
+    """
+    action, final_index, valid = arrays["action"], arrays["final_index"], arrays["valid"]
+    if env.action.discrete and not _within(action, env.action.n):
+        found = [int(action.min()), int(action.max())]
+        raise ProtocolError(DropReason.SCHEMA, "action outside the action space", found=found, wanted=f"0 to {env.action.n - 1}")
+    if len(final_index) != len(arrays["final_obs"]):
+        found, wanted = [len(final_index)], [len(arrays["final_obs"])]
+        raise ProtocolError(DropReason.SCHEMA, "final_index and final_obs of different length", found=found, wanted=wanted)
+    if not _within(final_index, valid.size):
+        found = [int(final_index.min()), int(final_index.max())]
+        raise ProtocolError(DropReason.SCHEMA, "final_index outside the rollout", found=found, wanted=f"0 to {valid.size - 1}")
+    # Same-step autoreset shows as an end followed at once by a start; without its last observation a truncated episode
+    # would bootstrap from the next one.
+    if not np.logical_or.reduce(arrays["truncated"], axis=None):
+        return
+    lacking = arrays["truncated"] & ~arrays["terminated"] & valid & arrays["start"][1:]
+    lacking.reshape(-1)[final_index] = False
+    if lacking.any():
+        raise ProtocolError(DropReason.SCHEMA, "truncated episodes without final_obs", found=int(lacking.sum()), wanted="0")
+
+
+def _within(numbers: np.ndarray, limit: int) -> bool:
+    return numbers.size == 0 or bool(np.minimum.reduce(numbers, axis=None) >= 0 and np.maximum.reduce(numbers, axis=None) < limit)
+
+
+class TrajectoryEpisodes:
+    """Check that the episodes a worker reports follow from the rewards and ends that it sent: a forged return would end the run.
+
+    Call it with each trajectory of one worker that is otherwise valid, in order of `seq`. An episode is checked where all of its
+    rows were received, for which B sums are kept between messages. An episode whose beginning was not received is removed from
+    the message, because its return cannot be verified. An episode that a gap ends is not reported: see `_ends`.
+    """
+
+    def __init__(self) -> None:
+        """Begin without any received row."""
+        self._following = -1  # number of the message that continues the sums
+        self._whole: NDArray[np.bool_] = np.zeros(0, np.bool_)  # [B]: the running episode was received from its beginning
+        self._lengths: NDArray[np.int64] = np.zeros(0, np.int64)  # [B]: env steps of it so far
+        self._returns: NDArray[np.float64] = np.zeros(0)  # [B]: rewards of it so far
+
+    def __call__(self, message: ExperienceMessage) -> ExperienceMessage:
+        """Return the message with the episodes received whole; raise `ProtocolError` where its report contradicts its rows."""
+        arrays, following, self._following = message.arrays, self._following, -1
+        valid, start = arrays["valid"], arrays["start"]
+        begins, gap = start[0] | ~valid[0], ~valid[0] & ~start[1]
+        if message.seq != following:
+            self._whole = begins
+            self._lengths, self._returns = np.zeros(len(begins), np.int64), np.zeros(len(begins))
+        elif (begins & ~gap & (self._lengths > 0)).any():
+            raise _contradiction("an episode begins", found="the one before it was not reported", wanted="a report of each end")
+        self._whole, self._lengths, self._returns = self._whole | gap, self._lengths * ~gap, self._returns * ~gap
+        said_length, said_return = arrays["episode_length"], arrays["episode_return"]
+        over, gaps = (arrays["terminated"] | arrays["truncated"]) & valid, _gaps(valid, start)
+        if not (over.any() or gaps.any() or len(said_length) or len(said_return)):  # most short messages
+            self._lengths = self._lengths + np.add.reduce(valid, 0, np.int64)
+            self._returns = self._returns + np.add.reduce(arrays["reward"], 0, np.float64)
+            self._following = message.seq + 1
+            return message
+        lengths = self._lengths + valid.cumsum(0)
+        returns = self._returns + arrays["reward"].cumsum(0, np.float64)
+        certain, possible = _ends(arrays, over, gaps)
+        if len(said_length) != len(said_return):
+            found = f"{len(said_return)} returns and {len(said_length)} lengths"
+            raise _contradiction("episodes", found=found, wanted="as many of both")
+        t, env = np.nonzero(certain | possible | gaps)
+        length, total, whole = _of_each_end(env, lengths[t, env], returns[t, env], self._whole)
+
+        def fits(number: Any, end: Any) -> Any:
+            """Return whether report `number` may belong to `end`."""
+            same = (said_length[number] == length[end]) & (
+                np.abs(said_return[number] - total[end]) <= RETURN_ABSOLUTE + RETURN_RELATIVE * np.abs(total[end])
+            )
+            return np.where(whole[end], same, said_length[number] >= length[end])
+
+        ends = np.flatnonzero((certain | possible)[t, env])
+        if possible.any():
+            ends = _chosen(ends, certain[t, env], len(said_length), fits)
+        if len(ends) != len(said_length):
+            raise _contradiction("episodes", found=len(said_length), wanted=f"{len(ends)}, the ends in the message")
+        right = fits(np.arange(len(ends)), ends)
+        if not right.all():
+            first = int(np.argmin(right))
+            found = f"return {said_return[first]}, length {said_length[first]}"
+            least = "" if whole[ends[first]] else "at least "
+            wanted = f"return {total[ends[first]]:.6g}, length {least}{length[ends[first]]}, by its rewards and rows"
+            raise _contradiction(f"episode {first}", found=found, wanted=wanted)
+        closed = np.union1d(ends, np.flatnonzero(gaps[t, env]))
+        self._carry(t[closed], env[closed], lengths, returns)
+        self._following = message.seq + 1
+        return _only(message, whole[ends])
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Return the sums of the running episodes, [B] each."""
+        return {"whole": self._whole.copy(), "lengths": self._lengths.copy(), "returns": self._returns.copy()}
+
+    def go_on(self, state: Mapping[str, NDArray[Any]], seq: int) -> None:
+        """Restore `state_dict` of another check: message `seq` continues its sums."""
+        self._following = seq
+        self._whole, self._lengths, self._returns = (np.array(state[name]) for name in ("whole", "lengths", "returns"))
+
+    def _carry(self, t: NDArray[Any], env: NDArray[Any], lengths: NDArray[np.int64], returns: NDArray[np.float64]) -> None:
+        """Reset the sums of each of `env` where an episode ended at row `t` (ascending); continue those of the others."""
+        self._lengths, self._returns = lengths[-1].copy(), returns[-1].copy()
+        last = np.full(lengths.shape[1], -1)
+        np.maximum.at(last, env, t)
+        ended = np.flatnonzero(last >= 0)
+        self._lengths[ended] -= lengths[last[ended], ended]
+        self._returns[ended] -= returns[last[ended], ended]
+        self._whole = self._whole | (last >= 0)
+
+
+def check_gradient_episodes(message: ExperienceMessage, *, num_envs: int, most_reward: float) -> ExperienceMessage:
+    """Return the message; raise `ProtocolError` where its episodes are impossible. Without rewards, returns are only bounded.
+
+    All but one episode of each of the `num_envs` environments began in this message.
+    """
+    lengths, returns = message.arrays["episode_length"].astype(np.int64), message.arrays["episode_return"]
+    if len(lengths) != len(returns) or len(lengths) > message.env_steps:
+        found = f"{len(returns)} returns and {len(lengths)} lengths"
+        raise _contradiction("episodes", found=found, wanted=f"as many of both, at most {message.env_steps}, the env steps")
+    inside = np.sort(lengths)[: max(0, len(lengths) - num_envs)].sum()
+    if (lengths < 1).any() or inside > message.env_steps:
+        raise _contradiction("env steps of episodes", found=lengths.tolist()[:8], wanted=f"{message.env_steps} in this message")
+    if (np.abs(returns) > most_reward * lengths).any():
+        wanted = f"at most {most_reward:g} for each env step"
+        raise _contradiction("return of an episode", found=float(np.abs(returns).max()), wanted=wanted)
+    return message
+
+
+def _gaps(valid: NDArray[np.bool_], start: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return the valid rows [T, B] before a gap, which begins with an invalid row that brings no start.
+
+    An episode that did not end before a gap is never reported.
+    """
+    gaps = np.zeros_like(valid)
+    if not valid.all():
+        gaps[:-1] = valid[:-1] & ~valid[1:] & ~start[2:]
+    return gaps
+
+
+def _ends(arrays: Arrays, over: NDArray[np.bool_], gaps: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return the rows [T, B] after which an episode certainly ended, and those after which it may have: before a gap, or last.
+
+    `over` [T, B]: the valid rows that are marked as ends; `gaps`: those of `_gaps`.
+    A termination that no start and no reset row follows is a lost life; what follows the last row is not in the message.
+    """
+    start, valid = arrays["start"], arrays["valid"]
+    follows = start[1:].copy()
+    follows[:-1] |= ~valid[1:] & start[2:]
+    unknown = gaps.copy()
+    unknown[-1] = True
+    certain = over & (follows | (unknown & arrays["truncated"]))
+    return certain, over & unknown & ~certain
+
+
+def _of_each_end(
+    env: NDArray[Any], lengths: NDArray[np.int64], returns: NDArray[np.float64], whole: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]:
+    """Return length and return of the episode that each end closes, and whether it was received whole.
+
+    `env` is the environment of each end, `lengths` and `returns` are sums from the beginning up to it, in order of the rows.
+    """
+    order = np.argsort(env, kind="stable")
+    again = np.zeros(len(env), np.bool_)  # the environment had an end before, in this message
+    again[1:] = env[order][1:] == env[order][:-1]
+    one, two, seen = lengths[order], returns[order], whole[env[order]]
+    one[1:] -= np.where(again[1:], lengths[order][:-1], 0)
+    two[1:] -= np.where(again[1:], returns[order][:-1], 0.0)
+    back = np.empty_like(order)
+    back[order] = np.arange(len(order))
+    return one[back], two[back], (seen | again)[back]
+
+
+def _chosen(ends: NDArray[Any], certain: NDArray[np.bool_], reports: int, fits: Callable[[int, int], Any]) -> NDArray[Any]:
+    """Return the ends that the reports belong to, in order: all certain ends, and those possible ends that a report fits."""
+    chosen: list[int] = []
+    for end in ends.tolist():
+        if certain[end] or (len(chosen) < reports and bool(fits(len(chosen), end))):
+            chosen.append(end)
+    return np.array(chosen, np.int64)
+
+
+def _only(message: ExperienceMessage, whole: NDArray[np.bool_]) -> ExperienceMessage:
+    if whole.all():
+        return message
+    names = ("episode_return", "episode_length")
+    kept = {name: array[whole] if name in names else array for name, array in message.arrays.items()}
+    return replace(message, arrays=MappingProxyType(kept))
+
+
+def _contradiction(fact: str, *, found: object, wanted: object) -> ProtocolError:
+    return ProtocolError(DropReason.EPISODES, f"{fact} of the message", found=found, wanted=wanted)

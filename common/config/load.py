@@ -1,0 +1,258 @@
+"""Settings from their layers: defaults < YAML (preset or file) < environment < command line.
+
+Every value is YAML wherever it is written, and is then checked strictly against the schema. So `8` is a number in a file and
+`"8"` is text that no number setting accepts; the text after `=` in `ROOKERY_ACTOR__COUNT=8` and `actor.count=8` is YAML too,
+except for a setting that is text, which takes it unchanged. Names of variables are read in lower case.
+
+The caller passes the environment as a mapping.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from importlib import resources
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ValidationError
+
+from common import extensions
+from common.config.errors import config_error, schema_at, settings_class
+from common.config.layers import DEFAULT, Layer, leaves, merge_layers, nest, parse_yaml, source_of
+from common.config.schema import Settings
+from common.errors import ConfigError
+
+ENV_PREFIX = "ROOKERY_"
+COMMAND_LINE = "command line"
+CHOSEN = "chosen for this run"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedSettings:
+    """Checked settings, and the source of each leaf by its dotted key."""
+
+    settings: Settings
+    provenance: Mapping[str, str]
+    inherited: str = ""  # sentence on the target and budget that a run with another environment has from its preset
+
+
+def load_settings(*, preset: str | None, overrides: Sequence[str] = (), environ: Mapping[str, str]) -> LoadedSettings:
+    """Return the settings of `preset` (a name, a path, or None for the defaults), changed by `environ` and `overrides`.
+
+    `overrides` are `section.key=value`. Raises `ConfigError` with all invalid values at once: key, value found, value wanted,
+    source.
+    """
+    stack = [Layer(source=DEFAULT, values=nest(("algorithm", "name"), Settings().algorithm.name))]
+    chosen = list(_preset_layers(find_preset(preset))) if preset else []
+    stack += chosen
+    stack += _environment_layers(environ)
+    stack += [_override_layer(text) for text in overrides]
+    return _named_by_environment(_validated(stack), chosen)
+
+
+def _validated(stack: Sequence[Layer]) -> LoadedSettings:
+    """Merge and check the layers, of which a later one overrides an earlier one."""
+    values, sources = merge_layers(_of_one_algorithm(stack))
+    try:
+        # JSON mode turns lists into tuples and changes no other type.
+        settings = settings_class(values).model_validate_json(json.dumps(values), strict=True)
+    except ValidationError as error:
+        raise config_error(error, values, sources) from error
+    for setting, entry_point in (
+        ("env.entry_point", settings.env.entry_point),
+        ("model.entry_point", settings.model.entry_point),
+    ):
+        if entry_point:
+            extensions.import_attribute(entry_point, setting=setting)
+    provenance = {".".join(path): source_of(path, sources) for path, _ in leaves(settings.model_dump(mode="json"))}
+    return LoadedSettings(settings=settings, provenance=MappingProxyType(provenance))
+
+
+def _named_by_environment(loaded: LoadedSettings, preset: Sequence[Layer]) -> LoadedSettings:
+    """Return `loaded`, named by its environment and algorithm where the environment is not that of its preset."""
+    values, _ = merge_layers(preset)
+    env = values.get("env", {})
+    before, settings = env.get("entry_point") or env.get("id"), loaded.settings
+    if before in (None, settings.env.name) or settings.run.preset != values["run"]["preset"]:
+        return loaded
+    source = preset[0].source
+    kept = [
+        f"target.{key}={value:g}" if isinstance(value, float) else f"target.{key}={value}"
+        for key, value in settings.target
+        if value is not None and loaded.provenance[f"target.{key}"] == source
+    ]
+    what = f"inherited from {source}, which is for {before} and not for {settings.env.name}"
+    inherited = f"{what}: {', '.join(kept)}; set your own where they do not fit" if kept else ""
+    return replace(with_chosen(loaded, {"run.preset": _run_name(settings)}), inherited=inherited)
+
+
+def _run_name(settings: Settings) -> str:
+    """Return environment and algorithm in the characters of a run id, such as `LunarLander-v3-ppo`."""
+    env = settings.env.entry_point.replace(":", ".") or settings.env.id.rpartition(":")[2].rpartition("/")[2]
+    return re.sub(r"[^A-Za-z0-9._]+", "-", f"{env}-{settings.algorithm.name}")
+
+
+def _of_one_algorithm(stack: Sequence[Layer]) -> list[Layer]:
+    """Return the layers without the `algorithm` sections of other algorithms, so that `algorithm.name=impala` is enough."""
+    names = [section.get("name") for layer in stack if isinstance(section := layer.values.get("algorithm"), dict)]
+    selected = next((name for name in reversed(names) if name is not None), None)
+    kept = []
+    for layer in stack:
+        section = layer.values.get("algorithm")
+        other = isinstance(section, dict) and section.get("name", selected) != selected
+        values = {key: value for key, value in layer.values.items() if not (other and key == "algorithm")}
+        kept.append(Layer(source=layer.source, values=values))
+    return kept
+
+
+def with_chosen(loaded: LoadedSettings, chosen: Mapping[str, Any]) -> LoadedSettings:
+    """Return `loaded` with the values that the program chose: `chosen` maps dotted keys to values.
+
+    The source of a value that differs becomes `CHOSEN`.
+    """
+    settings, provenance = loaded.settings, dict(loaded.provenance)
+    for key, value in chosen.items():
+        section, _, name = key.partition(".")
+        before: BaseModel = getattr(settings, section)
+        if getattr(before, name) != value:
+            settings = settings.model_copy(update={section: before.model_copy(update={name: value})})
+            provenance[key] = CHOSEN
+    return replace(loaded, settings=settings, provenance=MappingProxyType(provenance))
+
+
+def with_absolute_key_paths(loaded: LoadedSettings) -> LoadedSettings:
+    """Return `loaded` with absolute paths of the key folders, because a run's config.yaml is read from other folders too."""
+    settings = loaded.settings
+    folders = {
+        "learner.keys": settings.learner.keys,
+        "actor.keys": settings.actor.keys,
+        "evaluator.keys": settings.evaluator.keys,
+        "policy_server.keys": settings.policy_server.keys,
+        "env_worker.keys": settings.env_worker.keys,
+    }
+    absolute = with_chosen(loaded, {key: str(Path(folder).absolute()) for key, folder in folders.items() if folder})
+    return replace(loaded, settings=absolute.settings)  # the sources of the values stay the same
+
+
+def as_yaml(settings: Settings, provenance: Mapping[str, str] | None = None, *, describe: bool = False) -> str:
+    """Return YAML from which `load_settings` gives `settings` again.
+
+    With `provenance` a comment names each value's source; with `describe` a comment above each value describes it.
+    """
+    lines = []
+    for section, values in settings.model_dump(mode="json").items():
+        lines.append(f"{section}:")
+        fields = type(getattr(settings, section)).model_fields
+        for key, value in values.items():
+            path = f"{section}.{key}"
+            if describe and (description := fields[key].description):
+                lines += textwrap.wrap(description, width=118, initial_indent="  # ", subsequent_indent="  # ")
+            sources = sorted({s for p, s in (provenance or {}).items() if p == path or p.startswith(f"{path}.")})
+            lines.append(f"  {key}: {_yaml_value(value)}" + (f"  # {', '.join(sources)}" if sources else ""))
+    return "\n".join(lines) + "\n"
+
+
+def _yaml_value(value: Any) -> str:
+    if isinstance(value, str) and value and "\n" not in value:
+        try:
+            if parse_yaml(value, source="text") == value:
+                return value  # needs no quotes
+        except ConfigError:
+            pass
+    return json.dumps(value, ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """YAML text of a run: a preset of the package, or a user's file."""
+
+    name: str
+    source: str  # as error messages and config.yaml name it
+    text: str
+
+
+def preset_names() -> tuple[str, ...]:
+    """Return the names of the presets in the package, sorted."""
+    files = (entry.name for entry in resources.files("presets").iterdir())
+    return tuple(sorted(name.removesuffix(".yaml") for name in files if name.endswith(".yaml")))
+
+
+def find_preset(name: str) -> Preset:
+    """Return the preset called `name`, or the file where `name` ends in .yaml or .yml.
+
+    Raises `ConfigError` with close matches.
+    """
+    if name.endswith((".yaml", ".yml")):
+        return _read_preset_file(name)
+    names = preset_names()
+    if name not in names:
+        close = get_close_matches(name, names, n=2)
+        fix = f"did you mean {' or '.join(close)}?" if close else "or the path of your own .yaml file"
+        raise ConfigError("unknown preset", found=repr(name), wanted=f"one of {', '.join(names)}", fix=fix)
+    text = (resources.files("presets") / f"{name}.yaml").read_text(encoding="utf-8")
+    return Preset(name=name, source=f"preset {name}", text=text)
+
+
+class PresetHeader(NamedTuple):
+    """The first comment lines of a preset: what it trains, how often that was measured, and its spaces."""
+
+    content: str
+    measured: str
+    spaces: str
+
+
+def preset_header(preset: Preset) -> PresetHeader:
+    """Return the header of a preset of the package: a sentence, then the lines `# Measured: ...` and `# Spaces: ...`."""
+    content, measured, spaces = preset.text.split("\n", 3)[:3]
+    return PresetHeader(content.removeprefix("# "), measured.removeprefix("# Measured: "), spaces.removeprefix("# Spaces: "))
+
+
+def _read_preset_file(name: str) -> Preset:
+    path = Path(name)
+    try:
+        return Preset(name=path.stem, source=f"file {name}", text=path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no UTF-8 text"
+        raise ConfigError(f"configuration file cannot be read: {reason}", found=name, wanted="a readable YAML file") from error
+
+
+def _preset_layers(preset: Preset) -> Iterator[Layer]:
+    values = parse_yaml(preset.text, source=preset.source)
+    if values is not None and not isinstance(values, dict):
+        raise ConfigError(f"{preset.source} holds no sections", found=values, wanted="a mapping such as `env: {id: CartPole-v1}`")
+    yield Layer(source=preset.source, values=nest(("run", "preset"), preset.name))
+    yield Layer(source=preset.source, values=values or {})
+
+
+def _environment_layers(environ: Mapping[str, str]) -> Iterator[Layer]:
+    """Yield a layer for each `ROOKERY_SECTION__KEY`; other names, such as Kubernetes' ROOKERY_LEARNER_PORT, are ignored."""
+    for name in sorted(environ):
+        text = name.removeprefix(ENV_PREFIX).lower()
+        if not name.startswith(ENV_PREFIX):
+            continue
+        if "__" in text:
+            path = tuple(text.split("__"))
+            yield Layer(source=name, values=nest(path, _value(path, environ[name], source=name)))
+            continue
+        section, _, key = text.partition("_")
+        if key and schema_at((section, key), {}):  # a setting that is written with one underscore too few
+            raise ConfigError("environment variable sets nothing", found=name, wanted=f"{ENV_PREFIX}{section}__{key}".upper())
+
+
+def _override_layer(text: str) -> Layer:
+    key, equals, value = text.partition("=")
+    path = tuple(key.split("."))
+    if not equals or not all(path):
+        raise ConfigError("argument is no setting", found=repr(text), wanted="section.key=value, such as env.num_envs=16")
+    return Layer(source=COMMAND_LINE, values=nest(path, _value(path, value, source=f"{COMMAND_LINE} {key}")))
+
+
+def _value(path: tuple[str, ...], text: str, *, source: str) -> Any:
+    schema = schema_at(path, {}) or {}
+    return text if schema.get("type") == "string" else parse_yaml(text, source=source)

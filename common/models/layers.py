@@ -1,0 +1,273 @@
+"""The layers that networks are made of: convolutions, dense layers, heads, and a user's own module.
+
+Orthogonal initialisation with gain sqrt(2), in heads with their own gain, biases 0 (the usual recipe of PPO implementations).
+A network draws its initial weights from its own generator, never from torch's global one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from common import extensions
+from common.envs.spec import IMAGE_RANK, EnvSpec
+from common.errors import ConfigError
+from common.models.arithmetic import autocast_dtype
+from common.models.normalisation import ImageNormalisation, Normalisation, VectorNormalisation
+from common.models.rows import require_independent_rows
+from common.models.spec import ModelSettings, size_after
+
+_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "relu": partial(nn.ReLU, inplace=True),  # it follows a layer that does not need its output again, so it needs no memory
+    "elu": nn.ELU,
+    "tanh": nn.Tanh,
+    "silu": nn.SiLU,
+}
+N = TypeVar("N", bound="Network")
+_SQRT_2, _BYTE = math.sqrt(2.0), 1.0 / 255.0
+_TRIAL_ROWS = 2  # observations on which a user's module is tried
+
+
+class _FirstConv(nn.Conv2d):
+    """A convolution of bytes scaled to 0..1: the scale goes into the weights, which are far fewer than the input.
+
+    bfloat16 holds 0..255 exactly, but not their 255th parts: so it is also more precise.
+    """
+
+    def forward(self, image: Tensor) -> Tensor:
+        """[N, S, H, W] with values 0..255, in the dtype to compute in."""
+        return functional.conv2d(image, self.weight * _BYTE, self.bias, self.stride)
+
+
+class Head(nn.Linear):
+    """A last layer, always computed in float32: rounding logits to bfloat16 would cost percents of the probability ratio."""
+
+    def __init__(self, features: int, outputs: int, *, gain: float) -> None:
+        """`gain` of its initial weights: the scale of the initial outputs."""
+        super().__init__(features, outputs)
+        self.gain = gain
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[N, F] of any float dtype → [N, outputs] float32."""
+        if autocast_dtype(features.device) is not None:
+            with torch.autocast(features.device.type, enabled=False):
+                return self.forward(features)
+        return functional.linear(features.float(), self.weight.float(), self.bias.float())
+
+
+class Trunk(nn.Module):
+    """Observation [N, *input] in the environment's dtype → features [N, F] in the weights' dtype (or autocast's).
+
+    A module of the user replaces the convolutions; it too gets bytes as 0..1, and normalised observations if asked.
+    """
+
+    def __init__(self, settings: ModelSettings, env: EnvSpec) -> None:
+        super().__init__()
+        shape = env.network_input_shape
+        self.normalisation = _normalisation(env) if settings.normalize_observation else None
+        self.reads_bytes = env.observation_dtype == "uint8" and self.normalisation is None
+        self.user = UserModule(settings, shape) if settings.entry_point else None
+        self.conv = nn.Sequential()
+        if self.user is not None:
+            shape = (self.user.features,)
+        elif env.is_image:
+            shape = self._convolve(settings, (math.prod(shape[:-IMAGE_RANK]), *shape[-IMAGE_RANK:]))
+        self.hidden = dense(math.prod(shape), settings.hidden, settings)
+        self.features = settings.hidden[-1] if settings.hidden else math.prod(shape)
+
+    def _convolve(self, settings: ModelSettings, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Build the convolutions of images of `shape` [channels of all stacked images, H, W]; return the shape they make."""
+        layers = settings.convolutions(shape[1:])
+        inputs = shape[0]
+        for channels, kernel, stride in layers:
+            layer = _FirstConv if self.reads_bytes and not self.conv else nn.Conv2d
+            self.conv.append(layer(inputs, channels, kernel, stride))
+            self.conv.append(_ACTIVATIONS[settings.activation]())
+            inputs = channels
+        return (inputs, *size_after(layers, shape[1:]))
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """See the class."""
+        dtype = _compute_dtype(self, observation.device)
+        x = observation.to(dtype) if self.normalisation is None else self.normalisation(observation, dtype)
+        if self.conv:
+            # channels_last makes training in float32 a quarter faster. Flattening in that order copies nothing.
+            x = x.flatten(1, -1 - IMAGE_RANK)  # stacked images of several channels become one image
+            x = self.conv(x.contiguous(memory_format=torch.channels_last)).permute(0, 2, 3, 1)
+        elif self.reads_bytes:
+            x = x * _BYTE
+        if self.user is not None:
+            x = self.user(x)
+        features: Tensor = self.hidden(x.flatten(1))
+        return features
+
+
+class Network(nn.Module):
+    """Base of whole networks, with one or more trunks."""
+
+    @property
+    def normalizes_vectors(self) -> bool:
+        """Return whether `set_moments` has an effect."""
+        return any(isinstance(module, VectorNormalisation) for module in self.modules())
+
+    def calibrate(self, frames: Tensor) -> None:
+        """Fix the normalisation of images by example frames [N, *frame]; no effect where the network has none."""
+        for module in self.modules():
+            if isinstance(module, ImageNormalisation):
+                module.calibrate(frames)
+
+    def set_moments(self, mean: Tensor, std: Tensor) -> None:
+        """Normalise vectors by these moments [*frame] float64; no effect where the network does not normalise them."""
+        for module in self.modules():
+            if isinstance(module, VectorNormalisation):
+                module.set_moments(mean, std)
+
+
+def _normalisation(env: EnvSpec) -> Normalisation:
+    return (ImageNormalisation if env.is_image else VectorNormalisation)(env.observation_shape)
+
+
+def dense(features: int, widths: Sequence[int], settings: ModelSettings) -> nn.Sequential:
+    """Fully connected layers of these `widths`, each followed by the activation; [N, features] passes unchanged where none.
+
+    `layer_norm` comes between the two (Ba et al. 2016, arXiv:1607.06450): the next layer's input has the same scale whatever the
+    weights and the observation are, which bounds the values of unseen observations (Ball et al. 2023, arXiv:2302.02948).
+    """
+    layers = nn.Sequential()
+    for width in widths:
+        layers.append(nn.Linear(features, width))
+        if settings.layer_norm:
+            layers.append(nn.LayerNorm(width))
+        layers.append(_ACTIVATIONS[settings.activation]())
+        features = width
+    return layers
+
+
+def initialised(make: Callable[[], N], env: EnvSpec, *, seed: int) -> N:
+    """The network that `make` describes, float32, its weights drawn from `seed`. Raises ConfigError for spaces without one."""
+    _require_vector_actions(env)
+    with torch.random.fork_rng(devices=()):  # a user's module draws from torch's global generator
+        torch.default_generator.manual_seed(seed)
+        net = make()
+    _initialise(net, torch.Generator().manual_seed(seed))
+    return net
+
+
+def outlined(make: Callable[[], N], env: EnvSpec) -> N:
+    """The network that `make` describes, without storage. Raises ConfigError for spaces without one."""
+    _require_vector_actions(env)
+    with torch.random.fork_rng(devices=()), torch.device("meta"):
+        return make()
+
+
+def _require_vector_actions(env: EnvSpec) -> None:
+    if len(env.action.shape) > 1:
+        raise _no_network(env)
+
+
+def _no_network(env: EnvSpec) -> ConfigError:
+    return ConfigError(
+        "no network for these spaces",
+        found=f"observations {env.observation_shape}, actions {env.action.shape}",
+        wanted="actions that are numbers or vectors",
+        fix="flatten them in your env.entry_point",
+    )
+
+
+def _compute_dtype(module: nn.Module, device: torch.device) -> torch.dtype:
+    """Return the dtype the layers compute in: converting the input to it at once saves autocast a second pass over it."""
+    return autocast_dtype(device) or next((parameter.dtype for parameter in module.parameters()), torch.float32)
+
+
+def _initialise(net: Network, generator: torch.Generator) -> None:
+    """Orthogonal weights (Saxe et al. 2013, arXiv:1312.6120), zero biases, deviation 1; a user's module keeps its weights."""
+    for module in _own_modules(net):
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            gain = module.gain if isinstance(module, Head) else _SQRT_2
+            nn.init.orthogonal_(module.weight, gain, generator=generator)
+        if isinstance(module, nn.Conv2d):
+            module.weight.data = module.weight.contiguous(memory_format=torch.channels_last)
+        if isinstance(module, ImageNormalisation | VectorNormalisation):
+            module.reset_parameters()
+        for name, parameter in module.named_parameters(recurse=False):
+            if name == "bias":
+                nn.init.zeros_(parameter)
+
+
+def _own_modules(module: nn.Module) -> Iterator[nn.Module]:
+    """As `module.modules()`, without modules of the user."""
+    yield module
+    for child in module.children():
+        if not isinstance(child, UserModule):
+            yield from _own_modules(child)
+
+
+class UserModule(nn.Module):
+    """The module that `model.entry_point` builds, its output flattened: [N, *shape] of any float dtype → [N, features]."""
+
+    def __init__(self, settings: ModelSettings, shape: tuple[int, ...]) -> None:
+        """Call `model.entry_point` with `shape` and `model.kwargs`; its initial weights stay as they are.
+
+        Raises ConfigError where the call fails, or its result is no module, takes no such observations, or mixes the rows of a
+        batch.
+        """
+        super().__init__()
+        name = settings.entry_point
+        function = extensions.import_attribute(name, setting="model.entry_point")
+        with torch.device("cpu"):  # not on "meta": the module is run once, and may compute while it is built
+            build = extensions.bind_arguments(function, shape, entry_point=name, setting="model.kwargs", kwargs=settings.kwargs)
+            try:
+                module = build()
+            except Exception as error:
+                found = f"{type(error).__name__}: {error}"
+                wanted = f"a torch.nn.Module for observations of shape {shape}"
+                raise ConfigError(f"{name} fails when it is called", found=found, wanted=wanted) from error
+            if not isinstance(module, nn.Module):
+                raise ConfigError(f"{name} made no network", found=type(module), wanted="a torch.nn.Module")
+            _require_no_buffers(module, name)
+            self.module = module
+            self.features = math.prod(_trial_output(module, shape, name).shape[1:])
+            require_independent_rows(module, shape, name)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """See the class."""
+        features: Tensor = self.module(observation)
+        return features.flatten(1)
+
+
+def _require_no_buffers(module: nn.Module, name: str) -> None:
+    """Refuse buffers: a snapshot carries parameters alone, so a buffer could differ between learner and actors."""
+    buffers = sorted(module.state_dict().keys() - {name for name, _ in module.named_parameters(remove_duplicate=False)})
+    if buffers:
+        raise ConfigError(
+            f"{name} has state that no snapshot carries",
+            found=f"buffers {', '.join(buffers)}",
+            wanted="parameters alone",
+            fix="register them with persistent=False where they never change, else use parameters, or LayerNorm for BatchNorm",
+        )
+
+
+def _trial_output(module: nn.Module, shape: tuple[int, ...], name: str) -> Tensor:
+    """Return the output of the module for observations of zeros."""
+    wanted = f"features [N, F] of floats for observations {('N', *shape)}"
+    try:
+        with torch.no_grad():
+            output = module(torch.zeros(_TRIAL_ROWS, *shape))
+    except Exception as error:
+        raise ConfigError(f"{name} fails on an observation", found=f"{type(error).__name__}: {error}", wanted=wanted) from error
+    if (
+        isinstance(output, Tensor)
+        and output.is_floating_point()
+        and output.ndim > 1
+        and len(output) == _TRIAL_ROWS
+        and output.numel()
+    ):
+        return output
+    found = f"{output.dtype} {tuple(output.shape)} of {_TRIAL_ROWS}" if isinstance(output, Tensor) else str(type(output))
+    raise ConfigError(f"{name} makes no features", found=found, wanted=wanted)

@@ -1,0 +1,305 @@
+"""Checks of the learner: it runs, trains, has enough and not too much experience, and saves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from common.observability import learner_metrics as learner
+from common.observability import promql
+from common.observability.bottleneck import percent
+from common.observability.checks.base import COUNT, PERCENT, TRAINS, Check, Threshold
+from common.observability.compare import ACTOR, Deployment
+from common.observability.rules import ALL, ENV_FRAMES, LEARNER_WAITS, QUEUE_FILL
+from common.observability.worker_metrics import ACTOR_ENV_STEPS
+
+
+def _waits(run: Deployment) -> float:
+    return run.learner.shares.get("wait", 0.0)
+
+
+def stands_still(run: Deployment) -> bool:
+    """Return whether the learner waits while nothing moves: no update, no experience, no env step."""
+    arrived = sum(run.learner.grew(learner.MESSAGES_RECEIVED, kind) for kind in ("trajectory", "gradient"))
+    moved = run.learner.grew(learner.UPDATES) or arrived or sum(actor.grew(ACTOR_ENV_STEPS) for actor in run.actors)
+    return not moved and STARVED_SHARE.passed(_waits(run))
+
+
+# --- it runs and trains ---
+
+
+def _unreachable(run: Deployment) -> Iterator[str]:
+    if run.learner.after.unreachable:
+        yield f"{run.learner.title} does not answer: {run.learner.after.unreachable}; see its log"
+
+
+HAS_ENDED = f"last_over_time({learner.ENDED}[1d]) == 1"
+
+DOWN = Check(
+    name="LearnerDown",
+    sentence="The learner does not answer",
+    promql=f'up{{job="learner"}} == 0 unless on (namespace, instance) {HAS_ENDED}\n'
+    f'or count by (namespace) (up{{job=~"actor|evaluator"}}) unless on (namespace) up{{job="learner"}} '
+    f"unless on (namespace) {HAS_ENDED}",
+    lasting="2m",
+    severity="critical",
+    detail="Workers run, and no learner answers Prometheus: nothing is trained.",
+    predicate=_unreachable,
+    while_training=False,
+    runbook="""\
+1. Does the process run? Its last log lines give the reason why it ended; exit code 2 is one line about a setting, port, folder or
+   checkpoint.
+2. It resumes from its newest checkpoint when it is started again, and the actors reconnect by themselves: do not restart them.
+3. If it runs and is not scraped, check the network and `metrics.host`, which must not be loopback.
+4. After the end of a run it is silent for a day, if Prometheus has scraped `rookery_learner_ended` before the learner exited. If
+   the end of a run takes less than a scrape interval, let the learner linger (`--linger`).
+""",
+)
+
+STALLED_SECONDS = 300
+
+
+def _stalled(run: Deployment) -> Iterator[str]:
+    if not stands_still(run):
+        return
+    seconds = f"no update in {run.learner.seconds:.0f} s"
+    if not run.learner.now(learner.WORKERS_CONNECTED, ACTOR):
+        yield f"{seconds}: no actor is connected; start one with `rookery actor --learner ...`"
+    else:
+        yield f"{seconds}: actors are connected and send nothing; look at their logs"
+
+
+STALLED = Check(
+    name="LearnerStalled",
+    sentence="The learner trains on nothing although actors are connected",
+    promql=f"sum by (namespace) (increase({learner.UPDATES}[{STALLED_SECONDS}s]))",
+    threshold=Threshold(
+        value=STALLED_SECONDS,
+        unit="seconds without an update",
+        why="as long as a gradient step may take before the learner itself counts it as hung",
+    ),
+    condition="== 0",
+    only=[TRAINS, f'and on (namespace) {learner.WORKERS_CONNECTED}{{role="actor"}} > 0'],
+    lasting="2m",
+    severity="critical",
+    detail=f"No update in {STALLED_SECONDS} s.",
+    predicate=_stalled,
+    runbook="""\
+1. `/healthz` of the learner names a gradient step that hangs.
+2. Dashboard Learner, "Phases". All `wait`: no batch fills. In lockstep one actor is missing; else check whether actors play
+   (dashboard Actors) and whether their messages are refused (dashboard Transport).
+3. All `checkpoint`: the disk does not answer.
+""",
+)
+
+# --- experience arrives as fast as it is trained on ---
+
+STARVED_SHARE = Threshold(
+    value=0.5,
+    unit="share of time",
+    why="a learner that waits more could train twice as much: the better half of its machine is idle",
+)
+
+
+def _starved(run: Deployment) -> Iterator[str]:
+    if STARVED_SHARE.passed(_waits(run)) and not stands_still(run):
+        yield f"the learner waits {percent(_waits(run))} of its time for experience; the bottleneck says why"
+
+
+STARVED = Check(
+    name="LearnerStarved",
+    sentence="The learner mostly waits for experience",
+    promql=str(LEARNER_WAITS),
+    threshold=STARVED_SHARE,
+    only=[TRAINS],
+    lasting="10m",
+    detail=f"It waits {PERCENT} of its time: more actors would make the run faster.",
+    predicate=_starved,
+    runbook="""\
+1. Dashboard Overview, "Actors connected and wanted": start as many as are wanted, if there are cores for them.
+2. Dashboard Actors, "Phases of all actors": a large `env` or `act` is work; a large `snapshot` or `encode` is a slow network,
+   or too short a rollout.
+3. Actors that wait for credit at the same time make the run pace-bound: raise `learner.credits`, or lower `learner.batch`.
+4. In lockstep it is the price: raise `actor.count`, or accept it.
+""",
+)
+SATURATED = Check(
+    name="QueueSaturated",
+    sentence="Actors make more than the learner can train on",
+    promql=str(QUEUE_FILL),
+    threshold=Threshold(
+        value=0.9,
+        unit="share of the queue's capacity",
+        why="nearly every credit is used up: more actors would only wait",
+    ),
+    only=[TRAINS],
+    lasting="10m",
+    severity="info",
+    detail=f"Its queue is {PERCENT} full: fewer actors would do.",
+    runbook="""\
+No fault: cores of actors are idle. Run fewer actors, or give the learner more (a GPU, `learner.torch_threads`, a smaller network,
+fewer epochs).
+""",
+)
+SLOWED = Check(
+    name="ThroughputDropped",
+    sentence="The run has become much slower",
+    promql=f"{ENV_FRAMES} / quantile_over_time(0.5, {ENV_FRAMES}[1h])",
+    threshold=Threshold(
+        value=0.5,
+        unit="share of the median of the last hour",
+        why="evaluations and checkpoints cost a few per cent; half is a lost machine or a throttled one",
+        below=True,
+    ),
+    only=[TRAINS],
+    lasting="10m",
+    detail=f"It trains on {PERCENT} of the frames per second of the last hour's median.",
+    runbook="""\
+1. Were actors removed, by hand or by an autoscaler? Then nothing is wrong.
+2. Dashboard Overview, "Bottleneck": if actor-bound, look at the actors; if learner-bound, at the learner's phases and CPU.
+3. Another tenant on the machine shows as less CPU for the same processes.
+""",
+)
+
+# --- its numbers are finite ---
+
+NONFINITE_STEPS = f'{learner.TRAINING_METRIC}{{name="nonfinite_steps"}}'
+LEFT_OUT = Threshold(
+    value=0,
+    unit="gradient steps left out of an update",
+    why="a loss that is NaN or infinite seldom comes alone",
+)
+
+
+def _non_finite(run: Deployment) -> Iterator[str]:
+    if LEFT_OUT.passed(run.learner.now(learner.TRAINING_METRIC, "nonfinite_steps")):
+        yield "gradients are not finite and left out; lower algorithm.learning_rate"
+
+
+NON_FINITE = Check(
+    name="NonFiniteLoss",
+    sentence="The loss or its gradient is not finite",
+    promql=f"max_over_time({NONFINITE_STEPS}[5m])",
+    threshold=LEFT_OUT,
+    only=[TRAINS],
+    detail=f"{COUNT} gradient steps of one update were left out.",
+    predicate=_non_finite,
+    runbook="""\
+The weights are intact: such a step is not taken. Lower `algorithm.learning_rate`, check the scale of rewards and observations
+(`model.normalize_observation`), and, where every step is left out, resume from an earlier checkpoint.
+""",
+)
+NEVER_FINITE = Check(
+    name="TrainingNotFinite",
+    sentence="Every update leaves out gradient steps",
+    promql=f"min_over_time({NONFINITE_STEPS}[5m])",
+    threshold=LEFT_OUT,
+    only=[TRAINS],
+    lasting="5m",
+    severity="critical",
+    detail="No update of the last 5 minutes had a finite loss and gradient in all its steps.",
+    runbook="""\
+The run makes little or no progress: see [NonFiniteLoss](#nonfiniteloss).
+1. `rookery_learner_messages_dropped_total`, reasons `out_of_range` and `non_finite`: the environment of an actor is broken.
+2. Else the weights are: lower `algorithm.learning_rate` and resume from an earlier checkpoint.
+""",
+)
+
+# --- it saves ---
+
+CHECKPOINT_AGE = Threshold(
+    value=2.5,
+    unit="checkpoint intervals",
+    why="one may be missed behind a long update; two are a fault",
+)
+
+
+def _old_checkpoint(run: Deployment) -> Iterator[str]:
+    last, every = run.learner.now(learner.CHECKPOINT_LAST_SUCCESS), run.learner.now(learner.CHECKPOINT_INTERVAL)
+    age = run.learner.after.at - (last or run.learner.now("process_start_time_seconds"))
+    if every and CHECKPOINT_AGE.passed(age / every):
+        yield f"the last one is {age:,.0f} s old, wanted every {every:,.0f} s; look at the disk"
+
+
+CHECKPOINT_OLD = Check(
+    name="CheckpointTooOld",
+    sentence="The newest checkpoint is old",
+    promql=f"({promql.checkpoint_age(ALL)})\n/ {learner.CHECKPOINT_INTERVAL}",
+    threshold=CHECKPOINT_AGE,
+    only=[TRAINS],
+    lasting="5m",
+    detail='It is {{ $value | printf "%.1f" }} times checkpoint.every_seconds old: so much is lost on a kill.',
+    predicate=_old_checkpoint,
+    runbook="""\
+1. If [CheckpointFailing](#checkpointfailing) fires too, follow its steps.
+2. A checkpoint waits for the update that runs. If updates are longer than `checkpoint.every_seconds`, raise it.
+""",
+)
+
+
+def _failed_checkpoints(run: Deployment) -> Iterator[str]:
+    if failed := run.learner.grew(learner.CHECKPOINT_FAILURES):
+        yield f"{failed:.0f} could not be written; look at the disk and the learner's log"
+
+
+CHECKPOINT_FAILING = Check(
+    name="CheckpointFailing",
+    sentence="Checkpoints cannot be written",
+    promql=f"increase({learner.CHECKPOINT_FAILURES}[15m])",
+    threshold=Threshold(value=0, unit="checkpoints that failed", why="a disk that refuses one refuses the next"),
+    severity="critical",
+    detail=f"{COUNT} failed in 15 minutes: what is trained from here on is lost on a kill.",
+    predicate=_failed_checkpoints,
+    runbook="""\
+The learner's log has the reason. Free space on the disk or the volume; the learner tries again after
+`checkpoint.every_seconds`. Do not stop the learner before a checkpoint succeeds: a stop that cannot save exits with 2.
+""",
+)
+
+# --- it will reach its target ---
+
+BUDGET_SPENT = Threshold(
+    value=0.95,
+    unit="share of the env step budget",
+    why="with a twentieth of the budget left there is time to raise it, and little hope of the return without that",
+)
+
+
+def _short_of_target(run: Deployment) -> Iterator[str]:
+    now = run.learner.now
+    spent = now(learner.LEDGER_ENV_STEPS, "trained") / (now(learner.ENV_STEPS_PLANNED) or math.nan)
+    mean, target = now(learner.EPISODE_RETURN_MEAN), now(learner.TARGET_RETURN)
+    if BUDGET_SPENT.passed(spent) and mean < target:
+        seen = f"{percent(spent)} of the env steps are spent, and the mean return is {mean:.4g} of {target:.4g}"
+        yield f"{seen}; raise target.env_steps"
+
+
+SHORT_OF_TARGET = Check(
+    name="TargetNotReached",
+    sentence="The env step budget is nearly spent and the return is below the target",
+    promql=f'sum by (namespace) ({learner.LEDGER_ENV_STEPS}{{state="trained"}})\n'
+    f"/ sum by (namespace) ({learner.ENV_STEPS_PLANNED})",
+    threshold=BUDGET_SPENT,
+    only=[TRAINS, f"and on (namespace) {learner.EPISODE_RETURN_MEAN} < on (namespace) {learner.TARGET_RETURN}"],
+    lasting="1m",
+    severity="info",
+    detail=f"{PERCENT} of the env steps are spent.",
+    predicate=_short_of_target,
+    runbook="""\
+1. Dashboard Overview, "Return": if it still rises, let the run end and resume it with a larger `target.env_steps`.
+2. If it does not rise, compare the settings with the preset of a similar environment: more env steps alone will not help.
+""",
+)
+
+CHECKS = (
+    DOWN,
+    STALLED,
+    STARVED,
+    SATURATED,
+    SLOWED,
+    SHORT_OF_TARGET,
+    NON_FINITE,
+    NEVER_FINITE,
+    CHECKPOINT_OLD,
+    CHECKPOINT_FAILING,
+)

@@ -1,0 +1,245 @@
+"""Two scrapes of a deployment, and the rates, shares and the bottleneck of the time between them. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from common.observability import learner_metrics as learner
+from common.observability import worker_metrics as worker
+from common.observability.bottleneck import NO_QUOTA, Quota, Verdict, find_bottleneck
+from common.observability.cpu_limit import QUOTA_STATES
+from common.observability.metrics import Metric
+from common.units import Seconds
+
+LEARNER, ACTOR, EVALUATOR = "learner", "actor", "evaluator"
+ROLES = (LEARNER, ACTOR, EVALUATOR)
+EXPERIENCE = ("trajectory", "gradient")
+"""Kinds of message that wait for an acknowledgement."""
+
+Samples: TypeAlias = Mapping[tuple[str, str], float]
+"""Metrics of one service: (name, value of its first label or "") -> value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSample:
+    """One service at one moment. Without `samples`, `unreachable` is the reason."""
+
+    at: Seconds  # Unix time
+    role: str = ""  # "" where it is not known
+    samples: Samples = field(default_factory=lambda: MappingProxyType({}))
+    unhealthy: str = ""  # the fault that /healthz reports
+    unreachable: str = ""
+    foreign: bool = False  # an HTTP server answers that is no rookery service
+
+
+Scrape: TypeAlias = Mapping[str, ServiceSample]
+"""A sample of each service of a deployment, by name or address."""
+
+
+def by_label(samples: Samples, name: str) -> dict[str, float]:
+    """Return the values of one metric by the value of its label, such as seconds by phase."""
+    return {label: value for (sample, label), value in samples.items() if sample == name}
+
+
+def role_of(samples: Samples) -> str:
+    """Return the role of the service that exports these; "" where it is no rookery service."""
+    return next((role for role in ROLES if (f"rookery_{role}_policy_version", "") in samples), "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """One service over the time from `before` to `after`.
+
+    A metric that several services have, such as `policy_version`, may be given as that of any of them.
+    """
+
+    name: str
+    role: str
+    before: ServiceSample
+    after: ServiceSample
+
+    @property
+    def title(self) -> str:
+        """Return the name, with the role where the name does not contain it."""
+        return self.name if self.role in self.name else f"{self.role} {self.name}"
+
+    @property
+    def seconds(self) -> Seconds:
+        """Return the time between the two samples."""
+        return self.after.at - self.before.at
+
+    @property
+    def measured(self) -> bool:
+        """Return whether there is a sample at both ends of a time that is long enough to divide by."""
+        return bool(self.before.samples and self.after.samples) and self.seconds > 0
+
+    @property
+    def restarted(self) -> bool:
+        """Return whether the process at the end is another than at the beginning."""
+        return self.measured and self.now("process_start_time_seconds") > self.then("process_start_time_seconds")
+
+    def now(self, metric: Metric[Any] | str, label: str = "") -> float:
+        """Return the value at the end; NaN where there is none."""
+        return self.after.samples.get((self._full(metric), label), math.nan)
+
+    def then(self, metric: Metric[Any] | str, label: str = "") -> float:
+        """Return the value at the beginning; NaN where there was none."""
+        return self.before.samples.get((self._full(metric), label), math.nan)
+
+    def grew(self, metric: Metric[Any] | str, label: str = "") -> float:
+        """Return the growth of a counter. One that fell has started again at 0, with its process."""
+        if not self.measured:
+            return 0.0
+        now, then = self.now(metric, label), self.then(metric, label)
+        return 0.0 if math.isnan(now) else now - then if now >= then else now
+
+    def rate(self, metric: Metric[Any] | str, label: str = "") -> float:
+        """Return the growth of a counter per second."""
+        return self.grew(metric, label) / self.seconds if self.measured else 0.0
+
+    def mean(self, histogram: Metric[Any]) -> float:
+        """Return the mean of the observations of a histogram; NaN of none."""
+        name = self._full(histogram)
+        count = self.grew(f"{name}_count")
+        return self.grew(f"{name}_sum") / count if count else math.nan
+
+    def grew_by_label(self, metric: Metric[Any]) -> dict[str, float]:
+        """Return the growth of a counter by the value of its label."""
+        return {label: self.grew(metric, label) for label in by_label(self.after.samples, self._full(metric))}
+
+    @property
+    def phases(self) -> dict[str, Seconds]:
+        """Return the seconds that the loop spent in each phase."""
+        return self.grew_by_label(learner.PHASE_SECONDS)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Return the shares of the phases in their sum; empty before anything was measured."""
+        return shares(self.phases)
+
+    @property
+    def experience_sent(self) -> float:
+        """Return the number of experience messages sent."""
+        return sum(self.grew(worker.ACTOR_MESSAGES_SENT, kind) for kind in EXPERIENCE)
+
+    def _full(self, metric: Metric[Any] | str) -> str:
+        return metric if isinstance(metric, str) else f"rookery_{self.role}_{metric.short}"
+
+
+def shares(seconds: Mapping[str, Seconds]) -> dict[str, float]:
+    """Return the parts of a sum; empty where that is 0."""
+    whole = sum(seconds.values())
+    return {name: part / whole for name, part in seconds.items()} if whole > 0 else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """All services that were scraped, over one time."""
+
+    services: tuple[Service, ...]
+
+    @property
+    def known_learner(self) -> Service | None:
+        """Return the learner, reachable or not; None where none is known."""
+        return next((service for service in self.services if service.role == LEARNER), None)
+
+    @property
+    def ranks(self) -> list[Service]:
+        """Return all learners: one, or the ranks of one."""
+        return [service for service in self.services if service.role == LEARNER]
+
+    @property
+    def learner(self) -> Service:
+        """Return the learner, reachable or not. AssertionError where none is known."""
+        found = self.known_learner
+        assert found is not None
+        return found
+
+    @property
+    def actors(self) -> list[Service]:
+        """Return the actors that were measured."""
+        return [service for service in self.services if service.role == ACTOR and service.measured]
+
+    @property
+    def actor_phases(self) -> dict[str, Seconds]:
+        """Return the seconds of all actors together in each phase."""
+        spent: defaultdict[str, Seconds] = defaultdict(float)
+        for actor in self.actors:
+            for phase, seconds in actor.phases.items():
+                spent[phase] += seconds
+        return dict(spent)
+
+    @property
+    def unacknowledged_seconds(self) -> float:
+        """Return the seconds that messages waited for their acknowledgement, summed over messages."""
+        return sum(actor.grew(worker.ACTOR_UNACKNOWLEDGED_SECONDS) for actor in self.actors)
+
+    @property
+    def wire(self) -> float:
+        """Return the share of that time outside the queue of the learner; 0 where not all actors were measured."""
+        found, seconds = self.known_learner, self.unacknowledged_seconds
+        connected = sum(rank.now(learner.WORKERS_CONNECTED, ACTOR) for rank in self.ranks)
+        if not (found and seconds and len(self.actors) >= connected):
+            return 0.0
+        return min(1.0, max(0.0, 1.0 - sum(rank.grew(learner.QUEUE_SECONDS) for rank in self.ranks) / seconds))
+
+    @property
+    def learner_cpu_lost(self) -> float:
+        """Return the share of its time in which the learner computes and has no core; NaN where that is unknown."""
+        phases = self.learner.phases
+        computes, whole = sum(phases.get(phase, 0.0) for phase in learner.COMPUTING), sum(phases.values())
+        if math.isnan(self.learner.now(learner.COMPUTING_CPU_SECONDS)) or not whole:
+            return math.nan
+        return max(0.0, computes - self.learner.grew(learner.COMPUTING_CPU_SECONDS)) / whole
+
+    @property
+    def actors_cpu_lost(self) -> float:
+        """Return the share of their time in which actors have work for a core and have none; NaN where that is unknown.
+
+        An environment may wait for a simulator of its own. So the seconds without a core for each CPU second are taken from the
+        phases that only compute, and hold for all CPU seconds of the processes.
+        """
+        phases = self.actor_phases
+        computes, whole = sum(phases.get(phase, 0.0) for phase in worker.ACTOR_COMPUTING), sum(phases.values())
+        got, used = (
+            sum(actor.grew(metric) for actor in self.actors)
+            for metric in (worker.ACTOR_COMPUTING_CPU_SECONDS, "process_cpu_seconds_total")
+        )
+        return min(1.0, max(0.0, used * (computes / got - 1.0)) / whole) if got and whole else math.nan
+
+    def quota(self, role: str) -> Quota:
+        """Return the CPU limit of the containers of a role: cores of the smallest, share of the throttled periods of all."""
+        measured = [service for service in self.services if service.role == role and service.measured]
+        limits = [cores for service in measured if not math.isnan(cores := service.now(learner.CPU_LIMIT_CORES))]
+        throttled, free = (sum(service.grew(learner.CPU_LIMIT_PERIODS, state) for service in measured) for state in QUOTA_STATES)
+        return Quota(min(limits), throttled / (throttled + free)) if limits and throttled else NO_QUOTA
+
+    @property
+    def bottleneck(self) -> Verdict:
+        """Return the bottleneck of this time."""
+        found = self.known_learner
+        return find_bottleneck(
+            learner=found.phases if found else {},
+            actors=self.actor_phases,
+            wire=self.wire,
+            learner_cpu_lost=self.learner_cpu_lost if found else math.nan,
+            actors_cpu_lost=self.actors_cpu_lost,
+            learner_quota=self.quota(LEARNER),
+            actors_quota=self.quota(ACTOR),
+        )
+
+
+def compare(before: Scrape, after: Scrape) -> Deployment:
+    """Return the deployment between two scrapes. A service in `after` alone was not measured; one in `before` alone is gone."""
+    services = []
+    for name in {**before, **after}:
+        end = after.get(name) or ServiceSample(at=before[name].at, unreachable="it is gone")
+        begin = before.get(name, end)
+        role = end.role or begin.role
+        services.append(Service(name=name, role=role, before=begin, after=end))
+    return Deployment(tuple(sorted(services, key=lambda service: ROLES.index(service.role) if service.role else len(ROLES))))

@@ -1,0 +1,146 @@
+"""Metrics of the policy server, besides those of an actor, and of the env worker, and the state that they are read from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from common.observability.metrics import Metric, Phases, build_info, kinds, run_info
+from common.observability.worker_metrics import ACTOR_METRICS, ActorStats, LinkStats, connection_metrics
+from common.protocol.messages import Act, Credit, Drain, Goodbye, Hello, Observe, Refusal, Report, Welcome
+from common.units import EnvSteps, Seconds
+
+ENV_WORKER_PHASES = ("env", "encode", "wait")
+ENV_WORKER_SENT = kinds(Hello, Observe, Report, Goodbye)
+ENV_WORKER_RECEIVED = POLICY_SERVER_SENT = kinds(Welcome, Refusal, Credit, Act, Drain)
+
+
+@dataclass(slots=True, kw_only=True)
+class PolicyServerStats(ActorStats):
+    """Counters of a policy server: those of an actor, and those of its env workers. Its loop alone writes them."""
+
+    env_workers: int = 0
+    rows_waiting: int = 0
+    steps: int = 0
+    wait_seconds: Seconds = 0.0
+    gap_rows: int = 0
+    env_workers_lost: int = 0
+    refused: int = 0
+    env_sent: Counter[str] = field(default_factory=Counter)  # messages to env workers by kind
+
+
+@dataclass(slots=True, kw_only=True)
+class EnvWorkerStats:
+    """Counters of an env worker. Its loop alone writes them; any thread may read."""
+
+    phases: Phases = field(default_factory=lambda: Phases(ENV_WORKER_PHASES))
+    run: tuple[str, ...] = ()  # labels of the run
+    link: LinkStats = field(default_factory=LinkStats)
+    env_steps: EnvSteps = 0
+    frame_skip: int = 1
+    resets: int = 0
+
+
+class PolicyServerMetric(Metric[PolicyServerStats]):
+    """Metric of a policy server."""
+
+
+class EnvWorkerMetric(Metric[EnvWorkerStats]):
+    """Metric of an env worker."""
+
+
+# --- policy server ---
+
+ENV_WORKERS = PolicyServerMetric(
+    "rookery_policy_server_env_workers",
+    "gauge",
+    "Slots that an env worker holds. Below policy_server.workers the rows of the other slots are invalid.",
+    read=lambda stats: stats.env_workers,
+)
+ROWS_WAITING = PolicyServerMetric(
+    "rookery_policy_server_rows_waiting",
+    "gauge",
+    "Environments that were sent an action and have not answered, ten times a second at most.",
+    read=lambda stats: stats.rows_waiting,
+)
+STEPS = PolicyServerMetric(
+    "rookery_policy_server_steps_total",
+    "counter",
+    "Rows of rollouts, each of all environments: batches that the policy acted on.",
+    read=lambda stats: stats.steps,
+)
+WAIT_SECONDS = PolicyServerMetric(
+    "rookery_policy_server_wait_seconds_total",
+    "counter",
+    "Seconds from sending actions until the row was complete or its window was over. Divided by the steps it is the window "
+    "time of one step, in which the policy does not act.",
+    read=lambda stats: stats.wait_seconds,
+)
+GAP_ROWS = PolicyServerMetric(
+    "rookery_policy_server_gap_rows_total",
+    "counter",
+    "Rows of single environments that no env worker brought, because it was late, lost or not there yet. They are invalid and in "
+    "no ledger.",
+    read=lambda stats: stats.gap_rows,
+)
+ENV_WORKERS_LOST = PolicyServerMetric(
+    "rookery_policy_server_env_workers_lost_total",
+    "counter",
+    "Env workers that lost their slot without a Goodbye: connection closed, or silent.",
+    read=lambda stats: stats.env_workers_lost,
+)
+MESSAGES_REFUSED = PolicyServerMetric(
+    "rookery_policy_server_messages_refused_total",
+    "counter",
+    "Messages of env workers that could not be decoded, or had unusable arrays.",
+    read=lambda stats: stats.refused,
+)
+POLICY_SERVER_MESSAGES_SENT = PolicyServerMetric(
+    "rookery_policy_server_messages_sent_total",
+    "counter",
+    "Messages to env workers that were handed to the transport.",
+    read=lambda stats: stats.env_sent,
+    labels={"kind": POLICY_SERVER_SENT},
+)
+
+# --- env worker ---
+
+ENV_WORKER_ENV_STEPS = EnvWorkerMetric(
+    "rookery_env_worker_env_steps_total",
+    "counter",
+    "Env steps played. Excludes reset rows; includes steps whose answer came too late for the policy server.",
+    read=lambda stats: stats.env_steps,
+)
+ENV_WORKER_ENV_FRAMES = EnvWorkerMetric(
+    "rookery_env_worker_env_frames_total",
+    "counter",
+    "Emulator frames of those env steps: env steps times the frame skip.",
+    read=lambda stats: stats.env_steps * stats.frame_skip,
+)
+ENV_WORKER_RESETS = EnvWorkerMetric(
+    "rookery_env_worker_resets_total",
+    "counter",
+    "Times that the policy server let all environments of this env worker begin anew: at the start, and after each gap.",
+    read=lambda stats: stats.resets,
+)
+ENV_WORKER_PHASE_SECONDS = EnvWorkerMetric(
+    "rookery_env_worker_phase_seconds_total",
+    "counter",
+    "Seconds of the env worker's loop by phase, each second in one phase, the running one included. In wait it has no action.",
+    read=lambda stats: stats.phases.seconds(),
+    labels={"phase": ENV_WORKER_PHASES},
+)
+ENV_WORKER_MESSAGES_SENT, ENV_WORKER_MESSAGES_RECEIVED, ENV_WORKER_RECONNECTS, ENV_WORKER_CONNECTED = connection_metrics(
+    "env_worker", ENV_WORKER_SENT, ENV_WORKER_RECEIVED, server="policy server"
+)
+
+
+def _declared(role: str) -> tuple[Metric[Any], ...]:
+    metrics = (value for value in tuple(globals().values()) if isinstance(value, Metric))
+    return tuple(metric for metric in metrics if metric.name.startswith(f"rookery_{role}_"))
+
+
+OWN_POLICY_SERVER_METRICS = _declared("policy_server")
+POLICY_SERVER_METRICS = (*ACTOR_METRICS, *OWN_POLICY_SERVER_METRICS)
+ENV_WORKER_METRICS = build_info("env_worker"), run_info(), *_declared("env_worker")

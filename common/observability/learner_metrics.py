@@ -1,0 +1,399 @@
+"""Metrics of the learner, and the state that they are read from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from common.errors import DropReason, HandshakeFailure
+from common.observability.cpu_limit import CpuLimit, cpu_limit_metrics, no_cpu_limit
+from common.observability.metrics import POLICY_LAGS, UNKNOWN, Histogram, Metric, Phases, build_info, kinds, run_info
+from common.protocol.messages import (
+    MODES,
+    ROLES,
+    Credit,
+    Drain,
+    Evaluation,
+    Goodbye,
+    Gradient,
+    Hello,
+    Refusal,
+    Report,
+    Snapshot,
+    SnapshotWanted,
+    Trajectory,
+    Welcome,
+)
+from common.units import EnvSteps, Seconds, Version
+
+PHASES = ("wait", "collate", "train", "publish", "checkpoint")
+COMPUTING = ("collate", "train", "publish")
+"""Phases in which the train loop needs a core all the time; in the others it waits for experience or for the disk."""
+LEDGER_STATES = ("produced", "trained", "queued", "in_flight")
+SENT = kinds(Welcome, Refusal, Credit, Snapshot, Drain)
+RECEIVED = kinds(Hello, Trajectory, Gradient, SnapshotWanted, Report, Evaluation, Goodbye)
+
+
+def _empty_ledger() -> dict[str, Any]:
+    return {**dict.fromkeys(LEDGER_STATES, 0), "dropped": {}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntakeStats:
+    """Counters of the learner's I/O thread at one moment: for metrics, status and summary. Replaced, never changed."""
+
+    ledger: dict[str, Any] = field(default_factory=_empty_ledger)
+    queue_depth: int = 0
+    queue_capacity: int = 0
+    queue_seconds: Seconds = 0.0
+    actors: int = 0
+    evaluators: int = 0
+    messages_dropped: Counter[str] = field(default_factory=Counter)
+    reconnects: int = 0
+    evictions: int = 0
+    handshakes_failed: Counter[str] = field(default_factory=Counter)
+    sockets_reopened: int = 0
+    messages_ignored: int = 0
+    received: Counter[str] = field(default_factory=Counter)
+    sent: Counter[str] = field(default_factory=Counter)
+    bytes_received: int = 0
+    bytes_sent: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class UploadStats:
+    """Uploads to the store of the run at one moment. Replaced, never changed."""
+
+    failures: int = 0
+    last_success: Seconds = 0.0  # Unix time
+
+
+@dataclass(slots=True, kw_only=True)
+class LearnerStats:
+    """Counters of the train loop, which alone writes them, since this process began; and the newest of its I/O thread."""
+
+    phases: Phases = field(default_factory=lambda: Phases(PHASES))
+    policy_lag: Histogram = field(default_factory=lambda: Histogram(POLICY_LAGS))
+    intake: IntakeStats = field(default_factory=IntakeStats)
+    run: tuple[str, ...] = ()  # labels of the run
+    training: bool = False
+    ended: bool = False
+    updates: int = 0
+    env_steps_trained: EnvSteps = 0
+    frame_skip: int = 1
+    policy_version: Version = 0
+    policy_lag_limit: int = 0
+    ranks: int = 1
+    training_metrics: Mapping[str, float] = field(default_factory=dict)  # replaced, never changed
+    episodes: int = 0
+    episode_return_mean: float = UNKNOWN
+    episode_length_mean: float = UNKNOWN
+    env_steps_planned: EnvSteps = 0
+    target_return: float = UNKNOWN
+    target_evaluation: float = UNKNOWN
+    evaluation_return_means: dict[str, float] = field(default_factory=dict)
+    snapshot_bytes: int = 0
+    checkpoint_last_success: Seconds = 0.0  # Unix time
+    checkpoint_interval: Seconds = 0.0
+    checkpoint_failures: int = 0
+    tracking_points_dropped: Mapping[str, int] = field(default_factory=dict)  # by tracker; replaced, never changed
+    uploads: UploadStats = UploadStats()
+    cpu_limit: Callable[[], CpuLimit | None] = no_cpu_limit
+
+
+class LearnerMetric(Metric[LearnerStats]):
+    """Metric of the learner."""
+
+
+BUILD_INFO, RUN_INFO = build_info("learner"), run_info()
+
+# --- training ---
+
+ENV_STEPS_TRAINED = LearnerMetric(
+    "rookery_learner_env_steps_trained_total",
+    "counter",
+    "Env steps trained on, each once, however many epochs the algorithm makes of it. Excludes experience received or dropped.",
+    read=lambda stats: stats.env_steps_trained,
+)
+ENV_FRAMES_TRAINED = LearnerMetric(
+    "rookery_learner_env_frames_trained_total",
+    "counter",
+    "Emulator frames of the env steps trained on: env steps times the frame skip.",
+    read=lambda stats: stats.env_steps_trained * stats.frame_skip,
+)
+TRAINING = LearnerMetric(
+    "rookery_learner_training",
+    "gauge",
+    "1 while the run trains, else 0: while it starts, while its workers leave, and after its end. Alerts about a run need 1.",
+    read=lambda stats: stats.training,
+)
+ENDED = LearnerMetric(
+    "rookery_learner_ended",
+    "gauge",
+    "1 from the moment the run ends by itself or on request, else 0; 0 also of a learner that an orchestrator starts again. "
+    "LearnerDown is silent after a 1.",
+    read=lambda stats: stats.ended,
+)
+UPDATES = LearnerMetric(
+    "rookery_learner_updates_total",
+    "counter",
+    "Batches trained on. One update takes several optimizer steps, which are not counted.",
+    read=lambda stats: stats.updates,
+)
+PHASE_SECONDS = LearnerMetric(
+    "rookery_learner_phase_seconds_total",
+    "counter",
+    "Seconds of the train loop by phase, each second in one phase, the running one included. Excludes the I/O thread.",
+    read=lambda stats: stats.phases.seconds(),
+    labels={"phase": PHASES},
+)
+COMPUTING_CPU_SECONDS = LearnerMetric(
+    "rookery_learner_computing_cpu_seconds_total",
+    "counter",
+    "CPU seconds of the thread of the train loop in its phases collate, train and publish. Divided by the seconds of these "
+    "phases it is the share of a core that the loop gets while it computes. Excludes other threads.",
+    read=lambda stats: stats.phases.cpu_seconds(COMPUTING),
+)
+CPU_LIMIT_CORES, CPU_LIMIT_PERIODS = cpu_limit_metrics("learner")
+POLICY_VERSION = LearnerMetric(
+    "rookery_learner_policy_version",
+    "gauge",
+    "Version of the newest published policy; 0 is the initial one.",
+    read=lambda stats: stats.policy_version,
+)
+POLICY_LAG = LearnerMetric(
+    "rookery_learner_policy_lag_versions",
+    "histogram",
+    "Newest version less the one that acted, once for each experience message when it is trained on. Excludes dropped messages.",
+    read=lambda stats: stats.policy_lag,
+)
+POLICY_LAG_LIMIT = LearnerMetric(
+    "rookery_learner_policy_lag_limit_versions",
+    "gauge",
+    "Largest policy lag that is trained on (learner.max_policy_lag). Older experience is dropped as stale.",
+    read=lambda stats: stats.policy_lag_limit,
+)
+RANKS = LearnerMetric(
+    "rookery_learner_ranks",
+    "gauge",
+    "Processes that train the network together (learner.ranks).",
+    read=lambda stats: stats.ranks,
+)
+TRAINING_METRIC = LearnerMetric(
+    "rookery_learner_training_metric",
+    "gauge",
+    "Scalars of the last update by the algorithm's names: loss parts, entropy and others. None before the first update.",
+    read=lambda stats: stats.training_metrics,
+    labels={"name": ()},
+)
+
+# --- queue and ledger ---
+
+QUEUE_DEPTH = LearnerMetric(
+    "rookery_learner_queue_depth",
+    "gauge",
+    "Experience messages admitted and not yet taken by the train loop. Excludes messages on the wire.",
+    read=lambda stats: stats.intake.queue_depth,
+)
+QUEUE_CAPACITY = LearnerMetric(
+    "rookery_learner_queue_capacity",
+    "gauge",
+    "Messages that actors may have in the queue: credits times the actors that are connected or expected back (at least one); "
+    "the depth if that is more, since messages of actors that left stay in the queue.",
+    read=lambda stats: stats.intake.queue_capacity,
+)
+QUEUE_SECONDS = LearnerMetric(
+    "rookery_learner_queue_seconds_total",
+    "counter",
+    "Seconds that messages held a credit at the learner, summed over messages and measured ten times a second. Its rate is the "
+    "mean depth of the queue; in lockstep it includes the batch that is trained on.",
+    read=lambda stats: stats.intake.queue_seconds,
+)
+LEDGER_ENV_STEPS = LearnerMetric(
+    "rookery_learner_ledger_env_steps",
+    "gauge",
+    "Env steps by state, whole run: produced = trained + queued + in flight + dropped. Excludes those not reported yet.",
+    read=lambda stats: stats.intake.ledger,
+    labels={"state": LEDGER_STATES},
+)
+ENV_STEPS_DROPPED = LearnerMetric(
+    "rookery_learner_env_steps_dropped_total",
+    "counter",
+    "Env steps that will never be trained on, whole run. Includes those that actors dropped.",
+    read=lambda stats: stats.intake.ledger["dropped"],
+    labels={"reason": DropReason},
+)
+
+# --- connections ---
+
+WORKERS_CONNECTED = LearnerMetric(
+    "rookery_learner_workers_connected",
+    "gauge",
+    "Workers that were welcomed and send heartbeats. Excludes connections without a welcome.",
+    read=lambda stats: {"actor": stats.intake.actors, "evaluator": stats.intake.evaluators},
+    labels={"role": ROLES},
+)
+MESSAGES_RECEIVED = LearnerMetric(
+    "rookery_learner_messages_received_total",
+    "counter",
+    "Messages that were decoded, refused ones included. Excludes bytes that are no message.",
+    read=lambda stats: stats.intake.received,
+    labels={"kind": RECEIVED},
+)
+MESSAGES_SENT = LearnerMetric(
+    "rookery_learner_messages_sent_total",
+    "counter",
+    "Messages handed to the transport. Excludes those that it had no room for.",
+    read=lambda stats: stats.intake.sent,
+    labels={"kind": SENT},
+)
+MESSAGES_DROPPED = LearnerMetric(
+    "rookery_learner_messages_dropped_total",
+    "counter",
+    "Messages of any kind that were refused or dropped. A missing sequence number counts once, as a gap.",
+    read=lambda stats: stats.intake.messages_dropped,
+    labels={"reason": DropReason},
+)
+MESSAGE_BYTES_RECEIVED = LearnerMetric(
+    "rookery_learner_message_bytes_received_total",
+    "counter",
+    "Bytes of all message parts received, undecodable messages included. Excludes the framing of the transport.",
+    read=lambda stats: stats.intake.bytes_received,
+)
+MESSAGE_BYTES_SENT = LearnerMetric(
+    "rookery_learner_message_bytes_sent_total",
+    "counter",
+    "Bytes of all message parts handed to the transport. Excludes its framing and retransmissions.",
+    read=lambda stats: stats.intake.bytes_sent,
+)
+RECONNECTS = LearnerMetric(
+    "rookery_learner_reconnects_total",
+    "counter",
+    "Hellos of an incarnation that had been welcomed before.",
+    read=lambda stats: stats.intake.reconnects,
+)
+SOCKETS_REOPENED = LearnerMetric(
+    "rookery_learner_sockets_reopened_total",
+    "counter",
+    "Times that the learner closed all connections and bound its socket again because memory was short. Excludes restarts.",
+    read=lambda stats: stats.intake.sockets_reopened,
+)
+MESSAGES_IGNORED = LearnerMetric(
+    "rookery_learner_messages_ignored_total",
+    "counter",
+    "Messages discarded unread because their connection had sent over 256 without experience within a second. Excludes refused "
+    "messages.",
+    read=lambda stats: stats.intake.messages_ignored,
+)
+WORKERS_EVICTED = LearnerMetric(
+    "rookery_learner_workers_evicted_total",
+    "counter",
+    "Workers evicted because 16 messages in a row were refused. They may join again after a minute.",
+    read=lambda stats: stats.intake.evictions,
+)
+HANDSHAKES_FAILED = LearnerMetric(
+    "rookery_learner_handshakes_failed_total",
+    "counter",
+    "Connections that failed before their first message: the worker's key is not allowed (key), it expects another learner's key "
+    "(learner_key), one side has keys and the other none (mechanism), or the connection broke (broken). Each retry counts.",
+    read=lambda stats: stats.intake.handshakes_failed,
+    labels={"reason": HandshakeFailure},
+)
+
+# --- results ---
+
+EPISODES = LearnerMetric(
+    "rookery_learner_episodes_total",
+    "counter",
+    "Episodes that ended inside experience trained on. Excludes evaluations and dropped experience.",
+    read=lambda stats: stats.episodes,
+)
+EPISODE_RETURN_MEAN = LearnerMetric(
+    "rookery_learner_episode_return_mean",
+    "gauge",
+    "Mean raw return of the last 100 of those episodes (mean100); NaN before the first.",
+    read=lambda stats: stats.episode_return_mean,
+)
+EPISODE_LENGTH_MEAN = LearnerMetric(
+    "rookery_learner_episode_length_mean",
+    "gauge",
+    "Mean length in env steps of the last 100 of those episodes; NaN before the first.",
+    read=lambda stats: stats.episode_length_mean,
+)
+EVALUATION_RETURN_MEAN = LearnerMetric(
+    "rookery_learner_evaluation_return_mean",
+    "gauge",
+    "Mean raw return of the last evaluation reported; NaN before the first.",
+    read=lambda stats: stats.evaluation_return_means,
+    labels={"mode": MODES},
+    absent=UNKNOWN,
+)
+
+ENV_STEPS_PLANNED = LearnerMetric(
+    "rookery_learner_env_steps_planned",
+    "gauge",
+    "Env step budget of the run (target.env_steps), resumes included.",
+    read=lambda stats: stats.env_steps_planned,
+)
+TARGET_RETURN = LearnerMetric(
+    "rookery_learner_target_return",
+    "gauge",
+    "Mean return of 100 episodes at which the run ends (target.mean100); NaN without such a target.",
+    read=lambda stats: stats.target_return,
+)
+TARGET_EVALUATION = LearnerMetric(
+    "rookery_learner_target_evaluation_return",
+    "gauge",
+    "Mean return of a greedy evaluation at which the run ends (target.evaluation); NaN without such a target.",
+    read=lambda stats: stats.target_evaluation,
+)
+
+# --- snapshots and checkpoints ---
+
+SNAPSHOT_BYTES = LearnerMetric(
+    "rookery_learner_snapshot_bytes",
+    "gauge",
+    "Size of the parameters in the newest snapshot, without header.",
+    read=lambda stats: stats.snapshot_bytes,
+)
+CHECKPOINT_LAST_SUCCESS = LearnerMetric(
+    "rookery_learner_checkpoint_last_success_timestamp_seconds",
+    "gauge",
+    "Unix time of the last complete checkpoint of this process; 0 before the first.",
+    read=lambda stats: stats.checkpoint_last_success,
+)
+CHECKPOINT_INTERVAL = LearnerMetric(
+    "rookery_learner_checkpoint_interval_seconds",
+    "gauge",
+    "Seconds between checkpoints (checkpoint.every_seconds). A checkpoint waits for the update that runs.",
+    read=lambda stats: stats.checkpoint_interval,
+)
+CHECKPOINT_FAILURES = LearnerMetric(
+    "rookery_learner_checkpoint_failures_total",
+    "counter",
+    "Checkpoints that could not be written. The run continues without them.",
+    read=lambda stats: stats.checkpoint_failures,
+)
+UPLOAD_FAILURES = LearnerMetric(
+    "rookery_learner_upload_failures_total",
+    "counter",
+    "Uploads of the run to its store (run.store) that failed and are repeated. The run continues without them.",
+    read=lambda stats: stats.uploads.failures,
+)
+UPLOAD_LAST_SUCCESS = LearnerMetric(
+    "rookery_learner_upload_last_success_timestamp_seconds",
+    "gauge",
+    "Unix time of the last complete upload to the store by this process; 0 before the first, and without a store.",
+    read=lambda stats: stats.uploads.last_success,
+)
+TRACKING_POINTS_DROPPED = LearnerMetric(
+    "rookery_learner_tracking_points_dropped_total",
+    "counter",
+    "Points of the curves that a tracker never got, because its server was away for too long. Excludes points that wait.",
+    read=lambda stats: stats.tracking_points_dropped,
+    labels={"tracker": ()},
+)
+
+METRICS = tuple(declared for declared in tuple(globals().values()) if isinstance(declared, Metric))

@@ -1,0 +1,247 @@
+"""Grafana dashboards from small parts: plain dictionaries, in the JSON model that files are provisioned from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from common.observability.checks import Threshold
+from common.observability.learner_metrics import RUN_INFO as RUN
+from common.observability.metrics import Metric
+from common.observability.promql import Scope
+
+WIDTH = 24  # columns of Grafana's grid
+DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+SHOWN = Scope(
+    window="$__rate_interval", matchers='job=~"$job", namespace=~"$namespace", instance=~"$instance"', run='run_id=~"$run"'
+)
+GOOD, BAD, PLAIN = "green", "red", "text"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One PromQL expression, and the legend of its series."""
+
+    expression: str
+    legend: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One panel. `limit` colours a number, or is drawn as a line; `meanings` are texts for the numbers 0, 1, ..."""
+
+    title: str
+    description: str
+    queries: Sequence[Query]
+    unit: str
+    kind: Literal["stat", "timeseries"] = "timeseries"
+    limit: Threshold | None = None
+    meanings: Sequence[str] = ()
+    stacked: bool = False
+    repeat: str = ""  # variable of which each chosen value has a panel
+    maximum: float | None = None
+    width: int = 8
+
+    @property
+    def height(self) -> int:
+        """Return the rows of the grid: a number needs fewer than a curve."""
+        return 5 if self.kind == "stat" else 8
+
+    def as_json(self, number: int, x: int, y: int) -> dict[str, Any]:
+        """Return the panel at its place in the grid."""
+        return {
+            "id": number,
+            "type": self.kind,
+            "title": self.title,
+            "description": self.description,
+            "datasource": DATASOURCE,
+            "gridPos": {"h": self.height, "w": self.width, "x": x, "y": y},
+            "targets": [_target(query, letter) for query, letter in zip(self.queries, "ABCDEFGH", strict=False)],
+            "fieldConfig": {"defaults": self._defaults(), "overrides": []},
+            "options": _STAT if self.kind == "stat" else _GRAPH,
+            **({"repeat": self.repeat, "repeatDirection": "h", "maxPerRow": WIDTH // self.width} if self.repeat else {}),
+        }
+
+    def _defaults(self) -> dict[str, Any]:
+        bounds = {} if self.maximum is None else {"min": 0, "max": self.maximum}
+        meanings = [{"type": "value", "options": {str(n): {"text": text, "index": n} for n, text in enumerate(self.meanings)}}]
+        return {
+            "unit": self.unit,
+            "color": {"mode": "thresholds" if self.kind == "stat" else "palette-classic"},
+            "thresholds": {"mode": "absolute", "steps": _steps(self.limit, coloured=self.kind == "stat")},
+            "mappings": meanings if self.meanings else [],
+            "custom": {} if self.kind == "stat" else self._curve(),
+            **bounds,
+        }
+
+    def _curve(self) -> dict[str, Any]:
+        return {
+            "drawStyle": "line",
+            "lineWidth": 1,
+            "fillOpacity": 60 if self.stacked else 10,
+            "showPoints": "never",
+            "stacking": {"mode": "normal" if self.stacked else "none", "group": "A"},
+            "thresholdsStyle": {"mode": "dashed" if self.limit else "off"},
+        }
+
+
+_STAT = {
+    "reduceOptions": {"values": False, "calcs": ["lastNotNull"], "fields": ""},
+    "colorMode": "value",
+    "graphMode": "area",
+    "justifyMode": "auto",
+    "orientation": "auto",
+    "textMode": "auto",
+    "percentChangeColorMode": "standard",
+    "showPercentChange": False,
+    "wideLayout": True,
+}
+_GRAPH = {
+    "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []},
+    "tooltip": {"mode": "multi", "sort": "desc"},
+}
+
+
+def _target(query: Query, letter: str) -> dict[str, Any]:
+    return {"refId": letter, "datasource": DATASOURCE, "expr": query.expression, "legendFormat": query.legend, "range": True}
+
+
+def _steps(limit: Threshold | None, *, coloured: bool) -> list[dict[str, Any]]:
+    """Return colours from the least value upwards; the first step has no value."""
+    if limit is None:
+        return [{"color": PLAIN, "value": None}]
+    good = GOOD if coloured else "transparent"
+    below, above = (BAD, good) if limit.below else (good, BAD)
+    return [{"color": below, "value": None}, {"color": above, "value": limit.value}]
+
+
+def stat(
+    title: str, description: str, query: Query, *, unit: str, limit: Threshold | None = None, meanings: Sequence[str] = ()
+) -> Panel:
+    """Return a panel of one number, with its recent course behind it."""
+    return Panel(
+        kind="stat", title=title, description=description, queries=[query], unit=unit, limit=limit, meanings=meanings, width=4
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A title, and its panels from left to right."""
+
+    title: str
+    panels: Sequence[Panel]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dashboard:
+    """One page of one run. It can be narrowed to targets that export the metric `of`; `variables` are more choices by name."""
+
+    uid: str
+    title: str
+    description: str
+    of: Metric[Any]
+    rows: Sequence[Row] = field(default_factory=tuple)
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the JSON model of Grafana."""
+        return {
+            "id": None,
+            "uid": self.uid,
+            "title": self.title,
+            "description": self.description,
+            "tags": ["rookery"],
+            "schemaVersion": 39,
+            "version": 1,
+            "editable": False,
+            "graphTooltip": 1,  # one crosshair for all panels
+            "refresh": "10s",
+            "time": {"from": "now-30m", "to": "now"},
+            "timezone": "",  # the reader's own
+            "links": [_LINK],
+            "annotations": {"list": [_ALERTS]},
+            "templating": {"list": self._variables()},
+            "panels": self._laid_out(),
+        }
+
+    def _variables(self) -> list[dict[str, Any]]:
+        source = {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "refresh": 1}
+        return [
+            source | {"hide": 0, "includeAll": False, "multi": False, "options": [], "regex": ""},
+            _variable("namespace", f"label_values({self.of}, namespace)", every=".*"),  # compose has none
+            _one_of("run", f'label_values({RUN}{{namespace=~"$namespace"}}, run_id)'),
+            _variable("job", f'label_values({self.of}{{namespace=~"$namespace"}}, job)'),
+            _variable("instance", f'label_values({self.of}{{namespace=~"$namespace", job=~"$job"}}, instance)'),
+            *(_variable(name, query) for name, query in self.variables.items()),
+        ]
+
+    def _laid_out(self) -> list[dict[str, Any]]:
+        laid: list[dict[str, Any]] = []
+        y = 0
+        for row in self.rows:
+            place = {"h": 1, "w": WIDTH, "x": 0, "y": y}
+            laid.append(
+                {"id": len(laid) + 1, "type": "row", "title": row.title, "collapsed": False, "panels": [], "gridPos": place}
+            )
+            x, y, tallest = 0, y + 1, 0
+            for panel in row.panels:
+                if x + panel.width > WIDTH:
+                    x, y, tallest = 0, y + tallest, 0
+                laid.append(panel.as_json(len(laid) + 1, x, y))
+                x, tallest = x + panel.width, max(tallest, panel.height)
+            y += tallest
+        return laid
+
+
+_LINK: Mapping[str, Any] = {
+    "type": "dashboards",
+    "title": "Rookery",
+    "tags": ["rookery"],
+    "asDropdown": False,
+    "includeVars": False,  # an instance of one page is none of another's
+    "keepTime": True,
+    "targetBlank": False,
+    "icon": "external link",
+    "tooltip": "",
+    "url": "",
+}
+_ALERTS: Mapping[str, Any] = {
+    "name": "Alerts",
+    "datasource": DATASOURCE,
+    "enable": True,
+    "iconColor": BAD,
+    "expr": 'ALERTS{app="rookery", alertstate="firing", severity!="none"}',
+    "titleFormat": "{{alertname}}",
+    "textFormat": "{{instance}}",
+    "step": "30s",
+}
+
+
+def _one_of(name: str, query: str) -> dict[str, Any]:
+    """Return a variable with one value of a label, at first the last in the alphabet: the newest run of a preset."""
+    last_first = 2
+    all_values = {"allValue", "current"}
+    variable = {key: value for key, value in _variable(name, query).items() if key not in all_values}
+    return variable | {"includeAll": False, "multi": False, "sort": last_first}
+
+
+def _variable(name: str, query: str, *, every: str = ".+") -> dict[str, Any]:
+    """Return a variable with the values of a label, all of which are chosen at first."""
+    return {
+        "name": name,
+        "label": name.capitalize(),
+        "type": "query",
+        "datasource": DATASOURCE,
+        "query": {"query": query, "refId": "PrometheusVariableQueryEditor-VariableQuery"},
+        "definition": query,
+        "refresh": 2,  # when the time range changes
+        "sort": 1,
+        "includeAll": True,
+        "multi": True,
+        "allValue": every,
+        "current": {"selected": True, "text": ["All"], "value": ["$__all"]},
+        "hide": 0,
+        "options": [],
+        "regex": "",
+    }

@@ -1,0 +1,203 @@
+"""Quantities of a run in PromQL: each is written once, for recording rules, alerts and panels alike.
+
+All targets of one run share the `namespace` that Kubernetes gives them; without one, as in compose, rules hold for one run.
+Sums over services are therefore sums by `namespace`. Dashboards show one run by the labels of `rookery_run_info`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from common.errors import DropReason
+from common.observability import learner_metrics as learner
+from common.observability import worker_metrics as worker
+from common.observability.bottleneck import CPU_LOST, ON_THE_WIRE, WAITING, Kind
+from common.observability.metrics import Metric
+
+ORDINARY_DROPS = (DropReason.DUPLICATE, DropReason.ROLLED_BACK, DropReason.UNFINISHED, DropReason.RUN_ENDED)
+"""Drops of a healthy run: duplicates, the cost of a resume, and rollouts cut short by the end of an actor or a run."""
+
+UNREADABLE_DROPS = (
+    DropReason.DECODE,
+    DropReason.SCHEMA,
+    DropReason.NON_FINITE,
+    DropReason.OUT_OF_RANGE,
+    DropReason.EPISODES,
+)
+"""Drops of messages that no worker of this run would send."""
+
+BOTTLENECKS = (Kind.BALANCED, Kind.LEARNER, Kind.ACTOR, Kind.PACE, Kind.NETWORK, Kind.CPU)
+"""Meaning of the values of `bottleneck`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """The series of a quantity, and the window over which rates are taken. `run` matches the labels of their runs; "": any."""
+
+    window: str
+    matchers: str = ""
+    run: str = ""
+
+    def series(self, metric: Metric[Any] | str, matchers: str = "") -> str:
+        """Return the series of a metric, narrowed to `matchers` and to this scope."""
+        return self.of_runs(self.selector(metric, matchers))
+
+    def selector(self, metric: Metric[Any] | str, matchers: str = "") -> str:
+        """Return the selector of a metric, narrowed to `matchers` and to those of this scope."""
+        inside = ", ".join(filter(None, (matchers, self.matchers)))
+        return f"{metric}{{{inside}}}" if inside else str(metric)
+
+    def of_runs(self, vector: str) -> str:
+        """Return a vector without the series of other runs' processes."""
+        return f"({vector} and on (namespace, job, instance) {learner.RUN_INFO}{{{self.run}}})" if self.run else vector
+
+    def rate(self, metric: Metric[Any] | str, matchers: str = "") -> str:
+        """Return the growth of each counter per second."""
+        return self.of_runs(f"rate({self.selector(metric, matchers)}[{self.window}])")
+
+    def total(self, metric: Metric[Any] | str, matchers: str = "", *, by: str = "namespace") -> str:
+        """Return the growth per second of all counters together."""
+        return f"sum by ({by}) ({self.rate(metric, matchers)})"
+
+
+def phase_shares(scope: Scope, phase_seconds: Metric[Any]) -> str:
+    """Share of each phase in the time of all processes of a service."""
+    return f"{scope.total(phase_seconds, by='namespace, phase')} / on (namespace) group_left () {scope.total(phase_seconds)}"
+
+
+def learner_waits(scope: Scope) -> str:
+    """Share of its time that the learner waits for experience."""
+    return _share(scope, learner.PHASE_SECONDS, 'phase="wait"')
+
+
+def actors_wait(scope: Scope, *, by: str = "namespace") -> str:
+    """Share of their time that the actors wait for credit."""
+    return _share(scope, worker.ACTOR_PHASE_SECONDS, 'phase="credit_wait"', by=by)
+
+
+def _share(scope: Scope, metric: Metric[Any], matchers: str, *, by: str = "namespace") -> str:
+    return f"{scope.total(metric, matchers, by=by)} / {scope.total(metric, by=by)}"
+
+
+def on_the_wire(scope: Scope) -> str:
+    """Share of the time from sending a message to its acknowledgement that it is not in the queue of the learner."""
+    queued = scope.total(learner.QUEUE_SECONDS)
+    return f"1 - {queued} / {scope.total(worker.ACTOR_UNACKNOWLEDGED_SECONDS)}"
+
+
+def learner_cpu_lost(scope: Scope) -> str:
+    """Share of its time in which the learner computes and has no core."""
+    computes = scope.total(learner.PHASE_SECONDS, _one_of(learner.COMPUTING))
+    return f"({computes} - {scope.total(learner.COMPUTING_CPU_SECONDS)}) / {scope.total(learner.PHASE_SECONDS)}"
+
+
+def actors_cpu_lost(scope: Scope, *, by: str = "namespace") -> str:
+    """Share of their time in which actors have work for a core and have none, as `Deployment.actors_cpu_lost` estimates it."""
+    computes = scope.total(worker.ACTOR_PHASE_SECONDS, _one_of(worker.ACTOR_COMPUTING), by=by)
+    got, used = (
+        scope.total(metric, matchers, by=by)
+        for metric, matchers in ((worker.ACTOR_COMPUTING_CPU_SECONDS, ""), ("process_cpu_seconds_total", 'job="actor"'))
+    )
+    return f"clamp_max({used} * ({computes} / {got} - 1) / {scope.total(worker.ACTOR_PHASE_SECONDS, by=by)}, 1)"
+
+
+def _one_of(phases: Iterable[str]) -> str:
+    return f'phase=~"{"|".join(phases)}"'
+
+
+def bottleneck(scope: Scope) -> str:
+    """Index into `BOTTLENECKS`, by the rule of `find_bottleneck`, from the series of `scope`."""
+    return bottleneck_of(
+        learner_waits(scope), actors_wait(scope), on_the_wire(scope), learner_cpu_lost(scope), actors_cpu_lost(scope)
+    )
+
+
+def bottleneck_of(learner_waits: str, actors_wait: str, on_the_wire: str, learner_cpu_lost: str, actors_cpu_lost: str) -> str:
+    """Index into `BOTTLENECKS` from the PromQL of its shares; no series before the learner has been measured.
+
+    Without measured actors the learner alone decides.
+    """
+    waiting = f"{WAITING:g}"
+    learner, actors = (f"(({share}) >= 0)" for share in (learner_waits, actors_wait))  # NaN, of 0 / 0 seconds, is left out
+    both = f"{learner} >= {waiting} and on (namespace) {actors} >= {waiting}"
+    network = f"0 * ({both} and on (namespace) ({on_the_wire}) >= {ON_THE_WIRE:g}) + {BOTTLENECKS.index(Kind.NETWORK)}"
+    held = f"({actors} >= bool {waiting} or on (namespace) {learner} < bool {waiting})"
+    short = " or on (namespace) ".join(
+        f"{waits} < {waiting} and on (namespace) ({lost}) > {CPU_LOST:g}"
+        for waits, lost in ((learner, learner_cpu_lost), (actors, actors_cpu_lost))
+    )
+    starved = f"0 * ({short}) + {BOTTLENECKS.index(Kind.CPU)}"
+    return f"{starved} or on (namespace) {network} or on (namespace) 2 * ({learner} >= bool {waiting}) + on (namespace) {held}"
+
+
+def learner_capacity(scope: Scope) -> str:
+    """Env steps that the learner trains on per second of work: its rate if it never waited."""
+    return f"{scope.total(learner.ENV_STEPS_TRAINED)} / {_work(scope, learner.PHASE_SECONDS, 'wait')}"
+
+
+def actor_speed(scope: Scope, *, by: str = "namespace, instance") -> str:
+    """Env steps of each actor per second of work: its rate if it never waited."""
+    return f"{scope.total(worker.ACTOR_ENV_STEPS, by=by)} / {_work(scope, worker.ACTOR_PHASE_SECONDS, 'credit_wait', by=by)}"
+
+
+def _work(scope: Scope, phase_seconds: Metric[Any], waiting: str, *, by: str = "namespace") -> str:
+    return scope.total(phase_seconds, f'phase!="{waiting}"', by=by)
+
+
+def actors_wanted(scope: Scope) -> str:
+    """Number of actors, as fast as the present ones, that would keep the learner busy."""
+    return f"({learner_capacity(scope)}) / ({actor_speed(scope, by='namespace')})"
+
+
+def actor_rates(scope: Scope) -> str:
+    """Env steps per second of each actor."""
+    return scope.total(worker.ACTOR_ENV_STEPS, by="namespace, instance")
+
+
+def beside_the_median(rates: str) -> str:
+    """Rate of each actor divided by the median."""
+    return f"{rates} / on (namespace) group_left () quantile by (namespace) (0.5, {rates})"
+
+
+def policy_lag(scope: Scope, quantile: float) -> str:
+    """Versions between the policy that acted and the newest, when experience is trained on."""
+    buckets = scope.total(f"{learner.POLICY_LAG}_bucket", by="namespace, le")
+    return f"histogram_quantile({quantile:g}, {buckets})"
+
+
+def policy_lag_share(scope: Scope) -> str:
+    """95th percentile of the policy lag divided by the largest lag that is trained on."""
+    limit = scope.series(learner.POLICY_LAG_LIMIT)
+    return f"{policy_lag(scope, 0.95)} / max by (namespace) ({limit})"
+
+
+def queue_fill(scope: Scope) -> str:
+    """Mean depth of the learner's queue divided by its capacity."""
+    depth, capacity = (
+        f"sum by (namespace) ({scope.of_runs(f'avg_over_time({scope.selector(metric)}[{scope.window}])')})"
+        for metric in (learner.QUEUE_DEPTH, learner.QUEUE_CAPACITY)
+    )
+    return f"{depth} / {capacity}"
+
+
+def dropped_share(scope: Scope) -> str:
+    """Env steps dropped for a reason not in `ORDINARY_DROPS`, divided by those and the env steps trained on."""
+    lost = scope.total(learner.ENV_STEPS_DROPPED, f'reason!~"{"|".join(ORDINARY_DROPS)}"')
+    return f"{lost} / ({scope.total(learner.ENV_STEPS_TRAINED)} + {lost})"
+
+
+def lost_share(scope: Scope) -> str:
+    """Share of all env steps of the whole run that was dropped, for any reason: the rest of the ledger."""
+    kept = scope.series(learner.LEDGER_ENV_STEPS, 'state!="produced"')
+    produced = scope.series(learner.LEDGER_ENV_STEPS, 'state="produced"')
+    return f"1 - sum by (namespace) ({kept}) / sum by (namespace) ({produced})"
+
+
+def checkpoint_age(scope: Scope) -> str:
+    """Seconds since the last checkpoint, or since the start of a learner that has written none."""
+    saved = scope.series(learner.CHECKPOINT_LAST_SUCCESS)
+    began = scope.series("process_start_time_seconds")
+    learners = scope.series(learner.TRAINING)
+    return f"time() - ({saved} > 0 or {began} and on (namespace, job, instance) {learners})"

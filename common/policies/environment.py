@@ -1,0 +1,145 @@
+"""One environment of a run as gymnasium knows environments: prepared and stacked as in training, and drawn in colour.
+
+Pictures of Atari come from a second emulator. It has the same seed and takes the same actions, one emulator frame at a time, so
+that all frames of an env step are seen in colour and full size, while the first emulator prepares observations as in training.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
+
+from common.envs.make import PICTURE, SEEDS, make, make_atari
+from common.envs.spec import EnvSettings, EnvSpec
+from common.envs.stacking import FrameStacker
+from common.errors import ConfigError, ResourceError
+
+Array: TypeAlias = NDArray[Any]
+
+PICTURES = "rgb_array_list"  # gymnasium's render mode: all pictures since the last call of `render`
+ATARI_FPS = 60.0  # of the console
+_FPS = 30.0  # where an environment names none
+
+
+class RunEnvironment(gymnasium.Env[Array, Any]):
+    """One environment with the settings of a run; its observations are the input of the run's network. One thread uses it."""
+
+    def __init__(self, settings: EnvSettings, *, render_mode: str | None = None) -> None:
+        """Build it. Raises `ConfigError` or `ResourceError` as `make` does, and where it cannot be drawn."""
+        if render_mode not in (None, PICTURE, PICTURES):
+            raise ConfigError("unknown render mode", found=render_mode, wanted=f"{PICTURE} or {PICTURES}")
+        settings = settings.model_copy(update={"autoreset": "next_step"})  # so that the last observation of an episode is seen
+        atari = settings.id.startswith("ALE/") and not settings.entry_point
+        self._environment = make(settings, num_envs=1, render=render_mode is not None)
+        self._screen = AtariScreen(settings) if atari and render_mode else None
+        self._name = settings.name
+        self.render_mode = render_mode
+        self.run_spec: EnvSpec = self._environment.spec
+        native = self._environment.native.metadata
+        fps = ATARI_FPS / (1 if render_mode == PICTURES else settings.frame_skip) if atari else native.get("render_fps") or _FPS
+        self.metadata = {"render_modes": [PICTURE, PICTURES], "render_fps": fps}
+        dtype = np.dtype(self.run_spec.observation_dtype)
+        low, high = (0, 255) if dtype == np.uint8 else (-np.inf, np.inf)
+        self.observation_space = Box(low, high, self.run_spec.network_input_shape, dtype.type)
+        self.action_space = self._environment.action_space
+        self._stacker: FrameStacker | None = None
+        self._pictures: list[Array] = []  # since the last call of `render`
+        if render_mode and not atari and self._environment.native.render_mode != PICTURE:
+            self.close()
+            found = f"render modes {native.get('render_modes', [])}"
+            fix = f"let its function take render_mode and make an environment with it, or do without {render_mode}"
+            raise ConfigError(f"{self._name} draws no pictures", found=found, wanted=PICTURE, fix=fix)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+        """Begin an episode; without a seed, with the next one of this environment's own random stream."""
+        super().reset(seed=seed, options=options)
+        chosen = int(self.np_random.integers(SEEDS)) if seed is None else seed
+        self._stacker = FrameStacker(self._environment.reset(chosen), self.run_spec.frame_stack)
+        self._pictures = []
+        if self._screen is not None:
+            self._screen.reset(chosen)
+        self._keep_pictures()
+        return self._stacker.observation[0].copy(), {}
+
+    def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        """Take an action of `action_space`."""
+        if self._stacker is None:
+            raise ConfigError("step before the first reset", found="no episode", wanted="a call of reset")
+        space = self.action_space
+        ours = np.array([int(action) - int(space.start)]) if isinstance(space, Discrete) else np.asarray(action)[np.newaxis]
+        transition = self._environment.step(ours)
+        self._stacker.push(transition.observation, transition.start)
+        if self._screen is not None:
+            self._screen.step(int(action))
+        self._keep_pictures()
+        terminated, truncated = bool(transition.terminated[0]), bool(transition.truncated[0])
+        return self._stacker.observation[0].copy(), float(transition.reward[0]), terminated, truncated, {}
+
+    def render(self) -> Any:
+        """Return the newest picture [H, W, 3] uint8, or in mode "rgb_array_list" all since the last call.
+
+        Raises `ResourceError` where it cannot be drawn.
+        """
+        if self.render_mode == PICTURE:
+            return self._newest_pictures()[-1]
+        pictures, self._pictures = self._pictures, []
+        return pictures if self.render_mode else None
+
+    def close(self) -> None:
+        """Free the emulators and other resources."""
+        self._environment.close()
+        if self._screen is not None:
+            self._screen.close()
+
+    def _keep_pictures(self) -> None:
+        if self.render_mode == PICTURES:
+            self._pictures += self._newest_pictures()
+
+    def _newest_pictures(self) -> list[Array]:
+        """Return the pictures of the last env step: one, and of Atari one for each emulator frame."""
+        if self._screen is not None:
+            return self._screen.frames
+        try:
+            drawn: Any = self._environment.native.render()
+            picture = drawn[0]
+        except Exception as error:  # a renderer may lack a package, a display or a driver, and raise anything
+            found = f"{type(error).__name__}: {error}"
+            raise ResourceError(f"{self._name} cannot be drawn here", found=found, wanted="a picture") from error
+        if not (isinstance(picture, np.ndarray) and picture.dtype == np.uint8 and picture.shape[2:] == (3,)):
+            found = f"{picture.dtype} {picture.shape}" if isinstance(picture, np.ndarray) else type(picture).__name__
+            raise ResourceError(f"{self._name} draws no pictures", found=found, wanted="uint8 (H, W, 3)")
+        return [picture]
+
+
+class AtariScreen:
+    """The screen of an Atari environment, frame by frame: an emulator with the environment's seed, which takes its actions."""
+
+    def __init__(self, settings: EnvSettings) -> None:
+        """Build the emulator."""
+        self.frames: list[Array] = []  # of the last env step, [210, 160, 3] uint8
+        self._frame_skip = settings.frame_skip
+        changed = {"frameskip": 1, "maxpool": False, "grayscale": False, "img_height": 210, "img_width": 160}
+        self._emulator = make_atari(settings, 1, AutoresetMode.NEXT_STEP, **changed)
+
+    def reset(self, seed: int) -> None:
+        """Begin an episode, the same as a `VectorEnvironment` with this seed."""
+        observation, _ = self._emulator.reset(seed=seed % (SEEDS - 1))
+        self.frames = [observation[0, 0].copy()]
+
+    def step(self, action: int) -> None:
+        """Take one env step."""
+        self.frames = []
+        for _ in range(self._frame_skip):
+            observation, _, terminated, truncated, _ = self._emulator.step(np.array([action]))
+            self.frames.append(observation[0, 0].copy())
+            if terminated[0] or truncated[0]:
+                return
+
+    def close(self) -> None:
+        """Free the emulator."""
+        self._emulator.close()

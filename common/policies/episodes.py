@@ -1,0 +1,72 @@
+"""Whole episodes of a policy in environments side by side, each counted once: for the evaluator and for `rookery evaluate`."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.envs.make import Transition, VectorEnvironment
+from common.envs.stacking import Frames, FrameStacker
+from common.units import EnvSteps
+
+
+class Tally:
+    """Returns and lengths of a number of episodes that is fixed beforehand for each environment.
+
+    The first episodes of each environment count, and no later ones: so an environment with short episodes adds no more of them
+    than one with long episodes.
+    """
+
+    def __init__(self, episodes: int, num_envs: int) -> None:
+        """Share `episodes` among the environments; the first ones play one more where they cannot be shared equally."""
+        self.returns: NDArray[np.float64] = np.zeros(episodes)
+        self.lengths: NDArray[np.int32] = np.zeros(episodes, np.int32)
+        share = episodes // num_envs + (np.arange(num_envs) < episodes % num_envs)
+        self._after = np.cumsum(share)  # the episodes of environment b end before this index
+        self._first = self._after - share
+        self._index = self._first.copy()  # of the episode that it plays
+
+    @property
+    def ended(self) -> int:
+        """Episodes that have ended."""
+        return int((self._index - self._first).sum())
+
+    @property
+    def complete(self) -> bool:
+        """Return whether all episodes have ended."""
+        return self.ended == len(self.returns)
+
+    def add(self, transition: Transition) -> EnvSteps:
+        """Count one step of all environments; return how many env steps of counted episodes it took."""
+        playing = self._index < self._after
+        index = self._index[playing]
+        self.returns[index] += transition.reward[playing]  # 0 in a row that is not valid
+        self.lengths[index] += transition.valid[playing]
+        self._index += playing & (transition.terminated | transition.truncated)
+        return int((playing & transition.valid).sum())
+
+
+class Episodes:
+    """One evaluation: until it is `complete`, choose an action for `observation` and pass it to `step`."""
+
+    def __init__(self, environment: VectorEnvironment, *, episodes: int, seed: int) -> None:
+        """Reset the environments, environment b with `seed + b`; `episodes` are counted, evenly over them."""
+        self._environment = environment
+        self._stacker = FrameStacker(environment.reset(seed), environment.spec.frame_stack)
+        self.tally = Tally(episodes, environment.num_envs)
+
+    @property
+    def complete(self) -> bool:
+        """Return whether all episodes have ended."""
+        return self.tally.complete
+
+    @property
+    def observation(self) -> Frames:
+        """The input of the policy, [B, *input]: overwritten by the next `step`."""
+        return self._stacker.observation
+
+    def step(self, action: NDArray[np.generic]) -> EnvSteps:
+        """Take `action` [B, ...], as `VectorEnvironment.step` does; return the env steps that were counted."""
+        transition = self._environment.step(action)
+        self._stacker.push(transition.observation, transition.start)
+        return self.tally.add(transition)

@@ -1,0 +1,258 @@
+"""A trained policy as one ONNX file: a batch of observations in, greedy actions out, and the metadata that a user of it needs.
+
+Input `observation` [batch, *input] has the shape and dtype of the run's observations: scaling and normalisation are in the graph,
+stacks of images are not. Output `action` is the greedy action as the environment takes it. Beside it are the outputs that it was
+chosen from, where the network has them: `logits` [batch, n], `mean` [batch, A] before it is clipped, or `q_values` [batch, n].
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from common.errors import ConfigError, ResourceError
+from common.models.distributions import Categorical
+from common.models.nets import ActorCritic, QNetwork
+from common.policies.load import TrainedPolicy
+
+_EXPORTS, _CHECKS = ("onnx", "onnxscript"), "onnxruntime"
+_EXTRA = "pip install 'rookery[export]'"
+_ROWS = 500  # of one batch of a comparison
+_TOLERANCE = 1e-5  # between the arithmetic of torch and that of onnxruntime, both float32
+
+
+def require_packages(*, check: bool) -> None:
+    """Raise `ResourceError` where a package that exports, or one that checks, is not installed."""
+    wanted = (*_EXPORTS, _CHECKS) if check else _EXPORTS
+    if missing := [name for name in wanted if importlib.util.find_spec(name) is None]:
+        raise ResourceError("packages for ONNX are not installed", found=f"no {', '.join(missing)}", fix=_EXTRA)
+
+
+def can_check() -> bool:
+    """Return whether the package is installed with which an exported policy is compared."""
+    return importlib.util.find_spec(_CHECKS) is not None
+
+
+# --- export ---
+
+
+def to_onnx(policy: TrainedPolicy) -> bytes:
+    """Return the policy as an ONNX model with metadata.
+
+    Raises `ResourceError` where a package is missing, `ConfigError` for a network that cannot be exported with any batch size.
+    """
+    require_packages(check=False)
+    from onnx.helper import set_model_props  # noqa: PLC0415 - slow, and not always installed
+
+    example = torch.zeros((2, *policy.env.network_input_shape), dtype=getattr(torch, policy.env.observation_dtype))
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                _Graph(policy),
+                (example,),
+                input_names=["observation"],
+                output_names=["action", *_scores(policy.module, example)],
+                dynamic_shapes={"observation": {0: torch.export.Dim("batch")}},
+                dynamo=True,
+                verbose=False,
+            )
+    except Exception as error:  # a network of a user's own may do what cannot be traced, and the tracer raises many types
+        found = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
+        raise ConfigError("the policy cannot be exported", found=found, wanted="a network that torch.export can trace") from error
+    assert program is not None
+    model = program.model_proto
+    batch = model.graph.input[0].type.tensor_type.shape.dim[0]
+    if not batch.dim_param:
+        fix = "in your network, use x.shape[0] or x.flatten(1) in place of len(x)"
+        raise ConfigError("the network fixes the batch size", found=batch.dim_value, wanted="any batch size", fix=fix)
+    model.producer_name, model.producer_version = "rookery", importlib.metadata.version("rookery")
+    set_model_props(model, metadata(policy))
+    content: bytes = model.SerializeToString()
+    return content
+
+
+class _Graph(nn.Module):
+    """The function that is exported."""
+
+    def __init__(self, policy: TrainedPolicy) -> None:
+        super().__init__()
+        self.network = policy.module  # registered, so that its parameters keep their names
+        self._policy, self._discrete = policy.policy, policy.env.action.discrete
+        self._first, native = _first_action(policy)
+        self._dtype = torch.from_numpy(native).dtype
+        self._low, self._high = (
+            torch.tensor(bounds, dtype=self._dtype) for bounds in (policy.env.action.low, policy.env.action.high)
+        )
+
+    def forward(self, observation: Tensor) -> tuple[Tensor, ...]:
+        """Observation [N, *input] → action, and what it was chosen from."""
+        chosen = self._policy.act(observation, greedy=True)["action"]
+        action = chosen + self._first if self._discrete else chosen.to(self._dtype).clamp(self._low, self._high)
+        return action, *_scores(self.network, observation).values()
+
+
+def _first_action(policy: TrainedPolicy) -> tuple[int, NDArray[Any]]:
+    """Return the number of the first discrete action (0 for others), and one action [1, ...] as the environment takes it."""
+    action = policy.env.action
+    native = policy.to_native(np.zeros(1, np.int64) if action.discrete else np.zeros((1, *action.shape), np.float32))
+    return int(native[0]) if action.discrete else 0, native
+
+
+def _scores(network: nn.Module, observation: Tensor) -> dict[str, Tensor]:
+    """Return the outputs that the greedy action is chosen from, by name; none of a network that is not known here."""
+    if isinstance(network, ActorCritic):
+        chosen_from = network.policy(observation)
+        return {"logits": chosen_from.log_probs} if isinstance(chosen_from, Categorical) else {"mean": chosen_from.mean}
+    return {"q_values": network(observation)} if isinstance(network, QNetwork) else {}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporter from writing what its users cannot act on: warnings of its own packages, and a logger's hints."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+# --- metadata ---
+
+
+def metadata(policy: TrainedPolicy) -> dict[str, str]:
+    """Return the metadata properties of the model: which policy it is, and how its input and output are to be read."""
+    env, settings = policy.env, policy.settings
+    first, native = _first_action(policy)
+    space: Mapping[str, Any] = (
+        {"type": "discrete", "n": env.action.n, "start": first}
+        if env.action.discrete
+        else {
+            "type": "box",
+            "shape": env.action.shape,
+            "low": env.action.low,
+            "high": env.action.high,
+            "dtype": str(native.dtype),
+        }
+    )
+    values = {
+        "run_id": policy.run_id,
+        "version": policy.version,
+        "env_steps": policy.env_steps,
+        "algorithm": settings.algorithm.name,
+        "env_id": settings.env.entry_point or settings.env.id,
+        "env": json.dumps(settings.env.model_dump(mode="json")),
+        "observation_shape": json.dumps(env.network_input_shape),
+        "observation_dtype": env.observation_dtype,
+        "frame_stack": env.frame_stack,
+        "preprocessing": _preprocessing(policy),
+        "action_space": json.dumps(space),
+    }
+    return {f"rookery.{name}": str(value) for name, value in values.items()}
+
+
+def _preprocessing(policy: TrainedPolicy) -> str:
+    """Return how an observation is made of what the environment gives, in sentences."""
+    env, settings = policy.env, policy.settings.env
+    if settings.id.startswith("ALE/") and not settings.entry_point:
+        top, bottom = settings.crop
+        frames = (
+            f"An env step is {settings.frame_skip} emulator frames. A frame is the grey screen of ale_py's AtariVectorEnv, "
+            f"{settings.height} x {settings.width}, without {top} rows at the top and {bottom} at the bottom."
+        )
+    elif env.is_image:
+        scaled = "" if env.observation_dtype == "uint8" else ", divided by the largest number of its space if that is above 1"
+        frames = f"A frame is the image of the environment, {list(env.observation_shape)}, colours first{scaled}."
+    else:
+        frames = "A frame is the observation of the environment, flattened, as float32."
+    size = env.frame_stack
+    stacks = f"The input is a stack of the newest {size} frames, the oldest first; frames before the first of an episode are 0."
+    inside = "Scaling and normalisation are inside the model."
+    return " ".join([frames, stacks if env.network_input_shape != env.observation_shape else "The input is one frame.", inside])
+
+
+# --- comparison ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Greedy actions of an exported model and of its policy, on the same observations."""
+
+    observations: int
+    equal: int  # discrete: the same action; continuous: no component differs by more than 1e-5 of its range
+    ties: int  # discrete and not equal, where the policy's own scores of both actions differ by no more than 1e-5 of the largest
+
+    @property
+    def different(self) -> int:
+        """Observations on which the two act differently."""
+        return self.observations - self.equal - self.ties
+
+
+def compare(model: bytes, policy: TrainedPolicy, *, observations: int, seed: int = 1) -> Comparison:
+    """Return how the greedy actions of `model`, computed by onnxruntime, agree with those of `policy` on random observations.
+
+    Raises `ResourceError` where onnxruntime is not installed.
+    """
+    require_packages(check=True)
+    import onnxruntime  # noqa: PLC0415 - slow, and not always installed
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    random = np.random.default_rng(seed)
+    equal = ties = 0
+    for begin in range(0, observations, _ROWS):
+        observation = random_observations(policy, min(_ROWS, observations - begin), random)
+        (found,), wanted = session.run(["action"], {"observation": observation}), policy(observation)
+        same = _same(policy, found, wanted)
+        equal += int(same.sum())
+        ties += int(_tied(policy, observation[~same], found[~same], wanted[~same]).sum())
+    return Comparison(observations=observations, equal=equal, ties=ties)
+
+
+def random_observations(policy: TrainedPolicy, count: int, random: np.random.Generator) -> NDArray[Any]:
+    """Return observations [count, *input]: uniform bytes, or normal numbers of a scale from 0.1 to 10 for each observation."""
+    shape = (count, *policy.env.network_input_shape)
+    if policy.env.observation_dtype == "uint8":
+        return random.integers(0, 256, shape, np.uint8)
+    scale = 10.0 ** random.uniform(-1.0, 1.0, (count, *(1 for _ in shape[1:])))
+    return (random.normal(size=shape) * scale).astype(np.float32)
+
+
+def _same(policy: TrainedPolicy, found: NDArray[Any], wanted: NDArray[Any]) -> NDArray[np.bool_]:
+    action = policy.env.action
+    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        return np.zeros(len(wanted), np.bool_)
+    if action.discrete:
+        equal: NDArray[np.bool_] = np.equal(found, wanted)
+        return equal
+    most = _TOLERANCE * (np.array(action.high) - np.array(action.low))
+    return np.asarray((np.abs(found - wanted) <= most).all(axis=1))
+
+
+def _tied(policy: TrainedPolicy, observation: NDArray[Any], found: NDArray[Any], wanted: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return whether the policy itself hardly prefers the one discrete action to the other."""
+    if not (policy.env.action.discrete and len(observation)):
+        return np.zeros(len(observation), np.bool_)
+    with torch.inference_mode():
+        scores = next(iter(_scores(policy.module, torch.from_numpy(observation)).values()), None)
+    if scores is None:
+        return np.zeros(len(observation), np.bool_)
+    values, rows, first = scores.numpy(), np.arange(len(observation)), _first_action(policy)[0]
+    gap = values[rows, wanted - first] - values[rows, found - first]
+    return np.asarray(gap <= _TOLERANCE * np.maximum(1.0, np.abs(values).max(axis=1)))

@@ -1,0 +1,227 @@
+"""Policies of runs, loaded from checkpoints: functions from observations to actions, without a learner or a connection."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.wrappers import HumanRendering
+from numpy.typing import ArrayLike, NDArray
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from common.algorithms.api import NetworkPolicy, Policy, WorkerContext
+from common.algorithms.registry import build_algorithm, build_policy
+from common.algorithms.settings import ReplaySection
+from common.config.errors import config_error
+from common.config.load import load_settings
+from common.config.schema import Settings
+from common.envs.make import PICTURE, tried_out
+from common.envs.spec import EnvSettings, EnvSpec
+from common.errors import ConfigError, ResourceError
+from common.models import snapshot
+from common.policies.environment import RunEnvironment
+from common.runtime import checkpoints
+from common.runtime.checkpoint_files import MANIFEST, POLICY, BadCheckpointError, Checkpoint, read
+from common.runtime.checkpoints import BEST
+from common.runtime.run_directory import RunDirectory
+from common.runtime.store import fetch
+from common.units import EnvSteps, Version
+
+NEWEST: Final = "newest"
+_REPLAY_ENV_STEPS = 100_000  # of the memory of a learner that only restores its network: enough for any windows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedPolicy:
+    """A policy with the weights of one checkpoint: call it with one observation, or with a batch. One thread uses it."""
+
+    env: EnvSpec
+    version: Version
+    env_steps: EnvSteps  # that the weights were trained on
+    run_id: str
+    settings: Settings  # of the run
+    policy: Policy
+    to_native: Callable[[NDArray[Any]], NDArray[Any]]  # from the policy's actions to those of the environment
+
+    def __call__(self, observation: ArrayLike, *, greedy: bool = True) -> Any:
+        """Return the action for one observation, or the actions [N, ...] for a batch [N, *input], as the environment takes them.
+
+        `greedy` takes the best action; otherwise actions are drawn as an evaluator draws them. Raises `ConfigError` for an
+        observation of another shape or type than `env.network_input_shape` and `env.observation_dtype`.
+        """
+        array, shape, dtype = np.asarray(observation), self.env.network_input_shape, np.dtype(self.env.observation_dtype)
+        single = array.shape == shape
+        if not single and array.shape[1:] != shape:
+            wanted = f"{shape}, or a batch (N, {', '.join(map(str, shape))})"
+            fix = "take observations of `make_env`, which stacks frames as the run did"
+            raise ConfigError("observation of another shape", found=str(array.shape), wanted=wanted, fix=fix)
+        if not np.can_cast(array.dtype, dtype, "same_kind"):
+            raise ConfigError("observation of another type", found=str(array.dtype), wanted=str(dtype))
+        batch = torch.from_numpy(np.array(array.reshape(-1, *shape), dtype))
+        actions = self.to_native(self.policy.act(batch, greedy=greedy)["action"].numpy())
+        return actions[0] if single else actions
+
+    @property
+    def module(self) -> nn.Module:
+        """The network that acts. Raises `ConfigError` for a policy of a user's own that has none."""
+        if not isinstance(self.policy, NetworkPolicy):
+            found = type(self.policy).__name__
+            raise ConfigError("the policy has no network that could be named", found=found, wanted="a rookery.NetworkPolicy")
+        module: nn.Module = self.policy.network
+        return module
+
+    def env_settings(self, **overrides: Any) -> EnvSettings:
+        """Return the section `env` of the run with other values. Raises `ConfigError` for a value that is not valid."""
+        values = self.settings.model_dump(mode="json")
+        values["env"] |= overrides
+        try:
+            return type(self.settings).model_validate_json(json.dumps(values), strict=True).env
+        except ValidationError as error:
+            raise config_error(error, values, {f"env.{key}": "argument" for key in overrides}) from error
+
+    def make_env(self, render_mode: str | None = None, **overrides: Any) -> gymnasium.Env[NDArray[Any], Any]:
+        """Return one environment of the run, its observations prepared and stacked as the policy takes them.
+
+        Args:
+            render_mode: None, "rgb_array", "rgb_array_list" (all pictures since the last call of `render`) or "human".
+            overrides: settings of the section `env`, such as `sticky_actions=0.25`.
+
+        Raises:
+            ConfigError: a setting is not valid, the environment cannot be drawn, or it does not fit the policy.
+        """
+        environment = RunEnvironment(
+            self.env_settings(**overrides), render_mode=PICTURE if render_mode == "human" else render_mode
+        )
+        if (environment.run_spec.network_input_shape, environment.run_spec.action) != (
+            self.env.network_input_shape,
+            self.env.action,
+        ):
+            environment.close()
+            wanted = "observations and actions of the run"
+            raise ConfigError(
+                "the environment does not fit the policy", found=f"other settings of {sorted(overrides)}", wanted=wanted
+            )
+        return HumanRendering(environment) if render_mode == "human" else environment
+
+
+def load_policy(
+    path: str | Path, *, checkpoint: str | Version = NEWEST, overrides: Sequence[str] = (), seed: int = 1
+) -> TrainedPolicy:
+    """Return the policy of a run.
+
+    The run's config.yaml may name code of a user's own, which is imported: load runs of a source that you trust.
+
+    Args:
+        path: directory of a run, or of one checkpoint in it, or the address of its copy in a bucket, as text.
+        checkpoint: "newest", "best" (by evaluation), or the version of a checkpoint, where `path` is a run.
+        overrides: settings that differ from the run's, as text: "env.sticky_actions=0.25".
+        seed: of actions that are drawn.
+
+    Raises:
+        ConfigError: there is no such run or checkpoint, or its settings are not those of this version.
+        ResourceError: the checkpoint is damaged, or does not fit the settings.
+    """
+    directory, folder = _find(fetch(str(path)), checkpoint)
+    settings = _settings(directory, overrides)
+    try:
+        saved = read(folder, segments=False)
+    except BadCheckpointError as error:
+        fix = "name another version, or copy the checkpoint again"
+        raise ResourceError(f"checkpoint {folder} cannot be used", found=str(error), wanted="a whole one", fix=fix) from error
+    with tried_out(settings.env) as environment:
+        spec, to_native = environment.spec, environment.to_native
+    policy = build_policy(
+        settings.algorithm,
+        model=settings.model,
+        env=spec,
+        precision="fp32",
+        seed=seed,
+        context=WorkerContext(index=0, workers=1, num_envs=1, training=False),
+    )
+    if policy.layout != saved.architecture:
+        raise ResourceError(
+            f"checkpoint {folder} is of another architecture",
+            found=saved.architecture,
+            wanted=f"{policy.layout}, of the settings in {directory.config}",
+            fix="leave out settings that change observations, actions or the network",
+        )
+    policy.load(saved.version, _parameters(saved, settings, spec), env_steps=saved.env_steps)
+    return TrainedPolicy(
+        env=spec,
+        version=saved.version,
+        env_steps=saved.env_steps,
+        run_id=saved.run_id,
+        settings=settings,
+        policy=policy,
+        to_native=to_native,
+    )
+
+
+def _find(path: Path, checkpoint: str | Version) -> tuple[RunDirectory, Path]:
+    """Return the run, and the directory of the checkpoint, that `path` and `checkpoint` name. Raises `ConfigError`."""
+    if (path / MANIFEST).is_file():
+        directory = RunDirectory(path.resolve().parent.parent)
+        _require_run(directory)
+        if checkpoint != NEWEST:
+            fix = "name the directory of the run, or no checkpoint"
+            raise ConfigError("two checkpoints named", found=f"{path} and {checkpoint}", wanted="one", fix=fix)
+        return directory, path
+    directory = RunDirectory(path)
+    _require_run(directory)
+    known = checkpoints.by_version(directory.checkpoints)
+    best = checkpoints.best_places(directory.checkpoints)
+    names = [*([BEST] if best else []), *map(str, known)]
+    if not names:
+        fix = "the first one is written after checkpoint.every_seconds, or when the run ends"
+        raise ConfigError("the run has no checkpoint", found=f"none in {directory.checkpoints}", wanted="at least one", fix=fix)
+    if checkpoint == NEWEST and known:
+        return directory, next(iter(known.values()))
+    if str(checkpoint) not in names:
+        wanted = f"{NEWEST} or one of {', '.join(names)}"
+        raise ConfigError(f"the run in {path} has no such checkpoint", found=str(checkpoint), wanted=wanted)
+    return directory, best[0] if checkpoint == BEST else known[int(checkpoint)]
+
+
+def _require_run(directory: RunDirectory) -> None:
+    if not directory.begun:
+        raise ConfigError(
+            "no run to load a policy from",
+            found=f"no {directory.config.name} in {directory.path}",
+            wanted="the directory of a run, or of a checkpoint in one",
+        )
+
+
+def _settings(directory: RunDirectory, overrides: Sequence[str]) -> Settings:
+    """Return the settings of the run, changed by `overrides`. Raises `ConfigError`."""
+    if other := [text for text in overrides if not text.startswith("env.")]:
+        raise ConfigError("a trained policy takes no other settings", found=other[0], wanted="env.key=value")
+    config = str(directory.config)
+    try:
+        settings = load_settings(preset=config, environ={}).settings
+    except ConfigError as error:
+        raise ConfigError(f"{error}; the run may be of another version of rookery, or of your own packages") from error
+    return load_settings(preset=config, overrides=overrides, environ={}).settings if overrides else settings
+
+
+def _parameters(saved: Checkpoint, settings: Settings, env: EnvSpec) -> Tensor:
+    """Return the parameters [P] of the policy: those of a checkpoint of a policy alone, else those that its learner published."""
+    if POLICY in saved.state:
+        alone: Tensor = saved.state[POLICY]
+        return alone
+    section = settings.algorithm
+    if isinstance(section, ReplaySection):
+        section = section.model_copy(update={"replay_capacity": min(section.replay_capacity, _REPLAY_ENV_STEPS)})
+    algorithm = build_algorithm(section, model=settings.model, env=env, seed=0)
+    try:
+        algorithm.load_state_dict(saved.state)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+        found = f"{type(error).__name__}: {error}"
+        raise ResourceError("the checkpoint does not fit the settings of its run", found=found) from error
+    return snapshot.to_tensor(snapshot.flatten(algorithm.model, "fp32"))

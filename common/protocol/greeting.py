@@ -1,0 +1,249 @@
+"""Greeting: the checks of a Hello, whatever the algorithm, and the two answers to it, Welcome and Refusal."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from common.errors import DropReason
+from common.protocol import events as e
+from common.protocol.admission import Admission
+from common.protocol.events import RefusalCode, Route, WorkerKey, sentence
+from common.protocol.limits import INCARNATION_MAX
+from common.protocol.messages import ACTOR_STATE, ROLES, Envelope, Hello, Refusal, Welcome
+from common.protocol.registry import SessionConfig, WorkerRegistry
+from common.protocol.worker_record import ActorState, Worker, WorkerState
+from common.units import Seconds, Version
+
+
+class Objection(NamedTuple):
+    """Reason of a refusal, as a code and a sentence; whether a new Hello may help, and whether as a new incarnation."""
+
+    code: RefusalCode
+    reason: str
+    retry: bool
+    new_incarnation: bool = False
+
+
+CHALLENGE_SECONDS: Seconds = 0.25  # between two Credits that try the connection of one worker; a worker greets every 0.5 s
+_OWN_NAME = "give each worker its own name"
+
+
+class Greeting:
+    """Answers to Hellos. Owned by `LearnerSide`."""
+
+    def __init__(self, registry: WorkerRegistry, admission: Admission, config: SessionConfig) -> None:
+        self.reconnects = 0
+        self._registry = registry
+        self._admission = admission
+        self._config = config
+
+    def hello(
+        self, route: Route, envelope: Envelope, public_key: str, *, version: Version, draining: bool, now: Seconds
+    ) -> list[e.Instruction]:
+        """Answer the Hello in `envelope`: connect its worker, or refuse it. `version` is that of the newest policy."""
+        hello, run = envelope.message, envelope.run
+        assert isinstance(hello, Hello)
+        known = self._registry.find(hello)
+        objection = _check_config(hello, run, self._config)
+        if objection is None and known is not None and self._holds(known, route, now):
+            objection = self._challenged(known, route, hello, now)
+            if objection is None:
+                return []
+        same = known if known is not None and known.key.incarnation == hello.incarnation else None
+        excess = self._excess(hello, same)
+        if (
+            objection := objection
+            or _check_evicted(hello, known, now)
+            or self._objection(hello, public_key, known, draining=draining)
+            or excess
+        ):
+            self._admission.messages_dropped[DropReason.UNCREDITED if objection is excess else DropReason.UNKNOWN_SENDER] += 1
+            if same is not None and same.state is WorkerState.CLOSED and excess is None:
+                # It stepped on while it was silent, and will count from 0: those env steps are in no other account.
+                self._admission.ledger.report(same.account, hello.produced)
+                self._admission.close(same)
+                self._admission.limit_claims(same)
+            incarnation = self._registry.name_incarnation(hello.worker) if objection.new_incarnation else -1
+            return refusal(route, objection.code, objection.reason, retry=objection.retry, incarnation=incarnation)
+        return self._accept(route, hello, public_key, known, version=version, now=now)
+
+    def _excess(self, hello: Hello, worker: Worker | None) -> Objection | None:
+        reason = self._admission.check_hello(hello, worker)
+        fact = f"{reason}; greet as the one named here"
+        return Objection(RefusalCode.FORGOTTEN, fact, retry=True, new_incarnation=True) if reason else None
+
+    def _holds(self, worker: Worker, route: Route, now: Seconds) -> bool:
+        """Return whether a worker is connected by its name on another connection than `route`, and was heard on it lately."""
+        return worker.route not in (None, route) and worker.silent(now) <= self._config.silence_seconds
+
+    def _challenged(self, holder: Worker, route: Route, hello: Hello, now: Seconds) -> Objection | None:
+        """Return why another connection does not get the holder's name; None: greet again while the holder's one is tested.
+
+        The learner sends the holder a Credit: where it cannot be sent, the connection is closed, and the next Hello succeeds.
+        """
+        if holder.challenger == route:  # its last Hello had that Credit sent, and the connection stood
+            holder.challenger = None
+            return _name_in_use(hello)
+        if now - holder.challenged_at >= CHALLENGE_SECONDS:  # a flood of Hellos must not fill the holder's buffers
+            holder.challenger, holder.challenged_at = route, now
+            self._registry.owe_credit(holder)
+        return None
+
+    def _accept(
+        self, route: Route, hello: Hello, public_key: str, known: Worker | None, *, version: Version, now: Seconds
+    ) -> list[e.Instruction]:
+        notes: list[e.Instruction] = []
+        if known is not None and known.key.incarnation == hello.incarnation:
+            worker = known
+        else:
+            notes = self._free_slot(hello, known, now)
+            worker = self._registry.join(WorkerKey(name=hello.worker, incarnation=hello.incarnation), hello.role)
+        if self._config.lockstep and worker.role == "actor" and hello.welcomed and worker.state is WorkerState.EXPECTED:
+            return [*notes, *self._rolled_back(route, worker, hello)]
+        again = worker.state is not WorkerState.EXPECTED
+        worker.public_key, worker.challenger = public_key, None
+        self.reconnects += again
+        if worker.route != route:  # on the same connection it is a repeated Hello, and its SnapshotWanted is still open
+            worker.wanted_after = None
+        self._registry.connect(worker, route, now)
+        # What an earlier learner trained on after its last checkpoint is in weights that are lost.
+        out = self._admission.greeted(worker, hello, DropReason.GAP if again else DropReason.ROLLED_BACK)
+        fields = {"worker": worker.key.name, "role": worker.role, "index": worker.index, "again": again}
+        note = e.LogEvent(event="worker_welcomed", fields=fields | {"software": sentence(hello.software)})
+        slot = self._admission.states.newest(worker.index) if self._config.lockstep and worker.role == "actor" else None
+        state = slot.actor if slot else None
+        worker.continues = worker.continues if again else state is None or state.size > 0
+        answer = _welcome(worker, self._config, window=self._registry.window(worker), version=version, state=state)
+        return [e.Send(route=route, message=answer), *notes, note, *out]
+
+    def _rolled_back(self, route: Route, worker: Worker, hello: Hello) -> list[e.Instruction]:
+        """Refuse, in lockstep, an incarnation of another learner process, whose experience this learner cannot use."""
+        self._admission.ledger.report(worker.account, hello.produced)
+        self._admission.close(worker, DropReason.ROLLED_BACK)
+        fact = "in lockstep an actor goes on from the state of a resumed learner; greet as a new incarnation"
+        incarnation = self._registry.name_incarnation(hello.worker)
+        return refusal(route, RefusalCode.FORGOTTEN, fact, retry=True, incarnation=incarnation)
+
+    def _objection(self, hello: Hello, public_key: str, known: Worker | None, *, draining: bool) -> Objection | None:
+        registry = self._registry
+        holds = known is not None and known.route is not None and known.role == hello.role
+        others = registry.connected(hello.role) - holds
+        return _check_identity(hello, public_key, known, forgotten=registry.forgotten, named=registry.named) or _check_room(
+            hello, known, others=others, config=self._config, draining=draining
+        )
+
+    def _free_slot(self, hello: Hello, older: Worker | None, now: Seconds) -> list[e.Instruction]:
+        """Close the account of the older incarnation; free a slot for a name that holds none of this role."""
+        if older is not None:
+            self._admission.close(older)
+            if older.role == hello.role:
+                return []
+        out: list[e.Instruction] = []
+        for worker in self._registry.crowded_out(hello.role, now):
+            if worker.state is not WorkerState.CLOSED:
+                out.append(away_event("worker_forgotten", worker, worker.silent(now)))
+                self._admission.close(worker)
+            self._registry.forget(worker)
+        return out
+
+
+def _check_config(hello: Hello, run: str, config: SessionConfig) -> Objection | None:
+    """Return why a worker does not fit the run; None where it does."""
+    if hello.role not in ROLES:
+        return Objection(RefusalCode.ROLE, f"role: found {hello.role!r}, wanted one of {', '.join(ROLES)}", retry=False)
+    if run not in ("", config.run):
+        difference = f"run: found {run!r}, wanted {config.run!r}"
+        return Objection(RefusalCode.RUN, f"{difference}; restart this worker to join the run", retry=False)
+    if hello.env_signature not in ("", config.env_signature):
+        difference = f"environment signature: found {hello.env_signature}, wanted {config.env_signature}"
+        return Objection(RefusalCode.ENVIRONMENT, f"{difference}; install the learner's environment packages here", retry=False)
+    return None
+
+
+def _check_identity(hello: Hello, public_key: str, known: Worker | None, *, forgotten: int, named: int) -> Objection | None:
+    """Return why a worker may not use this name; None where it may.
+
+    `known`: the newest incarnation of the name; `forgotten`: the largest incarnation of all names that are known no more;
+    `named`: the largest incarnation that the learner has named in a refusal.
+    """
+    if hello.incarnation > max(INCARNATION_MAX, named):
+        fact = f"incarnation: found {hello.incarnation}, wanted at most {INCARNATION_MAX}; greet as the one named here"
+        return Objection(RefusalCode.SUPERSEDED, fact, retry=True, new_incarnation=True)
+    fact = "the account of this incarnation is closed; greet as the one named here"
+    renew = Objection(RefusalCode.FORGOTTEN, fact, retry=True, new_incarnation=True)
+    if known is None:
+        # The counters of a forgotten name are lost, so its trained experience is unknown. All its incarnations are at most
+        # `forgotten`: an incarnation in that range with env steps may be one of them and must start anew. (It may also have
+        # met only a learner that was killed, and then loses what it kept.) An incarnation without env steps is safe.
+        stepped = hello.produced or hello.completed or hello.resend_from
+        return renew if stepped and hello.incarnation <= forgotten else None
+    if known.state is not WorkerState.CLOSED and known.public_key and public_key and public_key != known.public_key:
+        # Only while the account is open: a worker that left, or was away for long, may come back with a new key.
+        return Objection(
+            RefusalCode.IN_USE, f"the name {hello.worker!r} belongs to a worker of another key; {_OWN_NAME}", retry=True
+        )
+    if known.state is not WorkerState.CLOSED and hello.role != known.role:
+        return Objection(RefusalCode.IN_USE, f"the name {hello.worker!r} belongs to an {known.role}; {_OWN_NAME}", retry=True)
+    if hello.incarnation > known.key.incarnation:
+        return None
+    if hello.incarnation < known.key.incarnation:
+        fact = f"a newer incarnation of {hello.worker!r} has greeted; greet as the one named here"
+        return Objection(RefusalCode.SUPERSEDED, fact, retry=True, new_incarnation=True)
+    return renew if known.state is WorkerState.CLOSED else None
+
+
+def _check_evicted(hello: Hello, known: Worker | None, now: Seconds) -> Objection | None:
+    """Return why an evicted worker may not be welcomed yet; None where it may."""
+    if known is None or now >= known.evicted_until:
+        return None
+    fact = f"all that {hello.worker!r} sent was refused; mend it, or wait {known.evicted_until - now:.0f} s"
+    return Objection(RefusalCode.EVICTED, fact, retry=True)
+
+
+def _name_in_use(hello: Hello) -> Objection:
+    """Return the answer to a Hello that uses the name of a connected worker."""
+    return Objection(RefusalCode.IN_USE, f"a connected worker has the name {hello.worker!r}; {_OWN_NAME}", retry=True)
+
+
+def _check_room(hello: Hello, known: Worker | None, *, others: int, config: SessionConfig, draining: bool) -> Objection | None:
+    """Return why the run has no slot for a worker beside the `others` of its role that are connected; None where it has."""
+    if draining and (known is None or hello.incarnation != known.key.incarnation):
+        # A known worker may still say what it produced, and goodbye.
+        return Objection(RefusalCode.DRAINING, "the run is ending", retry=False)
+    if others < config.slots(hello.role):
+        return None
+    remedy = "raise learner.max_actors" if hello.role == "actor" else "end one"
+    return Objection(RefusalCode.FULL, f"the run has its {others} {hello.role}s; {remedy} to admit another", retry=True)
+
+
+def _welcome(worker: Worker, config: SessionConfig, *, window: int, version: Version, state: ActorState | None) -> Welcome:
+    """Return the Welcome of a worker that is admitted, with the `state` from which an actor goes on in lockstep.
+
+    In lockstep, an actor whose slot has no state yet begins as the first actor at that slot did.
+    """
+    actor = worker.role == "actor"
+    begins = config.lockstep and actor and state is None
+    return Welcome(
+        arrays={} if state is None or not state.size else {ACTOR_STATE: state},
+        index=config.run_index(worker.index),
+        generation=0 if begins else worker.generation,
+        config=config.run_config,
+        env_signature=config.env_signature,
+        schema=config.schema if actor else (),
+        credits=window if actor else 0,
+        version=version,
+        heartbeat_seconds=config.heartbeat_seconds,
+        incarnation=worker.key.incarnation,
+    )
+
+
+def refusal(route: Route, code: RefusalCode, reason: str, *, retry: bool, incarnation: int = -1) -> list[e.Instruction]:
+    """Return a Refusal to send, and its log event."""
+    reason = sentence(reason)
+    note = e.LogEvent(event="worker_refused", fields={"route": route.hex(), "code": str(code), "reason": reason}, warning=True)
+    return [e.Send(route=route, message=Refusal(code=code, reason=reason, retry=retry, incarnation=incarnation)), note]
+
+
+def away_event(event: str, worker: Worker, silent: Seconds) -> e.LogEvent:
+    """Return the log event of a worker that was not heard for `silent` seconds."""
+    return e.LogEvent(event=event, fields={"worker": worker.key.name, "silent_seconds": round(silent, 1)}, warning=True)

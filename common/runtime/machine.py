@@ -1,0 +1,154 @@
+"""Cores and free memory of this machine or of the container around this process, and the guard against running out of memory."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from common.observability.cpu_limit import CpuLimit
+
+STATM = Path("/proc/self/statm")
+MEMINFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+
+RESERVE_SHARE = 1 / 16  # of the memory that was free at the start
+LEAST_RESERVE = 256 * 2**20  # bytes; ZeroMQ's one thread stores 230 MB in the 0.1 s between two looks
+
+
+class MemoryGuard:
+    """Decides when memory is so short that data stored for unknown senders must be freed. Owned by the thread that frees it."""
+
+    def __init__(
+        self,
+        *,
+        available: Callable[[], int | None] | None = None,
+        resident: Callable[[], int] | None = None,
+    ) -> None:
+        """Create it before there is anything to free. By default it reads the memory of this process and its machine."""
+        self._available = available or available_bytes
+        self._resident = resident or resident_bytes
+        room = self._available() or 0
+        self.reserve = round(min(room / 2, max(LEAST_RESERVE, room * RESERVE_SHARE)))
+        """Bytes that must stay free; 0, and the guard is off, where the system does not report free memory."""
+        self._base = self._seen = self._resident()
+
+    def short(self) -> bool:
+        """Return whether less than the reserve is free, and this process has grown by half of it since the last `freed`.
+
+        Without that growth other processes took the memory, or the growth cannot be freed: freeing again would gain nothing.
+        """
+        self._seen = self._resident()
+        if self._seen - self._base <= self.reserve / 2:
+            return False
+        available = self._available()
+        return available is not None and available < self.reserve
+
+    def freed(self) -> int:
+        """Return freed memory to the system and measure growth anew; return the bytes that the process lost since `short`."""
+        with suppress(AttributeError, OSError):  # a C library other than glibc
+            # glibc keeps freed memory where something in use lies above it, and a container counts that memory.
+            ctypes.CDLL(None).malloc_trim(0)
+        self._base = self._resident()
+        return max(0, self._seen - self._base)
+
+
+def cores(*, cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> int:
+    """Return the cores this process may run on, or the whole ones of the container's quota where these are fewer; at least 1."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limit = cpu_limit(cgroup=cgroup, membership=membership)
+    return max(1, min(usable, int(limit.cores) if limit else usable))
+
+
+def cpu_limit(*, cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> CpuLimit | None:
+    """Return the CPU limit of the innermost control group around this process that has one, of version 2 or 1; None: no limit.
+
+    `cgroup` is where control groups are mounted, and `membership` names those of this process. In a container the mounted folder
+    is often that of the container itself, while the names are those of the machine.
+    """
+    for folder in _groups(cgroup, membership):
+        if cores := _quota(folder):
+            counts = _counts(folder / "cpu.stat")
+            return CpuLimit(cores, counts.get("nr_periods", 0), counts.get("nr_throttled", 0))
+    return None
+
+
+def _groups(cgroup: Path, membership: Path) -> Iterator[Path]:
+    """Yield the folders of the control groups with a CPU controller around this process, the innermost first."""
+    try:
+        lines = membership.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):  # no Linux
+        lines = []
+    paths = {names: path for _, names, path in (line.split(":", 2) for line in lines if line.count(":") > 1)}
+    version_1 = next((path for names, path in paths.items() if "cpu" in names.split(",")), "/")
+    for base, path in ((cgroup, paths.get("", "/")), (cgroup / "cpu", version_1)):
+        inner = Path(path.lstrip("/"))
+        yield from (base / group for group in (inner, *inner.parents))
+
+
+def _quota(group: Path) -> float | None:
+    """Return core seconds per second, of a version 2 control group or of version 1; None where it has no limit."""
+    try:
+        most, period = (group / "cpu.max").read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        try:
+            most, period = ((group / f"cpu.cfs_{name}_us").read_text(encoding="ascii") for name in ("quota", "period"))
+        except OSError:
+            return None
+    try:
+        quota = int(most) / int(period)
+    except ValueError:  # "max"
+        return None
+    return quota if quota > 0 else None  # version 1 says -1
+
+
+def _counts(stat: Path) -> dict[str, int]:
+    """Return the numbers in a file of names and numbers; empty where it cannot be read."""
+    with suppress(OSError, ValueError):
+        return {name: int(number) for name, number in (line.split() for line in stat.read_text(encoding="ascii").splitlines())}
+    return {}
+
+
+def resident_bytes(*, statm: Path = STATM) -> int:
+    """Return the physical memory of this process; 0 where the system does not report it."""
+    try:
+        return int(statm.read_text(encoding="ascii").split()[1]) * resource.getpagesize()
+    except OSError:  # no Linux
+        return 0
+
+
+def available_bytes(*, meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:
+    """Return the bytes that a process could still take without swapping, by kernel and container limit; None: unknown."""
+    known = [bytes_ for bytes_ in (_of_machine(meminfo), _of_container(cgroup)) if bytes_ is not None]
+    return min(known, default=None)
+
+
+def _of_machine(meminfo: Path) -> int | None:
+    try:
+        found = re.search(r"^MemAvailable:\s+(\d+) kB$", meminfo.read_text(encoding="ascii"), re.MULTILINE)
+    except OSError:  # no Linux
+        return None
+    return int(found[1]) * 1024 if found else None
+
+
+def _of_container(cgroup: Path) -> int | None:
+    """Return limit less use, of version 2 control groups or of version 1; None where there is no limit."""
+    left = _left(cgroup, limit="memory.max", use="memory.current", cache="inactive_file")
+    if left is not None:
+        return left
+    return _left(cgroup / "memory", limit="memory.limit_in_bytes", use="memory.usage_in_bytes", cache="total_inactive_file")
+
+
+def _left(cgroup: Path, *, limit: str, use: str, cache: str) -> int | None:
+    """Return what is left of the limit. Cached files that are not in use count as free, since the kernel gives them up."""
+    try:
+        most, used = (int((cgroup / name).read_text(encoding="ascii")) for name in (limit, use))
+        found = re.search(rf"^{cache} (\d+)$", (cgroup / "memory.stat").read_text(encoding="ascii"), re.MULTILINE)
+    except (OSError, ValueError):
+        return None
+    return max(0, most - used + (int(found[1]) if found else 0))

@@ -1,0 +1,372 @@
+"""Copies of run directories in buckets, by fsspec: s3://, gs://, az://, or file:// for a mounted folder.
+
+The copy of a run has its records and its newest checkpoints, under the names that they have in the run directory. The manifest of
+a checkpoint is uploaded last and removed first, and its hashes decide whether the checkpoint is good when it is downloaded. One
+process writes a copy, any may read it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import fsspec
+
+from common.errors import ConfigError, ResourceError, RookeryError
+from common.runtime.run_directory import RunDirectory, held
+from common.units import MIB
+
+TENSORS, MANIFEST, SEGMENTS = "tensors.safetensors", "manifest.json", "segments"  # as `checkpoint_files`, which imports torch
+CHECKPOINT = re.compile(r"checkpoint-\d+")
+SEGMENT = re.compile(r"[0-9a-f]+")
+NAME = re.compile(r"\w[\w.-]*")  # of a file or folder: names in a bucket become local paths
+RECORDS = ("command.txt", "learning_curve.csv", "learning_curve.png", "summary.json")
+CONFIG = "config.yaml"
+SCHEME_END = "://"
+# boto waits for minutes by default; an upload that failed is repeated.
+S3_OPTIONS = {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 2}}
+
+
+def is_address(text: str) -> bool:
+    """Return whether `text` is the address of a bucket, and no local path."""
+    return SCHEME_END in text
+
+
+def local_path(text: str) -> Path:
+    """Return the local path that `text` names; for the address of a run, the folder under `runs/` to which it is downloaded."""
+    return Path("runs") / text.rstrip("/").rpartition("/")[2] if is_address(text) else Path(text)
+
+
+def copy_address(store: str, folder: Path) -> str:
+    """Return the address of the copy of the run in `folder`: the store and the name of the folder."""
+    return f"{store.rstrip('/')}/{folder.absolute().name}"
+
+
+def _ignore(_: str) -> None:
+    pass
+
+
+class RunStore:
+    """The copy of one run at `address`. One thread uses it; methods raise what the file system raises, unless said otherwise."""
+
+    def __init__(self, address: str) -> None:
+        """Connect to nothing yet. Raises `ConfigError` where the address is of no known kind or its package is missing."""
+        self.address = address.rstrip("/")
+        kind = self.address.partition(SCHEME_END)[0]
+        options: dict[str, Any] = {"config_kwargs": S3_OPTIONS} if kind in ("s3", "s3a") else {}
+        try:
+            self._fs, self._root = fsspec.core.url_to_fs(self.address, **options)
+        except (ImportError, ValueError) as error:
+            fix = "pip install 'rookery[s3]'" if options else "install the package, or choose another address"
+            wanted = "an address such as s3://BUCKET/runs"
+            raise ConfigError(f"run.store cannot be used: {error}", found=self.address, wanted=wanted, fix=fix) from error
+        self._sent: dict[str, object] = {}  # what was uploaded, by path: a hash, or time and size
+        self._segments_of: dict[str, set[str]] = {}  # names of the segments of checkpoints in the copy
+
+    # --- upload ---
+
+    def check_new(self) -> None:
+        """Raise `ConfigError` where the copy of another run is there, `ResourceError` where the store cannot be written."""
+        with _reached(self.address):
+            if self._fs.exists(self._path(CONFIG)):
+                raise ConfigError(
+                    "run.store holds a run of this name",
+                    found=self.address,
+                    wanted="a new name",
+                    fix="set run.dir, or continue that run with --resume",
+                )
+            self._fs.makedirs(self._root, exist_ok=True)
+            self._fs.pipe_file(self._path(".probe"), b"probe")
+            self._fs.rm_file(self._path(".probe"))
+
+    def upload(self, directory: RunDirectory, *, keep: int) -> None:
+        """Upload the newest checkpoint and the records that changed, and leave the `keep` newest checkpoints in the copy."""
+        for name in (*RECORDS, CONFIG):
+            self._upload_record(directory.path / name)
+        newest = next(iter(_checkpoints(directory.checkpoints)), None)
+        others = [place for place in _with_manifest(directory.checkpoints) if not CHECKPOINT.fullmatch(place.name)]
+        for place in filter(None, (newest, *others)):
+            self._upload_checkpoint(place)
+        if newest:
+            self._prune(newest.name, keep)
+
+    def _upload_record(self, path: Path) -> None:
+        with suppress(FileNotFoundError):
+            state = path.stat()
+            mark = (state.st_mtime_ns, state.st_size)
+            if self._sent.get(path.name) != mark:
+                self._fs.makedirs(self._root, exist_ok=True)
+                self._fs.pipe_file(self._path(path.name), path.read_bytes())
+                self._sent[path.name] = mark
+
+    def _upload_checkpoint(self, place: Path) -> None:
+        """Upload a checkpoint and those of its segments that are not in the copy."""
+        with ExitStack() as opened:
+            # The run may replace or remove the checkpoint meanwhile: an open folder and open files stay what they are.
+            folder_descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+            opened.callback(os.close, folder_descriptor)
+
+            def open_file(name: str) -> BinaryIO:
+                return opened.enter_context(os.fdopen(os.open(name, os.O_RDONLY, dir_fd=folder_descriptor), "rb"))
+
+            manifest = open_file(MANIFEST).read()
+            digest = hashlib.sha256(manifest).hexdigest()
+            if self._sent.get(place.name) == digest:
+                return
+            tensors = open_file(TENSORS)
+            names, there = _segments(manifest), self._names(f"checkpoints/{SEGMENTS}")
+            folder = place.parent / SEGMENTS
+            missing = {name: opened.enter_context((folder / name).open("rb")) for name in names - there}
+            for name, file in missing.items():
+                self._upload_file(f"checkpoints/{SEGMENTS}/{name}", file)
+            self._upload_file(f"checkpoints/{place.name}/{TENSORS}", tensors)
+            self._fs.pipe_file(self._path(f"checkpoints/{place.name}/{MANIFEST}"), manifest)
+        self._sent[place.name], self._segments_of[place.name] = digest, names
+
+    def _upload_file(self, name: str, source: BinaryIO) -> None:
+        self._fs.makedirs(self._fs._parent(self._path(name)), exist_ok=True)  # noqa: SLF001  fsspec's own way to name the parent
+        with self._fs.open(self._path(name), "wb") as target:
+            shutil.copyfileobj(source, target, MIB)
+
+    def _prune(self, newest: str, keep: int) -> None:
+        """Remove checkpoints that are too old, or of after a resume that did not use them; then the segments that none names."""
+        places = self._places()
+        kept = [name for name in places if name <= newest][:keep]
+        for name in places:
+            if name not in kept:
+                with suppress(FileNotFoundError):
+                    self._fs.rm_file(self._path(f"checkpoints/{name}/{MANIFEST}"))
+                self._fs.rm(self._path(f"checkpoints/{name}"), recursive=True)
+                self._sent.pop(name, None)
+                self._segments_of.pop(name, None)
+        segments = self._names(f"checkpoints/{SEGMENTS}")
+        if segments:
+            named = set[str]().union(*(self._named_segments(name) for name in self._names("checkpoints") - {SEGMENTS}))
+            for name in segments - named:
+                self._fs.rm_file(self._path(f"checkpoints/{SEGMENTS}/{name}"))
+
+    def _named_segments(self, place: str) -> set[str]:
+        if place not in self._segments_of:
+            with suppress(FileNotFoundError):
+                self._segments_of[place] = _segments(self._fs.cat_file(self._path(f"checkpoints/{place}/{MANIFEST}")))
+        return self._segments_of.get(place, set())
+
+    # --- download ---
+
+    def exists(self) -> bool:
+        """Return whether there is a copy of a run. Raises `ResourceError` where the store cannot be read."""
+        with _reached(self.address):
+            return bool(self._fs.exists(self._path(CONFIG)))
+
+    def download_records(self, folder: Path) -> None:
+        """Download the records of the run to `folder`, config.yaml last. Raises as `download`."""
+        with _reached(self.address):
+            self._download_records(folder, self._config())
+
+    def download(self, folder: Path, *, warn: Callable[[str], None], segments: bool = True) -> None:
+        """Download the newest good checkpoint and the records to `folder`; config.yaml, which marks it as a run's, comes last.
+
+        `warn` is called for each checkpoint that is passed over, because it is damaged or incomplete. With `segments` False the
+        replay memory is left out. Raises `ConfigError` where there is no run, `ResourceError` where all checkpoints are bad.
+        """
+        with _reached(self.address):
+            config = self._config()
+            checkpoints = folder / "checkpoints"
+            bad: list[str] = []
+            for name in self._places():
+                if problem := self.download_checkpoint(name, checkpoints, segments=segments):
+                    bad.append(f"{name}: {problem}")
+                    warn(f"checkpoint {name} of {self.address} is passed over: {problem}")
+                    continue
+                break
+            else:
+                if bad:
+                    raise ResourceError(f"no good checkpoint in {self.address}", found="; ".join(bad), fix="start a new run")
+            for name in self._names("checkpoints") - {SEGMENTS, *self._places()}:
+                self.download_checkpoint(name, checkpoints, segments=False)
+            self._download_records(folder, config)
+
+    def _config(self) -> bytes:
+        try:
+            config: bytes = self._fs.cat_file(self._path(CONFIG))
+        except FileNotFoundError as error:
+            raise ConfigError("no run in this store", found=self.address, wanted="a run that was uploaded there") from error
+        return config
+
+    def _download_records(self, folder: Path, config: bytes) -> None:
+        for name in RECORDS:
+            with suppress(FileNotFoundError):
+                (folder / name).write_bytes(self._fs.cat_file(self._path(name)))
+        (folder / CONFIG).write_bytes(config)
+
+    def download_checkpoint(self, name: str, checkpoints: Path, *, segments: bool) -> str:
+        """Download a checkpoint, unless the same one is there; return its fault, or "" where it is good."""
+        from common.runtime.checkpoint_files import BadCheckpointError, read  # noqa: PLC0415  imports torch
+
+        place = checkpoints / name
+        place.mkdir(parents=True, exist_ok=True)
+        try:
+            manifest = self._fs.cat_file(self._path(f"checkpoints/{name}/{MANIFEST}"))
+            if not (place / MANIFEST).exists() or (place / MANIFEST).read_bytes() != manifest:
+                (place / MANIFEST).unlink(missing_ok=True)
+                self._fs.get_file(self._path(f"checkpoints/{name}/{TENSORS}"), str(place / TENSORS))
+                for segment in _segments(manifest) if segments else ():
+                    self._download_segment(segment, checkpoints / SEGMENTS)
+                (place / MANIFEST).write_bytes(manifest)
+            read(place, segments=segments)
+        except (FileNotFoundError, BadCheckpointError) as error:
+            shutil.rmtree(place)
+            return "a file is missing" if isinstance(error, FileNotFoundError) else str(error)
+        return ""
+
+    def _download_segment(self, name: str, folder: Path) -> None:
+        """Download a segment; a name is given to one content, and a file that a lost connection cut short is replaced."""
+        folder.mkdir(exist_ok=True)
+        partial = folder / f".partial-{name}"
+        if not (folder / name).exists():
+            self._fs.get_file(self._path(f"checkpoints/{SEGMENTS}/{name}"), str(partial))
+            partial.rename(folder / name)
+
+    # --- names ---
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def _names(self, folder: str) -> set[str]:
+        """Return the names of all files and folders in a folder of the copy."""
+        path = self._path(folder)
+        self._fs.invalidate_cache()
+        try:
+            found = self._fs.ls(path, detail=False)
+        except FileNotFoundError:
+            return set()
+        names = {name.rstrip("/").rpartition("/")[2] for name in found} - {folder.rpartition("/")[2]}
+        return set(filter(NAME.fullmatch, names))
+
+    def _places(self) -> list[str]:
+        """Return the names of the checkpoints in the copy, newest first."""
+        return sorted(filter(CHECKPOINT.fullmatch, self._names("checkpoints")), reverse=True)
+
+
+def restore(address: str, folder: Path, *, warn: Callable[[str], None] = _ignore) -> RunDirectory:
+    """Download the run at `address` to `folder`, from where it can be resumed.
+
+    Raises `ConfigError` where there is no run or `folder` has other files, `ResourceError` where the store cannot be read.
+    """
+    store, directory = RunStore(address), RunDirectory(folder)
+    if not store.exists():
+        raise ConfigError("no run to resume", found=f"nothing at {address}", wanted="a run that was uploaded there")
+    known = {"checkpoints", CONFIG, *RECORDS}
+    if folder.exists() and (others := sorted(path.name for path in folder.iterdir() if path.name not in known)):
+        raise ConfigError("run directory is in use", found=f"{others[0]} in {folder}", wanted="a new or empty folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with held(directory):
+            store.download(folder, warn=warn)
+    except OSError as error:
+        raise ResourceError("the run cannot be downloaded", found=f"{error.strerror} at {folder}", wanted="free disk") from error
+    return directory
+
+
+def restore_missing(store: str, folder: Path, *, warn: Callable[[str], None] = _ignore) -> bool:
+    """Download the run of `folder` from the store, where the folder holds none; return whether it did.
+
+    Raises as `restore`. Returns False where the store is empty text or has no such run.
+    """
+    address = copy_address(store, folder)
+    if not store or RunDirectory(folder).begun or not RunStore(address).exists():
+        return False
+    restore(address, folder, warn=warn)
+    return True
+
+
+def check_new(store: str, folder: Path | None) -> None:
+    """Raise the errors that uploads of a new run in `folder` would meet; nothing where there is no store, or no name yet."""
+    if store and folder:
+        RunStore(copy_address(store, folder)).check_new()
+
+
+def fetch(address: str, *, warn: Callable[[str], None] = _ignore) -> Path:
+    """Return a local copy of the run at `address`, without its replay memory, for commands that read runs.
+
+    A local path is returned as it is. The copy is kept in the user's cache, and a checkpoint that is there is not downloaded
+    again. `address` may name a checkpoint of the run. Raises as `restore`.
+    """
+    if not is_address(address):
+        return Path(address)
+    run, _, checkpoint = address.rstrip("/").partition("/checkpoints/")
+    store, folder = RunStore(run), _cached(run)
+    store.download(folder, warn=warn, segments=False)
+    if not checkpoint:
+        return folder
+    if not NAME.fullmatch(checkpoint):
+        raise ConfigError("address of a checkpoint", found=address, wanted=f"{run}/checkpoints/NAME")
+    place = folder / "checkpoints" / checkpoint
+    if not place.exists():
+        with _reached(address):
+            if problem := store.download_checkpoint(checkpoint, place.parent, segments=False):
+                raise ConfigError("no such checkpoint", found=f"{address}: {problem}", wanted="one that the run has uploaded")
+    return place
+
+
+def fetch_records(address: str) -> Path:
+    """Return a local copy of the records of the run at `address`, for commands that need no checkpoint.
+
+    A local path is returned as it is. Raises as `restore`.
+    """
+    if not is_address(address):
+        return Path(address)
+    run = address.rstrip("/")
+    folder = _cached(run)
+    RunStore(run).download_records(folder)
+    return folder
+
+
+def _cached(run: str) -> Path:
+    """Return the folder in the user's cache for the copy of the run at an address."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rookery" / "runs"
+    folder = cache / hashlib.sha256(run.encode()).hexdigest()[:16] / run.rpartition("/")[2]
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@contextmanager
+def _reached(address: str) -> Iterator[None]:
+    """Raise `ResourceError` for whatever the file system of a bucket raises while inside."""
+    try:
+        yield
+    except RookeryError:
+        raise
+    except Exception as error:
+        raise ResourceError(
+            "the store cannot be used",
+            found=f"{type(error).__name__}: {error} at {address}",
+            fix="check the address, the network, the credentials of the bucket, and the disk",
+        ) from error
+
+
+def _segments(manifest: bytes) -> set[str]:
+    """Return the segments that a manifest names; none where it is damaged. Names that are no hash are left out."""
+    with suppress(ValueError, KeyError, TypeError):
+        names = (str(segment["name"]) for segment in json.loads(manifest)["manifest"].get("segments", ()))
+        return set(filter(SEGMENT.fullmatch, names))
+    return set()
+
+
+def _with_manifest(checkpoints: Path) -> list[Path]:
+    """Return the complete checkpoints in a folder; those that are being written have names that begin with a dot."""
+    found = checkpoints.iterdir() if checkpoints.is_dir() else ()
+    return [place for place in found if not place.name.startswith(".") and (place / MANIFEST).exists()]
+
+
+def _checkpoints(checkpoints: Path) -> list[Path]:
+    """Return the complete checkpoints that have a version, the newest first."""
+    found = [place for place in _with_manifest(checkpoints) if CHECKPOINT.fullmatch(place.name)]
+    return sorted(found, key=lambda place: place.name, reverse=True)

@@ -1,0 +1,138 @@
+"""A tracker in a thread of its own, so that a server that is slow or away costs points and never the run's time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from itertools import islice
+
+from common.tracking.api import Point, Tracker
+from common.units import Seconds
+
+QUEUED_POINTS = 3600  # kept while the server is away: an hour at one point per second
+BATCH_POINTS = 50  # sent at once
+RETRY_SECONDS: Seconds = 30.0  # after an error, until the tracker is opened again
+LAST_RETRY_SECONDS: Seconds = 1.0  # the same, at the end of the run
+
+
+class BackgroundTracker:
+    """Queue of points for one tracker, and the thread that opens the tracker and sends them.
+
+    After an error `on_loss` is called once, and the tracker is opened again every `retry_seconds` until the points were sent;
+    then `on_recovery` is called. Both are called in the thread. Of more than `capacity` points the oldest are dropped.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        open_tracker: Callable[[], Tracker],
+        *,
+        on_loss: Callable[[str, Exception], None],
+        on_recovery: Callable[[str], None],
+        capacity: int = QUEUED_POINTS,
+        retry_seconds: Seconds = RETRY_SECONDS,
+    ) -> None:
+        """Start the thread, which opens the tracker."""
+        self.name, self._open, self._capacity, self._retry_seconds = name, open_tracker, capacity, retry_seconds
+        self._on_loss, self._on_recovery = on_loss, on_recovery
+        self._changed = threading.Condition()
+        self._points: deque[Point] = deque()
+        self._removed = 0  # points that have left the queue, sent or dropped
+        self._dropped = 0
+        self._end: tuple[Mapping[str, float], bool] | None = None  # result, and whether the run is complete
+        self._closing = False
+        self._deadline: Seconds = 0.0  # on the monotonic clock, while closing
+        self._tracker: Tracker | None = None  # of the thread
+        self._losing = False
+        self._thread = threading.Thread(target=self._run, name=f"tracker-{name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def dropped(self) -> int:
+        """Return the number of points that were never sent."""
+        return self._dropped
+
+    def write(self, point: Point) -> None:
+        """Queue a point; does not block."""
+        with self._changed:
+            self._points.append(point)
+            if len(self._points) > self._capacity:
+                self._remove_oldest()
+                self._dropped += 1
+            self._changed.notify()
+
+    def finish(self, result: Mapping[str, float], *, complete: bool) -> None:
+        """Set the result, to be sent after the points; does not block."""
+        with self._changed:
+            self._end = result, complete
+            self._changed.notify()
+
+    def close(self, deadline: Seconds) -> None:
+        """Send what is queued, until the monotonic clock shows `deadline`; what is left then is dropped. May be called twice."""
+        with self._changed:
+            self._closing, self._deadline = True, deadline
+            self._changed.notify()
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        with self._changed:
+            self._dropped += len(self._points)
+            self._removed += len(self._points)
+            self._points.clear()
+
+    def _run(self) -> None:
+        while self._send_next():
+            pass
+        with suppress(Exception):
+            if self._tracker:
+                self._tracker.close()
+
+    def _send_next(self) -> bool:
+        """Wait for something to send and send it; return False at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._points or self._end or self._closing or not (self._tracker or self._losing))
+            batch, before = list(islice(self._points, BATCH_POINTS)), self._removed
+            end = self._end if len(batch) == len(self._points) else None
+            if self._closing and not batch and end is None:
+                return False
+        try:
+            self._tracker = self._tracker or self._open()
+            if batch:
+                self._tracker.write(batch)
+                self._sent(before + len(batch))
+            if end:
+                self._tracker.finish(end[0], complete=end[1])
+                self._end = None
+        except Exception as error:  # noqa: BLE001  packages of trackers raise anything; none of it may end the run
+            return self._failed(error)
+        if self._losing:
+            self._losing = False
+            self._on_recovery(self.name)
+        return True
+
+    def _failed(self, error: Exception) -> bool:
+        """Report the first error of an outage and wait; return False where the run ends."""
+        if not self._losing:
+            self._losing = True
+            self._on_loss(self.name, error)
+        broken, self._tracker = self._tracker, None
+        with suppress(Exception):
+            if broken:
+                broken.close()
+        with self._changed:
+            if not self._closing:
+                self._changed.wait_for(lambda: self._closing, self._retry_seconds)
+                return True
+            self._changed.wait(min(LAST_RETRY_SECONDS, self._retry_seconds))
+        return time.monotonic() < self._deadline
+
+    def _sent(self, until: int) -> None:
+        """Remove the points that were sent; those that were dropped meanwhile are not there any more."""
+        with self._changed:
+            while self._points and self._removed < until:
+                self._remove_oldest()
+
+    def _remove_oldest(self) -> None:
+        self._points.popleft()
+        self._removed += 1

@@ -1,0 +1,77 @@
+"""TensorBoard events: scalars, the settings as text, and hyperparameters with the result. Written records are flushed."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from common.tracking.api import Point, TrackedRun
+from common.units import EnvSteps, Seconds
+
+
+class TensorBoardEvents:
+    """One event file, open. All methods but `close` raise `OSError`."""
+
+    def __init__(self, folder: Path, *, env_steps: EnvSteps, run: TrackedRun | None = None) -> None:
+        """Open a file after which records of earlier files beyond `env_steps` are not shown."""
+        # TensorBoard reads the event files of a folder in the order of their names.
+        path = folder / f"events.out.tfevents.{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}"
+        self._run, self._env_steps = run, env_steps
+        folder.mkdir(exist_ok=True)
+        self._file = path.open("ab")
+        self._records = RecordWriter(self._file)
+        try:
+            self._add(Event(file_version="brain.Event:2"))
+            self._add(Event(step=env_steps + 1, session_log=SessionLog(status=SessionLog.START)))
+            if run:
+                from torch.utils.tensorboard.summary import text  # noqa: PLC0415
+
+                self._add(Event(step=env_steps, summary=text("settings", _table(run.settings))))  # type: ignore[no-untyped-call]
+            self._records.flush()
+        except OSError:
+            self.close()
+            path.unlink(missing_ok=True)  # an empty file for each attempt on a full disk would add up
+            raise
+
+    def write(self, points: Sequence[Point]) -> None:
+        """Write each value of each point."""
+        for point in points:
+            self._env_steps = point.env_steps
+            for name, value in point.values.items():
+                summary = Summary(value=[Summary.Value(tag=name, simple_value=value)])
+                self._add(Event(step=point.env_steps, summary=summary), point.unix_seconds)
+        self._records.flush()
+
+    def finish(self, result: Mapping[str, float], *, complete: bool = True) -> None:  # noqa: ARG002
+        """Write the hyperparameters of the run with its result, whose names begin with `result/`."""
+        if self._run is None:
+            return
+        from torch.utils.tensorboard.summary import hparams  # noqa: PLC0415
+
+        named = {f"result/{name}": value for name, value in result.items()}
+        for summary in hparams(dict(self._run.hyperparameters), named):  # type: ignore[no-untyped-call]
+            self._add(Event(step=self._env_steps, summary=summary))
+        self.write([Point(env_steps=self._env_steps, unix_seconds=time.time(), values=named)])
+
+    def close(self) -> None:
+        """Close the file. May be called twice."""
+        with suppress(OSError):  # data that could not be flushed is lost, and was reported
+            self._file.close()
+
+    def _add(self, event: Event, unix_seconds: Seconds | None = None) -> None:
+        event.wall_time = time.time() if unix_seconds is None else unix_seconds
+        self._records.write(event.SerializeToString())
+
+
+def _table(settings: Mapping[str, object]) -> str:
+    """Return a Markdown table of the settings."""
+    rows = (f"| {key} | {str(value).replace('|', '&#124;')} |" for key, value in settings.items())
+    return "\n".join(["| setting | value |", "|---|---|", *rows])

@@ -1,0 +1,100 @@
+"""The public module: a user's own environment, network or algorithm imports from here and from nowhere else in the project.
+
+It only re-exports. `docs/extending.md` builds a package on it. An environment is a function that returns a gymnasium environment,
+a network is a function that returns a `torch.nn.Module`, and an algorithm is an `Entry`; each is named in the settings as
+`package.module:attribute`.
+"""
+
+from common.algorithms.api import (
+    Algorithm,
+    Entry,
+    HasRandomState,
+    HasReplay,
+    LoadsParameters,
+    NetworkPolicy,
+    Policy,
+    RunProgress,
+    SavesReplay,
+    UpdateResult,
+    WorkerContext,
+)
+from common.algorithms.dqn import QLoss, next_value, q_loss
+from common.algorithms.losses import PolicyLoss, explained_variance, importance_weight, policy_loss, standardized, value_loss
+from common.algorithms.off_policy import ReplayLearner, td_target
+from common.algorithms.on_policy import (
+    ActorCriticLearner,
+    ActorCriticPolicy,
+    Batch,
+    NetworkOutputs,
+    network_outputs,
+    recorded_log_prob,
+    return_inputs,
+)
+from common.algorithms.optim import gradient_step, scheduled_entropy_coef, scheduled_learning_rate
+from common.algorithms.payload import Payload
+from common.algorithms.ranks import ALONE, Ranks, average_gradients
+from common.algorithms.returns import Returns, gae, vtrace
+from common.algorithms.settings import ActorCriticSection, AlgorithmSection, ReplaySection, RunScale
+from common.envs.spec import ActionSpec, EnvSpec
+from common.errors import ConfigError, RookeryError
+from common.models.spec import ModelSettings
+from common.policies.load import TrainedPolicy, load_policy
+from common.protocol.events import Experience
+from common.protocol.messages import ArraySpec
+from common.replay.buffer import Transitions
+
+__all__ = [
+    "ALONE",
+    "ActionSpec",
+    "ActorCriticLearner",
+    "ActorCriticPolicy",
+    "ActorCriticSection",
+    "Algorithm",
+    "AlgorithmSection",
+    "ArraySpec",
+    "Batch",
+    "ConfigError",
+    "Entry",
+    "EnvSpec",
+    "Experience",
+    "HasRandomState",
+    "HasReplay",
+    "LoadsParameters",
+    "ModelSettings",
+    "NetworkOutputs",
+    "NetworkPolicy",
+    "Payload",
+    "Policy",
+    "PolicyLoss",
+    "QLoss",
+    "Ranks",
+    "ReplayLearner",
+    "ReplaySection",
+    "Returns",
+    "RookeryError",
+    "RunProgress",
+    "RunScale",
+    "SavesReplay",
+    "TrainedPolicy",
+    "Transitions",
+    "UpdateResult",
+    "WorkerContext",
+    "average_gradients",
+    "explained_variance",
+    "gae",
+    "gradient_step",
+    "importance_weight",
+    "load_policy",
+    "network_outputs",
+    "next_value",
+    "policy_loss",
+    "q_loss",
+    "recorded_log_prob",
+    "return_inputs",
+    "scheduled_entropy_coef",
+    "scheduled_learning_rate",
+    "standardized",
+    "td_target",
+    "value_loss",
+    "vtrace",
+]

@@ -1,0 +1,76 @@
+"""The policy of an actor, a policy server or an evaluator: built as the learner's Welcome says, loaded from its snapshots."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from common.algorithms.api import Policy, WorkerContext
+from common.algorithms.registry import build_policy
+from common.config.schema import RunConfig
+from common.envs.spec import EnvSpec
+from common.errors import DropReason, ProtocolError
+from common.models import arithmetic
+from common.models.snapshot import to_tensor
+from common.models.spec import Precision
+from common.observability import logs
+from common.protocol.messages import Snapshot
+from common.runtime import process
+from common.transport.link import Link
+from services.worker import WelcomedWorker
+
+_log = logs.EventLog(__name__)
+
+
+class ActedOn(Protocol):
+    """Environments that a policy acts on."""
+
+    @property
+    def spec(self) -> EnvSpec:
+        """Return the description of one environment."""
+
+    @property
+    def num_envs(self) -> int:
+        """Return the number of environments."""
+
+
+def policy_of(worker: WelcomedWorker[RunConfig], environment: ActedOn, *, precision: Precision, training: bool) -> Policy:
+    """Return the run's policy for the environment of this process, for `training` or for evaluation.
+
+    Raises `ConfigError` where that is not the learner's environment.
+    """
+    process.set_torch_threads(getattr(worker.invocation.settings, worker.role).torch_threads)
+    worker.link.check_environment(environment.spec)
+    if arithmetic.native(precision, arithmetic.CPU) != precision:
+        _log.info("no_bfloat16", setting="actor.precision", device="cpu", precision="fp32")
+    policy = build_policy(
+        worker.run.algorithm,
+        model=worker.run.model,
+        env=environment.spec,
+        precision=precision,
+        seed=worker.seed("policy"),
+        context=WorkerContext(
+            index=worker.welcome.index, workers=worker.run.actors, num_envs=environment.num_envs, training=training
+        ),
+    )
+    worker.link.layout = policy.layout
+    return policy
+
+
+def load_newest_policy(link: Link, policy: Policy) -> Snapshot | None:
+    """Load the newest policy that arrived; None without one, or where it does not fit, which is counted and logged."""
+    snapshot = link.take_snapshot()
+    if snapshot is None:
+        return None
+    try:
+        load_policy(snapshot, policy)
+    except ProtocolError as error:
+        link.refuse_snapshot(error)
+        return None
+    return snapshot
+
+
+def load_policy(snapshot: Snapshot, policy: Policy) -> None:
+    """Load the parameters; raises `ProtocolError` where they are not one array of the policy's size and a dtype of snapshots."""
+    if list(snapshot.arrays) != ["parameters"]:
+        raise ProtocolError(DropReason.SCHEMA, "arrays of a snapshot", found=list(snapshot.arrays), wanted="parameters alone")
+    policy.load(snapshot.version, to_tensor(snapshot.arrays["parameters"]), env_steps=snapshot.env_steps)

@@ -1,0 +1,115 @@
+"""The parts that an actor is built of, and in lockstep their state, from which another process continues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.algorithms.api import HasRandomState, Policy
+from common.envs.make import Array, Transition
+from common.envs.spec import EnvSpec
+from common.envs.state import StateError
+from common.errors import DecodeError
+from common.observability import logs
+from common.protocol.limits import FREE_LENGTH
+from common.protocol.messages import ACTOR_STATE, Welcome
+from common.protocol.plain import pack, unpack
+from services.actor.rollout import Rollout
+
+_log = logs.EventLog(__name__)
+
+
+class Environments(Protocol):
+    """B environments: a `VectorEnvironment`, or those of env workers."""
+
+    spec: EnvSpec
+    num_envs: int
+
+    def step(self, action: Array) -> Transition:
+        """Take `action` [B, ...] in all of them."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return their state; raises `StateError` where it cannot be read."""
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Restore `state_dict`; raises `StateError`."""
+
+    def close(self) -> None:
+        """Free their resources."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ActorParts:
+    """Environments, policy and running rollout of an actor, built from its Welcome."""
+
+    environment: Environments
+    policy: Policy
+    rollout: Rollout
+    readable: bool = True  # whether their state can be read; the first attempt decides
+
+    def state(self) -> NDArray[np.uint8]:
+        """Return the state between two rollouts, packed [N]; empty where it cannot be read, which is logged once."""
+        if self.readable:
+            try:
+                return self._packed()
+            except StateError as error:
+                self.readable = False
+                consequence = "lockstep does not survive a restart of this actor or of the learner"
+                _log.warning("actor_state_unreadable", detail=str(error), consequence=consequence)
+        return np.empty(0, np.uint8)
+
+    def _packed(self) -> NDArray[np.uint8]:
+        policy = self._random_policy()
+        environment, rollout = self.environment.state_dict(), self.rollout.state_dict()
+        packed = pack({"environment": environment, "policy": policy.random_state(), "rollout": rollout})
+        if packed.size > FREE_LENGTH:
+            found, wanted = f"{packed.size} bytes", f"at most {FREE_LENGTH}"
+            raise StateError("the state of this actor is too large", found=found, wanted=wanted)
+        return packed
+
+    def restore(self, state: NDArray[np.uint8]) -> None:
+        """Continue from a state of `state`. Raises `StateError` or `DecodeError`; this object must then not be used any more."""
+        if state.dtype != np.uint8 or state.ndim != 1 or state.size > FREE_LENGTH:
+            found, wanted = f"{state.dtype} {list(state.shape)}", f"uint8 [N] of at most {FREE_LENGTH} bytes"
+            raise DecodeError("state of the actor", found=found, wanted=wanted)
+        tree = unpack(state)
+        parts = [tree.get(name) if isinstance(tree, dict) else None for name in ("environment", "policy", "rollout")]
+        environment, policy, rollout = parts
+        if not (isinstance(environment, dict) and isinstance(policy, np.ndarray) and isinstance(rollout, dict)):
+            raise DecodeError("state of the actor", found="other parts", wanted="environment, policy, rollout")
+        self.rollout.load_state_dict(rollout)
+        self.environment.load_state_dict(environment)
+        try:
+            self._random_policy().set_random_state(policy)
+        except StateError:
+            raise
+        except Exception as error:  # a user's policy may raise anything
+            raise StateError("random state of the policy", found=repr(error)[:200], wanted="a state of its kind") from error
+
+    def _random_policy(self) -> HasRandomState:
+        if not isinstance(self.policy, HasRandomState):
+            raise StateError("random state of the policy", found=type(self.policy).__name__, wanted="a HasRandomState")
+        return self.policy
+
+
+def begin_incarnation(build: Callable[[], ActorParts], welcome: Welcome) -> ActorParts:
+    """Return the parts that an incarnation begins with: seeded anew, or in the state in `welcome` where it has one.
+
+    Where that state does not fit, the incarnation begins from its seeds and sends no state, by which the learner detects that
+    lockstep is broken.
+    """
+    parts, state = build(), welcome.arrays.get(ACTOR_STATE)
+    if state is None:
+        return parts
+    try:
+        parts.restore(state)
+    except (StateError, DecodeError) as error:
+        _log.warning("actor_state_refused", detail=str(error), consequence="this actor begins anew; lockstep is broken")
+        parts.environment.close()
+        parts = build()
+        parts.readable = False
+    return parts

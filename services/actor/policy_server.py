@@ -1,0 +1,154 @@
+"""The policy server's root: an actor for environments that env workers step. See docs/policy-server.md."""
+
+from __future__ import annotations
+
+from common.runtime.lifecycle import exit_on_signals
+
+if __name__ == "__main__":
+    exit_on_signals()  # before the imports, which take seconds
+
+import time
+from dataclasses import replace
+
+from common.algorithms.registry import build_payload, rollout_schema
+from common.config.schema import EnvRunConfig, RunConfig
+from common.envs.make import spec_of
+from common.envs.remote import observe_schema
+from common.envs.spec import EnvSpec
+from common.errors import ConfigError
+from common.observability import logs
+from common.observability.env_metrics import POLICY_SERVER_METRICS, PolicyServerStats
+from common.observability.metrics import Exporter
+from common.protocol.env_side import SILENCE_SECONDS, EnvSessionConfig, EnvSide
+from common.protocol.messages import ACTOR_STATE
+from common.runtime import process
+from common.runtime.machine import cpu_limit
+from common.transport.curve import LearnerKeys
+from common.transport.zmq import ZmqLearner
+from services import worker
+from services.acting import policy_of
+from services.actor.loop import ActorLoop
+from services.actor.parts import ActorParts
+from services.actor.remote import RemoteEnvironments
+from services.actor.rollout import Rollout
+from services.worker import WelcomedWorker
+
+_log = logs.EventLog(__name__)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one policy server until a stop is requested or the run ends."""
+    stats = PolicyServerStats(cpu_limit=cpu_limit)
+    metrics = Exporter(POLICY_SERVER_METRICS, lambda: stats)
+
+    def build(welcomed: WelcomedWorker[RunConfig]) -> PolicyServerLoop:
+        stats.run = welcomed.run_labels
+        metrics.source = lambda: replace(stats, link=welcomed.link.stats())
+        return PolicyServerLoop(welcomed, stats)
+
+    return worker.main("policy-server", argv, metrics=metrics, build=build)
+
+
+class PolicyServerLoop:
+    """The actor's loop over remote environments, and the end of the env workers with the run."""
+
+    def __init__(self, welcomed: WelcomedWorker[RunConfig], stats: PolicyServerStats) -> None:
+        """Listen for env workers.
+
+        Raises `ConfigError` where the run cannot be divided among them, `ResourceError` where the address is in use.
+        """
+        run, link = welcomed.run, welcomed.link
+        if any(spec.name == ACTOR_STATE for spec in welcomed.welcome.schema):
+            fact = "a policy server cannot take part in lockstep: the clock decides which env workers are late"
+            raise ConfigError(fact, found="run.mode lockstep", wanted="asynchronous", fix="use `rookery actor`")
+        self._worker = welcomed
+        self._spec = spec_of(run.env)
+        stats.frame_skip = self._spec.frame_skip
+        num_envs = run.env.num_envs
+        welcomed.link.check_environment(self._spec)
+        self._environments = RemoteEnvironments(
+            side=EnvSide(_session(welcomed, self._spec)),
+            transport=_listen(welcomed),
+            spec=self._spec,
+            window_seconds=welcomed.invocation.settings.policy_server.window_ms / 1000,
+            stats=stats,
+            clock=time.monotonic,
+            note=_log.note,
+            idle=self._idle,
+            stopping=self._over,
+        )
+        size = {"length": run.rollout.length, "num_envs": num_envs}
+        self._actor = ActorLoop(
+            link=link,
+            parts=ActorParts(
+                environment=self._environments,
+                policy=policy_of(welcomed, self._environments, precision=run.acting_precision, training=True),
+                rollout=Rollout(
+                    rollout_schema(run.algorithm, env=self._spec, **size), self._environments.reset(welcomed.seed("environment"))
+                ),
+            ),
+            restart=None,
+            message_type=build_payload(run.algorithm, model=run.model, env=self._spec, **size).message_type,
+            stats=stats,
+            stopping=lambda: welcomed.shutdown.requested,
+            alive=self._alive,
+        )
+        self._stats = stats
+
+    def run(self) -> str:
+        """Collect and send until there is a reason to stop; return the reason."""
+        link, server = self._worker.link, self._worker.invocation.settings.actor.server
+
+        def obstacle() -> str:
+            if link.drain:
+                return ""
+            return "no env worker" if not self._stats.env_workers else "" if link.joined else f"no learner at {server}"
+
+        self._worker.health.ready(unless=obstacle)
+        try:
+            reason = self._actor.run()
+            if link.drain:
+                self._environments.drain(reason)
+        finally:
+            self._environments.close()
+        return reason
+
+    def _over(self) -> bool:
+        return self._worker.shutdown.requested or self._worker.link.drain is not None
+
+    def _idle(self) -> None:
+        self._worker.link.service()
+        self._worker.health.tick(doing="waits for env workers")
+
+    def _alive(self) -> None:
+        self._environments.service()
+        self._worker.health.tick()
+
+
+def _session(welcomed: WelcomedWorker[RunConfig], spec: EnvSpec) -> EnvSessionConfig:
+    own, run = welcomed.invocation.settings.policy_server, welcomed.run
+    rows, rest = divmod(run.env.num_envs, own.workers)
+    if rest:
+        fix = "choose --workers, or env.num_envs at the learner"
+        wanted = f"a divisor of the learner's env.num_envs, {run.env.num_envs}"
+        raise ConfigError("policy_server.workers", found=own.workers, wanted=wanted, fix=fix)
+    return EnvSessionConfig(
+        run=run.run_id,
+        env_config=EnvRunConfig.of(run, rows=rows).model_dump_json(),
+        env_signature=spec.signature,
+        schema=observe_schema(spec, rows=rows),
+        slots=own.workers,
+        rows=rows,
+        silence_seconds=SILENCE_SECONDS + own.window_ms / 1000,
+    )
+
+
+def _listen(welcomed: WelcomedWorker[RunConfig]) -> ZmqLearner:
+    own = welcomed.invocation.settings.policy_server
+    transport = ZmqLearner(own.bind, keys=LearnerKeys.of(own.keys))
+    _log.info("listening", env_workers=own.workers, bind=transport.endpoint)
+    return transport
+
+
+if __name__ == "__main__":
+    process.end_process(main())

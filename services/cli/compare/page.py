@@ -1,0 +1,116 @@
+"""`rookery report`: one HTML file with tables and figures, which needs no network; the figures are SVG, drawn by matplotlib."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from datetime import datetime
+from importlib import resources
+from pathlib import Path
+from typing import Any, TextIO
+
+import matplotlib as mpl
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+from common.errors import ResourceError
+from common.runtime.disk import write_atomically
+from services.cli.compare import tables
+from services.cli.compare.runs import Configuration, RunData, configurations
+from services.cli.compare.statistics import RESAMPLES, band
+
+TEMPLATE = "report.html.jinja"
+
+
+def report(runs: Sequence[RunData], *, out: Path, now: datetime, stdout: TextIO) -> int:
+    """Write the report on `runs` to `out` and return the exit code. Raises `ResourceError` where it cannot be written."""
+    data = render(runs, now=now).encode()
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(out, data)
+    except OSError as error:
+        found = f"{error.strerror} at {out}"
+        raise ResourceError("the report cannot be written", found=found, wanted="a writable folder", fix="set --out") from error
+    print(f"wrote {out} ({len(data) / 1e3:,.0f} KB, {len(runs)} runs)", file=stdout)
+    return 0
+
+
+def render(runs: Sequence[RunData], *, now: datetime) -> str:
+    """Return the report on `runs` as HTML."""
+    groups = configurations(runs)
+    shown = [tables.settings_table(groups), tables.runs_table(groups), tables.ledger_table(groups)]
+    template = resources.files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8")
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(template).render(
+        title=", ".join(dict.fromkeys(group.runs[0].preset for group in groups)),
+        summary=tables.configurations_table(groups),
+        figures=[(name, Markup(draw_returns(alike))) for name, alike in _by_env(groups)],  # noqa: S704  our own SVG, text escaped
+        tables=[table for table in shown if table.rows],
+        commands=[(run.path.name, run.command) for group in groups for run in group.runs if run.command],
+        runs=len(runs),
+        resamples=RESAMPLES,
+        made=f"{now:%Y-%m-%d %H:%M}",
+    )
+
+
+def _by_env(groups: Sequence[Configuration]) -> list[tuple[str, list[Configuration]]]:
+    """Return the configurations of each environment: returns of different environments have different scales."""
+    found: dict[str, list[Configuration]] = {}
+    for group in groups:
+        found.setdefault(group.env, []).append(group)
+    return list(found.items())
+
+
+STYLE: Any = {
+    "svg.fonttype": "none",  # text stays text: smaller, and it can be searched and copied
+    "svg.hashsalt": "rookery",  # the same runs give the same file
+    "font.family": "sans-serif",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+ROWS = (("episode_return_mean", "training return, mean of 100 episodes"), ("evaluation_return", "evaluation return"))
+COLUMNS = (("env_steps", "env steps", 1.0), ("wall_seconds", "wall-clock minutes", 60.0))
+MARKED_POINTS = 12  # evaluations are few: their times are marked
+
+
+def draw_returns(groups: Sequence[Configuration]) -> str:
+    """Return an SVG element with the returns of `groups`, which share one environment; "" where no run has a point yet."""
+    rows = [row for row in ROWS if any(run.points("env_steps", row[0])[0] for group in groups for run in group.runs)]
+    if not rows:
+        return ""
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(10.5, 3.4 * len(rows)), layout="constrained")
+        FigureCanvasSVG(figure)
+        grid = figure.subplots(len(rows), 2, sharey="row", squeeze=False)
+        for line, (column, name) in zip(grid, rows, strict=True):
+            for axes, (x, label, unit) in zip(line, COLUMNS, strict=True):
+                _draw_bands(axes, groups, x=x, y=column, unit=unit)
+                axes.set_xlabel(label)
+            line[0].set_ylabel(name)
+        grid[0][0].legend(loc="best", fontsize="small")
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    return text.getvalue()[text.getvalue().index("<svg") :]  # without the XML declaration, which HTML does not have
+
+
+def _draw_bands(axes: Axes, groups: Sequence[Configuration], *, x: str, y: str, unit: float) -> None:
+    targets = {group.settings.get("target.mean100") for group in groups}
+    for index, group in enumerate(groups):
+        curves = [run.points(x, y) for run in group.runs]
+        found = band(curves)
+        if found is None:
+            continue
+        color, seeds = f"C{index % 10}", f"{found.count} seed{'s' if found.count > 1 else ''}"
+        axes.plot(found.x / unit, found.value, color=color, label=f"{group.label} ({seeds})", linewidth=1.6)
+        if found.count > 1:
+            axes.fill_between(found.x / unit, found.low, found.high, color=color, alpha=0.18, linewidth=0)
+        for xs, ys in curves:
+            mark = "." if len(xs) <= MARKED_POINTS else None
+            axes.plot([value / unit for value in xs], ys, color=color, alpha=0.35, linewidth=0.6, marker=mark, markersize=3)
+    for target in (value for value in targets if value is not None):
+        axes.axhline(target, color="grey", linestyle="--", linewidth=0.8)
+    axes.grid(visible=True, alpha=0.25)
+    axes.margins(x=0.01)

@@ -1,0 +1,185 @@
+"""Runs on the disk, and their configurations: runs with equal settings but for the seed."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from common.config.layers import leaves, parse_yaml
+from common.config.schema import Settings
+from common.errors import ConfigError
+from common.runtime.run_directory import RunDirectory
+from services.cli.train.report import curve_points
+
+DEPTH = 3  # of folders below a named one in which runs are found: a folder of series holds folders of runs
+MAX_LABEL_SETTINGS = 4  # named in the label of a configuration; the table of settings has all
+
+# Chosen for each run, or without effect on what it learns.
+_OWN_KEYS = {"run.id", "run.dir", "run.seed", "run.preset", "run.tracking", "run.store", "learner.bind"}
+_OWN_SECTIONS = {"metrics", "log", "checkpoint"}
+_OWN_WORKER_KEYS = {"learner", "name", "keys", "insecure"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunData:
+    """The files of one run. Values that a file lacks are missing here too: the run may have just begun."""
+
+    path: Path
+    settings: Mapping[str, Any]  # by dotted key
+    curve: Sequence[Mapping[str, str]]  # rows of learning_curve.csv
+    summary: Mapping[str, Any]
+    command: str
+
+    @property
+    def seed(self) -> int:
+        """Seed of the run."""
+        return int(self.settings.get("run.seed", 0))
+
+    @property
+    def preset(self) -> str:
+        """Name of the preset; "run" without one."""
+        return str(self.settings.get("run.preset") or "run")
+
+    def points(self, x: str, y: str) -> tuple[list[float], list[float]]:
+        """Return the values of two columns of the learning curve, without the rows in which one is empty."""
+        return curve_points(self.curve, x, y)
+
+    def number(self, *keys: str) -> float | None:
+        """Return the number at `keys` of the summary; None where there is none."""
+        value: Any = self.summary
+        for key in keys:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        return float(value) if isinstance(value, int | float) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """Runs with equal settings but for the seed, ordered by seed."""
+
+    label: str
+    runs: Sequence[RunData]
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The settings of the first run."""
+        return self.runs[0].settings
+
+    @property
+    def env(self) -> str:
+        """Name of the environment."""
+        return str(self.settings.get("env.entry_point") or self.settings.get("env.id"))
+
+
+def read_runs(paths: Iterable[Path]) -> list[RunData]:
+    """Return the runs in `paths`, each a run directory or a folder of such, each run once.
+
+    Raises `ConfigError` where a path holds no run.
+    """
+    found: dict[Path, RunData] = {}
+    for path in paths:
+        inside = list(_run_folders(path, DEPTH))
+        if not inside:
+            kind = "an empty folder" if path.is_dir() and not any(path.iterdir()) else "a folder without one"
+            what = kind if path.is_dir() else "no folder"
+            wanted = "a run directory, with a config.yaml, or a folder of such"
+            raise ConfigError(f"no run in {path}", found=what, wanted=wanted)
+        found |= {folder.resolve(): read_run(folder) for folder in inside}
+    return list(found.values())
+
+
+def _run_folders(path: Path, depth: int) -> Iterator[Path]:
+    if RunDirectory(path).config.is_file():
+        yield path
+    elif depth and path.is_dir():
+        for folder in sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")):
+            yield from _run_folders(folder, depth - 1)
+
+
+def read_run(path: Path) -> RunData:
+    """Return the run in the directory `path`. Raises `ConfigError` where a file of it cannot be read."""
+    directory = RunDirectory(path)
+    try:
+        values = parse_yaml(directory.config.read_text(encoding="utf-8"), source=str(directory.config))
+        summary = json.loads(_text(directory.summary) or "{}")
+        rows = list(csv.DictReader(_text(directory.learning_curve_csv).splitlines()))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the files of the run in {path} cannot be read", found=str(error), wanted="files of a run") from error
+    if not isinstance(values, dict) or not isinstance(summary, dict):
+        raise ConfigError(f"the files of the run in {path} cannot be read", found="no mapping", wanted="files of a run")
+    settings = {".".join(key): value for key, value in leaves(values)}
+    curve = [row for row in rows if _whole(row)]
+    return RunData(path=path, settings=settings, curve=curve, summary=summary, command=_text(directory.command).strip())
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def _whole(row: Mapping[str | None, Any]) -> bool:
+    """Return False for a row that a kill cut short: its text is no number, or columns are missing."""
+    try:
+        return all(float(value) == float(value) for value in row.values() if value)
+    except (TypeError, ValueError):
+        return False
+
+
+def compared_settings(run: RunData) -> dict[str, Any]:
+    """Return the settings that decide to which configuration a run belongs.
+
+    A setting that its version did not have yet has its default.
+    """
+    return {key: value for key, value in {**_defaults(), **run.settings}.items() if not _is_own(key)}
+
+
+@cache
+def _defaults() -> Mapping[str, Any]:
+    """Return the default of every setting outside the section `algorithm`, which has other keys for each algorithm."""
+    values = Settings().model_dump(mode="json", exclude={"algorithm"})
+    return {".".join(key): value for key, value in leaves(values)}
+
+
+def _is_own(key: str) -> bool:
+    section, _, name = key.partition(".")
+    worker = section in {"learner", "actor", "evaluator"} and name in _OWN_WORKER_KEYS
+    return key in _OWN_KEYS or section in _OWN_SECTIONS or worker
+
+
+def configurations(runs: Iterable[RunData]) -> list[Configuration]:
+    """Return the configurations of `runs` in the order in which they first occur."""
+    groups: dict[str, list[RunData]] = {}
+    for run in runs:
+        groups.setdefault(json.dumps(compared_settings(run), sort_keys=True, default=str), []).append(run)
+    lists = [sorted(group, key=lambda run: (run.seed, str(run.path))) for group in groups.values()]
+    return [Configuration(label=label, runs=group) for label, group in zip(_labels(lists), lists, strict=True)]
+
+
+def differing_settings(groups: Sequence[Configuration]) -> dict[str, list[Any]]:
+    """Return the settings that differ among `groups`, by key, with the value of each; None where one lacks it."""
+    return _differing([compared_settings(group.runs[0]) for group in groups])
+
+
+def _differing(trees: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    keys = dict.fromkeys(key for tree in trees for key in tree)
+    values = {key: [tree.get(key) for tree in trees] for key in keys}
+    return {key: found for key, found in values.items() if any(value != found[0] for value in found)}
+
+
+def _labels(groups: Sequence[Sequence[RunData]]) -> list[str]:
+    """Return a label for each group: its preset, and its settings that differ among the groups of that preset."""
+    labels = []
+    for group in groups:
+        alike = [other for other in groups if other[0].preset == group[0].preset]
+        own = compared_settings(group[0])
+        changed = _differing([compared_settings(other[0]) for other in alike])
+        parts = [f"{key.rpartition('.')[2]}={own.get(key)}" for key in list(changed)[:MAX_LABEL_SETTINGS]]
+        if len(changed) > MAX_LABEL_SETTINGS:
+            parts.append("...")
+        labels.append(" ".join([group[0].preset, *parts]))
+    if len(set(labels)) == len(labels):
+        return labels
+    return [f"{label} ({group[0].path.name})" for label, group in zip(labels, groups, strict=True)]

@@ -1,0 +1,246 @@
+"""Scrapes of a deployment for `rookery top` and `rookery doctor`: from the services themselves, or from a Prometheus.
+
+Each request has a deadline; the sample of a service that does not answer has the reason.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import threading
+import time
+import urllib.error
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlencode
+
+from common.errors import ConfigError, ResourceError
+from common.observability.compare import ROLES, Scrape, ServiceSample, role_of
+from common.runtime.run_directory import RunDirectory
+from common.units import MIB, Seconds
+from services.cli.train.status import get, parse_metrics
+
+DEADLINE: Seconds = 5.0  # for all requests to one service
+TIMEOUT: Seconds = 2.0  # of one step of one request
+PROMETHEUS_TIMEOUT: Seconds = 10.0
+PROMETHEUS_LIMIT = 64 * MIB
+TARGETS = "a run directory, or addresses of services such as 127.0.0.1:9100 (metrics.host, metrics.port)"
+
+_ADDRESS = re.compile(r"(?:http://)?((?:[^/\s:@?#\[\]]+|\[[0-9a-fA-F:.]+\]):(\d+))/?(?:metrics|status|healthz|readyz)?")
+_OWN_LABELS = ("phase", "kind", "reason", "state", "role", "mode", "name")  # the others are the scrape's
+_SERIES = '__name__=~"up|rookery_.+|process_(resident_memory_bytes|cpu_seconds_total|start_time_seconds|open_fds|max_fds)", le=""'
+_NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+
+
+class Source(Protocol):
+    """A deployment that can be scraped."""
+
+    title: str
+    keeps_history: bool  # whether earlier scrapes can be read
+    window: Seconds  # the default time to measure over
+
+    def read(self, ago: Seconds = 0.0) -> Scrape:
+        """Return a sample of each service: now, or, where history is kept, `ago` seconds ago."""
+
+
+class Services:
+    """Services that are scraped directly, all at once."""
+
+    keeps_history = False
+    window: Seconds = 10.0
+
+    def __init__(self, urls: Mapping[str, str], *, title: str) -> None:
+        """`urls` maps the name of each service to its address."""
+        self.title, self._urls = title, dict(urls)
+
+    def read(self, _: Seconds = 0.0) -> Scrape:
+        """Return a sample of each service, within `DEADLINE` even if one hangs."""
+        answers: dict[str, ServiceSample] = {}
+
+        def ask(name: str, url: str) -> None:
+            answers[name] = _ask(url)
+
+        threads = [threading.Thread(target=ask, args=item, daemon=True) for item in self._urls.items()]
+        for thread in threads:
+            thread.start()
+        until = time.monotonic() + DEADLINE
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        late = ServiceSample(at=time.time(), unreachable=f"no answer within {DEADLINE:g} s")
+        return {name: _with_role(name, answers.get(name, late)) for name in self._urls}
+
+
+def _with_role(name: str, sample: ServiceSample) -> ServiceSample:
+    """Return the sample with the role in the name of its service, such as actor-0, where the service itself did not state one."""
+    named = re.split(r"\W", name)[0]
+    return sample if sample.role or named not in ROLES else replace(sample, role=named)
+
+
+def _ask(url: str) -> ServiceSample:
+    now = time.time()
+    try:
+        code, page = get(f"{url}/metrics", timeout=TIMEOUT)
+        samples = parse_metrics(page) if code == http.client.OK else {}
+        _, health = get(f"{url}/healthz", timeout=TIMEOUT)
+    except ValueError:
+        return ServiceSample(at=now, unreachable="it is no rookery service", foreign=True)
+    except (OSError, http.client.HTTPException) as error:
+        return ServiceSample(at=now, unreachable=_reason(error))
+    if not (role := role_of(samples)):
+        return ServiceSample(at=now, unreachable=f"it is no rookery service (HTTP {code})", foreign=True)
+    answer = health.strip()
+    return ServiceSample(at=now, role=role, samples=samples, unhealthy="" if answer == "ok" else answer)
+
+
+def _reason(error: Exception) -> str:
+    inner = error.reason if isinstance(error, urllib.error.URLError) else error
+    return (getattr(inner, "strerror", None) or str(inner) or type(inner).__name__).lower()
+
+
+class Prometheus:
+    """A Prometheus that scrapes the services, with its history."""
+
+    keeps_history = True
+    window: Seconds = 60.0  # several scrapes at the usual intervals
+
+    def __init__(self, url: str, *, namespace: str | None = None) -> None:
+        """`url` is the address of its web page; `namespace` narrows it to one run of a cluster."""
+        self.title, self._url = url, url.rstrip("/")
+        self._narrowed = f', namespace="{namespace}"' if namespace else ""
+
+    def read(self, ago: Seconds = 0.0) -> Scrape:
+        """Return the last scrapes before that moment.
+
+        Raises `ConfigError` where the address is no Prometheus, `ResourceError` where it does not answer.
+        """
+        at = time.time() - ago
+        samples: defaultdict[tuple[str, str], dict[tuple[str, str], float]] = defaultdict(dict)
+        down: dict[tuple[str, str], str] = {}  # role by target
+        for labels, value in self._query(f"{{{_SERIES}{self._narrowed}}}", at):
+            if labels.get("__name__") == "up":
+                if value == 0 and labels.get("job") in ROLES:
+                    down[_target(labels)] = labels["job"]
+                continue
+            own = next((labels[name] for name in _OWN_LABELS if name in labels), "")
+            samples[_target(labels)][labels.get("__name__", ""), own] = value
+        about = f'timestamp({{__name__="rookery_build_info"{self._narrowed}}})'
+        scraped = {_target(labels): value for labels, value in self._query(about, at)}
+        away = {
+            _name(target): ServiceSample(at=at, role=role, unreachable="Prometheus could not scrape it")
+            for target, role in down.items()
+        }
+        return away | {
+            _name(target): ServiceSample(at=moment, role=role_of(samples[target]), samples=samples[target])
+            for target, moment in scraped.items()
+            if role_of(samples[target])
+        }
+
+    def _query(self, query: str, at: Seconds) -> Iterable[tuple[Mapping[str, str], float]]:
+        url = f"{self._url}/api/v1/query?{urlencode({'query': query, 'time': f'{at:.3f}'})}"
+        try:
+            _, page = get(url, timeout=PROMETHEUS_TIMEOUT, limit=PROMETHEUS_LIMIT)
+            return [(one["metric"], float(one["value"][1])) for one in json.loads(page)["data"]["result"]]
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise _no_prometheus(self._url) from error
+        except (OSError, http.client.HTTPException) as error:
+            fix = "check the address, and that it runs"
+            raise ResourceError("the Prometheus does not answer", found=f"{_reason(error)} at {self._url}", fix=fix) from error
+
+
+def _target(labels: Mapping[str, str]) -> tuple[str, str]:
+    """Return pod and address of a process; "" for the one that is not known."""
+    return labels.get("pod", ""), labels.get("instance", "")
+
+
+def _name(target: tuple[str, str]) -> str:
+    pod, instance = target
+    return pod or instance
+
+
+def _no_prometheus(url: str) -> ConfigError:
+    return ConfigError("no Prometheus answers there", found=url, wanted="its base address, such as http://127.0.0.1:9090")
+
+
+def open_source(named: Sequence[str], *, prometheus: str | None, namespace: str | None, folder: Path) -> Source:
+    """Return the deployment that a command line names; without names the newest run under `folder` that answers.
+
+    Raises `ConfigError` or `ResourceError`, also where no service answers, or another HTTP server does.
+    """
+    if prometheus is not None:
+        if named:
+            raise ConfigError("two places to read from", found=f"{named[0]} and --prometheus", wanted="one of them")
+        if namespace is not None and not _NAMESPACE.fullmatch(namespace):
+            raise ConfigError("no such namespace", found=repr(namespace), wanted="a name of Kubernetes, such as rookery")
+        return _with_metrics(Prometheus(_base(prometheus), namespace=namespace))
+    if namespace is not None:
+        raise ConfigError("--namespace narrows a Prometheus", found="none", wanted="--prometheus URL")
+    if not named:
+        return _newest(folder)
+    urls: dict[str, str] = {}
+    for word in named:
+        urls |= _addresses(RunDirectory(Path(word))) if Path(word).is_dir() else {_address(word): f"http://{_address(word)}"}
+    return _answering(Services(urls, title=", ".join(named)))
+
+
+def _base(url: str) -> str:
+    if not re.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", url):
+        raise _no_prometheus(url)
+    return url
+
+
+def _address(word: str) -> str:
+    found = _ADDRESS.fullmatch(word)
+    if word.startswith("tcp://"):
+        fix = "that is the port of experience: give the port of its metrics"
+        raise ConfigError("not an HTTP address", found=word, wanted="host:port of metrics.host and metrics.port", fix=fix)
+    if found is None or not 0 < int(found[2]) < 2**16:
+        raise ConfigError("no such target", found=repr(word), wanted=TARGETS)
+    return found[1]
+
+
+def _addresses(directory: RunDirectory) -> dict[str, str]:
+    """Return the addresses of the services of a run of `rookery train`."""
+    try:
+        return dict(json.loads(directory.addresses.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        fix = "name the addresses of its services, if they were started one by one"
+        raise ConfigError("no run is under way there", found=str(directory.path), wanted=TARGETS, fix=fix) from error
+
+
+def _newest(folder: Path) -> Source:
+    """Return the newest of the runs that answer."""
+    runs = sorted(folder.glob(f"*/{RunDirectory(Path()).addresses.name}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    found = f"none under {folder}/"
+    for path in runs:
+        try:
+            return _answering(Services(_addresses(RunDirectory(path.parent)), title=str(path.parent)))
+        except ResourceError as error:  # left behind by one that was killed, or it hangs
+            found = f"{path.parent}, where no service answers ({error.found})"
+    raise ConfigError("no run is under way here", found=found, wanted=TARGETS, fix="or give --prometheus URL")
+
+
+def _answering(services: Services) -> Services:
+    scrape = services.read()
+    for name, sample in scrape.items():
+        if sample.foreign:
+            raise ConfigError("this is no rookery service", found=f"another HTTP server at {name}", wanted=TARGETS)
+    if all(sample.unreachable for sample in scrape.values()):
+        name, sample = next(iter(scrape.items()))
+        raise ResourceError(
+            "no service answers",
+            found=f"{sample.unreachable} at {name}",
+            wanted="a service that runs",
+            fix="check the address; a run that has just begun takes up to half a minute",
+        )
+    return services
+
+
+def _with_metrics(source: Prometheus) -> Prometheus:
+    if not source.read():
+        fix = "let it scrape the services: see docs/metrics.md"
+        raise ConfigError("this Prometheus has no metrics of rookery", found=source.title, wanted="rookery_build_info", fix=fix)
+    return source

@@ -1,0 +1,190 @@
+"""`rookery top`: a table of a running deployment, renewed on a terminal, one after the other elsewhere."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from typing import TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from common.errors import RookeryError
+from common.observability import learner_metrics as metrics
+from common.observability import worker_metrics as worker
+from common.observability.bottleneck import percent
+from common.observability.compare import ACTOR, LEARNER, Deployment, Scrape, Service, compare
+from common.units import MIB, Seconds
+from services.cli.inspect.doctor import measure
+from services.cli.inspect.scrape import Source
+
+ONCE_SECONDS: Seconds = 2.0  # measured for a single table, where the source keeps no history
+PERIOD: Seconds = 1.0  # between two tables on a terminal
+LINE_PERIOD: Seconds = 5.0
+PLAIN_WIDTH = 150  # of a table that goes to a file
+
+COLUMNS = ("service", "state", "env steps/s", "frames/s", "busiest", "queue", "version", "lag", "drops/s", "memory", "CPU")
+DROPPED_FIRST = ("version", "drops/s", "memory", "frames/s", "queue", "lag", "CPU", "busiest")
+"""Columns in the order in which a narrow terminal goes without them."""
+SETTLED: Seconds = 60.0  # since the start of the learner, before the time left is estimated
+UPDATES_MEASURED = 3  # in the window: one update more or less would change a smaller number by half
+GAP = 2  # spaces between two columns
+AWAY = "away"  # state of a service that does not answer
+
+
+def top(source: Source, *, once: bool, stdout: TextIO, sleep: Callable[[Seconds], None] = time.sleep) -> int:
+    """Show tables until interrupted, or `once`; returns the exit code."""
+    console = Console(file=stdout, width=None if stdout.isatty() else PLAIN_WIDTH)
+    if once:
+        seconds = source.window if source.keeps_history else ONCE_SECONDS
+        console.print(screen(source.title, measure(source, seconds, sleep=sleep), width=console.width))
+        return 0
+    with suppress(KeyboardInterrupt):  # the way to leave
+        _follow(source, console, sleep)
+    return 0
+
+
+def _follow(source: Source, console: Console, sleep: Callable[[Seconds], None]) -> None:
+    """Show the last seconds until an interrupt."""
+    kept: deque[Scrape] = deque([source.read(source.window)])
+    live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+    period = PERIOD if live else LINE_PERIOD
+    with live or nullcontext():
+        while True:
+            sleep(0.0 if source.keeps_history and len(kept) == 1 else period)
+            try:
+                kept.append(source.read())
+            except RookeryError as error:  # a Prometheus that is restarted: the last table stays
+                console.print(f"{error}", markup=False, highlight=False)
+                continue
+            while len(kept) > 1 + source.window / period:
+                kept.popleft()
+            shown = screen(source.title, compare(kept[0], kept[-1]), width=console.width)
+            if live:
+                live.update(shown, refresh=True)
+            else:
+                console.print(shown)
+
+
+def screen(title: str, run: Deployment, *, width: int) -> Group:
+    """Return the head lines, a row for each service with the columns that fit, and the reasons why services do not answer."""
+    rows = [dict(zip(COLUMNS, row(service, run), strict=False)) for service in run.services]
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
+    shown = fitting(rows, width)
+    for name in shown:
+        table.add_column(name, justify="left" if name in {"service", "state", "busiest"} else "right", no_wrap=True)
+    for cells in rows:
+        table.add_row(*(cells.get(name, "") for name in shown))
+    return Group(Text(title, style="bold"), *map(Text, head(run)), Text(), table, *map(Text, silent(run)), Text())
+
+
+def fitting(rows: Sequence[Mapping[str, str]], width: int) -> list[str]:
+    """Return the columns that fit side by side into `width` characters."""
+    needed = {name: GAP + max(len(name), *(len(cells.get(name, "")) for cells in rows), 0) for name in COLUMNS}
+    shown = list(COLUMNS)
+    for name in DROPPED_FIRST:
+        if sum(needed[kept] for kept in shown) - GAP <= width:
+            break
+        shown.remove(name)
+    return shown
+
+
+def silent(run: Deployment) -> Iterator[str]:
+    """Yield a line for each service that does not answer, with the reason; the head has that of the learner."""
+    for service in run.services:
+        if service.after.unreachable and service.role != LEARNER:
+            yield f"{service.title} does not answer: {service.after.unreachable}"
+
+
+def head(run: Deployment) -> Iterator[str]:
+    """Yield the lines above the table: the state of the run, and its bottleneck."""
+    learner = run.known_learner
+    if learner is None:
+        yield "no learner is among these: name its address to see the state of the run"
+        return
+    if not learner.after.samples:
+        yield f"the learner does not answer: {learner.after.unreachable}"
+        return
+    mean, steps = learner.now(metrics.EPISODE_RETURN_MEAN), learner.now(metrics.LEDGER_ENV_STEPS, "trained")
+    target, planned = learner.now(metrics.TARGET_RETURN), learner.now(metrics.ENV_STEPS_PLANNED)
+    progress = f"mean100 {number(mean, '.4g')}{_of(target, '.4g')}   {steps:,.0f}{_of(planned, ',.0f')} env steps"
+    frames, actors = learner.rate(metrics.ENV_FRAMES_TRAINED), learner.now(metrics.WORKERS_CONNECTED, ACTOR)
+    yield f"{progress}   {frames:,.0f} frames/s   connected actors {actors:.0f}"
+    rate, age = learner.rate(metrics.ENV_STEPS_TRAINED), learner.after.at - learner.now("process_start_time_seconds")
+    if planned > steps and age > SETTLED and learner.grew(metrics.UPDATES) >= UPDATES_MEASURED:
+        yield f"{percent(steps / planned)} of the env steps, {duration((planned - steps) / rate)} left at this rate"
+    yield run.bottleneck.sentence
+
+
+def _of(target: float, form: str) -> str:
+    return "" if math.isnan(target) else f" of {target:{form}}"
+
+
+def duration(seconds: Seconds) -> str:
+    """Return a time in the largest unit of which there are two at least: `90 s`, `45 min`, `3 h`."""
+    minutes, hours = seconds / 60, seconds / 3600
+    return f"{hours:.0f} h" if hours >= 2 else f"{minutes:.0f} min" if minutes >= 2 else f"{seconds:.0f} s"  # noqa: PLR2004
+
+
+def row(service: Service, run: Deployment) -> tuple[str, ...]:
+    """Return the cells of one service; a dash where there is no value."""
+    if service.after.unreachable:
+        return (service.title, AWAY)
+    trains = service.role == LEARNER
+    # Names of metrics are built with the service's role, so those of the actor serve the evaluator's row too.
+    steps = metrics.ENV_STEPS_TRAINED if trains else worker.ACTOR_ENV_STEPS
+    frames = metrics.ENV_FRAMES_TRAINED if trains else worker.ACTOR_ENV_FRAMES
+    return (
+        service.title,
+        state(service),
+        f"{service.rate(steps):,.0f}" if service.measured else "-",
+        f"{service.rate(frames):,.0f}" if service.measured else "-",
+        busiest(service),
+        queue(service),
+        number(service.now(metrics.POLICY_VERSION), ".0f"),
+        lag(service, run),
+        f"{sum(service.grew_by_label(metrics.ENV_STEPS_DROPPED).values()) / service.seconds:,.0f}" if service.measured else "-",
+        f"{service.now('process_resident_memory_bytes') / MIB:,.0f} MiB",
+        percent(service.rate("process_cpu_seconds_total")) if service.measured else "-",
+    )
+
+
+def state(service: Service) -> str:
+    """Return the state in one or two words."""
+    if service.after.unhealthy:
+        return "hung"
+    if service.role == LEARNER:
+        return "not training" if service.now(metrics.TRAINING) == 0 else "training"
+    return "connected" if service.now(worker.ACTOR_CONNECTED) else "no learner"
+
+
+def busiest(service: Service) -> str:
+    """Return the phase that takes most of the time, waiting included, with its share."""
+    if not service.shares:
+        return "-"
+    phase, share = max(service.shares.items(), key=lambda item: item[1])
+    return f"{phase} {percent(share)}"
+
+
+def queue(service: Service) -> str:
+    """Return the messages in the queue and its capacity."""
+    depth, capacity = service.now(metrics.QUEUE_DEPTH), service.now(metrics.QUEUE_CAPACITY)
+    return "-" if math.isnan(depth) else f"{depth:.0f}/{capacity:.0f}"
+
+
+def lag(service: Service, run: Deployment) -> str:
+    """Return the lag in versions: of the learner the mean of the experience trained on, of a worker that of its policy now."""
+    if service.role == LEARNER:
+        return number(service.mean(metrics.POLICY_LAG), ".1f")
+    newest = run.known_learner.now(metrics.POLICY_VERSION) if run.known_learner else math.nan
+    return number(newest - service.now(metrics.POLICY_VERSION), ".0f")
+
+
+def number(value: float, form: str) -> str:
+    """Return a number in a format; a dash for NaN."""
+    return "-" if math.isnan(value) else format(value, form)

@@ -1,0 +1,192 @@
+"""`rookery evaluate`: the returns of many whole episodes, their mean and its interval, and the protocol of the environment."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from common.envs.make import make
+from common.envs.spec import EnvSettings
+from common.errors import ConfigError
+from common.policies.atari_scores import ATARI_SCORES, Reference
+from common.policies.episodes import Episodes
+from common.policies.load import TrainedPolicy
+from services.cli.policy.progress import progress
+
+_LEAST = 5  # episodes: the interval of fewer would be of little use, and its approximation would be off
+_NORMAL_QUANTILE = 1.959964  # 97.5 % of a normal distribution lie below
+
+
+def evaluate(policy: TrainedPolicy, *, episodes: int, seed: int, greedy: bool) -> EvaluationResult:
+    """Play `episodes` in at most `env.num_envs` environments side by side, environment b with `seed + b`.
+
+    Raises `ConfigError` where the environment fails, or returns are not finite.
+    """
+    settings = policy.settings.env
+    with (
+        closing(make(settings, num_envs=min(episodes, settings.num_envs))) as environment,
+        progress("evaluating", episodes) as report,
+    ):
+        played = Episodes(environment, episodes=episodes, seed=seed)
+        while not played.complete:
+            action = policy.policy.act(torch.from_numpy(played.observation), greedy=greedy)["action"]
+            played.step(action.numpy())
+            report(played.tally.ended)
+    if not np.isfinite(played.tally.returns).all():
+        bad = int((~np.isfinite(played.tally.returns)).sum())
+        raise ConfigError(
+            "returns of episodes are not finite", found=f"{bad} of {episodes}", wanted="numbers", fix="mend the environment"
+        )
+    return EvaluationResult(
+        policy=policy,
+        greedy=greedy,
+        seed=seed,
+        num_envs=environment.num_envs,
+        returns=played.tally.returns,
+        lengths=played.tally.lengths,
+    )
+
+
+def interval95(values: NDArray[np.float64]) -> tuple[float, float] | None:
+    """Return the 95 % interval of the mean, by Student's distribution; None for fewer than five values.
+
+    The quantile is the expansion 26.7.5 of Abramowitz and Stegun 1964, off by less than 0.3 % for five values and more.
+    """
+    if len(values) < _LEAST:
+        return None
+    z, n = _NORMAL_QUANTILE, len(values) - 1
+    quantile = z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
+    quantile += (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * n**3)
+    mean, half = float(values.mean()), quantile * float(values.std(ddof=1)) / math.sqrt(len(values))
+    return mean - half, mean + half
+
+
+def protocol(settings: EnvSettings) -> dict[str, Any]:
+    """Return the rules of the environment without which its returns cannot be compared."""
+    rules: dict[str, Any] = {"environment": settings.name}
+    if atari_game(settings) is not None:
+        rules |= {
+            "sticky_actions": settings.sticky_actions,
+            "noop_max": settings.noop_max,
+            "frame_skip": settings.frame_skip,
+            "full_action_space": settings.full_action_space,
+            "max_episode_frames": settings.max_episode_frames,
+        }
+    elif not settings.entry_point:
+        rules["max_episode_steps"] = gymnasium.spec(settings.id).max_episode_steps
+    return {name: value for name, value in (rules | settings.kwargs).items() if value is not None} | {"rewards": "raw"}
+
+
+def atari_game(settings: EnvSettings) -> str | None:
+    """Return the name of an Atari game that has been built; None for another environment."""
+    if settings.entry_point or not settings.id.startswith("ALE/"):
+        return None
+    return str(gymnasium.spec(settings.id).kwargs["game"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationResult:
+    """The episodes of one evaluation, and how they were played."""
+
+    policy: TrainedPolicy
+    greedy: bool
+    seed: int
+    num_envs: int
+    returns: NDArray[np.float64]
+    lengths: NDArray[np.int32]
+
+    @property
+    def mode(self) -> str:
+        """How actions were chosen."""
+        return "greedy" if self.greedy else "sampled"
+
+    @property
+    def mean(self) -> float:
+        """Mean return."""
+        return float(self.returns.mean())
+
+    @property
+    def deviation(self) -> float | None:
+        """Standard deviation of the returns; None for one episode."""
+        return float(self.returns.std(ddof=1)) if len(self.returns) > 1 else None
+
+    @property
+    def reference(self) -> Reference | None:
+        """The scores of random play and of a human, where the game has them."""
+        return ATARI_SCORES.get(atari_game(self.policy.settings.env) or "")
+
+    def to_json(self) -> str:
+        """Return one JSON object."""
+        reference, interval = self.reference, interval95(self.returns)
+        values = {
+            "run_id": self.policy.run_id,
+            "version": self.policy.version,
+            "env_steps": self.policy.env_steps,
+            "algorithm": self.policy.settings.algorithm.name,
+            "protocol": protocol(self.policy.settings.env),
+            "mode": self.mode,
+            "seed": self.seed,
+            "environments": self.num_envs,
+            "episodes": len(self.returns),
+            "mean": self.mean,
+            "standard_deviation": self.deviation,
+            "mean_interval_95": None if interval is None else list(interval),
+            "minimum": float(self.returns.min()),
+            "maximum": float(self.returns.max()),
+            "mean_length": float(self.lengths.mean()),
+            "human_normalized_percent": None if reference is None else reference.normalized(self.mean),
+            "returns": self.returns.tolist(),
+            "lengths": self.lengths.tolist(),
+        }
+        return json.dumps(values)
+
+    def to_text(self) -> str:
+        """Return a table for a terminal."""
+        policy, settings = self.policy, self.policy.settings
+        rows = {
+            "run": f"{policy.run_id}, {settings.algorithm.name}, version {policy.version}, {policy.env_steps:,} env steps",
+            "episodes": f"{len(self.returns)}, {self.mode}, {self.num_envs} side by side, seed {self.seed}",
+            "return": ", ".join(self._return_parts()),
+            "length": f"mean {self.lengths.mean():,.1f} env steps, from {self.lengths.min():,} to {self.lengths.max():,}",
+            "protocol": ", ".join(_in_words(protocol(settings.env))),
+        }
+        if (reference := self.reference) is not None:
+            percent = reference.normalized(self.mean)
+            rows["human-normalised"] = (
+                f"{percent:.1f} % (random play {reference.random:g} is 0 %, the human {reference.human:g} is 100 %)"
+            )
+        return "\n".join(f"{name:16}  {text}" for name, text in rows.items())
+
+    def _return_parts(self) -> list[str]:
+        interval = interval95(self.returns)
+        parts = [f"mean {self.mean:.6g}"]
+        if self.deviation is not None:
+            parts.append(f"standard deviation {self.deviation:.4g}")
+        if interval is not None:
+            parts.append(f"95 % interval of the mean {interval[0]:.6g} to {interval[1]:.6g}")
+        return [*parts, f"from {self.returns.min():.6g} to {self.returns.max():.6g}"]
+
+
+_WORDS: dict[str, Callable[[Any], str]] = {
+    "environment": str,
+    "sticky_actions": lambda value: f"sticky actions {value:g}",
+    "noop_max": lambda value: f"up to {value} no-ops at the start",
+    "frame_skip": lambda value: f"frame skip {value}",
+    "full_action_space": lambda value: "all 18 actions" if value else "the game's own actions",
+    "max_episode_frames": lambda value: f"at most {value:,} emulator frames",
+    "max_episode_steps": lambda value: f"at most {value:,} env steps",
+    "rewards": lambda value: f"{value} rewards",
+}
+
+
+def _in_words(rules: dict[str, Any]) -> list[str]:
+    return [_WORDS[name](value) if name in _WORDS else f"{name} {value}" for name, value in rules.items()]

@@ -1,0 +1,109 @@
+"""The members of a series: one run for each seed and each combination of values. Pure.
+
+A setting with several values is written `section.key=A,B`. A comma inside brackets, braces or quotes belongs to a value, so a
+list is written in brackets, as everywhere: `model.hidden=[64, 64],[128]` has two values.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from common.errors import ConfigError
+
+MAX_MEMBERS = 1000
+_OPEN, _CLOSE, _QUOTES = "[{(", "]})", "\"'"
+_SEEDS = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One run of a series: the name of its directory, and what it sets besides the settings that all members share."""
+
+    name: str
+    overrides: tuple[str, ...]  # section.key=value, the seed among them
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """Return the seeds of `1-5`, `1,3,7` or `1-3,7`, each once. Raises `ConfigError`."""
+    seeds: list[int] = []
+    for part in text.split(","):
+        match = _SEEDS.fullmatch(part.strip())
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if last < first or last - first >= MAX_MEMBERS:
+            raise ConfigError("--seeds", found=repr(text), wanted=f"at most {MAX_MEMBERS} seeds such as 1-5 or 1,3,7")
+        seeds += range(first, last + 1)
+    return tuple(dict.fromkeys(seeds))
+
+
+def split_values(text: str) -> list[str]:
+    """Return the values of `text`, which commas outside brackets, braces and quotes separate."""
+    values, depth, quote = [""], 0, ""
+    for character in text:
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in _QUOTES:
+            quote = character
+        elif character in _OPEN:
+            depth += 1
+        elif character in _CLOSE:
+            depth -= 1
+        elif character == "," and depth == 0:
+            values.append("")
+            continue
+        values[-1] += character
+    return [value.strip() for value in values]
+
+
+def has_grid(overrides: Sequence[str]) -> bool:
+    """Return whether one of the settings has several values."""
+    return any(len(split_values(text.partition("=")[2])) > 1 for text in overrides)
+
+
+def split_overrides(overrides: Sequence[str]) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
+    """Return the settings with one value, unchanged, and the values of the others by key. Raises `ConfigError`."""
+    shared: list[str] = []
+    grid: dict[str, tuple[str, ...]] = {}
+    for text in overrides:
+        key, _, value = text.partition("=")
+        values = split_values(value)
+        if len(values) == 1:
+            shared.append(text)
+            continue
+        if key in {"run.seed", "run.dir", "run.id"}:
+            fix = "use --seeds 1-5" if key == "run.seed" else "leave it out: each run of a series has its own"
+            raise ConfigError(f"{key} has several values", found=value, wanted="one value", fix=fix)
+        if "" in values or len(set(values)) < len(values):
+            raise ConfigError(f"values of {key}", found=value, wanted="different values, separated by single commas")
+        grid[key] = tuple(values)
+    return tuple(shared), grid
+
+
+def members(grid: dict[str, tuple[str, ...]], seeds: Sequence[int]) -> list[Member]:
+    """Return the runs of a series: for each combination of values all seeds. Raises `ConfigError` where there are too many."""
+    combinations = [tuple(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    if len(combinations) * len(seeds) > MAX_MEMBERS:
+        found = f"{len(combinations)} combinations of values x {len(seeds)} seeds"
+        raise ConfigError("runs of a series", found=found, wanted=f"at most {MAX_MEMBERS}")
+    runs = list(_members(combinations, _short_keys(grid), seeds))
+    if len({run.name for run in runs}) < len(runs):  # values that differ in characters that a name cannot have
+        runs = [Member(name=f"{number:03}-{run.name}", overrides=run.overrides) for number, run in enumerate(runs)]
+    return runs
+
+
+def _members(
+    combinations: Sequence[tuple[tuple[str, str], ...]], short: dict[str, str], seeds: Sequence[int]
+) -> Iterator[Member]:
+    for combination in combinations:
+        for seed in seeds:
+            parts = [*(f"{short[key]}={value}" for key, value in combination), f"s{seed}"]
+            overrides = (*(f"{key}={value}" for key, value in combination), f"run.seed={seed}")
+            yield Member(name=re.sub(r"[^\w.=+-]+", "_", "-".join(parts)), overrides=overrides)
+
+
+def _short_keys(grid: dict[str, tuple[str, ...]]) -> dict[str, str]:
+    """Return the name of each setting without its section, where that is clear."""
+    names = [key.rpartition(".")[2] for key in grid]
+    return {key: name if names.count(name) == 1 else key for key, name in zip(grid, names, strict=True)}

@@ -1,0 +1,182 @@
+"""A series of runs: its record, which runs are left to do, and a `rookery train` for each, one or several at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from threading import Event
+from typing import TextIO
+
+from common.config.load import load_settings
+from common.config.schema import Settings
+from common.errors import ConfigError, ResourceError
+from common.runtime.disk import write_atomically
+from common.runtime.process import INTERRUPTED
+from common.runtime.run_directory import RunDirectory
+from services.cli.compare.runs import read_run, read_runs
+from services.cli.compare.tables import print_runs, result
+from services.cli.series.grid import Member, members, parse_seeds, split_overrides
+from services.cli.series.processes import Trainer
+from services.cli.train.report import own_end, read_summary
+
+RECORD = "series.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """The runs that one command asked for."""
+
+    preset: str
+    overrides: tuple[str, ...]  # of all members
+    options: tuple[str, ...]  # of `rookery train`, of all members
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeriesRequest:
+    """The command line. `seeds` is None where it names none, `folder` where it names no directory."""
+
+    preset: str | None
+    overrides: tuple[str, ...]  # a value with commas stands for several
+    seeds: str | None
+    named: tuple[str, ...] = ()  # settings with one value
+    options: tuple[str, ...] = ()
+    folder: Path | None = None
+    resume: bool = False
+
+
+def is_series(folder: Path | None) -> bool:
+    """Return whether `folder` holds a series."""
+    return folder is not None and (folder / RECORD).is_file()
+
+
+def open_series(request: SeriesRequest, *, environ: Mapping[str, str], now: datetime) -> tuple[Series, Path]:
+    """Return the series and its folder, both written.
+
+    A resumed series has the members of its record, or those that the command names. Raises `ConfigError` or `ResourceError`
+    before anything is written.
+    """
+    recorded = _read(request.folder) if request.resume else None
+    series, settings = _planned(request, recorded, environ)
+    folder = request.folder or Path("runs") / f"{settings.run.preset or 'run'}-{now:%Y%m%d-%H%M%S}"
+    if not request.resume and folder.is_dir() and any(folder.iterdir()):
+        fix = "name another --run-dir, or continue the series with --resume"
+        raise ConfigError("folder of the series is in use", found=str(folder), wanted="a new or empty folder", fix=fix)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / RECORD, (json.dumps(asdict(series), indent=2) + "\n").encode())
+    except OSError as error:
+        found = f"{error.strerror} at {folder}"
+        raise ResourceError("folder of the series cannot be written", found=found, fix="set --run-dir") from error
+    return series, folder
+
+
+def _planned(request: SeriesRequest, recorded: Series | None, environ: Mapping[str, str]) -> tuple[Series, Settings]:
+    """Return the series with all its settings checked, and the settings of its first member."""
+    shared, grid = split_overrides(request.overrides)
+    shared = (*shared, *request.named)
+    if recorded is not None and not grid and request.seeds is None:
+        options = request.options or recorded.options
+        series = replace(recorded, overrides=(*recorded.overrides, *shared), options=options)
+    else:
+        preset = request.preset or (recorded.preset if recorded else None)
+        if preset is None:
+            raise ConfigError("no preset named", found="a series without one", wanted="rookery train PRESET --seeds 1-5")
+        first = (*shared, *(f"{key}={values[0]}" for key, values in grid.items()))
+        base = load_settings(preset=preset, overrides=first, environ=environ).settings
+        seeds = parse_seeds(request.seeds) if request.seeds is not None else (base.run.seed,)
+        series = Series(preset=preset, overrides=shared, options=request.options, members=tuple(members(grid, seeds)))
+    if recorded is not None and request.preset not in {None, recorded.preset}:
+        fix = "leave the preset out, or name another --run-dir"
+        raise ConfigError("the series to resume is of another preset", found=recorded.preset, wanted=request.preset, fix=fix)
+    checked = [
+        load_settings(preset=series.preset, overrides=(*series.overrides, *member.overrides), environ=environ).settings
+        for member in series.members
+    ]
+    return series, checked[0]
+
+
+def _read(folder: Path | None) -> Series:
+    """Return the series in `folder`. Raises `ConfigError` where there is none."""
+    if folder is None or not is_series(folder):
+        fix = "set --run-dir to the folder of a series"
+        raise ConfigError("no series to resume", found=str(folder or "--resume alone"), wanted=f"a folder with {RECORD}", fix=fix)
+    try:
+        values = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        found = [Member(name=member["name"], overrides=tuple(member["overrides"])) for member in values["members"]]
+        overrides, options = tuple(values["overrides"]), tuple(values["options"])
+        return Series(preset=values["preset"], overrides=overrides, options=options, members=tuple(found))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{folder / RECORD} cannot be read", found=repr(error), wanted="the record of a series") from error
+
+
+def run_series(
+    series: Series,
+    folder: Path,
+    *,
+    trainer: Trainer,
+    show: Callable[[str], None],
+    stdout: TextIO,
+    environ: Mapping[str, str],
+    parallel: int = 1,
+) -> int:
+    """Run the members that have not finished, `parallel` at a time, show a table of all, and return the exit code.
+
+    0: no member failed; 1: one failed; 130: a member was stopped at once. Members that run beside others write to a log.
+    """
+    show(f"series of {len(series.members)} runs in {folder}" + (f", {parallel} at a time" if parallel > 1 else ""))
+    interrupted = Event()
+
+    def run(number: int, member: Member) -> int:
+        path, place = folder / member.name, f"run {number} of {len(series.members)}, {member.name}"
+        if trainer.stopped or interrupted.is_set():
+            return 0
+        if is_finished(path, overrides=(*series.overrides, *member.overrides), environ=environ):
+            show(f"{place}: finished before: {result(read_run(path))}")
+            return 0
+        log = folder / f"{member.name}.log" if parallel > 1 else None
+        show(place + (f": its output is in {log}" if log else ""))
+        code = trainer.train(train_arguments(series, member, path), log=log)
+        if log:
+            show(f"{place}: {result(read_run(path)) if RunDirectory(path).begun else f'exit code {code}'}")
+        if code == INTERRUPTED:
+            interrupted.set()
+        return code
+
+    with ThreadPoolExecutor(parallel) as pool:
+        codes = list(pool.map(run, range(1, len(series.members) + 1), series.members))
+    begun = [folder / member.name for member in series.members if RunDirectory(folder / member.name).begun]
+    if begun:
+        print_runs(read_runs(begun), stdout=stdout)
+        show(f"  compare  rookery report {folder}")
+    left = [
+        member.name
+        for member in series.members
+        if not is_finished(folder / member.name, overrides=(*series.overrides, *member.overrides), environ=environ)
+    ]
+    if left:
+        show(f"  {len(left)} of {len(series.members)} runs have not finished: {', '.join(left[:8])}{', ...' if left[8:] else ''}")
+        show(f"  go on    rookery train --resume --run-dir {folder}")
+    if INTERRUPTED in codes:
+        return INTERRUPTED
+    return 1 if any(codes) else 0
+
+
+def train_arguments(series: Series, member: Member, path: Path) -> list[str]:
+    """Return the arguments of `rookery` that begin the run of `member`, or continue it where it began."""
+    begin = ["--resume"] if RunDirectory(path).begun else [series.preset]
+    return ["train", *begin, *series.overrides, *member.overrides, *series.options, "--run-dir", str(path)]
+
+
+def is_finished(path: Path, *, overrides: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Return whether the run in `path` came to its target or spent its budget, by its own settings changed by `overrides`."""
+    directory = RunDirectory(path)
+    summary = read_summary(directory.summary) if directory.begun else None
+    if summary is None:
+        return False
+    target = load_settings(preset=str(directory.config), overrides=overrides, environ=environ).settings.target
+    return bool(own_end(summary, env_steps=target.env_steps, wall_seconds=target.wall_seconds))

@@ -1,0 +1,83 @@
+"""The file of a sweep: which settings are searched, in which ranges, and what the search maximises."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, Self, TypeAlias
+
+from pydantic import Field, ValidationError, model_validator
+
+from common.config.layers import parse_yaml
+from common.config.schema import Section
+from common.errors import ConfigError
+
+Goal: TypeAlias = Literal["mean100", "evaluation", "curve"]
+
+
+class Range(Section):
+    """All numbers from `low` to `high`, whole ones where both are whole; `log`: equal ratios are equally likely."""
+
+    low: int | float
+    high: int | float
+    log: bool = False
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        if self.low >= self.high or (self.log and self.low <= 0):
+            raise ValueError("low < high, and 0 < low where log is true")
+        return self
+
+    @property
+    def whole(self) -> bool:
+        """True where only whole numbers are tried."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+
+class Choices(Section):
+    """One of some values of any type."""
+
+    choices: list[Any] = Field(min_length=2)
+
+
+class Sweep(Section):
+    """A search for the settings with which a preset learns best."""
+
+    preset: str
+    settings: dict[str, Any] = Field(default={})  # of all trials, by dotted key
+    search: dict[str, Range | Choices] = Field(min_length=1)  # by dotted key
+    trials: int = Field(default=20, ge=1)
+    goal: Goal = "mean100"  # curve: mean of the learning curve over the whole budget, which counts early learning too
+    prune: bool = True  # stop a trial that is below the median of the earlier ones
+
+    def overrides(self, values: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the settings of a trial with `values` for the settings that are searched, as `section.key=value`."""
+        return tuple(f"{key}={as_text(value)}" for key, value in {**self.settings, **values}.items())
+
+    def corners(self) -> Iterator[dict[str, Any]]:
+        """Yield trials that contain each bound and each choice at least once, to check them before the first run."""
+        tried = {key: part.choices if isinstance(part, Choices) else [part.low, part.high] for key, part in self.search.items()}
+        for number in range(max(map(len, tried.values()))):
+            yield {key: values[min(number, len(values) - 1)] for key, values in tried.items()}
+
+
+def as_text(value: Any) -> str:
+    """Return the text of a value as `section.key=value` takes it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def read_sweep(path: Path) -> Sweep:
+    """Return the sweep in the file `path`. Raises `ConfigError` for the first value that is not valid."""
+    try:
+        values = parse_yaml(path.read_text(encoding="utf-8"), source=f"file {path}")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no UTF-8 text"
+        raise ConfigError(f"file of the sweep cannot be read: {reason}", found=str(path), wanted="a YAML file") from error
+    try:
+        return Sweep.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        key = ".".join(str(part) for part in first["loc"] if part not in {"Range", "Choices"})
+        wanted = f"{first['msg']}; a searched setting is {{low: 1e-4, high: 1e-2, log: true}} or {{choices: [1, 2]}}"
+        raise ConfigError(f"{path} {key}", found=first["input"], wanted=wanted) from error

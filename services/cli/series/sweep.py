@@ -1,0 +1,245 @@
+"""`rookery sweep`: trials, each a `rookery train` with settings that Optuna chooses; a bad learning curve ends one early."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import optuna
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from common.config.load import load_settings
+from common.errors import ConfigError, ResourceError
+from common.runtime.process import INTERRUPTED
+from common.runtime.run_directory import RunDirectory
+from common.units import Seconds
+from services.cli.compare.runs import RunData, read_run
+from services.cli.compare.tables import TextTable, number, print_tables
+from services.cli.series.processes import Trainer
+from services.cli.series.run import is_finished
+from services.cli.series.space import Choices, Sweep, as_text, read_sweep
+
+FILE, STUDY = "sweep.yaml", "study.sqlite"
+STAGES = 20  # points of a curve, at equal distances over the budget, at which trials are compared
+WARMUP_STAGES = 4  # before the first comparison
+STARTUP_TRIALS = 4  # before the first trial that is compared
+POLL_SECONDS: Seconds = 2.0  # between two looks at a curve
+
+
+def open_sweep(file: Path | None, folder: Path, *, resume: bool, environ: Mapping[str, str]) -> Sweep:
+    """Return the sweep and make its folder; a resumed one has the file in its folder.
+
+    Raises `ConfigError` or `ResourceError` before anything is written.
+    """
+    source = file or folder / FILE
+    if resume and not (folder / STUDY).is_file():
+        raise ConfigError("no sweep to resume", found=str(folder), wanted=f"a folder with {STUDY}", fix="set --run-dir to it")
+    sweep = read_sweep(source)
+    for values in sweep.corners():
+        load_settings(preset=sweep.preset, overrides=sweep.overrides(values), environ=environ)
+    if not resume and folder.is_dir() and any(folder.iterdir()):
+        fix = "name another --run-dir, or continue the sweep with --resume"
+        raise ConfigError("folder of the sweep is in use", found=str(folder), wanted="a new or empty folder", fix=fix)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if source != folder / FILE:
+            shutil.copyfile(source, folder / FILE)
+    except OSError as error:
+        found = f"{error.strerror} at {folder}"
+        raise ResourceError("folder of the sweep cannot be written", found=found, fix="set --run-dir") from error
+    return sweep
+
+
+def run_sweep(
+    sweep: Sweep,
+    folder: Path,
+    *,
+    trainer: Trainer,
+    show: Callable[[str], None],
+    stdout: TextIO,
+    environ: Mapping[str, str],
+    options: tuple[str, ...] = (),
+) -> int:
+    """Run trials until there are `sweep.trials`, show the best, and return the exit code.
+
+    0: all trials ended, or a stop was requested; 1: a trial failed; 130: a trial was stopped at once.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    storage = optuna.storages.RDBStorage(f"sqlite:///{(folder / STUDY).absolute()}")
+    with closing(_Storage(storage)):
+        study = optuna.create_study(
+            storage=storage, study_name="sweep", load_if_exists=True, direction="maximize", pruner=_pruner(sweep)
+        )
+        study.sampler = optuna.samplers.TPESampler(seed=len(study.trials))  # a resumed search draws other values than the first
+        code = 0
+        while not trainer.stopped and (trial := _next_trial(study, sweep)) is not None:
+            place = folder / f"t{trial.number:03}"
+            values = _suggest(trial, sweep)
+            show(f"trial {trial.number + 1} of {sweep.trials}, {place.name}: {_values_text(values)}")
+            ended = _run_trial(trial, sweep, values, place, trainer=trainer, environ=environ, options=options)
+            if ended == INTERRUPTED:
+                code = ended
+                break
+            code = max(code, ended)
+        _show_best(study, sweep, folder, show=show, stdout=stdout)
+    return code
+
+
+@dataclass(frozen=True, slots=True)
+class _Storage:
+    """Closes the connections to the file of the study."""
+
+    storage: optuna.storages.RDBStorage
+
+    def close(self) -> None:
+        self.storage.remove_session()
+        self.storage.engine.dispose()
+
+
+def _pruner(sweep: Sweep) -> optuna.pruners.BasePruner:
+    if not sweep.prune:
+        return optuna.pruners.NopPruner()
+    return optuna.pruners.MedianPruner(n_startup_trials=STARTUP_TRIALS, n_warmup_steps=WARMUP_STAGES)
+
+
+def _next_trial(study: optuna.Study, sweep: Sweep) -> Trial | None:
+    """Return a trial that was interrupted, else a new one; None once there are enough."""
+    interrupted = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+    if interrupted:
+        return Trial(study, interrupted[0]._trial_id)  # noqa: SLF001  Optuna has no public way to continue a trial
+    return study.ask() if len(study.get_trials(deepcopy=False)) < sweep.trials else None
+
+
+def _suggest(trial: Trial, sweep: Sweep) -> dict[str, Any]:
+    """Return a value for each searched setting; those of an interrupted trial are the same as before."""
+    values: dict[str, Any] = {}
+    for key, part in sweep.search.items():
+        if isinstance(part, Choices):  # as text, because Optuna stores no lists
+            values[key] = json.loads(trial.suggest_categorical(key, [json.dumps(choice) for choice in part.choices]))
+        elif part.whole:
+            values[key] = trial.suggest_int(key, int(part.low), int(part.high), log=part.log)
+        else:
+            values[key] = trial.suggest_float(key, part.low, part.high, log=part.log)
+    return values
+
+
+def _run_trial(
+    trial: Trial,
+    sweep: Sweep,
+    values: Mapping[str, Any],
+    place: Path,
+    *,
+    trainer: Trainer,
+    environ: Mapping[str, str],
+    options: tuple[str, ...],
+) -> int:
+    """Run or continue one trial and store its result; return 0, 1 for a failure, or 130."""
+    overrides = sweep.overrides(values)
+    begin = ["--resume"] if RunDirectory(place).begun else [sweep.preset]
+    budget = load_settings(preset=sweep.preset, overrides=overrides, environ=environ).settings.target.env_steps
+    earlier = trial.study.get_trials(deepcopy=False)[trial.number].intermediate_values  # of an interrupted trial
+    watch = _Watch(trial=trial, place=place, budget=budget, reported=max(earlier, default=0))
+    code = trainer.train(["train", *begin, *overrides, *options, "--run-dir", str(place)], over=watch.should_end)
+    if code == INTERRUPTED:
+        return code
+    if code != 0:
+        trial.study.tell(trial, state=TrialState.FAIL)
+        return 1
+    if watch.pruned:
+        trial.study.tell(trial, state=TrialState.PRUNED)
+    elif is_finished(place, overrides=overrides, environ=environ):
+        result = goal_value(read_run(place), sweep.goal, budget=budget)
+        trial.study.tell(trial, result, state=TrialState.FAIL if result is None else TrialState.COMPLETE)
+    return 0  # a trial that was stopped stays open, for --resume
+
+
+@dataclass(slots=True, kw_only=True)
+class _Watch:
+    """Reports the curve of a trial while it runs, and decides whether it is to end early."""
+
+    trial: Trial
+    place: Path
+    budget: int
+    reported: int  # stages
+    pruned: bool = False
+    _next: Seconds = 0.0
+
+    def should_end(self) -> bool:
+        """Return whether the trial is worse than the median of the earlier ones. Called several times a second."""
+        if self.pruned or time.monotonic() < self._next or not RunDirectory(self.place).begun:
+            return self.pruned
+        self._next = time.monotonic() + POLL_SECONDS
+        try:
+            env_steps, returns = read_run(self.place).points("env_steps", "episode_return_mean")
+        except ConfigError:  # a file that is just being written
+            return False
+        for stage, value in stages(env_steps, returns, budget=self.budget):
+            if stage > self.reported:
+                self.reported = stage
+                self.trial.report(value, stage)
+                self.pruned = self.pruned or self.trial.should_prune()
+        return self.pruned
+
+
+def stages(env_steps: list[float], returns: list[float], *, budget: int) -> list[tuple[int, float]]:
+    """Return number and return of each stage of the budget that the curve has passed: its newest point at that time."""
+    passed = []
+    for stage in range(1, STAGES + 1):
+        before = [value for at, value in zip(env_steps, returns, strict=True) if at <= stage * budget / STAGES]
+        if before and env_steps[-1] >= stage * budget / STAGES:
+            passed.append((stage, before[-1]))
+    return passed
+
+
+def goal_value(run: RunData, goal: str, *, budget: int) -> float | None:
+    """Return the value that a sweep maximises; None where the run has none."""
+    if goal == "mean100":
+        return run.number("mean100")
+    if goal == "evaluation":
+        return run.number("last_evaluation", "mean")
+    env_steps, returns = run.points("env_steps", "episode_return_mean")
+    if not returns:
+        return None
+    # A run that reached its target early keeps its last return to the end of the budget.
+    ends = [*env_steps[1:], max(float(budget), env_steps[-1])]
+    area = sum((end - start) * value for start, end, value in zip(env_steps, ends, returns, strict=True))
+    return area / max(1.0, ends[-1] - env_steps[0])
+
+
+def _values_text(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={as_text(value)}" for key, value in values.items())
+
+
+def _show_best(study: optuna.Study, sweep: Sweep, folder: Path, *, show: Callable[[str], None], stdout: TextIO) -> None:
+    trials = study.get_trials(deepcopy=False)
+    complete = sorted((trial for trial in trials if trial.state is TrialState.COMPLETE), key=_value, reverse=True)
+    others = [trial for trial in trials if trial.state is not TrialState.COMPLETE]
+    rows = [
+        [f"t{trial.number:03}", trial.state.name.lower(), number(trial.value), *(_param(trial, key) for key in sweep.search)]
+        for trial in (*complete, *others)
+    ]
+    if rows:
+        table = TextTable(title=f"Trials by {sweep.goal}", columns=["trial", "state", sweep.goal, *sweep.search], rows=rows)
+        print_tables([table], stdout=stdout)
+    if complete:
+        best = {key: json.loads(_param(complete[0], key)) for key in sweep.search}
+        words = " ".join(f"'{text}'" if " " in text else text for text in sweep.overrides(best))
+        show(f"  best     rookery train {sweep.preset} {words}")
+    show(f"  compare  rookery report {folder}")
+    if len(complete) + len([trial for trial in others if trial.state is not TrialState.RUNNING]) < sweep.trials:
+        show(f"  go on    rookery sweep --resume --run-dir {folder}")
+
+
+def _value(trial: FrozenTrial) -> float:
+    return trial.value if trial.value is not None else 0.0
+
+
+def _param(trial: FrozenTrial, key: str) -> str:
+    value = trial.params.get(key)
+    return value if isinstance(value, str) else json.dumps(value)

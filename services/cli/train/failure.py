@@ -1,0 +1,82 @@
+"""The text of a failure: the reason of a child's end or of its refused experience, as its log has it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+
+from services.cli.train.processes import Processes
+from services.cli.train.supervisor import (
+    ACTOR,
+    CONFIG_EXIT_CODE,
+    ENV_WORKER,
+    LEARNER,
+    ReportCrash,
+    ReportFailure,
+    ReportRefusal,
+    describe_exit,
+)
+
+LOG_LINES = 200  # that are searched for the reason: a traceback follows the line that has it
+REASONS = (  # event and field of a log
+    ("unexpected_error", "error"),
+    ("environment_hangs", "detail"),
+    ("message_rejected", "detail"),
+    ("experience_refused", "detail"),
+)
+
+
+def crash_line(crash: ReportCrash, processes: Processes) -> str:
+    """Return the message for a child that crashed and will be restarted."""
+    ended = describe_exit(crash.exit_code)
+    # A process that a signal ends logs no reason: an error in its log would be that of an earlier crash.
+    reason = ended if crash.exit_code < 0 else logged_reason(processes.log_end(crash.child, LOG_LINES)) or ended
+    return f"{crash.child} crashed and is restarted: {reason} ({processes.log(crash.child)})"
+
+
+def newest_line(child: str, processes: Processes) -> str:
+    """Return what a child logged last, and where."""
+    (line,) = processes.log_end(child, 1) or ["nothing"]
+    return f"{child} logged last: {line} ({processes.log(child)})"
+
+
+def refusal_line(refusal: ReportRefusal, processes: Processes) -> str:
+    """Return the message for experience that the learner refused while it accepts other experience."""
+    reason = logged_reason(processes.log_end(LEARNER, LOG_LINES)) or "its log has the reason"
+    many = "1 message" if refusal.messages == 1 else f"{refusal.messages} messages"
+    return f"{many} of experience refused: {reason} ({processes.log(LEARNER)})"
+
+
+def failure_lines(failure: ReportFailure, processes: Processes, *, debug: bool) -> Iterator[str]:
+    """Yield the lines for a run that fails: one for an invalid setting or an actor that cannot work, else the end of the log."""
+    child, log = failure.child, processes.log(failure.child)
+    reason = logged_reason(processes.log_end(child, LOG_LINES)) if child.startswith((ACTOR, ENV_WORKER)) else ""
+    lines = processes.log_end(child) or ["its log is empty"]
+    if failure.exit_code == CONFIG_EXIT_CODE and not debug:
+        yield f"rookery train: error: {lines[-1].partition(': error: ')[2] or lines[-1]} (from {child})"
+    elif reason and not debug:
+        yield f"rookery train: error: {child} cannot work: {failure.reason}: {reason}; mend the environment ({log})"
+    else:
+        yield f"rookery train: {child} failed: {failure.reason}; the end of {log}:"
+        yield from (f"  {line}" for line in lines)
+
+
+def logged_reason(lines: Sequence[str]) -> str:
+    """Return the newest error or refusal in the lines of a log, plain or JSON; "" where there is none."""
+    for line in reversed(lines):
+        for event, field in REASONS:
+            if event in line and (reason := _field(line, field)):
+                return reason
+    return ""
+
+
+def _field(line: str, name: str) -> str:
+    """Return the text of a field of one log line; "" where the line does not have it."""
+    try:
+        if line.startswith("{"):
+            return str(json.loads(line).get(name, ""))
+        found = re.search(rf' {name}=("(?:[^"\\]|\\.)*"|\S+)', line)
+        return "" if found is None else str(json.loads(found[1])) if found[1].startswith('"') else found[1]
+    except ValueError:
+        return ""

@@ -1,0 +1,390 @@
+"""The plan of a run: its settings, its directory, and an address for every child, checked and written before the start."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from common.algorithms.settings import ReplaySection
+from common.config.endpoint import MAX_PORT, Endpoint, connectable_host, parse_endpoint
+from common.config.layers import DEFAULT
+from common.config.load import COMMAND_LINE, LoadedSettings, as_yaml, load_settings, with_absolute_key_paths, with_chosen
+from common.config.schema import Settings
+from common.errors import ConfigError, ResourceError
+from common.observability.http import check_port
+from common.runtime.disk import write_atomically
+from common.runtime.machine import cores
+from common.runtime.run_directory import RunDirectory, add_command, create, default_path, held, reopen
+from common.runtime.store import check_new, restore, restore_missing
+from common.tracking.remote import check_tracking
+from common.transport.curve import LearnerKeys, WorkerKeys
+from common.transport.zmq import ZmqLearner
+from services.cli.precheck import check_environment
+from services.cli.train.search import ActorSearch
+from services.cli.train.supervisor import ENV_WORKER, LEARNER, Start, Supervisor, actor_names, rank_names
+
+FIRST_ACTORS = 1
+ACTORS_PER_CORE = 2  # that `--actors auto` tries; actors that wait for their environments need --actors N
+# Below the range from which Linux and macOS take the ports of outgoing connections: an actor that tries to reach a learner that
+# is down could otherwise get that very port, connect to itself, and prevent the learner from binding it.
+FIRST_PORT, LAST_PORT = 20_000, 32_000
+RESUME_EXAMPLE = "rookery train --resume --run-dir runs/NAME"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The command line of `rookery train`. `overrides` are `section.key=value`, those of the named options included."""
+
+    preset: str | None
+    overrides: tuple[str, ...] = ()
+    run_dir: Path | None = None
+    store_copy: str | None = None  # address of a run's copy, which is downloaded to `run_dir` where no run is there
+    resume: bool = False
+    auto_actors: bool = False  # search for the fastest number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A run that is ready to start."""
+
+    loaded: LoadedSettings
+    directory: RunDirectory
+    lock: int | None  # descriptor of the run directory's lock; None where its file system has none
+    created_folder: bool  # False where an empty directory existed
+    metrics_ports: Mapping[str, int]  # by name of the child
+    policy_servers: Mapping[str, Endpoint]  # addresses for env workers, by name of the actor; empty without env workers
+    master_port: int  # where the ranks of the learner meet; 0 where it has one
+    resume: bool
+    auto_actors: bool
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the run."""
+        return self.loaded.settings
+
+    @property
+    def title(self) -> str:
+        """Preset, or environment and algorithm where the environment is another, and seed."""
+        return f"{self.settings.run.preset or 'run'}, seed {self.settings.run.seed}"
+
+    @property
+    def curve_title(self) -> str:
+        """Environment, algorithm and seed."""
+        return f"{self.settings.env.name}, {self.settings.algorithm.name}, seed {self.settings.run.seed}"
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """The HTTP address of each child that the learner has in its session."""
+        host, ports = connectable_host(self.settings.metrics.host), self.metrics_ports.items()
+        return {child: f"http://{host}:{port}" for child, port in ports if not child.startswith(ENV_WORKER)}
+
+    def supervisor(self) -> Supervisor:
+        """Return the supervisor of this run's children."""
+        actors = FIRST_ACTORS if self.auto_actors else self.settings.actor.count
+        return Supervisor(
+            actors=actors,
+            evaluator=self.settings.evaluator.enabled,
+            env_workers=self.settings.policy_server.workers,
+            ranks=self.settings.learner.ranks,
+            resume=self.resume,
+        )
+
+    def search(self) -> ActorSearch | None:
+        """Return the search for the number of actors, or None where the number is given."""
+        if not self.auto_actors:
+            return None
+        algorithm = self.settings.algorithm
+        warmup = algorithm.warmup if isinstance(algorithm, ReplaySection) else 0
+        return ActorSearch(max_actors=max_actors(self.settings), warmup=warmup, actors=FIRST_ACTORS)
+
+    def write_actor_count(self, actors: int) -> None:
+        """Write the number of actors to config.yaml, from which the run resumes."""
+        chosen = with_chosen(self.loaded, {"actor.count": actors})
+        write_atomically(self.directory.config, as_yaml(chosen.settings, chosen.provenance).encode())
+
+    def command(self, start: Start) -> list[str]:
+        """Return the command line of a child, which reads all else from the run's config.yaml."""
+        role, _, rest = start.child.partition("-")
+        module, server = f"services.{role}", self.policy_servers.get(start.child)
+        if server is not None:
+            module = "services.actor.policy_server"
+        argv = [sys.executable, "-m", module, "--config", str(self.directory.config)]
+        argv += ["--run-dir", str(self.directory.path)] if role == LEARNER else ["--name", start.child]
+        argv += ["--resume"] if start.resume else []
+        argv += ["--run-lock", str(self.lock)] if start.child == LEARNER and self.lock is not None else []
+        if server is not None:  # a learner that is being restarted is no reason to give up
+            argv += [f"policy_server.bind={server}", "policy_server.learner_seconds=null"]
+        if role == ENV_WORKER:
+            argv.append(f"env_worker.policy_server={self.policy_servers[actor_names(int(rest.partition('-')[0]) + 1)[-1]]}")
+        # Each rank adds its number to the port.
+        return [*argv, f"metrics.port={self.metrics_ports[LEARNER if role == LEARNER else start.child]}"]
+
+    def environment(self, child: str) -> dict[str, str]:
+        """Return the variables of a child besides those of this process: a rank of the learner gets those of torchrun."""
+        names = rank_names(self.settings.learner.ranks)
+        if len(names) == 1 or child not in names:
+            return {}
+        rank = str(names.index(child))
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(len(names))}
+        return place | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.master_port)}
+
+
+@contextmanager
+def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Sequence[str], now: datetime) -> Iterator[Plan]:
+    """Check all settings, write the run directory, and hold its lock while inside.
+
+    Raises `ConfigError` or `ResourceError` before anything is written.
+    """
+    with ExitStack() as stack:
+        _download_missing(request, environ)
+        if request.resume:  # first, because a run in progress would also have its ports in use
+            directory = _resumed(request)
+            lock = stack.enter_context(held(directory))
+        loaded = _load(request, environ)
+        check_environment(loaded.settings)
+        run = loaded.settings.run
+        check_tracking(run.tracking, environ)
+        named = request.run_dir or (Path(run.dir) if run.dir else None)
+        _check_workers(request, loaded.settings)
+        path = named or default_path(preset=run.preset, seed=run.seed, now=now)
+        chosen = _with_addresses(loaded, path, now, resume=request.resume)
+        ports = _metrics_ports(chosen.settings, actors=max_actors(chosen.settings) if request.auto_actors else None)
+        keys = _learner_keys(chosen.settings, actors=request.auto_actors or chosen.settings.actor.count > 0)
+        for endpoint in _binds(chosen.settings):
+            ZmqLearner(endpoint, keys=keys).close()  # raises the errors that the learner would raise later
+        taken = {*ports.values(), *(parse_endpoint(endpoint).port for endpoint in _binds(chosen.settings))}
+        (master_port,) = free_ports(1, without=taken) if chosen.settings.learner.ranks > 1 else (0,)
+        chosen = with_absolute_key_paths(chosen)  # after the checks, whose errors name the paths as the user wrote them
+        text, created_folder = as_yaml(chosen.settings, chosen.provenance), not path.exists()
+        if request.resume:
+            _rewrite(directory, text, chosen.settings)
+            add_command(directory, command_line)
+        else:
+            check_new(run.store, path)
+            directory = create(path, config=text, command=command_line)
+            lock = stack.enter_context(held(directory))
+        yield Plan(
+            loaded=chosen,
+            directory=directory,
+            lock=lock,
+            created_folder=created_folder,
+            metrics_ports=ports,
+            policy_servers=_policy_servers(chosen.settings, without=taken | {master_port}),
+            master_port=master_port,
+            resume=request.resume,
+            auto_actors=request.auto_actors,
+        )
+
+
+def _rewrite(directory: RunDirectory, text: str, settings: Settings) -> None:
+    """Replace a resumed run's config.yaml; where the disk refuses, keep the existing file if it holds the same settings."""
+    try:
+        write_atomically(directory.config, text.encode())
+    except OSError as error:
+        if load_settings(preset=str(directory.config), environ={}).settings != settings:
+            raise ResourceError(
+                "the changed settings cannot be written",
+                found=f"{error.strerror} at {directory.config}",
+                wanted="a disk with space left",
+                fix="free the disk, or resume without other settings",
+            ) from error
+
+
+def _check_workers(request: Request, settings: Settings) -> None:
+    """Raise `ConfigError` where env workers cannot share the environments, or the number of policy servers is searched for."""
+    workers = settings.policy_server.workers
+    if workers and settings.env.num_envs % workers:
+        wanted = f"a divisor of env.num_envs = {settings.env.num_envs}: each env worker steps the same number of environments"
+        raise ConfigError("policy_server.workers", found=workers, wanted=wanted)
+    if request.auto_actors and workers:
+        found = f"--actors auto with policy_server.workers={workers}"
+        raise ConfigError("the number of policy servers cannot be searched for", found=found, wanted="--actors N")
+
+
+def _policy_servers(settings: Settings, *, without: Collection[int]) -> dict[str, Endpoint]:
+    """Return an address of this machine for each policy server; empty where actors step their own environments."""
+    if not settings.policy_server.workers:
+        return {}
+    names = actor_names(settings.actor.count)
+    ports = free_ports(len(names), without=without)
+    return {name: Endpoint("127.0.0.1", port) for name, port in zip(names, ports, strict=True)}
+
+
+def max_actors(settings: Settings) -> int:
+    """Return the largest number of actors that `--actors auto` tries on this machine."""
+    return max(FIRST_ACTORS, min(settings.learner.max_actors, ACTORS_PER_CORE * cores()))
+
+
+def _download_missing(request: Request, environ: Mapping[str, str]) -> None:
+    """Download the run to resume from its store, where its directory is missing."""
+    if request.store_copy and not request.resume:
+        parent, _, name = request.store_copy.rstrip("/").rpartition("/")
+        raise ConfigError(
+            "--run-dir of a new run is a local directory",
+            found=request.store_copy,
+            wanted=f"--run-dir runs/{name} run.store={parent}",
+            fix="add --resume to continue the run that is there",
+        )
+    if not request.resume or request.run_dir is None or RunDirectory(request.run_dir).begun:
+        return
+    if request.store_copy:
+        restore(request.store_copy, request.run_dir, warn=_print_warning)
+        return
+    named = load_settings(preset=request.preset, overrides=request.overrides, environ=environ).settings.run.store
+    restore_missing(named, request.run_dir, warn=_print_warning)
+
+
+def _print_warning(text: str) -> None:
+    print(f"rookery train: {text}", file=sys.stderr)
+
+
+def _resumed(request: Request) -> RunDirectory:
+    if request.run_dir is None:
+        raise ConfigError("no run to resume", found="--resume alone", wanted="the run's directory", fix=RESUME_EXAMPLE)
+    return reopen(request.run_dir)
+
+
+def _load(request: Request, environ: Mapping[str, str]) -> LoadedSettings:
+    if not request.resume:
+        return load_settings(preset=request.preset, overrides=request.overrides, environ=environ)
+    loaded = load_settings(preset=str(_resumed(request).config), overrides=request.overrides, environ=environ)
+    if request.preset is not None and request.preset != loaded.settings.run.preset:
+        raise ConfigError(
+            "the run to resume is of another preset",
+            found=f"{loaded.settings.run.preset} in {request.run_dir}",
+            wanted=request.preset,
+            fix="leave the preset out, or name another --run-dir",
+        )
+    return loaded
+
+
+def _with_addresses(loaded: LoadedSettings, path: Path, now: datetime, *, resume: bool) -> LoadedSettings:
+    """Choose the run id, the directory and the addresses that the user left open."""
+    settings = loaded.settings
+    bind = parse_endpoint(settings.learner.bind)
+    port = bind.port
+    if loaded.provenance["learner.bind"] == DEFAULT or port == 0:
+        port = free_block(settings.learner.ranks)
+    chosen: dict[str, Any] = {
+        "run.id": settings.run.id or f"{settings.run.preset or 'run'}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
+        "run.dir": str(path),
+        "learner.bind": str(Endpoint(bind.host, port)),
+    }
+    for role, worker in (("actor", settings.actor), ("evaluator", settings.evaluator)):
+        key = f"{role}.learner"
+        # In the config.yaml of a resumed run the address is that of the old learner.bind. Any other address was chosen by the
+        # user, such as that of a proxy.
+        moved = loaded.provenance["learner.bind"] == COMMAND_LINE or loaded.provenance["learner.ranks"] == COMMAND_LINE
+        stale = resume and loaded.provenance[key].startswith("file ") and moved
+        if loaded.provenance[key] == DEFAULT or stale:
+            host, ranks = connectable_host(bind.host), settings.learner.ranks if role == "actor" else 1
+            chosen[key] = ",".join(str(Endpoint(host, port + rank)) for rank in range(ranks))
+            # The address is of this machine: where the learner may run without keys, so may its workers.
+            chosen[f"{role}.insecure"] = worker.insecure or (settings.learner.insecure and not Endpoint(host, port).loopback)
+    return with_chosen(loaded, chosen)
+
+
+def _learner_keys(settings: Settings, *, actors: bool) -> LearnerKeys | None:
+    """Return the learner's keys or None. Raises `ConfigError` where the learner would refuse the workers of this run."""
+    learner = LearnerKeys.of(settings.learner.keys)
+    for role, starts, worker in (
+        ("actor", actors, settings.actor),
+        ("evaluator", settings.evaluator.enabled, settings.evaluator),
+    ):
+        if not starts or not (learner or worker.keys):
+            continue
+        worker_keys = WorkerKeys.of(worker.keys)
+        found = worker.keys or "none"
+        if learner is None or worker_keys is None:
+            wanted = "keys on both sides, or on neither"
+            fix = f"set learner.keys and {role}.keys to the folders that `rookery keys` made"
+            raise ConfigError(
+                f"{role}.keys and learner.keys", found=f"{found} and {settings.learner.keys or 'none'}", wanted=wanted, fix=fix
+            )
+        if worker_keys.learner != learner.public or worker_keys.public not in learner.allowed:
+            fix = "take both folders from one `rookery keys`"
+            raise ConfigError(
+                f"the learner would refuse {role}.keys", found=found, wanted=f"keys that {settings.learner.keys} allows", fix=fix
+            )
+    return learner
+
+
+def _metrics_ports(settings: Settings, *, actors: int | None) -> dict[str, int]:
+    """Return a port for each child: free ones, or `metrics.port` and those above it in the order in which children start."""
+    count = settings.actor.count if actors is None else actors
+    ranks, workers = settings.learner.ranks, settings.policy_server.workers
+    children = Supervisor(actors=count, evaluator=settings.evaluator.enabled, env_workers=workers, ranks=ranks).children
+    first = settings.metrics.port
+    if first == 0:
+        taken = {parse_endpoint(endpoint).port for endpoint in _binds(settings)}  # chosen before, and not bound yet
+        block = free_block(ranks, without=taken)
+        learners = [block + rank for rank in range(ranks)]
+        others = free_ports(len(children) - ranks, without={*taken, *learners})
+        return dict(zip(children, [*learners, *others], strict=True))
+    if first + len(children) - 1 > MAX_PORT:
+        raise ConfigError(
+            "metrics.port leaves no ports for all services", found=first, wanted=f"at most {MAX_PORT - len(children) + 1}"
+        )
+    for port in range(first, first + len(children)):
+        check_port(settings.metrics.host, port)
+    return {child: first + number for number, child in enumerate(children)}
+
+
+def _binds(settings: Settings) -> list[str]:
+    """Return the address of each rank of the learner: of `learner.bind`, with a port of its own."""
+    bind = parse_endpoint(settings.learner.bind)
+    return [str(Endpoint(bind.host, bind.port + rank)) for rank in range(settings.learner.ranks)]
+
+
+def free_block(count: int, *, without: Collection[int] = ()) -> int:
+    """Return the first of `count` ports in a row on which no process listens, none of them in `without`.
+
+    Raises `ResourceError` where there are none.
+    """
+    unusable = set(without)
+    while True:
+        (first,) = free_ports(1, without=unusable)
+        if count == 1 or set(range(first, first + count)) <= {first, *_free(range(first + 1, first + count), unusable)}:
+            return first
+        unusable.add(first)
+
+
+def _free(ports: Collection[int], without: Collection[int]) -> set[int]:
+    """Return those of `ports` on which no process listens."""
+    found = set()
+    for port in set(ports) - set(without):
+        with socket.socket() as candidate, suppress(OSError, OverflowError):
+            candidate.bind(("127.0.0.1", port))
+            found.add(port)
+    return found
+
+
+def free_ports(count: int, *, without: Collection[int] = (), host: str = "127.0.0.1") -> list[int]:
+    """Return `count` different ports on which no process listens, none of them in `without`.
+
+    Raises `ResourceError` where there are not as many.
+    """
+    ports: list[int] = []
+    start, span = secrets.randbelow(LAST_PORT - FIRST_PORT), LAST_PORT - FIRST_PORT
+    with ExitStack() as bound:  # all at once, so that no port is found twice
+        for offset in range(span):
+            if len(ports) == count:
+                break
+            port = FIRST_PORT + (start + offset) % span
+            candidate = bound.enter_context(socket.socket())
+            try:
+                candidate.bind((host, port))
+            except OSError:
+                continue
+            if port not in without:
+                ports.append(port)
+    if len(ports) < count:
+        raise ResourceError("no free ports", found=len(ports), wanted=f"{count} in {FIRST_PORT}..{LAST_PORT}")
+    return ports

@@ -1,0 +1,210 @@
+"""Starts, signals and reaps the child processes of a run, as `supervisor.py` decides.
+
+Every child runs in its own process group, so that the terminal's Ctrl-C reaches only the supervisor. It writes to its own log
+file, and is killed when the supervisor ends (`exit_with_parent.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, TypeAlias
+
+from common.runtime.lifecycle import Echo
+from common.units import KIB, MIB, Seconds
+from services.cli.train import exit_with_parent
+from services.cli.train.supervisor import (
+    LEARNER,
+    ActorsRequested,
+    Begin,
+    Event,
+    Exited,
+    ExperienceCounted,
+    Kill,
+    Report,
+    ReportCrash,
+    ReportFailure,
+    ReportRefusal,
+    Start,
+    StopRequested,
+    Supervisor,
+    Terminate,
+    Tick,
+)
+
+POLL_SECONDS: Seconds = 0.2
+LOG_END_BYTES = 16 * KIB
+LOG_BYTES = 10 * MIB  # of one log file; a child has two
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+Command = Callable[[Start], Sequence[str]]
+"""Returns the command line of a child, which has `--resume` where a learner is restarted."""
+
+
+class Processes:
+    """The child processes of one run. Use it from the main thread: a child is killed when the thread that started it ends."""
+
+    def __init__(
+        self,
+        *,
+        command: Command,
+        logs: Path,
+        environment: Mapping[str, str],
+        added: Callable[[str], Mapping[str, str]] = lambda _: {},
+        lock: int | None = None,
+    ) -> None:
+        """Children log to `logs/<child>.log` and get `environment` and what is `added` for each. The learner inherits `lock`."""
+        self._added = added
+        self._command, self._logs, self._environment = command, logs, dict(environment)
+        self._lock = lock
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        with suppress(OSError):
+            logs.mkdir(parents=True, exist_ok=True)
+
+    def start(self, instruction: Start) -> None:
+        """Start one child, which appends to its log. Where the log cannot be opened, as on a full disk, its output is lost."""
+        wrapper = [sys.executable, "-I", "-S", exit_with_parent.__file__, str(os.getpid())]
+        inherited = () if self._lock is None or instruction.child != LEARNER else (self._lock,)
+        with self._output(instruction.child) as log:
+            self._running[instruction.child] = subprocess.Popen(
+                [*wrapper, *self._command(instruction)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**self._environment, **self._added(instruction.child)},
+                process_group=0,
+                pass_fds=inherited,
+            )
+
+    def terminate(self, child: str) -> None:
+        """Send SIGTERM; a child that has ended is no error."""
+        with suppress(KeyError, ProcessLookupError):
+            self._running[child].terminate()
+
+    def kill(self, child: str) -> None:
+        """Send SIGKILL to the child and all processes of its group."""
+        with suppress(KeyError, ProcessLookupError):
+            os.killpg(self._running[child].pid, signal.SIGKILL)
+
+    def exited(self) -> list[Exited]:
+        """Return the children that ended since the last call."""
+        ended = [Exited(name, code) for name, process in self._running.items() if (code := process.poll()) is not None]
+        for event in ended:
+            del self._running[event.child]
+        return ended
+
+    def pids(self) -> dict[str, int]:
+        """Return the process id of each running child."""
+        return {name: process.pid for name, process in self._running.items()}
+
+    def log(self, child: str) -> Path:
+        """Return the file that has the child's output."""
+        return self._logs / f"{child}.log"
+
+    def _output(self, child: str) -> BinaryIO:
+        try:
+            return self.log(child).open("ab")
+        except OSError:
+            return Path(os.devnull).open("ab")
+
+    def log_end(self, child: str, lines: int = 12) -> list[str]:
+        """Return the last `lines` lines of the child's log."""
+        log = self.log(child)
+        end = b"".join(_end_of(path, LOG_END_BYTES) for path in (_older(log), log))[-LOG_END_BYTES:]
+        return list(deque(end.decode(errors="replace").splitlines(), maxlen=lines))
+
+    def rotate_logs(self) -> None:
+        """Copy the end of each log larger than `LOG_BYTES` to `<child>.log.1`, and empty the log.
+
+        A child appends to a descriptor of the file, which cannot be replaced. Output between the two steps is lost.
+        """
+        for log in map(self.log, self._running):
+            with suppress(OSError):
+                if log.stat().st_size > LOG_BYTES:
+                    end = _end_of(log, LOG_BYTES)
+                    os.truncate(log, 0)  # first, because on a full disk this frees the space
+                    _older(log).write_bytes(end)
+
+    def kill_all(self) -> None:
+        """Kill the children that still run, and wait for them."""
+        for child, process in list(self._running.items()):
+            self.kill(child)
+            process.wait()
+
+
+def _older(log: Path) -> Path:
+    return log.with_name(f"{log.name}.1")
+
+
+def _end_of(path: Path, size: int) -> bytes:
+    """Return the last `size` bytes of a file, empty where there is none."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - size))
+        return file.read(size)
+    return b""
+
+
+Request: TypeAlias = StopRequested | ActorsRequested | ExperienceCounted
+Requests = queue.SimpleQueue[Request]
+"""Events for the supervisor. The `put` of a SimpleQueue is safe inside a signal handler."""
+
+
+@contextmanager
+def stop_signals(on_stop: Callable[[], object]) -> Iterator[None]:
+    """Call `on_stop` at SIGINT, SIGTERM and SIGHUP while inside; repeated signals within moments count once."""
+    echo = Echo()
+
+    def handle(*_: object) -> None:
+        if not echo.heard():
+            on_stop()
+
+    before = {number: signal.signal(number, handle) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def supervise(
+    supervisor: Supervisor,
+    processes: Processes,
+    *,
+    requests: Requests,
+    on_tick: Callable[[], None],
+    on_report: Callable[[Report], None],
+    clock: Callable[[], Seconds] = time.monotonic,
+) -> None:
+    """Pass events to `supervisor` and execute its instructions until all children have ended. `on_tick` must not block."""
+    events: list[Event] = [Begin()]
+    try:
+        while True:
+            for event in events:
+                for instruction in supervisor.handle(event, clock()):
+                    match instruction:
+                        case Start():
+                            processes.start(instruction)
+                        case Terminate(child):
+                            processes.terminate(child)
+                        case Kill(child):
+                            processes.kill(child)
+                        case ReportCrash() | ReportRefusal() | ReportFailure():
+                            on_report(instruction)
+            processes.rotate_logs()
+            on_tick()
+            if supervisor.done:
+                return
+            received: list[Request] = []
+            with suppress(queue.Empty):
+                received.append(requests.get(timeout=POLL_SECONDS))
+            events = [*processes.exited(), *received, Tick()]
+    finally:
+        processes.kill_all()

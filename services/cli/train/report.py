@@ -1,0 +1,117 @@
+"""The report at the end of a run: exit code, result, next steps and learning curve."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from common.runtime.run_directory import RunDirectory
+from services.cli.train.supervisor import Outcome
+from services.cli.train.view import clock, score
+
+Summary = Mapping[str, Any]
+"""The content of the learner's summary.json."""
+
+
+def read_summary(path: Path) -> Summary | None:
+    """Return the summary in the file `path`; None without a valid one."""
+    try:
+        summary: Summary = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return summary
+
+
+def verdict(outcome: Outcome, summary: Summary | None, *, env_steps: int, wall_seconds: float | None) -> tuple[int, str]:
+    """Return exit code and result; `env_steps` and `wall_seconds` are the budgets of the run."""
+    match outcome:
+        case Outcome.STOPPED if summary is None or not summary["learner_updates"]:
+            return 0, "stopped on request, before the first update"
+        case Outcome.STOPPED:
+            return 0, "stopped on request, all work saved"
+        case Outcome.REFUSED:
+            return 2, "not run: a setting is invalid"
+        case Outcome.KILLED:
+            return 130, "killed on request: progress since the last checkpoint is lost"
+        case Outcome.FINISHED if summary is not None:
+            return _finished(summary, env_steps, wall_seconds)
+        case _:
+            return 1, "failed"
+
+
+def _finished(summary: Summary, env_steps: int, wall_seconds: float | None) -> tuple[int, str]:
+    end = own_end(summary, env_steps=env_steps, wall_seconds=wall_seconds)
+    return (0, end) if end else (1, "not solved: the learner ended before its target and its budget")
+
+
+def own_end(summary: Summary, *, env_steps: float | None, wall_seconds: float | None) -> str:
+    """Return how the run came to its own end: target or budget; "" where it did not."""
+    if summary.get("solved"):
+        return "solved: the target was reached"
+    if env_steps is not None and summary.get("env_steps", 0) >= env_steps:
+        return "not solved: the budget of env steps is spent"
+    if wall_seconds is not None and summary.get("wall_seconds", 0) >= wall_seconds:
+        return "not solved: the budget of time is spent"
+    return ""
+
+
+def final_lines(result: str, summary: Summary | None, *, run_dir: Path, resumable: bool) -> Iterator[str]:
+    """Yield the lines shown after the end."""
+    yield result
+    if summary is not None:
+        time = f"{clock(summary['wall_seconds'])} ({summary['frames_per_second']:,.0f} frames/s)"
+        yield f"  {summary['env_steps']:,} env steps in {time}, mean100 {score(summary['mean100'])}"
+        if (last := summary.get("last_evaluation")) is not None:
+            yield f"  last evaluation {score(last['mean'])} over {last['episodes']} episodes ({last['mode']})"
+        if summary.get("reproducible"):
+            yield f"  parameters     sha256 {summary['parameters_sha256']}: the same in every run of these settings here"
+    yield f"  run directory  {run_dir}"
+    if summary is not None:
+        yield f"  look closer    tensorboard --logdir {run_dir}"
+    if resumable:
+        yield f"  go on          rookery train --resume --run-dir {run_dir}"
+
+
+def curve_points(rows: Iterable[Mapping[str, str]], x: str, y: str) -> tuple[list[float], list[float]]:
+    """Return the values of two columns, without the rows in which one is empty."""
+    points = [(float(row[x]), float(row[y])) for row in rows if row.get(x) and row.get(y)]
+    return [point[0] for point in points], [point[1] for point in points]
+
+
+def draw_curve(directory: RunDirectory, *, title: str, target: float | None) -> Path | None:
+    """Draw `learning_curve.png`, the return over env steps and time; None for a run too short for a point."""
+    source = directory.learning_curve_csv
+    if not source.is_file():
+        return None
+    with source.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    if not any(curve_points(rows, "env_steps", column)[0] for column in ("episode_return_mean", "evaluation_return")):
+        return None
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  # slow to import
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, (x, label, unit) in zip(
+        figure.subplots(1, 2, sharey=True),
+        (("env_steps", "env steps", 1.0), ("wall_seconds", "wall-clock minutes", 60.0)),
+        strict=True,
+    ):
+        for y, name, style in (
+            ("episode_return_mean", "training, mean of 100 episodes", "-"),
+            ("evaluation_return", "evaluation", "o"),
+        ):
+            xs, ys = curve_points(rows, x, y)
+            axes.plot([value / unit for value in xs], ys, style, label=name, markersize=4)
+        if target is not None:
+            axes.axhline(target, linestyle="--", color="grey", linewidth=1, label=f"target {target:g}")
+        axes.set_xlabel(label)
+        axes.grid(visible=True, alpha=0.3)
+    figure.axes[0].set_ylabel("episode return")
+    figure.axes[0].legend(loc="lower right")
+    figure.suptitle(title)
+    figure.savefig(directory.learning_curve_png, dpi=120)
+    return directory.learning_curve_png

@@ -1,0 +1,262 @@
+"""The command `rookery train`: runs the services of a plan, shows their status, and reports the end."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import TextIO
+
+from common.config.load import ENV_PREFIX
+from common.runtime.disk import write_atomically
+from common.runtime.run_directory import RunDirectory
+from common.units import Seconds
+from services.cli.train.failure import crash_line, failure_lines, newest_line, refusal_line
+from services.cli.train.plan import Plan, Request, make_plan
+from services.cli.train.processes import Processes, Requests, stop_signals, supervise
+from services.cli.train.report import draw_curve, final_lines, read_summary, verdict
+from services.cli.train.search import ActorSearch
+from services.cli.train.status import STARTING, RunStatus, StatusPoller
+from services.cli.train.supervisor import (
+    CONFIG_EXIT_CODE,
+    LEARNER,
+    ActorsRequested,
+    ExperienceCounted,
+    Outcome,
+    Report,
+    ReportCrash,
+    ReportFailure,
+    ReportRefusal,
+    StopRequested,
+    Supervisor,
+    actor_names,
+)
+from services.cli.train.view import ProgressEstimator, View, ViewFrame, make_view
+from services.cli.train.warm_start import describe
+
+SILENCE: Seconds = 30.0  # of actors after the learner began to train, before the terminal shows what they do
+
+
+def train(
+    request: Request,
+    *,
+    environ: Mapping[str, str],
+    command_line: Sequence[str],
+    stdout: TextIO,
+    stderr: TextIO,
+    debug: bool = False,
+) -> int:
+    """Run until the end of the run, and return the exit code.
+
+    Raises `ConfigError` or `ResourceError` before anything is written.
+    """
+    now = datetime.now().astimezone()
+    with make_plan(request, environ=environ, command_line=command_line, now=now) as plan:
+        return _run(plan, environ=environ, stdout=stdout, stderr=stderr, debug=debug)
+
+
+def _run(plan: Plan, *, environ: Mapping[str, str], stdout: TextIO, stderr: TextIO, debug: bool) -> int:
+    supervisor = plan.supervisor()
+    # config.yaml has the settings of these variables; a child could read the variables differently.
+    inherited = {name: value for name, value in environ.items() if not name.startswith(ENV_PREFIX)}
+    processes = Processes(
+        command=plan.command, logs=plan.directory.logs, environment=inherited, added=plan.environment, lock=plan.lock
+    )
+    requests: Requests = Requests()
+    failures: list[ReportFailure] = []
+    view = make_view(stdout, plan.settings.log.format, run_id=plan.settings.run.id)
+    with stop_signals(lambda: requests.put(StopRequested())):
+        with view, _addresses_written(plan, view), StatusPoller(plan.urls) as watch:
+            view.print_message(f"{plan.title}: run directory {plan.directory.path}")
+            if plan.loaded.inherited:
+                view.print_message(plan.loaded.inherited)
+            if (init := plan.settings.run.init) and not plan.resume:
+                view.print_message(describe(Path(init), plan.settings))
+            display = _Display(
+                plan=plan,
+                supervisor=supervisor,
+                watch=watch,
+                view=view,
+                requests=requests,
+                search=plan.search(),
+                newest_line=lambda child: newest_line(child, processes),
+            )
+
+            def report(instruction: Report) -> None:
+                match instruction:
+                    case ReportCrash():
+                        view.print_message(crash_line(instruction, processes))
+                    case ReportRefusal():
+                        view.print_message(refusal_line(instruction, processes))
+                    case ReportFailure():
+                        failures.append(instruction)
+
+            supervise(supervisor, processes, requests=requests, on_tick=display.tick, on_report=report)
+            display.end()
+        return _finish(plan, supervisor.outcome, failures, processes, view=view, stderr=stderr, debug=debug)
+
+
+@contextmanager
+def _addresses_written(plan: Plan, view: View) -> Iterator[None]:
+    """Keep the addresses of the services in the run directory while inside, for `rookery top` and `rookery doctor`."""
+    path, text = plan.directory.addresses, f"{json.dumps(plan.urls, indent=2)}\n"
+    try:
+        write_atomically(path, text.encode())
+    except OSError as error:  # a full disk does not end the run
+        view.print_message(f"the addresses of the services cannot be written to the run directory: {error}")
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            if path.read_text(encoding="utf-8") == text:  # else another run wrote it, on a file system without locks
+                path.unlink()
+
+
+def _finish(
+    plan: Plan,
+    outcome: Outcome,
+    failures: Sequence[ReportFailure],
+    processes: Processes,
+    *,
+    view: View,
+    stderr: TextIO,
+    debug: bool,
+) -> int:
+    """Show the result, draw the curve, and return the exit code."""
+    with suppress(OSError):  # stderr may be closed
+        for failure in failures:
+            for line in failure_lines(failure, processes, debug=debug):
+                print(line, file=stderr)
+    directory, target = plan.directory, plan.settings.target
+    if outcome is Outcome.REFUSED and not plan.resume and not _has_training(directory):
+        _remove(plan)  # an invalid setting leaves no files
+        return CONFIG_EXIT_CODE
+    summary = read_summary(directory.summary) if outcome in {Outcome.FINISHED, Outcome.STOPPED} else None
+    code, result = verdict(outcome, summary, env_steps=target.env_steps, wall_seconds=target.wall_seconds)
+    try:
+        draw_curve(
+            directory,
+            title=f"{plan.curve_title}: {result}",
+            target=target.evaluation if target.mean100 is None else target.mean100,
+        )
+    except OSError as error:  # no reason for the run to fail
+        view.print_message(f"no learning curve was drawn: {error}")
+    refused = outcome is Outcome.REFUSED and any(failure.child.startswith(LEARNER) for failure in failures)
+    vain = outcome is Outcome.FAILED and not _has_training(directory)  # a resumed run would fail in the same way
+    resumable = directory.checkpoints.exists() and outcome is not Outcome.FINISHED and not refused and not vain
+    lines = final_lines(result, summary, run_dir=directory.path, resumable=resumable)
+    view.print_result(lines, {**(summary or {}), "result": result, "exit_code": code, "run_dir": str(directory.path)})
+    return code
+
+
+def _remove(plan: Plan) -> None:
+    """Remove the files of this run, and its directory where this run created it."""
+    if plan.created_folder:
+        shutil.rmtree(plan.directory.path)
+        return
+    for entry in plan.directory.path.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def _has_training(directory: RunDirectory) -> bool:
+    """Return True where the run directory holds at least one update or a checkpoint without a summary."""
+    summary = read_summary(directory.summary)
+    return directory.checkpoints.exists() if summary is None else summary["learner_updates"] > 0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Display:
+    """Shows the newest status at the period of the view, and passes it to the supervisor and to the search for actors."""
+
+    plan: Plan
+    supervisor: Supervisor
+    watch: StatusPoller
+    view: View
+    requests: Requests
+    search: ActorSearch | None
+    newest_line: Callable[[str], str]  # of the log of a child
+    clock: Callable[[], Seconds] = time.monotonic
+    _progress: ProgressEstimator = field(default_factory=ProgressEstimator)
+    _next: Seconds = 0.0
+    _started_at: Seconds = field(init=False)  # until the learner answers, which has its own clock
+    _stop_shown: bool = False
+    _counted: ExperienceCounted | None = None
+    _trains_since: Seconds | None = None  # first answer of a learner that trains
+    _silence_shown: bool = False
+
+    def __post_init__(self) -> None:
+        """Start the clock."""
+        self._started_at = self.clock()
+
+    def tick(self) -> None:
+        """Refresh the view where it is due. Called several times a second; does not block."""
+        if self.supervisor.outcome is Outcome.STOPPED and not self._stop_shown:
+            self._stop_shown = True
+            self.view.print_message("stopping: the learner writes a last checkpoint; Ctrl-C again ends everything at once")
+        self._count_experience(self.watch.latest)
+        self._show_silence(self.watch.latest)
+        if self.search is not None and not self.search.done and self.supervisor.outcome is Outcome.RUNNING:
+            self._search(self.search)
+        if self.clock() >= self._next or self.supervisor.done:
+            self._next = self.clock() + self.view.period
+            self.view.show(self.frame())
+
+    def _count_experience(self, status: RunStatus) -> None:
+        counted = ExperienceCounted(status.ledger.accepted, status.refused_messages)
+        if status.phase != STARTING and counted != self._counted:
+            self._counted = counted
+            self.requests.put(counted)
+
+    def _show_silence(self, status: RunStatus) -> None:
+        """Show once what the first actor logged last, where no experience has come for a while: it may hang."""
+        if self._silence_shown or self.supervisor.works or status.phase == STARTING or self.supervisor.actors == 0:
+            return
+        self._trains_since = self.clock() if self._trains_since is None else self._trains_since
+        if self.clock() - self._trains_since >= SILENCE:
+            self._silence_shown = True
+            line = self.newest_line(actor_names(1)[0])
+            self.view.print_message(f"no experience after {SILENCE:.0f} s of training; {line}")
+
+    def _search(self, search: ActorSearch) -> None:
+        before = search.actors
+        search.observe(self.watch.latest, self.clock())
+        if search.actors != before:
+            self.requests.put(ActorsRequested(search.actors))
+        if search.done:
+            self._keep_choice(search)
+
+    def end(self) -> None:
+        """Keep the best number of actors so far, where the run has ended before the search."""
+        if self.search is not None and not self.search.done and self.search.rates:
+            self.search.finish()
+            self._keep_choice(self.search)
+
+    def _keep_choice(self, search: ActorSearch) -> None:
+        """Print the choice and the rates, and write the number to config.yaml, from which the run resumes."""
+        self.view.print_message(search.result)
+        try:
+            self.plan.write_actor_count(search.actors)
+        except OSError as error:
+            self.view.print_message(f"the number of actors cannot be written to config.yaml: {error}")
+
+    def frame(self) -> ViewFrame:
+        """Return the current status, with the values that the supervisor adds."""
+        added: dict[str, object] = {"actors_wanted": self.supervisor.actors, "restarts": sum(self.supervisor.restarts.values())}
+        status = self.watch.latest
+        if status.phase == STARTING:
+            added["wall_seconds"] = self.clock() - self._started_at
+        if not self.supervisor.works:
+            added["bottleneck"] = ""  # whatever limits a run in which no experience was accepted yet, it is not its speed
+        if self.supervisor.outcome is not Outcome.RUNNING:
+            added["phase"] = "ended" if self.supervisor.done else "stopping"
+        status = status.model_copy(update=added)
+        estimate = self._progress.update(status)
+        return ViewFrame(title=self.plan.title, run_dir=str(self.plan.directory.path), status=status, estimate=estimate)

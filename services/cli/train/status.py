@@ -1,0 +1,242 @@
+"""The state of a run in one value: the learner's `GET /status`, and every service's `/metrics` for the bottleneck.
+
+The views show a `RunStatus`, and `--log-format json` prints it. Unknown fields of a newer learner are ignored.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import deque
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from prometheus_client.parser import text_string_to_metric_families
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from common.errors import DropReason
+from common.observability.compare import LEARNER, Samples, Scrape, ServiceSample, by_label, compare
+from common.observability.learner_metrics import MESSAGES_DROPPED
+from common.units import MIB, EnvSteps, Seconds, Version
+
+TIMEOUT: Seconds = 0.5
+MAX_PAGE_BYTES = 16 * MIB
+
+POLL_SECONDS: Seconds = 1.0
+KEPT_SCRAPES = 11  # ten seconds
+
+REFUSALS = (DropReason.SCHEMA, DropReason.NON_FINITE, DropReason.OUT_OF_RANGE, DropReason.EPISODES)
+"""Drop reasons of experience that the learner refuses for its content, whoever sends it and when."""
+
+OF_EACH_RANK = ("workers", "queue", "ledger")
+"""Parts of a learner's answer that each of its ranks has for itself; all others are of the run."""
+
+STARTING = "starting"  # phase until the learner answers for the first time
+ENDED = ("stopping", "finished")  # phases of the learner after which it does not answer
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class FrameRates(_Value):
+    """Emulator frames per second, over three windows."""
+
+    last_10s: float = 0.0
+    last_60s: float = 0.0
+    run: float = 0.0
+
+
+class Queue(_Value):
+    """The learner's bounded queue of messages."""
+
+    depth: int = 0
+    capacity: int = 0
+
+
+class PolicyLag(_Value):
+    """Policy lag of the trained experience in versions. None before the first update."""
+
+    min: float | None = None
+    mean: float | None = None
+    max: float | None = None
+
+
+class EvaluationResult(_Value):
+    """One finished evaluation."""
+
+    version: Version
+    mode: str
+    mean: float
+    episodes: int
+
+
+class Target(_Value):
+    """Target scores and budget of the run."""
+
+    mean100: float | None = None
+    evaluation: float | None = None
+    env_steps: EnvSteps | None = None
+
+
+class LedgerCounts(_Value):
+    """Produced env steps by where they are now."""
+
+    produced: EnvSteps = 0
+    trained: EnvSteps = 0
+    queued: EnvSteps = 0
+    in_flight: EnvSteps = 0
+    dropped: Mapping[str, EnvSteps] = Field(default_factory=dict)
+
+    @property
+    def accepted(self) -> EnvSteps:
+        """Return the env steps that the learner has admitted, as far as they were not dropped later."""
+        return self.trained + self.queued
+
+    @property
+    def refused(self) -> EnvSteps:
+        """Return the env steps of experience that the learner refused for its content."""
+        return sum(self.dropped.get(reason, 0) for reason in REFUSALS)
+
+
+class RunStatus(_Value):
+    """The learner's answer; the supervisor adds `actors_wanted`, `restarts`, `bottleneck` and `refused_messages`."""
+
+    phase: str = STARTING
+    wall_seconds: Seconds = 0.0
+    env_steps: EnvSteps = 0
+    env_steps_per_second: float = 0.0
+    frames_per_second: FrameRates = FrameRates()
+    learner_updates: int = 0
+    version: Version = 0
+    queue: Queue = Queue()
+    policy_lag: PolicyLag = PolicyLag()
+    mean100: float | None = None
+    last_evaluation: EvaluationResult | None = None
+    target: Target = Target()
+    workers: Mapping[str, int] = Field(default_factory=dict)
+    ledger: LedgerCounts = LedgerCounts()
+    actors_wanted: int = 0
+    restarts: int = 0
+    bottleneck: str = ""
+    refused_messages: int = 0  # of experience, since the learner process started
+
+
+def parse_metrics(text: str) -> Samples:
+    """Parse the Prometheus text format, without the buckets of histograms."""
+    families = text_string_to_metric_families(text)
+    samples = (sample for family in families for sample in family.samples if not sample.name.endswith("_bucket"))
+    return {(sample.name, next(iter(sample.labels.values()), "")): sample.value for sample in samples}
+
+
+def get(url: str, *, timeout: Seconds = TIMEOUT, limit: int = MAX_PAGE_BYTES) -> tuple[int, str]:
+    """Return HTTP status and text of a page.
+
+    Raises OSError or HTTPException without an answer, ValueError for a page that is too long or is not text.
+    """
+    try:
+        answer = urllib.request.urlopen(url, timeout=timeout)  # noqa: S310  # callers pass http and https only
+    except urllib.error.HTTPError as error:
+        answer = error
+    with answer:
+        body = answer.read(limit + 1)
+        if len(body) > limit:
+            raise ValueError(f"more than {limit} bytes at {url}")
+        return answer.status, body.decode()
+
+
+def fetch(url: str) -> str | None:
+    """GET `url`; None without a valid answer in time, as while a service starts or restarts."""
+    try:
+        code, text = get(url)
+    except (OSError, http.client.HTTPException, ValueError):
+        return None
+    return text if code == http.client.OK else None
+
+
+def fetch_status(base_url: str) -> dict[str, Any] | None:
+    """Return the learner's `/status`, or None without a valid answer."""
+    text = fetch(f"{base_url}/status")
+    try:
+        answer = None if text is None else json.loads(text)
+    except ValueError:
+        return None
+    return answer if isinstance(answer, dict) else None
+
+
+def fetch_metrics(base_url: str) -> Samples | None:
+    """Return one service's `/metrics`, or None without a valid answer."""
+    text = fetch(f"{base_url}/metrics")
+    try:
+        return None if text is None else parse_metrics(text)
+    except ValueError:
+        return None
+
+
+def add_up(values: Sequence[Any]) -> Any:
+    """Return the sum of numbers, or of each number in nested mappings of the same keys."""
+    first = values[0]
+    return {name: add_up([value[name] for value in values]) for name in first} if isinstance(first, dict) else sum(values)
+
+
+class StatusPoller:
+    """`latest` is the newest status; it is replaced whole, so that any thread may read it."""
+
+    def __init__(self, urls: Mapping[str, str]) -> None:
+        """`urls` maps each child to its metrics address, such as http://127.0.0.1:20000."""
+        self._urls = dict(urls)
+        self._kept: deque[Scrape] = deque(maxlen=KEPT_SCRAPES)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="poll", daemon=True)
+        self.latest = RunStatus()
+
+    def __enter__(self) -> Self:
+        """Start to poll."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Stop; a request that is under way ends at its timeout."""
+        self._ended.set()
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            began = time.monotonic()
+            self.latest = self.poll()
+            self._ended.wait(max(0.0, POLL_SECONDS - (time.monotonic() - began)))
+
+    def poll(self) -> RunStatus:
+        """Return the status as of now; the last one, with its phase, while the learner does not answer."""
+        answer = fetch_status(self._urls[LEARNER])
+        if answer is None:  # it starts, ends, or is being restarted: its last status holds, but for the phase
+            away = self.latest.phase not in {STARTING, *ENDED}
+            return self.latest.model_copy(update={"phase": "learner away", "bottleneck": ""}) if away else self.latest
+        known = {name: value for name, value in answer.items() if value is not None} | self._of_ranks(answer)
+        try:
+            status = RunStatus.model_validate(known | {"bottleneck": self._bottleneck(time.monotonic())})
+        except ValidationError:  # another program answers at that address
+            return self.latest
+        messages = by_label(self._kept[-1][LEARNER].samples, MESSAGES_DROPPED.name) if status.ledger.refused else {}
+        return status.model_copy(update={"refused_messages": sum(int(messages.get(reason, 0)) for reason in REFUSALS)})
+
+    def _of_ranks(self, first: dict[str, Any]) -> dict[str, Any]:
+        """Return the sums over all ranks of the learner, `first` being rank 0: workers, queue and ledger."""
+        others = [fetch_status(url) for child, url in self._urls.items() if child.startswith(f"{LEARNER}-")]
+        answers = [first, *(answer for answer in others if answer)]
+        try:
+            return {name: add_up([answer[name] for answer in answers]) for name in OF_EACH_RANK} if len(answers) > 1 else {}
+        except (KeyError, TypeError):  # another program answers at one of the addresses
+            return {}
+
+    def _bottleneck(self, now: Seconds) -> str:
+        """Return the verdict on the last ten seconds, by the metrics of all services."""
+        answers = {child: fetch_metrics(url) or {} for child, url in self._urls.items()}
+        self._kept.append(
+            {child: ServiceSample(at=now, role=child.partition("-")[0], samples=samples) for child, samples in answers.items()}
+        )
+        return compare(self._kept[0], self._kept[-1]).bottleneck.sentence

@@ -1,0 +1,384 @@
+"""The decisions of `rookery train`: which child process starts, restarts or stops, and when.
+
+Pure: events and the time come in, instructions come out, and `processes.py` executes them. The rules:
+
+    an actor, env worker or evaluator that dies restarts with exponential back-off; so does the learner, up to a number of times
+    a run fails where all actors or all env workers crash again and again, or all experience is refused, and none is accepted
+    exit code 2 of any child is an invalid setting, which no restart can correct: the run fails and shows the message
+    the learner is its rank 0; each other rank restarts as an actor does, and rank 0 ends where one of them is lost
+    exit code 0 of the learner is the end of the run: the workers exit by themselves, or are stopped
+    the first stop request stops the learner first, because it has to save its state; the second one kills all children
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeAlias
+
+from common.units import EnvSteps, Seconds
+
+LEARNER = "learner"
+EVALUATOR = "evaluator"
+ACTOR = "actor"
+ENV_WORKER = "env_worker"
+CONFIG_EXIT_CODE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The run starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """A child process ended with `code` as `subprocess` gives it: negative for a signal."""
+
+    child: str
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """The supervisor received Ctrl-C or SIGTERM."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActorsRequested:
+    """The run is to have this number of actors from now on."""
+
+    actors: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExperienceCounted:
+    """The learner has admitted `accepted` env steps and refused `refused` messages of actors, as of now."""
+
+    accepted: EnvSteps
+    refused: int
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start the child; with `resume` the learner continues from its newest checkpoint."""
+
+    child: str
+    resume: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Terminate:
+    """Send SIGTERM to the child."""
+
+    child: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Send SIGKILL to the process group of the child."""
+
+    child: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportCrash:
+    """Show the error of a child that crashed and will be restarted."""
+
+    child: str
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReportRefusal:
+    """Show why the learner refused experience: `messages` since the last report, while it accepts other experience."""
+
+    messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFailure:
+    """Show why the run fails, and the end of the child's log."""
+
+    child: str
+    reason: str
+    exit_code: int
+
+
+Event: TypeAlias = Begin | Exited | Tick | StopRequested | ActorsRequested | ExperienceCounted
+Report: TypeAlias = ReportCrash | ReportRefusal | ReportFailure
+Instruction: TypeAlias = Start | Terminate | Kill | Report
+
+
+class Outcome(StrEnum):
+    """End of the run as its processes show it; the learner's summary says if the target was reached."""
+
+    RUNNING = "running"
+    FINISHED = "finished"  # the learner ended by itself
+    STOPPED = "stopped"  # on request, and the learner saved its state
+    REFUSED = "refused"  # a child refused a setting
+    FAILED = "failed"
+    KILLED = "killed"  # on a second request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """Delays and limits of the supervisor.
+
+    A worker exits within 5 s of SIGTERM and a learner within 15 s; the timeouts are longer.
+    """
+
+    min_restart_delay: Seconds = 0.5
+    max_restart_delay: Seconds = 30.0
+    healthy_after: Seconds = 60.0  # time without a crash after which the back-off starts again from its minimum
+    restart_after_drain: Seconds = 60.0  # of a worker that exited with 0: the learner drained it and may be about to end the run
+    learner_window: Seconds = 300.0
+    learner_restarts: int = 5  # within the window
+    first_crashes: int = 2  # of every actor, before any experience was accepted
+    first_refusals: int = 3  # messages, before any experience was accepted
+    crashes: int = 8  # of every actor since experience was last accepted: with the back-off two minutes
+    refusals: int = 16  # messages since experience was last accepted, so many that the learner evicts their sender ...
+    refused_for: Seconds = 20.0  # ... and since this time
+    report_refusals_every: Seconds = 60.0
+    learner_stop: Seconds = 20.0
+    exit: Seconds = 5.0  # for workers to exit by themselves at the end of the run
+    terminate: Seconds = 6.0  # from SIGTERM to SIGKILL
+
+
+@dataclass(slots=True)
+class _Child:
+    wanted: bool = True  # False after the number of actors was lowered
+    running: bool = False
+    started_at: Seconds = 0.0
+    crashes: int = 0  # in a row, for the back-off
+    crashes_in_vain: int = 0  # since any experience was last accepted
+    restart_at: Seconds | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Supervisor:
+    """Restarts and stops the children of one run. Call `handle` with every event and execute its instructions, until `done`."""
+
+    actors: int
+    evaluator: bool
+    env_workers: int = 0  # of each actor, which is a policy server where it has any
+    ranks: int = 1  # of the learner
+    resume: bool = False
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    outcome: Outcome = Outcome.RUNNING
+    restarts: dict[str, int] = field(default_factory=dict)  # by child, for the view
+    works: bool = False  # True once the learner has accepted experience since the start
+    _children: dict[str, _Child] = field(default_factory=dict)
+    _learner_crashes: list[Seconds] = field(default_factory=list)
+    _accepted: EnvSteps | None = None  # env steps in the newest count; None: unknown yet
+    _accepted_at: Seconds = 0.0  # time of the newest growth
+    _refused: int = 0  # messages in the newest count
+    _refused_before: int = 0  # when experience was last accepted
+    _refusals_reported: int = 0
+    _report_refusals_at: Seconds = 0.0
+    _due: list[tuple[Seconds, Terminate | Kill]] = field(default_factory=list)  # executed at that time if the child still runs
+    _stopping: bool = False
+
+    def __post_init__(self) -> None:
+        """Name the children in the order in which they start: the learner first, because the workers connect to it."""
+        names = [*rank_names(self.ranks), *([EVALUATOR] if self.evaluator else []), *actor_names(self.actors)]
+        names += [name for number in range(self.actors) for name in env_worker_names(number, self.env_workers)]
+        self._children = {name: _Child() for name in names}
+        self.restarts = dict.fromkeys(names, 0)
+
+    @property
+    def children(self) -> tuple[str, ...]:
+        """Names of all children, running or not."""
+        return tuple(self._children)
+
+    @property
+    def done(self) -> bool:
+        """True once the run is over and no child runs."""
+        return self._stopping and not self._running()
+
+    def handle(self, event: Event, now: Seconds) -> list[Instruction]:
+        """Return the instructions that follow from `event` at the time `now` of a monotonic clock."""
+        match event:
+            case Begin():
+                return [self._start(name, now, resume=self.resume) for name in self._children]
+            case Exited(child, code):
+                return self._exited(child, code, now)
+            case Tick():
+                return self._tick(now)
+            case StopRequested():
+                return self._stop_requested(now)
+            case ActorsRequested(actors):
+                return self._set_actors(actors, now)
+            case ExperienceCounted(accepted, refused):
+                return self._count_experience(accepted, refused, now)
+
+    def _start(self, name: str, now: Seconds, *, resume: bool) -> Start:
+        child = self._children[name]
+        child.running, child.started_at, child.restart_at = True, now, None
+        return Start(name, resume=resume and name in rank_names(self.ranks))
+
+    def _running(self) -> list[str]:
+        return [name for name, child in self._children.items() if child.running]
+
+    def _exited(self, name: str, code: int, now: Seconds) -> list[Instruction]:
+        child = self._children[name]
+        child.running = False
+        if self._stopping:
+            return self._learner_stopped(code, now) if name == LEARNER else []
+        if name == LEARNER and code == 0:
+            self.outcome = Outcome.FINISHED
+            return self._stop_workers(now, terminate_at=now + self.timeouts.exit)
+        if not child.wanted:
+            return []
+        if code == CONFIG_EXIT_CODE:
+            return self._fail(name, "a setting is invalid", Outcome.REFUSED, code, now)
+        if name == LEARNER and self._crashed_too_often(now):
+            reason = f"{len(self._learner_crashes)} crashes in {self.timeouts.learner_window:.0f} seconds"
+            return self._fail(name, f"{reason} ({describe_exit(code)})", Outcome.FAILED, code, now)
+        child.restart_at = now + self._restart_delay(child, code, now)
+        return self._crashed(name, code, now) if code != 0 else []
+
+    def _crashed(self, name: str, code: int, now: Seconds) -> list[Instruction]:
+        """Report a crash; fail the run where no actor, or no env worker, works any more."""
+        self._children[name].crashes_in_vain += 1
+        alike = [child for child in self._children if child.startswith(ENV_WORKER)]
+        if name.startswith(ACTOR):
+            alike = actor_names(self.actors)
+        limit = self.timeouts.crashes if self.works else self.timeouts.first_crashes
+        if name in alike and all(self._children[child].crashes_in_vain >= limit for child in alike):
+            when = "since experience was last accepted" if self.works else "before any of its experience was accepted"
+            reason = f"{limit} crashes {when} ({describe_exit(code)})"
+            return self._fail(name, reason, Outcome.FAILED, code, now)
+        return [ReportCrash(name, code)]
+
+    def _count_experience(self, accepted: EnvSteps, refused: int, now: Seconds) -> list[Instruction]:
+        """Note whether experience was accepted since the last count; report refusals, and fail the run where all is refused."""
+        before = self._accepted if self._accepted is not None else accepted if self.resume else 0
+        self._accepted = accepted
+        if refused < self._refused:  # the learner was restarted, and counts from 0
+            self._refused_before = self._refusals_reported = 0
+        self._refused = refused
+        if accepted > before:
+            self.works, self._accepted_at = True, now
+            self._refused_before = refused
+            for child in self._children.values():
+                child.crashes_in_vain = 0
+        return self._check_refusals(now)
+
+    def _check_refusals(self, now: Seconds) -> list[Instruction]:
+        """Fail the run where all experience is refused; report the first refusal of a run that works, and later ones at times."""
+        if self._stopping or self.actors == 0:
+            return []
+        refused, limits = self._refused - self._refused_before, self.timeouts
+        hopeless = refused >= limits.refusals and now - self._accepted_at >= limits.refused_for
+        if hopeless if self.works else refused >= limits.first_refusals:
+            reason = f"all its experience is refused ({refused} messages)"
+            return self._fail(actor_names(1)[0], reason, Outcome.FAILED, 1, now)
+        unreported = self._refused - self._refusals_reported
+        if not self.works or unreported == 0 or now < self._report_refusals_at:
+            return []
+        self._refusals_reported, self._report_refusals_at = self._refused, now + limits.report_refusals_every
+        return [ReportRefusal(unreported)]
+
+    def _restart_delay(self, child: _Child, code: int, now: Seconds) -> Seconds:
+        if code == 0:
+            return self.timeouts.restart_after_drain
+        if self.works and now - child.started_at >= self.timeouts.healthy_after:
+            child.crashes = 0
+        child.crashes += 1
+        doubled: float = self.timeouts.min_restart_delay * 2.0 ** min(child.crashes - 1, 32)
+        return min(doubled, self.timeouts.max_restart_delay)
+
+    def _crashed_too_often(self, now: Seconds) -> bool:
+        recent = [at for at in self._learner_crashes if now - at < self.timeouts.learner_window]
+        self._learner_crashes = [*recent, now]
+        return len(self._learner_crashes) > self.timeouts.learner_restarts
+
+    def _set_actors(self, actors: int, now: Seconds) -> list[Instruction]:
+        """Start the missing actors, or terminate those with the highest numbers."""
+        if self._stopping:
+            return []
+        self.actors, names = actors, actor_names(actors)
+        for name in names:
+            self._children.setdefault(name, _Child()).wanted = True
+            self.restarts.setdefault(name, 0)
+        self._due = [(at, instruction) for at, instruction in self._due if instruction.child not in names]
+        surplus = [
+            name for name in self._running() if name.startswith(ACTOR) and name not in names and self._children[name].wanted
+        ]
+        for name in {name for name in self._children if name.startswith(ACTOR)} - set(names):
+            self._children[name].wanted, self._children[name].restart_at = False, None
+        self._due += [(now + self.timeouts.terminate, Kill(name)) for name in surplus]
+        absent = [name for name in names if not self._children[name].running and self._children[name].restart_at is None]
+        return [*(self._start(name, now, resume=False) for name in absent), *map(Terminate, surplus)]
+
+    def _tick(self, now: Seconds) -> list[Instruction]:
+        running = set(self._running())
+        due: list[Instruction] = [instruction for at, instruction in self._due if at <= now and instruction.child in running]
+        self._due = [entry for entry in self._due if entry[0] > now]
+        if self._stopping:
+            return due
+        if refused := self._check_refusals(now):
+            return [*due, *refused]
+        restarts = [name for name, child in self._children.items() if child.restart_at is not None and child.restart_at <= now]
+        for name in restarts:
+            self.restarts[name] += 1
+        return [*due, *(self._start(name, now, resume=True) for name in restarts)]
+
+    def _stop_requested(self, now: Seconds) -> list[Instruction]:
+        if not self._stopping:
+            self.outcome = Outcome.STOPPED
+            return self._stop(now)
+        self.outcome = Outcome.KILLED
+        return [Kill(name) for name in self._running()]
+
+    def _fail(self, name: str, reason: str, outcome: Outcome, code: int, now: Seconds) -> list[Instruction]:
+        self.outcome = outcome
+        return [ReportFailure(name, reason, code), *self._stop(now)]
+
+    def _stop(self, now: Seconds) -> list[Instruction]:
+        """Stop the learner first: it drains the workers, then writes its last checkpoint and summary."""
+        if not self._children[LEARNER].running:
+            return self._stop_workers(now, terminate_at=now)
+        self._stopping = True
+        self._due = [(now + self.timeouts.learner_stop, Kill(LEARNER))]
+        return [Terminate(LEARNER)]
+
+    def _learner_stopped(self, code: int, now: Seconds) -> list[Instruction]:
+        # A learner that SIGTERM itself ended was still starting, so it had nothing to save.
+        if code not in (0, -signal.SIGTERM, 128 + signal.SIGTERM) and self.outcome is Outcome.STOPPED:
+            self.outcome = Outcome.FAILED  # it did not save its state
+        return [] if self.outcome is Outcome.KILLED else self._stop_workers(now, terminate_at=now)
+
+    def _stop_workers(self, now: Seconds, *, terminate_at: Seconds) -> list[Instruction]:
+        """Terminate the workers that still run at `terminate_at`, after the learner has ended, and kill them later."""
+        self._stopping = True
+        running = self._running()
+        kills: list[tuple[Seconds, Terminate | Kill]] = [(terminate_at + self.timeouts.terminate, Kill(name)) for name in running]
+        self._due = [*((terminate_at, Terminate(name)) for name in running), *kills]
+        return self._tick(now)
+
+
+def actor_names(actors: int) -> list[str]:
+    """Return the names of `actors` actors in the order in which they start."""
+    return [f"{ACTOR}-{number}" for number in range(actors)]
+
+
+def env_worker_names(actor: int, env_workers: int) -> list[str]:
+    """Return the names of the env workers of one policy server."""
+    return [f"{ENV_WORKER}-{actor}-{number}" for number in range(env_workers)]
+
+
+def rank_names(ranks: int) -> list[str]:
+    """Return the names of the ranks of the learner; rank 0 is `LEARNER` itself."""
+    return [LEARNER, *(f"{LEARNER}-{rank}" for rank in range(1, ranks))]
+
+
+def describe_exit(code: int) -> str:
+    """Return `exit code 1`, or `signal 9` for a negative code."""
+    return f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,315 @@
+"""The display of a run: progress, a live panel on a terminal, plain lines or JSON lines elsewhere.
+
+The functions format a `RunStatus`; the views decide where and how often it is shown.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import StatisticsError, linear_regression
+from types import TracebackType
+from typing import Literal, Protocol, Self, TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from common.units import Seconds
+from services.cli.train.status import RunStatus
+
+LIVE_PERIOD: Seconds = 0.5
+LINE_PERIOD: Seconds = 5.0
+MINUTE, HOUR = 60, 3600
+
+MEASURED: Seconds = 30.0  # of training, before the end of a run is estimated
+TREND_SAMPLES = 120  # at one a second: the trend of the last two minutes
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """`fraction` in [0, 1] of the way to the nearer end of the run; `seconds_left` is None where it cannot be estimated."""
+
+    fraction: float
+    seconds_left: Seconds | None
+
+
+@dataclass(slots=True)
+class ProgressEstimator:
+    """Estimates the end of a run, at its target or its budget, from the statuses so far; times after `MEASURED`."""
+
+    _trains_since: Seconds | None = None  # time of the first status with an update
+    _lowest: float | None = None  # mean return
+    _recent: deque[tuple[Seconds, float]] = field(default_factory=lambda: deque(maxlen=TREND_SAMPLES))
+
+    def update(self, status: RunStatus) -> Estimate:
+        """Take one more status into account."""
+        target, mean = status.target.mean100, status.mean100
+        if mean is not None and (not self._recent or self._recent[-1] != (status.wall_seconds, mean)):
+            self._lowest = mean if self._lowest is None else min(self._lowest, mean)
+            self._recent.append((status.wall_seconds, mean))
+        if status.learner_updates and self._trains_since is None:
+            self._trains_since = status.wall_seconds
+        measured = self._trains_since is not None and status.wall_seconds - self._trains_since >= MEASURED
+        budget, left = status.target.env_steps, []
+        if measured and budget and status.env_steps_per_second > 0:
+            left.append(max(0.0, budget - status.env_steps) / status.env_steps_per_second)
+        if measured and target is not None and mean is not None and (slope := self._slope()) > 0:
+            left.append(max(0.0, target - mean) / slope)
+        spent = status.env_steps / budget if budget else 0.0
+        reached = self._reached(target, mean) if target is not None and mean is not None else 0.0
+        return Estimate(fraction=min(1.0, max(spent, reached)), seconds_left=min(left, default=None))
+
+    def _reached(self, target: float, mean: float) -> float:
+        """Return the share of the way from the lowest mean return to the target."""
+        lowest = self._lowest if self._lowest is not None else mean
+        return 1.0 if mean >= target else (mean - lowest) / (target - lowest)
+
+    def _slope(self) -> float:
+        """Return the recent gain of the mean return per second; 0 where there are too few points."""
+        try:
+            return linear_regression(*zip(*self._recent, strict=True)).slope if len(self._recent) > 1 else 0.0
+        except StatisticsError:  # all points have the same time
+            return 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewFrame:
+    """The content of one refresh."""
+
+    title: str  # preset and seed
+    run_dir: str
+    status: RunStatus
+    estimate: Estimate
+
+
+class View(Protocol):
+    """Shows view frames. A context manager, which restores the terminal."""
+
+    period: Seconds  # between two refreshes
+
+    def __enter__(self) -> Self:
+        """Begin to show the run."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Restore the terminal."""
+
+    def show(self, frame: ViewFrame) -> None:
+        """Show the current state of the run."""
+
+    def print_message(self, text: str) -> None:
+        """Show one message, which stays visible."""
+
+    def print_result(self, lines: Iterable[str], facts: Mapping[str, object]) -> None:
+        """Show the end of the run: `lines` for people, or `facts` as one event for programs."""
+
+
+def clock(seconds: Seconds) -> str:
+    """Format a duration as `1:02:03`."""
+    whole = round(seconds)
+    return f"{whole // HOUR}:{whole % HOUR // MINUTE:02}:{whole % MINUTE:02}"
+
+
+def time_left(seconds: Seconds | None) -> str:
+    """Format an estimate: `about 3 min left`."""
+    if seconds is None:
+        return "time left unknown"
+    if seconds < 2 * MINUTE:
+        return f"about {max(1, round(seconds))} s left"
+    return f"about {seconds / MINUTE:.0f} min left" if seconds < 2 * HOUR else f"about {seconds / HOUR:.1f} h left"
+
+
+def score(value: float | None) -> str:
+    """Format a return, or a dash for None."""
+    return "-" if value is None else f"{value:.4g}"
+
+
+def returns(status: RunStatus) -> str:
+    """Format the training score and the last evaluation, each with its target."""
+    parts = [f"mean100 {score(status.mean100)}"]
+    if status.target.mean100 is not None:
+        parts.append(f"target {score(status.target.mean100)}")
+    if (last := status.last_evaluation) is not None:
+        parts.append(f"last evaluation {score(last.mean)} ({last.mode}, {last.episodes} episodes, v{last.version})")
+    if status.target.evaluation is not None:
+        parts.append(f"target of evaluations {score(status.target.evaluation)}")
+    return ", ".join(parts)
+
+
+def steps(status: RunStatus) -> str:
+    """Format the env steps trained on, with the budget."""
+    budget = f" of {status.target.env_steps:,}" if status.target.env_steps else ""
+    return f"{status.env_steps:,}{budget}, {status.env_steps_per_second:,.0f} per second, {status.learner_updates:,} updates"
+
+
+def lag(status: RunStatus) -> str:
+    """Format the policy lag, or a dash before the first update."""
+    seen = status.policy_lag
+    return "-" if seen.mean is None else f"min {seen.min:.0f}, mean {seen.mean:.1f}, max {seen.max:.0f} versions"
+
+
+def drops(status: RunStatus) -> str:
+    """Format the dropped env steps by reason; empty where none was dropped."""
+    return ", ".join(f"{reason} {count:,}" for reason, count in sorted(status.ledger.dropped.items()) if count)
+
+
+def workers(status: RunStatus) -> str:
+    """Format the number of connected workers and of restarts."""
+    wanted = f" of {status.actors_wanted}" if status.actors_wanted else ""
+    parts = [f"{status.workers.get('actor', 0)}{wanted} actors connected"]
+    if status.workers.get("evaluator"):
+        parts.append("evaluator connected")
+    if status.restarts:
+        parts.append(f"{status.restarts} restarts (see logs/ of the run directory)")
+    return ", ".join(parts)
+
+
+def facts(status: RunStatus) -> Iterator[tuple[str, str]]:
+    """Yield name and value of each row of the live panel."""
+    rate = status.frames_per_second
+    yield "frames/s", f"{rate.last_10s:,.0f} (10 s)   {rate.last_60s:,.0f} (60 s)   {rate.run:,.0f} (run)"
+    yield "env steps", steps(status)
+    yield "return", returns(status)
+    yield "policy lag", f"{lag(status)}, snapshot v{status.version}"
+    yield "queue", f"{status.queue.depth} of {status.queue.capacity} messages"
+    yield "workers", workers(status)
+    if dropped := drops(status):
+        yield "dropped", f"{dropped} (env steps)"
+    yield "bottleneck", status.bottleneck or "-"
+
+
+def panel(frame: ViewFrame) -> Group:
+    """Return the live panel, which fits 80x24."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", width=10)
+    grid.add_column(ratio=1)
+    for name, value in facts(frame.status):
+        grid.add_row(name, value)
+    bar = Table.grid(padding=(0, 2))
+    for column in (10, 36, None):
+        bar.add_column(width=column)
+    percent = f"{frame.estimate.fraction:.0%}, {time_left(frame.estimate.seconds_left)}"
+    bar.add_row(Text("to the end", style="bold"), ProgressBar(total=1.0, completed=frame.estimate.fraction, width=36), percent)
+    head = Text.assemble(("rookery ", "bold"), frame.title, f"   {frame.status.phase}   {clock(frame.status.wall_seconds)}")
+    foot = Text(f"{frame.run_dir}   Ctrl-C saves and stops", style="dim")
+    return Group(head, Text(), grid, Text(), bar, Text(), foot)
+
+
+def plain_line(frame: ViewFrame) -> str:
+    """Return the same in one line, for logs and pipes."""
+    status = frame.status
+    parts = [
+        f"{clock(status.wall_seconds)} {status.phase}",
+        f"{status.env_steps:,} env steps",
+        f"{status.frames_per_second.last_10s:,.0f} frames/s",
+        returns(status),
+        f"lag {lag(status)}",
+        f"queue {status.queue.depth}/{status.queue.capacity}",
+        f"v{status.version}",
+        workers(status),
+        f"dropped {dropped}" if (dropped := drops(status)) else "",
+        status.bottleneck,
+        f"{frame.estimate.fraction:.0%}, {time_left(frame.estimate.seconds_left)}",
+    ]
+    return " | ".join(part for part in parts if part)
+
+
+def status_fields(frame: ViewFrame) -> dict[str, object]:
+    """Return the fields of `RunStatus` and the progress, JSON values."""
+    progress = {"fraction": frame.estimate.fraction, "seconds_left": frame.estimate.seconds_left}
+    return {**frame.status.model_dump(mode="json"), "progress": progress}
+
+
+class LiveView:
+    """A panel that is redrawn in place."""
+
+    period = LIVE_PERIOD
+
+    def __init__(self, console: Console) -> None:
+        """Draw on `console`, which is a terminal."""
+        self._console = console
+        self._live = Live(console=console, auto_refresh=False, transient=False)
+
+    def __enter__(self) -> Self:
+        """Begin to draw."""
+        self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Leave the last panel on the terminal."""
+        self._live.stop()
+
+    def show(self, frame: ViewFrame) -> None:
+        """Redraw."""
+        self._live.update(panel(frame), refresh=True)
+
+    def print_message(self, text: str) -> None:
+        """Print above the panel."""
+        self._console.print(text, markup=False, highlight=False)
+
+    def print_result(self, lines: Iterable[str], facts: Mapping[str, object]) -> None:  # noqa: ARG002
+        """Print the lines below the last panel."""
+        for line in lines:
+            self.print_message(line)
+
+
+class LineView:
+    """One line per frame, plain or JSON; a JSON line has the time (UTC) and the id of the run."""
+
+    period = LINE_PERIOD
+
+    def __init__(self, stream: TextIO, *, style: Literal["plain", "json"], run_id: str = "") -> None:
+        """Write to `stream`, flushed line by line."""
+        self._stream, self._style, self._run_id = stream, style, run_id
+
+    def __enter__(self) -> Self:
+        """Do nothing."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Do nothing."""
+
+    def show(self, frame: ViewFrame) -> None:
+        """Write one line."""
+        self._print(self._event("status", status_fields(frame)) if self._style == "json" else plain_line(frame))
+
+    def print_message(self, text: str) -> None:
+        """Write one message."""
+        self._print(self._event("message", {"text": text}) if self._style == "json" else text)
+
+    def print_result(self, lines: Iterable[str], facts: Mapping[str, object]) -> None:
+        """Write the lines, or one event."""
+        for line in [self._event("result", facts)] if self._style == "json" else lines:
+            self._print(line)
+
+    def _event(self, event: str, fields: Mapping[str, object]) -> str:
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        run = {"run": self._run_id} if self._run_id else {}
+        return json.dumps({"time": now, **run, "event": event, **fields})
+
+    def _print(self, line: str) -> None:
+        """Write a line; a closed pipe or a full disk is reported once and does not end the run."""
+        try:
+            print(line, file=self._stream, flush=True)
+        except OSError as error:
+            # Without another target for its buffered text every later flush would fail, that at exit included.
+            with suppress(OSError), Path(os.devnull).open("wb") as nowhere:
+                os.dup2(nowhere.fileno(), self._stream.fileno())
+            with suppress(OSError):
+                print(f"rookery train: warning: the display ends: {error.strerror}; the run goes on", file=sys.stderr)
+
+
+def make_view(stream: TextIO, log_format: Literal["auto", "plain", "json"], *, run_id: str = "") -> View:
+    """Return the live view where `stream` is a terminal and `log_format` is auto, else lines."""
+    if log_format == "auto" and stream.isatty():
+        return LiveView(Console(file=stream))
+    return LineView(stream, style="json" if log_format == "json" else "plain", run_id=run_id)

@@ -1,0 +1,49 @@
+"""`--init RUN`: the checkpoint that gives a new run its first weights, and a sentence on how the two runs differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from common.config.layers import leaves, parse_yaml
+from common.config.schema import Settings
+from common.errors import ConfigError
+from common.runtime.run_directory import RunDirectory
+
+MANIFEST = "manifest.json"
+COMPARED = ("env", "model")
+
+
+def find_checkpoint(path: Path) -> Path:
+    """Return the absolute path of a checkpoint: `path` itself, or the newest one of the run in `path`. Raises `ConfigError`."""
+    folder = RunDirectory(path).checkpoints
+    found = [path] if (path / MANIFEST).is_file() else sorted(folder.glob("checkpoint-*/"))
+    if not found:
+        where = f"no checkpoint in {folder}" if RunDirectory(path).begun else f"no run in {path}"
+        raise ConfigError("--init names no weights", found=where, wanted="a run directory with a checkpoint, or a checkpoint")
+    return found[-1].absolute()
+
+
+def describe(checkpoint: Path, settings: Settings) -> str:
+    """Return one sentence: which weights the run starts with, and which settings of env and model were others there."""
+    own = RunDirectory(checkpoint.parent.parent)
+    try:
+        manifest = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["manifest"]
+        values = parse_yaml(own.config.read_text(encoding="utf-8"), source=str(own.config))
+        start = f"starts with the weights of {checkpoint}, version {manifest['version']}, {manifest['env_steps']:,} env steps"
+    except (OSError, ValueError, KeyError, TypeError, ConfigError):
+        return f"starts with the weights of {checkpoint}"  # the learner reads the checkpoint, and checks it
+    changes = list(_changes(values, settings.model_dump(mode="json")))
+    return f"{start}; " + (f"other settings there: {'; '.join(changes)}" if changes else "env and model are the same there")
+
+
+def _changes(there: Any, here: dict[str, Any]) -> Iterator[str]:
+    """Yield each setting of the compared sections that differs; of the algorithm only its name."""
+    before, now = (dict(leaves({name: tree.get(name, {}) for name in COMPARED})) for tree in (there, here))
+    for found, tree in ((before, there), (now, here)):
+        found["algorithm", "name"] = tree["algorithm"]["name"]
+    for key in dict.fromkeys((*before, *now)):
+        if before.get(key) != now.get(key):
+            yield f"{'.'.join(key)} {before.get(key)}, here {now.get(key)}"

@@ -1,0 +1,114 @@
+"""Start of a learner of several ranks: join the others, check that all are of one version and one run, agree on the run.
+
+Rank 0 owns the run directory. Each other rank keeps checkpoints, accounts and records in a folder of it, or, where the machines
+share no disk, in the same folder of its own disk.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common.config.endpoint import Endpoint, parse_endpoint
+from common.config.layers import leaves
+from common.config.load import with_chosen
+from common.errors import ConfigError, ResourceError
+from common.observability import logs
+from common.runtime.lifecycle import Shutdown, on_signals
+from common.runtime.ranks import Place, ProcessGroup, process_group
+from common.runtime.run_directory import RunDirectory
+from common.units import Seconds
+from services.learner.startup import Invocation, with_run_id
+
+WARN_SECONDS: Seconds = 5.0  # before the message that other ranks are awaited
+OF_ONE_RANK = ("learner.bind", "learner.keys", "metrics.host", "metrics.port", "run.dir", "run.id", "log.level", "log.format")
+"""Settings in which ranks may differ."""
+
+_log = logs.EventLog(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """This process as one of the ranks."""
+
+    group: ProcessGroup
+    invocation: Invocation  # with what is of this rank alone, and with the run of rank 0
+    local_rank: int
+
+
+@contextmanager
+def join_ranks(invocation: Invocation, environ: Mapping[str, str]) -> Iterator[Joined]:
+    """Be one of the ranks of the learner while inside. Raises `ConfigError` and `LostRankError`."""
+    place = Place.of(invocation.settings.learner.ranks, environ)
+    invocation = with_run_id(invocation) if place.rank == 0 else invocation
+    warn_at, shutdown = time.monotonic() + WARN_SECONDS, Shutdown()
+
+    def waiting() -> None:
+        nonlocal warn_at
+        if shutdown.requested:
+            raise SystemExit(0)  # nothing was begun
+        if time.monotonic() >= warn_at:
+            warn_at += WARN_SECONDS
+            _log.info("waits_for_ranks", rank=place.rank, ranks=place.count, rank_0=place.master)
+
+    with ExitStack() as stack:
+        with on_signals(shutdown):
+            group = stack.enter_context(process_group(place, waiting=waiting))
+        facts = group.gather_json(_facts(invocation))
+        check_alike(facts)
+        _log.info("ranks_joined", rank=place.rank, ranks=place.count)
+        yield Joined(group=group, invocation=_of_rank(invocation, place, facts[0]), local_rank=place.local_rank)
+
+
+def _facts(invocation: Invocation) -> dict[str, Any]:
+    settings = {".".join(path): value for path, value in leaves(invocation.settings.model_dump(mode="json"))}
+    return {
+        "versions": {"rookery": version("rookery"), "torch": torch.__version__},
+        "settings": {name: value for name, value in settings.items() if name not in OF_ONE_RANK},
+        "run": invocation.settings.run.id,
+        "resume": invocation.resume,
+    }
+
+
+def check_alike(facts: list[dict[str, Any]]) -> None:
+    """Refuse (ConfigError) ranks of different versions or settings."""
+    for rank, fact in enumerate(facts):
+        for kind in ("versions", "settings"):
+            one, other = facts[0][kind], fact[kind]
+            differ = [name for name in {**one, **other} if one.get(name) != other.get(name)]
+            if differ:
+                name = differ[0]
+                found = f"{one.get(name)} at rank 0 and {other.get(name)} at rank {rank}"
+                raise ConfigError(f"the ranks of the learner differ in {name}", found=found, wanted="the same on all ranks")
+
+
+def _of_rank(invocation: Invocation, place: Place, first: Mapping[str, Any]) -> Invocation:
+    """Return the invocation with the run of rank 0, the ports of this rank, and nothing that rank 0 alone writes."""
+    settings = invocation.settings
+    bind, port = parse_endpoint(settings.learner.bind), settings.metrics.port
+    chosen: dict[str, Any] = {
+        "run.id": first["run"],
+        "learner.bind": str(Endpoint(bind.host, bind.port + place.local_rank if bind.port else 0)),
+        "metrics.port": port + place.local_rank if port else 0,
+    }
+    if place.rank:
+        chosen |= {"run.store": "", "run.tracking": ()}
+    return replace(invocation, loaded=with_chosen(invocation.loaded, chosen), resume=first["resume"])
+
+
+def open_rank_directory(group: ProcessGroup, directory: RunDirectory | None) -> RunDirectory:
+    """Return the folder of this rank; `directory` is that of the run, which rank 0 opened. Raises `ResourceError`."""
+    path = Path(group.gather_json(str(directory.path.absolute()) if directory else "")[0])
+    own = RunDirectory(path).of_rank(group.index)
+    try:
+        own.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ResourceError("the folder of a rank cannot be made", found=f"{error.strerror} at {own.path}") from error
+    return own

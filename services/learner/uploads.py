@@ -1,0 +1,114 @@
+"""Uploads of a run to its store, in a thread of its own: a store that is slow or away costs copies, and never the run's time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from common.config.schema import Settings
+from common.observability import logs
+from common.observability.learner_metrics import UploadStats
+from common.runtime.checkpoint_files import Checkpoint
+from common.runtime.run_directory import RunDirectory
+from common.runtime.store import RunStore, copy_address
+from common.units import Seconds
+
+RETRY_SECONDS: Seconds = 30.0  # after an upload that failed
+LAST_RETRY_SECONDS: Seconds = 1.0  # the same, at the end of the run
+END_SECONDS: Seconds = 120.0  # for the last upload of a run that ends by itself
+STOP_SECONDS: Seconds = 8.0  # the same, when a stop is requested
+
+_log = logs.EventLog(__name__)
+
+
+class Uploads:
+    """Thread that calls `upload` after each request, once for all requests that came meanwhile.
+
+    The first upload of an outage that failed is logged; all are counted, and repeated after `retry_seconds`.
+    """
+
+    def __init__(
+        self,
+        upload: Callable[[RunDirectory], object],
+        directory: RunDirectory,
+        *,
+        retry_seconds: Seconds = RETRY_SECONDS,
+    ) -> None:
+        """Start the thread; it uploads nothing yet."""
+        self._upload, self._directory, self._retry_seconds = upload, directory, retry_seconds
+        self._changed = threading.Condition()
+        self._requested = self._losing = False
+        self._deadline: Seconds | None = None  # of the end of the run; None before
+        self.stats = UploadStats()
+        self._thread = threading.Thread(target=self._run, name="uploads", daemon=True)
+        self._thread.start()
+
+    def request(self) -> None:
+        """Ask for an upload; does not block."""
+        with self._changed:
+            self._requested = True
+            self._changed.notify()
+
+    def after(self, save: Callable[[Checkpoint], object]) -> Callable[[Checkpoint], None]:
+        """Return a function that saves a checkpoint and then asks for an upload."""
+
+        def save_and_request(checkpoint: Checkpoint) -> None:
+            save(checkpoint)
+            self.request()
+
+        return save_and_request
+
+    def close(self, seconds: Seconds = STOP_SECONDS) -> bool:
+        """Upload a last time, for at most `seconds`; return whether that was done. Only the first call has an effect."""
+        if self._deadline is None:
+            with self._changed:
+                self._deadline = time.monotonic() + seconds
+                self._changed.notify()
+            self._thread.join(seconds)
+            if self._thread.is_alive() or self._losing:
+                _log.warning("upload_unfinished", consequence="the copy of the run is older than the run")
+        return not (self._thread.is_alive() or self._losing)
+
+    def _run(self) -> None:
+        while self._next():
+            pass
+
+    def _next(self) -> bool:
+        """Wait for a request and upload; return False after the last upload."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._requested or self._deadline is not None, self._wait_seconds())
+            if not (self._requested or self._losing or self._deadline is not None):
+                return True
+            self._requested, deadline = False, self._deadline
+        try:
+            self._upload(self._directory)
+        except Exception as error:  # noqa: BLE001  file systems of buckets raise anything; none of it may end the run
+            self.stats = replace(self.stats, failures=self.stats.failures + 1)
+            if not self._losing:
+                self._losing = True
+                _log.warning("upload_failed", error=error, consequence="the run goes on; the upload is repeated")
+            if deadline is None:
+                return True
+            with self._changed:
+                self._changed.wait(LAST_RETRY_SECONDS)
+            return time.monotonic() < deadline
+        self.stats = replace(self.stats, last_success=time.time())
+        if self._losing:
+            self._losing = False
+            _log.info("uploads_resumed")
+        return deadline is None
+
+    def _wait_seconds(self) -> Seconds | None:
+        return self._retry_seconds if self._losing else None
+
+
+def open_uploads(settings: Settings, directory: RunDirectory) -> Uploads:
+    """Return the uploads of the run; they upload nothing where it has no store. Raises `ConfigError` for a bad address."""
+    if not settings.run.store:
+        return Uploads(lambda _: None, directory)
+    store = RunStore(copy_address(settings.run.store, directory.path))
+    _log.info("uploads", store=store.address)
+    return Uploads(partial(store.upload, keep=settings.checkpoint.keep), directory)

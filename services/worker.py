@@ -1,0 +1,294 @@
+"""The root that all workers share: from the command line to the exit code, in the order in which it runs.
+
+Actor, policy server, evaluator and env worker differ in their loops, their settings and their metrics. Their command line, the
+handshake with their server, signals, HTTP, and the end of the process are the same, and are in this file. It imports no torch:
+policies are in `services.acting`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, Generic, Protocol, TypeVar
+
+from common.config import arguments
+from common.config.arguments import Invocation
+from common.config.endpoint import parse_endpoints
+from common.config.schema import ConnectedSettings, EnvRunConfig, RunConfig, Settings
+from common.errors import ConfigError, ResourceError
+from common.observability import logs
+from common.observability.http import HttpServer
+from common.observability.metrics import Exporter, run_labels
+from common.protocol.messages import ENV_WORKER, Welcome
+from common.protocol.worker_side import Identity, WorkerSide
+from common.runtime import process
+from common.runtime.lifecycle import BUILD_SECONDS, Health, Shutdown, on_signals
+from common.runtime.process import Purpose, derive_seed
+from common.transport.curve import WorkerKeys
+from common.transport.link import Link
+from common.transport.zmq import ZmqWorker
+from common.units import Seconds
+from services.allowed_code import read_env_run, read_run
+from services.build_limit import build_limit
+
+DESCRIPTIONS = {
+    "actor": "Step environments with the learner's newest policy and send experience.",
+    "policy-server": "Act with the learner's newest policy for the environments of env workers, and send experience.",
+    "env-worker": "Step environments for a policy server. Needs no torch.",
+    "evaluator": "Play whole episodes with the newest policy and report the returns.",
+}
+WAIT_SECONDS: Seconds = 0.1
+FIRST_WARNING_SECONDS: Seconds = 3.0  # before the first warning that no learner has answered
+WARN_SECONDS: Seconds = 10.0  # between two of them
+
+_log = logs.EventLog(__name__)
+
+
+class Loop(Protocol):
+    """Loop of a worker."""
+
+    def run(self) -> str:
+        """Run until there is a reason to stop, and return the reason."""
+
+
+Run = TypeVar("Run", RunConfig, EnvRunConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WelcomedWorker(Generic[Run]):
+    """A worker that was welcomed: the parts from which its loop is built."""
+
+    invocation: Invocation
+    role: str
+    link: Link
+    run: Run
+    shutdown: Shutdown
+    health: Health
+
+    @property
+    def welcome(self) -> Welcome:
+        """Return the newest Welcome."""
+        assert self.link.welcome is not None
+        return self.link.welcome
+
+    @property
+    def run_labels(self) -> tuple[str, ...]:
+        """Return the labels of the run for the metrics of this process."""
+        run = self.run
+        algorithm = run.algorithm if isinstance(run, EnvRunConfig) else run.algorithm.name
+        return run_labels(run_id=run.run_id, env=run.env.name, algorithm=algorithm, seed=run.seed)
+
+    def seed(self, purpose: Purpose) -> int:
+        """Return the seed of one of the random streams of the slot that the newest Welcome gives."""
+        return derive_seed(self.run.seed, purpose, role=self.role, index=self.welcome.index, generation=self.welcome.generation)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """One kind of worker: its name on the command line, and its role towards its server, which also names its settings."""
+
+    name: str
+    role: str
+    niceness: int  # more than its parent's
+    give_up_seconds: Callable[[Settings], Seconds | None] = lambda _: None  # without an answer of the server; None: never
+
+    @property
+    def server(self) -> str:
+        """Return the process that it connects to, as option and in messages."""
+        return "policy-server" if self.role == ENV_WORKER else "learner"
+
+
+SERVICES = {
+    service.name: service
+    for service in (
+        # The learner goes first where they share a machine: it is one process, and all wait for its next policy.
+        Service(name="actor", role="actor", niceness=5),
+        Service(
+            name="policy-server",
+            role="actor",
+            niceness=5,
+            give_up_seconds=lambda settings: settings.policy_server.learner_seconds,
+        ),
+        Service(name="env-worker", role=ENV_WORKER, niceness=5),
+        Service(name="evaluator", role="evaluator", niceness=10),  # training does not wait for a score: all others go first
+    )
+}
+
+
+def main(name: str, argv: Sequence[str] | None, *, metrics: Exporter[Any], build: Callable[[WelcomedWorker[Any]], Loop]) -> int:
+    """Run one worker, a name in `SERVICES`, until its loop ends, a stop is requested, or the run is over; return the exit code.
+
+    `build` is called when the server has welcomed the worker.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+
+    def serve() -> int:
+        return _serve(SERVICES[name], parse(name, argv, os.environ), metrics=metrics, build=build)
+
+    return process.run(serve, program=f"rookery {name}", debug="--debug" in argv)
+
+
+def parse(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
+    """Read a worker's command line. Raises `ConfigError`; argparse itself exits with 2 for an unknown option."""
+    role, server = SERVICES[name].role, SERVICES[name].server
+    section, title = server.replace("-", "_"), server.replace("-", " ")
+    port = 5800 if role == ENV_WORKER else 5700
+    parser = arguments.service_parser(name, DESCRIPTIONS[name], f"rookery {name} --{server} tcp://127.0.0.1:{port}")
+    parser.add_argument(f"--{server}", metavar="tcp://HOST:PORT", help=f"address of the {title} ({role}.{section})")
+    parser.add_argument("--keys", metavar="DIR", help=f"folder of keys, where the {title} requires them ({role}.keys)")
+    parser.add_argument("--insecure", action="store_true", help=f"join another machine's {title} without keys ({role}.insecure)")
+    parser.add_argument(
+        "--allow-code",
+        action="append",
+        metavar="PACKAGE",
+        help=f"let the {title}'s configuration name code of this package; may be repeated ({role}.allow_code)",
+    )
+    parser.add_argument("--name", help=f"unique in the run, stable over restarts ({role}.name)")
+    if name == "policy-server":
+        parser.add_argument("--bind", metavar="tcp://ADDRESS:PORT", help="where env workers connect (policy_server.bind)")
+        parser.add_argument("--workers", metavar="N", help="number of env workers (policy_server.workers)")
+    parsed = parser.parse_intermixed_args(argv)
+    options = {
+        f"{role}.{section}": getattr(parsed, section),
+        f"{role}.keys": parsed.keys,
+        f"{role}.insecure": "true" if parsed.insecure else None,
+        f"{role}.allow_code": json.dumps(parsed.allow_code) if parsed.allow_code else None,
+        f"{role}.name": parsed.name,
+    }
+    if name == "policy-server":
+        options |= {"policy_server.bind": parsed.bind, "policy_server.workers": parsed.workers}
+    loaded = arguments.settings_from_arguments(parsed, options, environ)
+    if name == "policy-server" and loaded.settings.policy_server.workers == 0:
+        raise ConfigError("policy_server.workers", found=0, wanted="the number of its env workers", fix="add --workers N")
+    return Invocation(loaded=loaded, linger=parsed.linger, debug=parsed.debug)
+
+
+def _serve(
+    service: Service, invocation: Invocation, *, metrics: Exporter[Any], build: Callable[[WelcomedWorker[Any]], Loop]
+) -> int:
+    settings = invocation.settings
+    own: ConnectedSettings = getattr(settings, service.role)
+    address = rank_address(own.server, role=service.role, name=own.name or default_name(service.name))
+    logs.configure(service.name.replace("-", "_"), level=settings.log.level, form=settings.log.format, debug=invocation.debug)
+    process.yield_cpu(service.niceness)
+    shutdown, health = Shutdown(), Health()
+    server = service.server.replace("-", " ")
+    with (
+        closing(ZmqWorker(address, keys=WorkerKeys.of(own.keys))) as transport,  # an open socket would delay the exit
+        on_signals(shutdown),
+        HttpServer(host=settings.metrics.host, port=settings.metrics.port, metrics=metrics.render, health=health) as http,
+    ):
+        where: dict[str, Any] = {server.replace(" ", "_"): address}
+        _log.info(f"{service.name.replace('-', '_')}_started", **where, metrics=http.url)
+        if own.insecure and not own.keys:
+            _log.warning("insecure", **where, consequence=f"any process that answers there is taken for the {server}")
+        link, loop = _build_loop(
+            service, invocation=invocation, address=address, transport=transport, shutdown=shutdown, health=health, build=build
+        )
+        reason = link.drain.reason if link.drain else shutdown.reason
+        if loop is not None:
+            health.ready(unless=lambda: "" if link.joined or link.drain else f"no {server} at {address}")
+            reason = loop.run()
+        link.close(reason)
+        _log.info(f"{service.name.replace('-', '_')}_ended", reason=reason)
+        if invocation.linger:
+            process.linger(shutdown, health)
+    return 0
+
+
+def _build_loop(
+    service: Service,
+    *,
+    invocation: Invocation,
+    address: str,
+    transport: ZmqWorker,
+    shutdown: Shutdown,
+    health: Health,
+    build: Callable[[WelcomedWorker[Any]], Loop],
+) -> tuple[Link, Loop | None]:
+    """Greet and build what the Welcome describes; None where it is time to leave before that.
+
+    Raises `ConfigError` where the Welcome cannot be used. Since a network without keys may change its bytes, a new incarnation
+    greets once more, and the error stands if the Welcome comes as before.
+    """
+    role, settings = service.role, invocation.settings
+    own: ConnectedSettings = getattr(settings, role)
+    refused: object = None
+    while True:
+        link = Link(transport=transport, session=WorkerSide(_identity(service, own.name)), clock=time.monotonic, note=_log.note)
+        welcome = _welcomed(link, service, invocation, address=address, shutdown=shutdown, health=health)
+        if welcome is None:
+            return link, None
+        try:
+            read = read_env_run if role == ENV_WORKER else read_run
+            run = read(welcome.config, role=role, settings=settings)
+            logs.belong_to(run.run_id)
+            where: dict[str, Any] = {service.server.replace("-", "_"): address}
+            _log.info("welcomed", run=run.run_id, **where, slot=welcome.index, generation=welcome.generation)
+            health.tick(doing="builds its environments", within=BUILD_SECONDS)
+            with build_limit():
+                return link, build(
+                    WelcomedWorker(invocation=invocation, role=role, link=link, run=run, shutdown=shutdown, health=health)
+                )
+        except ConfigError as error:
+            described = welcome.config, welcome.env_signature, welcome.schema
+            if described == refused:
+                raise
+            refused = described
+            _log.warning("welcome_refused", error=error, consequence="this worker greets once more")
+
+
+def default_name(kind: str) -> str:
+    """Return the name of a worker without one in its settings: from host and process."""
+    return f"{kind}-{socket.gethostname()}-{os.getpid()}"
+
+
+def rank_address(addresses: str, *, role: str, name: str) -> str:
+    """Return the address of the rank of the learner that a worker belongs to, of those of all ranks.
+
+    An actor belongs to the rank of the number at the end of its name, or else of a hash of its name, modulo the number of ranks:
+    to the same after each restart. An evaluator belongs to rank 0, which records the run.
+    """
+    ranks = parse_endpoints(addresses)
+    digits = name[len(name.rstrip("0123456789")) :]
+    number = int(digits) if digits else zlib.crc32(name.encode())
+    return str(ranks[number % len(ranks) if role == "actor" else 0])
+
+
+def _identity(service: Service, name: str) -> Identity:
+    unique = name or default_name(service.name)
+    return Identity(role=service.role, name=unique, incarnation=time.time_ns(), software=version("rookery"))
+
+
+def _welcomed(
+    link: Link, service: Service, invocation: Invocation, *, address: str, shutdown: Shutdown, health: Health
+) -> Welcome | None:
+    """Greet until the server answers, and return its Welcome; None where a stop is requested, or the run ends, before that.
+
+    Raises `ResourceError` without an answer within the time that the service waits for one.
+    """
+    server = service.server.replace("-", " ")
+    limit, began = service.give_up_seconds(invocation.settings), time.monotonic()
+    warn_at = began + FIRST_WARNING_SECONDS
+    while link.welcome is None:
+        now = time.monotonic()
+        if limit is not None and now - began >= limit:
+            fix = f"start the {server} first, or set {service.role}.{service.server.replace('-', '_')}"
+            raise ResourceError(f"no {server} answers", found=f"none at {address} within {limit:g} s", fix=fix)
+        if now >= warn_at:
+            warn_at = now + WARN_SECONDS
+            where: dict[str, Any] = {service.server.replace("-", "_"): address}
+            _log.warning(f"no_{service.server.replace('-', '_')}_yet", **where, consequence="this worker waits for it")
+        link.service(WAIT_SECONDS)
+        health.tick(doing=f"waits for the {server}")
+        if shutdown.requested or link.drain:
+            return None
+    return link.welcome

@@ -1,0 +1,50 @@
+"""A run that is watched by a benchmark, without its processes."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import pytest
+
+from benchmarks.pipeline import CPU, TRAINED, Window
+from common.config.load import load_settings
+from services.cli.train.supervisor import EVALUATOR, LEARNER
+
+
+class Watched:
+    """A run of given settings: each env step that is awaited was trained on, at 100 a second, by half a core."""
+
+    def __init__(self, settings):
+        self.settings, self.warm = settings, 0.0
+
+    def wait_until_trained(self, env_steps):
+        """Note them."""
+        self.warm += env_steps
+
+    def watch(self, seconds):
+        """Return the growth of what the learner and the evaluator count."""
+        growth = {LEARNER: {TRAINED: 100.0 * seconds, CPU: 0.5 * seconds}}
+        if self.settings.evaluator.enabled:
+            growth[EVALUATOR] = {CPU: 0.1 * seconds, "rookery_evaluator_env_steps_total": 50.0 * seconds}
+        return Window(seconds=seconds, growth=growth)
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """Let a benchmark's module start no process: `watched(module)` returns the list of the runs that it asks for.
+
+    One run of real processes is watched in test_throughput.py and one in test_a3c.py.
+    """
+
+    def replace(module):
+        runs = []
+
+        @contextmanager
+        def running(preset, overrides=()):
+            runs.append(Watched(load_settings(preset=preset, overrides=overrides, environ={}).settings))
+            yield runs[-1]
+
+        monkeypatch.setattr(module, "running", running)
+        return runs
+
+    return replace

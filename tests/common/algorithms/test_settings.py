@@ -1,0 +1,221 @@
+"""Sections of the configuration: learning rate scaling, and settings that cannot work with the run they are in."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from common.algorithms.settings import (
+    A3CGradSettings,
+    A3CSettings,
+    DQNSettings,
+    ImpalaSettings,
+    PPOSettings,
+    ReplaySection,
+    RunScale,
+    TD3Settings,
+)
+
+pytestmark = pytest.mark.pure
+
+SINGLE_PASS = [A3CSettings, A3CGradSettings, ImpalaSettings]
+ACTOR_CRITIC = [*SINGLE_PASS, PPOSettings]
+SECTIONS = [*ACTOR_CRITIC, DQNSettings, TD3Settings]
+
+SCALE = RunScale(length=20, num_envs=8, batch=2, credits=2, max_policy_lag=20, actors=8, env_steps=100_000)  # 64 environments
+REPLAY_SCALE = RunScale(length=16, num_envs=4, batch=1, credits=2, max_policy_lag=20, actors=2, env_steps=100_000)
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_the_defaults_fit_together(section):
+    assert list(section().conflicts(SCALE)) == []
+
+
+# --- the learning rate ---
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+@pytest.mark.parametrize(("scaling", "factor"), [("none", 1.0), ("linear", 4.0), ("sqrt", 2.0)])
+def test_the_learning_rate_scales_with_the_number_of_environments(section, scaling, factor):
+    """Tuned for 16 environments and run with 64: four times or twice the rate, and no more when it is scaled again."""
+    settings = section(learning_rate=1e-3, learning_rate_envs=16, learning_rate_scaling=scaling)
+    scaled = settings.scaled(SCALE)
+    assert scaled.learning_rate == pytest.approx(factor * 1e-3)
+    assert scaled.scaled(SCALE) == scaled
+    assert list(settings.conflicts(SCALE)) == []
+
+
+def test_fewer_environments_make_a_smaller_rate():
+    settings = PPOSettings(learning_rate=1e-3, learning_rate_envs=256, learning_rate_scaling="linear")
+    assert settings.scaled(SCALE).learning_rate == pytest.approx(2.5e-4)
+
+
+def test_a_schedule_is_scaled_as_a_whole():
+    settings = A3CSettings(learning_rate=1e-3, lr_final=1e-4, lr_schedule="linear", learning_rate_scaling="linear")
+    assert settings.scaled(SCALE).lr_final == pytest.approx(4e-4)
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+@pytest.mark.parametrize(
+    ("changed", "actors", "sentence"),
+    [
+        ({"learning_rate_scaling": "sqrt"}, 0, "algorithm.learning_rate_scaling: found sqrt, wanted none where actor.count is 0"),
+        (
+            {"learning_rate": 0.5, "learning_rate_scaling": "linear"},
+            8,
+            "algorithm.learning_rate: found 2 = 0.5 scaled to 64 environments, wanted at most 1",
+        ),
+    ],
+)
+def test_a_scaled_rate_that_is_unknown_or_above_1_is_refused(section, changed, actors, sentence):
+    found = list(section(**changed).conflicts(SCALE._replace(actors=actors)))
+    assert any(line.startswith(sentence) for line in found), found
+
+
+@pytest.mark.parametrize("section", SINGLE_PASS)
+def test_an_adaptive_rate_is_refused_where_an_update_is_one_step(section):
+    with pytest.raises(ValidationError, match="'constant' or 'linear'"):
+        section(lr_schedule="kl_adaptive")
+
+
+def test_an_adaptive_rate_outside_its_bounds_is_refused():
+    with pytest.raises(ValidationError, match=r"learning_rate 0.1 is outside 1e-06..0.01, where kl_adaptive would move it"):
+        PPOSettings(lr_schedule="kl_adaptive", learning_rate=0.1)
+    assert PPOSettings(lr_schedule="constant", learning_rate=0.1).learning_rate == 0.1
+
+
+# --- on-policy ---
+
+
+@pytest.mark.parametrize(
+    ("section", "batch", "refused"), [(A3CSettings, 1, True), (A3CSettings, 2, False), (A3CGradSettings, 2, True)]
+)
+def test_one_advantage_alone_cannot_be_standardised(section, batch, refused):
+    """One env step a loss: of a batch by data, of a message by gradients."""
+    settings = section(normalize_advantage=True)
+    sentences = list(settings.conflicts(SCALE._replace(length=1, num_envs=1, batch=batch)))
+    assert bool(sentences) == refused
+    assert all(sentence.startswith("algorithm.normalize_advantage: found true, wanted false") for sentence in sentences)
+
+
+@pytest.mark.parametrize("section", ACTOR_CRITIC)
+def test_a_least_deviation_without_normalisation_is_refused(section):
+    (sentence,) = section(least_advantage_std=0.2, normalize_advantage=False).conflicts(SCALE)
+    assert sentence.startswith("algorithm.least_advantage_std: found 0.2, wanted 0.0 where algorithm.normalize_advantage is")
+    assert list(section(least_advantage_std=0.2, normalize_advantage=True).conflicts(SCALE)) == []
+
+
+@pytest.mark.parametrize("section", ACTOR_CRITIC)
+def test_an_end_of_the_entropy_bonus_without_a_schedule_is_refused(section):
+    (sentence,) = section(entropy_final=0.2).conflicts(SCALE)
+    assert sentence.startswith("algorithm.entropy_final: found 0.2, wanted 0.0 where algorithm.entropy_env_steps is 0")
+    assert list(section(entropy_final=0.2, entropy_env_steps=100).conflicts(SCALE)) == []
+
+
+@pytest.mark.parametrize("section", ACTOR_CRITIC)
+@pytest.mark.parametrize(("discrete", "chosen"), [(True, 0.01), (False, 0.0)])
+def test_the_entropy_bonus_follows_the_kind_of_action_unless_it_is_set(section, discrete, chosen):
+    """The noise of a Gaussian explores by itself."""
+    assert section().for_actions(discrete=discrete).entropy_coef == chosen
+    assert section(entropy_coef=0.2).for_actions(discrete=discrete).entropy_coef == 0.2
+
+
+@pytest.mark.parametrize(("c_clip", "found"), [(1.5, "1.5"), (None, "null")])
+def test_impala_refuses_a_c_clip_above_its_rho_clip(c_clip, found):
+    (sentence,) = ImpalaSettings(c_clip=c_clip).conflicts(SCALE)
+    assert sentence.startswith(f"algorithm.c_clip: found {found}, wanted at most 1.0 = algorithm.rho_clip: ")
+    assert list(ImpalaSettings(c_clip=c_clip, rho_clip=None).conflicts(SCALE)) == []
+
+
+def test_a3c_refuses_a_ratio_clip_that_would_shrink_fresh_experience():
+    """With experience of the newest policy every ratio is 1."""
+    with pytest.raises(ValidationError, match="greater than or equal to 1"):
+        A3CSettings(ratio_clip=0.9)
+
+
+# --- off-policy ---
+
+
+def problems(scale=REPLAY_SCALE, *, section=ReplaySection, **settings):
+    """The conflicts of a section with a run of two actors."""
+    return list(section(**({"name": "any"} if section is ReplaySection else {}), **settings).conflicts(scale))
+
+
+@pytest.mark.parametrize("section", [ReplaySection, DQNSettings, TD3Settings])
+def test_a_minibatch_must_fit_into_the_memory(section):
+    (problem,) = problems(section=section, replay_capacity=100, warmup=0, minibatch=101)
+    assert problem.startswith("algorithm.minibatch: found 101, wanted at most 100 = algorithm.replay_capacity")
+
+
+def test_a_warm_up_must_fit_into_the_memory():
+    (problem,) = problems(replay_capacity=1_000, warmup=1_001)
+    assert problem.startswith("algorithm.warmup: found 1001, wanted at most 1000 = algorithm.replay_capacity")
+
+
+def test_an_insert_must_fit_into_the_memory():
+    (problem,) = problems(REPLAY_SCALE._replace(length=512), replay_capacity=2_000)
+    assert problem.startswith("algorithm.replay_capacity: found 2000, wanted at least 2048 = learner.batch 1 x rollout.length")
+
+
+@pytest.mark.parametrize(("warmup", "ratio"), [(99_990, 3.1), (100_000, 8.0), (0, 0.0003)])
+def test_a_run_must_pay_for_at_least_one_gradient_step(warmup, ratio):
+    """A warm-up as long as the budget, or a ratio so small that the run ends first."""
+    (problem,) = problems(warmup=warmup, samples_per_insert=ratio)
+    assert problem.startswith(f"algorithm.samples_per_insert: found {ratio:g}, wanted more")
+    assert f"algorithm.warmup {warmup}" in problem
+
+
+def test_messages_must_not_become_stale_while_they_wait():
+    """The learner is slower than its actors by design: credits x actors messages wait, each for one update."""
+    (problem,) = problems(REPLAY_SCALE._replace(actors=11))
+    assert problem.startswith("learner.max_policy_lag: found 20, wanted at least 22 = learner.credits x actor.count")
+    assert problems(REPLAY_SCALE._replace(actors=10)) == []
+    assert problems(REPLAY_SCALE._replace(actors=11, batch=2)) == []
+
+
+def test_a_first_minibatch_must_have_enough_to_be_drawn_from():
+    """1,024 transitions drawn from 138 would show each of them some eight times."""
+    (problem,) = problems(warmup=10, minibatch=1_024)
+    assert problem.startswith("algorithm.warmup: found 10, wanted at least 1024 = algorithm.minibatch")
+    assert "drawn from 138 env steps" in problem
+    assert problems(warmup=1_024, minibatch=1_024) == problems(warmup=0, minibatch=64) == []
+    assert problems(warmup=0, minibatch=1_024, samples_per_insert=1.0) == []
+
+
+def test_a_window_longer_than_a_rollout_is_refused():
+    (problem,) = problems(n_step=20)
+    assert problem.startswith("algorithm.n_step: found 20, wanted at most 16 = rollout.length")
+    assert problems(n_step=16) == []
+
+
+def test_a_window_longer_than_the_memory_of_one_environment_is_refused():
+    """64 env steps shared by 8 environments are 8 for each."""
+    (problem,) = problems(n_step=8, replay_capacity=64, minibatch=8, warmup=0)
+    assert problem.startswith("algorithm.n_step: found 8, wanted less than 8 = algorithm.replay_capacity / 8 environments")
+    assert problems(n_step=7, replay_capacity=64, minibatch=8, warmup=0) == []
+
+
+@pytest.mark.parametrize("switch", ["double", "dueling"])
+def test_each_switch_of_dqn_works_by_itself(switch):
+    assert problems(section=DQNSettings, **{switch: True}) == problems(section=DQNSettings, **{switch: False}) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"n_step": 0}, {"epsilon": -0.1}, {"target_rate": 0.0}, {"huber": 0.0}],
+)
+def test_a_value_outside_its_range_is_refused_by_name(wrong):
+    with pytest.raises(ValidationError, match=next(iter(wrong))):
+        DQNSettings(**wrong)
+
+
+def test_the_defaults_of_td3_take_one_gradient_step_per_env_step():
+    assert TD3Settings().samples_per_insert == TD3Settings().minibatch
+
+
+def test_a_run_that_ends_before_its_policy_acts_is_refused():
+    """A short trial with the random phase of a long run."""
+    (problem,) = problems(
+        REPLAY_SCALE._replace(env_steps=5_000, actors=1), section=TD3Settings, random_env_steps=5_000, warmup=256
+    )
+    assert problem.startswith("algorithm.random_env_steps: found 5000, wanted less than 5000 = target.env_steps")

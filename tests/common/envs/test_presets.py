@@ -1,0 +1,28 @@
+"""The line `# Spaces: ...` of each preset against its environment."""
+
+import pytest
+
+from common.config.load import find_preset, load_settings, preset_header, preset_names
+from common.envs.make import spec_of
+from common.envs.spec import EnvSpec
+from common.errors import ResourceError
+
+pytestmark = pytest.mark.service
+
+
+def spaces(spec: EnvSpec) -> str:
+    """Return an observation and an action in words, as `rookery presets` has them."""
+    shape = "x".join(map(str, spec.network_input_shape))
+    observation = f"{shape} {'bytes' if spec.observation_dtype == 'uint8' else 'floats'}"
+    size = sum(spec.action.shape)
+    return f"{observation} -> " + (f"1 of {spec.action.n}" if spec.action.discrete else f"{size} float{'s' if size > 1 else ''}")
+
+
+@pytest.mark.filterwarnings("ignore")  # Box2D crashes at import where its DeprecationWarning is an error
+@pytest.mark.parametrize("name", preset_names())
+def test_the_spaces_of_a_preset_are_those_of_its_environment(name: str) -> None:
+    try:
+        spec = spec_of(load_settings(preset=name, environ={}).settings.env)
+    except ResourceError as error:
+        pytest.skip(str(error))
+    assert preset_header(find_preset(name)).spaces == spaces(spec)

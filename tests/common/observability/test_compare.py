@@ -1,0 +1,171 @@
+"""Rates, shares and the bottleneck between two scrapes."""
+
+import math
+
+import pytest
+
+from common.observability.bottleneck import Kind
+from common.observability.compare import Service, ServiceSample, compare, role_of
+from common.observability.worker_metrics import ACTOR_ENV_STEPS as ENV_STEPS
+from common.observability.worker_metrics import ACTOR_POLICY_LAG as POLICY_LAG
+from common.observability.worker_metrics import ACTOR_POLICY_VERSION as POLICY_VERSION
+from common.observability.worker_metrics import ACTOR_RECONNECTS as RECONNECTS
+
+pytestmark = pytest.mark.pure
+
+
+def reading(role="actor", at=100.0, **samples):
+    """One scrape: `name=value`, or `name={label: value}`."""
+    found = {}
+    for name, value in samples.items():
+        full = name if name.startswith("process_") else f"rookery_{role}_{name}"
+        for label, number in (value if isinstance(value, dict) else {"": value}).items():
+            found[full, label] = number
+    return ServiceSample(at=at, role=role, samples=found)
+
+
+def service(before, after):
+    """The actor between two scrapes, ten seconds apart."""
+    (found,) = compare({"one": reading(**before)}, {"one": reading(at=110.0, **after)}).services
+    return found
+
+
+def test_counters_become_growth_and_rates():
+    """The ordinary case."""
+    actor = service({"env_steps_total": 1000}, {"env_steps_total": 1500})
+    assert (actor.seconds, actor.grew(ENV_STEPS), actor.rate(ENV_STEPS)) == (10.0, 500, 50.0)
+
+
+def test_a_process_that_began_again_has_counted_from_zero():
+    """An actor was killed and replaced within the window: its rate is low, not negative, and it is said."""
+    actor = service(
+        {"env_steps_total": 1000, "process_start_time_seconds": 5.0},
+        {"env_steps_total": 200, "process_start_time_seconds": 105.0},
+    )
+    assert actor.grew(ENV_STEPS) == 200
+    assert actor.restarted
+    assert not service({"process_start_time_seconds": 5.0}, {"process_start_time_seconds": 5.0}).restarted
+    assert not service({}, {"env_steps_total": 1}).restarted  # elsewhere than on Linux nobody knows
+
+
+def test_what_a_service_does_not_have_is_unknown_and_does_not_grow():
+    """An older release lacks a metric: no figure, no exception."""
+    actor = service({"env_steps_total": 1}, {"env_steps_total": 1})
+    assert math.isnan(actor.now(POLICY_VERSION))
+    assert (actor.grew(RECONNECTS), actor.shares, actor.rate(RECONNECTS)) == (0.0, {}, 0.0)
+
+
+def test_phases_are_shares_of_the_window_alone():
+    """An hour of waiting before does not count."""
+    actor = service(
+        {"phase_seconds_total": {"env": 10.0, "credit_wait": 3600.0}},
+        {"phase_seconds_total": {"env": 18.0, "credit_wait": 3602.0}},
+    )
+    assert actor.shares == {"env": 0.8, "credit_wait": 0.2}
+
+
+def test_a_histogram_gives_the_mean_of_the_window():
+    """Two messages of lag 4 each came after a hundred without."""
+    learner = service(
+        {"policy_lag_versions_sum": 0.0, "policy_lag_versions_count": 100.0},
+        {"policy_lag_versions_sum": 8.0, "policy_lag_versions_count": 102.0},
+    )
+    assert learner.mean(POLICY_LAG) == 4.0
+    assert math.isnan(service({}, {}).mean(POLICY_LAG))
+
+
+def test_who_comes_has_nothing_to_compare_and_who_leaves_is_silent():
+    """A Prometheus forgets a target that is gone, and knows a new one only now."""
+    old, new = reading(env_steps_total=1), reading(at=110.0, env_steps_total=1)
+    fleet = compare({"old": old}, {"new": new})
+    assert [(one.name, one.measured, one.after.unreachable) for one in fleet.services] == [
+        ("old", False, "it is gone"), ("new", False, ""),
+    ]  # fmt: skip
+    assert fleet.actors == []
+
+
+def test_a_service_is_known_by_what_it_exports():
+    """An address says nothing of the role."""
+    assert [role_of({(f"rookery_{role}_policy_version", ""): 1.0}) for role in ("learner", "actor", "evaluator")] == [
+        "learner", "actor", "evaluator",
+    ]  # fmt: skip
+    assert role_of({("node_cpu_seconds_total", "0"): 1.0}) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "role", "title"),
+    [
+        ("actor-0", "actor", "actor-0"),
+        ("10.0.0.7:9100", "learner", "learner 10.0.0.7:9100"),
+        ("10.0.0.7:9100", "", "10.0.0.7:9100"),
+    ],
+)
+def test_a_title_tells_the_role_once(name, role, title):
+    """Names of a run contain it, addresses do not, and that of a service that never answered is not known."""
+    assert Service(name=name, role=role, before=ServiceSample(at=0.0), after=ServiceSample(at=0.0)).title == title
+
+
+def waiting(*, queued, under_way, actors=2, connected=2):
+    """A run in which both sides wait; `under_way` seconds of each actor's messages, `queued` of all in the queue."""
+    learner = {"phase_seconds_total": {"wait": 6.0, "train": 4.0}, "queue_seconds_total": queued}
+    actor = {"phase_seconds_total": {"credit_wait": 5.0, "env": 5.0}, "unacknowledged_seconds_total": under_way}
+    names = [f"actor-{number}" for number in range(actors)]
+    before = {"learner": reading("learner", phase_seconds_total={"wait": 0.0, "train": 0.0}, queue_seconds_total=0.0)}
+    before |= {
+        name: reading(phase_seconds_total={"credit_wait": 0.0, "env": 0.0}, unacknowledged_seconds_total=0.0) for name in names
+    }
+    after = {"learner": reading("learner", at=110.0, workers_connected={"actor": connected}, **learner)}
+    return compare(before, after | {name: reading(at=110.0, **actor) for name in names})
+
+
+def test_what_is_not_in_the_queue_is_on_the_wire():
+    """Two actors with ten message-seconds each under way, of which the queue had two."""
+    assert waiting(queued=2.0, under_way=10.0).wire == 0.9
+    assert waiting(queued=2.0, under_way=10.0).bottleneck.kind is Kind.NETWORK
+    assert waiting(queued=19.0, under_way=10.0).bottleneck.kind is Kind.PACE
+    assert waiting(queued=25.0, under_way=10.0).wire == 0.0  # the two were not asked at the same moment
+
+
+def test_while_some_actors_are_unknown_so_is_the_wire():
+    """The queue holds messages of the third actor too, which was not scraped: no share can be computed."""
+    assert waiting(queued=2.0, under_way=10.0, connected=3).wire == 0.0
+    assert waiting(queued=2.0, under_way=0.0).wire == 0.0
+
+
+def computing(*, learner=None, actor=None, process=0.0):
+    """A run over ten seconds: the learner computes for 8 s, the actor for 2 s; their CPU seconds in that time are given.
+
+    `process` is all CPU seconds of the actor, those of its environment included.
+    """
+    spent = {"learner": {"wait": 1.0, "train": 6.0, "publish": 2.0, "checkpoint": 1.0}, "actor": {"env": 8.0, "act": 2.0}}
+    got = {"learner": learner, "actor": actor}
+    before, after = {}, {}
+    for role, phases in spent.items():
+        cpu = {} if got[role] is None else {"computing_cpu_seconds_total": got[role], "process_cpu_seconds_total": process}
+        before[role] = reading(role, phase_seconds_total=dict.fromkeys(phases, 0.0), **dict.fromkeys(cpu, 0.0))
+        after[role] = reading(role, at=110.0, phase_seconds_total=phases, **cpu)
+    return compare(before, after)
+
+
+def test_the_learner_waits_for_a_core_for_the_rest_of_the_time_in_which_it_computes():
+    """Waiting for experience and writing a checkpoint need no core."""
+    run = computing(learner=2.0)
+    assert run.learner_cpu_lost == pytest.approx(0.6)
+    assert run.bottleneck.kind is Kind.CPU
+    assert computing(learner=7.9).bottleneck.kind is Kind.BALANCED
+
+
+def test_actors_wait_for_a_core_in_their_environments_as_often_as_while_they_compute():
+    """Half a core while they compute: an environment that used 4 CPU seconds lost four more, one that slept lost none."""
+    works, sleeps = computing(actor=1.0, process=5.0), computing(actor=1.0, process=1.0)
+    assert works.actors_cpu_lost == pytest.approx(0.5)
+    assert sleeps.actors_cpu_lost == pytest.approx(0.1)
+    assert (works.bottleneck.kind, sleeps.bottleneck.kind) == (Kind.CPU, Kind.BALANCED)
+
+
+def test_a_service_that_does_not_export_its_cpu_seconds_does_not_lack_cpu():
+    """A process of another release: its missing counter is not zero."""
+    run = computing()
+    assert math.isnan(run.learner_cpu_lost)
+    assert math.isnan(run.actors_cpu_lost)
+    assert run.bottleneck.kind is Kind.BALANCED

@@ -1,0 +1,104 @@
+"""The PromQL of recording rules and panels, computed by Prometheus from given series."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import yaml
+
+from common.observability.bottleneck import Kind, find_bottleneck
+from common.observability.promql import BOTTLENECKS, Scope
+from common.observability.rules import BOTTLENECK
+from tests.common.observability.helpers import COMMITTED, ROOT, needs_promtool, promtool
+
+pytestmark = pytest.mark.service
+
+SHARES = (0.0, 0.1, 0.15, 0.5, 1.0)  # exact as whole seconds of a minute
+HERE = ROOT / "tests" / "common" / "observability"
+
+
+def test_a_scope_narrows_every_series_and_never_leaves_braces_empty():
+    """A panel without one of the matchers shows another run's values."""
+    narrow = Scope(window="1m", matchers='job=~"$job"')
+    assert narrow.rate("x_total", 'phase="wait"') == 'rate(x_total{phase="wait", job=~"$job"}[1m])'
+    assert Scope(window="5m").series("x") == "x"
+
+
+@needs_promtool
+def test_the_recording_rules_have_the_values_worked_out_by_hand(tmp_path):
+    """Rates, learner capacity and the number of actors that would be right, for two runs beside one another."""
+    assert promtool("test", "rules", "recording.yaml", folder=HERE)[0] == 0, promtool(
+        "test", "rules", "recording.yaml", folder=HERE
+    )[1]
+
+
+@needs_promtool
+def test_prometheus_finds_the_bottleneck_that_the_live_view_finds(tmp_path):
+    """The rule stands twice, in Python and in PromQL: over a grid of shares, and without actors, both say the same."""
+    waits = itertools.product(SHARES, (*SHARES, None), (0.4, 0.5), (1.0,), (1.0,))
+    cores = itertools.product((0.0, 0.5), (0.0, 0.5, None), (0.4,), (0.25, 1.0), (0.25, 1.0))
+    cases = [case(*shares) for shares in {*waits, *cores}]
+    document = {"rule_files": [str(COMMITTED / "rules.yml")], "evaluation_interval": "1m", "tests": cases}
+    (tmp_path / "grid.yaml").write_text(yaml.safe_dump(document))
+    code, said = promtool("test", "rules", "grid.yaml", folder=tmp_path)
+    assert code == 0, said
+
+
+def case(waits, held, wire, learner_gets, actors_get):
+    """One run: its learner waits, its actors are held up, its messages are on the wire for these shares of each minute.
+
+    Of the rest of the minute, in which they compute, learner and actors get these shares of a core.
+    """
+    given = {f'rookery_learner_phase_seconds_total{{phase="{name}"}}': share for name, share in pair("wait", waits).items()}
+    given |= {"rookery_learner_computing_cpu_seconds_total": learner_gets * (1 - waits)}
+    if held is not None:
+        cpu = actors_get * (1 - held)
+        given |= {"rookery_actor_computing_cpu_seconds_total": cpu, 'process_cpu_seconds_total{job="actor"}': cpu}
+        given |= {
+            f'rookery_actor_phase_seconds_total{{phase="{name}"}}': share for name, share in pair("credit_wait", held).items()
+        }
+        given |= {"rookery_actor_unacknowledged_seconds_total": 1, "rookery_learner_queue_seconds_total": 1 - wire}
+    actors = {} if held is None else {"credit_wait": held, "act": 1 - held}
+    lost = {"learner_cpu_lost": (1 - learner_gets) * (1 - waits)}
+    if held is not None:
+        lost["actors_cpu_lost"] = (1 - actors_get) * (1 - held)
+    kind = find_bottleneck(learner={"wait": waits, "train": 1 - waits}, actors=actors, wire=wire, **lost).kind
+    return {
+        "name": f"learner {waits}, actors {held}, wire {wire}, cores {learner_gets}, {actors_get}: {kind}",
+        "interval": "1m",
+        "input_series": [{"series": name, "values": f"0+{60 * share:g}x10"} for name, share in given.items()],
+        "promql_expr_test": [
+            {
+                "expr": str(BOTTLENECK),
+                "eval_time": "8m",
+                "exp_samples": [{"labels": str(BOTTLENECK), "value": BOTTLENECKS.index(kind)}],
+            }
+        ],
+    }
+
+
+def pair(waiting, share):
+    """Parts of the time: waiting, and at work."""
+    return {waiting: share, {"wait": "train", "credit_wait": "act"}[waiting]: 1 - share}
+
+
+@needs_promtool
+def test_nothing_is_said_of_a_learner_that_has_done_nothing(tmp_path):
+    """A verdict before the first second would be made up."""
+    still = {"series": 'rookery_learner_phase_seconds_total{phase="wait"}', "values": "0x10"}
+    asked = {"expr": str(BOTTLENECK), "eval_time": "8m", "exp_samples": []}
+    document = {
+        "rule_files": [str(COMMITTED / "rules.yml")],
+        "evaluation_interval": "1m",
+        "tests": [{"interval": "1m", "input_series": [still], "promql_expr_test": [asked]}],
+    }
+    (tmp_path / "still.yaml").write_text(yaml.safe_dump(document))
+    code, said = promtool("test", "rules", "still.yaml", folder=tmp_path)
+    assert code == 0, said
+
+
+def test_every_verdict_has_its_number():
+    """A verdict that is added without a number would show as an empty panel; unknown is no series at all."""
+    assert {*BOTTLENECKS, Kind.UNKNOWN} == set(Kind)
+    assert BOTTLENECKS[0] is Kind.BALANCED

@@ -1,0 +1,101 @@
+"""Alerts and recording rules, tested by Prometheus's own tool."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from common.observability.checks import CHECKS
+from common.observability.checks.base import RUNBOOKS
+from common.observability.env_metrics import ENV_WORKER_METRICS, OWN_POLICY_SERVER_METRICS
+from common.observability.learner_metrics import METRICS
+from common.observability.rules import RECORDS, groups
+from common.observability.worker_metrics import ACTOR_METRICS, EVALUATOR_METRICS
+from tests.common.observability.helpers import COMMITTED, DASHBOARDS, ROOT, metrics_in, needs_promtool, promtool, queries
+
+pytestmark = pytest.mark.service
+
+CASES = ROOT / "tests" / "common" / "observability" / "alerts"
+FROM_THE_CLIENT = {"up", "process_start_time_seconds", "process_resident_memory_bytes", "process_cpu_seconds_total"}
+
+ALERTS = [check for check in CHECKS if check.promql]
+each_alert = pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
+
+
+def cases(alert):
+    """The tests of one alert."""
+    return yaml.safe_load((CASES / f"{alert.name}.yaml").read_text(encoding="utf-8"))["tests"]
+
+
+@needs_promtool
+def test_promtool_finds_nothing_to_say(tmp_path):
+    """The rule file is one that Prometheus loads."""
+    code, said = promtool("check", "rules", "--lint=all", "--lint-fatal", COMMITTED / "rules.yml", folder=tmp_path)
+    assert code == 0, said
+    assert f"{len(ALERTS) + len(RECORDS)} rules found" in said
+    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump({"rule_files": [str(COMMITTED / "rules.yml")]}))
+    code, said = promtool("check", "config", "prometheus.yml", folder=tmp_path)
+    assert code == 0, said
+
+
+@needs_promtool
+@each_alert
+def test_an_alert_fires_where_it_should_and_nowhere_else(alert, tmp_path):
+    """Each case is a stretch of a run's life, written out."""
+    code, said = promtool("test", "rules", CASES / f"{alert.name}.yaml", folder=tmp_path)
+    assert code == 0, said
+
+
+@each_alert
+def test_an_alert_has_a_case_that_fires_and_one_that_is_silent(alert):
+    """One that was never seen to fire is a hope, one that was never seen silent a nuisance. The watchdog is never silent."""
+    asked = [asked for case in cases(alert) for asked in case["alert_rule_test"]]
+    assert {asked["alertname"] for asked in asked} == {alert.name}
+    fires = {bool(asked.get("exp_alerts")) for asked in asked}
+    assert fires == ({True} if alert.name == "Watchdog" else {True, False})
+
+
+@needs_promtool
+@pytest.mark.parametrize(
+    ("alert", "clause"),
+    [(alert, clause) for alert in ALERTS for clause in alert.only],
+    ids=lambda part: getattr(part, "name", None),
+)
+def test_every_condition_of_an_alert_is_needed(alert, clause, tmp_path):
+    """Without it, one of the alert's silent cases fires. A condition that no case needs may be wrong unseen."""
+    rule = alert.as_rule()
+    rule["expr"] = rule["expr"].replace(f"\n{clause}", "")
+    alone = {"groups": groups([rule])}
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump(alone))
+    document = yaml.safe_load((CASES / f"{alert.name}.yaml").read_text(encoding="utf-8")) | {"rule_files": ["rules.yml"]}
+    (tmp_path / "cases.yaml").write_text(yaml.safe_dump(document))
+    code, said = promtool("test", "rules", "cases.yaml", folder=tmp_path)
+    assert code == 1, said
+    assert "got:[\n            0:" in said
+
+
+@each_alert
+def test_an_alert_leads_to_what_to_do(alert):
+    """An alert has a heading to read, and a number."""
+    rule = alert.as_rule()
+    assert {"summary", "description", "runbook"} == set(rule["annotations"])
+    assert rule["annotations"]["runbook"] == f"docs/{RUNBOOKS}#{alert.name.lower()}"
+    assert f"\n### {alert.name}\n" in (ROOT / "docs" / RUNBOOKS).read_text(encoding="utf-8")
+
+
+def test_rules_and_panels_read_only_what_the_services_export():
+    """A metric that is renamed leaves an alert that can never fire, and a panel that stays empty."""
+    declared = [*METRICS, *ACTOR_METRICS, *OWN_POLICY_SERVER_METRICS, *ENV_WORKER_METRICS, *EVALUATOR_METRICS]
+    known = {metric.name for metric in declared} | {f"{m.name}_bucket" for m in declared if m.type == "histogram"}
+    expressions = [*(record.expression for record in RECORDS), *(alert.expression for alert in ALERTS)]
+    expressions += [query for dashboard in DASHBOARDS.values() for query in queries(dashboard)]
+    read = set().union(*map(metrics_in, expressions))
+    assert read - known - FROM_THE_CLIENT - {str(record) for record in RECORDS} == set()
+    assert len(read & known) > 20
+
+
+def test_a_recorded_figure_comes_after_those_it_reads():
+    """Prometheus computes a group from top to bottom: the other way round a figure is a minute late."""
+    names = [record.name for record in RECORDS]
+    for number, record in enumerate(RECORDS):
+        assert metrics_in(record.expression) & set(names) <= set(names[:number])

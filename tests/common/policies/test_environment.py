@@ -1,0 +1,160 @@
+"""The environment of a run as gymnasium knows environments: observations as in training, pictures in colour."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from common.envs.make import make
+from common.envs.spec import EnvSettings
+from common.errors import ConfigError
+from common.policies.environment import RunEnvironment
+from common.policies.episodes import Episodes
+from common.policies.load import load_policy
+
+pytestmark = pytest.mark.wire  # emulators
+
+PONG = EnvSettings(id="ALE/Pong-v5", frame_stack=4, crop=(10, 4), sticky_actions=0.25, max_episode_frames=200)
+DRAWN = """
+import gymnasium
+import numpy as np
+
+class Drawn(gymnasium.Env):
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 12}
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, render_mode=None):
+        self.render_mode, self.count = render_mode, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.count += 1
+        return np.zeros(2, np.float32), 1.0, self.count == 3, False, {}
+
+    def render(self):
+        return np.full((4, 6, 3), self.count, np.uint8)
+
+def painted(render_mode=None):
+    env = Drawn(render_mode)
+    env.render = lambda: "a picture"
+    return env
+
+def plain():
+    return Drawn()
+"""
+
+
+@pytest.fixture
+def games(tmp_path, monkeypatch):
+    """Environments of a user's own."""
+    (tmp_path / "drawn_games.py").write_text(DRAWN, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def played(env, actions, seed):
+    """The observations and pictures of one episode."""
+    seen, pictures = [env.reset(seed=seed)[0]], [env.render()]
+    for action in actions:
+        observation, _, terminated, truncated, _ = env.step(action)
+        seen.append(observation)
+        pictures.append(env.render())
+        if terminated or truncated:
+            break
+    return np.array(seen), pictures
+
+
+def test_observations_are_those_of_the_evaluator():
+    actions = np.random.default_rng(2).integers(6, size=100)
+    with closing(RunEnvironment(PONG)) as env, closing(make(PONG, num_envs=1)) as vector:
+        seen, _ = played(env, actions, seed=5)
+        episodes = Episodes(vector, episodes=1, seed=5)
+        wanted = [episodes.observation[0].copy()]
+        for action in actions[: len(seen) - 1]:
+            episodes.step(np.array([action]))
+            wanted.append(episodes.observation[0].copy())
+    assert 30 < len(seen) < 60
+    assert np.array_equal(seen, wanted)
+    assert env.observation_space.contains(seen[0])
+
+
+def test_every_emulator_frame_is_shown_in_colour_and_belongs_to_the_observation():
+    """Full size, without a crop and without the maximum of two frames, an observation is the last frame of its step in grey."""
+    settings = PONG.model_copy(update={"height": 210, "width": 160, "crop": (0, 0), "kwargs": {"maxpool": False}})
+    actions = np.random.default_rng(2).integers(6, size=100)
+    with closing(RunEnvironment(settings, render_mode="rgb_array_list")) as env:
+        seen, pictures = played(env, actions, seed=5)
+        assert env.metadata["render_fps"] == 60.0
+    assert [len(step) for step in pictures[:-1]] == [1] + [4] * (len(seen) - 2)
+    last = np.array([step[-1] for step in pictures[:-1]], np.float64)
+    grey = last @ [0.299, 0.587, 0.114]
+    assert np.abs(grey - seen[:-1, -1]).max() < 2.0
+    assert np.abs(np.diff(grey, axis=0)).max() > 50.0  # the game moves
+    assert np.ptp(last, axis=3).max() > 50.0  # and is no grey
+
+
+def test_one_picture_a_step_comes_at_the_speed_of_steps():
+    with closing(RunEnvironment(PONG, render_mode="rgb_array")) as env:
+        _, (first, second) = played(env, [0], seed=1)
+        assert first.shape == second.shape == (210, 160, 3)
+        assert env.metadata["render_fps"] == 15.0
+
+
+def test_a_reset_without_a_seed_begins_another_episode_of_the_same_stream():
+    with closing(RunEnvironment(EnvSettings())) as env:
+        env.reset(seed=1)
+        first, second = env.reset()[0], env.reset()[0]
+        env.reset(seed=1)
+        assert np.array_equal(env.reset()[0], first)
+        assert not np.array_equal(first, second)
+
+
+def test_it_is_an_environment_by_the_rules_of_gymnasium():
+    with closing(RunEnvironment(PONG)) as env:
+        check_env(env, skip_render_check=True)
+
+
+def test_the_last_observation_of_an_episode_is_seen():
+    settings = EnvSettings(entry_point="common.envs.probes:counting", autoreset="same_step")
+    with closing(RunEnvironment(settings)) as env:
+        seen, _ = played(env, [0] * 9, seed=1)
+    assert seen[:, 0].tolist() == [0, 1, 2, 3]
+
+
+def test_own_environments_are_drawn(games):
+    settings = EnvSettings(entry_point="drawn_games:Drawn", num_envs=3)
+    with closing(RunEnvironment(settings, render_mode="rgb_array_list")) as env:
+        _, pictures = played(env, [0] * 9, seed=1)
+        assert env.metadata["render_fps"] == 12
+    assert [[picture.max() for picture in step] for step in pictures] == [[0], [1], [2], [3]]
+
+
+@pytest.mark.parametrize(("function", "fact"), [("plain", "draws no pictures"), ("painted", "draws no pictures: found str")])
+def test_an_environment_that_cannot_be_drawn_says_so(games, function, fact):
+    settings = EnvSettings(entry_point=f"drawn_games:{function}")
+    with pytest.raises(Exception, match=fact) as refusal:
+        played(RunEnvironment(settings, render_mode="rgb_array"), [0], seed=1)
+    assert refusal.value.exit_code == 2
+
+
+@pytest.mark.parametrize("change", [{"frame_stack": 2}, {"entry_point": "common.envs.probes:aimed_action"}, {"num_env": 2}])
+def test_an_environment_that_does_not_fit_the_policy_is_refused(make_run, change):
+    run, _ = make_run("model.hidden=[8]")
+    with pytest.raises(ConfigError, match=next(iter(change))):
+        load_policy(run.path).make_env(**change)
+
+
+def test_settings_of_the_environment_can_differ_from_those_of_the_run(make_run):
+    run, _ = make_run("model.hidden=[8]")
+    env = load_policy(run.path).make_env(kwargs={"max_episode_steps": 3})
+    seen, _ = played(env, [0] * 9, seed=1)
+    assert len(seen) == 4
+    assert isinstance(env, gymnasium.Env)

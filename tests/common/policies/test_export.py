@@ -1,0 +1,162 @@
+"""Exported policies, run by onnxruntime: they act as the policy that they were made of."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("onnxscript")
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+from common.errors import ConfigError, ResourceError  # noqa: E402 - the packages come first
+from common.policies import export  # noqa: E402
+from common.policies.load import load_policy  # noqa: E402
+
+pytestmark = pytest.mark.wire  # reads and writes files
+
+OBSERVATIONS = 10_000
+IMAGES = [
+    "env.height=42",
+    "env.width=42",
+    "env.crop=[0,0]",
+    "model.normalize_observation=true",
+    "algorithm.replay_capacity=10000",
+]
+OWN = """
+import gymnasium
+import numpy as np
+import torch
+
+class Shifted(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (4,), np.float32)
+    action_space = gymnasium.spaces.Discrete(3, start=5)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(4, np.float32), 0.0, True, False, {}
+
+class Double(Shifted):
+    action_space = gymnasium.spaces.Box(-0.1, 0.2, (2,), np.float64)
+
+class Counting(torch.nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        self.layer = torch.nn.Linear(shape[0], 3)
+
+    def forward(self, x):
+        return self.layer(x.reshape(len(x), -1))
+
+class Deciding(Counting):
+    def forward(self, x):
+        return self.layer(x) if x.sum() > 0 else self.layer(-x)
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """Code of a user's own, by the name of its module."""
+    (tmp_path / "exported.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("preset", "overrides", "outputs"),
+    [
+        ("cartpole", [], ["action", "logits"]),
+        ("pendulum-td3", [], ["action"]),
+        ("pong-dqn", IMAGES, ["action", "q_values"]),
+    ],
+)
+def test_onnxruntime_takes_the_same_greedy_actions(make_run, preset, overrides, outputs):
+    policy = load_policy(make_run(*overrides, preset=preset)[0].path)
+    model = export.to_onnx(policy)
+    found = export.compare(model, policy, observations=OBSERVATIONS)
+    assert (found.different, found.observations) == (0, OBSERVATIONS)
+    assert found.equal >= OBSERVATIONS - 1
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    (taken,) = session.get_inputs()
+    assert (taken.name, taken.shape) == ("observation", ["batch", *policy.env.network_input_shape])
+    assert taken.type == ("tensor(uint8)" if policy.env.observation_dtype == "uint8" else "tensor(float)")
+    assert [output.name for output in session.get_outputs()] == outputs
+    observation = export.random_observations(policy, 200, np.random.default_rng(2))
+    for rows in (observation, observation[:1]):
+        action, *scores = session.run(None, {"observation": rows})
+        assert (action.shape, action.dtype) == (policy(rows).shape, policy(rows).dtype)
+        for values in scores:
+            assert np.array_equal(values.argmax(axis=1), action)
+    assert len(np.unique(policy(observation), axis=0)) > 1
+    with torch.no_grad():
+        for parameter in policy.module.parameters():
+            parameter.neg_()
+    assert export.compare(model, policy, observations=1000).different > 100  # another policy is told from the exported one
+
+
+def test_actions_are_those_of_the_environment(make_run, own, tmp_path):
+    """Numbers that begin at 5, and a box of doubles that is narrower than what the network answers."""
+    for name in ("Shifted", "Double"):
+        run, _ = make_run(f"env.entry_point=exported:{name}", path=tmp_path / name)
+        policy = load_policy(run.path)
+        observation = export.random_observations(policy, 1000, np.random.default_rng(1))
+        action = export._Graph(policy)(torch.from_numpy(observation))[0].detach().numpy()
+        assert np.array_equal(action, policy(observation))
+        assert action.dtype == policy(observation).dtype
+    assert list(export._scores(policy.module, torch.from_numpy(observation))) == ["mean"]
+    assert policy(observation).min() == -0.1
+    assert policy(observation).max() == 0.2
+    space = json.loads(export.metadata(policy)["rookery.action_space"])
+    assert space == {"type": "box", "shape": [2], "low": [-0.1] * 2, "high": [0.2] * 2, "dtype": "float64"}
+
+
+def test_a_tie_is_no_difference_and_a_preference_is(make_run):
+    policy = load_policy(make_run()[0].path)
+    observation = export.random_observations(policy, 1000, np.random.default_rng(1))
+    wanted = policy(observation)
+    found = 1 - wanted
+    assert export._tied(policy, observation, found, wanted).mean() < 0.01
+    policy.module.policy_head.weight.zero_()
+    policy.module.policy_head.bias.zero_()
+    assert export._tied(policy, observation, found, wanted).all()
+
+
+def test_the_metadata_describes_policy_input_and_output(make_run):
+    run, _ = make_run("env.height=42", "env.width=40", "env.crop=[4,2]", preset="pong")
+    facts = export.metadata(load_policy(run.path))
+    assert facts.items() >= {
+        ("rookery.run_id", "tiny"),
+        ("rookery.version", "7"),
+        ("rookery.env_steps", "7000"),
+        ("rookery.algorithm", "ppo"),
+        ("rookery.env_id", "ALE/Pong-v5"),
+        ("rookery.observation_shape", "[4, 36, 40]"),
+        ("rookery.observation_dtype", "uint8"),
+        ("rookery.frame_stack", "4"),
+    }
+    assert json.loads(facts["rookery.action_space"]) == {"type": "discrete", "n": 6, "start": 0}
+    assert json.loads(facts["rookery.env"])["frame_skip"] == 4
+    assert "42 x 40, without 4 rows at the top and 2 at the bottom" in facts["rookery.preprocessing"]
+    assert "newest 4 frames, the oldest first" in facts["rookery.preprocessing"]
+
+
+@pytest.mark.parametrize(
+    ("network", "fact"),
+    [("Counting", "the network fixes the batch size: found 2"), ("Deciding", "the policy cannot be exported: found ")],
+)
+def test_a_network_that_cannot_be_exported_is_refused_in_one_line(make_run, own, network, fact):
+    policy = load_policy(make_run(f"model.entry_point=exported:{network}")[0].path)
+    with pytest.raises(ConfigError, match=fact) as raised:
+        export.to_onnx(policy)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_missing_package_is_named_with_the_extra_that_has_it(make_run, monkeypatch):
+    find = export.importlib.util.find_spec
+    monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: None if name == "onnxscript" else find(name))
+    with pytest.raises(ResourceError, match=r"not installed: found no onnxscript; pip install 'rookery\[export\]'"):
+        export.to_onnx(load_policy(make_run()[0].path))

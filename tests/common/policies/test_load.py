@@ -1,0 +1,247 @@
+"""Policies loaded from run directories: which checkpoint, which actions, and one line for all that cannot be loaded."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+import rookery
+from common.algorithms.api import WorkerContext
+from common.algorithms.registry import build_policy
+from common.errors import ConfigError, ResourceError
+from common.models import snapshot
+from common.models.snapshot import ParameterLayout
+from common.policies.load import BEST, POLICY, load_policy
+from common.replay.blocks import Segment
+from common.runtime.checkpoint_files import MANIFEST, SEGMENTS, TENSORS, Checkpoint, read
+from common.runtime.checkpoints import CheckpointStore
+
+pytestmark = pytest.mark.wire  # reads and writes files
+
+SMALL = "model.hidden=[8]"
+OWN = """
+import gymnasium
+import numpy as np
+
+class Shifted(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(3, start=5)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.taken = []
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        assert self.action_space.contains(np.int64(action)), action
+        return np.zeros(2, np.float32), float(action), True, False, {}
+"""
+
+
+def evaluator_of(algorithm, policy):
+    """The policy of an evaluator that received the snapshot of this learner."""
+    settings, context = policy.settings, WorkerContext(index=0, workers=1, num_envs=1, training=False)
+    built = build_policy(settings.algorithm, model=settings.model, env=policy.env, precision="fp32", seed=1, context=context)
+    built.load(1, snapshot.to_tensor(snapshot.flatten(algorithm.model, "fp32")), env_steps=1)
+    return built
+
+
+def observations(policy, count=50):
+    random = np.random.default_rng(0)
+    shape = (count, *policy.env.network_input_shape)
+    if policy.env.observation_dtype == "uint8":
+        return random.integers(0, 256, shape, np.uint8)
+    return random.normal(size=shape).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("preset", "overrides"),
+    [
+        ("cartpole", []),
+        ("cartpole-dqn", ["algorithm.average_rate=0.5"]),  # the average is published, and not the network that is trained
+        ("pendulum-td3", []),
+        ("pong", ["env.height=36", "env.width=36", "env.crop=[0,0]", "model.conv=[[4,8,4]]"]),
+    ],
+)
+def test_it_acts_as_the_evaluator_of_the_run(make_run, preset, overrides):
+    run, algorithm = make_run(SMALL, *overrides, preset=preset)
+    policy = rookery.load_policy(run.path)
+    evaluator, batch = evaluator_of(algorithm, policy), observations(policy)
+    for greedy in (True, False):
+        wanted = evaluator.act(torch.from_numpy(batch), greedy=greedy)["action"].numpy()
+        assert np.array_equal(policy(batch, greedy=greedy), wanted)
+    assert len(np.unique(policy(batch), axis=0)) > 1
+    assert (policy.version, policy.env_steps, policy.run_id) == (7, 7000, "tiny")
+    assert snapshot.digest(policy.module) == snapshot.digest(algorithm.model)
+
+
+def test_one_observation_gives_one_action_of_the_environment(make_run):
+    run, _ = make_run(SMALL, preset="pendulum")
+    policy = load_policy(run.path)
+    batch = observations(policy, 2000)
+    assert np.allclose(policy(batch[3]), policy(batch)[3], atol=1e-5)
+    assert np.array_equal(policy(batch[3].astype(np.float64)), policy(batch[3]))
+    drawn = policy(batch, greedy=False)
+    assert (drawn.min(), drawn.max()) == (-2.0, 2.0)  # the bounds of Pendulum, which a Gaussian does not know
+
+
+def test_drawn_actions_follow_from_the_seed(make_run):
+    run, _ = make_run(SMALL)
+    drawn = [load_policy(run.path, seed=seed)(observations(load_policy(run.path)), greedy=False) for seed in (3, 3, 4)]
+    assert np.array_equal(drawn[0], drawn[1])
+    assert not np.array_equal(drawn[0], drawn[2])
+
+
+def test_actions_are_numbered_as_the_environment_numbers_them(make_run, tmp_path, monkeypatch):
+    (tmp_path / "shifted_games.py").write_text(OWN, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    run, _ = make_run(SMALL, "env.entry_point=shifted_games:Shifted")
+    policy = load_policy(run.path)
+    env = policy.make_env()
+    observation, _ = env.reset(seed=1)
+    action = policy(observation)
+    assert env.action_space == gymnasium.spaces.Discrete(3, start=5)
+    assert env.action_space.contains(action)
+    assert env.step(action)[1] == float(action)
+
+
+@pytest.mark.parametrize(
+    ("observation", "found"),
+    [(np.zeros((4, 7), np.float32), "(4, 7)"), (np.zeros(5), "(5,)"), (np.float32(0), "()"), (np.zeros((2, 3, 4)), "(2, 3, 4)")],
+)
+def test_an_observation_of_another_shape_is_refused(make_run, observation, found):
+    run, _ = make_run(SMALL)
+    with pytest.raises(ConfigError) as refusal:
+        load_policy(run.path)(observation)
+    assert found in str(refusal.value)
+
+
+def test_floats_are_no_image(make_run):
+    run, _ = make_run("env.height=36", "env.width=36", "env.crop=[0,0]", "model.conv=[[4,8,4]]", SMALL, preset="pong")
+    policy = load_policy(run.path)
+    with pytest.raises(ConfigError, match="float32"):
+        policy(observations(policy).astype(np.float32))
+
+
+# --- which checkpoint ---
+
+
+def test_the_newest_a_version_and_a_directory(make_run):
+    run, _ = make_run(SMALL, version=7)
+    make_run(SMALL, version=12, seed=2)
+    assert load_policy(run.path).version == 12
+    assert load_policy(str(run.path), checkpoint=7).version == 7
+    assert load_policy(run.path, checkpoint="7").version == 7
+    assert load_policy(run.checkpoints / "checkpoint-000000000007").version == 7
+    with pytest.raises(ConfigError, match=r"found 8, wanted newest or one of 12, 7$"):
+        load_policy(run.path, checkpoint=8)
+    with pytest.raises(ConfigError, match="two checkpoints named"):
+        load_policy(run.checkpoints / "checkpoint-000000000007", checkpoint=12)
+    with pytest.raises(ConfigError, match="found best"):
+        load_policy(run.path, checkpoint="best")
+
+
+def test_a_checkpoint_of_a_policy_alone_is_the_best(make_run, tmp_path):
+    run, _ = make_run(SMALL)
+    best = make_run(SMALL, seed=5, path=tmp_path / "other")[1].model
+    alone = Checkpoint(
+        run_id="tiny",
+        version=3,
+        env_steps=30,
+        architecture=ParameterLayout.of(best).fingerprint,
+        counters={},
+        state={POLICY: snapshot.to_tensor(snapshot.flatten(best, "fp32"))},
+    )
+    CheckpointStore(tmp_path / "alone", keep=1).save(alone).rename(run.checkpoints / BEST)
+    for policy in (load_policy(run.path, checkpoint="best"), load_policy(run.checkpoints / BEST)):
+        assert (policy.version, policy.env_steps) == (3, 30)
+        assert snapshot.digest(policy.module) == snapshot.digest(best)
+    assert load_policy(run.path).version == 7
+
+
+def test_files_of_the_replay_memory_are_not_needed(make_run):
+    run, _ = make_run(SMALL)
+    saved = read(run.checkpoints / "checkpoint-000000000007")
+    CheckpointStore(run.checkpoints, keep=3).save(
+        replace(saved, version=8, segments=[Segment(key="k", parts=[memoryview(b"frames")])])
+    )
+    shutil.rmtree(run.checkpoints / SEGMENTS)
+    assert load_policy(run.path).version == 8
+
+
+# --- bad input ---
+
+
+def refusal(path, **options):
+    """The one line of an error with exit code 2."""
+    with pytest.raises((ConfigError, ResourceError)) as error:
+        load_policy(path, **options)
+    assert error.value.exit_code == 2
+    return " ".join(str(error.value).split())
+
+
+def test_a_directory_without_a_run(tmp_path):
+    assert "no config.yaml in" in refusal(tmp_path)
+    assert "no config.yaml in" in refusal(tmp_path / "nowhere")
+
+
+def test_a_run_without_a_checkpoint(make_run):
+    run, _ = make_run(SMALL)
+    (run.checkpoints / "checkpoint-000000000007").rename(run.checkpoints / ".partial-checkpoint-000000000007")
+    assert "the run has no checkpoint" in refusal(run.path)
+    shutil.rmtree(run.checkpoints)
+    assert "the run has no checkpoint" in refusal(run.path)
+
+
+@pytest.mark.parametrize("name", [MANIFEST, TENSORS])
+def test_a_checkpoint_that_was_written_by_half(make_run, name):
+    run, _ = make_run(SMALL)
+    file = run.checkpoints / "checkpoint-000000000007" / name
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    assert name in refusal(run.path)
+    file.unlink()
+    assert name in refusal(run.path)
+
+
+def test_a_checkpoint_of_another_format(make_run):
+    run, _ = make_run(SMALL)
+    manifest = run.checkpoints / "checkpoint-000000000007" / MANIFEST
+    manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 2'))
+    assert "format: found 2" in refusal(run.path)
+
+
+def test_a_checkpoint_of_another_architecture(make_run):
+    run, _ = make_run(SMALL)
+    run.config.write_text(run.config.read_text().replace("hidden: [8]", "hidden: [9]"))
+    assert "is of another architecture" in refusal(run.path)
+
+
+def test_a_checkpoint_of_another_algorithm_with_the_same_network(make_run):
+    run, _ = make_run(SMALL)
+    text = run.config.read_text()
+    other, _ = make_run(SMALL, preset="cartpole-dqn", path=run.path.parent / "dqn")
+    shutil.rmtree(other.checkpoints)
+    shutil.copytree(run.checkpoints, other.checkpoints)
+    assert text != other.config.read_text()
+    assert "is of another architecture" in refusal(other.path)
+
+
+def test_a_run_of_another_version(make_run):
+    run, _ = make_run(SMALL)
+    run.config.write_text(run.config.read_text() + "warp:\n  speed: 9\n")
+    line = refusal(run.path)
+    assert "warp" in line
+    assert "another version of rookery" in line
+
+
+def test_settings_that_a_policy_does_not_fit(make_run):
+    run, _ = make_run(SMALL)
+    assert load_policy(run.path, overrides=["env.num_envs=3"]).settings.env.num_envs == 3
+    assert "found algorithm.gamma=1, wanted env.key=value" in refusal(run.path, overrides=["algorithm.gamma=1"])
+    assert "is of another architecture" in refusal(run.path, overrides=["env.id=Pendulum-v1"])
+    assert "env.num_env" in refusal(run.path, overrides=["env.num_env=3"])

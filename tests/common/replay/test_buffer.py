@@ -1,0 +1,409 @@
+"""The replay memory against a list of episodes, kept beside it."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.algorithms.payload import check_trajectory, trajectory_schema
+from common.envs.make import make
+from common.envs.spec import ActionSpec, EnvSettings, EnvSpec
+from common.errors import InternalError, ResourceError
+from common.replay.buffer import Replay, Transitions
+from services.actor.rollout import Rollout
+
+pytestmark = pytest.mark.pure
+
+GAMMA = 0.9
+Mode = Literal["next_step", "same_step"]
+Key = tuple[int, int, int]  # game, episode, step: a frame says where it is from, and so does the action on it
+
+
+@dataclass
+class Game:
+    """One environment with episodes of random length, and what really happened in it."""
+
+    number: int
+    rng: np.random.Generator
+    mode: Mode
+    episode: int = 0
+    step: int = 0
+    over: bool = False
+    rewards: dict[Key, float] = field(default_factory=dict)
+    ends: dict[Key, str] = field(default_factory=dict)  # only of steps that ended an episode
+
+    @property
+    def key(self) -> Key:
+        """Of the frame that is seen now."""
+        return self.number, self.episode, self.step
+
+    def act(self) -> dict[str, Any]:
+        """One row of the vector environment, in gymnasium's two ways of resetting."""
+        row = {"reward": 0.0, "terminated": False, "truncated": False, "valid": True, "start": False, "final": None}
+        if self.over:
+            self._reset()
+            return row | {"valid": False, "start": True}
+        key = self.key
+        row["reward"] = self.rewards[key] = float(self.rng.integers(-3, 4))
+        self.step += 1
+        if self.rng.random() < 0.25:
+            end = self.ends[key] = str(self.rng.choice(["terminated", "truncated"]))
+            row[end] = self.over = True
+            if self.mode == "same_step":
+                row["final"] = self.key if end == "truncated" else None
+                row["start"] = True
+                self._reset()
+        return row
+
+    def _reset(self) -> None:
+        self.episode, self.step, self.over = self.episode + 1, 0, False
+
+
+def frame(key: Key | None, env: EnvSpec) -> np.ndarray:
+    """The picture of a step; no part of it is 0. None: no frame, all 0."""
+    return np.zeros(env.observation_shape, np.float32) if key is None else np.full(env.observation_shape, code(key), np.float32)
+
+
+def code(key: Key) -> int:
+    """A number for a key."""
+    game, episode, step = key
+    return 1 + game + 10 * (step + 200 * episode)
+
+
+def stacked(key: Key, env: EnvSpec) -> np.ndarray:
+    """The input of the network at a step: the newest S frames of the episode, zeros where it had not begun."""
+    game, episode, step = key
+    past = [(game, episode, at) if at >= 0 else None for at in range(step - env.frame_stack + 1, step + 1)]
+    return np.stack([frame(each, env) for each in past]).reshape(env.network_input_shape)
+
+
+class Player:
+    """Plays B games and writes trajectory messages down, as an actor does, in the plainest way."""
+
+    def __init__(self, games: list[Game], env: EnvSpec, length: int) -> None:
+        self.games, self.env, self.length = games, env, length
+
+    def message(self) -> tuple[dict[str, np.ndarray], list[list[Key]]]:
+        """Arrays, and per game the env steps that they hold."""
+        env, games = self.env, self.games
+        rows: list[list[dict[str, Any]]] = [[] for _ in games]
+        steps: list[list[Key]] = [[] for _ in games]
+        obs = [list(self._context(game)) for game in games]
+        start = [[game.step == 0] for game in games]
+        finals: list[tuple[int, Key]] = []
+        for t in range(self.length):
+            for b, game in enumerate(games):
+                key = game.key
+                row = game.act()
+                if row["valid"]:
+                    steps[b].append(key)
+                if row["final"] is not None:
+                    finals.append((t * len(games) + b, row["final"]))
+                rows[b].append(row | {"action": code(key)})
+                obs[b].append(frame(game.key, env))
+                start[b].append(row["start"])
+        names = ("action", "reward", "terminated", "truncated", "valid")
+        arrays = {name: np.array([[column[t][name] for column in rows] for t in range(self.length)]) for name in names}
+        arrays |= {"obs": np.stack([np.stack(column) for column in obs], 1), "start": np.array(start).T}
+        arrays["reward"] = arrays["reward"].astype(np.float32)
+        arrays["final_index"] = np.array([index for index, _ in finals], np.int32)
+        arrays["final_obs"] = np.array([frame(key, env) for _, key in finals], np.float32).reshape(-1, *env.observation_shape)
+        check_trajectory(env, arrays)
+        return arrays, steps
+
+    def _context(self, game: Game) -> np.ndarray:
+        """The S frames of the stack that is seen now."""
+        return stacked(game.key, self.env).reshape(self.env.frame_stack, *self.env.observation_shape)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A window as the list of episodes has it."""
+
+    reward: float
+    discount: float
+    after: Key
+
+
+def window(steps: list[Key], at: int, game: Game, n_step: int) -> Expected | None:
+    """The window that begins at `steps[at]`, walked step by step; None where steps that it needs are missing."""
+    total = 0.0
+    for j in range(n_step):
+        if at + j == len(steps):
+            return None
+        key = steps[at + j]
+        assert key == (key[0], steps[at][1], steps[at][2] + j), "the model itself crossed a reset"
+        total += GAMMA**j * game.rewards[key]
+        end = game.ends.get(key)
+        if end or j == n_step - 1:
+            return Expected(total, 0.0 if end == "terminated" else GAMMA ** (j + 1), (key[0], key[1], key[2] + 1))
+    return None
+
+
+def everything(replay: Replay) -> Transitions:
+    """All transitions that can be sampled, each once."""
+    slots = np.flatnonzero(replay._blocks.span)
+    assert len(slots) == len(replay)
+    replay._draw = lambda *_: slots  # type: ignore[method-assign]
+    return replay.sample(len(slots), np.random.default_rng(0))
+
+
+def check(found: Transitions, expected: dict[int, Expected], keys: dict[int, Key], env: EnvSpec, mode: Mode) -> None:
+    """Each transition found is the one that the list of episodes has for the same step, and none comes twice."""
+    assert len(set(found.action.tolist())) == len(found.action)
+    for at, action in enumerate(found.action.tolist()):
+        wanted = expected[action]
+        np.testing.assert_array_equal(found.observation[at], stacked(keys[action], env))
+        assert found.reward[at] == pytest.approx(wanted.reward, abs=1e-5)
+        assert found.discount[at] == pytest.approx(wanted.discount)
+        if mode == "next_step" or wanted.discount:  # same_step ships no last frame of an episode that terminated
+            np.testing.assert_array_equal(found.next_observation[at], stacked(wanted.after, env))
+
+
+@given(st.data())
+@settings(max_examples=100, deadline=None)
+def test_sampled_windows_are_those_of_the_list_of_episodes(data: st.DataObject) -> None:
+    """Ends, reset rows, lost messages, two actors, both autoreset modes, blocks going on and recycled: nothing is mixed up."""
+    draw = data.draw
+    mode: Mode = draw(st.sampled_from(["next_step", "same_step"]))
+    shape = draw(st.sampled_from([(3,), (1, 2)]))
+    action = ActionSpec(n=10**9, shape=())
+    size, n_step = draw(st.integers(1, 4)), draw(st.integers(1, 5))
+    env = EnvSpec(observation_shape=shape, observation_dtype="float32", action=action, frame_stack=size, frame_skip=1)
+    length, num_envs = draw(st.integers(1, 15)), draw(st.integers(1, 3))
+    capacity = draw(st.sampled_from([4 * (size + n_step - 1), 60, 10_000]))
+    replay = Replay(env=env, capacity=capacity, n_step=n_step, streams=1, gamma=GAMMA)
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    games = [Game(number=number, rng=rng, mode=mode) for number in range(2 * num_envs)]
+    players = [Player(games[:num_envs], env, length), Player(games[num_envs:], env, length)]
+    runs: dict[int, list[list[Key]]] = {game.number: [[]] for game in games}  # env steps without a gap between them
+    sent = [0, 0]
+    for peer, lost in draw(st.lists(st.tuples(st.integers(0, 1), st.sampled_from([False, False, True])), max_size=25)):
+        arrays, steps = players[peer].message()
+        if not lost:
+            assert replay.insert(arrays, stream=peer, seq=sent[peer]) == sum(map(len, steps))
+        sent[peer] += 1
+        for game, of_game in zip(players[peer].games, steps, strict=True):
+            runs[game.number].append([]) if lost else runs[game.number][-1].extend(of_game)
+    pieces = [(piece, games[number]) for number, several in runs.items() for piece in several]
+    keys = {code(key): key for piece, _ in pieces for key in piece}
+    walked = {code(key): window(piece, at, game, n_step) for piece, game in pieces for at, key in enumerate(piece)}
+    expected = {action: wanted for action, wanted in walked.items() if wanted is not None}
+    if len(replay):
+        check(everything(replay), expected, keys, env, mode)
+    if capacity == 10_000:  # nothing was overwritten
+        assert len(replay) == len(expected)
+
+
+def counting_memory(mode: Mode, rollouts: int) -> Replay:
+    """Rollouts of the counting environment by the actor's own recorder, three of them, in windows of 3 steps."""
+    entry_point, kwargs = "common.envs.probes:counting", {"lengths": (3, 1, 5, 7)}
+    env = make(EnvSettings(entry_point=entry_point, kwargs=kwargs, num_envs=3, autoreset=mode, frame_stack=2))
+    replay = Replay(env=env.spec, capacity=400, n_step=3, streams=3, gamma=1.0)
+    rollout = Rollout(trajectory_schema(env.spec, length=7, num_envs=3, recorded=()), env.reset(seed=1))
+    for number in range(rollouts):
+        for t in range(rollout.length):
+            rollout.record(t, np.zeros(3, np.int64), {}, env.step(np.zeros(3, np.int64)))
+        arrays = rollout.finish()
+        replay.insert(arrays, stream="actor", seq=number)
+        rollout.begin_next()
+    env.close()
+    return replay
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+def test_no_window_crosses_a_reset(mode: Mode) -> None:
+    """Frames say (step, episode): a window stays in its episode, and is shorter than 3 only at the episode's end."""
+    found = everything(counting_memory(mode, rollouts=60))
+    assert len(found.action) > 100
+    lengths = np.array([3, 1, 5, 7])
+    step, episode = found.observation[:, -1].astype(int).T
+    after, episode_after = found.next_observation[:, -1].astype(int).T
+    ended = found.discount == 0
+    whole = np.minimum(step + 3, lengths[episode % 4])
+    np.testing.assert_array_equal(found.reward, (whole - 1) * whole / 2 - (step - 1) * step / 2)  # sum of step .. whole-1
+    np.testing.assert_array_equal(ended, (whole == lengths[episode % 4]) & (episode % 2 == 0))
+    shown = ~ended if mode == "same_step" else np.ones_like(ended)
+    np.testing.assert_array_equal(episode_after[shown], episode[shown])
+    np.testing.assert_array_equal(after[shown], whole[shown])
+
+
+class Line:
+    """One environment without ends; frame, action and reward of row t are its number t."""
+
+    env: ClassVar[EnvSpec] = EnvSpec(
+        observation_shape=(1,),
+        observation_dtype="float32",
+        action=ActionSpec(n=10**6, shape=()),
+        frame_stack=1,
+        frame_skip=1,
+    )
+
+    def message(self, first: int, length: int) -> dict[str, np.ndarray]:
+        """Rows first .. first+length-1."""
+        rows = np.arange(first, first + length + 1)
+        none = np.zeros((length, 1), np.bool_)
+        return {
+            "obs": rows.astype(np.float32)[:, None, None],
+            "start": (rows == 0)[:, None],
+            "action": rows[:-1, None],
+            "reward": rows[:-1, None].astype(np.float32),
+            "terminated": none,
+            "truncated": none,
+            "valid": ~none,
+            "final_obs": np.zeros((0, 1), np.float32),
+            "final_index": np.zeros(0, np.int32),
+        }
+
+    def fill(self, replay: Replay, rows: int, *, first: int = 0, length: int = 10, **more: Any) -> None:
+        """Insert rows in messages of `length`."""
+        for at in range(first, first + rows, length):
+            replay.insert(self.message(at, length), stream="line", seq=at // length, **more)
+
+
+def test_the_newest_env_steps_are_kept() -> None:
+    """Of one environment everything stays but what the block under way will replace, and what still lacks its future."""
+    replay = Replay(env=Line.env, capacity=200, n_step=2, streams=1, gamma=1.0)
+    Line().fill(replay, 1_000)
+    kept = everything(replay).action
+    assert replay.capacity >= 200
+    assert set(range(1_000 - 200 + replay.layout.fresh, 999)) <= set(kept.tolist())
+    assert max(kept) == 998  # row 999 needs frame 1001
+
+
+def test_what_is_overwritten_is_never_drawn_again() -> None:
+    """Draws by the real sampler, as the ring turns, only ever show env steps that are still there."""
+    rng = np.random.default_rng(3)
+    replay = Replay(env=Line.env, capacity=100, n_step=3, streams=1, gamma=1.0)
+    for turn in range(60):
+        Line().fill(replay, 10, first=10 * turn)
+        found = replay.sample(64, rng)
+        assert found.action.min() > 10 * (turn + 1) - replay.layout.positions
+        np.testing.assert_array_equal(found.observation[:, 0], found.action)
+        np.testing.assert_array_equal(found.next_observation[:, 0], found.action + 3)
+        np.testing.assert_array_equal(found.reward, 3 * found.action + 3)
+
+
+def test_rewards_are_clipped_before_they_are_summed() -> None:
+    """Three rewards of 5 count 3."""
+    replay = Replay(env=Line.env, capacity=100, n_step=3, streams=1, gamma=1.0, clip_reward=True)
+    Line().fill(replay, 50, first=10)
+    np.testing.assert_array_equal(replay.sample(20, np.random.default_rng(0)).reward, 3.0)
+
+
+def test_draws_are_even() -> None:
+    """Each of 46 transitions comes within five standard deviations of its share."""
+    replay = Replay(env=Line.env, capacity=10_000, n_step=5, streams=1, gamma=1.0)
+    Line().fill(replay, 50)
+    found = replay.sample(46_000, np.random.default_rng(5))
+    counts = np.bincount(found.action, minlength=50)
+    assert np.all(counts[46:] == 0)
+    assert np.all(np.abs(counts[:46] - 1_000) < 5 * np.sqrt(1_000))
+
+
+def test_an_environment_pushed_out_begins_anew() -> None:
+    """Many fast actors recycle the block of a slow one: it goes on in a new block, and loses only the window between."""
+    replay = Replay(env=Line.env, capacity=40, n_step=2, streams=1, gamma=1.0)
+    replay.insert(Line().message(0, 5), stream="slow", seq=0)
+    Line().fill(replay, 100, first=1_000)
+    replay.insert(Line().message(5, 5), stream="slow", seq=1)
+    slow = everything(replay).action
+    assert set(slow[slow < 1_000].tolist()) == {5, 6, 7, 8}
+
+
+def test_continuous_actions_are_kept_as_they_are() -> None:
+    """[B, A] float32 per row."""
+    action = ActionSpec(n=0, shape=(2,), low=(-1.0, -1.0), high=(1.0, 1.0))
+    env = EnvSpec(observation_shape=(1,), observation_dtype="float32", action=action, frame_stack=1, frame_skip=1)
+    replay = Replay(env=env, capacity=100, n_step=1, streams=1, gamma=1.0)
+    message = Line().message(0, 10)
+    message["action"] = np.repeat(message["obs"][:-1], 2, axis=2) / 16
+    replay.insert(message, stream="line", seq=0)
+    found = replay.sample(8, np.random.default_rng(0))
+    np.testing.assert_array_equal(found.action * 16, np.repeat(found.observation, 2, axis=1))
+
+
+def test_the_bytes_of_a_million_atari_frames() -> None:
+    """The size is that of the arrays, known before they are allocated; no page of them is touched here."""
+    action = ActionSpec(n=18, shape=())
+    env = EnvSpec(observation_shape=(84, 84), observation_dtype="uint8", action=action, frame_stack=4, frame_skip=4)
+    replay = Replay(env=env, capacity=1_000_000, n_step=3, gamma=0.99, streams=64)
+    assert replay.capacity >= 1_000_000
+    assert 7.0e9 < replay.nbytes <= 7.4e9
+
+
+def test_an_empty_memory_gives_nothing() -> None:
+    """One row without its window is not yet a transition."""
+    replay = Replay(env=Line.env, capacity=100, n_step=5, streams=1, gamma=1.0)
+    replay.insert(Line().message(0, 2), stream="line", seq=0)
+    assert len(replay) == 0
+    with pytest.raises(InternalError, match="empty replay"):
+        replay.sample(1, np.random.default_rng(0))
+
+
+def test_observations_are_written_over_by_the_next_sample() -> None:
+    """The memory for them is allocated once per batch size; the other arrays stay."""
+    replay = Replay(env=Line.env, capacity=100, n_step=1, streams=1, gamma=1.0)
+    Line().fill(replay, 50)
+    rng = np.random.default_rng(0)
+    seen = deque([replay.sample(8, rng) for _ in range(2)])
+    assert np.shares_memory(seen[0].observation, seen[1].observation)
+    assert not np.shares_memory(seen[0].action, seen[1].action)
+
+
+def copied(replay: Replay, other: Replay) -> None:
+    """Give `other` what a checkpoint keeps of `replay`."""
+    other.load_state_dict(replay.state_dict())
+    for source, target in zip(replay.segments(), other.segments(), strict=True):
+        assert source.nbytes == target.nbytes
+        for here, there in zip(source.parts, target.parts, strict=True):
+            there[:] = here
+
+
+@pytest.mark.parametrize("messages", [0, 1, 3, 17, 90])
+def test_a_memory_that_was_saved_goes_on_bit_for_bit(messages: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Empty, begun, full and recycled, in several segments: what is inserted, drawn and overwritten later is the same."""
+    monkeypatch.setattr("common.replay.blocks.SEGMENT_BYTES", 500)
+    first, second = (Replay(env=Line.env, capacity=200, n_step=3, streams=1, gamma=0.9) for _ in range(2))
+    rngs = np.random.default_rng(1), np.random.default_rng(1)
+    Line().fill(first, 10 * messages)
+    copied(first, second)
+    for turn in range(messages, messages + 60):
+        rows = []
+        for replay, rng in zip((first, second), rngs, strict=True):
+            Line().fill(replay, 10, first=10 * turn)
+            rows.append(replay.sample(16, rng))
+        for name in ("observation", "action", "reward", "discount", "next_observation"):
+            np.testing.assert_array_equal(getattr(rows[0], name), getattr(rows[1], name))
+    assert len(first) == len(second)
+    assert first.state_dict()["writers"] == second.state_dict()["writers"]
+
+
+def test_only_segments_that_were_written_to_have_new_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint writes those alone."""
+    monkeypatch.setattr("common.replay.blocks.SEGMENT_BYTES", 1)  # each block is one
+    replay = Replay(env=Line.env, capacity=400, n_step=1, streams=1, gamma=1.0)
+    Line().fill(replay, 200)
+    before = [segment.key for segment in replay.segments()]
+    assert before == [segment.key for segment in replay.segments()]
+    Line().fill(replay, 10, first=200)
+    after = [segment.key for segment in replay.segments()]
+    assert 1 <= len(set(after) - set(before)) <= 2
+    contents = {segment.key: b"".join(segment.parts) for segment in replay.segments()}
+    replay.sample(10, np.random.default_rng(1))
+    assert contents == {segment.key: b"".join(segment.parts) for segment in replay.segments()}
+
+
+def test_contents_of_another_layout_are_refused() -> None:
+    """The user changed replay_capacity or n_step; nothing is mixed up."""
+    first = Replay(env=Line.env, capacity=200, n_step=3, streams=1, gamma=0.9)
+    for other in ({"capacity": 400, "n_step": 3}, {"capacity": 200, "n_step": 2}):
+        second = Replay(env=Line.env, streams=1, gamma=0.9, **other)
+        with pytest.raises(ResourceError, match="another layout"):
+            second.load_state_dict(first.state_dict())

@@ -1,0 +1,275 @@
+"""Tests of the copy of a run in a bucket: fsspec's memory, a folder, and the S3 server of moto."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from uuid import uuid4
+
+import fsspec
+import numpy as np
+import pytest
+import torch
+
+from common.errors import ConfigError, ResourceError
+from common.replay.blocks import Segment
+from common.runtime.checkpoint_files import Checkpoint, read
+from common.runtime.checkpoints import BEST, CheckpointStore
+from common.runtime.run_directory import create
+from common.runtime.store import RunStore, check_new, copy_address, fetch, fetch_records, local_path, restore, restore_missing
+
+pytestmark = pytest.mark.service
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """A run that was just begun."""
+    return create(tmp_path / "runs" / "cartpole-s1", config="run: {}\n", command=["rookery", "train"])
+
+
+@pytest.fixture(params=["memory", "file"])
+def store(request, tmp_path):
+    """The address of an empty store."""
+    return f"memory://{uuid4().hex}/runs" if request.param == "memory" else f"file://{tmp_path}/bucket/runs"
+
+
+def checkpoint(version):
+    return Checkpoint(
+        run_id="cartpole-1",
+        version=version,
+        env_steps=version * 100,
+        architecture="mlp-1",
+        counters={"episodes": version},
+        state={"weight": torch.full((50,), float(version))},
+    )
+
+
+def save(directory, *versions, keep=3):
+    for version in versions:
+        CheckpointStore(directory.checkpoints, keep=keep).save(checkpoint(version))
+
+
+def files(address):
+    """Path and content of all files of the copy."""
+    fs, root = fsspec.core.url_to_fs(address)
+    fs.invalidate_cache()
+    return {path.removeprefix(root).lstrip("/"): fs.cat_file(path) for path in fs.find(root)}
+
+
+def newest(folder, warnings=None):
+    """The version from which the run in this folder would be resumed."""
+    found = CheckpointStore(folder / "checkpoints", keep=3).load_newest(
+        architecture="mlp-1", warn=(warnings if warnings is not None else []).append, restore=lambda found: found
+    )
+    return found.version
+
+
+def test_a_run_continues_from_its_copy_alone(directory, store):
+    address, copy = copy_address(store, directory.path), RunStore(copy_address(store, directory.path))
+    assert address == f"{store}/cartpole-s1"
+    save(directory, 1)
+    copy.upload(directory, keep=3)
+    save(directory, 2)
+    directory.learning_curve_csv.write_text("wall_seconds\n1\n")
+    copy.upload(directory, keep=3)
+    shutil.rmtree(directory.path)
+    assert restore_missing(store, directory.path)
+    assert newest(directory.path) == 2
+    assert directory.begun
+    assert directory.learning_curve_csv.read_text() == "wall_seconds\n1\n"
+    assert directory.command.read_text() == "rookery train\n"
+    assert not restore_missing(store, directory.path), "a directory that is there is used as it is"
+
+
+def test_only_what_is_new_is_uploaded(directory, store, monkeypatch):
+    copy = RunStore(copy_address(store, directory.path))
+    save(directory, 1)
+    copy.upload(directory, keep=3)
+    written = []
+    monkeypatch.setattr(copy, "_upload_file", lambda name, _: written.append(name))
+    monkeypatch.setattr(copy._fs, "pipe_file", lambda path, _: written.append(path.rpartition("/")[2]))
+    copy.upload(directory, keep=3)
+    assert written == []
+    directory.learning_curve_csv.write_text("a new row")
+    save(directory, 2)
+    copy.upload(directory, keep=3)
+    assert written == ["learning_curve.csv", "checkpoints/checkpoint-000000000002/tensors.safetensors", "manifest.json"]
+
+
+@pytest.mark.parametrize("name", ["tensors.safetensors", "manifest.json"])
+@pytest.mark.parametrize("damage", ["cut", "missing"])
+def test_a_damaged_newest_upload_falls_back_to_the_one_before(directory, store, name, damage):
+    address = copy_address(store, directory.path)
+    for version in (1, 2):
+        save(directory, version)
+        RunStore(address).upload(directory, keep=3)
+    fs, root = fsspec.core.url_to_fs(address)
+    path = f"{root}/checkpoints/checkpoint-000000000002/{name}"
+    content = fs.cat_file(path)
+    fs.rm_file(path)
+    if damage == "cut":
+        fs.pipe_file(path, content[: len(content) // 2])
+    shutil.rmtree(directory.path)
+    warnings = []
+    restore(address, directory.path, warn=warnings.append)
+    assert newest(directory.path) == 1
+    assert len(warnings) == 1
+    assert "checkpoint-000000000002" in warnings[0]
+
+
+def test_a_copy_whose_checkpoints_are_all_damaged_is_refused(directory, store):
+    address = copy_address(store, directory.path)
+    save(directory, 1)
+    RunStore(address).upload(directory, keep=3)
+    fs, root = fsspec.core.url_to_fs(address)
+    fs.pipe_file(f"{root}/checkpoints/checkpoint-000000000001/tensors.safetensors", b"")
+    shutil.rmtree(directory.path)
+    with pytest.raises(ResourceError, match="no good checkpoint"):
+        restore(address, directory.path)
+    assert not directory.begun
+
+
+def test_old_and_rolled_back_checkpoints_leave_the_copy(directory, store):
+    """Version 9 was trained before a resume that could not use it."""
+    copy = RunStore(copy_address(store, directory.path))
+    for version in (1, 2, 3, 9, 4):
+        save(directory, version, keep=2)
+        copy.upload(directory, keep=2)
+    manifests = [path for path in files(copy.address) if path.endswith("manifest.json")]
+    assert manifests == [f"checkpoints/checkpoint-{version:012d}/manifest.json" for version in (3, 4)]
+
+
+def test_segments_of_the_replay_memory_are_uploaded_once_and_leave_with_the_last_that_names_them(directory, store):
+    copy, memory = RunStore(copy_address(store, directory.path)), CheckpointStore(directory.checkpoints, keep=1)
+    blocks = [np.full(100, number, np.uint8) for number in range(3)]
+    for version, kept in ((1, (0, 1)), (2, (1, 2))):
+        segments = [Segment(key=str(number), parts=[memoryview(blocks[number])]) for number in kept]
+        memory.save(replace(checkpoint(version), replay={"size": 2}, segments=segments))
+        copy.upload(directory, keep=1)
+    stored = {path: data for path, data in files(copy.address).items() if "/segments/" in path}
+    assert sorted(data[0] for data in stored.values()) == [1, 2]
+    shutil.rmtree(directory.path)
+    restore(copy.address, directory.path)
+    assert len(read(directory.checkpoints / "checkpoint-000000000002").files) == 2
+
+
+def test_names_in_a_bucket_do_not_leave_the_run_directory(directory):
+    """An object store takes any text as a name."""
+    address = f"memory://{uuid4().hex}/runs/cartpole-s1"
+    save(directory, 1)
+    RunStore(address).upload(directory, keep=3)
+    fs, root = fsspec.core.url_to_fs(address)
+    path = f"{root}/checkpoints/checkpoint-000000000002/manifest.json"
+    fs.pipe_file(path, b'{"manifest": {"segments": [{"name": "../../../letter.txt"}]}}')
+    fs.pipe_file(f"{root}/checkpoints/checkpoint-000000000002/tensors.safetensors", b"")
+    fs.pipe_file(f"{root}/checkpoints/../manifest.json", b"{}")
+    shutil.rmtree(directory.path)
+    letter = directory.path.parent.parent / "letter.txt"
+    letter.touch()
+    restore(address, directory.path)
+    assert newest(directory.path) == 1
+    assert letter.exists()
+
+
+def test_a_new_run_does_not_take_the_name_of_another(directory, store):
+    check_new(store, directory.path)
+    check_new("", directory.path)
+    RunStore(copy_address(store, directory.path)).upload(directory, keep=3)
+    with pytest.raises(ConfigError, match="holds a run of this name"):
+        check_new(store, directory.path)
+
+
+def test_a_run_is_not_downloaded_into_a_folder_with_other_files(directory, store, tmp_path):
+    RunStore(copy_address(store, directory.path)).upload(directory, keep=3)
+    other = tmp_path / "home"
+    other.mkdir()
+    (other / "letter.txt").touch()
+    with pytest.raises(ConfigError, match=r"letter\.txt"):
+        restore(copy_address(store, directory.path), other)
+    assert [path.name for path in other.iterdir()] == ["letter.txt"]
+
+
+def test_fetch_returns_a_cached_copy_that_follows_the_run(directory, store, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    address = copy_address(store, directory.path)
+    copy = RunStore(address)
+    for version in (1, 2):
+        save(directory, version)
+        copy.upload(directory, keep=3)
+        local = fetch(address)
+        assert newest(local) == version
+    CheckpointStore(directory.checkpoints, keep=3).save_best(checkpoint(1))
+    copy.upload(directory, keep=3)
+    assert read(fetch(address) / "checkpoints" / BEST).version == 1
+    assert read(fetch(f"{address}/checkpoints/{BEST}")).version == 1
+    assert local.name == "cartpole-s1"
+    assert local.is_relative_to(tmp_path / "cache")
+    older = fetch(f"{address}/checkpoints/checkpoint-000000000001")
+    assert read(older).version == 1
+    with pytest.raises(ConfigError, match="no such checkpoint"):
+        fetch(f"{address}/checkpoints/checkpoint-000000000007")
+    assert fetch(str(directory.path)) == fetch_records(str(directory.path)) == directory.path
+
+
+def test_records_are_fetched_without_checkpoints(directory, store, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    address = copy_address(store, directory.path)
+    directory.summary.write_text("{}")
+    RunStore(address).upload(directory, keep=2)
+    local = fetch_records(address)
+    assert (local / "config.yaml").read_text() == directory.config.read_text()
+    assert (local / "summary.json").read_text() == "{}"
+    assert not (local / "checkpoints").exists()
+    with pytest.raises(ConfigError, match="no run in this store"):
+        fetch_records(f"{address}-elsewhere")
+
+
+def test_addresses_that_cannot_work_are_refused_in_one_line(tmp_path):
+    with pytest.raises(ConfigError, match=r"run\.store cannot be used"):
+        RunStore("nowhere://bucket/runs")
+    with pytest.raises(ConfigError, match="no run to resume"):
+        restore(f"file://{tmp_path}/nothing/here", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert str(local_path("s3://bucket/runs/mine/")) == "runs/mine"
+    assert str(local_path("runs/mine")) == "runs/mine"
+
+
+@pytest.fixture
+def s3(monkeypatch):
+    """The address of a bucket on an S3 server of this machine."""
+    moto = pytest.importorskip("moto.server")
+    pytest.importorskip("s3fs")
+    import boto3
+
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    known = {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "NO_PROXY": "127.0.0.1",
+    }
+    for name, value in known.items():
+        monkeypatch.setenv(name, value)
+    boto3.client("s3").create_bucket(Bucket="bucket")
+    yield server, "s3://bucket/runs"
+    server.stop()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_an_s3_server_keeps_a_run_and_a_server_that_is_away_is_one_error(directory, s3):
+    server, store = s3
+    check_new(store, directory.path)
+    copy = RunStore(copy_address(store, directory.path))
+    for version in (1, 2, 3):
+        save(directory, version, keep=2)
+        copy.upload(directory, keep=2)
+    shutil.rmtree(directory.path)
+    assert restore_missing(store, directory.path)
+    assert newest(directory.path) == 3
+    assert [path.name for path in directory.checkpoints.iterdir()] == ["checkpoint-000000000003"]
+    server.stop()
+    with pytest.raises(ResourceError, match="the store cannot be used"):
+        restore(copy.address, directory.path / "other")

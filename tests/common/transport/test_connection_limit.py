@@ -1,0 +1,29 @@
+"""Tests of the limit of messages without experience, at its edges."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.transport.api import IGNORED_SECONDS, LIMIT_INTERVAL_SECONDS, LIMIT_MESSAGES, ConnectionLimit
+
+pytestmark = pytest.mark.pure
+
+
+def test_a_connection_is_ignored_once_it_is_over_the_limit_and_read_again_later():
+    """Others are not."""
+    limit = ConnectionLimit()
+    assert not limit.ignores(b"flooder", 5.0)
+    assert [limit.count(b"flooder", 5.0) for _ in range(LIMIT_MESSAGES + 1)] == [False] * LIMIT_MESSAGES + [True]
+    assert limit.ignores(b"flooder", 5.0)
+    assert not limit.ignores(b"worker", 5.0)
+    assert limit.ignores(b"flooder", 5.0 + IGNORED_SECONDS - 0.1)
+    assert not limit.ignores(b"flooder", 5.0 + IGNORED_SECONDS + LIMIT_INTERVAL_SECONDS)
+
+
+def test_a_connection_within_the_limit_is_never_ignored():
+    """However long it goes on."""
+    limit = ConnectionLimit()
+    for second in range(5):
+        now = second * LIMIT_INTERVAL_SECONDS
+        assert not limit.ignores(b"worker", now)
+        assert not any(limit.count(b"worker", now) for _ in range(LIMIT_MESSAGES))

@@ -1,0 +1,327 @@
+"""Remote environments over the in-memory transport: rows are those of local ones, and no transition crosses a gap."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+
+import numpy as np
+import pytest
+
+from common.algorithms.payload import TrajectoryEpisodes, trajectory_schema
+from common.config.schema import EnvRunConfig
+from common.envs.make import make
+from common.envs.remote import observe_schema
+from common.envs.spec import EnvSettings
+from common.errors import ConfigError
+from common.observability.env_metrics import EnvWorkerStats, PolicyServerStats
+from common.protocol.env_side import EnvSessionConfig, EnvSide, SlotState
+from common.protocol.messages import ENV_WORKER, Trajectory
+from common.protocol.worker_side import Identity, WorkerSide
+from common.replay.blocks import spans
+from common.replay.rows import rows_by_environment
+from common.transport.link import Link
+from services.actor.remote import DRAIN_SECONDS, RemoteEnvironments
+from services.actor.rollout import Rollout
+from services.env_worker.loop import EnvWorkerLoop
+from tests.support.memory import MemoryHub
+
+pytestmark = pytest.mark.service
+
+T, SLOTS, ROWS = 8, 2, 2
+B = SLOTS * ROWS
+WINDOW = 1.0
+COUNTING = EnvSettings(entry_point="common.envs.probes:counting", num_envs=B)
+SAME_STEP = COUNTING.model_copy(update={"autoreset": "same_step"})
+CARTPOLE = EnvSettings(id="CartPole-v1", num_envs=ROWS)
+SEEDED = EnvSettings(entry_point="common.envs.probes:observed_value", num_envs=B)
+
+
+class Worker:
+    """An env worker with a loop that turns at the command of the stage."""
+
+    def __init__(self, stage, name, incarnation):
+        self.transport, self.alive, self.paused = stage.hub.connect(), True, False
+        identity = Identity(role=ENV_WORKER, name=name, incarnation=incarnation, software="test")
+        self.link = Link(transport=self.transport, session=WorkerSide(identity), clock=lambda: stage.now, note=stage.notes.append)
+        self.loop = None
+
+    def turn(self):
+        """Handle what has arrived; greet, build, step."""
+        if not self.alive or self.paused:
+            return
+        if self.loop is None:
+            self.link.service()
+            if self.link.welcome:
+                environment = make(EnvRunConfig.from_json(self.link.welcome.config).env)
+                self.link.check_environment(environment.spec)
+                self.loop = EnvWorkerLoop(
+                    link=self.link, environment=environment, stats=EnvWorkerStats(), stopping=lambda: False, alive=lambda: None
+                )
+        else:
+            self.loop.turn(0.0)
+            if self.link.drain:
+                self.link.close("drained")
+                self.alive = False
+
+
+class Stage:
+    """Remote environments and their env workers in one thread: they turn while the policy server waits, and so does the clock."""
+
+    def __init__(self, settings=COUNTING, workers=SLOTS):
+        self.now, self.notes, self.idles = 0.0, [], 0
+        self.hub, self.incarnations = MemoryHub(), count(1)
+        environment = make(settings, num_envs=1)
+        self.spec = environment.spec
+        environment.close()
+        env = settings.model_copy(update={"num_envs": ROWS})
+        config = EnvRunConfig(run_id="run-1", seed=1, algorithm="ppo", env=env).model_dump_json()
+        session = EnvSessionConfig(
+            run="run-1",
+            env_config=config,
+            env_signature=self.spec.signature,
+            schema=observe_schema(self.spec, rows=ROWS),
+            slots=SLOTS,
+            rows=ROWS,
+        )
+        self.side, self.stats = EnvSide(session), PolicyServerStats()
+        self.server, self.received_key = self.hub.bind(), ""
+        self.handshakes = self.server.handshakes
+        self.remote = RemoteEnvironments(
+            side=self.side,
+            transport=self,
+            spec=self.spec,
+            window_seconds=WINDOW,
+            stats=self.stats,
+            clock=lambda: self.now,
+            note=self.notes.append,
+            idle=self.idle,
+            stopping=lambda: False,
+        )
+        self.workers = {}
+        for number in range(workers):
+            self.start(f"w{number}")
+
+    def start(self, name):
+        """Start an env worker, or its next incarnation."""
+        self.workers[name] = Worker(self, name, next(self.incarnations))
+
+    def kill(self, name):
+        """End an env worker as `kill -9` does."""
+        self.workers[name].alive = False
+        self.hub.disconnect(self.workers[name].transport)
+
+    def idle(self):
+        """Count."""
+        self.idles += 1
+        assert self.idles < 10_000, "a step that never ends"
+
+    def send(self, route, frames):
+        """Transport of the policy server."""
+        return self.server.send(route, frames)
+
+    def receive(self, timeout):
+        """Let the env workers turn; where none sends anything, time passes."""
+        for worker in self.workers.values():
+            worker.turn()
+        if (received := self.server.receive(0.0)) is None:
+            self.now += timeout
+        return received
+
+    def join(self):
+        """Serve until every env worker has a slot and its first observations."""
+        while self.side.connected < len(self.workers) or not self.side.answered:
+            self.remote.service(0.05)
+        for _ in range(20):
+            self.remote.service(0.05)
+
+
+def rollout_of(stage, seed=1):
+    """A rollout that begins with the first observations."""
+    schema = trajectory_schema(stage.spec, length=T, num_envs=B, recorded=[])
+    return Rollout(schema, stage.remote.reset(seed))
+
+
+def collect(stage, rollout, before_row=lambda _: None):
+    """Arrays of one rollout, with action 0 throughout; `before_row(t)` is called before each row."""
+    for t in range(T):
+        before_row(t)
+        action = np.zeros(B, np.int64)
+        rollout.record(t, action, {}, stage.remote.step(action))
+    env_steps, arrays = rollout.env_steps, rollout.finish()
+    rollout.begin_next()
+    return env_steps, arrays
+
+
+def check_rows(arrays):
+    """Every valid row is one step of one episode: it counts on by one, and earns what the observation before it says."""
+    obs, start = arrays["obs"], arrays["start"]
+    final = dict(zip(arrays["final_index"].tolist(), arrays["final_obs"], strict=True))
+    for t, b in np.argwhere(arrays["valid"]):
+        assert arrays["reward"][t, b] == obs[t, b, 0]
+        after = final.get(t * B + b, obs[t + 1, b])
+        if arrays["terminated"][t, b] and start[t + 1, b]:
+            continue  # same_step: the last observation of a terminated episode is not sent
+        assert after.tolist() == [obs[t, b, 0] + 1, obs[t, b, 1]]
+    for t, b in np.argwhere(~arrays["valid"]):
+        assert arrays["reward"][t, b] == 0
+        assert not arrays["terminated"][t, b]
+        assert not arrays["truncated"][t, b]
+
+
+def check_windows(arrays):
+    """No window of a replay memory, three steps long, holds an invalid row or two episodes."""
+    for rows in rows_by_environment(arrays):
+        lengths, _ = spans(rows.valid, rows.ended, 3)
+        for begin, length in enumerate(lengths):
+            if length == 0:
+                continue
+            inside = slice(begin, begin + length)
+            assert rows.valid[inside].all()
+            assert not rows.ended[begin : begin + length - 1].any()
+            if not rows.terminated[begin + length - 1]:
+                assert rows.frames[begin + length, 0] == rows.frames[begin, 0] + length
+
+
+@pytest.mark.parametrize("settings", [COUNTING, SAME_STEP, SEEDED], ids=["next_step", "same_step", "seeded"])
+def test_rows_of_env_workers_are_those_of_local_environments(settings):
+    """Seeds, ends and last observations: nothing shows that the environments are elsewhere, but for one row at the begin."""
+    stage, local = Stage(settings), make(settings)
+    stage.remote.reset(7)
+    stage.join()
+    first = stage.remote.step(np.zeros(B, np.int64))
+    assert first.start.all()
+    assert not first.valid.any()
+    assert np.array_equal(first.observation, local.reset(7))
+    random = np.random.default_rng(0)
+    for _ in range(60):
+        action = random.integers(0, 2, B)
+        here, there = local.step(action), stage.remote.step(action)
+        for name, wanted, found in zip(here._fields, here, there, strict=True):
+            assert np.array_equal(wanted, found), name
+            assert wanted.dtype == found.dtype, name
+    local.close()
+
+
+@pytest.mark.parametrize("settings", [COUNTING, SAME_STEP], ids=["next_step", "same_step"])
+@pytest.mark.parametrize("killed_at", range(2 * T))
+def test_no_transition_crosses_the_gap_when_an_env_worker_dies_at_any_row(settings, killed_at):
+    """Killed before any row, and replaced three rows later: rows, windows and episodes stay whole, and all are counted."""
+    stage = Stage(settings)
+    rollout, episodes, produced, row = rollout_of(stage), TrajectoryEpisodes(), 0, count()
+    stage.join()
+
+    def before_row(_):
+        now = next(row)
+        if now == killed_at:
+            stage.kill("w1")
+        if now == killed_at + 3:
+            stage.start("w1")
+
+    lost = 0
+    for seq in range(4):
+        env_steps, arrays = collect(stage, rollout, before_row)
+        check_rows(arrays)
+        check_windows(arrays)
+        assert env_steps == np.count_nonzero(arrays["valid"])
+        message = Trajectory(seq=seq, version=0, env_steps=env_steps, env_steps_sent=produced + env_steps, arrays=arrays)
+        produced += env_steps
+        accepted = episodes(message).arrays["episode_return"]
+        assert set(accepted.tolist()) <= {0.0, 3.0, 10.0}  # the sums of whole episodes of 1, 3 and 5 steps
+        lost += np.count_nonzero(~arrays["valid"][:, ROWS:] & ~arrays["start"][1:, ROWS:])
+    assert lost >= 3 * ROWS  # a row of the gap is no env step
+    assert arrays["valid"][:, ROWS:].any()  # the successor's rows count again
+
+
+@pytest.mark.parametrize("killed_at", range(T))
+def test_an_env_worker_that_is_replaced_between_two_rows_leaves_a_row_of_a_gap(killed_at):
+    """Its successor has begun before the next action: without a row between, the learner would take its first for a reset."""
+    stage = Stage()
+    rollout, episodes, row = rollout_of(stage), TrajectoryEpisodes(), count()
+    stage.join()
+
+    def before_row(_):
+        if next(row) == T + killed_at:
+            stage.kill("w0")
+            stage.remote.service(0.05)
+            stage.start("w0")
+            while stage.side._slots[0].state is not SlotState.BEGUN:
+                stage.remote.service(0.05)
+
+    produced = 0
+    for seq in range(4):
+        env_steps, arrays = collect(stage, rollout, before_row)
+        check_rows(arrays)
+        check_windows(arrays)
+        produced += env_steps
+        episodes(Trajectory(seq=seq, version=0, env_steps=env_steps, env_steps_sent=produced, arrays=arrays))
+    assert stage.side.gap_rows == ROWS
+
+
+def test_a_policy_server_that_was_restarted_gets_rows_again():
+    """It numbers its Acts from 0, and the env workers stay the incarnations that they are."""
+    stage = Stage()
+    stage.join()
+    stage.remote.reset(1)
+    for _ in range(20):
+        stage.remote.step(np.zeros(B, np.int64))
+    stage.remote._side = stage.side = EnvSide(stage.side.config)
+    stage.remote.reset(2)
+    transition = stage.remote.step(np.zeros(B, np.int64))
+    assert transition.valid.all() or transition.start.all()
+    assert {slot.state for slot in stage.side._slots} == {SlotState.READY}
+
+
+def test_an_env_worker_that_is_late_loses_its_episodes_and_no_other_rows():
+    stage = Stage()
+    rollout = rollout_of(stage)
+    stage.join()
+    _, arrays = collect(stage, rollout, lambda t: setattr(stage.workers["w1"], "paused", t in {3, 4}))
+    check_rows(arrays)
+    assert not arrays["valid"][3:5, ROWS:].any()
+    assert arrays["valid"][3:5, :ROWS].any()
+    assert [note.event for note in stage.notes if note.warning] == ["env_worker_late"]
+    assert stage.now >= WINDOW
+
+
+def test_a_step_without_any_env_worker_waits_for_one_and_serves_the_learner():
+    stage = Stage(workers=0)
+    stage.remote.reset(1)
+
+    def idle():
+        stage.idles += 1
+        if stage.idles == 50:
+            stage.start("w0")
+
+    stage.remote._idle = idle
+    transition = stage.remote.step(np.zeros(B, np.int64))
+    assert transition.start.tolist() == [True, True, False, False]
+    assert stage.idles >= 50
+
+
+def test_the_end_of_the_run_ends_the_env_workers():
+    stage = Stage()
+    stage.remote.reset(1)
+    stage.join()
+    stage.remote.step(np.zeros(B, np.int64))
+    stage.remote.drain("solved")
+    assert [worker.link.drain.reason for worker in stage.workers.values()] == ["solved", "solved"]
+    assert (stage.side.connected, stage.side.workers_lost) == (0, 0)
+    assert stage.now < DRAIN_SECONDS
+
+
+def test_an_env_worker_with_another_environment_ends_with_one_line():
+    stage = Stage()
+    config = EnvRunConfig(run_id="run-1", seed=1, algorithm="ppo", env=CARTPOLE).model_dump_json()
+    stage.side.config = replace(stage.side.config, env_config=config)
+    with pytest.raises(ConfigError, match="the environment here is not the policy server's: found signature"):
+        stage.join()
+
+
+def test_an_env_worker_of_other_rows_ends_with_one_line():
+    stage = Stage()
+    env = COUNTING.model_copy(update={"num_envs": 3})
+    config = EnvRunConfig(run_id="run-1", seed=1, algorithm="ppo", env=env).model_dump_json()
+    stage.side.config = replace(stage.side.config, env_config=config)
+    with pytest.raises(ConfigError, match="the policy server wants other rows than the environments here have"):
+        stage.join()

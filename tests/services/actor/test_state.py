@@ -1,0 +1,121 @@
+"""Tests of an actor's state that another process continues from; and of states from a hostile learner."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from common.algorithms.api import WorkerContext
+from common.algorithms.registry import build_policy, rollout_schema
+from common.algorithms.settings import PPOSettings
+from common.envs.make import make
+from common.envs.spec import EnvSettings
+from common.envs.state import StateError
+from common.errors import DecodeError
+from common.models.spec import ModelSettings
+from common.protocol.messages import ACTOR_STATE
+from common.protocol.plain import pack, unpack
+from services.actor.parts import ActorParts, begin_incarnation
+from services.actor.rollout import Rollout
+
+pytestmark = pytest.mark.service
+
+T, B = 5, 3
+
+
+def build(*, seed=1, env=None, stack=1):
+    """Environments, policy and rollout of a PPO actor."""
+    environment = make(env or EnvSettings(id="CartPole-v1", num_envs=B, frame_stack=stack))
+    settings, context = PPOSettings(), WorkerContext(index=0, workers=1, num_envs=B)
+    policy = build_policy(
+        settings, model=ModelSettings(hidden=(8,)), env=environment.spec, precision="fp32", seed=seed, context=context
+    )
+    weights = sum(parameter.numel() for parameter in policy._net.parameters())
+    policy.load(0, torch.linspace(-0.5, 0.5, weights), env_steps=0)
+    schema = rollout_schema(settings, env=environment.spec, length=T, num_envs=B)
+    return ActorParts(environment=environment, policy=policy, rollout=Rollout(schema, environment.reset(seed)))
+
+
+def collect(setup):
+    """One rollout, as the actor's loop makes it."""
+    for t in range(T):
+        acted = {name: value.numpy() for name, value in setup.policy.act(torch.from_numpy(setup.rollout.observation(t))).items()}
+        action = acted.pop("action")
+        setup.rollout.record(t, action, acted, setup.environment.step(action))
+    arrays = setup.rollout.finish()
+    setup.rollout.begin_next()
+    return arrays
+
+
+def welcome(state=None):
+    """As far as it matters here."""
+    return SimpleNamespace(arrays={} if state is None else {ACTOR_STATE: state})
+
+
+@pytest.mark.parametrize("stack", [1, 3])
+@pytest.mark.parametrize("rollouts", [0, 1, 7])
+def test_an_actor_that_goes_on_collects_the_very_rollouts_of_the_one_before_it(rollouts, stack):
+    """Observations, stacks over the boundary, drawn actions, episode ends and the returns under way."""
+    first = build(stack=stack)
+    for _ in range(rollouts):
+        collect(first)
+    second = begin_incarnation(lambda: build(seed=9, stack=stack), welcome(first.state()))
+    for _ in range(12):
+        here, there = collect(first), collect(second)
+        assert here.keys() == there.keys()
+        assert all(np.array_equal(here[name], there[name]) for name in here)
+    assert second.readable
+
+
+def test_without_a_state_an_incarnation_begins_as_its_seeds_say():
+    """The first of its slot."""
+    here, there = collect(build()), collect(begin_incarnation(build, welcome()))
+    assert all(np.array_equal(here[name], there[name]) for name in here)
+
+
+def test_a_state_that_cannot_be_read_is_empty():
+    """A policy of a user's own that draws from somewhere; and a state that is too large for a message."""
+    setup = build()
+    setup.policy = SimpleNamespace()
+    assert setup.state().size == 0
+    assert not setup.readable
+
+
+def test_a_state_too_large_for_a_message_is_empty(monkeypatch):
+    """The limit of a free length on the wire."""
+    monkeypatch.setattr("services.actor.parts.FREE_LENGTH", 100)
+    assert build().state().size == 0
+
+
+def changed(**parts):
+    """A good state with other parts."""
+    return pack(unpack(build().state()) | parts)
+
+
+BAD = {
+    "random": np.random.default_rng(1).integers(0, 256, 500).astype(np.uint8),
+    "another dtype": np.zeros(4, np.float32),
+    "another rank": np.zeros((2, 2), np.uint8),
+    "too large": np.zeros((1 << 20) + 1, np.uint8),
+    "no parts": pack([1, 2]),
+    "other environments": changed(environment={"env": {}}),
+    "no generator": changed(policy=np.zeros(7, np.uint8)),
+    "a generator of other numbers": changed(policy=np.zeros(3)),
+    "other episodes": changed(rollout={}),
+    "frames of another shape": changed(rollout={"frames": np.zeros((1, 1), np.float32)}),
+    "another number of environments": pack(unpack(build(env=EnvSettings(id="Acrobot-v1", num_envs=B)).state())),
+}
+
+
+@pytest.mark.parametrize("state", BAD.values(), ids=BAD)
+def test_a_bad_state_costs_a_line_and_lockstep_and_nothing_else(state):
+    """The actor begins as its seeds say, and hands over no state, by which the learner sees it."""
+    with pytest.raises((StateError, DecodeError)):
+        build().restore(state)
+    setup = begin_incarnation(build, welcome(state))
+    here, there = collect(build()), collect(setup)
+    assert all(np.array_equal(here[name], there[name]) for name in here)
+    assert setup.state().size == 0

@@ -1,0 +1,74 @@
+"""Runs from their files, and the configurations that they form."""
+
+import pytest
+
+from common.errors import ConfigError
+from services.cli.compare.runs import configurations, differing_settings, read_run, read_runs
+
+pytestmark = pytest.mark.service
+
+
+def test_runs_that_differ_in_the_seed_alone_are_one_configuration(tmp_path, write_run):
+    for seed in (2, 1):
+        write_run(
+            tmp_path / f"s{seed}",
+            f"run.seed={seed}",
+            f"run.id=r{seed}",
+            f"learner.bind=tcp://127.0.0.1:570{seed}",
+            "run.tracking=[]",
+        )
+    (group,) = configurations(read_runs([tmp_path]))
+    assert [run.seed for run in group.runs] == [1, 2]
+    assert group.label == "cartpole"
+
+
+def test_a_configuration_is_named_by_what_differs_within_its_preset(tmp_path, write_run):
+    write_run(tmp_path / "a", "algorithm.learning_rate=1e-3")
+    write_run(tmp_path / "b", "algorithm.learning_rate=3e-4")
+    write_run(tmp_path / "c", preset="cartpole-dqn")
+    groups = configurations(read_runs([tmp_path]))
+    assert [group.label for group in groups] == ["cartpole learning_rate=0.001", "cartpole learning_rate=0.0003", "cartpole-dqn"]
+    assert differing_settings(groups[:2]) == {"algorithm.learning_rate": [0.001, 0.0003]}
+
+
+def test_a_setting_that_an_older_version_did_not_have_is_at_its_default(tmp_path, write_run):
+    write_run(tmp_path / "new")
+    config = write_run(tmp_path / "old", "run.seed=2") / "config.yaml"
+    config.write_text("\n".join(line for line in config.read_text().splitlines() if "torch_threads" not in line))
+    assert len(configurations(read_runs([tmp_path]))) == 1
+
+
+def test_runs_are_found_in_folders_of_series_and_once(tmp_path, write_run):
+    place = write_run(tmp_path / "runs" / "series" / "s1")
+    (place / "checkpoints" / "checkpoint-000000000001").mkdir(parents=True)
+    assert [run.path for run in read_runs([tmp_path / "runs", place])] == [tmp_path / "runs" / "series" / "s1"]
+
+
+def test_a_row_that_a_kill_cut_short_is_left_out(tmp_path, write_run):
+    place = write_run(tmp_path / "r", curve=[(1, 100, 20, None), (2, 200, 30, 40)])
+    with (place / "learning_curve.csv").open("a") as file:
+        file.write("3,30")
+    run = read_run(place)
+    assert run.points("env_steps", "episode_return_mean") == ([100, 200], [20, 30])
+    assert run.points("wall_seconds", "evaluation_return") == ([2], [40])
+
+
+@pytest.mark.parametrize(
+    ("files", "hint"),
+    [
+        (None, "no folder"),
+        ({}, "an empty folder"),
+        ({"notes.txt": "x"}, "a folder without one"),
+        ({"config.yaml": "a: [1"}, "no valid YAML"),
+        ({"config.yaml": "- 1"}, "no mapping"),
+        ({"config.yaml": "run: {seed: 1}", "summary.json": "{"}, "cannot be read"),
+    ],
+)
+def test_a_path_without_a_run_is_one_error(tmp_path, files, hint):
+    place = tmp_path / "r"
+    if files is not None:
+        place.mkdir()
+        for name, text in files.items():
+            (place / name).write_text(text)
+    with pytest.raises(ConfigError, match=hint):
+        read_runs([place])

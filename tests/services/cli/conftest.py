@@ -1,0 +1,28 @@
+"""Run directories as `rookery train` leaves them, without the training."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from common.config.load import as_yaml, load_settings
+
+
+@pytest.fixture
+def write_run():
+    """Write the files of a run and return its directory; `curve` has rows of seconds, env steps, return and evaluation."""
+
+    def write(path, *overrides, preset="cartpole", curve=(), command="rookery train cartpole", **summary):
+        settings = load_settings(preset=preset, overrides=overrides, environ={}).settings
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "config.yaml").write_text(as_yaml(settings))
+        (path / "command.txt").write_text(command + "\n")
+        rows = ["wall_seconds,env_steps,episode_return_mean,evaluation_return"]
+        rows += [",".join("" if value is None else str(value) for value in row) for row in curve]
+        (path / "learning_curve.csv").write_text("\n".join(rows) + "\n")
+        if summary:
+            (path / "summary.json").write_text(json.dumps(summary))
+        return path
+
+    return write

@@ -1,0 +1,105 @@
+"""`rookery doctor` around its diagnosis: how long it measures, what it prints, with which code it ends."""
+
+import io
+
+import pytest
+
+from common.errors import ConfigError
+from common.observability.compare import ServiceSample
+from services.cli.inspect.doctor import doctor
+
+pytestmark = pytest.mark.pure
+
+
+class Fake:
+    """A source that gives two moments, and keeps_history when it was asked."""
+
+    title, window = "runs/mine", 10.0
+
+    def __init__(self, before, after, *, keeps_history=False):
+        """The moments."""
+        self.moments, self.keeps_history, self.asked = [before, after], keeps_history, []
+
+    def read(self, ago=0.0):
+        """The next moment."""
+        self.asked.append(ago)
+        return self.moments.pop(0)
+
+
+def learner(at, wait, train, **changes):
+    """A learner after so many seconds of each."""
+    values = {("phase_seconds_total", "wait"): wait, ("phase_seconds_total", "train"): train, ("training", ""): 1.0}
+    values |= {("policy_version", ""): 3.0, ("workers_connected", "actor"): 0.0, ("updates_total", ""): train}
+    samples = {(f"rookery_learner_{name}", label): value for (name, label), value in values.items()}
+    return ServiceSample(at=at, role="learner", samples=samples, **changes)
+
+
+def actor(at):
+    """An actor that plays."""
+    samples = {("rookery_actor_policy_version", ""): 3.0, ("rookery_actor_env_steps_total", ""): 100.0 * at}
+    return ServiceSample(at=at, role="actor", samples=samples)
+
+
+HEALTHY = {"learner": learner(0.0, 0.0, 0.0)}, {"learner": learner(10.0, 0.5, 9.5)}
+STARVED = {"learner": learner(0.0, 0.0, 0.0)}, {"learner": learner(10.0, 9.0, 1.0)}
+
+
+def run(source, seconds=None):
+    """Exit code, words, and how long it slept."""
+    out, slept = io.StringIO(), []
+    code = doctor(source, seconds=seconds, stdout=out, sleep=slept.append)
+    return code, out.getvalue(), slept
+
+
+def test_a_bottleneck_alone_is_healthy():
+    """A pipeline may check a run by the exit code."""
+    code, words, slept = run(Fake(*HEALTHY))
+    assert (code, slept) == (0, [10.0])
+    assert words.splitlines() == [
+        "runs/mine: learner, over 10 s",
+        "",
+        "learner-bound: the learner trains 95 % of the time; use a smaller network or fewer epochs, or a GPU",
+        "  learner  train 95 %, wait 5 %",
+        "",
+        "nothing is broken",
+    ]
+
+
+def test_something_broken_ends_with_1_and_a_line_each():
+    """The reader sees the bottleneck, what there is to gain, and what is broken."""
+    code, words, slept = run(Fake(*STARVED), seconds=3.0)
+    assert (code, slept) == (1, [3.0])
+    assert "gain     at most 10.0 times as fast" in words
+    assert words.splitlines()[-1].startswith("LearnerStarved: the learner waits 90 % of its time")
+
+
+def test_a_source_that_keeps_history_is_not_waited_for():
+    """A Prometheus has the last minute already."""
+    source = Fake(*HEALTHY, keeps_history=True)
+    assert run(source, seconds=60.0)[2] == []
+    assert source.asked == [60.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "moment", [{"a": ServiceSample(at=0.0, role="actor")}, {"a": learner(0.0, 0.0, 0.0), "b": learner(0.0, 0.0, 0.0)}]
+)
+def test_a_diagnosis_is_of_one_learner(moment):
+    """An actor alone does not know the run, and two runs are two diagnoses."""
+    with pytest.raises(ConfigError, match="a diagnosis is of one learner: found"):
+        run(Fake(moment, moment))
+
+
+def test_a_killed_learner_ends_with_1_though_an_address_does_not_name_its_role():
+    """It was dead before the first scrape."""
+    silent = {"10.0.0.7:9100": ServiceSample(at=0.0, unreachable="connection refused")}
+    code, words, _ = run(Fake(silent | {"10.0.0.8:9100": actor(0.0)}, silent | {"10.0.0.8:9100": actor(10.0)}))
+    assert code == 1
+    assert "unknown: the learner is away (connection refused)" in words
+    assert "LearnerDown: learner 10.0.0.7:9100 does not answer: connection refused; see its log" in words
+
+
+def test_nothing_is_judged_over_no_time():
+    """A Prometheus that scrapes once a minute has one sample for both ends of a second."""
+    moment = {"learner": learner(5.0, 9.0, 1.0), "a": actor(5.0)}
+    with pytest.raises(ConfigError, match=r"nothing was measured: found two scrapes of one moment.*several scrape intervals"):
+        run(Fake(moment, moment, keeps_history=True), seconds=1.0)

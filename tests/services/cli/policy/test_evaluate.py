@@ -1,0 +1,140 @@
+"""`rookery evaluate`: the numbers that it prints, and one line for bad input."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+
+from common.policies.atari_scores import ATARI_SCORES
+from services.cli.app import main
+from services.cli.policy.evaluate import interval95
+
+pytestmark = pytest.mark.service
+
+COUNTING = [
+    "env.entry_point=common.envs.probes:counting",
+    "env.kwargs={lengths: [3, 1, 5], truncates: [false]}",
+    "model.hidden=[8]",
+]
+SMALL_PONG = ["env.height=36", "env.width=36", "env.crop=[0,0]", "model.conv=[[4,8,4]]", "model.hidden=[8]"]
+
+
+def called(*words):
+    """Exit code of `rookery WORDS`, however it ends."""
+    try:
+        return main([str(word) for word in words])
+    except SystemExit as end:
+        return end.code
+
+
+def evaluated(capsys, *words):
+    """The object that `rookery evaluate --json` prints."""
+    assert called("evaluate", *words, "--json") == 0
+    out, err = capsys.readouterr()
+    assert err == ""  # no progress bar outside of a terminal
+    return json.loads(out)
+
+
+def test_each_environment_plays_the_same_number_of_episodes(make_run, capsys):
+    """Episodes of 3, 1 and 5 steps return 3, 0 and 10; of 8 in 4 environments each plays a long and a short one."""
+    run, _ = make_run(*COUNTING)
+    result = evaluated(capsys, run.path, "--episodes", 8, "env.num_envs=4")
+    assert result["returns"] == [3.0, 0.0] * 4
+    assert result["lengths"] == [3, 1] * 4
+    assert (result["mean"], result["minimum"], result["maximum"], result["mean_length"]) == (1.5, 0.0, 3.0, 2.0)
+    assert math.isclose(result["standard_deviation"], np.std(result["returns"], ddof=1))
+    assert (result["mode"], result["environments"], result["episodes"]) == ("greedy", 4, 8)
+    assert (result["version"], result["env_steps"], result["run_id"], result["algorithm"]) == (7, 7000, "tiny", "ppo")
+    assert result["human_normalized_percent"] is None
+
+
+def test_the_table_has_score_and_protocol(make_run, capsys):
+    run, _ = make_run(*COUNTING)
+    assert called("evaluate", run.path, "--episodes", "6", "env.num_envs=2") == 0
+    out = capsys.readouterr().out
+    assert "mean 4.33333, standard deviation 4.59, 95 % interval of the mean -0.478134 to 9.1448, from 0 to 10" in out
+    assert "6, greedy, 2 side by side, seed 1" in out
+    assert "version 7, 7,000 env steps" in out
+    assert "mean 3.0 env steps, from 1 to 5" in out
+    assert "common.envs.probes:counting" in out
+
+
+def test_the_seed_and_the_mode_decide_what_is_played(make_run, capsys):
+    run, _ = make_run("model.hidden=[8]")
+    words = [run.path, "--episodes", 4]
+    first, again = (evaluated(capsys, *words, "--sampled", "--seed", 3)["returns"] for _ in range(2))
+    assert first == again
+    assert evaluated(capsys, *words, "--sampled", "--seed", 4)["returns"] != first
+    assert evaluated(capsys, *words, "--seed", 3)["returns"] != first
+
+
+def test_atari_scores_come_with_their_protocol(make_run, capsys):
+    run, _ = make_run(*SMALL_PONG, "env.max_episode_frames=200", preset="pong")
+    result = evaluated(capsys, run.path, "--episodes", 2, "env.sticky_actions=0.25", "env.noop_max=0")
+    wanted = {"environment": "ALE/Pong-v5", "sticky_actions": 0.25, "noop_max": 0, "frame_skip": 4, "full_action_space": False}
+    assert result["protocol"] == wanted | {"max_episode_frames": 200, "rewards": "raw"}
+    assert math.isclose(result["human_normalized_percent"], 100 * (result["mean"] + 20.7) / 35.3)
+
+
+def test_a_version_is_chosen(make_run, capsys):
+    run, _ = make_run(*COUNTING, version=7)
+    make_run(*COUNTING, version=9)
+    assert evaluated(capsys, run.path, "--episodes", 1)["version"] == 9
+    assert evaluated(capsys, run.path, "--episodes", 1, "--checkpoint", 7)["version"] == 7
+
+
+@pytest.mark.parametrize(("n", "quantile"), [(5, 2.776), (10, 2.262), (30, 2.045), (100, 1.984)])
+def test_the_interval_is_students(n, quantile):
+    values = np.random.default_rng(0).normal(size=n)
+    half = quantile * values.std(ddof=1) / math.sqrt(n)
+    assert np.allclose(interval95(values), (values.mean() - half, values.mean() + half), rtol=0, atol=0.004 * half)
+    assert interval95(values[:4]) is None
+
+
+def test_the_table_of_games_is_that_of_ale():
+    import ale_py
+    import gymnasium
+
+    gymnasium.register_envs(ale_py)
+    games = {spec.kwargs["game"] for name, spec in gymnasium.registry.items() if name.startswith("ALE/")}
+    assert len(ATARI_SCORES) == 57
+    assert set(ATARI_SCORES) <= games
+    assert all(scores.human > scores.random for scores in ATARI_SCORES.values())
+    assert ATARI_SCORES["breakout"].normalized(30.5) == 100.0
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ([], "no run named"),
+        (["nowhere"], "no config.yaml in nowhere"),
+        (["RUN", "--checkpoint", "8"], "wanted newest or one of 7"),
+        (["RUN", "--checkpoint", "best"], "wanted newest or one of 7"),
+        (["RUN", "--episodes", "0"], "found '0', wanted a number from 1"),
+        (["RUN", "--seed", "-1"], "found '-1'"),
+        (["RUN", "algorithm.gamma=1"], "wanted env.key=value"),
+        (["RUN", "env.num_env=1"], "did you mean num_envs?"),
+        (["RUN", "env.frame_stack=2"], "is of another architecture"),
+        (["RUN", "--video", "x.mp4"], "unknown option --video"),
+    ],
+)
+def test_bad_input_costs_one_line_and_exit_code_2(make_run, capsys, words, hint):
+    run, _ = make_run(*COUNTING)
+    assert called("evaluate", *(str(run.path) if word == "RUN" else word for word in words)) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch(r"rookery evaluate: error: .*\n", err)
+    assert hint in err
+
+
+def test_returns_that_are_no_numbers_are_an_error(make_run, capsys, tmp_path, monkeypatch):
+    text = "import common.envs.probes as probes\n\ndef broken():\n    return probes.Probe(length=1, observe=lambda *_: 0.0, "
+    (tmp_path / "broken_games.py").write_text(text + "reward=lambda *_: float('nan'))\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    run, _ = make_run("env.entry_point=broken_games:broken", "model.hidden=[8]")
+    assert called("evaluate", run.path, "--episodes", 2) == 2
+    assert "found 2 of 2" in capsys.readouterr().err

@@ -1,0 +1,137 @@
+"""A series around a trainer that only writes files: which runs start, which are skipped, and the exit code."""
+
+import io
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from common.errors import ConfigError
+from services.cli.series.run import SeriesRequest, is_series, open_series, run_series
+
+pytestmark = pytest.mark.service
+
+NOW = datetime(2026, 1, 2, 12, 0, 0, tzinfo=UTC)
+
+
+class FakeTrainer:
+    """Leaves a finished run, or what `script` says for the name of its directory: an exit code, and whether it has finished."""
+
+    def __init__(self, write_run, script=None, stop_after=None):
+        self.calls, self.stopped = [], False
+        self._write, self._script, self._stop_after = write_run, script or {}, stop_after
+
+    def train(self, argv, **_):
+        path = Path(argv[argv.index("--run-dir") + 1])
+        self.calls.append((path.name, "--resume" in argv))
+        code, done = self._script.get(path.name, (0, True))
+        overrides = [word for word in argv[: argv.index("--run-dir")] if "=" in word]
+        self._write(path, *overrides, solved=done, env_steps=1000, mean100=480.0, wall_seconds=60.0)
+        self.stopped = path.name == self._stop_after
+        return code
+
+
+@pytest.fixture
+def ran(tmp_path, monkeypatch, write_run):
+    """Open and run a series; gives exit code, the started runs, and what was shown."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*overrides, seeds=None, resume=False, preset="cartpole", trainer=None, parallel=1):
+        request = SeriesRequest(preset=preset, overrides=overrides, seeds=seeds, folder=Path("series"), resume=resume)
+        series, folder = open_series(request, environ={}, now=NOW)
+        trainer, shown, messages = trainer or FakeTrainer(write_run), io.StringIO(), []
+        code = run_series(series, folder, trainer=trainer, show=messages.append, stdout=shown, environ={}, parallel=parallel)
+        return code, trainer.calls, shown.getvalue() + "\n".join(messages)
+
+    return run
+
+
+def test_each_member_runs_once_in_its_own_directory(ran):
+    code, calls, shown = ran("algorithm.learning_rate=1e-3,3e-4", seeds="1-2")
+    names = ["learning_rate=1e-3-s1", "learning_rate=1e-3-s2", "learning_rate=3e-4-s1", "learning_rate=3e-4-s2"]
+    assert (code, calls) == (0, [(name, False) for name in names])
+    assert shown.count("solved: the target was reached") == 4
+    assert "go on" not in shown
+
+
+def test_runs_side_by_side_write_to_logs_of_their_own(ran, write_run):
+    """Each of the first two waits until the other has begun."""
+    together, logs = threading.Barrier(2, timeout=60.0), []
+
+    class Waiting(FakeTrainer):
+        def train(self, argv, *, log):
+            logs.append(log.name)
+            if len(logs) < 3:
+                together.wait()
+            return super().train(argv)
+
+    code, calls, shown = ran(seeds="1-3", trainer=Waiting(write_run), parallel=2)
+    assert (code, sorted(calls)) == (0, [("s1", False), ("s2", False), ("s3", False)])
+    assert sorted(logs) == ["s1.log", "s2.log", "s3.log"]
+    assert "run 3 of 3, s3: solved: the target was reached" in shown
+
+
+def test_a_failure_does_not_end_the_series_and_is_in_its_exit_code(ran, write_run):
+    code, calls, shown = ran(seeds="1-3", trainer=FakeTrainer(write_run, {"s2": (1, False)}))
+    assert code == 1
+    assert [name for name, _ in calls] == ["s1", "s2", "s3"]
+    assert "1 of 3 runs have not finished: s2" in shown
+
+
+def test_a_stop_ends_the_series(ran, write_run):
+    code, calls, shown = ran(seeds="1-3", trainer=FakeTrainer(write_run, {"s2": (0, False)}, stop_after="s2"))
+    assert (code, [name for name, _ in calls]) == (0, ["s1", "s2"])
+    assert "rookery train --resume --run-dir series" in shown
+
+
+def test_a_second_stop_ends_the_series_at_once(ran, write_run):
+    code, calls, _ = ran(seeds="1-3", trainer=FakeTrainer(write_run, {"s1": (130, False)}))
+    assert (code, len(calls)) == (130, 1)
+
+
+def test_resumed_it_skips_finished_runs_and_resumes_the_others(ran, write_run):
+    ran(seeds="1-4", trainer=FakeTrainer(write_run, {"s2": (0, False)}, stop_after="s2"))
+    code, calls, shown = ran(preset=None, resume=True)
+    assert (code, calls) == (0, [("s2", True), ("s3", False), ("s4", False)])
+    assert "s1: finished before: solved" in shown
+
+
+def test_resumed_with_a_larger_budget_finished_runs_go_on(ran, write_run):
+    script = dict.fromkeys(("s1", "s2"), (0, False))
+    ran("target.env_steps=1000", seeds="1-2", trainer=FakeTrainer(write_run, script))
+    assert ran(preset=None, resume=True)[1] == []
+    assert ran("target.env_steps=2000", preset=None, resume=True)[1] == [("s1", True), ("s2", True)]
+
+
+def test_resumed_with_other_seeds_it_has_these(ran):
+    ran(seeds="1-2")
+    assert ran(seeds="1-3", preset=None, resume=True)[1] == [("s3", False)]
+
+
+@pytest.mark.parametrize(
+    ("request_", "hint"),
+    [
+        ({"overrides": ("env.num_envs=4,0",), "seeds": None}, "found 0"),
+        ({"overrides": (), "seeds": "1-x"}, "--seeds"),
+        ({"overrides": (), "seeds": "1", "preset": "pogn"}, "did you mean pong"),
+        ({"overrides": (), "seeds": None, "resume": True}, "no series to resume"),
+    ],
+)
+def test_bad_input_writes_nothing(tmp_path, request_, hint):
+    with pytest.raises(ConfigError, match=hint):
+        open_series(SeriesRequest(**{"preset": "cartpole", "folder": tmp_path / "s"} | request_), environ={}, now=NOW)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_with_other_files_is_refused(tmp_path):
+    (tmp_path / "notes").write_text("mine")
+    with pytest.raises(ConfigError, match="in use"):
+        open_series(SeriesRequest(preset="cartpole", overrides=(), seeds="1", folder=tmp_path), environ={}, now=NOW)
+    assert not is_series(tmp_path)
+
+
+def test_a_series_is_of_one_preset(ran):
+    ran(seeds="1")
+    with pytest.raises(ConfigError, match="another preset"):
+        ran(seeds="1", preset="pong", resume=True)

@@ -1,0 +1,140 @@
+"""A sweep around a trainer that only writes files: what is tried, what ends early, and what a resumed one continues."""
+
+import io
+from pathlib import Path
+
+import pytest
+
+from common.errors import ConfigError
+from services.cli.compare.runs import read_run
+from services.cli.series.space import read_sweep
+
+optuna = pytest.importorskip("optuna")
+sweep_module = pytest.importorskip("services.cli.series.sweep")
+
+pytestmark = pytest.mark.service
+
+FILE = """
+preset: cartpole
+settings: {target.env_steps: 1000}
+search:
+  algorithm.learning_rate: {low: 1e-4, high: 1e-2, log: true}
+  algorithm.epochs: {low: 2, high: 9}
+  model.hidden: {choices: [[64, 64], [8]]}
+  algorithm.lr_schedule: {choices: [linear, constant]}
+trials: TRIALS
+"""
+
+
+class FakeTrainer:
+    """Writes the curve of each trial, lower for each next one, and gives the sweep a look at it while it runs."""
+
+    def __init__(self, write_run, codes=(), stop_at=None):
+        self.calls, self.ended_early, self.stopped = [], [], False
+        self._write, self._codes, self._stop_at = write_run, dict(codes), stop_at
+
+    def train(self, argv, *, over):
+        path = Path(argv[argv.index("--run-dir") + 1])
+        overrides = [word for word in argv[: argv.index("--run-dir")] if "=" in word]
+        self.calls.append((path.name, "--resume" in argv, tuple(overrides)))
+        height = 500 - 40 * int(path.name[1:])
+        curve = [(step / 10, step, height * step / 1000, None) for step in range(50, 1050, 50)]
+        self._write(path, *overrides, curve=curve[:10])
+        if over():
+            self.ended_early.append(path.name)
+            return 0
+        if path.name == self._stop_at:
+            self.stopped = True
+            return 0
+        self._write(path, *overrides, curve=curve, mean100=height, env_steps=1000, wall_seconds=9.0)
+        return self._codes.get(path.name, 0)
+
+
+@pytest.fixture
+def swept(tmp_path, write_run):
+    """Run a sweep; gives exit code, trainer, and what was shown."""
+
+    def run(*, trials=6, resume=False, **script):
+        file, folder, shown = tmp_path / "file.yaml", tmp_path / "sweep", io.StringIO()
+        file.write_text(FILE.replace("TRIALS", str(trials)))
+        sweep = sweep_module.open_sweep(None if resume else file, folder, resume=resume, environ={})
+        trainer, messages = FakeTrainer(write_run, **script), []
+        code = sweep_module.run_sweep(sweep, folder, trainer=trainer, show=messages.append, stdout=shown, environ={})
+        return code, trainer, shown.getvalue() + "\n".join(messages)
+
+    return run
+
+
+def test_trials_are_within_the_space_bad_ones_end_early_and_the_best_is_shown_as_a_command(swept, tmp_path):
+    code, trainer, shown = swept()
+    assert code == 0
+    assert [name for name, _, _ in trainer.calls] == [f"t{number:03}" for number in range(6)]
+    values = [dict(word.split("=", 1) for word in words) for _, _, words in trainer.calls]
+    assert all(1e-4 <= float(trial["algorithm.learning_rate"]) <= 1e-2 for trial in values)
+    assert {trial["model.hidden"] for trial in values} == {"[64, 64]", "[8]"}
+    assert len({trial["algorithm.learning_rate"] for trial in values}) == 6
+    best = read_run(tmp_path / "sweep" / "t000").settings
+    assert f"algorithm.lr_schedule={best['algorithm.lr_schedule']}" in shown.partition("best")[2]
+    assert f"algorithm.learning_rate={best['algorithm.learning_rate']}" in shown.partition("best")[2]
+    assert trainer.ended_early == ["t004", "t005"]  # below the median of the first four
+    assert shown.count("pruned") == 2
+
+
+def test_a_resumed_sweep_continues_its_interrupted_trial_with_the_same_values(swept):
+    _, first, shown = swept(trials=3, stop_at="t001")
+    assert "rookery sweep --resume" in shown
+    code, second, shown = swept(trials=3, resume=True)
+    assert code == 0
+    assert [name for name, _, _ in second.calls] == [f"t{number:03}" for number in (1, 2)]
+    assert second.calls[0] == ("t001", True, first.calls[1][2])
+    assert "go on" not in shown
+    assert swept(trials=3, resume=True)[1].calls == []
+
+
+def test_a_failed_trial_is_in_the_exit_code_and_the_search_goes_on(swept):
+    code, trainer, shown = swept(trials=3, codes={"t001": 1})
+    assert (code, len(trainer.calls)) == (1, 3)
+    assert "fail" in shown
+
+
+def test_a_second_stop_ends_the_sweep(swept):
+    code, trainer, _ = swept(codes={"t001": 130})
+    assert (code, len(trainer.calls)) == (130, 2)
+
+
+def test_the_mean_of_the_curve_counts_early_learning_and_keeps_the_last_return(tmp_path, write_run):
+    slow = read_run(write_run(tmp_path / "slow", curve=[(1, 0, 0, None), (2, 50, 100, None), (3, 100, 100, None)]))
+    early = read_run(write_run(tmp_path / "early", curve=[(1, 0, 0, None), (2, 25, 100, None)]))
+    assert sweep_module.goal_value(slow, "curve", budget=100) == 50
+    assert sweep_module.goal_value(early, "curve", budget=100) == 75
+
+
+def test_stages_compare_trials_at_equal_env_steps():
+    assert sweep_module.stages([30, 70, 140], [1, 2, 3], budget=1000) == [(1, 1), (2, 2)]
+    assert sweep_module.stages([], [], budget=1000) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "hint"),
+    [
+        ("low: 2", "low: 12", "low < high"),
+        ("log: true", "lag: true", "algorithm.learning_rate"),
+        ("[[64, 64], [8]]", "[[64, 64]]", "model.hidden"),
+        ("search:", "serch:", "search"),
+        ("algorithm.epochs", "algorithm.epoch", "did you mean epochs"),
+        ("high: 1e-2", "high: -1", "low < high"),
+        ("preset: cartpole", "preset: cartpol", "did you mean cartpole"),
+        ("trials: 1", "trials: 0", "trials"),
+    ],
+)
+def test_a_file_that_is_not_valid_is_one_error_and_writes_nothing(tmp_path, old, new, hint):
+    file = tmp_path / "file.yaml"
+    file.write_text(FILE.replace("TRIALS", "1").replace(old, new))
+    with pytest.raises(ConfigError, match=hint):
+        sweep_module.open_sweep(file, tmp_path / "sweep", resume=False, environ={})
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_file_that_does_not_exist_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="No such file"):
+        read_sweep(tmp_path / "none.yaml")

@@ -1,0 +1,67 @@
+"""The process of a run in a series: its exit code, and the stop signals that it receives."""
+
+import os
+import signal
+import sys
+
+import pytest
+
+from services.cli.series.processes import TrainProcesses
+
+pytestmark = pytest.mark.system
+
+# Waits for as many SIGTERM as its last argument says, and for a second whether one more comes; exits with 40 and their number.
+CHILD = """
+import pathlib, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+pathlib.Path(sys.argv[1]).write_text("ready")
+for _ in range(int(sys.argv[2])):
+    signal.sigwait([signal.SIGTERM])
+another = signal.sigtimedwait([signal.SIGTERM], 1.0)
+sys.exit(40 + int(sys.argv[2]) + (another is not None))
+"""
+
+
+def child():
+    return TrainProcesses(command=(sys.executable, "-c", CHILD))
+
+
+def test_the_exit_code_is_that_of_the_run(tmp_path):
+    with child() as trainer:
+        assert trainer.train([str(tmp_path / "ready"), "0"]) == 40
+        assert not trainer.stopped
+
+
+def test_a_stop_signal_reaches_the_run_once(tmp_path):
+    ready = tmp_path / "ready"
+
+    def interrupt():
+        if ready.exists() and not trainer.stopped:
+            os.kill(os.getpid(), signal.SIGINT)
+        return False
+
+    with child() as trainer:
+        assert trainer.train([str(ready), "1"], over=interrupt) == 41
+        assert trainer.stopped
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_run_that_is_to_end_early_gets_one_signal_and_is_no_stop(tmp_path):
+    ready = tmp_path / "ready"
+    with child() as trainer:
+        assert trainer.train([str(ready), "1"], over=ready.exists) == 41
+        assert not trainer.stopped
+
+
+def test_a_stop_of_a_run_that_is_over_is_one_signal(tmp_path):
+    """The second one would end it at once, and lose what is not saved."""
+    ready = tmp_path / "ready"
+
+    def over():
+        if ready.exists():
+            os.kill(os.getpid(), signal.SIGINT)
+        return ready.exists()
+
+    with child() as trainer:
+        assert trainer.train([str(ready), "1"], over=over) == 41
+        assert trainer.stopped

@@ -1,0 +1,170 @@
+"""The command line as a user meets it: exit codes, and one line on stderr where it makes no sense."""
+
+import json
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.cli.app import main
+
+pytestmark = pytest.mark.service
+
+
+@pytest.fixture(autouse=True)
+def _clean(tmp_path, monkeypatch):
+    """No settings from the tester's own environment, and an empty folder."""
+    for name in [name for name in os.environ if name.startswith("ROOKERY_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+def called(*words):
+    """Exit code of `rookery WORDS`, however it ends."""
+    try:
+        return main(words)
+    except SystemExit as end:
+        return end.code
+
+
+@pytest.mark.parametrize(
+    ("words", "hints"),
+    [
+        (["trian", "pong"], ["'trian'", "did you mean train?"]),
+        (["train"], ["no preset named", "pong", "rookery train cartpole"]),
+        (["train", "pogn"], ["'pogn'", "did you mean pong?"]),
+        (["train", "pong", "env.num_env=4"], ["env.num_env", "did you mean num_envs?"]),
+        (["train", "pong", "env.num_envs=0"], ["env.num_envs", "found 0"]),
+        (["train", "pong", "--actors", "two"], ["--actors", "'two'", "a number, or auto"]),
+        (["train", "pong", "--actor", "2"], ["unknown option --actor", "--help"]),
+        (["train", "pong", "seven"], ["'seven'", "section.key=value"]),
+        (["train", "pong", "--log-format", "xml"], ["xml", "json"]),
+        (["train", "--resume"], ["no run to resume", "--run-dir"]),
+        (["train", "pong", "--seeds", "5-1"], ["--seeds", "'5-1'", "1-5 or 1,3,7"]),
+        (["train", "pong", "--seeds", "1-2", "--seed", "3"], ["--seed and --seeds", "one of them"]),
+        (["train", "pong", "env.num_envs=4,0"], ["env.num_envs", "found 0"]),
+        (["train", "pong", "run.seed=1,2"], ["run.seed", "use --seeds 1-5"]),
+        (["train", "pong", "--init", "nowhere"], ["--init names no weights", "no run in nowhere"]),
+        (["train", "--resume", "--run-dir", ".", "--init", "nowhere"], ["--init and --resume", "both"]),
+        (["sweep"], ["SWEEP.yaml", "--help"]),
+        (["sweep", "--resume"], ["no sweep to resume", "--run-dir"]),
+        (["compare"], ["RUN", "--help"]),
+        (["report", "."], ["no run in .", "an empty folder"]),
+        (["config"], ["show|schema|validate"]),
+        (["config", "validate", "pong", "algorithm.gamma=2"], ["algorithm.gamma", "found 2"]),
+        (["presets", "pong"], ["'pong'"]),
+        (["docter"], ["'docter'", "did you mean doctor?"]),
+        (["doctor", "--seconds", "0"], ["--seconds", "'0'"]),
+        (["doctor", "--seconds", "nan"], ["--seconds", "'nan'"]),
+        (["doctor", "--once"], ["unknown option --once"]),
+        (["doctor"], ["no run is under way here", "--prometheus"]),
+        (["doctor", "127.0.0.1:1", "--seconds", "1"], ["no service answers", "127.0.0.1:1"]),
+        (["top", "--once", "tcp://127.0.0.1:5700"], ["tcp://127.0.0.1:5700", "port of its metrics"]),
+        (["top", "--prometheus", "http://127.0.0.1:1"], ["the Prometheus does not answer"]),
+        (["health"], ["no port to ask", "metrics.port=9100"]),
+        (["keys"], ["DIRECTORY", "--help"]),
+        (["keys", "k", "../x"], ["'../x'", "letters"]),
+        (["keys", "k", "learner"], ["'learner'"]),
+        (["health", "9100"], ["'9100'", "section.key=value"]),
+    ],
+)
+def test_bad_input_costs_one_line_and_exit_code_2(words, hints, capsys):
+    """Each slip is answered with what was found, what was wanted, and nothing else; no file appears."""
+    assert called(*words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith("rookery")
+    for hint in hints:
+        assert hint in err
+    assert list(Path().iterdir()) == []
+
+
+def test_debug_shows_where_an_error_came_from(capsys):
+    """For a bug report: the traceback, and still the line."""
+    assert called("config", "show", "pogn", "--debug") == 2
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert err.splitlines()[-1].startswith("rookery config show: error: unknown preset")
+
+
+def test_settings_may_stand_before_and_after_options(capsys):
+    """`rookery train pong --seed 3 env.num_envs=4` must not fail where `rookery train pong env.num_envs=4 --seed 3` works."""
+    assert called("config", "show", "pong", "--debug", "env.num_envs=4", "actor.count=1", "learner.batch=1") == 0
+    shown = capsys.readouterr().out
+    assert "num_envs: 4  # command line" in shown
+    assert "width: 42  # preset pong" in shown
+
+
+def test_the_environment_is_a_source_of_settings(monkeypatch, capsys):
+    """A container sets variables; the command line still wins."""
+    monkeypatch.setenv("ROOKERY_RUN__SEED", "5")
+    assert called("config", "show", "cartpole") == 0
+    assert "seed: 5  # ROOKERY_RUN__SEED" in capsys.readouterr().out
+
+
+def test_the_schema_is_json(capsys):
+    """An editor completes settings from it."""
+    assert called("config", "schema") == 0
+    assert "learner" in json.loads(capsys.readouterr().out)["properties"]
+
+
+def test_presets_are_listed_with_a_line_each(capsys):
+    assert called("presets") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {"cartpole", "pong"} <= {line.split()[0] for line in lines}
+    cartpole = next(line for line in lines if line.startswith("cartpole "))
+    assert re.split(r" {2,}", cartpole)[1:4] == ["ppo", "4 floats -> 1 of 2", "100,000"]
+    assert "of 3 seeds" in cartpole
+    assert "not measured" in next(line for line in lines if line.startswith("pong-nature "))
+
+
+def test_a_narrow_terminal_gets_fewer_columns_and_cuts_none(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as a terminal
+    monkeypatch.setenv("COLUMNS", "81")
+    assert called("presets") == 0
+    printed = capsys.readouterr().out
+    assert "…" not in printed
+    assert "content" not in printed
+    assert "of 3 seeds" in next(line for line in printed.splitlines() if line.startswith("cartpole "))
+
+
+def test_the_version_is_printed(capsys):
+    """The first thing a bug report needs."""
+    assert called("--version") == 0
+    assert capsys.readouterr().out.startswith("rookery 0.")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"]])
+def test_help_shows_commands_that_can_be_copied(words, capsys):
+    """A newcomer reads examples, not grammar."""
+    assert called(*words) == 0
+    assert "rookery train cartpole" in capsys.readouterr().out
+
+
+def test_without_a_command_the_help_is_shown(capsys):
+    """`rookery` alone."""
+    assert called() == 2
+    assert "examples:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("service", ["learner", "actor", "evaluator"])
+def test_a_service_alone_becomes_its_own_program(service, monkeypatch):
+    """`rookery actor --learner ...` in a container: same process, so that signals reach the service itself.
+
+    They are blocked until it handles them: process 1 of a container ignores a signal that has no handler.
+    """
+    numbers, became = {signal.SIGTERM, signal.SIGINT}, []
+
+    def execute(program, words):
+        blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+        became.append((program, words, numbers <= blocked))
+        raise SystemExit(0)
+
+    monkeypatch.setattr(os, "execv", execute)
+    assert called(service, "--learner", "tcp://10.0.0.7:5700", "--help") == 0
+    words = [sys.executable, "-m", f"services.{service}", "--learner", "tcp://10.0.0.7:5700", "--help"]
+    assert became == [(sys.executable, words, True)]

@@ -1,0 +1,136 @@
+"""Mistakes of a first run: each is found before a process starts, and is answered in one line with exit code 2."""
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.cli.app import main
+
+pytestmark = pytest.mark.service
+
+ENVIRONMENTS = """
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
+
+class Sound(gymnasium.Env):
+    observation_space, action_space = Box(-1.0, 1.0, (3,), np.float32), Discrete(2)
+    shown, reward = 3, 1.0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(self.shown, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(self.shown, np.float32), self.reward, False, False, {}
+
+class Raises(Sound):
+    def step(self, action):
+        raise ValueError("no such level")
+
+class RaisesLater(Sound):
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 200:
+            raise ValueError("no such level")
+        return super().step(action)
+
+class NotANumber(Sound):
+    reward = float("nan")
+
+class NotANumberLater(RaisesLater):
+    def step(self, action):
+        self.reward = float("nan") if self.steps == 100 else 1.0
+        return super().step(action)
+
+class OtherShape(Sound):
+    shown = 4
+
+class Unbounded(Sound):
+    action_space = Box(-np.inf, np.inf, (2,), np.float32)
+
+class TwoActions(Sound):
+    action_space = MultiDiscrete([2, 2])
+
+class Talks(Sound):
+    def __init__(self):
+        print("licence found")
+"""
+
+
+@pytest.fixture(autouse=True)
+def _module(tmp_path, monkeypatch):
+    """An empty working directory, and a user's module elsewhere; first env steps are taken however long they take."""
+    monkeypatch.setattr("common.envs.make.TRIED_SECONDS", 300.0)
+    for name in [name for name in os.environ if name.startswith("ROOKERY_")]:
+        monkeypatch.delenv(name)
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "newcomers.py").write_text(ENVIRONMENTS)
+    (tmp_path / "here").mkdir()
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    monkeypatch.delitem(sys.modules, "newcomers", raising=False)
+    monkeypatch.chdir(tmp_path / "here")
+
+
+@pytest.mark.parametrize("command", [("config", "validate"), ("train",)])
+@pytest.mark.parametrize(
+    ("words", "hints"),
+    [
+        (["cartpole", "env.id=CartPol-v1"], ["unknown environment id: found CartPol-v1, wanted CartPole-v1"]),
+        (["cartpole", "env.id=LunarLander-v3"], ["LunarLander-v3 needs", 'pip install "gymnasium[box2d]"']),
+        (["cartpole", "env.entry_point=newcomers:Raises"], ["newcomers:Raises fails", "found ValueError: no such level"]),
+        (
+            ["cartpole", "env.entry_point=newcomers:RaisesLater"],
+            ["RaisesLater fails", "found ValueError: no such level"],
+        ),
+        (["cartpole", "env.entry_point=newcomers:NotANumber"], ["a reward that is not finite: found nan"]),
+        (["cartpole", "env.entry_point=newcomers:NotANumberLater"], ["a reward that is not finite: found nan"]),
+        (["cartpole", "env.entry_point=newcomers:OtherShape"], ["newcomers:OtherShape fails", "observations of shape (3,)"]),
+        (["pendulum-td3", "env.id=CartPole-v1"], ["td3 needs continuous actions: found 2 discrete", "algorithm.name=dqn"]),
+        (["cartpole-dqn", "env.id=Pendulum-v1"], ["dqn cannot choose", "algorithm.name=td3"]),
+        (["pendulum-td3", "env.entry_point=newcomers:Unbounded"], ["found Box(-inf, inf", "finite bounds", "wrap it"]),
+        (["cartpole", "env.entry_point=newcomers:TwoActions"], ["found MultiDiscrete", "wrap it"]),
+        (["cartpole-a3c-grad", "model.normalize_observation=true"], ["vectors by a3c-grad: found true", "algorithm.name=a3c"]),
+        (
+            ["pong-nature", "env.id=", "env.entry_point=common.envs.probes:pictured_action"],
+            ["model.conv does not fit the image: found (16, 16)", "auto"],
+        ),
+        (["cartpole", "env.num_env=4"], ["env.num_env", "did you mean num_envs?"]),
+        (["cartpole", "learner.bind=127.0.0.1:5700"], ["learner.bind", "found '127.0.0.1:5700'", "tcp://host:port"]),
+        (["cartpole", "learner.bind=tcp://0.0.0.0:5700"], ["learner.keys", "rookery keys"]),
+    ],
+)
+def test_a_mistake_is_one_line_before_anything_starts(command, words, hints, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "Box2D", None)
+    monkeypatch.delitem(sys.modules, "gymnasium.envs.box2d", raising=False)
+    monkeypatch.delitem(sys.modules, "gymnasium.envs.box2d.lunar_lander", raising=False)
+    assert main([*command, *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    for hint in hints:
+        assert hint in err
+    assert list(Path().iterdir()) == []
+
+
+def test_a_port_in_use_is_one_line_before_anything_starts(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["train", "cartpole", f"learner.bind=tcp://127.0.0.1:{port}"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert f"tcp://127.0.0.1:{port}" in err
+    assert "in use" in err
+    assert list(Path().iterdir()) == []
+
+
+def test_settings_that_can_work_are_valid_and_what_the_environment_prints_is_no_output(capsys):
+    assert main(["config", "validate", "cartpole", "env.entry_point=newcomers:Talks"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("newcomers.Talks-ppo: all settings are valid, and the environment starts\n")
+    assert err == "licence found\n"

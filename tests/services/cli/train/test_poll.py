@@ -1,0 +1,97 @@
+"""Polls of the services of a run, with answers written out."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from services.cli.train import status as status_module
+from services.cli.train.status import StatusPoller
+
+pytestmark = pytest.mark.service
+
+URLS = {"learner": "http://learner", "actor-0": "http://actor-0", "actor-1": "http://actor-1"}
+
+
+@pytest.fixture
+def world(monkeypatch):
+    """Answers by address: `status` is the learner's, `phases` the seconds that each service has spent; None: it is away."""
+    world = SimpleNamespace(status=None, phases={}, now=0.0)
+
+    def metrics(url):
+        name = url.removeprefix("http://")
+        role = name.partition("-")[0]
+        spent = world.phases.get(name)
+        return spent and {(f"rookery_{role}_phase_seconds_total", phase): seconds for phase, seconds in spent.items()}
+
+    monkeypatch.setattr(status_module, "fetch_status", lambda _: world.status)
+    monkeypatch.setattr(status_module, "fetch_metrics", metrics)
+    monkeypatch.setattr(status_module.time, "monotonic", lambda: world.now)
+    return world
+
+
+def test_before_the_learner_answers_the_run_is_starting(world):
+    """The first seconds: Python imports, nobody listens."""
+    assert StatusPoller(URLS).poll().phase == "starting"
+
+
+def test_what_the_learner_leaves_open_is_no_error(world):
+    """Before the first episode and the first update most values are null."""
+    world.status = {"phase": "training", "mean100": None, "policy_lag": None, "last_evaluation": None, "env_steps": 0}
+    status = StatusPoller(URLS).poll()
+    assert (status.phase, status.mean100, status.policy_lag.mean) == ("training", None, None)
+
+
+def test_while_the_learner_is_restarted_its_last_values_stay(world):
+    """The learner was killed: the panel shows where the run stood, and that the learner is away."""
+    poller = StatusPoller(URLS)
+    world.status = {"phase": "training", "env_steps": 5000}
+    poller.latest = poller.poll()
+    world.status = None
+    assert (poller.poll().phase, poller.poll().env_steps) == ("learner away", 5000)
+
+
+@pytest.mark.parametrize("phase", ["stopping", "finished"])
+def test_a_learner_that_ends_as_it_should_is_not_away(world, phase):
+    """Its HTTP port closes before its process ends."""
+    poller = StatusPoller(URLS)
+    world.status = {"phase": phase, "env_steps": 5000}
+    poller.latest = poller.poll()
+    world.status = None
+    assert poller.poll().phase == phase
+
+
+@pytest.mark.parametrize("answer", [{"env_steps": "many"}, {"policy_lag": 3}, {"queue": []}])
+def test_another_program_that_answers_for_the_learner_changes_nothing(world, answer):
+    """Another program took the port while the learner was away, and speaks JSON too: the view keeps what it knows."""
+    poller = StatusPoller(URLS)
+    world.status = {"phase": "training", "env_steps": 5000}
+    poller.latest = poller.poll()
+    world.status = answer
+    assert poller.poll() == poller.latest
+
+
+def test_the_bottleneck_is_that_of_the_last_seconds_not_of_the_whole_run(world):
+    """An hour of training ended in starvation a while ago: what counts is now, over all actors, even if one is away."""
+    poller = StatusPoller(URLS)
+    world.status = {"phase": "training"}
+    for second in range(30):
+        world.now = float(second)
+        world.phases = {
+            "learner": {"wait": 0.9 * second, "train": 3600.0 + 0.1 * second},
+            "actor-0": {"env": 0.8 * second, "act": 0.2 * second, "credit_wait": 1800.0},
+        }
+        status = poller.poll()
+    assert status.bottleneck.startswith("actor-bound: the learner waits 90 %")
+    assert "80 % in the environment" in status.bottleneck
+
+
+def test_the_thread_asks_until_the_run_ends(monkeypatch):
+    """The view reads `latest` while the questions go on behind it."""
+    poller, asked = StatusPoller(URLS), []
+    monkeypatch.setattr(status_module, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(poller, "poll", lambda: asked.append(1) or poller.latest)
+    with poller:
+        while len(asked) < 3:
+            poller._ended.wait(0.001)
+    poller._thread.join(10)
+    assert not poller._thread.is_alive()

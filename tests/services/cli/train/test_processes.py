@@ -1,0 +1,250 @@
+"""Real child processes under the supervisor: started, killed, restarted, stopped, orphaned. The services are fakes.
+
+Each fake writes a line to a pipe that the test reads, so that the test waits for events and never for time.
+"""
+
+import os
+import queue
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from services.cli.train.processes import Processes, stop_signals, supervise
+from services.cli.train.supervisor import LEARNER, ActorsRequested, Exited, Outcome, Start, StopRequested, Supervisor, Timeouts
+
+pytestmark = pytest.mark.system
+
+QUICK = Timeouts(min_restart_delay=0.0, exit=0.2, terminate=60.0, learner_stop=60.0)  # no fake is killed for being slow
+
+# Says "<role> <pid> <arguments>" on the pipe, then lives until SIGTERM, which it answers with a word and exit code 0.
+FAKE = """
+import os, signal, sys
+role, pipe, *rest = sys.argv[1:]
+say = lambda *words: os.write(os.open(pipe, os.O_WRONLY), (" ".join(map(str, words)) + "\\n").encode())
+def leave(*_):
+    say(role, "leaves")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+print("a word for the log of", role, flush=True)
+say(role, os.getpid(), *rest)
+while True:
+    signal.pause()
+"""
+
+
+class Scene:
+    """A pipe of what the fakes say, and the commands that start them."""
+
+    def __init__(self, folder):
+        self.folder, self.pipe = folder, folder / "pipe"
+        os.mkfifo(self.pipe)
+        self.reader = os.open(self.pipe, os.O_RDWR)  # read-write, so that it has no end while no fake is open
+        self.rest = b""
+
+    def command(self, start):
+        """Return the command line of a child."""
+        return [sys.executable, "-c", FAKE, start.child, str(self.pipe), *(["--resume"] if start.resume else [])]
+
+    def heard(self):
+        """The next line that a fake said."""
+        while b"\n" not in self.rest:
+            assert select.select([self.reader], [], [], 90.0)[0], "no fake said anything"
+            self.rest += os.read(self.reader, 4096)
+        line, self.rest = self.rest.split(b"\n", 1)
+        return line.decode().split()
+
+    def processes(self, command=None):
+        """The adapter under test."""
+        return Processes(command=command or self.command, logs=self.folder / "logs", environment=os.environ)
+
+
+@pytest.fixture
+def scene(tmp_path):
+    """One pipe and one folder per test."""
+    scene = Scene(tmp_path)
+    yield scene
+    os.close(scene.reader)
+
+
+def test_a_run_survives_the_death_of_actor_and_learner_and_ends_cleanly_on_ctrl_c(scene):
+    """The life of a run: three start, an actor and the learner are killed and come back alone, Ctrl-C ends all of them."""
+    core = Supervisor(actors=1, evaluator=True, timeouts=QUICK)
+    processes = scene.processes()
+    heard = []
+
+    def story():
+        try:
+            first = {role: int(pid) for role, pid, *_ in (scene.heard() for _ in range(3))}
+            os.kill(first["actor-0"], signal.SIGKILL)
+            again = scene.heard()
+            os.kill(first["learner"], signal.SIGKILL)
+            heard.extend([sorted(first), again[0], scene.heard()[::2]])
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+        heard.append([scene.heard()[0] for _ in range(3)])
+
+    inbox = queue.SimpleQueue()
+    narrator = threading.Thread(target=story)
+    with stop_signals(lambda: inbox.put(StopRequested())):
+        narrator.start()
+        supervise(core, processes, requests=inbox, on_tick=lambda: None, on_report=lambda _: None)
+        narrator.join()
+    assert heard[:3] == [["actor-0", "evaluator", "learner"], "actor-0", ["learner", "--resume"]]
+    assert heard[3][0] == "learner", "the learner ends first, the others after it has"
+    assert sorted(heard[3]) == ["actor-0", "evaluator", "learner"]
+    assert core.outcome is Outcome.STOPPED
+    assert core.restarts == {"learner": 1, "evaluator": 0, "actor-0": 1}
+    assert processes.log("actor-0").read_text() == "a word for the log of actor-0\n" * 2
+
+
+def test_one_request_that_comes_twice_is_one():
+    """`timeout 1h rookery train pong` sends its SIGTERM to the command, and then to the process group that the command is in."""
+    inbox = queue.SimpleQueue()
+    with stop_signals(lambda: inbox.put(StopRequested())):
+        for number in (signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+    assert inbox.get(timeout=120.0) == StopRequested()
+    assert inbox.empty()
+
+
+def test_actors_come_and_go_while_the_run_goes_on(scene):
+    """`--actors auto`: two more are tried, then one of them leaves, and nobody else is touched."""
+    processes, inbox, heard = scene.processes(), queue.SimpleQueue(), []
+
+    def story():
+        try:
+            scene.heard(), scene.heard()
+            inbox.put(ActorsRequested(3))
+            heard.append(sorted(scene.heard()[0] for _ in range(2)))
+            inbox.put(ActorsRequested(2))
+            heard.append(scene.heard())
+        finally:
+            inbox.put(StopRequested())
+        heard.append(sorted(scene.heard()[0] for _ in range(3)))
+
+    core = Supervisor(actors=1, evaluator=False, timeouts=QUICK)
+    narrator = threading.Thread(target=story)
+    narrator.start()
+    supervise(core, processes, requests=inbox, on_tick=lambda: None, on_report=lambda _: None)
+    narrator.join()
+    assert heard == [["actor-1", "actor-2"], ["actor-2", "leaves"], ["actor-0", "actor-1", "learner"]]
+    assert (core.outcome, core.restarts["actor-2"]) == (Outcome.STOPPED, 0)
+
+
+def test_a_child_that_refuses_its_settings_is_quoted(scene):
+    """The error of an actor about a missing environment reaches the user, not its log only."""
+
+    def command(start):
+        refusal = "import sys; print('unknown environment id: found Pogn'); sys.exit(2)"
+        return [sys.executable, "-c", refusal] if start.child == "actor-0" else scene.command(start)
+
+    core, processes, words = Supervisor(actors=1, evaluator=False, timeouts=QUICK), scene.processes(command), []
+    supervise(
+        core,
+        processes,
+        requests=queue.SimpleQueue(),
+        on_tick=lambda: None,
+        on_report=lambda failure: words.extend([failure.child, *processes.log_end(failure.child)]),
+    )
+    assert words == ["actor-0", "unknown environment id: found Pogn"]
+    assert core.outcome is Outcome.REFUSED
+
+
+def test_a_learner_deaf_to_sigterm_is_killed_with_all_that_it_started(scene):
+    """A second Ctrl-C must bring the prompt back even if a child hangs, and leave no grandchild behind."""
+    deaf = """
+        import os, signal, subprocess, sys
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        child = subprocess.Popen(["sleep", "1000"])
+        os.write(os.open(sys.argv[1], os.O_WRONLY), f"{child.pid}\\n".encode())
+        child.wait()
+    """
+    processes = scene.processes(lambda _: [sys.executable, "-c", textwrap.dedent(deaf), str(scene.pipe)])
+    inbox = queue.SimpleQueue()
+    grandchildren = []
+
+    def on_tick():
+        if not grandchildren:
+            grandchildren.append(psutil.Process(int(scene.heard()[0])))
+            inbox.put(StopRequested())
+            inbox.put(StopRequested())
+
+    core = Supervisor(actors=0, evaluator=False)
+    supervise(core, processes, requests=inbox, on_tick=on_tick, on_report=lambda _: None)
+    assert core.outcome is Outcome.KILLED
+    psutil.wait_procs(grandchildren, timeout=90)
+    assert not grandchildren[0].is_running() or grandchildren[0].status() == psutil.STATUS_ZOMBIE
+
+
+def test_children_do_not_outlive_a_supervisor_that_is_killed(scene):
+    """A kill -9 of the supervisor, or a closed laptop lid's out-of-memory killer: no orphan keeps a core busy for days."""
+    program = f"""
+        import os, sys
+        from pathlib import Path
+        from services.cli.train.processes import Processes
+        from services.cli.train.supervisor import Start
+        command = lambda start: [sys.executable, "-c", {FAKE!r}, start.child, {str(scene.pipe)!r}]
+        processes = Processes(command=command, logs=Path({str(scene.folder / "logs")!r}), environment=os.environ)
+        processes.start(Start("learner"))
+        processes.start(Start("actor-0"))
+        sys.stdin.read()
+    """
+    root = Path(__file__).parents[4]
+    supervisor = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdin=subprocess.PIPE, cwd=root)
+    children = [psutil.Process(int(scene.heard()[1])) for _ in range(2)]
+    supervisor.kill()
+    supervisor.communicate()
+    gone, alive = psutil.wait_procs(children, timeout=90)
+    assert len(gone) == 2, alive
+
+
+def test_the_terminals_ctrl_c_does_not_reach_the_children(scene):
+    """Ctrl-C signals the whole foreground group: a child inside it would die before the learner could drain it."""
+    processes = scene.processes()
+    processes.start(Start(LEARNER))
+    pid = int(scene.heard()[1])
+    assert os.getpgid(pid) == pid == processes.pids()[LEARNER]
+    assert os.getpgid(pid) != os.getpgid(0)
+    processes.kill_all()
+    assert processes.exited() == [Exited(LEARNER, -signal.SIGKILL)]
+
+
+def test_the_log_of_a_child_is_bounded_whatever_it_writes(scene, monkeypatch):
+    """Tracebacks and C libraries too: its stderr is the file itself. The newest lines are kept."""
+    monkeypatch.setattr("services.cli.train.processes.LOG_BYTES", 1000)
+    processes = scene.processes()
+    log = processes.log("actor-0")
+    processes._running["actor-0"] = None  # of a child, only its output matters here
+    with log.open("ab", buffering=0) as output:
+        for number in range(200):
+            output.write(f"line {number}\n".encode())
+            processes.rotate_logs()
+            assert log.stat().st_size <= 1000
+    assert sum(path.stat().st_size for path in log.parent.iterdir()) <= 2100
+    assert sorted(path.name for path in log.parent.iterdir()) == ["actor-0.log", "actor-0.log.1"]
+    assert processes.log_end("actor-0", lines=50) == [f"line {number}" for number in range(150, 200)]
+
+
+def test_a_log_that_cannot_be_opened_costs_the_log_not_the_child(scene):
+    """The folder of the logs could not be made: the disk is full."""
+    (scene.folder / "logs").touch()
+    core = Supervisor(actors=0, evaluator=False, timeouts=QUICK)
+    processes, inbox = scene.processes(), queue.SimpleQueue()
+    inbox.put(StopRequested())
+    supervise(core, processes, requests=inbox, on_tick=lambda: None, on_report=pytest.fail)
+    assert core.outcome is Outcome.STOPPED
+
+
+def test_last_words_are_the_end_of_a_long_log(scene):
+    """A log of many megabytes is not read whole to show its end."""
+    processes = scene.processes()
+    assert processes.log_end("actor-7") == []
+    processes.log("actor-7").write_text("".join(f"line {number}\n" for number in range(100_000)))
+    assert processes.log_end("actor-7", lines=2) == ["line 99998", "line 99999"]

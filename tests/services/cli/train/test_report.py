@@ -1,0 +1,75 @@
+"""The report at the end of a run."""
+
+import json
+
+import pytest
+
+from services.cli.train.report import final_lines, read_summary, verdict
+from services.cli.train.supervisor import Outcome
+
+pytestmark = pytest.mark.service
+
+SUMMARY = {
+    "solved": False,
+    "env_steps": 500_000,
+    "learner_updates": 250,
+    "wall_seconds": 125.0,
+    "frames_per_second": 16_000.0,
+    "mean100": 17.2,
+    "last_evaluation": {"version": 9, "mode": "greedy", "mean": 18.5, "episodes": 10},
+}
+
+
+def judged(outcome=Outcome.FINISHED, summary=SUMMARY, env_steps=1_000_000, wall_seconds=None, **changed):
+    """Verdict on a run with that summary."""
+    summary = summary and summary | changed
+    return verdict(outcome, summary, env_steps=env_steps, wall_seconds=wall_seconds)
+
+
+@pytest.mark.parametrize(
+    ("case", "code", "words"),
+    [
+        ({"solved": True}, 0, "target was reached"),
+        ({"env_steps": 500_000}, 0, "env steps is spent"),
+        ({"wall_seconds": 120.0}, 0, "time is spent"),
+        ({}, 1, "before its target and its budget"),
+        ({"summary": None}, 1, "failed"),
+        ({"outcome": Outcome.STOPPED}, 0, "all work saved"),
+        ({"outcome": Outcome.STOPPED, "learner_updates": 0}, 0, "before the first update"),
+        ({"outcome": Outcome.STOPPED, "summary": None}, 0, "before the first update"),
+        ({"outcome": Outcome.REFUSED}, 2, "a setting is invalid"),
+        ({"outcome": Outcome.FAILED}, 1, "failed"),
+        ({"outcome": Outcome.KILLED}, 130, "is lost"),
+    ],
+)
+def test_each_end_has_its_exit_code_and_its_sentence(case, code, words):
+    """A script asks the exit code, a person reads the sentence; they never disagree."""
+    found, sentence = judged(**case)
+    assert found == code
+    assert words in sentence
+
+
+def test_the_last_lines_say_what_came_out_and_what_to_do_next(tmp_path):
+    text = "\n".join(final_lines("stopped", SUMMARY, run_dir=tmp_path, resumable=True))
+    for fact in ("500,000 env steps in 0:02:05", "mean100 17.2", "18.5 over 10 episodes", str(tmp_path), "--resume --run-dir"):
+        assert fact in text
+    silent = "\n".join(final_lines("solved", None, run_dir=tmp_path, resumable=False))
+    assert "--resume" not in silent
+    assert "tensorboard" not in silent
+
+
+@pytest.mark.parametrize("reproducible", [True, False])
+def test_a_run_that_can_be_repeated_shows_what_it_must_come_to_again(tmp_path, reproducible):
+    """Two runs in lockstep are compared with one look; other hashes agree with nothing, and are not shown."""
+    summary = SUMMARY | {"reproducible": reproducible, "parameters_sha256": "ab" * 32}
+    text = "\n".join(final_lines("solved", summary, run_dir=tmp_path, resumable=False))
+    assert ("sha256 " + "ab" * 32 in text) == reproducible
+
+
+def test_a_summary_cut_short_counts_as_none(tmp_path):
+    """Kill -9 while it was written."""
+    assert read_summary(tmp_path / "summary.json") is None
+    (tmp_path / "summary.json").write_text(json.dumps(SUMMARY)[:40])
+    assert read_summary(tmp_path / "summary.json") is None
+    (tmp_path / "summary.json").write_text(json.dumps(SUMMARY))
+    assert read_summary(tmp_path / "summary.json") == SUMMARY

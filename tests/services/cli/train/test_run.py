@@ -1,0 +1,237 @@
+"""A whole `rookery train` around a learner that is a fake: what the user is shown, and what is left behind."""
+
+import io
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.errors import ConfigError
+from services.cli.train.plan import Plan, Request
+from services.cli.train.run import train
+from services.cli.train.view import LineView
+
+pytestmark = pytest.mark.system
+
+# Serves /status once, then writes the files of a learner, and exits with the code in its arguments.
+LEARNER = """
+import json, pathlib, shutil, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+run_dir, port, solved, code, words, left = pathlib.Path(sys.argv[1]), int(sys.argv[2]), *json.loads(sys.argv[3])
+for name in left:
+    path = run_dir / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(left[name])
+if words:
+    print(words, flush=True)
+    sys.exit(code)
+summary = {"solved": solved, "env_steps": 4000, "wall_seconds": 20.0, "frames_per_second": 200.0, "mean100": 480.0}
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        status = {"phase": "training", "env_steps": 4000, "mean100": 480.0, "version": 7, "policy_lag": None}
+        metric = 'rookery_learner_phase_seconds_total{phase="train"} 9.0\\n'
+        self.wfile.write(json.dumps(status).encode() if self.path == "/status" else metric.encode())
+    def log_message(self, *_):
+        pass
+server = HTTPServer(("127.0.0.1", port), Handler)
+shutil.copy(run_dir / "addresses.json", run_dir / "seen.json")
+server.handle_request()
+server.handle_request()
+curve = "wall_seconds,env_steps,episode_return_mean,evaluation_return\\n1,100,20,\\n20,4000,480,\\n"
+(run_dir / "learning_curve.csv").write_text(curve)
+(run_dir / "summary.json").write_text(json.dumps(summary))
+sys.exit(code)
+"""
+
+
+@pytest.fixture
+def trained(tmp_path, monkeypatch):
+    """Run `train` with that learner alone; gives the exit code, what was shown, and the run directory."""
+
+    def run(*, solved=True, code=0, words="", left=None, debug=False):
+        how = json.dumps([solved, code, words, left or {}])
+
+        def command(plan, _):
+            port = plan.metrics_ports["learner"]
+            return [sys.executable, "-c", LEARNER, str(plan.directory.path), str(port), how]
+
+        monkeypatch.setattr(Plan, "command", command)
+        request = Request(preset="cartpole", overrides=("actor.count=0", "evaluator.enabled=false"), run_dir=tmp_path / "run")
+        shown, errors = io.StringIO(), io.StringIO()
+        environ = {**os.environ, "ROOKERY_RUN__SEED": "9"}
+        code = train(request, environ=environ, command_line=["rookery"], stdout=shown, stderr=errors, debug=debug)
+        return code, shown.getvalue(), errors.getvalue(), tmp_path / "run"
+
+    return run
+
+
+def test_a_run_that_solves_says_so_and_leaves_its_curve(trained):
+    """The five-minute run of the README, in small."""
+    code, shown, errors, run_dir = trained()
+    assert (code, errors) == (0, "")
+    assert "cartpole, seed 9" in shown
+    assert "solved: the target was reached" in shown
+    assert "4,000 env steps in 0:00:20" in shown
+    assert {path.name for path in run_dir.iterdir()} >= {
+        "config.yaml",
+        "command.txt",
+        "learning_curve.png",
+        "summary.json",
+        "logs",
+    }
+
+
+def test_while_a_run_goes_on_its_folder_says_where_its_services_answer(trained):
+    """`rookery top` finds them there, whatever ports were free; and when the run is over nobody is looked for."""
+    *_, run_dir = trained()
+    seen = json.loads((run_dir / "seen.json").read_text())
+    assert list(seen) == ["learner"]
+    assert seen["learner"].startswith("http://127.0.0.1:")
+    assert not (run_dir / "addresses.json").exists()
+
+
+def test_a_learner_that_ends_too_early_is_a_failure(trained):
+    """The learner was stopped by hand: a script must not take the run for a success."""
+    code, shown, _, _ = trained(solved=False)
+    assert code == 1
+    assert "before its target and its budget" in shown
+
+
+def test_a_setting_refused_by_a_service_is_one_line_and_leaves_nothing(trained):
+    """An unknown environment is an error of the service that builds it: the user sees its message, and the folder is removed."""
+    message = "rookery learner: error: unknown environment id: found Pogn-v5, wanted Pong-v5"
+    code, shown, errors, run_dir = trained(code=2, words=f"12:00:00 learner starts\n{message}")
+    assert code == 2
+    assert errors == "rookery train: error: unknown environment id: found Pogn-v5, wanted Pong-v5 (from learner)\n"
+    assert not run_dir.exists()
+    assert "solved" not in shown
+
+
+MANIFEST = "checkpoints/checkpoint-000000000000/manifest.json"
+
+
+@pytest.mark.parametrize(
+    ("left", "kept"),
+    [
+        ({MANIFEST: "{}", "summary.json": '{"learner_updates": 0}'}, False),
+        ({MANIFEST: "{}", "summary.json": '{"learner_updates": 1}'}, True),
+        ({MANIFEST: "{}"}, True),
+        ({MANIFEST: "{}", "summary.json": "cut sho"}, True),
+    ],
+)
+def test_a_run_that_is_refused_keeps_its_folder_only_where_something_was_learned(trained, left, kept):
+    """An actor finds a missing ROM: the learner saves what it has, which is nothing. After an hour it is an hour's work."""
+    code, _, errors, run_dir = trained(code=2, words="rookery learner: error: no", left=left)
+    assert (code, run_dir.exists()) == (2, kept)
+    assert errors == "rookery train: error: no (from learner)\n"
+
+
+def test_debug_shows_the_whole_end_of_the_log(trained):
+    """The traceback of a service is in its log; with --debug the user need not look for it."""
+    _, _, errors, _ = trained(code=2, words="Traceback ...\nrookery learner: error: no", debug=True)
+    assert "Traceback ..." in errors
+
+
+# Serves the pages of a learner until SIGTERM, whose status has the ledger and whose metrics have the messages in its arguments.
+WAITING = """
+import json, signal, sys, time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+ledger, messages = json.loads(sys.argv[2])
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        status = json.dumps({"phase": "training", "ledger": ledger})
+        metrics = f'rookery_learner_messages_dropped_total{{reason="non_finite"}} {messages}\\n'
+        metrics += f'rookery_learner_phase_seconds_total{{phase="wait"}} {time.monotonic()}\\n'
+        self.wfile.write((status if self.path == "/status" else metrics).encode())
+    def log_message(self, *_):
+        pass
+HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+CRASHES = """
+import sys
+print('12:00:00.000 actor CRITICAL unexpected_error error="ValueError: no such level"', "Traceback", sep="\\n")
+sys.exit(1)
+"""
+HANGS = """
+import sys, time
+print("12:00:00.000 actor WARNING environment_slow", flush=True)
+time.sleep(5)
+sys.exit(1)
+"""
+REFUSED = """
+import time
+print('12:00:00.000 actor WARNING message_rejected seq=0 detail="array reward at [3, 0]: found nan"', flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def vain(tmp_path, monkeypatch):
+    """Run `train` with a learner that accepts nothing and one actor; gives the exit code and what was shown."""
+
+    def run(actor, *, refused=0):
+        ledger = json.dumps([{"dropped": {"non_finite": 256 * refused}}, refused])
+
+        def command(plan, start):
+            plan.directory.checkpoints.mkdir(exist_ok=True)
+            plan.directory.summary.write_text('{"learner_updates": 0}')
+            port = str(plan.metrics_ports["learner"])
+            return [sys.executable, "-c", *([WAITING, port, ledger] if start.child == "learner" else [actor])]
+
+        monkeypatch.setattr(Plan, "command", command)
+        request = Request(preset="cartpole", overrides=("actor.count=1", "evaluator.enabled=false"), run_dir=tmp_path / "run")
+        shown, errors = io.StringIO(), io.StringIO()
+        code = train(request, environ=dict(os.environ), command_line=["rookery"], stdout=shown, stderr=errors)
+        return code, shown.getvalue(), errors.getvalue()
+
+    return run
+
+
+def test_a_run_whose_actor_crashes_twice_ends_with_its_error_and_without_advice(vain):
+    code, shown, errors = vain(CRASHES)
+    assert code == 1
+    assert shown.count("actor-0 crashed and is restarted: ValueError: no such level (") == 1
+    assert errors.startswith("rookery train: error: actor-0 cannot work: 2 crashes before any of its experience was ")
+    assert "(exit code 1): ValueError: no such level; mend the environment (" in errors
+    assert errors.count("\n") == 1
+    assert "learner waits" not in shown
+    assert "--resume" not in shown
+
+
+def test_a_run_without_experience_shows_what_its_first_actor_logged_last(vain, monkeypatch):
+    monkeypatch.setattr("services.cli.train.run.SILENCE", 0.0)
+    _, shown, _ = vain(HANGS)
+    assert "of training; actor-0 logged last: 12:00:00.000 actor WARNING environment_slow (" in shown
+
+
+def test_a_run_whose_experience_is_all_refused_ends_with_the_reason(vain):
+    code, shown, errors = vain(REFUSED, refused=3)
+    assert code == 1
+    assert "all its experience is refused (3 messages): array reward at [3, 0]: found nan; mend the environment" in errors
+    assert "learner waits" not in shown
+
+
+def test_a_reader_that_leaves_ends_nothing(capsys):
+    """`rookery train ... | head`: said once, on stderr; and what the stream still holds hurts no later flush."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        view = LineView(stream, style="plain")
+        for _ in range(3):
+            view.print_message("a line")
+    assert capsys.readouterr().err == "rookery train: warning: the display ends: Broken pipe; the run goes on\n"
+
+
+def test_nothing_starts_in_a_folder_that_is_in_use(trained, tmp_path):
+    """A second run into the first one's folder would mix their checkpoints."""
+    trained()
+    with pytest.raises(ConfigError, match="in use"):
+        trained()
+    assert Path(tmp_path / "run" / "summary.json").exists()

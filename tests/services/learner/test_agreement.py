@@ -1,0 +1,75 @@
+"""Decisions of several ranks, and the version from which they continue."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.errors import ConfigError, InternalError
+from services.learner.agreement import REASONS, Agreement, Vote, common_version, decide, sum_ledgers
+from services.learner.ranks import check_alike
+from tests.ranks import on_every_rank
+
+pytestmark = pytest.mark.pure
+
+
+def vote(**changed):
+    return Vote(
+        **{"ready": True, "messages": 1, "env_steps": 8, "episodes": 0, "reason": 0, "save": False, "weights": 0} | changed
+    )
+
+
+def test_an_update_begins_when_every_rank_is_ready_and_one_has_experience():
+    assert decide([vote(), vote(messages=0, env_steps=0)]).train
+    assert not decide([vote(), vote(ready=False)]).train
+    assert not decide([vote(messages=0), vote(messages=0)]).train
+
+
+def test_one_rank_ends_the_run_of_all_and_no_update_begins():
+    decision = decide([vote(), vote(reason=REASONS.index("stopped"))])
+    assert (decision.reason, decision.train) == ("stopped", False)
+
+
+def test_one_rank_makes_all_write_a_checkpoint_and_env_steps_are_summed():
+    decision = decide([vote(env_steps=5, episodes=2), vote(save=True, env_steps=7)])
+    assert (decision.save, decision.env_steps, decision.episodes) == (True, 12, 2)
+
+
+def test_ranks_of_different_weights_end_with_an_error():
+    with pytest.raises(InternalError, match="weights of the ranks differ"):
+        decide([vote(weights=1), vote(weights=2)])
+
+
+def test_votes_and_episodes_are_exchanged_between_ranks():
+    def work(ranks):
+        agreement = Agreement(ranks)
+        own = [1.5] * ranks.index
+        decision = agreement.decide(vote(env_steps=ranks.index, episodes=len(own)))
+        return decision.env_steps, agreement.episodes(own, [3] * ranks.index, decision.episodes)
+
+    assert on_every_rank(3, work) == [(3, ([1.5, 1.5, 1.5], [3, 3, 3]))] * 3
+
+
+@pytest.mark.parametrize(
+    ("versions", "wanted"),
+    [(([7], [7]), 7), (([9, 7, 5], [8, 7]), 7), (([9, 5], [8, 5, 3], [5]), 5), (([9], []), -1), (([9], [8]), -1)],
+)
+def test_ranks_continue_from_the_newest_version_that_all_have(versions, wanted):
+    def work(ranks):
+        own = versions[ranks.index]
+        return common_version(ranks, lambda most: max((each for each in own if most is None or each <= most), default=-1))
+
+    assert on_every_rank(len(versions), work) == [wanted] * len(versions)
+
+
+def test_ledgers_are_summed_by_reason():
+    one = {"produced": 5, "trained": 2, "dropped": {"stale": 3, "gap": 0}}
+    assert sum_ledgers([one, one]) == {"produced": 10, "trained": 4, "dropped": {"stale": 6, "gap": 0}}
+
+
+@pytest.mark.parametrize(("kind", "name"), [("versions", "rookery"), ("settings", "learner.batch")])
+def test_ranks_of_other_versions_or_settings_are_refused(kind, name):
+    facts = [{"versions": {"rookery": "1"}, "settings": {"learner.batch": 2}} for _ in range(2)]
+    check_alike(facts)
+    facts[1][kind] = {name: 4}
+    with pytest.raises(ConfigError, match=rf"differ in {name}: found .* at rank 0 and 4 at rank 1"):
+        check_alike(facts)

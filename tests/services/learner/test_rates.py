@@ -1,0 +1,67 @@
+"""Rates from readings of a counter."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.learner.record import LONG_WINDOW, RATE_SPACING, RateWindow, StepRates
+
+pytestmark = pytest.mark.pure
+
+
+def test_nothing_measured_is_a_rate_of_zero():
+    """The live view draws before the first step."""
+    window = RateWindow()
+    assert window.rates() == StepRates(last_10s=0.0, last_60s=0.0, run=0.0)
+    window.add(5.0, 100.0)
+    assert window.rates() == StepRates(last_10s=0.0, last_60s=0.0, run=0.0)
+
+
+def test_each_window_sees_its_own_stretch():
+    """100/s for 100 s, then 1000/s for 10 s."""
+    window = RateWindow()
+    for second in range(111):
+        window.add(float(second), 100.0 * second if second <= 100 else 10_000.0 + 1000.0 * (second - 100))
+    assert window.rates() == StepRates(last_10s=1000.0, last_60s=(50 * 100 + 10_000) / 60, run=20_000 / 110)
+
+
+def test_a_run_shorter_than_a_window_is_measured_whole():
+    """The first seconds show a rate, not a tenth of it."""
+    window = RateWindow()
+    for second in range(4):
+        window.add(1000.0 + second, 50.0 * second)
+    assert window.rates() == StepRates(last_10s=50.0, last_60s=50.0, run=50.0)
+
+
+def test_a_resumed_total_is_not_counted_as_work_of_this_run():
+    """A learner that resumes shows its old total at the first reading."""
+    window = RateWindow()
+    window.add(0.0, 1_000_000.0)
+    window.add(10.0, 1_000_100.0)
+    assert window.rates().run == 10.0
+
+
+def test_a_counter_that_falls_has_restarted():
+    """The learner came back: the rate must not turn negative."""
+    window = RateWindow()
+    for now, total in ((0.0, 0.0), (5.0, 500.0), (6.0, 0.0), (10.0, 100.0)):
+        window.add(now, total)
+    assert window.rates().run == 60.0
+
+
+def test_a_stall_shows_as_zero():
+    """Nothing moved for ten seconds."""
+    window = RateWindow()
+    for second in range(30):
+        window.add(float(second), 10.0 * min(second, 10))
+    assert window.rates().last_10s == 0.0
+    assert window.rates().run == 100.0 / 29
+
+
+def test_memory_is_bounded_however_often_it_is_read():
+    """A day of readings, a hundred a second."""
+    window = RateWindow()
+    for number in range(50_000):
+        window.add(number / 100, float(number))
+    assert len(window._kept) <= LONG_WINDOW / RATE_SPACING + 2
+    assert window.rates().last_60s == pytest.approx(100.0)

@@ -1,0 +1,137 @@
+"""Whole runs of a learner of several ranks, each with actors of its own, in threads."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from common.algorithms.registry import build_algorithm
+from common.config.load import load_settings
+from common.config.schema import ActorSettings, CheckpointSettings, RunSettings, Settings
+from common.envs.make import spec_of
+from common.runtime.checkpoints import CheckpointStore
+from common.runtime.run_directory import RunDirectory
+from services.learner import startup
+from services.learner.agreement import sum_ledgers
+from tests.ranks import on_every_rank
+from tests.services.test_lockstep import held_up, recipe
+from tests.services.test_whole_run import Colony
+
+pytestmark = pytest.mark.service
+
+RANKS = 2
+TIMELESS = ("learner_updates", "env_steps", "episodes", "mean100", "parameters_sha256", "reproducible")
+
+
+@pytest.fixture(autouse=True)
+def _one_torch_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def of_ranks(settings, *, mode="lockstep", ranks=RANKS, **sections):
+    """The same run by several ranks with two actors each."""
+    learner = settings.learner.model_copy(update={"ranks": ranks})
+    changed = {"run": RunSettings(mode=mode), "actor": ActorSettings(count=2 * ranks), "learner": learner} | sections
+    return Settings(**{name: getattr(settings, name) for name in Settings.model_fields} | changed)
+
+
+def trained(settings, folder, *, delays=1, actors=(2, 2), killed=()):
+    """The finished colony of each rank of a whole run; `killed`: updates before which all ranks are killed."""
+
+    def on_rank(ranks):
+        colony = Colony(settings, folder / str(ranks.index), group=ranks)
+        colony.alive = held_up(delays + 10 * ranks.index)
+        colony.learner_kills, colony.saves = list(killed), lambda: True
+        run = colony.run(actors=actors[ranks.index], evaluator=ranks.index == 0)
+        ledger = run.stats.ledger
+        assert (ledger["queued"], ledger["in_flight"]) == (0, 0)
+        assert ledger["produced"] == ledger["trained"] + sum(ledger["dropped"].values())
+        return run, run.record.summary(run.stats, now=time.monotonic())
+
+    return on_every_rank(len(actors), on_rank)
+
+
+def timeless(runs):
+    return [{name: summary[name] for name in TIMELESS} for _, summary in runs]
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
+def test_two_ranks_in_lockstep_end_twice_with_the_same_weights(tmp_path, algorithm):
+    settings = of_ranks(recipe(algorithm))
+    first = trained(settings, tmp_path / "1", delays=1)
+    second = trained(settings, tmp_path / "2", delays=2)
+    assert timeless(first) == timeless(second)
+    one, other = timeless(first)
+    assert one == other
+    assert one["reproducible"]
+    assert one["learner_updates"] > 3
+    ledger = sum_ledgers([run.stats.ledger for run, _ in first])
+    assert ledger["trained"] == one["env_steps"]
+    assert ledger["produced"] == sum(actor.stats.env_steps for run, _ in first for actor in run.actors)
+
+
+def test_killed_ranks_continue_bit_for_bit_from_their_checkpoints(tmp_path):
+    settings = of_ranks(recipe("dqn"), checkpoint=CheckpointSettings(every_seconds=1e-9, replay=True))
+    alone = trained(settings, tmp_path / "alone")
+    disturbed = trained(settings, tmp_path / "killed", delays=3, killed=(0, 2, 4))
+    assert timeless(disturbed) == timeless(alone)
+
+
+def test_a_rank_without_actors_delays_no_other(tmp_path):
+    (busy, one), (idle, other) = trained(of_ranks(recipe("ppo"), mode="asynchronous"), tmp_path, actors=(2, 0))
+    assert one["parameters_sha256"] == other["parameters_sha256"]
+    assert busy.reason == idle.reason == "env step budget spent"
+    assert idle.stats.ledger["trained"] == 0
+    assert busy.stats.ledger["trained"] == one["env_steps"] == other["env_steps"]
+
+
+def test_another_number_of_ranks_continues_with_the_weights_and_the_ledgers_of_all(tmp_path):
+    settings = of_ranks(recipe("ppo"))
+    runs = trained(settings, tmp_path)
+    ledger = sum_ledgers([run.stats.ledger for run, _ in runs])
+
+    def resumed(count):
+        """The state from which each of `count` ranks continues: version, weights, ledger."""
+
+        def on_rank(ranks):
+            directory = RunDirectory(tmp_path / str(ranks.index) / "run")
+            loaded = load_settings(preset=None, overrides=(), environ={})
+            invocation = startup.Invocation(
+                loaded=replace(loaded, settings=of_ranks(recipe("ppo"), ranks=count)),
+                run_dir=directory.path,
+                resume=True,
+                run_lock=None,
+                config_named=False,
+                linger=False,
+                debug=False,
+            )
+            env = spec_of(settings.env)
+            algorithm = build_algorithm(settings.algorithm, model=settings.model, env=env, seed=ranks.index, ranks=ranks)
+            record, session = startup.open_state(
+                invocation,
+                directory,
+                algorithm=algorithm,
+                env=env,
+                store=CheckpointStore(directory.checkpoints, keep=2),
+                group=ranks if count > 1 else None,
+            )
+            weights = torch.cat([each.detach().flatten() for each in algorithm.model.parameters()])
+            return record, weights, session.ledger.as_dict()
+
+        return on_every_rank(count, on_rank)
+
+    for count in (2, 3, 1):
+        continued = resumed(count)
+        for record, weights, _ in continued:
+            assert record.version == runs[0][0].record.version
+            torch.testing.assert_close(weights, continued[0][1], rtol=0, atol=0)
+        found = sum_ledgers([ledger for _, _, ledger in continued])
+        assert found["trained"] == ledger["trained"]
+        assert found["produced"] == ledger["produced"]
+        assert found["produced"] == found["trained"] + found["in_flight"] + sum(found["dropped"].values())

@@ -1,0 +1,472 @@
+"""Tests of the shared root with both roles: command line, refusals of the learner, and the end of the process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import msgpack
+import pytest
+
+from common.algorithms.registry import rollout_schema
+from common.config.schema import RunConfig, Settings
+from common.envs.make import make as make_environment
+from common.envs.make import spec_of
+from common.envs.spec import EnvSettings
+from common.errors import ConfigError
+from common.models import arithmetic
+from common.observability.metrics import Exporter
+from common.observability.worker_metrics import ACTOR_METRICS, ActorStats
+from common.protocol import codec
+from common.protocol.messages import PROTOCOL_VERSION, Drain, Envelope, Goodbye, Hello, Refusal, SnapshotWanted, Welcome
+from common.runtime import process
+from common.transport.api import Handshakes
+from common.transport.curve import LearnerKeys, make
+from common.transport.zmq import ZmqLearner
+from services import worker
+from services.acting import policy_of
+from services.actor import __main__ as actor
+from services.evaluator import __main__ as evaluator
+
+METRICS = Exporter(ACTOR_METRICS, ActorStats)
+pytestmark = pytest.mark.system
+
+ROOTS = {"actor": actor, "evaluator": evaluator}
+each_role = pytest.mark.parametrize("role", ROOTS)
+
+
+def frames(message):
+    """A message of the run as bytes."""
+    return codec.encode(Envelope(run="run-1", message=message))
+
+
+def welcome(*, config=None, signature=None, heartbeat=1.0):
+    """Return a Welcome."""
+    settings = Settings()
+    env, shape = spec_of(settings.env), {"length": settings.rollout.length, "num_envs": settings.env.num_envs}
+    return Welcome(
+        index=0,
+        generation=0,
+        config=RunConfig.of(settings, run_id="run-1").to_json() if config is None else config,
+        env_signature=env.signature if signature is None else signature,
+        schema=rollout_schema(settings.algorithm, env=env, **shape),
+        credits=1,
+        version=-1,
+        heartbeat_seconds=heartbeat,
+    )
+
+
+def naming(entry_point, **kwargs):
+    """A run's configuration with an environment that is built by `entry_point`."""
+    settings = Settings(env=EnvSettings(entry_point=entry_point, kwargs=kwargs))
+    return RunConfig.of(settings, run_id="run-1").to_json()
+
+
+class Learner:
+    """Answers a message with what `answer` makes of it, or with nothing."""
+
+    def __init__(self, answer, keys):
+        """Bound to any free port."""
+        self.transport, self.answer = ZmqLearner("tcp://127.0.0.1:0", linger=0.5, keys=keys), answer
+        self.over, self.seldom = threading.Event(), lambda: None  # done when nothing came for a while
+        self.endpoint, self.heard = self.transport.endpoint, []
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+
+    def run(self):
+        """Until the test is over and each worker's connection has ended, behind its last message."""
+        routes = set()
+        while not self.over.is_set() or any(self.transport.send(route, [b""]) for route in routes):
+            self.receive(0.1, routes)
+        while self.receive(0.0, routes):
+            pass
+        self.transport.close()
+
+    def receive(self, seconds, routes):
+        """Receive and answer one message; return whether there was one."""
+        if (arrived := self.transport.receive(seconds)) is None:
+            self.seldom()
+            return False
+        route, received = arrived
+        routes.add(route)
+        self.heard.append(codec.decode(received).message)
+        if answer := self.answer(self.heard[-1]):
+            self.transport.send(route, answer)
+        return True
+
+    def end(self):
+        """Hear what is still on the way; all messages."""
+        self.over.set()
+        self.thread.join()
+        return self.heard
+
+
+@pytest.fixture
+def learner():
+    """Starts a learner with its answers: one to everything, or by message."""
+    started = []
+
+    def start(answer, keys=None):
+        started.append(Learner(answer if callable(answer) else lambda _: answer, keys))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.end()
+
+
+@pytest.fixture(autouse=True)
+def _quiet(tmp_path, monkeypatch):
+    """An empty folder, no lower priority for the tester, and a log that is as it was afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("common.runtime.process.yield_cpu", lambda *_: None)
+    before, level = list(logging.getLogger().handlers), logging.getLogger().level
+    yield
+    logging.getLogger().handlers[:] = before
+    logging.getLogger().setLevel(level)
+
+
+@each_role
+def test_one_fact_is_enough(role):
+    """`rookery actor --learner tcp://host:port`; all else comes with the Welcome."""
+    invocation = worker.parse(role, ["--learner", "tcp://127.0.0.1:5999"], {})
+    own = getattr(invocation.settings, role)
+    assert (own.learner, own.name, invocation.debug) == ("tcp://127.0.0.1:5999", "", False)
+    assert (own.keys, own.insecure, own.allow_code) == ("", False, ())
+
+
+@each_role
+def test_what_the_owner_of_a_worker_permits_is_said_by_options(role):
+    """`rookery actor --learner tcp://host:port --insecure --allow-code mygames`, as on a second machine."""
+    words = ["--learner", "tcp://10.0.0.7:5700", "--insecure", "--allow-code", "mygames", "--allow-code", "other.envs"]
+    own = getattr(worker.parse(role, words, {}).settings, role)
+    assert (own.learner, own.insecure, own.allow_code) == ("tcp://10.0.0.7:5700", True, ("mygames", "other.envs"))
+
+
+@each_role
+def test_a_learner_of_another_machine_needs_keys_or_a_trusted_network(role, capsys):
+    """One line before anything is sent there."""
+    assert ROOTS[role].main(["--learner", "tcp://10.0.0.7:5700"]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert err.startswith(f"rookery {role}: error: {role}.learner: found tcp://10.0.0.7:5700, wanted an address of this machine")
+    assert f"{role}.keys" in err
+    assert f"set {role}.insecure=true" in err
+
+
+@each_role
+def test_the_environment_can_say_it_too(role):
+    """A container gets its settings as variables, and its command line from the image."""
+    prefix = f"ROOKERY_{role.upper()}"
+    environ = {
+        f"{prefix}__LEARNER": "tcp://learner:5700",
+        f"{prefix}__INSECURE": "true",
+        f"{prefix}__ALLOW_CODE": "[mygames]",
+        "ROOKERY_METRICS__PORT": "9100",
+    }
+    settings = worker.parse(role, ["--name", "the-third"], environ).settings
+    own = getattr(settings, role)
+    assert (own.learner, own.name, settings.metrics.port) == ("tcp://learner:5700", "the-third", 9100)
+    assert (own.insecure, own.allow_code) == (True, ("mygames",))
+
+
+@each_role
+@pytest.mark.parametrize("address", ["10.0.0.7:5700", "tcp://:5700", "tcp://10.0.0.7:99999"])
+def test_an_address_that_cannot_be_is_refused(role, address):
+    """Before anything is waited for."""
+    with pytest.raises(ConfigError, match="tcp://host:port"):
+        worker.parse(role, ["--learner", address], {})
+
+
+@each_role
+def test_an_unknown_option_is_one_line_and_exit_code_2(role, capsys):
+    """No page of usage that hides the word that was wrong."""
+    with pytest.raises(SystemExit) as end:
+        worker.parse(role, ["--lerner", "tcp://10.0.0.7:5700"], {})
+    assert end.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+ANSWERS = {
+    "another run": (
+        lambda: frames(Refusal(code="run", reason="run: found 'a', wanted 'b'; restart", retry=False)),
+        ["'a'", "'b'", "restart"],
+    ),
+    "another protocol": (
+        lambda: [msgpack.packb({"v": PROTOCOL_VERSION + 1, "tag": "refusal"})],
+        [f"found {PROTOCOL_VERSION + 1}", f"wanted {PROTOCOL_VERSION}", "same rookery version"],
+    ),
+    "another environment": (lambda: frames(welcome(signature="0123")), ["environment", "0123", "install"]),
+    "code that was not allowed": (
+        lambda: frames(welcome(config=naming("os:system", command="touch ran"))),
+        ["env.entry_point 'os:system'", "--allow-code os", "tcp://127.0.0.1:"],
+    ),
+    "another release's settings": (lambda: frames(welcome(config='{"run_id": 5}')), ["configuration", "same rookery version"]),
+}
+
+
+@each_role
+@pytest.mark.parametrize("what", ANSWERS)
+def test_a_learner_of_another_kind_costs_one_line_and_exit_code_2(role, what, learner, capsys):
+    """A wrong address, a leftover process, a machine with another release: found, wanted, what to do; no traceback, no hang."""
+    answer, says = ANSWERS[what]
+    assert ROOTS[role].main(["--learner", learner(answer()).endpoint, "--name", "one"]) == 2
+    err = capsys.readouterr().err
+    (line,) = [line for line in err.splitlines() if "error:" in line]
+    assert line.startswith(f"rookery {role}: error: ")
+    assert "Traceback" not in err
+    for word in says:
+        assert word in line
+    assert not Path("ran").exists()
+
+
+@each_role
+@pytest.mark.parametrize("changed", [{"config": '{"run_id": 5}'}, {"signature": "0123"}])
+def test_a_welcome_that_the_network_changed_is_requested_once_more(role, changed, learner):
+    """Without keys no message is protected: one bad Welcome must not end a worker."""
+    welcomes = [welcome(), welcome(**changed)]
+    drain = frames(Drain(reason="target reached", deadline_seconds=0.1))
+
+    def answer(message):
+        if isinstance(message, Hello):
+            return frames(welcomes.pop() if len(welcomes) > 1 else welcomes[0])
+        return drain if isinstance(message, SnapshotWanted) else None
+
+    welcoming = learner(answer)
+    assert ROOTS[role].main(["--learner", welcoming.endpoint, "--name", "one"]) == 0
+    heard = welcoming.end()
+    assert [message.reason for message in heard if isinstance(message, Goodbye)] == ["target reached"]
+    first, *_, last = [message.incarnation for message in heard if isinstance(message, Hello)]
+    assert last > first
+
+
+@each_role
+def test_code_of_an_allowed_package_runs(role, learner):
+    """The owner's option alone allows it; the learner is the same."""
+    drain = frames(Drain(reason="target reached", deadline_seconds=0.1))
+    config = naming("common.envs.probes:counting", lengths=[3])
+    env = spec_of(EnvSettings(entry_point="common.envs.probes:counting", kwargs={"lengths": [3]}))
+    greeted = frames(welcome(config=config, signature=env.signature))
+    welcoming = learner(lambda message: {Hello: greeted, SnapshotWanted: drain}.get(type(message)))
+    words = ["--learner", welcoming.endpoint, "--name", "one", "--allow-code", "common.envs.probes"]
+    assert ROOTS[role].main(words) == 0
+    assert isinstance(welcoming.end()[-1], Goodbye)
+
+
+@each_role
+def test_a_run_that_is_over_ends_the_worker_with_exit_code_0(role, learner, capsys):
+    """Restarted by its supervisor just as the run ended: no blame, or the supervisor would give up a run that was solved."""
+    answer = frames(Refusal(code="draining", reason="the run is ending", retry=False))
+    assert ROOTS[role].main(["--learner", learner(answer).endpoint, "--name", "one"]) == 0
+    err = capsys.readouterr().err
+    assert "error:" not in err
+    assert f'{role}_ended reason="the run is ending"' in err
+
+
+@each_role
+def test_a_wrong_address_is_refused_before_anything_is_waited_for(role, capsys):
+    """A typing slip in a manifest."""
+    assert ROOTS[role].main(["--learner", "10.0.0.7:5700"]) == 2
+    assert "tcp://host:port" in capsys.readouterr().err
+
+
+@each_role
+def test_keys_that_cannot_be_read_are_reported_before_any_wait(role, capsys):
+    """A folder that was not mounted."""
+    assert ROOTS[role].main(["--learner", "tcp://127.0.0.1:5700", "--keys", "/nowhere"]) == 2
+    err = capsys.readouterr().err
+    assert err.count("error:") == err.count("\n") == 1
+    assert "No such file or directory at /nowhere/worker.key_secret" in err
+
+
+@each_role
+def test_who_is_not_let_in_says_so_and_goes_on_asking(role, learner, tmp_path, capsys, monkeypatch):
+    """A learner with keys and a worker without: it waits, since the keys may come later, and says what may be wrong."""
+    make(tmp_path, ["worker"])
+    guarded = learner(None, keys=LearnerKeys.of(str(tmp_path / "learner")))
+    signalled, noted, failures = [], threading.Event(), Handshakes.handshake_failures
+
+    def watched(handshakes, now):
+        if note := failures(handshakes, now):
+            noted.set()
+        return note
+
+    monkeypatch.setattr(Handshakes, "handshake_failures", watched)
+
+    def end_when_refused_twice():
+        if guarded.transport.handshakes.failed.total() > 1 and noted.is_set() and not signalled:
+            signalled.append(os.kill(os.getpid(), signal.SIGTERM))
+
+    guarded.seldom = end_when_refused_twice
+    assert ROOTS[role].main(["--learner", guarded.endpoint, "--name", "one"]) == 0
+    assert guarded.end() == []
+    err = capsys.readouterr().err
+    assert "handshake_failed times=" in err
+    assert "(--keys)" in err
+
+
+@each_role
+def test_who_has_keys_is_welcomed_by_a_learner_that_knows_them(role, learner, tmp_path):
+    """From the command line to the socket."""
+    make(tmp_path, ["worker"])
+    answer = frames(Refusal(code="draining", reason="the run is ending", retry=False))
+    guarded = learner(answer, keys=LearnerKeys.of(str(tmp_path / "learner")))
+    assert ROOTS[role].main(["--learner", guarded.endpoint, "--keys", str(tmp_path / "worker"), "--name", "one"]) == 0
+    assert guarded.end()[0].worker == "one"
+
+
+@each_role
+def test_a_worker_on_a_trusted_network_says_so_when_it_starts(role, learner, capsys):
+    """The log warns its reader: nothing proves which learner the worker joined."""
+    ending = learner(frames(Refusal(code="draining", reason="the run is ending", retry=False)))
+    assert ROOTS[role].main(["--learner", ending.endpoint, "--name", "one", "--insecure"]) == 0
+    assert f"insecure learner={ending.endpoint}" in capsys.readouterr().err
+
+
+@each_role
+def test_sigterm_before_a_learner_answered_ends_well(role, learner, capsys):
+    """A pod is moved to another node while its learner is not up yet."""
+
+    def end(_):
+        if len(silent.heard) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    silent = learner(end)
+    assert ROOTS[role].main(["--learner", silent.endpoint, "--name", "one"]) == 0
+    assert {type(message) for message in silent.end()} == {Hello}
+    assert f"{role}_ended reason=SIGTERM" in capsys.readouterr().err
+
+
+@each_role
+def test_who_was_welcomed_says_goodbye_with_the_reason_for_leaving(role, learner, capsys):
+    """Under the name and role it greeted with, so that the learner can close its account; the log has the run."""
+    drain = frames(Drain(reason="target reached", deadline_seconds=0.1))
+    welcoming = learner(lambda message: {Hello: frames(welcome()), SnapshotWanted: drain}.get(type(message)))
+    assert ROOTS[role].main(["--learner", welcoming.endpoint, "--name", "one"]) == 0
+    heard = welcoming.end()
+    assert (heard[0].role, heard[0].worker) == (role, "one")
+    assert [message.reason for message in heard if isinstance(message, Goodbye)] == ["target reached"]
+    assert f" welcomed run=run-1 learner={welcoming.endpoint} slot=" in capsys.readouterr().err
+
+
+@each_role
+def test_a_worker_with_linger_outlives_the_run_until_sigterm(role, learner, monkeypatch):
+    """Restarted at each end, a pod would greet a finished run for ever; meanwhile it sends nothing."""
+    lingering, lingered = process.linger, []
+
+    def linger(shutdown, health):
+        lingered.append(role)
+        os.kill(os.getpid(), signal.SIGTERM)
+        lingering(shutdown, health)
+        assert shutdown.reason == "SIGTERM"
+
+    monkeypatch.setattr(process, "linger", linger)
+    drain = frames(Drain(reason="target reached", deadline_seconds=0.1))
+    welcoming = learner(lambda message: {Hello: frames(welcome()), SnapshotWanted: drain}.get(type(message)))
+    assert ROOTS[role].main(["--learner", welcoming.endpoint, "--name", "one", "--linger"]) == 0
+    assert isinstance(welcoming.end()[-1], Goodbye)
+    assert lingered == [role]
+
+
+@each_role
+def test_without_a_name_it_gets_one_that_no_other_process_has(role, learner):
+    """Eight actors on one machine, started by a loop in a shell."""
+    answer = frames(Refusal(code="draining", reason="the run is ending", retry=False))
+    one = learner(answer)
+    assert ROOTS[role].main(["--learner", one.endpoint]) == 0
+    assert one.end()[0].worker.startswith(f"{role}-")
+    assert one.heard[0].worker.endswith(f"-{os.getpid()}")
+
+
+def test_readiness_follows_the_learner_until_the_run_is_over(learner):
+    """A drain of a node waits for ready pods: an actor without a learner is not ready, at the end of its run it is."""
+    away, over, answers = threading.Event(), threading.Event(), []
+
+    def answer(message):
+        if away.is_set():
+            return None
+        if isinstance(message, Hello):
+            return frames(welcome(heartbeat=0.05))
+        return frames(Drain(reason="target reached", deadline_seconds=0.1)) if over.is_set() else None
+
+    class Waiter:
+        """Does nothing but stay in touch with its learner."""
+
+        def __init__(self, welcomed):
+            self.link, self.ready = welcomed.link, welcomed.health.readiness
+
+        def wait(self, happened):
+            while not happened(answered := self.ready()):
+                self.link.service(0.02)
+            answers.append((answered.ok, answered.sentence))
+
+        def run(self):
+            self.wait(lambda answered: answered.ok)
+            away.set()
+            self.wait(lambda answered: not answered.ok)
+            away.clear()
+            self.wait(lambda answered: answered.ok)
+            over.set()
+            self.wait(lambda answered: answered.ok and self.link.drain)
+            away.set()
+            while self.link.joined:
+                self.link.service(0.02)
+            self.wait(lambda _: True)
+            return "done"
+
+    endpoint = learner(answer).endpoint
+    words = ["--learner", endpoint, "--name", "one"]
+    assert worker.main("actor", words, metrics=METRICS, build=Waiter) == 0
+    well = (True, "ok")
+    assert answers == [well, (False, f"no learner at {endpoint}"), well, well, well]
+
+
+def test_a_worker_that_takes_a_minute_to_build_its_environments_is_healthy(learner, monkeypatch):
+    """A simulator loads its maps: a probe that restarts the actor meanwhile would restart it for ever."""
+    answers = []
+
+    class Slow:
+        """Looks at its own health as if a minute had passed, and has nothing to do."""
+
+        def __init__(self, welcomed):
+            monkeypatch.setattr(welcomed.health, "_clock", lambda: time.monotonic() + 60.0)
+            answers.append(welcomed.health.liveness().ok)
+
+        def run(self):
+            return "done"
+
+    words = ["--learner", learner(frames(welcome())).endpoint, "--name", "one"]
+    assert worker.main("actor", words, metrics=METRICS, build=Slow) == 0
+    assert answers == [True]
+
+
+@pytest.mark.parametrize(("has", "logged"), [("fp32", True), ("bf16", False)])
+def test_acting_in_bfloat16_on_a_processor_without_it_is_logged(learner, monkeypatch, capsys, has, logged):
+    """It acts in float32, several times as fast as it would emulate bfloat16."""
+    monkeypatch.setattr(arithmetic, "native", lambda *_: has)
+
+    class Builder:
+        """Builds its policy, and has nothing to do."""
+
+        def __init__(self, welcomed):
+            policy_of(welcomed, make_environment(welcomed.run.env), precision="bf16", training=True)
+
+        def run(self):
+            return "done"
+
+    words = ["--learner", learner(frames(welcome())).endpoint, "--name", "one"]
+    assert worker.main("actor", words, metrics=METRICS, build=Builder) == 0
+    assert ("no_bfloat16 setting=actor.precision" in capsys.readouterr().err) == logged
+
+
+@pytest.mark.parametrize(
+    ("role", "name", "rank"), [("actor", "actor-0", 0), ("actor", "actor-3", 1), ("actor", "actor-x", 0), ("evaluator", "e-1", 0)]
+)
+def test_a_worker_belongs_to_the_rank_that_its_name_gives(role, name, rank):
+    addresses = "tcp://a:1,tcp://b:2"
+    assert worker.rank_address(addresses, role=role, name=name) == addresses.split(",")[rank]
+    assert worker.rank_address("tcp://a:1", role=role, name=name) == "tcp://a:1"

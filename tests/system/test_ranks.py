@@ -1,0 +1,47 @@
+"""`rookery train` with two learner processes: one is killed, all continue, and their ledgers add up."""
+
+from __future__ import annotations
+
+import signal
+
+import psutil
+import pytest
+
+from services.cli.train.status import add_up
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(2400)]
+
+SECONDS = 600.0  # for anything awaited: each start imports torch in four processes
+
+
+def test_a_killed_rank_comes_back_and_the_ledgers_of_both_add_up(colony, wait, balances):
+    run = colony.train("learner.ranks=2", "evaluator.enabled=false")
+    others = colony.run_dir / "rank-1" / "checkpoints"
+    wait(lambda: colony.checkpoints() and list(others.glob("checkpoint-*")), "both ranks write checkpoints", SECONDS)
+    first, second = sorted(learners(run), key=lambda child: child.environ()["RANK"])
+    actors = {name: child.pid for name, child in run.children().items() if name != "learner"}
+    saved = int(colony.checkpoints()[-1].rpartition("-")[2])
+    second.kill()
+    wait(lambda: not first.is_running() or first.status() == psutil.STATUS_ZOMBIE, "the other rank ends too", SECONDS)
+    wait(lambda: run.http.status().get("learner_updates", 0) > saved, "both train on from a checkpoint", SECONDS)
+    assert {name: child.pid for name, child in run.children().items() if name != "learner"} == actors
+    run.signal(signal.SIGINT)
+    assert run.ended(SECONDS) == 0, run.output
+    summary = colony.summary()
+    balances(summary["ledger"])
+    assert len(summary["ledgers"]) == 2
+    assert all(ledger["trained"] > 0 for ledger in summary["ledgers"])
+    assert summary["ledger"] == add_up(summary["ledgers"])
+    assert summary["ledger"]["trained"] == summary["env_steps"]
+    assert summary["ledger"]["in_flight"] == summary["ledger"]["queued"] == 0
+
+
+def learners(run):
+    """The processes of all ranks that `rookery train` started."""
+    return [child for child in psutil.Process(run.process.pid).children(recursive=True) if "services.learner" in child.cmdline()]
+
+
+def test_a_process_that_does_not_know_its_rank_ends_with_one_line(colony):
+    one = colony.learner("learner.ranks=2")
+    assert one.ended(SECONDS) == 2
+    assert "learner.ranks is 2, and this process does not know which one it is" in one.output
