@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from services.cli.train.status import add_up
+from tests.system.conftest import Http
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(2400)]
 
@@ -23,7 +24,11 @@ def test_a_killed_rank_comes_back_and_the_ledgers_of_both_add_up(colony, wait, b
     saved = int(colony.checkpoints()[-1].rpartition("-")[2])
     second.kill()
     wait(lambda: not first.is_running() or first.status() == psutil.STATUS_ZOMBIE, "the other rank ends too", SECONDS)
+    # An update does not wait for a rank that has no workers yet: each rank must have trained on experience of its own.
+    ranks = [run.http, Http(int(run.http.url.rpartition(":")[2]) + 1)]
     wait(lambda: run.http.status().get("learner_updates", 0) > saved, "both train on from a checkpoint", SECONDS)
+    for rank in ranks:
+        wait(lambda rank=rank: rank.status().get("ledger", {}).get("trained", 0) > 0, "the rank trains on its own experience", SECONDS)
     assert {name: child.pid for name, child in run.children().items() if name != "learner"} == actors
     run.signal(signal.SIGINT)
     assert run.ended(SECONDS) == 0, run.output
