@@ -34,8 +34,9 @@ from common.runtime.checkpoints import CheckpointStore
 from common.runtime.run_directory import RunDirectory
 from services.cli.train.plan import Request, make_plan
 from services.learner import startup
-from services.learner.best import better_policy
-from services.learner.startup import open_directory, open_state, parse, with_run_id, write_config
+from services.learner.resume import open_state
+from services.learner.saving import better_policy
+from services.learner.startup import open_directory, parse, with_run_id, write_config
 
 pytestmark = pytest.mark.service
 

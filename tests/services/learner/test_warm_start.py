@@ -11,7 +11,8 @@ from common.errors import ConfigError, ResourceError
 from common.models.snapshot import ParameterLayout, digest
 from common.runtime.checkpoint_files import Checkpoint
 from common.runtime.checkpoints import CheckpointStore
-from services.learner.startup import _load_initial_weights, open_directory, open_state, parse, with_run_id
+from services.learner.resume import _load_initial_weights, open_state
+from services.learner.startup import open_directory, parse, with_run_id
 
 pytestmark = pytest.mark.service
 
