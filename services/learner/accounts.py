@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from common.errors import ResourceError
+from common.protocol.events import Instruction, Send
+from common.protocol.learner_side import LearnerSide
+from common.protocol.messages import Credit
 from common.protocol.registry import check_saved
 from common.runtime.disk import DISK, Disk
 from common.units import MIB, Seconds
@@ -52,6 +55,14 @@ class AccountsFile:
     def due(self) -> bool:
         """Return whether `restart` is due: before the first line, after enough bytes, a while after a failure."""
         return (self._file is None or self._bytes >= MOST_BYTES) and self._clock() >= self._retry_at
+
+    def write(self, session: LearnerSide, instructions: Iterable[Instruction], *, closed: bool) -> None:
+        """Write the accounts of the workers that `instructions` give credits, and those that were `closed` since the last time."""
+        if self.due:
+            self.restart(session.accounts())
+        routes = [send.route for send in instructions if isinstance(send, Send) and isinstance(send.message, Credit)]
+        if changes := session.changed_accounts(routes, closed=closed):
+            self.append(changes)
 
     def restart(self, state: Mapping[str, Any]) -> None:
         """Replace the file by one with a single line: `state`, the accounts of all workers (`LearnerSide.accounts`)."""
