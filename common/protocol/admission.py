@@ -32,7 +32,7 @@ from common.protocol.messages import (
     Report,
 )
 from common.protocol.registry import SessionConfig, WorkerRegistry
-from common.protocol.worker_record import HOLES, EpisodeCheck, RunningEpisodes, SlotState, SlotStates, Worker
+from common.protocol.worker_record import HOLES, EpisodeCheck, LockstepState, LockstepStates, RunningEpisodes, Worker
 from common.units import EnvSteps, Seconds, Version
 
 BAD = (DropReason.DECODE, DropReason.SCHEMA, DropReason.NON_FINITE, DropReason.OUT_OF_RANGE, DropReason.EPISODES)
@@ -64,7 +64,7 @@ class Admission:
         self.ledger = Ledger()
         self.messages_dropped: Counter[str] = Counter()
         self.waiting = 0  # admitted messages with credits that have not returned
-        self.states = SlotStates()
+        self.states = LockstepStates()
         self.resumed = resumed
         self.draining = False
         self._registry = registry
@@ -259,7 +259,7 @@ class Admission:
         """Keep, in lockstep, the state from which the slot continues. The first empty state is logged."""
         before, state = self.states.newest(worker.index), message.arrays[ACTOR_STATE]
         running = worker.episodes if isinstance(worker.episodes, RunningEpisodes) else None
-        self.states.admitted(worker.index, worker.key, message.seq, SlotState(state, running.state_dict() if running else {}))
+        self.states.admitted(worker.index, worker.key, message.seq, LockstepState(state, running.state_dict() if running else {}))
         if state.size:
             return []
         if before is None:
