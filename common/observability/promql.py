@@ -19,15 +19,6 @@ from common.observability.metrics import Metric
 ORDINARY_DROPS = (DropReason.DUPLICATE, DropReason.ROLLED_BACK, DropReason.UNFINISHED, DropReason.RUN_ENDED)
 """Drops of a healthy run: duplicates, the cost of a resume, and rollouts cut short by the end of an actor or a run."""
 
-UNREADABLE_DROPS = (
-    DropReason.DECODE,
-    DropReason.SCHEMA,
-    DropReason.NON_FINITE,
-    DropReason.OUT_OF_RANGE,
-    DropReason.EPISODES,
-)
-"""Drops of messages that no worker of this run would send."""
-
 BOTTLENECKS = (Kind.BALANCED, Kind.LEARNER, Kind.ACTOR, Kind.PACE, Kind.NETWORK, Kind.CPU)
 """Meaning of the values of `bottleneck`."""
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from common import units
-from common.errors import DropReason, ProtocolError
+from common.errors import BAD_CONTENT, DropReason, ProtocolError
 from common.protocol import events as e
 from common.protocol.arrays import check_numbers, check_schema
 from common.protocol.events import sentence
@@ -34,9 +34,6 @@ from common.protocol.messages import (
 from common.protocol.registry import SessionConfig, WorkerRegistry
 from common.protocol.worker_record import HOLES, EpisodeCheck, LockstepState, LockstepStates, RunningEpisodes, Worker
 from common.units import EnvSteps, Seconds, Version
-
-BAD = (DropReason.DECODE, DropReason.SCHEMA, DropReason.NON_FINITE, DropReason.OUT_OF_RANGE, DropReason.EPISODES)
-"""Drop reasons that only a faulty or hostile worker causes."""
 
 LARGEST = {"reward": REWARD_MAX, "obs": OBSERVATION_MAX, "final_obs": OBSERVATION_MAX, "action": OBSERVATION_MAX}
 """Largest absolute values in the float arrays of a trajectory."""
@@ -142,7 +139,7 @@ class Admission:
         except ProtocolError as error:
             self.ledger.drop(error.reason, message.env_steps)
             worker.complete(message.seq, message.env_steps)
-            worker.bad_messages += error.reason in BAD
+            worker.bad_messages += error.reason in BAD_CONTENT
             return out + self._reject("experience_refused", worker, message.seq, error)
         worker.bad_messages = 0
         crossing = sum(array.nbytes for array in message.arrays.values()) / SLOWEST_LINK
