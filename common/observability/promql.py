@@ -119,8 +119,10 @@ def bottleneck_of(learner_waits: str, actors_wait: str, on_the_wire: str, learne
         f"{waits} < {waiting} and on (namespace) ({lost}) > {CPU_LOST:g}"
         for waits, lost in ((learner, learner_cpu_lost), (actors, actors_cpu_lost))
     )
-    starved = f"0 * ({short}) + {BOTTLENECKS.index(Kind.CPU)}"
-    return f"{starved} or on (namespace) {network} or on (namespace) 2 * ({learner} >= bool {waiting}) + on (namespace) {held}"
+    cpu_starved = f"0 * ({short}) + {BOTTLENECKS.index(Kind.CPU)}"
+    return (
+        f"{cpu_starved} or on (namespace) {network} or on (namespace) 2 * ({learner} >= bool {waiting}) + on (namespace) {held}"
+    )
 
 
 def learner_capacity(scope: Scope) -> str:
