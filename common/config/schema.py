@@ -230,7 +230,7 @@ class PolicyServerSettings(Section):
     insecure: bool = Field(
         default=False, description="accept env workers of other machines without keys: only where the network is trusted"
     )
-    window_ms: float = Field(
+    step_timeout_ms: float = Field(
         default=1000.0,
         gt=0,
         le=600_000,

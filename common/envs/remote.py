@@ -62,7 +62,7 @@ def first_row(observation: Array) -> Transition:
 
 
 class RowJoiner:
-    """Joins the rows of all slots to one `Transition` of B environments. In a gap the last observation stands."""
+    """Joins the rows of all slots to one `Transition` of B environments. For missing rows the last observation stands."""
 
     def __init__(self, env: EnvSpec, num_envs: int) -> None:
         """Begin with zeros as the last observation."""

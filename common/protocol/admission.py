@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from common import units
-from common.errors import DropReason, ProtocolError
+from common.errors import BAD_CONTENT, DropReason, ProtocolError
 from common.protocol import events as e
 from common.protocol.arrays import check_numbers, check_schema
 from common.protocol.events import sentence
@@ -32,11 +32,8 @@ from common.protocol.messages import (
     Report,
 )
 from common.protocol.registry import SessionConfig, WorkerRegistry
-from common.protocol.worker_record import HOLES, EpisodeCheck, RunningEpisodes, SlotState, SlotStates, Worker
+from common.protocol.worker_record import HOLES, EpisodeCheck, LockstepState, LockstepStates, RunningEpisodes, Worker
 from common.units import EnvSteps, Seconds, Version
-
-BAD = (DropReason.DECODE, DropReason.SCHEMA, DropReason.NON_FINITE, DropReason.OUT_OF_RANGE, DropReason.EPISODES)
-"""Drop reasons that only a faulty or hostile worker causes."""
 
 LARGEST = {"reward": REWARD_MAX, "obs": OBSERVATION_MAX, "final_obs": OBSERVATION_MAX, "action": OBSERVATION_MAX}
 """Largest absolute values in the float arrays of a trajectory."""
@@ -64,7 +61,7 @@ class Admission:
         self.ledger = Ledger()
         self.messages_dropped: Counter[str] = Counter()
         self.waiting = 0  # admitted messages with credits that have not returned
-        self.states = SlotStates()
+        self.states = LockstepStates()
         self.resumed = resumed
         self.draining = False
         self._registry = registry
@@ -142,7 +139,7 @@ class Admission:
         except ProtocolError as error:
             self.ledger.drop(error.reason, message.env_steps)
             worker.complete(message.seq, message.env_steps)
-            worker.bad_messages += error.reason in BAD
+            worker.bad_messages += error.reason in BAD_CONTENT
             return out + self._reject("experience_refused", worker, message.seq, error)
         worker.bad_messages = 0
         crossing = sum(array.nbytes for array in message.arrays.values()) / SLOWEST_LINK
@@ -259,7 +256,7 @@ class Admission:
         """Keep, in lockstep, the state from which the slot continues. The first empty state is logged."""
         before, state = self.states.newest(worker.index), message.arrays[ACTOR_STATE]
         running = worker.episodes if isinstance(worker.episodes, RunningEpisodes) else None
-        self.states.admitted(worker.index, worker.key, message.seq, SlotState(state, running.state_dict() if running else {}))
+        self.states.admitted(worker.index, worker.key, message.seq, LockstepState(state, running.state_dict() if running else {}))
         if state.size:
             return []
         if before is None:

@@ -22,6 +22,7 @@ class Objection(NamedTuple):
     reason: str
     retry: bool
     new_incarnation: bool = False
+    drop_reason: DropReason = DropReason.UNKNOWN_SENDER  # under which the Hello is counted
 
 
 CHALLENGE_SECONDS: Seconds = 0.25  # between two Credits that try the connection of one worker; a worker greets every 0.5 s
@@ -41,63 +42,83 @@ class Greeting:
         self, route: Route, envelope: Envelope, public_key: str, *, version: Version, draining: bool, now: Seconds
     ) -> list[e.Instruction]:
         """Answer the Hello in `envelope`: connect its worker, or refuse it. `version` is that of the newest policy."""
-        hello, run = envelope.message, envelope.run
+        hello = envelope.message
         assert isinstance(hello, Hello)
         known = self._registry.find(hello)
-        objection = _check_config(hello, run, self._config)
-        if objection is None and known is not None and self._holds(known, route, now):
-            objection = self._challenged(known, route, hello, now)
-            if objection is None:
-                return []
         same = known if known is not None and known.key.incarnation == hello.incarnation else None
-        excess = self._excess(hello, same)
-        if (
-            objection := objection
+        objection = _check_config(hello, envelope.run, self._config)
+        if objection is None and known is not None and self._has_other_connection(known, route, now):
+            if not self._is_tested(known, route, now):
+                return []  # the worker greets again
+            objection = _name_in_use(hello)
+        objection = (
+            objection
             or _check_evicted(hello, known, now)
-            or self._objection(hello, public_key, known, draining=draining)
-            or excess
-        ):
-            self._admission.messages_dropped[DropReason.UNCREDITED if objection is excess else DropReason.UNKNOWN_SENDER] += 1
-            if same is not None and same.state is WorkerState.CLOSED and excess is None:
-                # It stepped on while it was silent, and will count from 0: those env steps are in no other account.
-                self._admission.ledger.report(same.account, hello.produced)
-                self._admission.close(same)
-                self._admission.limit_claims(same)
-            incarnation = self._registry.name_incarnation(hello.worker) if objection.new_incarnation else -1
-            return refusal(route, objection.code, objection.reason, retry=objection.retry, incarnation=incarnation)
-        return self._accept(route, hello, public_key, known, version=version, now=now)
+            or self._check_name_and_room(hello, public_key, known, draining=draining)
+            or self._check_counters(hello, same)
+        )
+        if objection is not None:
+            return self._refuse(route, hello, same, objection)
+        return self._accept(route, hello, public_key, known, same, version=version, now=now)
 
-    def _excess(self, hello: Hello, worker: Worker | None) -> Objection | None:
-        reason = self._admission.check_hello(hello, worker)
-        fact = f"{reason}; greet as the one named here"
-        return Objection(RefusalCode.FORGOTTEN, fact, retry=True, new_incarnation=True) if reason else None
-
-    def _holds(self, worker: Worker, route: Route, now: Seconds) -> bool:
-        """Return whether a worker is connected by its name on another connection than `route`, and was heard on it lately."""
+    def _has_other_connection(self, worker: Worker, route: Route, now: Seconds) -> bool:
+        """Return whether a worker is connected on another connection than `route`, and was heard on it lately."""
         return worker.route not in (None, route) and worker.silent(now) <= self._config.silence_seconds
 
-    def _challenged(self, holder: Worker, route: Route, hello: Hello, now: Seconds) -> Objection | None:
-        """Return why another connection does not get the holder's name; None: greet again while the holder's one is tested.
+    def _is_tested(self, holder: Worker, route: Route, now: Seconds) -> bool:
+        """Return whether the connection of a name's holder stood the test for which the last Hello on `route` was the reason.
 
-        The learner sends the holder a Credit: where it cannot be sent, the connection is closed, and the next Hello succeeds.
+        Where it was not tested yet, the holder gets a Credit: if that cannot be sent, its connection is closed, and the next
+        Hello on `route` succeeds.
         """
-        if holder.challenger == route:  # its last Hello had that Credit sent, and the connection stood
+        if holder.challenger == route:
             holder.challenger = None
-            return _name_in_use(hello)
+            return True
         if now - holder.challenged_at >= CHALLENGE_SECONDS:  # a flood of Hellos must not fill the holder's buffers
             holder.challenger, holder.challenged_at = route, now
             self._registry.owe_credit(holder)
-        return None
+        return False
+
+    def _check_name_and_room(self, hello: Hello, public_key: str, known: Worker | None, *, draining: bool) -> Objection | None:
+        registry = self._registry
+        holds = known is not None and known.route is not None and known.role == hello.role
+        others = registry.connected(hello.role) - holds
+        return _check_identity(hello, public_key, known, forgotten=registry.forgotten, named=registry.named) or _check_room(
+            hello, known, others=others, config=self._config, draining=draining
+        )
+
+    def _check_counters(self, hello: Hello, same: Worker | None) -> Objection | None:
+        """Return why the counters of a Hello are refused; None where they are not. `same`: its incarnation, if it is known."""
+        reason = self._admission.check_hello(hello, same)
+        if not reason:
+            return None
+        fact = f"{reason}; greet as the one named here"
+        return Objection(RefusalCode.FORGOTTEN, fact, retry=True, new_incarnation=True, drop_reason=DropReason.UNCREDITED)
+
+    def _refuse(self, route: Route, hello: Hello, same: Worker | None, objection: Objection) -> list[e.Instruction]:
+        """Count a Hello that is refused, and return the Refusal."""
+        self._admission.messages_dropped[objection.drop_reason] += 1
+        if same is not None and same.state is WorkerState.CLOSED and self._check_counters(hello, same) is None:
+            # It stepped on while it was silent, and will count from 0: those env steps are in no other account.
+            self._admission.ledger.report(same.account, hello.produced)
+            self._admission.close(same)
+            self._admission.limit_claims(same)
+        incarnation = self._registry.name_incarnation(hello.worker) if objection.new_incarnation else -1
+        return refusal(route, objection.code, objection.reason, retry=objection.retry, incarnation=incarnation)
 
     def _accept(
-        self, route: Route, hello: Hello, public_key: str, known: Worker | None, *, version: Version, now: Seconds
+        self,
+        route: Route,
+        hello: Hello,
+        public_key: str,
+        known: Worker | None,
+        same: Worker | None,
+        *,
+        version: Version,
+        now: Seconds,
     ) -> list[e.Instruction]:
-        notes: list[e.Instruction] = []
-        if known is not None and known.key.incarnation == hello.incarnation:
-            worker = known
-        else:
-            notes = self._free_slot(hello, known, now)
-            worker = self._registry.join(WorkerKey(name=hello.worker, incarnation=hello.incarnation), hello.role)
+        notes = [] if same else self._free_slot(hello, known, now)
+        worker = same or self._registry.join(WorkerKey(name=hello.worker, incarnation=hello.incarnation), hello.role)
         if self._config.lockstep and worker.role == "actor" and hello.welcomed and worker.state is WorkerState.EXPECTED:
             return [*notes, *self._rolled_back(route, worker, hello)]
         again = worker.state is not WorkerState.EXPECTED
@@ -123,14 +144,6 @@ class Greeting:
         fact = "in lockstep an actor goes on from the state of a resumed learner; greet as a new incarnation"
         incarnation = self._registry.name_incarnation(hello.worker)
         return refusal(route, RefusalCode.FORGOTTEN, fact, retry=True, incarnation=incarnation)
-
-    def _objection(self, hello: Hello, public_key: str, known: Worker | None, *, draining: bool) -> Objection | None:
-        registry = self._registry
-        holds = known is not None and known.route is not None and known.role == hello.role
-        others = registry.connected(hello.role) - holds
-        return _check_identity(hello, public_key, known, forgotten=registry.forgotten, named=registry.named) or _check_room(
-            hello, known, others=others, config=self._config, draining=draining
-        )
 
     def _free_slot(self, hello: Hello, older: Worker | None, now: Seconds) -> list[e.Instruction]:
         """Close the account of the older incarnation; free a slot for a name that holds none of this role."""

@@ -159,26 +159,35 @@ class LearnerSide:
         """
         check_saved(state)
         self._admission.resumed = True
-        later = WorkerRegistry(self.config)
-        later.load_state_dict(state["registry"])
+        killed = WorkerRegistry(self.config)
+        killed.load_state_dict(state["registry"])
+        self._forget_absent(killed)
+        for reached in killed:
+            self._advance(self._registry.adopt(reached), reached)
+        self._forget_replaced()
+        self._registry.raise_numbers(killed)
+
+    def _forget_absent(self, killed: WorkerRegistry) -> None:
+        """Close and forget the workers that are not in the registry of the killed learner."""
+        present = {worker.key for worker in killed}
         for worker in [*self._registry]:
-            if all(worker.key != other.key for other in later):
+            if worker.key not in present:
                 self._admission.close(worker)
                 self._registry.forget(worker)
-        for reached in later:
-            worker = self._registry.adopt(reached)
-            completed = reached.account.received - sum(reached.ahead.values())
-            self._admission.skip(worker, reached.expected, *worker.missing(reached.expected, completed), DropReason.ROLLED_BACK)
-            drops = reached.account.dropped_by_worker.items()
-            dropped = tuple(Dropped(reason=reason, env_steps=env_steps) for reason, env_steps in drops)
-            self.ledger.report(worker.account, reached.account.produced, dropped)
-            if reached.state is WorkerState.CLOSED and worker.state is not WorkerState.CLOSED:
-                self._admission.close(worker)
-        self._forget_replaced()
-        self._registry.raise_numbers(later)
+
+    def _advance(self, worker: Worker, reached: Worker) -> None:
+        """Advance the account of a worker to the one that the killed learner had `reached`."""
+        env_steps = reached.account.received - sum(reached.ahead.values())  # of all messages before the next
+        missing = worker.missing(reached.expected, env_steps)
+        self._admission.skip(worker, reached.expected, *missing, DropReason.ROLLED_BACK)
+        drops = reached.account.dropped_by_worker.items()
+        dropped = tuple(Dropped(reason=reason, env_steps=env_steps) for reason, env_steps in drops)
+        self.ledger.report(worker.account, reached.account.produced, dropped)
+        if reached.state is WorkerState.CLOSED and worker.state is not WorkerState.CLOSED:
+            self._admission.close(worker)
 
     def _forget_replaced(self) -> None:
-        """Forget closed workers whose slot another name holds: the killed learner had given it away."""
+        """Forget closed workers whose slot another name holds: the killed learner had given it to that one."""
         open_slots = {(worker.role, worker.index) for worker in self._registry if worker.state is not WorkerState.CLOSED}
         for worker in [*self._registry.holders("actor"), *self._registry.holders("evaluator")]:
             if worker.state is WorkerState.CLOSED and (worker.role, worker.index) in open_slots:

@@ -198,26 +198,26 @@ ActorState: TypeAlias = NDArray[np.uint8]
 """Bytes [N] of one actor's environments, policy and rollout, which the learner never decodes; empty where unreadable."""
 
 
-class SlotState(NamedTuple):
-    """State after one message of a slot."""
+class LockstepState(NamedTuple):
+    """State after one message of an actor slot, from which the next incarnation at the slot continues."""
 
     actor: ActorState
     episodes: Mapping[str, NDArray[Any]]  # the learner's own sums of the running episodes, where it keeps any
 
 
-class SlotStates:
+class LockstepStates:
     """States of each actor slot: after its newest admitted message, for joining actors; after its newest trained one, to save."""
 
     def __init__(self) -> None:
-        self._newest: dict[int, SlotState] = {}
-        self._trained: dict[int, SlotState] = {}
-        self._pending: dict[tuple[WorkerKey, Sequence], tuple[int, SlotState]] = {}
+        self._newest: dict[int, LockstepState] = {}
+        self._trained: dict[int, LockstepState] = {}
+        self._pending: dict[tuple[WorkerKey, Sequence], tuple[int, LockstepState]] = {}
 
-    def newest(self, index: int) -> SlotState | None:
+    def newest(self, index: int) -> LockstepState | None:
         """Return the state after the newest admitted message of a slot; None before the first."""
         return self._newest.get(index)
 
-    def admitted(self, index: int, key: WorkerKey, seq: Sequence, state: SlotState) -> None:
+    def admitted(self, index: int, key: WorkerKey, seq: Sequence, state: LockstepState) -> None:
         """Record that a message of the actor at a slot entered the queue."""
         self._newest[index] = state
         self._pending[key, seq] = index, state
@@ -235,5 +235,5 @@ class SlotStates:
 
     def load_state_dict(self, state: Mapping[int, Mapping[str, Any]]) -> None:
         """Restore `state_dict`: messages admitted since were lost with the learner that admitted them."""
-        self._trained = {index: SlotState(**kept) for index, kept in state.items()}
+        self._trained = {index: LockstepState(**kept) for index, kept in state.items()}
         self._newest = dict(self._trained)

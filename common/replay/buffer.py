@@ -77,7 +77,7 @@ class Replay:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the memory, full or not; the observations of one batch come on top."""
+        """Bytes of the memory, full or not; the observations of one minibatch come on top."""
         return self.layout.nbytes
 
     @property
@@ -111,14 +111,14 @@ class Replay:
             self._blocks.extend((stream, b), rows, follows=follows)
         return int(np.count_nonzero(arrays["valid"]))
 
-    def sample(self, batch: int, rng: np.random.Generator) -> Transitions:
-        """Draw `batch` transitions (N) uniformly, with replacement. Raises `InternalError` where no window is complete.
+    def sample(self, number: int, rng: np.random.Generator) -> Transitions:
+        """Draw `number` transitions (N) uniformly, with replacement. Raises `InternalError` where no window is complete.
 
         None of an empty memory (N = 0) is no error.
         """
-        if batch and not len(self):
+        if number and not len(self):
             raise InternalError("a sample from an empty replay", found=0, wanted="at least one complete window")
-        slot = self._draw(batch, rng)
+        slot = self._draw(number, rng)
         blocks = self._blocks
         span = blocks.span[slot].astype(np.int64)
         observation, next_observation = self._observations(slot, span)

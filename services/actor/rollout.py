@@ -108,7 +108,7 @@ class Rollout:
         self._returns += transition.reward  # 0 in rows that are not valid
         self._lengths += transition.valid
         ended = transition.terminated | transition.truncated
-        if not transition.valid.all():  # after a gap in remote environments: an episode that did not end is not reported
+        if not transition.valid.all():  # of env workers, after missing rows: an episode that did not end is not reported
             self._returns[~transition.valid] = 0
             self._lengths[~transition.valid] = 0
         if ended.any():

@@ -57,7 +57,7 @@ class AccountsFile:
         return (self._file is None or self._bytes >= MOST_BYTES) and self._clock() >= self._retry_at
 
     def write(self, session: LearnerSide, instructions: Iterable[Instruction], *, closed: bool) -> None:
-        """Write the accounts of the workers that `instructions` give credits, and those that were `closed` since the last time."""
+        """Write the accounts of the workers that `instructions` give credits, and those `closed` since the last time."""
         if self.due:
             self.restart(session.accounts())
         routes = [send.route for send in instructions if isinstance(send, Send) and isinstance(send.message, Credit)]
