@@ -251,8 +251,8 @@ class Intake:
 
     def _session_state(self) -> dict[str, Any]:
         if self._accounts is not None:
-            self._accounts.restart(self._session.accounts())
-        return self._session.state_dict()
+            self._accounts.restart(self._session.saved.accounts())
+        return self._session.saved.state_dict()
 
     def _handle(self, event: e.Event) -> None:
         instructions = self._session.handle(event, self._clock())

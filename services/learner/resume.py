@@ -222,7 +222,7 @@ def _roll_back(directory: RunDirectory, record: RunRecord, session: LearnerSide)
         return
     if state is not None:
         before = session.ledger.dropped[DropReason.ROLLED_BACK]
-        session.load_accounts(state)
+        session.saved.load_accounts(state)
         if env_steps := session.ledger.dropped[DropReason.ROLLED_BACK] - before:
             _log.info("rolled_back", env_steps=env_steps)
 

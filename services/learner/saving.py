@@ -167,7 +167,7 @@ def restore_checkpoint(
 ) -> None:
     """Restore all three from `checkpoint`; the replay memory too, where the run's checkpoints hold it."""
     record.load_state_dict(checkpoint.counters["record"], time.monotonic())
-    session.load_state_dict(checkpoint.counters["session"])
+    session.saved.load_state_dict(checkpoint.counters["session"])
     algorithm.load_state_dict(checkpoint.state)
     complete = not isinstance(algorithm, HasReplay)
     if isinstance(algorithm, SavesReplay) and record.settings.checkpoint.replay and checkpoint.replay is not None:
@@ -182,7 +182,7 @@ def restore_for_other_ranks(checkpoint: Checkpoint, *, algorithm: Algorithm, rec
     """Restore weights, record and the ledgers of all ranks from rank 0's checkpoint; the sessions of workers end."""
     record.load_state_dict(checkpoint.counters["record"], time.monotonic())
     algorithm.load_state_dict(checkpoint.state)
-    session.load_ledgers(_ledgers_of(checkpoint))
+    session.saved.load_ledgers(_ledgers_of(checkpoint))
     record.lockstep_broken = record.lockstep_broken or "resumed with another number of ranks"
 
 

@@ -84,7 +84,7 @@ def save(invocation, directory, algorithm):
     """A checkpoint at version 7, after 100 s of training."""
     record, session = state(invocation, directory, algorithm)
     record.version, record.env_steps = 7, 1000
-    counters = {"record": record.state_dict(record.started_at + 100.0), "session": session.state_dict()}
+    counters = {"record": record.state_dict(record.started_at + 100.0), "session": session.saved.state_dict()}
     checkpoint = Checkpoint(
         run_id=record.run_id,
         version=7,
