@@ -774,7 +774,7 @@ def test_a_state_that_is_none_is_refused_and_changes_nothing(path: list[Any], va
     learner = Learner()
     learner.greet(produced=8)
     before, broken = learner.books, break_in(json.loads(json.dumps(learner.side.saved.state_dict())), path, value)
-    for load in (learner.side.load_state_dict, learner.side.load_accounts):
+    for load in (learner.side.saved.load_state_dict, learner.side.saved.load_accounts):
         with pytest.raises(ValueError, match="validation error"):
             load(broken)
     assert learner.books == before
