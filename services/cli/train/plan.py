@@ -25,9 +25,10 @@ from common.tracking.remote import check_tracking
 from common.transport.curve import LearnerKeys, WorkerKeys
 from common.transport.zmq import ZmqLearner
 from services.cli.precheck import check_environment
+from services.cli.train.events import ENV_WORKER, LEARNER, Start, actor_names, rank_names
 from services.cli.train.ports import binds, free_block, free_ports, metrics_ports, policy_servers
 from services.cli.train.search import ActorSearch
-from services.cli.train.supervisor import ENV_WORKER, LEARNER, Start, Supervisor, actor_names, rank_names
+from services.cli.train.supervisor import Supervisor
 
 FIRST_ACTORS = 1
 ACTORS_PER_CORE = 2  # that `--actors auto` tries; actors that wait for their environments need --actors N

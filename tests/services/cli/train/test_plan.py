@@ -16,9 +16,9 @@ from common.runtime.checkpoints import CheckpointStore
 from common.runtime.run_directory import held
 from common.runtime.store import RunStore
 from common.transport.curve import LearnerKeys, WorkerKeys, make
+from services.cli.train.events import Start
 from services.cli.train.plan import Request, make_plan
 from services.cli.train.ports import free_ports
-from services.cli.train.supervisor import Start
 
 pytestmark = pytest.mark.service
 
