@@ -30,12 +30,12 @@ from common.observability.metrics import Exporter, run_labels
 from common.protocol.learner_side import LearnerSide
 from common.runtime import process
 from common.runtime.checkpoints import CheckpointStore
+from common.runtime.copies import check_new
 from common.runtime.lifecycle import Health, Shutdown, on_signals
 from common.runtime.machine import cpu_limit
 from common.runtime.process import derive_seed
 from common.runtime.ranks import ProcessGroup
 from common.runtime.run_directory import RunDirectory, held
-from common.runtime.store import check_new
 from common.tracking.remote import check_tracking
 from common.transport.curve import LearnerKeys
 from common.transport.zmq import ZmqLearner

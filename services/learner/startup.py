@@ -23,9 +23,9 @@ from common.errors import ConfigError
 from common.models import arithmetic
 from common.observability import logs
 from common.runtime import machine, run_directory
+from common.runtime.copies import restore_missing
 from common.runtime.disk import write_atomically
 from common.runtime.run_directory import RunDirectory
-from common.runtime.store import restore_missing
 
 _log = logs.EventLog(__name__)
 

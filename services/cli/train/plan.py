@@ -17,10 +17,10 @@ from common.config.layers import DEFAULT
 from common.config.load import COMMAND_LINE, LoadedSettings, as_yaml, load_settings, with_absolute_key_paths, with_chosen
 from common.config.schema import Settings
 from common.errors import ConfigError, ResourceError
+from common.runtime.copies import check_new, restore, restore_missing
 from common.runtime.disk import write_atomically
 from common.runtime.machine import cores
 from common.runtime.run_directory import RunDirectory, add_command, create, default_path, held, reopen
-from common.runtime.store import check_new, restore, restore_missing
 from common.tracking.remote import check_tracking
 from common.transport.curve import LearnerKeys, WorkerKeys
 from common.transport.zmq import ZmqLearner
