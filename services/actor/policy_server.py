@@ -11,7 +11,7 @@ import time
 from dataclasses import replace
 
 from common.algorithms.registry import build_payload, rollout_schema
-from common.config.schema import EnvRunConfig, RunConfig
+from common.config.run_config import EnvRunConfig, RunConfig
 from common.envs.make import spec_of
 from common.envs.remote import observe_schema
 from common.envs.spec import EnvSpec

@@ -18,7 +18,8 @@ from common.algorithms.api import WorkerContext
 from common.algorithms.ranks import ALONE
 from common.algorithms.registry import ALGORITHMS, build_algorithm, build_payload, build_policy, rollout_schema
 from common.algorithms.settings import DQNSettings, PPOSettings, TD3Settings
-from common.config.schema import LearnerSettings, RolloutSettings, RunConfig, Settings, TargetSettings
+from common.config.run_config import RunConfig
+from common.config.schema import LearnerSettings, RolloutSettings, Settings, TargetSettings
 from common.envs.make import make, spec_of
 from common.envs.spec import EnvSettings
 from common.errors import DropReason
