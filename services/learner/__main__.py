@@ -25,7 +25,8 @@ from common.envs.make import example_frames, spec_of
 from common.envs.spec import EnvSpec
 from common.observability import logs
 from common.observability.http import HttpServer
-from common.observability.learner_metrics import METRICS, LearnerStats
+from common.observability.learner_metrics import METRICS
+from common.observability.learner_stats import LearnerStats
 from common.observability.metrics import Exporter, run_labels
 from common.protocol.learner_side import LearnerSide
 from common.runtime import process

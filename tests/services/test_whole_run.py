@@ -25,7 +25,7 @@ from common.envs.spec import EnvSettings
 from common.errors import DropReason
 from common.models.snapshot import ParameterLayout, flatten
 from common.models.spec import ModelSettings
-from common.observability.learner_metrics import LearnerStats
+from common.observability.learner_stats import LearnerStats
 from common.observability.worker_metrics import ActorStats, EvaluatorStats
 from common.protocol.learner_side import LearnerSide
 from common.protocol.worker_side import Identity, WorkerSide
