@@ -18,6 +18,7 @@ from common.errors import BAD_CONTENT, DropReason, ProtocolError
 from common.protocol import events as e
 from common.protocol.arrays import check_numbers, check_schema
 from common.protocol.events import sentence
+from common.protocol.incarnation import HOLES, EpisodeCheck, LockstepState, LockstepStates, RunningEpisodes, Worker
 from common.protocol.ledger import Account, Ledger
 from common.protocol.limits import OBSERVATION_MAX, REWARD_MAX, SLOWEST_LINK
 from common.protocol.messages import (
@@ -32,7 +33,6 @@ from common.protocol.messages import (
     Report,
 )
 from common.protocol.registry import SessionConfig, WorkerRegistry
-from common.protocol.worker_record import HOLES, EpisodeCheck, LockstepState, LockstepStates, RunningEpisodes, Worker
 from common.units import EnvSteps, Seconds, Version
 
 LARGEST = {"reward": REWARD_MAX, "obs": OBSERVATION_MAX, "final_obs": OBSERVATION_MAX, "action": OBSERVATION_MAX}

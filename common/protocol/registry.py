@@ -19,9 +19,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from common.protocol.events import Route, WorkerKey
+from common.protocol.incarnation import Worker, WorkerState, progress, restored
 from common.protocol.limits import INCARNATION_MAX
 from common.protocol.messages import PROTOCOL_VERSION, ArraySpec, Hello
-from common.protocol.worker_record import Worker, WorkerState, progress, restored
 from common.units import EnvSteps, Seconds
 
 
