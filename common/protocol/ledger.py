@@ -30,7 +30,7 @@ class Account:
 
     @property
     def in_flight(self) -> EnvSteps:
-        """Env steps stepped by the actor and not yet seen here."""
+        """Env steps that the actor reported, did not drop, and that have not arrived."""
         return self.produced - self.received - sum(self.dropped_by_worker.values())
 
     def drops(self, dropped: Sequence[Dropped]) -> Counter[str]:
