@@ -68,9 +68,9 @@ class Ledger:
         for reason, env_steps in (account.drops(dropped) if dropped else {}).items():
             self.drop(reason, env_steps - account.dropped_by_worker.get(reason, 0))
             account.dropped_by_worker[reason] = env_steps
-        news = max(0, produced - account.produced, -account.in_flight)
-        account.produced += news
-        self.produced += news
+        added = max(0, produced - account.produced, -account.in_flight)
+        account.produced += added
+        self.produced += added
 
     @property
     def in_flight(self) -> EnvSteps:

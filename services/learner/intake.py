@@ -315,8 +315,8 @@ class Intake:
 
     def _tick(self) -> None:
         self._handle(e.Tick())
-        if news := self._transport.handshakes.handshake_failures(self._clock()):
-            self._note(news)
+        if failures := self._transport.handshakes.handshake_failures(self._clock()):
+            self._note(failures)
         if self._memory.short():
             self._free_memory()
         if self._clock() - self._checked_at >= LEDGER_SECONDS:
