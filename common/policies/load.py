@@ -30,8 +30,8 @@ from common.policies.environment import RunEnvironment
 from common.runtime import checkpoints
 from common.runtime.checkpoint_files import MANIFEST, POLICY, BadCheckpointError, Checkpoint, read
 from common.runtime.checkpoints import BEST
+from common.runtime.copies import fetch
 from common.runtime.run_directory import RunDirectory
-from common.runtime.store import fetch
 from common.units import EnvSteps, Version
 
 NEWEST: Final = "newest"

@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 from common.errors import DropReason
 from common.protocol import events as e
-from common.protocol.admission import Admission
+from common.protocol.accounting import Accounting
 from common.protocol.events import RefusalCode, Route, WorkerKey, sentence
-from common.protocol.incarnation import ActorState, Worker, WorkerState
+from common.protocol.incarnation import Worker, WorkerState
 from common.protocol.limits import INCARNATION_MAX
+from common.protocol.lockstep_states import ActorState, LockstepStates
 from common.protocol.messages import ACTOR_STATE, ROLES, Envelope, Hello, Refusal, Welcome
 from common.protocol.registry import SessionConfig, WorkerRegistry
 from common.units import Seconds, Version
@@ -32,10 +33,11 @@ _OWN_NAME = "give each worker its own name"
 class Greeting:
     """Answers to Hellos. Owned by `LearnerSide`."""
 
-    def __init__(self, registry: WorkerRegistry, admission: Admission, config: SessionConfig) -> None:
+    def __init__(self, registry: WorkerRegistry, accounting: Accounting, states: LockstepStates, config: SessionConfig) -> None:
         self.reconnects = 0
         self._registry = registry
-        self._admission = admission
+        self._accounting = accounting
+        self._states = states
         self._config = config
 
     def hello(
@@ -89,7 +91,7 @@ class Greeting:
 
     def _check_counters(self, hello: Hello, same: Worker | None) -> Objection | None:
         """Return why the counters of a Hello are refused; None where they are not. `same`: its incarnation, if it is known."""
-        reason = self._admission.check_hello(hello, same)
+        reason = self._accounting.check_hello(hello, same)
         if not reason:
             return None
         fact = f"{reason}; greet as the one named here"
@@ -97,12 +99,12 @@ class Greeting:
 
     def _refuse(self, route: Route, hello: Hello, same: Worker | None, objection: Objection) -> list[e.Instruction]:
         """Count a Hello that is refused, and return the Refusal."""
-        self._admission.messages_dropped[objection.drop_reason] += 1
+        self._accounting.messages_dropped[objection.drop_reason] += 1
         if same is not None and same.state is WorkerState.CLOSED and self._check_counters(hello, same) is None:
             # It stepped on while it was silent, and will count from 0: those env steps are in no other account.
-            self._admission.ledger.report(same.account, hello.produced)
-            self._admission.close(same)
-            self._admission.limit_claims(same)
+            self._accounting.ledger.report(same.account, hello.produced)
+            self._accounting.close(same)
+            self._accounting.limit_claims(same)
         incarnation = self._registry.name_incarnation(hello.worker) if objection.new_incarnation else -1
         return refusal(route, objection.code, objection.reason, retry=objection.retry, incarnation=incarnation)
 
@@ -128,10 +130,10 @@ class Greeting:
             worker.wanted_after = None
         self._registry.connect(worker, route, now)
         # What an earlier learner trained on after its last checkpoint is in weights that are lost.
-        out = self._admission.greeted(worker, hello, DropReason.GAP if again else DropReason.ROLLED_BACK)
+        out = self._accounting.greeted(worker, hello, DropReason.GAP if again else DropReason.ROLLED_BACK)
         fields = {"worker": worker.key.name, "role": worker.role, "index": worker.index, "again": again}
         note = e.LogEvent(event="worker_welcomed", fields=fields | {"software": sentence(hello.software)})
-        slot = self._admission.states.newest(worker.index) if self._config.lockstep and worker.role == "actor" else None
+        slot = self._states.newest(worker.index) if self._config.lockstep and worker.role == "actor" else None
         state = slot.actor if slot else None
         worker.continues = worker.continues if again else state is None or state.size > 0
         answer = _welcome(worker, self._config, window=self._registry.window(worker), version=version, state=state)
@@ -139,8 +141,8 @@ class Greeting:
 
     def _rolled_back(self, route: Route, worker: Worker, hello: Hello) -> list[e.Instruction]:
         """Refuse, in lockstep, an incarnation of another learner process, whose experience this learner cannot use."""
-        self._admission.ledger.report(worker.account, hello.produced)
-        self._admission.close(worker, DropReason.ROLLED_BACK)
+        self._accounting.ledger.report(worker.account, hello.produced)
+        self._accounting.close(worker, DropReason.ROLLED_BACK)
         fact = "in lockstep an actor goes on from the state of a resumed learner; greet as a new incarnation"
         incarnation = self._registry.name_incarnation(hello.worker)
         return refusal(route, RefusalCode.FORGOTTEN, fact, retry=True, incarnation=incarnation)
@@ -148,14 +150,14 @@ class Greeting:
     def _free_slot(self, hello: Hello, older: Worker | None, now: Seconds) -> list[e.Instruction]:
         """Close the account of the older incarnation; free a slot for a name that holds none of this role."""
         if older is not None:
-            self._admission.close(older)
+            self._accounting.close(older)
             if older.role == hello.role:
                 return []
         out: list[e.Instruction] = []
         for worker in self._registry.crowded_out(hello.role, now):
             if worker.state is not WorkerState.CLOSED:
                 out.append(away_event("worker_forgotten", worker, worker.silent(now)))
-                self._admission.close(worker)
+                self._accounting.close(worker)
             self._registry.forget(worker)
         return out
 

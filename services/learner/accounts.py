@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from common.errors import ResourceError
-from common.protocol.registry import check_saved
+from common.protocol.events import Instruction, Send
+from common.protocol.learner_side import LearnerSide
+from common.protocol.messages import Credit
+from common.protocol.saved_session import check_saved
 from common.runtime.disk import DISK, Disk
 from common.units import MIB, Seconds
 
@@ -53,8 +56,16 @@ class AccountsFile:
         """Return whether `restart` is due: before the first line, after enough bytes, a while after a failure."""
         return (self._file is None or self._bytes >= MOST_BYTES) and self._clock() >= self._retry_at
 
+    def write(self, session: LearnerSide, instructions: Iterable[Instruction], *, closed: bool) -> None:
+        """Write the accounts of the workers that `instructions` give credits, and those `closed` since the last time."""
+        if self.due:
+            self.restart(session.saved.accounts())
+        routes = [send.route for send in instructions if isinstance(send, Send) and isinstance(send.message, Credit)]
+        if changes := session.saved.changed_accounts(routes, closed=closed):
+            self.append(changes)
+
     def restart(self, state: Mapping[str, Any]) -> None:
-        """Replace the file by one with a single line: `state`, the accounts of all workers (`LearnerSide.accounts`)."""
+        """Replace the file by one with a single line: `state`, the accounts of all workers (`SavedSession.accounts`)."""
         self.close()
         partial = self._path.with_name(f".partial-{self._path.name}")
         try:
@@ -66,7 +77,7 @@ class AccountsFile:
             self._lost(error)
 
     def append(self, changes: Mapping[str, Any]) -> None:
-        """Add the accounts of some workers (`LearnerSide.changed_accounts`)."""
+        """Add the accounts of some workers (`SavedSession.changed_accounts`)."""
         if self._file is None:
             return
         line, began = _line(changes), self._clock()

@@ -44,7 +44,9 @@ from services.learner.intake import Intake
 from services.learner.journal import Journal
 from services.learner.loop import TrainLoop
 from services.learner.record import RunRecord
-from services.learner.startup import restore_checkpoint, session_config
+from services.learner.results import Results
+from services.learner.resume import session_config
+from services.learner.saving import RunCheckpoints, restore_checkpoint
 from tests.support.memory import MemoryHub
 
 pytestmark = pytest.mark.service
@@ -167,17 +169,27 @@ class Colony:
             return result
 
         self.algorithm.update = watched
-        return TrainLoop(
+        agreement = Agreement(self.group) if self.group else None
+        stats, health = LearnerStats(), Health()
+        checkpoints = RunCheckpoints(
             algorithm=self.algorithm,
             intake=self.intake,
             record=self.record,
-            journal=self.journal,
             save=self.save,
             save_best=self.store.save_best,
-            stats=LearnerStats(),
-            health=Health(),
+            stats=stats,
+            health=health,
+            agreement=agreement,
+            clock=time.monotonic,
+        )
+        return TrainLoop(
+            algorithm=self.algorithm,
+            intake=self.intake,
+            results=Results(record=self.record, stats=stats, journal=self.journal, agreement=agreement, clock=time.monotonic),
+            checkpoints=checkpoints,
+            health=health,
             stopping=lambda: bool(self.failures),
-            agreement=Agreement(self.group) if self.group else None,
+            agreement=agreement,
             clock=time.monotonic,
         )
 

@@ -60,7 +60,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _runs(options: argparse.Namespace) -> list[RunData]:
-    from common.runtime.store import fetch_results  # noqa: PLC0415
+    from common.runtime.copies import fetch_results  # noqa: PLC0415
     from services.cli.compare.runs import read_runs  # noqa: PLC0415
 
     if not options.names:

@@ -15,8 +15,9 @@ from common.errors import ConfigError, ResourceError
 from common.replay.blocks import Segment
 from common.runtime.checkpoint_files import Checkpoint, read
 from common.runtime.checkpoints import BEST, CheckpointStore
+from common.runtime.copies import check_new, copy_address, fetch, fetch_results, local_path, restore, restore_missing
 from common.runtime.run_directory import create
-from common.runtime.store import RunStore, check_new, copy_address, fetch, fetch_results, local_path, restore, restore_missing
+from common.runtime.store import RunStore
 
 pytestmark = pytest.mark.service
 
