@@ -12,6 +12,7 @@ from common.algorithms.api import (
     HasReplay,
     LoadsParameters,
     NetworkPolicy,
+    ObservesExperience,
     Policy,
     RunProgress,
     SavesReplay,
@@ -41,6 +42,7 @@ from common.models.spec import ModelSettings
 from common.policies.load import TrainedPolicy, load_policy
 from common.protocol.events import Experience
 from common.protocol.messages import ArraySpec
+from common.replay.blocks import Segment
 from common.replay.buffer import Transitions
 
 __all__ = [
@@ -63,6 +65,7 @@ __all__ = [
     "ModelSettings",
     "NetworkOutputs",
     "NetworkPolicy",
+    "ObservesExperience",
     "Payload",
     "Policy",
     "PolicyLoss",
@@ -75,6 +78,7 @@ __all__ = [
     "RunProgress",
     "RunScale",
     "SavesReplay",
+    "Segment",
     "TrainedPolicy",
     "Transitions",
     "UpdateResult",

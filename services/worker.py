@@ -256,7 +256,7 @@ def rank_address(addresses: str, *, role: str, name: str) -> str:
     """Return the address of the rank of the learner that a worker belongs to, of those of all ranks.
 
     An actor belongs to the rank of the number at the end of its name, or else of a hash of its name, modulo the number of ranks:
-    to the same after each restart. An evaluator belongs to rank 0, which records the run.
+    to the same after each restart. An evaluator belongs to rank 0, which writes the results of the run.
     """
     ranks = parse_endpoints(addresses)
     digits = name[len(name.rstrip("0123456789")) :]

@@ -199,7 +199,7 @@ class EpsilonGreedyPolicy(NetworkPolicy[nets.QNetwork]):
         seed: int,
         context: WorkerContext,
     ) -> None:
-        """Build the network of the run; `context` tells an evaluator, which explores as at the end of training, from an actor."""
+        """Build the network of the run; an evaluator, which `context` names, explores as at the end of training."""
         super().__init__(nets.build_q_network(model, env, dueling=settings.dueling), precision=precision, seed=seed)
         self._settings, self._training = settings, context.training
         self.epsilon = settings.epsilon_initial if context.training else settings.epsilon

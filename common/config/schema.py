@@ -85,7 +85,7 @@ class RunSettings(Section):
     store: str = Field(
         default="",
         pattern=r"^([a-z][a-z0-9+.-]*://.+)?$",
-        description="address of a bucket, such as s3://BUCKET/runs, to which checkpoints and records are uploaded under the name "
+        description="address of a bucket, such as s3://BUCKET/runs, to which checkpoints and results are uploaded under the name "
         "of the run directory; empty: none",
     )
 

@@ -55,7 +55,7 @@ class EnvWorkerMetric(Metric[EnvWorkerStats]):
 ENV_WORKERS = PolicyServerMetric(
     "rookery_policy_server_env_workers",
     "gauge",
-    "Slots that an env worker holds. Below policy_server.workers the rows of the other slots are invalid.",
+    "Slots that an env worker holds. Below policy_server.workers the rows of the other slots are missing.",
     read=lambda stats: stats.env_workers,
 )
 ROWS_WAITING = PolicyServerMetric(

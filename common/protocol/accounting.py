@@ -12,10 +12,10 @@ from common import units
 from common.errors import DropReason, ProtocolError
 from common.protocol import events as e
 from common.protocol.events import sentence
+from common.protocol.incarnation import HOLES, Worker
 from common.protocol.ledger import Account, Ledger
 from common.protocol.messages import Goodbye, Hello, Report
 from common.protocol.registry import SessionConfig, WorkerRegistry
-from common.protocol.worker_record import HOLES, Worker
 from common.units import EnvSteps
 
 

@@ -18,11 +18,11 @@ from common.protocol import events as e
 from common.protocol.accounting import Accounting
 from common.protocol.arrays import check_numbers, check_schema
 from common.protocol.events import sentence
+from common.protocol.incarnation import EpisodeCheck, Worker
 from common.protocol.limits import OBSERVATION_MAX, REWARD_MAX, SLOWEST_LINK
 from common.protocol.lockstep_states import LockstepStates
 from common.protocol.messages import ACTOR_STATE, MODES, ArraySpec, Evaluation, ExperienceMessage, Reject
 from common.protocol.registry import SessionConfig, WorkerRegistry
-from common.protocol.worker_record import EpisodeCheck, Worker
 from common.units import Seconds, Version
 
 LARGEST = {"reward": REWARD_MAX, "obs": OBSERVATION_MAX, "final_obs": OBSERVATION_MAX, "action": OBSERVATION_MAX}

@@ -8,11 +8,11 @@ from common.errors import DropReason
 from common.protocol import events as e
 from common.protocol.accounting import Accounting
 from common.protocol.events import RefusalCode, Route, WorkerKey, sentence
+from common.protocol.incarnation import Worker, WorkerState
 from common.protocol.limits import INCARNATION_MAX
 from common.protocol.lockstep_states import ActorState, LockstepStates
 from common.protocol.messages import ACTOR_STATE, ROLES, Envelope, Hello, Refusal, Welcome
 from common.protocol.registry import SessionConfig, WorkerRegistry
-from common.protocol.worker_record import Worker, WorkerState
 from common.units import Seconds, Version
 
 

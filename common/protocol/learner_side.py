@@ -16,6 +16,7 @@ from common.protocol.accounting import Accounting
 from common.protocol.admission import Admission
 from common.protocol.events import RefusalCode, Route, WorkerKey, sentence
 from common.protocol.greeting import Greeting, away_event, refusal
+from common.protocol.incarnation import EpisodeCheck, Worker, WorkerState
 from common.protocol.ledger import Ledger
 from common.protocol.lockstep_states import LockstepStates
 from common.protocol.messages import (
@@ -33,7 +34,6 @@ from common.protocol.messages import (
 )
 from common.protocol.registry import SessionConfig, WorkerRegistry
 from common.protocol.saved_session import SavedSession
-from common.protocol.worker_record import EpisodeCheck, Worker, WorkerState
 from common.units import Seconds, Sequence, Version
 
 BAD_MESSAGES = 16  # of one worker in a row: then it is evicted, because the check of each one costs the learner's time

@@ -30,7 +30,7 @@ class Account:
 
     @property
     def in_flight(self) -> EnvSteps:
-        """Env steps stepped by the actor and not yet seen here."""
+        """Env steps that the actor reported, did not drop, and that have not arrived."""
         return self.produced - self.received - sum(self.dropped_by_worker.values())
 
     def drops(self, dropped: Sequence[Dropped]) -> Counter[str]:
@@ -68,9 +68,9 @@ class Ledger:
         for reason, env_steps in (account.drops(dropped) if dropped else {}).items():
             self.drop(reason, env_steps - account.dropped_by_worker.get(reason, 0))
             account.dropped_by_worker[reason] = env_steps
-        news = max(0, produced - account.produced, -account.in_flight)
-        account.produced += news
-        self.produced += news
+        added = max(0, produced - account.produced, -account.in_flight)
+        account.produced += added
+        self.produced += added
 
     @property
     def in_flight(self) -> EnvSteps:

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.protocol.events import LogEvent, WorkerKey
+from common.protocol.incarnation import Worker
 from common.protocol.messages import ACTOR_STATE, ExperienceMessage
-from common.protocol.worker_record import Worker
 from common.units import Sequence
 
 ActorState: TypeAlias = NDArray[np.uint8]

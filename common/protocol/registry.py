@@ -17,9 +17,9 @@ from itertools import count
 from typing import Any
 
 from common.protocol.events import Route, WorkerKey
+from common.protocol.incarnation import Worker, WorkerState, progress, restored
 from common.protocol.limits import INCARNATION_MAX
 from common.protocol.messages import ArraySpec, Hello
-from common.protocol.worker_record import Worker, WorkerState, progress, restored
 from common.units import EnvSteps, Seconds
 
 

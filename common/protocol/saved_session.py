@@ -10,11 +10,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from common.errors import DropReason
 from common.protocol.accounting import Accounting
 from common.protocol.events import Route
+from common.protocol.incarnation import Worker, WorkerState
 from common.protocol.ledger import Ledger
 from common.protocol.lockstep_states import LockstepStates
 from common.protocol.messages import PROTOCOL_VERSION, Dropped
 from common.protocol.registry import SessionConfig, WorkerRegistry
-from common.protocol.worker_record import Worker, WorkerState
 
 
 class SavedSession:

@@ -40,7 +40,7 @@ from common.units import EnvSteps, Seconds, Sequence, Version
 class ConnectionState(StrEnum):
     """State of a worker towards its learner."""
 
-    GREETING = "greeting"  # no answer to our Hello yet
+    GREETING = "greeting"  # no answer to the Hello yet
     WELCOME = "welcome"
     ENDED = "ended"  # said Goodbye, or was refused for good
 
@@ -85,7 +85,7 @@ class WorkerSide:
         self._kept: deque[ExperienceMessage] = deque()  # sent or to be sent, not acknowledged
         self._resend_from: Sequence = 0  # what is kept below this number holds its credit and is not sent again
         self._next_seq = 0
-        self._shipped: EnvSteps = 0
+        self._env_steps_sent: EnvSteps = 0
         self._produced: EnvSteps = 0
         self._dropped: tuple[Dropped, ...] = ()
         self._wanted: Version | None = None
@@ -152,7 +152,7 @@ class WorkerSide:
             software=self.identity.software,
             env_signature=self.env_signature,
             resend_from=first.seq if first else self._next_seq,
-            completed=first.env_steps_sent - first.env_steps if first else self._shipped,
+            completed=first.env_steps_sent - first.env_steps if first else self._env_steps_sent,
             produced=self._produced,
             welcomed=self._welcomed_as == self.identity.incarnation,
         )
@@ -240,7 +240,7 @@ class WorkerSide:
         self.identity = replace(self.identity, incarnation=following)
         self.state, self._want_open = ConnectionState.GREETING, False
         self._kept.clear()
-        self._next_seq = self._resend_from = self._shipped = self._produced = 0
+        self._next_seq = self._resend_from = self._env_steps_sent = self._produced = 0
         self._dropped = ()
         return [e.NewIncarnation(incarnation=self.identity.incarnation), *self._greet(now)]
 
@@ -267,8 +267,8 @@ class WorkerSide:
     def _offer(self, experience: ExperienceMessage, now: Seconds) -> list[e.Instruction]:
         if len(self._kept) >= self._largest_window:  # the window of now may be smaller than when the application asked
             raise InternalError("experience offered without a credit", found=len(self._kept), wanted=f"< {self._largest_window}")
-        self._shipped += experience.env_steps
-        numbered = replace(experience, seq=self._next_seq, env_steps_sent=self._shipped)
+        self._env_steps_sent += experience.env_steps
+        numbered = replace(experience, seq=self._next_seq, env_steps_sent=self._env_steps_sent)
         self._next_seq += 1
         self._kept.append(numbered)
         return self._speak(numbered, now) if self.state is ConnectionState.WELCOME else []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from common.errors import ConfigError, ResourceError
 from common.runtime.run_directory import RunDirectory, held
-from common.runtime.store import CONFIG, NAME, RECORDS, SCHEME_END, RunStore, reached
+from common.runtime.store import CONFIG, NAME, RESULTS, SCHEME_END, RunStore, reached
 
 
 def is_address(text: str) -> bool:
@@ -48,7 +48,7 @@ def restore(address: str, folder: Path, *, warn: Callable[[str], None] = _ignore
     store, directory = RunStore(address), RunDirectory(folder)
     if not store.exists():
         raise ConfigError("no run to resume", found=f"nothing at {address}", wanted="a run that was uploaded there")
-    known = {"checkpoints", CONFIG, *RECORDS}
+    known = {"checkpoints", CONFIG, *RESULTS}
     if folder.exists() and (others := sorted(path.name for path in folder.iterdir() if path.name not in known)):
         raise ConfigError("run directory is in use", found=f"{others[0]} in {folder}", wanted="a new or empty folder")
     try:
@@ -98,8 +98,8 @@ def fetch(address: str, *, warn: Callable[[str], None] = _ignore) -> Path:
     return place
 
 
-def fetch_records(address: str) -> Path:
-    """Return a local copy of the records of the run at `address`, for commands that need no checkpoint.
+def fetch_results(address: str) -> Path:
+    """Return a local copy of the results of the run at `address`, for commands that need no checkpoint.
 
     A local path is returned as it is. Raises as `restore`.
     """
@@ -107,7 +107,7 @@ def fetch_records(address: str) -> Path:
         return Path(address)
     run = address.rstrip("/")
     folder = _cached(run)
-    RunStore(run).download_records(folder)
+    RunStore(run).download_results(folder)
     return folder
 
 

@@ -1,6 +1,6 @@
 """Copies of run directories in buckets, by fsspec: s3://, gs://, az://, or file:// for a mounted folder.
 
-The copy of a run has its records and its newest checkpoints, under the names that they have in the run directory. The manifest of
+The copy of a run has its results and its newest checkpoints, under the names that they have in the run directory. The manifest of
 a checkpoint is uploaded last and removed first, and its hashes decide whether the checkpoint is good when it is downloaded. One
 process writes a copy, any may read it.
 """
@@ -27,7 +27,7 @@ TENSORS, MANIFEST, SEGMENTS = "tensors.safetensors", "manifest.json", "segments"
 CHECKPOINT = re.compile(r"checkpoint-\d+")
 SEGMENT = re.compile(r"[0-9a-f]+")
 NAME = re.compile(r"\w[\w.-]*")  # of a file or folder: names in a bucket become local paths
-RECORDS = ("command.txt", "learning_curve.csv", "learning_curve.png", "summary.json")
+RESULTS = ("command.txt", "learning_curve.csv", "learning_curve.png", "summary.json")
 CONFIG = "config.yaml"
 SCHEME_END = "://"
 # boto waits for minutes by default; an upload that failed is repeated.
@@ -68,9 +68,9 @@ class RunStore:
             self._fs.rm_file(self._path(".probe"))
 
     def upload(self, directory: RunDirectory, *, keep: int) -> None:
-        """Upload the newest checkpoint and the records that changed, and leave the `keep` newest checkpoints in the copy."""
-        for name in (*RECORDS, CONFIG):
-            self._upload_record(directory.path / name)
+        """Upload the newest checkpoint and the results that changed, and leave the `keep` newest checkpoints in the copy."""
+        for name in (*RESULTS, CONFIG):
+            self._upload_result(directory.path / name)
         newest = next(iter(_checkpoints(directory.checkpoints)), None)
         others = [place for place in _with_manifest(directory.checkpoints) if not CHECKPOINT.fullmatch(place.name)]
         for place in filter(None, (newest, *others)):
@@ -78,7 +78,7 @@ class RunStore:
         if newest:
             self._prune(newest.name, keep)
 
-    def _upload_record(self, path: Path) -> None:
+    def _upload_result(self, path: Path) -> None:
         with suppress(FileNotFoundError):
             state = path.stat()
             mark = (state.st_mtime_ns, state.st_size)
@@ -146,13 +146,13 @@ class RunStore:
         with reached(self.address):
             return bool(self._fs.exists(self._path(CONFIG)))
 
-    def download_records(self, folder: Path) -> None:
-        """Download the records of the run to `folder`, config.yaml last. Raises as `download`."""
+    def download_results(self, folder: Path) -> None:
+        """Download the results of the run to `folder`, config.yaml last. Raises as `download`."""
         with reached(self.address):
-            self._download_records(folder, self._config())
+            self._download_results(folder, self._config())
 
     def download(self, folder: Path, *, warn: Callable[[str], None], segments: bool = True) -> None:
-        """Download the newest good checkpoint and the records to `folder`; config.yaml, which marks it as a run's, comes last.
+        """Download the newest good checkpoint and the results to `folder`; config.yaml, which marks it as a run's, comes last.
 
         `warn` is called for each checkpoint that is passed over, because it is damaged or incomplete. With `segments` False the
         replay memory is left out. Raises `ConfigError` where there is no run, `ResourceError` where all checkpoints are bad.
@@ -172,7 +172,7 @@ class RunStore:
                     raise ResourceError(f"no good checkpoint in {self.address}", found="; ".join(bad), fix="start a new run")
             for name in self._names("checkpoints") - {SEGMENTS, *self._places()}:
                 self.download_checkpoint(name, checkpoints, segments=False)
-            self._download_records(folder, config)
+            self._download_results(folder, config)
 
     def _config(self) -> bytes:
         try:
@@ -181,8 +181,8 @@ class RunStore:
             raise ConfigError("no run in this store", found=self.address, wanted="a run that was uploaded there") from error
         return config
 
-    def _download_records(self, folder: Path, config: bytes) -> None:
-        for name in RECORDS:
+    def _download_results(self, folder: Path, config: bytes) -> None:
+        for name in RESULTS:
             with suppress(FileNotFoundError):
                 (folder / name).write_bytes(self._fs.cat_file(self._path(name)))
         (folder / CONFIG).write_bytes(config)

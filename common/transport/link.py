@@ -82,8 +82,8 @@ class Link:
         if now - self._ticked_at >= TICK_SECONDS:
             self._ticked_at = now
             self._handle(e.Tick())
-            if news := self._transport.handshakes.handshake_failures(now):
-                self._note(news)
+            if failures := self._transport.handshakes.handshake_failures(now):
+                self._note(failures)
 
     def refuse(self, error: ProtocolError) -> None:
         """Count a message of the learner that cannot be used, and log why."""

@@ -269,8 +269,8 @@ def _open_journal(record: RunRecord, directory: RunDirectory) -> Journal:
     return Journal(
         directory,
         env_steps=record.env_steps,
-        on_loss=_records_lost,
-        on_recovery=_records_resumed,
+        on_loss=_results_lost,
+        on_recovery=_results_resumed,
         run=run,
         tensorboard="tensorboard" in settings.run.tracking,
         trackers=open_trackers(settings, run),
@@ -292,12 +292,12 @@ def _accounts_lost(error: Exception) -> None:
     )
 
 
-def _records_lost(error: OSError) -> None:
-    _log.warning("records_lost", error=error, consequence="the run goes on; its curve and events have holes")
+def _results_lost(error: OSError) -> None:
+    _log.warning("results_lost", error=error, consequence="the run goes on; its curve and events have holes")
 
 
-def _records_resumed() -> None:
-    _log.info("records_resumed")
+def _results_resumed() -> None:
+    _log.info("results_resumed")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from services.learner.accounts import AccountsFile
 from services.learner.intake_monitor import IntakeMonitor
 
 TICK_SECONDS: Seconds = 0.1
-BATCH_MESSAGES = 64  # received before posts are performed: a flood must not delay them
+MESSAGES_AT_ONCE = 64  # received before posts are performed: a flood must not delay them
 
 _Call: TypeAlias = tuple[Callable[[], Any], Future[Any]]  # a function for the I/O thread, and what it will return
 
@@ -202,11 +202,11 @@ class Intake:
                 self._changed.notify_all()
 
     def _receive(self) -> None:
-        """Handle the messages that are there, waiting for the first of them; at most `BATCH_MESSAGES`."""
+        """Handle the messages that are there, waiting for the first of them; at most `MESSAGES_AT_ONCE`."""
         number, arrived = 1, self._transport.receive(TICK_SECONDS)
         while arrived is not None:
             self._arrived(*arrived)
-            number, arrived = number + 1, self._transport.receive(0.0) if number < BATCH_MESSAGES else None
+            number, arrived = number + 1, self._transport.receive(0.0) if number < MESSAGES_AT_ONCE else None
 
     def _arrived(self, route: e.Route, frames: list[Frame]) -> None:
         now, admitted = self._clock(), self._admitted

@@ -66,8 +66,8 @@ class IntakeMonitor:
     def tick(self, now: Seconds, elapsed: Seconds) -> None:
         """Run the checks that are due, `elapsed` seconds after the last call."""
         self._queue_seconds += self._session.waiting * elapsed
-        if news := self._transport.handshakes.handshake_failures(now):
-            self._note(news)
+        if failures := self._transport.handshakes.handshake_failures(now):
+            self._note(failures)
         if self._memory.short():
             self._free_memory()
         if now - self._checked_at >= LEDGER_SECONDS:

@@ -224,7 +224,7 @@ def test_a_truncated_episode_before_missing_rows_must_be_reported() -> None:
         TrajectoryEpisodes()(with_missing_rows(0, missing=MISSING, start=[*FIRST, (4, 0)], truncated=[(1, 0)], episodes=[]))
 
 
-def test_a_lost_life_in_the_last_row_is_told_from_an_end_by_the_report() -> None:
+def test_a_lost_life_in_the_last_row_is_distinguished_from_an_end_by_the_report() -> None:
     """Environment 0 lost a life; the shorter episode of environment 1 ended."""
     check = TrajectoryEpisodes()
     rows = {"start": [*FIRST, (2, 1)], "terminated": [(1, 1), (3, 0), (3, 1)]}

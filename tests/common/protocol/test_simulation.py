@@ -28,6 +28,7 @@ import pytest
 from common.errors import DropReason
 from common.protocol import events as e
 from common.protocol.events import RefusalCode, WorkerKey
+from common.protocol.incarnation import WorkerState
 from common.protocol.learner_side import LearnerSide
 from common.protocol.messages import (
     ArraySpec,
@@ -44,7 +45,6 @@ from common.protocol.messages import (
     Welcome,
 )
 from common.protocol.registry import SessionConfig
-from common.protocol.worker_record import WorkerState
 from common.protocol.worker_side import Identity, WorkerSide
 
 pytestmark = pytest.mark.pure
