@@ -21,8 +21,8 @@ import torch
 from common.algorithms.api import Algorithm
 from common.algorithms.ranks import ALONE
 from common.config.schema import Settings
-from common.envs.make import example_frames, spec_of
 from common.envs.spec import EnvSpec
+from common.envs.trial import example_frames, spec_of
 from common.observability import logs
 from common.observability.http import HttpServer
 from common.observability.learner_metrics import METRICS

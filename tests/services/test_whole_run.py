@@ -20,8 +20,9 @@ from common.algorithms.registry import ALGORITHMS, build_algorithm, build_payloa
 from common.algorithms.settings import DQNSettings, PPOSettings, TD3Settings
 from common.config.run_config import RunConfig
 from common.config.schema import LearnerSettings, RolloutSettings, Settings, TargetSettings
-from common.envs.make import make, spec_of
+from common.envs.make import make
 from common.envs.spec import EnvSettings
+from common.envs.trial import spec_of
 from common.errors import DropReason
 from common.models.snapshot import ParameterLayout, flatten
 from common.models.spec import ModelSettings
