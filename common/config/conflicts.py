@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from common.algorithms.settings import ReplaySection
+from common.algorithms.sections import ReplaySection
 from common.config.endpoint import parse_endpoint, parse_endpoints
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
 
 from common import extensions
-from common.algorithms.settings import AlgorithmSection, AlgorithmSettings, PPOSettings, RunScale
+from common.algorithms.sections import AlgorithmSection, RunScale
+from common.algorithms.settings import AlgorithmSettings, PPOSettings
 from common.config.conflicts import conflicts
 from common.config.endpoint import MAX_PORT, parse_endpoint, parse_endpoints
 from common.envs.spec import EnvSettings

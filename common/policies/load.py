@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from common.algorithms.api import NetworkPolicy, Policy, WorkerContext
 from common.algorithms.registry import build_algorithm, build_policy
-from common.algorithms.settings import ReplaySection
+from common.algorithms.sections import ReplaySection
 from common.config.errors import config_error
 from common.config.load import load_settings
 from common.config.schema import Settings
