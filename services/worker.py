@@ -215,7 +215,7 @@ def _build_loop(
     health: Health,
     build: Callable[[WelcomedWorker[Any]], Loop],
 ) -> tuple[Link, Loop | None]:
-    """Greet and build what the Welcome describes; None where it is time to leave before that.
+    """Greet, and build the loop that the Welcome describes; None where it is time to leave before that.
 
     Raises `ConfigError` where the Welcome cannot be used. Since a network without keys may change its bytes, a new incarnation
     greets once more, and the error stands if the Welcome comes as before.

@@ -1,4 +1,4 @@
-"""The arrays that an actor sends, and the checks of what their schema cannot express.
+"""The arrays that an actor sends, and the checks that their schema cannot express.
 
 A Trajectory message has the arrays below. T = env steps per rollout, B = environments of the actor, S = frame stack, K = any
 number.
@@ -229,7 +229,7 @@ def _find_ends(
     `over` [T, B]: the valid rows that are marked as ends; `cut_off` [T, B]: those of `_cut_off`; `lengths`, `returns` [T, B]:
     sums since the beginning of the episode that ran before the first row; `whole` [B]: of that episode.
 
-    A termination that no start and no reset row follows is a lost life. What follows the last row is not in the message, and an
+    A termination that no start and no reset row follows is a lost life. Rows after the last one are not in the message, and an
     episode that did not end before missing rows is never reported.
     """
     start, valid = arrays["start"], arrays["valid"]

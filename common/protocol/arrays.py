@@ -1,7 +1,7 @@
 """Arrays on the wire: an ndarray as one raw little-endian, C-ordered buffer, and back without a copy.
 
-Nothing here trusts what it reads: the declared dtype and shape are checked against the length of the buffer, and
-what arrives is read-only. No dtype but the eight below can be named, so no object ever comes out of a buffer.
+The declared dtype and shape are checked against the length of the buffer, and arrays that arrive are read-only. No dtype but the
+eight below can be named, so no object ever comes out of a buffer.
 """
 
 from __future__ import annotations

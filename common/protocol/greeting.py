@@ -129,7 +129,7 @@ class Greeting:
         if worker.route != route:  # on the same connection it is a repeated Hello, and its SnapshotWanted is still open
             worker.wanted_after = None
         self._registry.connect(worker, route, now)
-        # What an earlier learner trained on after its last checkpoint is in weights that are lost.
+        # The training of an earlier learner after its last checkpoint is in weights that are lost.
         out = self._accounting.greeted(worker, hello, DropReason.GAP if again else DropReason.ROLLED_BACK)
         fields = {"worker": worker.key.name, "role": worker.role, "index": worker.index, "again": again}
         note = e.LogEvent(event="worker_welcomed", fields=fields | {"software": sentence(hello.software)})
@@ -189,7 +189,7 @@ def _check_identity(hello: Hello, public_key: str, known: Worker | None, *, forg
     if known is None:
         # The counters of a forgotten name are lost, so its trained experience is unknown. All its incarnations are at most
         # `forgotten`: an incarnation in that range with env steps may be one of them and must start anew. (It may also have
-        # met only a learner that was killed, and then loses what it kept.) An incarnation without env steps is safe.
+        # met only a learner that was killed, and then loses the messages that it kept.) An incarnation without env steps is safe.
         stepped = hello.produced or hello.completed or hello.resend_from
         return renew if stepped and hello.incarnation <= forgotten else None
     if known.state is not WorkerState.CLOSED and known.public_key and public_key and public_key != known.public_key:
@@ -223,7 +223,7 @@ def _name_in_use(hello: Hello) -> Objection:
 def _check_room(hello: Hello, known: Worker | None, *, others: int, config: SessionConfig, draining: bool) -> Objection | None:
     """Return why the run has no slot for a worker beside the `others` of its role that are connected; None where it has."""
     if draining and (known is None or hello.incarnation != known.key.incarnation):
-        # A known worker may still say what it produced, and goodbye.
+        # A known worker may still send its last counters and a Goodbye.
         return Objection(RefusalCode.DRAINING, "the run is ending", retry=False)
     if others < config.slots(hello.role):
         return None

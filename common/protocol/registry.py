@@ -253,7 +253,7 @@ class WorkerRegistry:
         return absent[: max(0, len(holders) + 1 - self._config.slots(role))]
 
     def forget(self, worker: Worker) -> None:
-        """Free the slot of a name; what is in its closed account stays in the ledger's sums."""
+        """Free the slot of a name; the env steps of its closed account stay in the ledger's sums."""
         del self._newest[worker.key.name]
         self._replaced[worker.key] = worker
         self.forgotten = max(self.forgotten, worker.key.incarnation)

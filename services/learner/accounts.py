@@ -1,8 +1,8 @@
 """Account of each worker on disk between two checkpoints, from which the successor of a killed learner continues.
 
 The successor continues from a checkpoint, so that training after it is lost. This file holds how much was lost, also
-where all workers were killed too. A worker gets credits only after its account was written: what the file lacks is at
-most what a worker may send with the credits that it has.
+where all workers were killed too. A worker gets credits only after its account was written: the file lacks at
+most the env steps that a worker may send with the credits that it has.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SLOW_SECONDS: Seconds = 0.5  # for one line: the intake thread writes it, and wo
 class AccountsFile:
     """Writer of the accounts file, of one line for all accounts and then a line for each change. The intake thread owns it.
 
-    Nothing is synced: a process that is killed leaves what it wrote to the system. The file stays open between two lines.
+    Nothing is synced: lines that a killed process wrote are with the system. The file stays open between two lines.
     """
 
     def __init__(
