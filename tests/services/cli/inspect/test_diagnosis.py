@@ -106,7 +106,7 @@ def test_the_finding_of_a_starved_learner_has_the_number_of_actors_to_add():
         "at most 2.5 times as fast, the most that the learner could train on; "
         "5 more actors like the 3 here (140 env steps/s each) would feed it"
     )
-    assert "the learner waits 60 %" in faults(diagnosis)["LearnerStarved"]
+    assert "the learner waits 60 %" in faults(diagnosis)["LearnerWaiting"]
 
 
 def test_a_learner_that_only_waits_is_promised_no_figure():
@@ -147,7 +147,7 @@ def test_without_actors_the_findings_use_the_learners_metrics_alone():
     diagnosis = diagnose(compare({"learner": sample(0, "learner", learner)}, {"learner": sample(1, "learner", learner)}))
     assert diagnosis.verdict.kind is Kind.ACTOR
     assert diagnosis.gain == "at most 2.5 times as fast, the most that the learner could train on"
-    assert list(faults(diagnosis)) == ["LearnerStarved"]
+    assert list(faults(diagnosis)) == ["LearnerWaiting"]
 
 
 STILL = {
@@ -166,14 +166,14 @@ def test_a_run_in_which_nothing_moves_is_stalled(connected, word):
     """No update, no experience, no env step: that is not a matter of speed."""
     diagnosis = examined(STILL | {"workers_connected{actor}": (connected, connected)}, IDLE, IDLE, IDLE)
     assert word in faults(diagnosis)["LearnerStalled"]
-    assert "LearnerStarved" not in faults(diagnosis)
+    assert "LearnerWaiting" not in faults(diagnosis)
     assert (diagnosis.verdict.sentence, diagnosis.gain) == ("unknown: nothing is played, received or trained on", "")
 
 
 def test_a_long_rollout_is_no_standstill():
-    """Nothing came in the window, but the actors play: the learner is starved, not stalled."""
+    """Nothing came in the window, but the actors play: the learner waits, and is not stalled."""
     found = faults(examined(STILL, BUSY_ACTOR, BUSY_ACTOR, BUSY_ACTOR))
-    assert "LearnerStarved" in found
+    assert "LearnerWaiting" in found
     assert "LearnerStalled" not in found
 
 

@@ -70,7 +70,7 @@ def test_something_broken_ends_with_1_and_a_line_each():
     code, words, slept = run(Fake(*STARVED), seconds=3.0)
     assert (code, slept) == (1, [3.0])
     assert "gain     at most 10.0 times as fast" in words
-    assert words.splitlines()[-1].startswith("LearnerStarved: the learner waits 90 % of its time")
+    assert words.splitlines()[-1].startswith("LearnerWaiting: the learner waits 90 % of its time")
 
 
 def test_a_source_that_keeps_history_is_not_waited_for():
