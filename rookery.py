@@ -35,7 +35,7 @@ from common.algorithms.optim import gradient_step, scheduled_entropy_coef, sched
 from common.algorithms.payload import Payload
 from common.algorithms.ranks import ALONE, Ranks, average_gradients
 from common.algorithms.returns import Returns, gae, vtrace
-from common.algorithms.settings import ActorCriticSection, AlgorithmSection, ReplaySection, RunScale
+from common.algorithms.sections import ActorCriticSection, AlgorithmSection, ReplaySection, RunScale
 from common.envs.spec import ActionSpec, EnvSpec
 from common.errors import ConfigError, RookeryError
 from common.models.spec import ModelSettings

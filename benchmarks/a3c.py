@@ -27,7 +27,7 @@ from benchmarks.pipeline import Window, running
 from benchmarks.throughput import NO_EVALUATOR
 from common.algorithms.registry import build_payload
 from common.config.load import load_settings
-from common.envs.make import spec_of
+from common.envs.trial import spec_of
 from common.models import nets
 from common.models.snapshot import ParameterLayout
 from common.runtime.machine import cores

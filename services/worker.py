@@ -22,7 +22,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from common.config import arguments
 from common.config.arguments import Invocation
 from common.config.endpoint import parse_endpoints
-from common.config.schema import ConnectedSettings, EnvRunConfig, RunConfig, Settings
+from common.config.run_config import EnvRunConfig, RunConfig
+from common.config.schema import ConnectedSettings, Settings
 from common.errors import ConfigError, ResourceError
 from common.observability import logs
 from common.observability.http import HttpServer

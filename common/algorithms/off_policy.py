@@ -20,7 +20,7 @@ from common.algorithms.api import RunProgress, UpdateResult
 from common.algorithms.losses import require_vectors
 from common.algorithms.moments import ObservationStatistics
 from common.algorithms.ranks import ALONE, Ranks
-from common.algorithms.settings import ReplaySection
+from common.algorithms.sections import ReplaySection
 from common.envs.spec import EnvSpec
 from common.errors import ConfigError
 from common.models.arithmetic import CPU

@@ -22,7 +22,7 @@ from common.algorithms.api import NetworkPolicy
 from common.algorithms.moments import Moments, ObservationStatistics
 from common.algorithms.optim import OptimizerName
 from common.algorithms.ranks import ALONE, Ranks
-from common.algorithms.settings import ActorCriticSection
+from common.algorithms.sections import ActorCriticSection
 from common.envs.spec import EnvSpec
 from common.envs.stacking import stack
 from common.errors import ResourceError

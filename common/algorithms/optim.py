@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from common.algorithms.api import RunProgress
 from common.algorithms.ranks import ALONE, Ranks, average_gradients
-from common.algorithms.settings import HIGHEST_ADAPTIVE_RATE, LOWEST_ADAPTIVE_RATE, ActorCriticSection, AlgorithmSection
+from common.algorithms.sections import ActorCriticSection, AlgorithmSection
+from common.algorithms.settings import HIGHEST_ADAPTIVE_RATE, LOWEST_ADAPTIVE_RATE
 from common.errors import InternalError
 from common.units import EnvSteps
 

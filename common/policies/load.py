@@ -18,12 +18,13 @@ from torch import Tensor, nn
 
 from common.algorithms.api import NetworkPolicy, Policy, WorkerContext
 from common.algorithms.registry import build_algorithm, build_policy
-from common.algorithms.settings import ReplaySection
+from common.algorithms.sections import ReplaySection
 from common.config.errors import config_error
 from common.config.load import load_settings
 from common.config.schema import Settings
-from common.envs.make import PICTURE, tried_out
+from common.envs.make import PICTURE
 from common.envs.spec import EnvSettings, EnvSpec
+from common.envs.trial import tried_out
 from common.errors import ConfigError, ResourceError
 from common.models import snapshot
 from common.policies.environment import RunEnvironment

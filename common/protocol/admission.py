@@ -10,29 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import numpy as np
-
 from common import units
 from common.errors import BAD_CONTENT, DropReason, ProtocolError
 from common.protocol import events as e
 from common.protocol.accounting import Accounting
-from common.protocol.arrays import check_numbers, check_schema
+from common.protocol.content import check_evaluation, check_experience
 from common.protocol.events import sentence
 from common.protocol.incarnation import EpisodeCheck, Worker
-from common.protocol.limits import OBSERVATION_MAX, REWARD_MAX, SLOWEST_LINK
+from common.protocol.limits import SLOWEST_LINK
 from common.protocol.lockstep_states import LockstepStates
-from common.protocol.messages import ACTOR_STATE, MODES, ArraySpec, Evaluation, ExperienceMessage, Reject
+from common.protocol.messages import ACTOR_STATE, Evaluation, ExperienceMessage, Reject
 from common.protocol.registry import SessionConfig, WorkerRegistry
 from common.units import Seconds, Version
-
-LARGEST = {"reward": REWARD_MAX, "obs": OBSERVATION_MAX, "final_obs": OBSERVATION_MAX, "action": OBSERVATION_MAX}
-"""Largest absolute values in the float arrays of a trajectory."""
-
-EVALUATIONS = 4  # of one evaluator in a second: each writes a line of the log and a row of the learning curve
-EVALUATION = (
-    ArraySpec(name="episode_return", dtype="float32", shape=(-1,)),
-    ArraySpec(name="episode_length", dtype="int32", shape=(-1,)),
-)
 
 
 class Admission:
@@ -137,7 +126,7 @@ class Admission:
         if len(worker.waiting) >= room:
             fact, wanted = "messages in the queue", f"less than {room}"
             raise ProtocolError(DropReason.UNCREDITED, fact, found=len(worker.waiting), wanted=wanted)
-        _check_experience(message, schema=self._config.schema, newest=newest)
+        check_experience(message, schema=self._config.schema, newest=newest)
         self._check(message)
         if worker.episodes is None:
             worker.episodes = self._new_episodes()
@@ -160,48 +149,9 @@ class Admission:
             worker.evaluations_since, worker.evaluations = now, 0
         worker.evaluations += 1
         try:
-            _check_evaluation(message, newest=newest, number=worker.evaluations)
+            check_evaluation(message, newest=newest, number=worker.evaluations)
         except ProtocolError as error:
             return self._reject("evaluation_refused", worker, 0, error)
         played = worker.snapshot
         known = played is not None and played.version == message.version
         return [e.Evaluated(message=message, snapshot=played if known else None)]
-
-
-# --- checks ---
-
-
-def _check_experience(message: ExperienceMessage, *, schema: tuple[ArraySpec, ...], newest: Version) -> None:
-    """Raise `ProtocolError` unless a published policy acted, and the arrays are the run's, in range, of the claimed env steps."""
-    _check_version(message.version, newest)
-    check_schema(message.arrays, schema)
-    check_numbers(message.arrays, LARGEST)
-    valid = message.arrays.get("valid")
-    if valid is not None and np.count_nonzero(valid) != message.env_steps:
-        wanted = f"{np.count_nonzero(valid)} valid rows"
-        raise ProtocolError(DropReason.SCHEMA, "env_steps of the message", found=message.env_steps, wanted=wanted)
-
-
-def _check_evaluation(message: Evaluation, *, newest: Version, number: int) -> None:
-    """Raise `ProtocolError` unless a published policy played, in a known mode, and returns are finite with as many lengths.
-
-    `number` counts the evaluations of the sender in this second, from 1: one that sends too many is refused, too.
-    """
-    if number > EVALUATIONS:
-        raise ProtocolError(DropReason.UNCREDITED, "evaluations in a second", found=number, wanted=f"at most {EVALUATIONS}")
-    _check_version(message.version, newest)
-    if message.mode not in MODES:
-        raise ProtocolError(DropReason.SCHEMA, "mode of an evaluation", found=repr(message.mode[:32]), wanted=" or ".join(MODES))
-    check_schema(message.arrays, EVALUATION)
-    check_numbers(message.arrays)
-    returns, lengths = (message.arrays[spec.name] for spec in EVALUATION)
-    if len(returns) == 0 or len(returns) != len(lengths):
-        found = f"{len(returns)} returns and {len(lengths)} lengths"
-        raise ProtocolError(DropReason.SCHEMA, "episodes of an evaluation", found=found, wanted="as many of both, one at least")
-
-
-def _check_version(version: Version, newest: Version) -> None:
-    if version > newest:
-        raise ProtocolError(
-            DropReason.VERSION, "policy version that was never published", found=version, wanted=f"at most {newest}"
-        )

@@ -16,7 +16,7 @@ import numpy as np
 
 from common.errors import DropReason, InternalError, ProtocolError
 from common.protocol import events as e
-from common.protocol.arrays import check_numbers, check_schema
+from common.protocol.content import check_numbers, check_schema
 from common.protocol.events import RefusalCode, Route, sentence
 from common.protocol.greeting import refusal
 from common.protocol.limits import OBSERVATION_MAX, REWARD_MAX

@@ -11,10 +11,10 @@ import time
 from dataclasses import replace
 
 from common.algorithms.registry import build_payload, rollout_schema
-from common.config.schema import EnvRunConfig, RunConfig
-from common.envs.make import spec_of
+from common.config.run_config import EnvRunConfig, RunConfig
 from common.envs.remote import observe_schema
 from common.envs.spec import EnvSpec
+from common.envs.trial import spec_of
 from common.errors import ConfigError
 from common.observability import logs
 from common.observability.env_metrics import POLICY_SERVER_METRICS, PolicyServerStats

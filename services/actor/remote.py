@@ -11,10 +11,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from common.envs.make import Array, Transition
 from common.envs.remote import RowJoiner
 from common.envs.spec import EnvSpec
 from common.envs.state import StateError
+from common.envs.vector import Array, Transition
 from common.errors import ProtocolError, ProtocolVersionError
 from common.observability.env_metrics import PolicyServerStats
 from common.protocol import codec
@@ -31,7 +31,7 @@ MESSAGES_AT_ONCE = 64  # then the next row is looked at, so that a flood does no
 
 
 class RemoteEnvironments:
-    """B environments of env workers, with the methods of `common.envs.make.VectorEnvironment` that the actor's loop uses."""
+    """B environments of env workers, with the methods of `common.envs.vector.VectorEnvironment` that the actor's loop uses."""
 
     def __init__(
         self,

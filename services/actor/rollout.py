@@ -18,7 +18,7 @@ from common.envs.state import check_like
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from common.envs.make import Transition
+    from common.envs.vector import Transition
     from common.protocol.messages import Arrays, ArraySpec
     from common.units import EnvSteps
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -21,11 +21,12 @@ import torch
 from common.algorithms.api import Algorithm
 from common.algorithms.ranks import ALONE
 from common.config.schema import Settings
-from common.envs.make import example_frames, spec_of
 from common.envs.spec import EnvSpec
+from common.envs.trial import example_frames, spec_of
 from common.observability import logs
 from common.observability.http import HttpServer
-from common.observability.learner_metrics import METRICS, LearnerStats
+from common.observability.learner_metrics import METRICS
+from common.observability.learner_stats import LearnerStats
 from common.observability.metrics import Exporter, run_labels
 from common.protocol.learner_side import LearnerSide
 from common.runtime import process
@@ -157,7 +158,7 @@ class _Root:
         metrics.source = lambda: replace(
             self.stats, intake=intake.stats, uploads=uploads.stats, tracking_points_dropped=journal.points_dropped
         )
-        self.status = partial(_status, record, intake)
+        self.status = lambda: record.status(intake.stats, time.monotonic())
         loop = self.build_loop(run, intake, journal, uploads)
         intake.start()
         self.calibrate(record)
@@ -274,10 +275,6 @@ def _open_journal(record: RunRecord, directory: RunDirectory) -> Journal:
         tensorboard="tensorboard" in settings.run.tracking,
         trackers=open_trackers(settings, run),
     )
-
-
-def _status(record: RunRecord, intake: Intake) -> dict[str, Any]:
-    return record.status(intake.stats, time.monotonic())
 
 
 def _warn_if_insecure(settings: Settings, endpoint: str) -> None:

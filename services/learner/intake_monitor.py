@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from common.errors import InternalError
-from common.observability.learner_metrics import IntakeStats
+from common.observability.learner_stats import IntakeStats
 from common.protocol.events import LogEvent, Route
 from common.protocol.learner_side import LearnerSide
 from common.protocol.messages import Message

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from common.config.layers import leaves
 from common.config.schema import Settings
-from common.observability.learner_metrics import IntakeStats
+from common.observability.learner_stats import IntakeStats
 from common.protocol.messages import Evaluation
 from common.units import EnvSteps, Seconds, Version
 from services.learner.rates import PolicyLag, RateWindow, StepRates

@@ -12,7 +12,7 @@ import numpy as np
 
 from common.algorithms.api import UpdateResult
 from common.observability import logs
-from common.observability.learner_metrics import IntakeStats, LearnerStats
+from common.observability.learner_stats import IntakeStats, LearnerStats
 from common.protocol.events import Experience
 from common.protocol.messages import Evaluation
 from common.units import Seconds

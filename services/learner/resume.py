@@ -17,7 +17,8 @@ import safetensors.torch
 from common.algorithms.api import Algorithm, LoadsParameters
 from common.algorithms.payload import Payload
 from common.algorithms.registry import build_payload
-from common.config.schema import RunConfig, Settings
+from common.config.run_config import RunConfig
+from common.config.schema import Settings
 from common.envs.spec import EnvSpec
 from common.errors import ConfigError, DropReason, ResourceError
 from common.models.snapshot import ParameterLayout

@@ -18,7 +18,7 @@ from common.algorithms.api import Algorithm, HasReplay, SavesReplay
 from common.errors import ResourceError
 from common.models.snapshot import ParameterLayout, to_tensor
 from common.observability import logs
-from common.observability.learner_metrics import LearnerStats
+from common.observability.learner_stats import LearnerStats
 from common.protocol.events import Evaluated
 from common.protocol.learner_side import LearnerSide
 from common.runtime.checkpoint_files import POLICY, Checkpoint

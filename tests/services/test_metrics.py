@@ -22,7 +22,7 @@ from common.observability.env_metrics import (
     EnvWorkerStats,
     PolicyServerStats,
 )
-from common.observability.learner_metrics import IntakeStats, LearnerStats
+from common.observability.learner_stats import IntakeStats, LearnerStats
 from common.observability.metrics import Exporter, Phases, run_labels
 from common.observability.worker_metrics import (
     ACTOR_METRICS,

@@ -11,7 +11,7 @@ import torch
 from common.algorithms.registry import build_algorithm
 from common.config.load import load_settings
 from common.config.schema import ActorSettings, CheckpointSettings, RunSettings, Settings
-from common.envs.make import spec_of
+from common.envs.trial import spec_of
 from common.runtime.checkpoints import CheckpointStore
 from common.runtime.run_directory import RunDirectory
 from services.learner import resume, startup

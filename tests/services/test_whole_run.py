@@ -18,13 +18,15 @@ from common.algorithms.api import WorkerContext
 from common.algorithms.ranks import ALONE
 from common.algorithms.registry import ALGORITHMS, build_algorithm, build_payload, build_policy, rollout_schema
 from common.algorithms.settings import DQNSettings, PPOSettings, TD3Settings
-from common.config.schema import LearnerSettings, RolloutSettings, RunConfig, Settings, TargetSettings
-from common.envs.make import make, spec_of
+from common.config.run_config import RunConfig
+from common.config.schema import LearnerSettings, RolloutSettings, Settings, TargetSettings
+from common.envs.make import make
 from common.envs.spec import EnvSettings
+from common.envs.trial import spec_of
 from common.errors import DropReason
 from common.models.snapshot import ParameterLayout, flatten
 from common.models.spec import ModelSettings
-from common.observability.learner_metrics import LearnerStats
+from common.observability.learner_stats import LearnerStats
 from common.observability.worker_metrics import ActorStats, EvaluatorStats
 from common.protocol.learner_side import LearnerSide
 from common.protocol.worker_side import Identity, WorkerSide

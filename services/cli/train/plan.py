@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from common.algorithms.settings import ReplaySection
+from common.algorithms.sections import ReplaySection
 from common.config.endpoint import Endpoint, connectable_host, parse_endpoint
 from common.config.layers import DEFAULT
 from common.config.load import COMMAND_LINE, LoadedSettings, as_yaml, load_settings, with_absolute_key_paths, with_chosen

@@ -13,7 +13,7 @@ import pytest
 from common.errors import DropReason, InternalError, ProtocolError
 from common.protocol import codec, learner_side
 from common.protocol import events as e
-from common.protocol.admission import EVALUATIONS
+from common.protocol.content import EVALUATIONS
 from common.protocol.events import SENTENCE, RefusalCode, WorkerKey
 from common.protocol.learner_side import BAD_MESSAGES, LearnerSide
 from common.protocol.messages import (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from common.algorithms.payload import TrajectoryEpisodes, trajectory_schema
-from common.config.schema import EnvRunConfig
+from common.config.run_config import EnvRunConfig
 from common.envs.make import make
 from common.envs.remote import observe_schema
 from common.envs.spec import EnvSettings

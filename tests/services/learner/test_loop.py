@@ -17,7 +17,7 @@ from common.algorithms.api import UpdateResult
 from common.config.schema import ActorSettings, CheckpointSettings, LearnerSettings, RunSettings, Settings, TargetSettings
 from common.errors import DropReason, ResourceError
 from common.models import snapshot
-from common.observability.learner_metrics import PHASES, IntakeStats, LearnerStats
+from common.observability.learner_stats import PHASES, IntakeStats, LearnerStats
 from common.observability.metrics import Phases
 from common.protocol.events import Evaluated, Experience, WorkerKey
 from common.protocol.messages import Evaluation, Snapshot

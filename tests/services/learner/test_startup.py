@@ -19,8 +19,8 @@ import yaml
 from common.algorithms.registry import build_algorithm
 from common.algorithms.settings import DQNSettings, PPOSettings, TD3Settings
 from common.config.schema import ActorSettings, LearnerSettings, Settings
-from common.envs.make import spec_of
 from common.envs.spec import ActionSpec, EnvSettings, EnvSpec
+from common.envs.trial import spec_of
 from common.errors import ConfigError, ResourceError
 from common.models import arithmetic
 from common.models.snapshot import ParameterLayout, flatten

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from common.algorithms.registry import build_algorithm
-from common.envs.make import spec_of
+from common.envs.trial import spec_of
 from common.errors import ConfigError, ResourceError
 from common.models.snapshot import ParameterLayout, digest
 from common.runtime.checkpoint_files import Checkpoint
