@@ -21,7 +21,7 @@ from common.protocol.events import Experience, WorkerKey
 from common.protocol.learner_side import LearnerSide
 from common.protocol.messages import Credit, Envelope, Message, Snapshot
 from common.runtime.machine import MemoryGuard
-from common.transport.api import IGNORED_SECONDS, LIMIT_MESSAGES, ConnectionLimit, Frame, Frames, LearnerTransport
+from common.transport.api import ConnectionLimit, Frame, Frames, LearnerTransport
 from common.units import MIB, Seconds
 from services.learner.accounts import AccountsFile
 
@@ -227,9 +227,8 @@ class Intake:
             return
         admitted = self._admitted
         self._handle(self._event(route, frames))
-        if admitted == self._admitted and self._limit.count(route, now):
-            fields = {"route": route.hex(), "limit": LIMIT_MESSAGES, "seconds": IGNORED_SECONDS}
-            self._note(e.LogEvent(event="connection_ignored", fields=fields, warning=True))
+        if admitted == self._admitted and (ignored := self._limit.count(route, now)):
+            self._note(ignored)
 
     def _event(self, route: e.Route, frames: list[Frame]) -> e.Event:
         self._bytes[0] += sum(map(len, frames))
