@@ -35,6 +35,7 @@ from services.cli.train.supervisor import (
     StopRequested,
     Supervisor,
     actor_names,
+    rank_names,
 )
 from services.cli.train.view import ProgressEstimator, View, ViewFrame, make_view
 from services.cli.train.warm_start import describe
@@ -92,7 +93,7 @@ def _run(plan: Plan, *, environ: Mapping[str, str], stdout: TextIO, stderr: Text
                     case ReportCrash():
                         view.print_message(crash_line(instruction, processes))
                     case ReportRefusal():
-                        view.print_message(refusal_line(instruction, processes))
+                        view.print_message(refusal_line(instruction, processes, rank_names(plan.settings.learner.ranks)))
                     case ReportFailure():
                         failures.append(instruction)
 
