@@ -28,6 +28,7 @@ from common.observability import logs
 from common.observability.http import HttpServer
 from common.observability.learner_metrics import METRICS, LearnerStats
 from common.observability.metrics import Exporter, run_labels
+from common.protocol.learner_side import LearnerSide
 from common.runtime import process
 from common.runtime.checkpoints import CheckpointStore
 from common.runtime.lifecycle import Health, Shutdown, on_signals
@@ -46,7 +47,7 @@ from services.learner.agreement import Agreement
 from services.learner.intake import Intake
 from services.learner.journal import Journal, open_trackers, tracked_run
 from services.learner.loop import TrainLoop
-from services.learner.ranks import join_ranks, open_rank_directory
+from services.learner.ranks import check_same_data, join_ranks, open_rank_directory
 from services.learner.record import RunRecord
 from services.learner.startup import (
     Invocation,
@@ -123,7 +124,7 @@ def _train(invocation: Invocation, argv: list[str], *, group: ProcessGroup | Non
             resources.enter_context(held(directory, inherited=invocation.run_lock if rank == 0 else None))
         # A rank that writes before rank 0 keeps the one before, from which all continue where rank 0 does not get to it.
         checkpoints = CheckpointStore(directory.checkpoints, keep=settings.checkpoint.keep + (rank > 0))
-        record, session = open_state(invocation, directory, algorithm=algorithm, env=env, store=checkpoints, group=group)
+        record, session = _open_state(invocation, directory, algorithm=algorithm, env=env, store=checkpoints, group=group)
         stats.run = _name_run(settings, record.run_id)
         transport = transport or bind()
         write_config(invocation, directory)
@@ -183,10 +184,26 @@ def _open_directory(
     return open_rank_directory(group, None if group.index else existing or open_directory(invocation, argv))
 
 
+def _open_state(
+    invocation: Invocation,
+    directory: RunDirectory,
+    *,
+    algorithm: Algorithm,
+    env: EnvSpec,
+    store: CheckpointStore,
+    group: ProcessGroup | None,
+) -> tuple[RunRecord, LearnerSide]:
+    """As `open_state`; raises `ConfigError` where the ranks of a `group` begin with different data."""
+    record, session = open_state(invocation, directory, algorithm=algorithm, env=env, store=store, group=group)
+    if group:
+        check_same_data(group, env=env, run_id=record.run_id, model=algorithm.model)
+    return record, session
+
+
 def _calibrate(algorithm: Algorithm, frames: np.ndarray, group: ProcessGroup | None) -> None:
     """Begin the normalisation of observations with example frames, on all ranks with those of rank 0."""
     own = torch.from_numpy(frames)
-    algorithm.calibrate(group.gather(own)[0] if group else own)
+    algorithm.calibrate(group.broadcast(own) if group else own)
 
 
 def _describe_environment(settings: Settings) -> EnvSpec:

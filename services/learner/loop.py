@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,10 +21,11 @@ from common.errors import DropReason, ResourceError
 from common.models import snapshot
 from common.observability import logs
 from common.observability.learner_metrics import LearnerStats
-from common.protocol.events import Experience
+from common.protocol.events import Evaluated, Experience
 from common.protocol.messages import Snapshot
 from common.runtime.checkpoint_files import Checkpoint
 from common.runtime.lifecycle import Health
+from common.runtime.ranks import SLOW_TIMEOUT, TIMEOUT
 from common.units import Seconds
 from services.learner.agreement import REASONS, Agreement, Decision, Vote, sum_ledgers
 from services.learner.best import better_policy, facts_of
@@ -38,7 +40,8 @@ CURVE_SECONDS: Seconds = 1.0  # between two rows of the learning curve
 END_SECONDS: Seconds = 120.0  # for a last evaluation, when a run ends by itself; half of it to play whole games, however long
 STOP_SECONDS: Seconds = 4.0  # for the workers' goodbyes, when a stop is requested
 SAVE_SECONDS: Seconds = 300.0  # a checkpoint, with what is new in a replay memory, that takes longer counts as hung
-RANKS_SECONDS: Seconds = 75.0  # for another rank: longer than `common.runtime.ranks.TIMEOUT`, which ends the wait
+RANKS_SECONDS: Seconds = TIMEOUT + 15.0  # for another rank: `TIMEOUT` ends the wait
+SLOW_RANKS_SECONDS: Seconds = SLOW_TIMEOUT + 15.0  # for a rank that saves: `SLOW_TIMEOUT` ends the wait
 COMPARED_UPDATES = 100  # between two comparisons of the weights of all ranks
 BARRIER_SECONDS: Seconds = 0.1  # between two questions whether the other ranks are done
 STEP_SECONDS: Seconds = 300.0  # a gradient step, with all that is done before the first, that takes longer counts as hung
@@ -124,11 +127,14 @@ class TrainLoop:
             else:
                 self._health.tick()
             self._take()
-            decision = self._decide()
+            evaluations = self._intake.take_evaluations()
+            decision = self._decide(evaluated=bool(evaluations))
             if decision.train:
                 self._train(decision)
             self._record.tick(self._clock())
-            self._take_evaluations()
+            self._record_evaluations(evaluations)
+            if self._agreement and decision.evaluated:
+                self._work_together(self._agreement, _nothing)  # waits for the rank that writes the best policy
             reason = decision.reason if self._agreement else self._reason()
             if not reason and (decision.save if self._agreement else self._save_is_due()):
                 self._save()
@@ -142,7 +148,7 @@ class TrainLoop:
     def _save_is_due(self) -> bool:
         return self._clock() - self._saved_at >= self._settings.checkpoint.every_seconds
 
-    def _decide(self) -> Decision:
+    def _decide(self, *, evaluated: bool) -> Decision:
         """Return whether to train now; with several ranks also why the run ends and whether to save, as all of them decide."""
         if self._agreement is None:
             return Decision(train=self._batch_is_due())
@@ -157,6 +163,7 @@ class TrainLoop:
                 reason=REASONS.index(self._reason()),
                 save=self._save_is_due(),
                 weights=weights,
+                evaluated=evaluated,
             )
         )
 
@@ -289,8 +296,8 @@ class TrainLoop:
             evaluation=evaluation,
         )
 
-    def _take_evaluations(self) -> None:
-        for evaluated in self._intake.take_evaluations():
+    def _record_evaluations(self, evaluations: Sequence[Evaluated]) -> None:
+        for evaluated in evaluations:
             evaluation = evaluated.message
             result = self._record.evaluated(evaluation, self._clock())
             self._stats.evaluation_return_means[evaluation.mode] = result["mean"]
@@ -306,22 +313,36 @@ class TrainLoop:
 
     def _save(self) -> ResourceError | None:
         """Write a checkpoint; return the error where it could not be written."""
-        self._saved_at = self._clock()
-        if self._agreement:
-            error = self._save_with_ranks(self._agreement)
+        self._saved_at, agreement = self._clock(), self._agreement
+        if agreement:
+            error = self._write(lambda: self._save_with_ranks(agreement))
         else:
             error = self._write(lambda: self._save_checkpoint(self._checkpoint()))
         if error is None:
             self._stats.checkpoint_last_success = time.time()
         return error
 
-    def _save_with_ranks(self, agreement: Agreement) -> ResourceError | None:
-        """Write the checkpoint of this rank, that of rank 0 last: where it is there, all are. Return an error of any rank."""
-        checkpoint = self._checkpoint()
-        error = self._write(lambda: self._save_checkpoint(checkpoint)) if agreement.rank else None
-        if not agreement.all(done=error is None):
-            return error or ResourceError("the checkpoint of another rank was not written", fix="its log says why")
-        return error if agreement.rank else self._write(lambda: self._save_checkpoint(checkpoint))
+    def _save_with_ranks(self, agreement: Agreement) -> None:
+        """Write the checkpoints of all ranks, that of rank 0 last: where it is there, all are.
+
+        Raises `ResourceError` on all ranks where one of them cannot.
+        """
+        own: list[Checkpoint] = []
+
+        def collect() -> Any:
+            own.append(self._checkpoint())
+            return own[0].counters["session"]["ledger"]
+
+        def save() -> None:
+            self._save_checkpoint(replace(own[0], counters={**own[0].counters, "ledgers": ledgers}))
+
+        ledgers = self._work_together(agreement, collect)
+        self._work_together(agreement, save if agreement.rank else _nothing)
+        self._work_together(agreement, _nothing if agreement.rank else save)
+
+    def _work_together(self, agreement: Agreement, work: Callable[[], Any]) -> list[Any]:
+        self._health.tick(doing="saves, or waits for a rank that saves", within=SLOW_RANKS_SECONDS)
+        return agreement.together(work)
 
     def _write(self, save: Callable[[], object]) -> ResourceError | None:
         self._phases.enter("checkpoint")
@@ -343,8 +364,6 @@ class TrainLoop:
             "record": self._record.state_dict(self._clock()),
             "session": self._intake.session_state(),
         }
-        if self._agreement:
-            counters["ledgers"] = self._agreement.ledgers(counters["session"]["ledger"])
         return Checkpoint(
             run_id=self._record.run_id,
             version=self._record.version,
@@ -367,7 +386,7 @@ class TrainLoop:
         else:
             self._drain_workers(reason, stopped=stopped)
         self._wait_for_ranks()
-        self._take_evaluations()
+        self._record_evaluations(self._intake.take_evaluations())
         self._record.phase = "stopping"
         self._add_curve_row()
         lost = self._save()
@@ -394,12 +413,19 @@ class TrainLoop:
         self._intake.finish()
 
     def _still_draining(self) -> None:
-        self._health.tick()
         if self._agreement:
+            self._health.tick(doing="waits for the other ranks", within=RANKS_SECONDS)
             self._agreement.all(done=False)
+        self._health.tick()
 
     def _wait_for_ranks(self) -> None:
         """Wait until the workers of every rank have left: the ranks write their last checkpoint together."""
-        while self._agreement and not self._agreement.all(done=True):
-            self._health.tick()
+        while self._agreement:
+            self._health.tick(doing="waits for the other ranks", within=RANKS_SECONDS)
+            if self._agreement.all(done=True):
+                return
             time.sleep(BARRIER_SECONDS)
+
+
+def _nothing() -> None:
+    """Return at once: the part of a rank that waits for the others."""
