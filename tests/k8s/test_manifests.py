@@ -19,8 +19,9 @@ from cloudcoil.models.prometheus_operator.v1 import PodMonitor, PrometheusRule
 from common.config.endpoint import parse_endpoint
 from common.config.load import load_settings
 from common.observability.bottleneck import WAITING
-from common.runtime.ranks import Place
+from common.runtime.ranks import TorchrunEnvironment
 from services import worker
+from services.learner.ranks import check_address
 from tests.k8s.manifests import (
     COMPONENTS,
     CUSTOM,
@@ -479,8 +480,11 @@ def test_each_rank_knows_its_place_and_each_worker_the_address_of_its_rank(name,
     assert load_settings(preset=None, environ=values(container)).settings.learner.ranks == count
     sources = {variable["name"]: variable["valueFrom"] for variable in container["env"] if "valueFrom" in variable}
     assert sources["RANK"] == {"fieldRef": {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}}
-    place = Place.of(count, {**values(container), "RANK": "1"})
-    assert (place.rank, place.local_rank, place.master.host) == (1, 0, addresses[0][len("tcp://") :].partition(":")[0])
+    own = TorchrunEnvironment.of(count, {**values(container), "RANK": "1"})
+    role, *words = container["args"]
+    assert role == "learner"
+    check_address(own.master, insecure="learner.insecure=true" in words)
+    assert (own.rank, own.local_rank, own.master.host) == (1, 0, addresses[0][len("tcp://") :].partition(":")[0])
     assert service["spec"]["clusterIP"] == "None"
     assert service["spec"]["publishNotReadyAddresses"] is True
     assert (learner["podManagementPolicy"], learner["updateStrategy"]) == ("Parallel", {"type": "OnDelete"})
