@@ -78,11 +78,15 @@ class ProcessGroup:
 
     def __init__(self, place: Place) -> None:
         self.index, self.count = place.rank, place.count
+        self.sum_seconds: Seconds = 0.0
+        """Time in `sum`, until the slowest rank took part; of tensors on a GPU the time to start it."""
 
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum over all ranks; `values` is overwritten. Raises `LostRankError`."""
+        began = time.monotonic()
         with _lost_as_error():
             torch.distributed.all_reduce(values)
+        self.sum_seconds += time.monotonic() - began
         return values
 
     def gather(self, values: Tensor) -> Tensor:

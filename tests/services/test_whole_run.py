@@ -89,6 +89,7 @@ class Run:
     first_ratio_errors: list[float] = field(default_factory=list)
     reason: str = ""
     best: Checkpoint | None = None
+    train_stats: LearnerStats | None = None
 
     def value(self, *observation):
         """Return the value of one observation, in units of return."""
@@ -167,6 +168,7 @@ class Colony:
             return result
 
         self.algorithm.update = watched
+        self.train_stats = LearnerStats()
         return TrainLoop(
             algorithm=self.algorithm,
             intake=self.intake,
@@ -174,7 +176,7 @@ class Colony:
             journal=self.journal,
             save=self.save,
             save_best=self.store.save_best,
-            stats=LearnerStats(),
+            stats=self.train_stats,
             health=Health(),
             stopping=lambda: bool(self.failures),
             agreement=Agreement(self.group) if self.group else None,
@@ -315,6 +317,7 @@ class Colony:
             first_ratio_errors=self.ratios,
             reason=reason,
             best=self.store.load_best(warn=pytest.fail),
+            train_stats=self.train_stats,
         )
 
 
