@@ -49,6 +49,7 @@ from services.learner.loop import TrainLoop
 from services.learner.ranks import join_ranks, open_rank_directory
 from services.learner.record import RunRecord
 from services.learner.startup import (
+    STOPPED_JOB,
     Invocation,
     build_run_algorithm,
     existing_run,
@@ -146,7 +147,7 @@ def _train(invocation: Invocation, argv: list[str], *, group: ProcessGroup | Non
             stats=stats,
             health=health,
             stopping=lambda: shutdown.requested,
-            will_restart=invocation.linger,
+            will_restart=invocation.linger or invocation.job,
             agreement=Agreement(group) if group else None,
             clock=time.monotonic,
         )
@@ -171,7 +172,7 @@ def _train(invocation: Invocation, argv: list[str], *, group: ProcessGroup | Non
         _log.info("learner_ended", reason=reason, env_steps=record.env_steps, mean100=record.mean_return, solved=record.solved)
         if invocation.linger and (shutdown.requested or reason != "stopped"):  # else another rank stops, and needs a new process
             process.linger(shutdown, health, check=intake.check)
-    return 0
+    return STOPPED_JOB if invocation.job and reason == "stopped" else 0
 
 
 def _open_directory(
