@@ -153,7 +153,10 @@ class ReplayLearner(ABC):
 
     @abstractmethod
     def _gradient_step(self, rows: Transitions) -> Measured:
-        """Train on one minibatch, and read no value: that would wait for a GPU. A loss that is not finite moves no network."""
+        """Train on one minibatch. No value is read, because the read would wait for a GPU.
+
+        Where the loss is not finite, no trained network moves. Targets may follow the unchanged networks.
+        """
 
     @property
     def replay_env_steps(self) -> EnvSteps:

@@ -118,7 +118,7 @@ class PPO(ActorCriticLearner):
         metrics = {
             "learning_rate": self._learning_rate,
             "entropy_coef": entropy_coef,
-            "nonfinite_steps": _Measured(*steps.unbind(1)).left_out.sum().item(),
+            "nonfinite_steps": float(_Measured(*steps.unbind(1)).left_out.sum()),
         }
         if len(valid):
             metrics["policy_lag_mean"] = lag.double().mean().item()

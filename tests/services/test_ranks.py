@@ -89,9 +89,9 @@ def test_a_rank_without_actors_delays_no_other(tmp_path):
     assert busy.reason == idle.reason == "env step budget spent"
     assert idle.stats.ledger["trained"] == 0
     assert busy.stats.ledger["trained"] == one["env_steps"] == other["env_steps"]
-    waited, whole = idle.train_stats.ranks_wait_seconds, sum(idle.train_stats.phases.seconds().values())
-    assert busy.train_stats.ranks_wait_seconds < waited <= whole
-    assert min(run.train_stats.all_reduce_seconds for run in (busy, idle)) >= one["learner_updates"]
+    for stats in (busy.train_stats, idle.train_stats):
+        assert 0 < stats.ranks_wait_seconds <= sum(stats.phases.seconds().values())
+        assert stats.all_reduce_seconds >= one["learner_updates"]
 
 
 def test_another_number_of_ranks_continues_with_the_weights_and_the_ledgers_of_all(tmp_path):
