@@ -12,6 +12,7 @@ from common.algorithms.api import (
     HasReplay,
     LoadsParameters,
     NetworkPolicy,
+    ObservesExperience,
     Policy,
     RunProgress,
     SavesReplay,
@@ -34,13 +35,14 @@ from common.algorithms.optim import gradient_step, scheduled_entropy_coef, sched
 from common.algorithms.payload import Payload
 from common.algorithms.ranks import ALONE, Ranks, average_gradients
 from common.algorithms.returns import Returns, gae, vtrace
-from common.algorithms.settings import ActorCriticSection, AlgorithmSection, ReplaySection, RunScale
+from common.algorithms.sections import ActorCriticSection, AlgorithmSection, ReplaySection, RunScale
 from common.envs.spec import ActionSpec, EnvSpec
 from common.errors import ConfigError, RookeryError
 from common.models.spec import ModelSettings
 from common.policies.load import TrainedPolicy, load_policy
 from common.protocol.events import Experience
 from common.protocol.messages import ArraySpec
+from common.replay.blocks import Segment
 from common.replay.buffer import Transitions
 
 __all__ = [
@@ -63,6 +65,7 @@ __all__ = [
     "ModelSettings",
     "NetworkOutputs",
     "NetworkPolicy",
+    "ObservesExperience",
     "Payload",
     "Policy",
     "PolicyLoss",
@@ -75,6 +78,7 @@ __all__ = [
     "RunProgress",
     "RunScale",
     "SavesReplay",
+    "Segment",
     "TrainedPolicy",
     "Transitions",
     "UpdateResult",

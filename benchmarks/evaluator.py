@@ -16,7 +16,7 @@ from statistics import median
 from benchmarks.pipeline import Window, running
 from common.config.load import load_settings
 from common.units import Seconds
-from services.cli.train.supervisor import EVALUATOR
+from services.cli.train.events import EVALUATOR
 
 ALWAYS = "evaluator.every_seconds=0"
 NEVER = "evaluator.enabled=false"

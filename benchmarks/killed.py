@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from common.units import Seconds
-from services.cli.train.plan import free_ports
+from services.cli.train.ports import free_ports
 
 POLL: Seconds = 0.02
 LONGEST_PAUSE: Seconds = 2.0  # of training, between a kill and the next

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from common.algorithms.api import Algorithm, Policy, RunProgress, WorkerContext
 from common.algorithms.registry import build_algorithm, build_policy, rollout_schema
-from common.algorithms.settings import ReplaySection
+from common.algorithms.sections import ReplaySection
 from common.config.schema import Settings
-from common.envs.make import VectorEnvironment, make
+from common.envs.make import make
+from common.envs.vector import VectorEnvironment
 from common.errors import ResourceError
 from common.models.snapshot import flatten, to_tensor
 from common.protocol.events import Experience, WorkerKey

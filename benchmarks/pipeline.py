@@ -21,9 +21,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from common.errors import ResourceError
 from common.units import Seconds
+from services.cli.train.events import LEARNER, Start
 from services.cli.train.plan import Plan, Request, make_plan
 from services.cli.train.processes import Processes
-from services.cli.train.supervisor import LEARNER, Start
 
 POLL_SECONDS: Seconds = 0.02
 START_SECONDS: Seconds = 120.0  # for a busy machine: the imports alone take several

@@ -31,7 +31,7 @@ from benchmarks.pipeline import Window, running
 from common.algorithms.settings import TD3Settings
 from common.config.load import load_settings
 from common.config.schema import Settings
-from common.envs.make import spec_of
+from common.envs.trial import spec_of
 from common.errors import ConfigError, ResourceError
 from common.models.arithmetic import CPU, native
 from common.runtime import process

@@ -21,10 +21,10 @@ from statistics import median
 from benchmarks.parts import Parts, measure, warm_up
 from benchmarks.pipeline import Window, running
 from common.config.load import load_settings
-from common.envs.make import spec_of
+from common.envs.trial import spec_of
 from common.runtime.machine import cores
 from common.units import Seconds
-from services.cli.train.supervisor import LEARNER
+from services.cli.train.events import LEARNER
 
 NO_EVALUATOR = "evaluator.enabled=false"
 PRESETS = ("pong-nature", "pong-impala", "pong-a3c", "pong-a3c-grad", "pong-dqn", "pendulum-td3")

@@ -16,6 +16,7 @@ a terminal would execute are escaped.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 
 class DropReason(StrEnum):
@@ -36,6 +37,10 @@ class DropReason(StrEnum):
     WORKER_LOST = "worker_lost"  # in flight when the worker's account was closed
     UNFINISHED = "unfinished"  # a rollout cut short by the end of its actor
     RUN_ENDED = "run_ended"  # still queued when the learner stopped
+
+
+BAD_CONTENT: Final = (DropReason.DECODE, DropReason.SCHEMA, DropReason.NON_FINITE, DropReason.OUT_OF_RANGE, DropReason.EPISODES)
+"""Drop reasons that lie in the content of a message: only a faulty or hostile sender causes them."""
 
 
 class HandshakeFailure(StrEnum):

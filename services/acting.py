@@ -6,7 +6,7 @@ from typing import Protocol
 
 from common.algorithms.api import Policy, WorkerContext
 from common.algorithms.registry import build_policy
-from common.config.schema import RunConfig
+from common.config.run_config import RunConfig
 from common.envs.spec import EnvSpec
 from common.errors import DropReason, ProtocolError
 from common.models import arithmetic

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import gymnasium
 
 from common import extensions
-from common.config.schema import ConnectedSettings, EnvRunConfig, RunConfig, Settings
+from common.config.run_config import EnvRunConfig, RunConfig
+from common.config.schema import ConnectedSettings, Settings
 from common.errors import ConfigError
 from common.protocol.messages import ENV_WORKER
 

@@ -22,7 +22,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from common.config import arguments
 from common.config.arguments import Invocation
 from common.config.endpoint import parse_endpoints
-from common.config.schema import ConnectedSettings, EnvRunConfig, RunConfig, Settings
+from common.config.run_config import EnvRunConfig, RunConfig
+from common.config.schema import ConnectedSettings, Settings
 from common.errors import ConfigError, ResourceError
 from common.observability import logs
 from common.observability.http import HttpServer
@@ -214,7 +215,7 @@ def _build_loop(
     health: Health,
     build: Callable[[WelcomedWorker[Any]], Loop],
 ) -> tuple[Link, Loop | None]:
-    """Greet and build what the Welcome describes; None where it is time to leave before that.
+    """Greet, and build the loop that the Welcome describes; None where it is time to leave before that.
 
     Raises `ConfigError` where the Welcome cannot be used. Since a network without keys may change its bytes, a new incarnation
     greets once more, and the error stands if the Welcome comes as before.
@@ -255,7 +256,7 @@ def rank_address(addresses: str, *, role: str, name: str) -> str:
     """Return the address of the rank of the learner that a worker belongs to, of those of all ranks.
 
     An actor belongs to the rank of the number at the end of its name, or else of a hash of its name, modulo the number of ranks:
-    to the same after each restart. An evaluator belongs to rank 0, which records the run.
+    to the same after each restart. An evaluator belongs to rank 0, which writes the results of the run.
     """
     ranks = parse_endpoints(addresses)
     digits = name[len(name.rstrip("0123456789")) :]

@@ -47,7 +47,7 @@ def make_run(tmp_path):
 
     from common.algorithms.registry import build_algorithm
     from common.config.load import as_yaml, load_settings
-    from common.envs.make import spec_of
+    from common.envs.trial import spec_of
     from common.models.snapshot import ParameterLayout
     from common.runtime import run_directory
     from common.runtime.checkpoint_files import Checkpoint

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import rookery
+from common.algorithms import api
 
 pytestmark = pytest.mark.pure
 
@@ -38,6 +39,12 @@ def test_every_public_name_has_a_docstring_of_its_own(name):
     text = vars(rookery)[name].__doc__
     assert text
     assert not text.startswith(f"{name}(")  # dataclass and NamedTuple write that where there is none
+
+
+def test_every_interface_of_an_algorithm_is_public():
+    interfaces = {name for name, value in vars(api).items() if isinstance(value, type) and value.__module__ == api.__name__}
+    assert "Algorithm" in interfaces
+    assert interfaces <= set(rookery.__all__)
 
 
 def test_a_users_package_imports_nothing_else_of_the_project():

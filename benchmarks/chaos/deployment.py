@@ -27,7 +27,7 @@ from benchmarks.chaos.proxy import Proxy
 from common.transport.curve import make as make_keys
 from common.units import EnvSteps, Seconds
 from services.cli.train import exit_with_parent
-from services.cli.train.plan import free_ports
+from services.cli.train.ports import free_ports
 from services.cli.train.status import Samples, get, parse_metrics
 
 ROOT = Path(__file__).parents[2]

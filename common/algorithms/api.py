@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from common.algorithms.payload import Payload, trajectory_payload
-from common.algorithms.settings import AlgorithmSection
+from common.algorithms.sections import AlgorithmSection
 from common.models import snapshot
 from common.models.spec import Precision
 from common.protocol.events import Experience

@@ -22,7 +22,7 @@ from common.algorithms.ranks import ALONE, Ranks
 from common.algorithms.settings import DQNSettings
 from common.envs.spec import EnvSpec
 from common.errors import InternalError
-from common.models import nets
+from common.models import nets, snapshot
 from common.models.arithmetic import CPU, autocast
 from common.models.spec import ModelSettings, Precision
 from common.replay.buffer import Transitions
@@ -158,30 +158,30 @@ class DQN(ReplayLearner):
     def state_dict(self) -> dict[str, Any]:
         """Copies, in nested dicts with string keys; leaves are tensors and JSON scalars."""
         return super().state_dict() | {
-            "parameters": optim.network_state(self._model),
-            "target": optim.network_state(self._target),
-            "average": {} if self._average is None else optim.network_state(self._average),
-            "adam": optim.optimizer_state(self._optimizer, self._model),
+            "parameters": snapshot.network_state(self._model),
+            "target": snapshot.network_state(self._target),
+            "average": {} if self._average is None else snapshot.network_state(self._average),
+            "adam": snapshot.optimizer_state(self._optimizer, self._model),
             "gradient_steps": self._gradient_steps,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state_dict`; ResourceError, and nothing changed, where the state is of another architecture."""
-        optim.restore_network(self._model, state.get("parameters", {}))
-        optim.restore_network(self._target, state["target"])
+        snapshot.restore_network(self._model, state.get("parameters", {}))
+        snapshot.restore_network(self._target, state["target"])
         if self._average is not None:  # a run without an average resumes with one that begins at the online network
-            optim.restore_network(self._average, state.get("average") or state["parameters"])
-        optim.restore_optimizer(self._optimizer, self._model, state["adam"])
+            snapshot.restore_network(self._average, state.get("average") or state["parameters"])
+        snapshot.restore_optimizer(self._optimizer, self._model, state["adam"])
         self._gradient_steps = state["gradient_steps"]
         super().load_state_dict(state)
 
     def load_parameters(self, state: Mapping[str, Any]) -> None:
         """Take networks and statistics of observations; the target network begins at the online one, an average at its own."""
         parameters = state.get("parameters", {})
-        optim.restore_network(self._model, parameters)
-        optim.restore_network(self._target, parameters)
+        snapshot.restore_network(self._model, parameters)
+        snapshot.restore_network(self._target, parameters)
         if self._average is not None:
-            optim.restore_network(self._average, state.get("average") or parameters)
+            snapshot.restore_network(self._average, state.get("average") or parameters)
         self._observations.load_state_dict(state.get("observation_moments", {}))
 
 
@@ -198,7 +198,7 @@ class EpsilonGreedyPolicy(NetworkPolicy[nets.QNetwork]):
         seed: int,
         context: WorkerContext,
     ) -> None:
-        """Build the network of the run; `context` tells an evaluator, which explores as at the end of training, from an actor."""
+        """Build the network of the run; an evaluator, which `context` names, explores as at the end of training."""
         super().__init__(nets.build_q_network(model, env, dueling=settings.dueling), precision=precision, seed=seed)
         self._settings, self._training = settings, context.training
         self.epsilon = settings.epsilon_initial if context.training else settings.epsilon

@@ -20,7 +20,7 @@ from common.algorithms.api import RunProgress, UpdateResult
 from common.algorithms.losses import require_vectors
 from common.algorithms.moments import ObservationStatistics
 from common.algorithms.ranks import ALONE, Ranks
-from common.algorithms.settings import ReplaySection
+from common.algorithms.sections import ReplaySection
 from common.envs.spec import EnvSpec
 from common.errors import ConfigError
 from common.models.arithmetic import CPU, to_device
@@ -58,14 +58,14 @@ class RateLimiter:
     blocks an insert; it only bounds the number of minibatches.
     """
 
-    def __init__(self, *, samples_per_insert: float, batch: int, warm_up: EnvSteps = 0) -> None:
-        """Allow no samples for the first `warm_up` env steps. Raises `ConfigError` for a ratio or batch that is not positive."""
+    def __init__(self, *, samples_per_insert: float, minibatch_size: int, warm_up: EnvSteps = 0) -> None:
+        """Allow no samples for the first `warm_up` env steps. Raises `ConfigError` for a ratio or size that is not positive."""
         if not 0 < samples_per_insert < float("inf"):
             raise ConfigError("samples per insert", found=samples_per_insert, wanted="a number above 0")
-        if batch < 1:
-            raise ConfigError("samples in a minibatch", found=batch, wanted="at least 1")
+        if minibatch_size < 1:
+            raise ConfigError("samples in a minibatch", found=minibatch_size, wanted="at least 1")
         self.samples_per_insert = samples_per_insert
-        self.batch = batch
+        self.minibatch_size = minibatch_size
         self.warm_up = warm_up
         self.env_steps: EnvSteps = 0  # inserted so far, those of the warm-up included
         self.minibatches = 0  # sampled so far
@@ -74,13 +74,13 @@ class RateLimiter:
     def sample_budget(self) -> int:
         """Minibatches that may be sampled now, >= 0."""
         allowed = self.samples_per_insert * max(0, self.env_steps - self.warm_up)
-        return max(0, int(allowed // self.batch) - self.minibatches)
+        return max(0, int(allowed // self.minibatch_size) - self.minibatches)
 
     @property
     def ratio(self) -> float:
         """Samples drawn per env step inserted since the warm-up; 0 before."""
         inserts = self.env_steps - self.warm_up
-        return self.minibatches * self.batch / inserts if inserts > 0 else 0.0
+        return self.minibatches * self.minibatch_size / inserts if inserts > 0 else 0.0
 
     def count_insert(self, env_steps: EnvSteps) -> None:
         """Count inserted experience."""
@@ -92,7 +92,7 @@ class RateLimiter:
 
     def state_dict(self) -> dict[str, float]:
         """Return the counts and their settings, in JSON values."""
-        settings = {"samples_per_insert": self.samples_per_insert, "batch": self.batch, "warm_up": self.warm_up}
+        settings = {"samples_per_insert": self.samples_per_insert, "minibatch_size": self.minibatch_size, "warm_up": self.warm_up}
         return settings | {"env_steps": self.env_steps, "minibatches": self.minibatches}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
@@ -122,7 +122,9 @@ class ReplayLearner(ABC):
         """Allocate the memory (ConfigError where it cannot be); `seed` and rank fix what is sampled from it."""
         self._ranks = ranks
         self._rate_limiter = RateLimiter(
-            samples_per_insert=settings.samples_per_insert, batch=settings.minibatch * ranks.count, warm_up=settings.warmup
+            samples_per_insert=settings.samples_per_insert,
+            minibatch_size=settings.minibatch * ranks.count,
+            warm_up=settings.warmup,
         )
         self._settings, self._learning_rate = settings, settings.learning_rate
         self._device = device  # of the networks; the memory is on the CPU

@@ -22,11 +22,11 @@ from common.algorithms.api import NetworkPolicy
 from common.algorithms.moments import Moments, ObservationStatistics
 from common.algorithms.optim import OptimizerName
 from common.algorithms.ranks import ALONE, Ranks
-from common.algorithms.settings import ActorCriticSection
+from common.algorithms.sections import ActorCriticSection
 from common.envs.spec import EnvSpec
 from common.envs.stacking import stack
 from common.errors import ResourceError
-from common.models import nets
+from common.models import nets, snapshot
 from common.models.arithmetic import CPU, autocast, to_device
 from common.models.spec import ModelSettings, Precision
 from common.protocol.events import Experience
@@ -281,8 +281,8 @@ class ActorCriticLearner:
     def state_dict(self) -> dict[str, Any]:
         """Copies, in nested dicts with string keys; leaves are tensors and JSON scalars."""
         return {
-            "parameters": optim.network_state(self._model),
-            "optimizer": {self._optimizer_name: optim.optimizer_state(self._optimizer, self._model)},
+            "parameters": snapshot.network_state(self._model),
+            "optimizer": {self._optimizer_name: snapshot.optimizer_state(self._optimizer, self._model)},
             "value_moments": asdict(self._moments),
             "observation_moments": self._observations.state_dict(),
         }
@@ -296,10 +296,10 @@ class ActorCriticLearner:
                 "the checkpoint is of another optimizer", found=list(optimizers), wanted=[self._optimizer_name], fix=fix
             )
         self.load_parameters(state)
-        optim.restore_optimizer(self._optimizer, self._model, optimizers[self._optimizer_name])
+        snapshot.restore_optimizer(self._optimizer, self._model, optimizers[self._optimizer_name])
         self._moments = Moments(**state["value_moments"])
 
     def load_parameters(self, state: Mapping[str, Any]) -> None:
         """Take the network and the statistics of its observations; the moments of the value targets are those of this run."""
-        optim.restore_network(self._model, state.get("parameters", {}))
+        snapshot.restore_network(self._model, state.get("parameters", {}))
         self._observations.load_state_dict(state.get("observation_moments", {}))

@@ -1,17 +1,18 @@
-"""Everything between a loss and the next weights: optimizers, gradient steps, schedules, saved state."""
+"""Everything between a loss and the next weights: optimizers, gradient steps, schedules."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Iterable
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from common.algorithms.api import RunProgress
 from common.algorithms.ranks import ALONE, Ranks, average_gradients
-from common.algorithms.settings import HIGHEST_ADAPTIVE_RATE, LOWEST_ADAPTIVE_RATE, ActorCriticSection, AlgorithmSection
-from common.errors import InternalError, ResourceError
+from common.algorithms.sections import ActorCriticSection, AlgorithmSection
+from common.algorithms.settings import HIGHEST_ADAPTIVE_RATE, LOWEST_ADAPTIVE_RATE
+from common.errors import InternalError
 from common.units import EnvSteps
 
 OptimizerName: TypeAlias = Literal["adam", "rmsprop"]
@@ -149,48 +150,3 @@ def kl_adapted_rate(current: float, *, kl: float, target: float) -> float:
     elif kl < 0.5 * target:
         current *= KL_FACTOR
     return min(max(current, LOWEST_ADAPTIVE_RATE), HIGHEST_ADAPTIVE_RATE)
-
-
-# --- state in a checkpoint ---
-
-
-def network_state(net: nn.Module) -> dict[str, Tensor]:
-    """Copies of all parameters by name: training may go on while they are written."""
-    return {name: parameter.detach().to("cpu", copy=True) for name, parameter in net.named_parameters()}
-
-
-@torch.no_grad()
-def restore_network(net: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Inverse of `network_state`. Raises ResourceError, and changes nothing, for parameters of other names or shapes."""
-    parameters = dict(net.named_parameters())
-    found, wanted = ({name: list(tensor.shape) for name, tensor in tensors.items()} for tensors in (state, parameters))
-    if found != wanted:
-        raise ResourceError(
-            "the checkpoint is of another network",
-            found={name: shape for name, shape in found.items() if wanted.get(name) != shape},
-            wanted={name: shape for name, shape in wanted.items() if found.get(name) != shape},
-            fix="resume with the env and model settings of that run",
-        )
-    for name, parameter in parameters.items():
-        parameter.copy_(state[name])
-
-
-def optimizer_state(optimizer: torch.optim.Optimizer, net: nn.Module) -> dict[str, dict[str, Tensor]]:
-    """Copies of the optimizer's state by the name of the parameter that it belongs to."""
-    states = {name: optimizer.state.get(parameter, {}) for name, parameter in net.named_parameters()}
-    return {name: {key: tensor.to("cpu", copy=True) for key, tensor in state.items()} for name, state in states.items() if state}
-
-
-def restore_optimizer(optimizer: torch.optim.Optimizer, net: nn.Module, states: dict[str, dict[str, Any]]) -> None:
-    """Inverse of `optimizer_state`."""
-    parameters = dict(net.named_parameters())
-    optimizer.state.clear()
-    for name, state in states.items():
-        optimizer.state[parameters[name]] = {key: _like(tensor, parameters[name]) for key, tensor in state.items()}
-
-
-def _like(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """A copy on the parameter's device and in its memory layout, as the fused optimizer needs; the step count unchanged."""
-    if tensor.shape != parameter.shape:
-        return tensor.to(parameter.device, copy=True)
-    return torch.empty_like(parameter).copy_(tensor)

@@ -1,4 +1,4 @@
-"""The arrays that an actor sends, and the checks of what their schema cannot express.
+"""The arrays that an actor sends, and the checks that their schema cannot express.
 
 A Trajectory message has the arrays below. T = env steps per rollout, B = environments of the actor, S = frame stack, K = any
 number.
@@ -10,7 +10,7 @@ number.
 | action | int64 / float32 | [T, B] / [T, B, *A] | a_t, chosen on o_t |
 | reward | float32 | [T, B] | raw, follows a_t |
 | terminated, truncated | bool | [T, B] | how the step after a_t ended the episode; terminated too: a lost life, if asked for |
-| valid | bool | [T, B] | False for a reset row (next_step autoreset) and in a gap: not an env step, never trained on |
+| valid | bool | [T, B] | False for a reset row (next_step autoreset) and a missing row: not an env step, never trained on |
 | final_obs | the environment's | [K, *frame] | same_step autoreset: last observation of each truncated episode |
 | final_index | int32 | [K] | t*B + b of each `final_obs` |
 | episode_return, episode_length | float32, int32 | [K] | raw return and env steps of the episodes that ended in this rollout |
@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,7 +113,7 @@ class TrajectoryEpisodes:
 
     Call it with each trajectory of one worker that is otherwise valid, in order of `seq`. An episode is checked where all of its
     rows were received, for which B sums are kept between messages. An episode whose beginning was not received is removed from
-    the message, because its return cannot be verified. An episode that a gap ends is not reported: see `_ends`.
+    the message, because its return cannot be verified. An episode that missing rows cut off is not reported: see `_find_ends`.
     """
 
     def __init__(self) -> None:
@@ -125,54 +125,35 @@ class TrajectoryEpisodes:
 
     def __call__(self, message: ExperienceMessage) -> ExperienceMessage:
         """Return the message with the episodes received whole; raise `ProtocolError` where its report contradicts its rows."""
-        arrays, following, self._following = message.arrays, self._following, -1
-        valid, start = arrays["valid"], arrays["start"]
-        begins, gap = start[0] | ~valid[0], ~valid[0] & ~start[1]
+        arrays, valid, reward = message.arrays, message.arrays["valid"], message.arrays["reward"]
+        self._begin(message)
+        over, cut_off = (arrays["terminated"] | arrays["truncated"]) & valid, _cut_off(arrays)
+        reports = len(arrays["episode_length"]) or len(arrays["episode_return"])
+        if reports or over.any() or cut_off.any():
+            lengths = self._lengths + valid.cumsum(0)
+            returns = self._returns + reward.cumsum(0, np.float64)
+            ends = _find_ends(arrays, over, cut_off, lengths=lengths, returns=returns, whole=self._whole)
+            reported = _match_reports(arrays, ends)
+            closed = np.union1d(reported, np.flatnonzero(ends.cut_off))
+            self._carry(ends.t[closed], ends.env[closed], lengths, returns)
+            message = _only(message, ends.whole[reported])
+        else:  # most short messages
+            self._lengths = self._lengths + np.add.reduce(valid, 0, np.int64)
+            self._returns = self._returns + np.add.reduce(reward, 0, np.float64)
+        self._following = message.seq + 1
+        return message
+
+    def _begin(self, message: ExperienceMessage) -> None:
+        """Set the sums to those before the first row: continued from the last message, or 0 where this one does not follow it."""
+        valid, start = message.arrays["valid"], message.arrays["start"]
+        begins, missing = start[0] | ~valid[0], ~valid[0] & ~start[1]  # [B] in the first row
+        following, self._following = self._following, -1  # until this message proves right
         if message.seq != following:
             self._whole = begins
             self._lengths, self._returns = np.zeros(len(begins), np.int64), np.zeros(len(begins))
-        elif (begins & ~gap & (self._lengths > 0)).any():
+        elif (begins & ~missing & (self._lengths > 0)).any():
             raise _contradiction("an episode begins", found="the one before it was not reported", wanted="a report of each end")
-        self._whole, self._lengths, self._returns = self._whole | gap, self._lengths * ~gap, self._returns * ~gap
-        said_length, said_return = arrays["episode_length"], arrays["episode_return"]
-        over, gaps = (arrays["terminated"] | arrays["truncated"]) & valid, _gaps(valid, start)
-        if not (over.any() or gaps.any() or len(said_length) or len(said_return)):  # most short messages
-            self._lengths = self._lengths + np.add.reduce(valid, 0, np.int64)
-            self._returns = self._returns + np.add.reduce(arrays["reward"], 0, np.float64)
-            self._following = message.seq + 1
-            return message
-        lengths = self._lengths + valid.cumsum(0)
-        returns = self._returns + arrays["reward"].cumsum(0, np.float64)
-        certain, possible = _ends(arrays, over, gaps)
-        if len(said_length) != len(said_return):
-            found = f"{len(said_return)} returns and {len(said_length)} lengths"
-            raise _contradiction("episodes", found=found, wanted="as many of both")
-        t, env = np.nonzero(certain | possible | gaps)
-        length, total, whole = _of_each_end(env, lengths[t, env], returns[t, env], self._whole)
-
-        def fits(number: Any, end: Any) -> Any:
-            """Return whether report `number` may belong to `end`."""
-            same = (said_length[number] == length[end]) & (
-                np.abs(said_return[number] - total[end]) <= RETURN_ABSOLUTE + RETURN_RELATIVE * np.abs(total[end])
-            )
-            return np.where(whole[end], same, said_length[number] >= length[end])
-
-        ends = np.flatnonzero((certain | possible)[t, env])
-        if possible.any():
-            ends = _chosen(ends, certain[t, env], len(said_length), fits)
-        if len(ends) != len(said_length):
-            raise _contradiction("episodes", found=len(said_length), wanted=f"{len(ends)}, the ends in the message")
-        right = fits(np.arange(len(ends)), ends)
-        if not right.all():
-            first = int(np.argmin(right))
-            found = f"return {said_return[first]}, length {said_length[first]}"
-            least = "" if whole[ends[first]] else "at least "
-            wanted = f"return {total[ends[first]]:.6g}, length {least}{length[ends[first]]}, by its rewards and rows"
-            raise _contradiction(f"episode {first}", found=found, wanted=wanted)
-        closed = np.union1d(ends, np.flatnonzero(gaps[t, env]))
-        self._carry(t[closed], env[closed], lengths, returns)
-        self._following = message.seq + 1
-        return _only(message, whole[ends])
+        self._whole, self._lengths, self._returns = self._whole | missing, self._lengths * ~missing, self._returns * ~missing
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return the sums of the running episodes, [B] each."""
@@ -212,30 +193,55 @@ def check_gradient_episodes(message: ExperienceMessage, *, num_envs: int, most_r
     return message
 
 
-def _gaps(valid: NDArray[np.bool_], start: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return the valid rows [T, B] before a gap, which begins with an invalid row that brings no start.
+class _Ends(NamedTuple):
+    """The rows after which an episode ended, may have ended or was cut off: [E] each, in order of rows, then environments."""
 
-    An episode that did not end before a gap is never reported.
-    """
-    gaps = np.zeros_like(valid)
+    t: NDArray[np.int64]  # row
+    env: NDArray[np.int64]
+    certain: NDArray[np.bool_]  # an episode ended
+    possible: NDArray[np.bool_]  # one ended, or a life was lost
+    cut_off: NDArray[np.bool_]  # a missing row follows
+    length: NDArray[np.int64]  # env steps of the episode up to the row
+    total: NDArray[np.float64]  # rewards of the episode up to the row
+    whole: NDArray[np.bool_]  # the episode was received from its beginning
+
+
+def _cut_off(arrays: Arrays) -> NDArray[np.bool_]:
+    """Return the valid rows [T, B] that a missing row follows: an invalid one that brings no start."""
+    valid, start = arrays["valid"], arrays["start"]
+    cut_off = np.zeros_like(valid)
     if not valid.all():
-        gaps[:-1] = valid[:-1] & ~valid[1:] & ~start[2:]
-    return gaps
+        cut_off[:-1] = valid[:-1] & ~valid[1:] & ~start[2:]
+    return cut_off
 
 
-def _ends(arrays: Arrays, over: NDArray[np.bool_], gaps: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return the rows [T, B] after which an episode certainly ended, and those after which it may have: before a gap, or last.
+def _find_ends(
+    arrays: Arrays,
+    over: NDArray[np.bool_],
+    cut_off: NDArray[np.bool_],
+    *,
+    lengths: NDArray[np.int64],
+    returns: NDArray[np.float64],
+    whole: NDArray[np.bool_],
+) -> _Ends:
+    """Return the ends of episodes in the rows of a message.
 
-    `over` [T, B]: the valid rows that are marked as ends; `gaps`: those of `_gaps`.
-    A termination that no start and no reset row follows is a lost life; what follows the last row is not in the message.
+    `over` [T, B]: the valid rows that are marked as ends; `cut_off` [T, B]: those of `_cut_off`; `lengths`, `returns` [T, B]:
+    sums since the beginning of the episode that ran before the first row; `whole` [B]: of that episode.
+
+    A termination that no start and no reset row follows is a lost life. Rows after the last one are not in the message, and an
+    episode that did not end before missing rows is never reported.
     """
     start, valid = arrays["start"], arrays["valid"]
     follows = start[1:].copy()
     follows[:-1] |= ~valid[1:] & start[2:]
-    unknown = gaps.copy()
+    unknown = cut_off.copy()
     unknown[-1] = True
     certain = over & (follows | (unknown & arrays["truncated"]))
-    return certain, over & unknown & ~certain
+    possible = over & unknown & ~certain
+    t, env = np.nonzero(certain | possible | cut_off)
+    sums = _of_each_end(env, lengths[t, env], returns[t, env], whole)
+    return _Ends(t, env, certain[t, env], possible[t, env], cut_off[t, env], *sums)
 
 
 def _of_each_end(
@@ -256,13 +262,40 @@ def _of_each_end(
     return one[back], two[back], (seen | again)[back]
 
 
-def _chosen(ends: NDArray[Any], certain: NDArray[np.bool_], reports: int, fits: Callable[[int, int], Any]) -> NDArray[Any]:
+def _match_reports(arrays: Arrays, ends: _Ends) -> NDArray[np.int64]:
+    """Return the end of each reported episode; raise `ProtocolError` where a report has no end, or an end no report."""
+    lengths, returns = arrays["episode_length"], arrays["episode_return"]
+    if len(lengths) != len(returns):
+        raise _contradiction("episodes", found=f"{len(returns)} returns and {len(lengths)} lengths", wanted="as many of both")
+    chosen = _choose(ends, lengths, returns) if ends.possible.any() else np.flatnonzero(ends.certain)
+    if len(chosen) != len(lengths):
+        raise _contradiction("episodes", found=len(lengths), wanted=f"{len(chosen)}, the ends in the message")
+    right = _fits(ends, chosen, lengths, returns)
+    if not right.all():
+        first = int(np.argmin(right))
+        end = chosen[first]
+        found = f"return {returns[first]}, length {lengths[first]}"
+        least = "" if ends.whole[end] else "at least "
+        wanted = f"return {ends.total[end]:.6g}, length {least}{ends.length[end]}, by its rewards and rows"
+        raise _contradiction(f"episode {first}", found=found, wanted=wanted)
+    return chosen
+
+
+def _choose(ends: _Ends, lengths: NDArray[np.int32], returns: NDArray[np.float32]) -> NDArray[np.int64]:
     """Return the ends that the reports belong to, in order: all certain ends, and those possible ends that a report fits."""
     chosen: list[int] = []
-    for end in ends.tolist():
-        if certain[end] or (len(chosen) < reports and bool(fits(len(chosen), end))):
+    for end in np.flatnonzero(ends.certain | ends.possible).tolist():
+        number = len(chosen)  # of the next report
+        if ends.certain[end] or (number < len(lengths) and bool(_fits(ends, end, lengths[number], returns[number]))):
             chosen.append(end)
     return np.array(chosen, np.int64)
+
+
+def _fits(ends: _Ends, end: Any, length: Any, total: Any) -> Any:
+    """Return whether a report may belong to `end`, for one or for arrays of both. Without all rows only a length can be wrong."""
+    tolerance = RETURN_ABSOLUTE + RETURN_RELATIVE * np.abs(ends.total[end])
+    same = (length == ends.length[end]) & (np.abs(total - ends.total[end]) <= tolerance)
+    return np.where(ends.whole[end], same, length >= ends.length[end])
 
 
 def _only(message: ExperienceMessage, whole: NDArray[np.bool_]) -> ExperienceMessage:

@@ -39,7 +39,7 @@ class _Rows(NamedTuple):
 
     observation: Tensor  # [N, *input]
     action: Tensor  # [N] or [N, A]
-    log_prob: Tensor  # [N], of the proximal policy: the one the clip is centred on
+    proximal_log_prob: Tensor  # [N], of the policy that the clip is centred on
     importance: Tensor  # [N], proximal over behaviour probability; 1 where they are the same
     advantage: Tensor  # [N]
     target: Tensor  # [N], in the units of the value head
@@ -150,7 +150,7 @@ class PPO(ActorCriticLearner):
         rows = _Rows(
             observation=batch.observation[:-1].flatten(0, 1),
             action=batch.action.flatten(0, 1),
-            log_prob=proximal,
+            proximal_log_prob=proximal,
             importance=importance,
             advantage=advantage.flatten(),
             target=target.flatten(),
@@ -177,7 +177,7 @@ class PPO(ActorCriticLearner):
             policy, value = self._model(rows.observation)
         surrogate = losses.policy_loss(
             log_prob=policy.log_prob(rows.action),
-            proximal_log_prob=rows.log_prob,
+            proximal_log_prob=rows.proximal_log_prob,
             importance=rows.importance,
             advantage=advantage,
             clip=settings.clip,

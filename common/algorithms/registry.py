@@ -13,7 +13,7 @@ from common.algorithms import a3c, a3c_grad, dqn, impala, ppo, td3
 from common.algorithms.api import Algorithm, Entry, Policy, WorkerContext
 from common.algorithms.payload import Payload, trajectory_schema
 from common.algorithms.ranks import ALONE, Ranks
-from common.algorithms.settings import AlgorithmSection
+from common.algorithms.sections import AlgorithmSection
 from common.envs.spec import EnvSpec
 from common.errors import ConfigError
 from common.models import arithmetic

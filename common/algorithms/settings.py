@@ -1,16 +1,24 @@
-"""Section `algorithm` of the configuration: one class per algorithm, selected by `name`.
-
-It imports no torch, so that a process which only reads a configuration does not wait seconds for it.
-"""
+"""Section `algorithm` of the configuration: one class per algorithm, selected by `name`. It imports no torch, as `sections`."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from typing import Annotated, Literal, NamedTuple, Self, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from common.algorithms.sections import (
+    ActorCriticSection,
+    LearningRate,
+    Minibatch,
+    NormalizeValue,
+    NStep,
+    Optimizer,
+    ReplayCapacity,
+    ReplaySection,
+    RunScale,
+    Warmup,
+)
 from common.envs.spec import ActionSpec, EnvSpec
 from common.errors import ConfigError
 from common.models.spec import ModelSettings, Precision
@@ -18,168 +26,8 @@ from common.models.spec import ModelSettings, Precision
 LOWEST_ADAPTIVE_RATE, HIGHEST_ADAPTIVE_RATE = 1e-6, 1e-2
 """The bounds of the learning rate of `kl_adaptive`: below them Adam does nothing, above them it does harm."""
 
-_ENTROPY_COEF_DISCRETE = 0.01
-
-# Settings of which several algorithms have a default of their own.
-LearningRate: TypeAlias = Annotated[float, Field(gt=0.0, le=1.0, description="of the optimizer; where a schedule starts")]
-NormalizeValue: TypeAlias = Annotated[
-    bool, Field(description="bring value targets to mean 0 and deviation 1, by the statistics of the whole run")
-]
-Optimizer: TypeAlias = Annotated[
-    Literal["adam", "rmsprop"],
-    Field(description="adam, or rmsprop as TensorFlow computes it: epsilon inside the root, first steps small"),
-]
-ReplayCapacity: TypeAlias = Annotated[
-    int, Field(ge=1, description="env steps kept, over all environments; the oldest make room. Allocated at the start")
-]
-Warmup: TypeAlias = Annotated[int, Field(ge=0, description="env steps inserted before the first gradient step")]
-Minibatch: TypeAlias = Annotated[int, Field(ge=1, le=65_536, description="transitions drawn for one gradient step")]
-NStep: TypeAlias = Annotated[int, Field(ge=1, le=64, description="env steps of reward before a value stands for the rest")]
-
-
-class RunScale(NamedTuple):
-    """The size of a run, as far as an algorithm's settings must fit it."""
-
-    length: int  # T: env steps of each environment in one trajectory
-    num_envs: int  # B: environments of each actor
-    batch: int  # experience messages per update
-    credits: int  # experience messages that each actor may have under way
-    max_policy_lag: int  # versions; older experience is dropped
-    actors: int  # that the run expects; 0: unknown
-    env_steps: int  # the run's budget
-
-    @property
-    def environments(self) -> int:
-        """Environments of all actors that the run expects."""
-        return self.actors * self.num_envs
-
-    @property
-    def message_env_steps(self) -> int:
-        """Rows [T, B] of one trajectory; reset rows among them are not trained on."""
-        return self.length * self.num_envs
-
-    @property
-    def batch_env_steps(self) -> int:
-        """Rows of one batch."""
-        return self.batch * self.message_env_steps
-
-    @property
-    def waiting(self) -> int:
-        """Updates that a message waits for at most: its lag when all actors have used all their credits."""
-        under_way = max(self.credits * self.actors, self.batch)  # a window is widened where few actors must fill a batch
-        return -(-under_way // self.batch)
-
-    @property
-    def batch_words(self) -> str:
-        """The rows of a batch as the product of the settings that a user can change."""
-        product = f"learner.batch {self.batch} x rollout.length {self.length} x env.num_envs {self.num_envs}"
-        return f"{self.batch_env_steps} = {product}"
-
-
-class AlgorithmSection(BaseModel):
-    """Base of all sections. A section of a user's own is named `package.module:ENTRY`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    name: str = Field(description="which algorithm; your own: package.module:ENTRY")
-    gamma: float = Field(default=0.99, ge=0.0, le=1.0, description="discount per env step")
-    learning_rate: LearningRate = 2.5e-4
-    lr_schedule: Literal["constant", "linear"] = Field(default="constant", description="linear: down to lr_final")
-    lr_final: float = Field(default=0.0, ge=0.0, le=1.0, description="linear: where the learning rate ends, and stays")
-    lr_env_steps: int = Field(
-        default=0, ge=0, description="linear: env steps until lr_final is reached; 0: all of target.env_steps"
-    )
-    learning_rate_scaling: Literal["none", "linear", "sqrt"] = Field(
-        default="none", description="times environments / learning_rate_envs, or the root of that; environments of all actors"
-    )
-    learning_rate_envs: int = Field(default=16, ge=1, description="linear, sqrt: environments that learning_rate was tuned for")
-    clip_reward: bool = Field(default=False, description="train on the sign of the reward (returns are always reported raw)")
-    precision: Precision = Field(
-        default="fp32", description="arithmetic of training; bf16 where the processor has it, else fp32; weights stay float32"
-    )
-
-    def conflicts(self, scale: RunScale) -> Iterator[str]:
-        """Sentences on settings that cannot work with a run of this scale, each beginning with its dotted key."""
-        if self.learning_rate_scaling != "none" and scale.actors == 0:
-            yield (
-                f"algorithm.learning_rate_scaling: found {self.learning_rate_scaling}, wanted none where actor.count is 0: "
-                "the number of environments is not known"
-            )
-        if (rate := self.scaled(scale).learning_rate) > 1.0:
-            yield (
-                f"algorithm.learning_rate: found {rate:g} = {self.learning_rate:g} scaled to {scale.environments} environments, "
-                "wanted at most 1"
-            )
-
-    def require_actions(self, action: ActionSpec) -> None:
-        """Raise `ConfigError` where the algorithm cannot choose among such actions; this class accepts all."""
-
-    def require_observations(self, env: EnvSpec, model: ModelSettings) -> None:
-        """Raise `ConfigError` where the algorithm cannot treat observations as `model` asks; this class accepts all."""
-
-    def scaled(self, scale: RunScale) -> Self:
-        """These settings with the learning rate of a run of this scale; a schedule keeps its shape.
-
-        Linear in the number of environments, which sets how much is learned from at once (Krizhevsky 2014, arXiv:1404.5997;
-        Goyal et al. 2017, arXiv:1706.02677), or in its square root, which keeps the variance of a step (Hoffer et al. 2017,
-        arXiv:1705.08741).
-        """
-        if self.learning_rate_scaling == "none":
-            return self
-        ratio = scale.environments / self.learning_rate_envs
-        factor = ratio if self.learning_rate_scaling == "linear" else math.sqrt(ratio)
-        rates = {"learning_rate": self.learning_rate * factor, "lr_final": self.lr_final * factor}
-        return self.model_copy(update=rates | {"learning_rate_scaling": "none"})
-
 
 # --- on-policy ---
-
-
-class ActorCriticSection(AlgorithmSection):
-    """Base of the sections of algorithms that learn a policy and its value."""
-
-    gae_lambda: float = Field(
-        default=0.95, ge=0.0, le=1.0, description="how far rewards are trusted over values: 0 one step, 1 the whole episode"
-    )
-    value_coef: float = Field(default=0.5, ge=0.0, description="weight of the value loss")
-    entropy_coef: float | None = Field(
-        default=None,
-        ge=0.0,
-        description="weight of the entropy bonus, per nat; where it starts; null: 0.01, and 0 where actions are continuous",
-    )
-    entropy_final: float = Field(default=0.0, ge=0.0, description="where that weight ends, and stays")
-    entropy_env_steps: int = Field(
-        default=0, ge=0, description="env steps until entropy_final is reached in a straight line; 0: it stays at entropy_coef"
-    )
-    max_grad_norm: float = Field(default=0.5, gt=0.0, description="gradients are scaled down to this L2 norm")
-    normalize_advantage: bool = Field(default=False, description="bring the advantages of each loss to mean 0 and deviation 1")
-    least_advantage_std: float = Field(
-        default=0.0,
-        ge=0.0,
-        description="normalize_advantage: a deviation below this counts as this, so that what makes no difference stays small",
-    )
-
-    def for_actions(self, *, discrete: bool) -> Self:
-        """These settings with the entropy bonus of this kind of action, where none is set.
-
-        The noise of a Gaussian explores by itself, and its entropy has no upper limit.
-        """
-        chosen = _ENTROPY_COEF_DISCRETE if discrete else 0.0
-        return self if self.entropy_coef is not None else self.model_copy(update={"entropy_coef": chosen})
-
-    def conflicts(self, scale: RunScale) -> Iterator[str]:
-        """Settings that have no effect without another: `entropy_final` and `least_advantage_std`."""
-        yield from super().conflicts(scale)
-        if self.entropy_final != 0.0 and self.entropy_env_steps == 0:
-            yield (
-                f"algorithm.entropy_final: found {self.entropy_final}, wanted 0.0 where algorithm.entropy_env_steps is 0: "
-                "the bonus then stays as it is; say after how many env steps it ends"
-            )
-        if self.least_advantage_std > 0.0 and not self.normalize_advantage:
-            yield (
-                f"algorithm.least_advantage_std: found {self.least_advantage_std}, wanted 0.0 where "
-                "algorithm.normalize_advantage is false: advantages are then used as they are; set it to true"
-            )
 
 
 class PPOSettings(ActorCriticSection):
@@ -308,74 +156,6 @@ class A3CGradSettings(SinglePassSection):
 
 
 # --- off-policy ---
-
-
-class ReplaySection(AlgorithmSection):
-    """Base of the sections `algorithm` of algorithms that train on samples of what was inserted before."""
-
-    replay_capacity: ReplayCapacity = 100_000
-    warmup: Warmup = 1_000
-    minibatch: Minibatch = 32
-    samples_per_insert: float = Field(
-        default=8.0,
-        gt=0.0,
-        le=100_000.0,
-        description="times an env step is trained on, on average: gradient steps per env step x minibatch; held at any speed",
-    )
-    n_step: NStep = 1
-
-    def conflicts(self, scale: RunScale) -> Iterator[str]:
-        """Sizes of the memory, the run and its messages that do not fit one another."""
-        yield from super().conflicts(scale)
-        yield from self._window_conflicts(scale)
-        if self.minibatch > self.replay_capacity:
-            yield (
-                f"algorithm.minibatch: found {self.minibatch}, wanted at most {self.replay_capacity} = "
-                "algorithm.replay_capacity: it is drawn from that many env steps"
-            )
-        if self.warmup > self.replay_capacity:
-            yield (
-                f"algorithm.warmup: found {self.warmup}, wanted at most {self.replay_capacity} = "
-                "algorithm.replay_capacity: the memory never holds more"
-            )
-        first = self.warmup + math.ceil(self.minibatch / self.samples_per_insert)  # env steps that pay for the first minibatch
-        if max(first, scale.batch_env_steps) < self.minibatch <= self.replay_capacity:
-            yield (
-                f"algorithm.warmup: found {self.warmup}, wanted at least {self.minibatch} = algorithm.minibatch: the first one "
-                f"would be drawn from {max(first, scale.batch_env_steps)} env steps, most of them several times"
-            )
-        if scale.batch_env_steps > self.replay_capacity:
-            yield (
-                f"algorithm.replay_capacity: found {self.replay_capacity}, wanted at least {scale.batch_words}: "
-                "that many are inserted at once"
-            )
-        paid = self.samples_per_insert * (scale.env_steps - self.warmup)
-        if paid < self.minibatch:
-            yield (
-                f"algorithm.samples_per_insert: found {self.samples_per_insert:g}, wanted more: target.env_steps "
-                f"{scale.env_steps} less algorithm.warmup {self.warmup} pay for {max(0.0, paid):g} samples, and one gradient "
-                f"step takes algorithm.minibatch {self.minibatch}"
-            )
-        if scale.waiting > scale.max_policy_lag:
-            yield (
-                f"learner.max_policy_lag: found {scale.max_policy_lag}, wanted at least {scale.waiting} = learner.credits x "
-                "actor.count / learner.batch: messages wait while the gradient steps that earlier ones paid for are taken, "
-                "and those that are dropped as stale would pay for none"
-            )
-
-    def _window_conflicts(self, scale: RunScale) -> Iterator[str]:
-        """A window of n steps must be complete soon, and fit into what the memory holds of one environment."""
-        if self.n_step > scale.length:
-            yield (
-                f"algorithm.n_step: found {self.n_step}, wanted at most {scale.length} = rollout.length: "
-                "a window would be complete only several messages after it began"
-            )
-        streams = scale.num_envs * max(1, scale.actors)
-        if (self.n_step + 1) * streams > self.replay_capacity:
-            yield (
-                f"algorithm.n_step: found {self.n_step}, wanted less than {self.replay_capacity / streams:g} = "
-                f"algorithm.replay_capacity / {streams} environments: a window lies in the memory of one environment"
-            )
 
 
 class DQNSettings(ReplaySection):

@@ -20,7 +20,7 @@ from common.algorithms.ranks import ALONE, Ranks, average_gradients
 from common.algorithms.settings import TD3Settings
 from common.envs.spec import EnvSpec
 from common.errors import InternalError
-from common.models import nets
+from common.models import nets, snapshot
 from common.models.arithmetic import CPU, autocast, to_device
 from common.models.spec import ModelSettings, Precision
 from common.replay.buffer import Transitions
@@ -166,20 +166,20 @@ class TD3(ReplayLearner):
     def state_dict(self) -> dict[str, Any]:
         """Copies, in nested dicts with string keys; leaves are tensors and JSON scalars."""
         return super().state_dict() | {
-            "parameters": optim.network_state(self._nets),
-            "targets": optim.network_state(self._targets),
-            "actor_adam": optim.optimizer_state(self._actor_optimizer, self._nets.actor),
-            "critic_adam": optim.optimizer_state(self._critic_optimizer, self._nets.critics),
+            "parameters": snapshot.network_state(self._nets),
+            "targets": snapshot.network_state(self._targets),
+            "actor_adam": snapshot.optimizer_state(self._actor_optimizer, self._nets.actor),
+            "critic_adam": snapshot.optimizer_state(self._critic_optimizer, self._nets.critics),
             "generator": self._generator.get_state(),
             "gradient_steps": self._gradient_steps,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state_dict`; ResourceError, and nothing changed, where the state is of another architecture."""
-        optim.restore_network(self._nets, state.get("parameters", {}))
-        optim.restore_network(self._targets, state["targets"])
-        optim.restore_optimizer(self._actor_optimizer, self._nets.actor, state["actor_adam"])
-        optim.restore_optimizer(self._critic_optimizer, self._nets.critics, state["critic_adam"])
+        snapshot.restore_network(self._nets, state.get("parameters", {}))
+        snapshot.restore_network(self._targets, state["targets"])
+        snapshot.restore_optimizer(self._actor_optimizer, self._nets.actor, state["actor_adam"])
+        snapshot.restore_optimizer(self._critic_optimizer, self._nets.critics, state["critic_adam"])
         self._generator.set_state(state["generator"])
         self._gradient_steps = state["gradient_steps"]
         super().load_state_dict(state)
@@ -187,8 +187,8 @@ class TD3(ReplayLearner):
     def load_parameters(self, state: Mapping[str, Any]) -> None:
         """Take networks and statistics of observations; the targets begin at the trained networks."""
         parameters = state.get("parameters", {})
-        optim.restore_network(self._nets, parameters)
-        optim.restore_network(self._targets, parameters)
+        snapshot.restore_network(self._nets, parameters)
+        snapshot.restore_network(self._targets, parameters)
         self._observations.load_state_dict(state.get("observation_moments", {}))
 
 

@@ -6,18 +6,17 @@ when they are built. Validation is strict: text is never read as a number, nor a
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from functools import cache
 from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
 
 from common import extensions
-from common.algorithms.settings import AlgorithmSection, AlgorithmSettings, PPOSettings, ReplaySection, RunScale
+from common.algorithms.sections import AlgorithmSection, RunScale
+from common.algorithms.settings import AlgorithmSettings, PPOSettings
+from common.config.conflicts import conflicts
 from common.config.endpoint import MAX_PORT, parse_endpoint, parse_endpoints
 from common.envs.spec import EnvSettings
-from common.errors import ConfigError
 from common.models.spec import ModelSettings, Precision
 from common.protocol.messages import WORKER_NAME
 
@@ -87,7 +86,7 @@ class RunSettings(Section):
     store: str = Field(
         default="",
         pattern=r"^([a-z][a-z0-9+.-]*://.+)?$",
-        description="address of a bucket, such as s3://BUCKET/runs, to which checkpoints and records are uploaded under the name "
+        description="address of a bucket, such as s3://BUCKET/runs, to which checkpoints and results are uploaded under the name "
         "of the run directory; empty: none",
     )
 
@@ -230,7 +229,7 @@ class PolicyServerSettings(Section):
     insecure: bool = Field(
         default=False, description="accept env workers of other machines without keys: only where the network is trusted"
     )
-    window_ms: float = Field(
+    step_timeout_ms: float = Field(
         default=1000.0,
         gt=0,
         le=600_000,
@@ -361,180 +360,10 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _check_conflicts(self) -> Self:
-        problems = list(_conflicts(self))
+        problems = list(conflicts(self))
         if problems:
             raise ValueError("\n".join(problems))
         return self
-
-
-def _conflicts(settings: Settings) -> Iterator[str]:
-    """Yield a sentence for each set of valid settings that cannot work together, with the reason."""
-    learner, actor, scale = settings.learner, settings.actor, settings.scale
-    yield from settings.algorithm.conflicts(scale)
-    if not (learner.keys or learner.insecure or parse_endpoint(learner.bind).loopback):
-        yield (
-            f"learner.bind: found {learner.bind}, wanted an address of this machine alone (127.0.0.1), or learner.keys, a "
-            "folder that `rookery keys` makes: without keys any process that reaches the learner may connect; on a network "
-            "that you trust set learner.insecure=true"
-        )
-    for role, worker in (("actor", actor), ("evaluator", settings.evaluator)):
-        if not (worker.keys or worker.insecure or all(each.loopback for each in parse_endpoints(worker.learner))):
-            yield (
-                f"{role}.learner: found {worker.learner}, wanted an address of this machine alone (127.0.0.1), or {role}.keys, a "
-                "folder that `rookery keys` makes: without keys any process that answers there is taken for the learner; on a "
-                f"network that you trust set {role}.insecure=true"
-            )
-    yield from _policy_server_conflicts(settings)
-    if actor.count > learner.max_actors:
-        yield f"actor.count: found {actor.count}, wanted at most {learner.max_actors} = learner.max_actors: more would be refused"
-    if scale.batch_env_steps > scale.env_steps:
-        yield f"target.env_steps: found {scale.env_steps}, wanted at least {scale.batch_words}: one update trains on that many"
-    if settings.checkpoint.replay and not isinstance(settings.algorithm, ReplaySection):
-        yield f"checkpoint.replay: found true, wanted false: {settings.algorithm.name} has no replay memory"
-    if settings.lockstep:
-        yield from _lockstep_conflicts(settings)
-
-
-def _policy_server_conflicts(settings: Settings) -> Iterator[str]:
-    """Yield a sentence for each setting with which a policy server and its env workers cannot work."""
-    server, worker = settings.policy_server, settings.env_worker
-    if not (server.keys or server.insecure or parse_endpoint(server.bind).loopback):
-        yield (
-            f"policy_server.bind: found {server.bind}, wanted an address of this machine alone (127.0.0.1), or "
-            "policy_server.keys: without keys any process that reaches it may connect; on a network that you trust set "
-            "policy_server.insecure=true"
-        )
-    if not (worker.keys or worker.insecure or parse_endpoint(worker.policy_server).loopback):
-        yield (
-            f"env_worker.policy_server: found {worker.policy_server}, wanted an address of this machine alone (127.0.0.1), or "
-            "env_worker.keys: without keys any process that answers there is taken for the policy server; on a network that you "
-            "trust set env_worker.insecure=true"
-        )
-    if server.workers and settings.lockstep:
-        yield (
-            f"policy_server.workers: found {server.workers}, wanted 0 in lockstep: the clock would decide which env "
-            "workers are late"
-        )
-
-
-def _lockstep_conflicts(settings: Settings) -> Iterator[str]:
-    """Yield a sentence for each setting that would make two runs of one seed differ."""
-    learner, actor, target = settings.learner, settings.actor, settings.target
-    if actor.count == 0:
-        yield "actor.count: found 0, wanted at least 1 in lockstep: each update waits for a known number of actors"
-    elif actor.count % learner.ranks:
-        yield (
-            f"actor.count: found {actor.count}, wanted a multiple of {learner.ranks} = learner.ranks in lockstep: every rank has "
-            "the same number of actors"
-        )
-    if learner.batch_seconds is not None:
-        yield (
-            f"learner.batch_seconds: found {learner.batch_seconds:g}, wanted null in lockstep: the clock would decide which "
-            "messages are in a batch"
-        )
-    if target.wall_seconds is not None:
-        yield (
-            f"target.wall_seconds: found {target.wall_seconds:g}, wanted null in lockstep: the clock would decide how many "
-            "updates there are; target.env_steps is the budget"
-        )
-    if target.evaluation is not None:
-        yield (
-            f"target.evaluation: found {target.evaluation:g}, wanted null in lockstep: the clock would decide which policies are "
-            "evaluated; target.mean100 is the target"
-        )
-    if learner.device != "cpu":
-        yield f"learner.device: found {learner.device}, wanted cpu in lockstep: its kernels do not add in a fixed order"
-    for section, threads in (("learner", learner.torch_threads), ("actor", actor.torch_threads)):
-        if threads > 1:
-            yield f"{section}.torch_threads: found {threads}, wanted 1 in lockstep: threads change how sums are rounded"
-
-
-class EnvRunConfig(Section):
-    """The settings of a run that an env worker needs; the policy server sends them in its Welcome. No algorithm is imported."""
-
-    run_id: str
-    seed: int
-    algorithm: str  # its name, for labels
-    env: EnvSettings  # of one env worker: `num_envs` are its own
-
-    @classmethod
-    def of(cls, run: RunConfig, *, rows: int) -> Self:
-        """Return the part of `run` that concerns an env worker of `rows` environments."""
-        env = run.env.model_copy(update={"num_envs": rows})
-        return cls(run_id=run.run_id, seed=run.seed, algorithm=run.algorithm.name, env=env)
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Return the configuration in a Welcome. Raises `ConfigError` for a setting or value unknown to this version."""
-        try:
-            return cls.model_validate_json(text, strict=True)
-        except ValidationError as error:
-            raise _misfit("policy server", error) from error
-
-
-class RunConfig(Section):
-    """The settings of a run that a worker needs; the learner sends them in its Welcome."""
-
-    run_id: str
-    seed: int
-    preset: str
-    env: EnvSettings
-    model: ModelSettings
-    algorithm: AlgorithmSettings
-    rollout: RolloutSettings
-    target: TargetSettings
-    actors: int  # number that the run expects; more may connect
-    acting_precision: Precision  # of all actors
-    evaluation: EvaluationSettings
-
-    @classmethod
-    def of(cls, settings: Settings, *, run_id: str) -> Self:
-        """Return the part of `settings` that concerns the whole run and not one process."""
-        return with_algorithm_section(cls, settings.algorithm.name)(
-            run_id=run_id,
-            seed=settings.run.seed,
-            preset=settings.run.preset,
-            env=settings.env,
-            model=settings.model,
-            algorithm=settings.algorithm,
-            rollout=settings.rollout,
-            target=settings.target,
-            actors=settings.actor.count,
-            acting_precision=settings.actor.precision,
-            evaluation=EvaluationSettings(**settings.evaluator.model_dump(include=set(EvaluationSettings.model_fields))),
-        )
-
-    def to_json(self) -> str:
-        """Return the text for `Welcome.config`."""
-        return self.model_dump_json()
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Return the configuration that `to_json` wrote. Raises `ConfigError` for a setting or value unknown to this version.
-
-        Imports the package of a user's algorithm: for text from a learner use `services.allowed_code.read_run`.
-        """
-        try:
-            return with_algorithm_section(cls, _algorithm_in(text)).model_validate_json(text, strict=True)
-        except ValidationError as error:
-            raise _misfit("learner", error) from error
-
-
-def _misfit(server: str, error: ValidationError) -> ConfigError:
-    first = error.errors(include_url=False, include_context=False)[0]
-    return ConfigError(
-        f"the {server}'s run configuration does not fit here ({'.'.join(map(str, first['loc']))})",
-        found=first["input"],
-        wanted=first["msg"],
-        fix="run the same rookery version on both sides, and the same versions of your own packages",
-    )
-
-
-def _algorithm_in(text: str) -> object:
-    try:
-        return json.loads(text)["algorithm"]["name"]
-    except (ValueError, KeyError, TypeError):
-        return None  # the validation of the whole text reports the error
 
 
 T = TypeVar("T", bound=Section)

@@ -2,7 +2,7 @@
 
 | array | dtype | shape | meaning |
 |---|---|---|---|
-| observation | the environment's | [R, *frame] | as all up to `final_observation` in `common.envs.make.Transition`, with R rows |
+| observation | the environment's | [R, *frame] | as all up to `final_observation` in `common.envs.vector.Transition`, R rows |
 | reward | float32 | [R] | |
 | terminated, truncated, valid, start, life_lost | bool | [R] | |
 | final_index | int32 | [K] | |
@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from common.envs.make import Array, Transition
 from common.envs.spec import EnvSpec
+from common.envs.vector import Array, Transition
 from common.protocol.env_side import SlotRows
 from common.protocol.messages import Arrays, ArraySpec
 
@@ -62,7 +62,7 @@ def first_row(observation: Array) -> Transition:
 
 
 class RowJoiner:
-    """Joins the rows of all slots to one `Transition` of B environments. In a gap the last observation stands."""
+    """Joins the rows of all slots to one `Transition` of B environments. For missing rows the last observation stands."""
 
     def __init__(self, env: EnvSpec, num_envs: int) -> None:
         """Begin with zeros as the last observation."""

@@ -13,7 +13,7 @@ IMAGE_RANK = 2
 """Axes of an observation that is an image: [H, W], grey. Its stack [S, H, W] is the input of convolutions, also where S is 1."""
 
 LEAST_ROWS = 16
-"""Of an Atari image, after what is cut off."""
+"""Of an Atari image, after rows were cut off."""
 
 
 _Rows: TypeAlias = Annotated[int, Field(ge=0)]

@@ -1,18 +1,26 @@
-"""The parameters of a network, or their gradients, as one flat buffer, and back: what Snapshot and Gradient messages carry."""
+"""The parameters of a network outside of it, and back.
+
+As one flat buffer, as their gradients too, in the messages Snapshot and Gradient; by name, with the state of their optimizer, in
+checkpoints.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from common.errors import DropReason, ProtocolError
+from common.errors import DropReason, ProtocolError, ResourceError
 from common.models.spec import Precision
+
+# --- one flat buffer ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +97,48 @@ def _split(module: nn.Module, flat: Tensor) -> list[tuple[nn.Parameter, Tensor]]
         raise ProtocolError(DropReason.SCHEMA, "snapshot of another network", found=list(flat.shape), wanted=[sum(sizes)])
     parts = torch.split(flat, sizes)
     return [(parameter, part.view(parameter.shape)) for parameter, part in zip(parameters, parts, strict=True)]
+
+
+# --- by name ---
+
+
+def network_state(net: nn.Module) -> dict[str, Tensor]:
+    """Copies of all parameters by name: training may go on while they are written."""
+    return {name: parameter.detach().to("cpu", copy=True) for name, parameter in net.named_parameters()}
+
+
+@torch.no_grad()
+def restore_network(net: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Inverse of `network_state`. Raises ResourceError, and changes nothing, for parameters of other names or shapes."""
+    parameters = dict(net.named_parameters())
+    found, wanted = ({name: list(tensor.shape) for name, tensor in tensors.items()} for tensors in (state, parameters))
+    if found != wanted:
+        raise ResourceError(
+            "the checkpoint is of another network",
+            found={name: shape for name, shape in found.items() if wanted.get(name) != shape},
+            wanted={name: shape for name, shape in wanted.items() if found.get(name) != shape},
+            fix="resume with the env and model settings of that run",
+        )
+    for name, parameter in parameters.items():
+        parameter.copy_(state[name])
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer, net: nn.Module) -> dict[str, dict[str, Tensor]]:
+    """Copies of the optimizer's state by the name of the parameter that it belongs to."""
+    states = {name: optimizer.state.get(parameter, {}) for name, parameter in net.named_parameters()}
+    return {name: {key: tensor.to("cpu", copy=True) for key, tensor in state.items()} for name, state in states.items() if state}
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, net: nn.Module, states: dict[str, dict[str, Any]]) -> None:
+    """Inverse of `optimizer_state`."""
+    parameters = dict(net.named_parameters())
+    optimizer.state.clear()
+    for name, state in states.items():
+        optimizer.state[parameters[name]] = {key: _like(tensor, parameters[name]) for key, tensor in state.items()}
+
+
+def _like(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """A copy on the parameter's device and in its memory layout, as the fused optimizer needs; the step count unchanged."""
+    if tensor.shape != parameter.shape:
+        return tensor.to(parameter.device, copy=True)
+    return torch.empty_like(parameter).copy_(tensor)

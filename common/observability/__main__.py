@@ -19,7 +19,7 @@ from common.observability.checks.base import CPU_LOST, ON_THE_WIRE
 from common.observability.checks.processes import WARM_UP
 from common.observability.dashboards import DASHBOARDS
 from common.observability.metrics import Metric
-from common.observability.rules import RECORDS, groups
+from common.observability.rules import RECORDING_RULES, groups
 
 FOLDER = Path("k8s/components/monitoring")
 HEAD = "# Written by `make monitoring` from common/observability. Change it there.\n"
@@ -155,7 +155,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "metrics of a policy server": lambda: _metrics(env_metrics.OWN_POLICY_SERVER_METRICS),
     "metrics of an env worker": lambda: _metrics(env_metrics.ENV_WORKER_METRICS),
     "dashboards": _dashboards,
-    "recording rules": lambda: table(("name", "meaning"), ((f"`{record}`", record.help) for record in RECORDS)),
+    "recording rules": lambda: table(("name", "meaning"), ((f"`{rule}`", rule.help) for rule in RECORDING_RULES)),
     "checks": _checks,
     "thresholds": _thresholds,
     "runbooks": _runbooks,

@@ -99,33 +99,35 @@ def find_bottleneck(
     learner, actors = _shares(learner), _shares(actors)
     if not learner:
         return Verdict(kind=Kind.UNKNOWN, share=0.0, sentence="unknown: nothing has been measured yet")
-    starved, held = learner.get("wait", 0.0), actors.get("credit_wait", 0.0)
-    learner_short = starved < WAITING and learner_cpu_lost > CPU_LOST
-    actors_short = held < WAITING and actors_cpu_lost > CPU_LOST
+    learner_waits, actors_wait = learner.get("wait", 0.0), actors.get("credit_wait", 0.0)
+    learner_short = learner_waits < WAITING and learner_cpu_lost > CPU_LOST
+    actors_short = actors_wait < WAITING and actors_cpu_lost > CPU_LOST
     if learner_short and not (actors_short and actors_cpu_lost > learner_cpu_lost):
-        return _learner_short_of_cpu(learner_cpu_lost, held, learner_quota)
+        return _learner_short_of_cpu(learner_cpu_lost, actors_wait, learner_quota)
     if actors_short:
-        return _actors_short_of_cpu(actors_cpu_lost, starved, actors_quota)
-    if starved >= WAITING and held >= WAITING:
-        return _network_bound(starved, held, wire) if wire >= ON_THE_WIRE else _pace_bound(starved, held)
-    if starved >= WAITING:
-        return _actor_bound(starved, actors)
-    if held >= WAITING or not actors:
-        return _learner_bound(learner, held)
-    share = 1.0 - starved
-    busy = f"the learner works {percent(share)} of the time, the actors {percent(1.0 - held)}"
+        return _actors_short_of_cpu(actors_cpu_lost, learner_waits, actors_quota)
+    if learner_waits >= WAITING and actors_wait >= WAITING:
+        return (
+            _network_bound(learner_waits, actors_wait, wire) if wire >= ON_THE_WIRE else _pace_bound(learner_waits, actors_wait)
+        )
+    if learner_waits >= WAITING:
+        return _actor_bound(learner_waits, actors)
+    if actors_wait >= WAITING or not actors:
+        return _learner_bound(learner, actors_wait)
+    share = 1.0 - learner_waits
+    busy = f"the learner works {percent(share)} of the time, the actors {percent(1.0 - actors_wait)}"
     return Verdict(kind=Kind.BALANCED, share=share, sentence=f"balanced: {busy}")
 
 
-def _learner_short_of_cpu(lost: float, held: float, quota: Quota) -> Verdict:
-    what = f", actors wait {percent(held)} for credit" if held else ""
+def _learner_short_of_cpu(lost: float, actors_wait: float, quota: Quota) -> Verdict:
+    what = f", actors wait {percent(actors_wait)} for credit" if actors_wait else ""
     advice = _raise_limit(quota) or "end other programs on its machine, run fewer actors there, or raise its CPU limit"
     sentence = f"cpu-starved: the learner waits {percent(lost)} of the time for a core{what}; {advice}"
     return Verdict(kind=Kind.CPU, share=lost, sentence=sentence)
 
 
-def _actors_short_of_cpu(lost: float, starved: float, quota: Quota) -> Verdict:
-    what = f", the learner waits {percent(starved)} for experience" if starved else ""
+def _actors_short_of_cpu(lost: float, learner_waits: float, quota: Quota) -> Verdict:
+    what = f", the learner waits {percent(learner_waits)} for experience" if learner_waits else ""
     advice = _raise_limit(quota) or "run fewer actors for each core, end other programs there, or raise their CPU limits"
     sentence = f"cpu-starved: actors wait {percent(lost)} of the time for a core{what}; {advice}"
     return Verdict(kind=Kind.CPU, share=lost, sentence=sentence)
@@ -139,38 +141,40 @@ def _raise_limit(quota: Quota) -> str:
     return f"{limit}: raise the limit, or run fewer processes in that container"
 
 
-def _network_bound(starved: float, held: float, wire: float) -> Verdict:
+def _network_bound(learner_waits: float, actors_wait: float, wire: float) -> Verdict:
     where = f"messages spend {percent(wire)} of their way on the wire"
     advice = "use smaller observations or networks, set learner.snapshot_precision=bf16, or bring them closer together"
     return Verdict(
-        kind=Kind.NETWORK, share=min(starved, held), sentence=f"network-bound: {_both_wait(starved, held)}; {where}; {advice}"
+        kind=Kind.NETWORK,
+        share=min(learner_waits, actors_wait),
+        sentence=f"network-bound: {_both_wait(learner_waits, actors_wait)}; {where}; {advice}",
     )
 
 
-def _pace_bound(starved: float, held: float) -> Verdict:
+def _pace_bound(learner_waits: float, actors_wait: float) -> Verdict:
     advice = "in lockstep that is the price, else raise learner.credits or lower learner.batch"
     return Verdict(
         kind=Kind.PACE,
-        share=min(starved, held),
-        sentence=f"pace-bound: {_both_wait(starved, held)}; {advice}",
+        share=min(learner_waits, actors_wait),
+        sentence=f"pace-bound: {_both_wait(learner_waits, actors_wait)}; {advice}",
     )
 
 
-def _actor_bound(starved: float, actors: Mapping[str, float]) -> Verdict:
+def _actor_bound(learner_waits: float, actors: Mapping[str, float]) -> Verdict:
     phase, share = _busiest(actors, _ACTOR)
     where, advice = _ACTOR[phase]
     what = f"; actors spend {percent(share)} {where}" if share else ""
     return Verdict(
         kind=Kind.ACTOR,
         share=share,
-        sentence=f"actor-bound: the learner waits {percent(starved)} for experience{what}; {advice}",
+        sentence=f"actor-bound: the learner waits {percent(learner_waits)} for experience{what}; {advice}",
     )
 
 
-def _learner_bound(learner: Mapping[str, float], held: float) -> Verdict:
+def _learner_bound(learner: Mapping[str, float], actors_wait: float) -> Verdict:
     phase, share = _busiest(learner, _LEARNER)
     does, advice = _LEARNER[phase]
-    what = f", actors wait {percent(held)} for credit" if held else ""
+    what = f", actors wait {percent(actors_wait)} for credit" if actors_wait else ""
     return Verdict(
         kind=Kind.LEARNER,
         share=share,
@@ -178,8 +182,8 @@ def _learner_bound(learner: Mapping[str, float], held: float) -> Verdict:
     )
 
 
-def _both_wait(starved: float, held: float) -> str:
-    return f"the learner waits {percent(starved)} for experience while actors wait {percent(held)} for credit"
+def _both_wait(learner_waits: float, actors_wait: float) -> str:
+    return f"the learner waits {percent(learner_waits)} for experience while actors wait {percent(actors_wait)} for credit"
 
 
 def _busiest(shares: Mapping[str, float], phases: Mapping[str, tuple[str, str]]) -> tuple[str, float]:

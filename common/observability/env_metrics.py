@@ -24,7 +24,7 @@ class PolicyServerStats(ActorStats):
     rows_waiting: int = 0
     steps: int = 0
     wait_seconds: Seconds = 0.0
-    gap_rows: int = 0
+    missing_rows: int = 0
     env_workers_lost: int = 0
     refused: int = 0
     env_sent: Counter[str] = field(default_factory=Counter)  # messages to env workers by kind
@@ -55,7 +55,7 @@ class EnvWorkerMetric(Metric[EnvWorkerStats]):
 ENV_WORKERS = PolicyServerMetric(
     "rookery_policy_server_env_workers",
     "gauge",
-    "Slots that an env worker holds. Below policy_server.workers the rows of the other slots are invalid.",
+    "Slots that an env worker holds. Below policy_server.workers the rows of the other slots are missing.",
     read=lambda stats: stats.env_workers,
 )
 ROWS_WAITING = PolicyServerMetric(
@@ -67,22 +67,22 @@ ROWS_WAITING = PolicyServerMetric(
 STEPS = PolicyServerMetric(
     "rookery_policy_server_steps_total",
     "counter",
-    "Rows of rollouts, each of all environments: batches that the policy acted on.",
+    "Rows of rollouts, each of all environments, for which the policy acted once.",
     read=lambda stats: stats.steps,
 )
 WAIT_SECONDS = PolicyServerMetric(
     "rookery_policy_server_wait_seconds_total",
     "counter",
-    "Seconds from sending actions until the row was complete or its window was over. Divided by the steps it is the window "
-    "time of one step, in which the policy does not act.",
+    "Seconds from sending actions until the row was complete or the step timeout was over. Divided by the steps it is the "
+    "wait of one step, in which the policy does not act.",
     read=lambda stats: stats.wait_seconds,
 )
-GAP_ROWS = PolicyServerMetric(
-    "rookery_policy_server_gap_rows_total",
+MISSING_ROWS = PolicyServerMetric(
+    "rookery_policy_server_missing_rows_total",
     "counter",
     "Rows of single environments that no env worker brought, because it was late, lost or not there yet. They are invalid and in "
     "no ledger.",
-    read=lambda stats: stats.gap_rows,
+    read=lambda stats: stats.missing_rows,
 )
 ENV_WORKERS_LOST = PolicyServerMetric(
     "rookery_policy_server_env_workers_lost_total",
@@ -121,7 +121,7 @@ ENV_WORKER_ENV_FRAMES = EnvWorkerMetric(
 ENV_WORKER_RESETS = EnvWorkerMetric(
     "rookery_env_worker_resets_total",
     "counter",
-    "Times that the policy server let all environments of this env worker begin anew: at the start, and after each gap.",
+    "Times that the policy server let all environments of this env worker begin anew: at the start, and after missing rows.",
     read=lambda stats: stats.resets,
 )
 ENV_WORKER_PHASE_SECONDS = EnvWorkerMetric(

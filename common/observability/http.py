@@ -1,7 +1,7 @@
 """The one HTTP port of a service: GET /metrics, /healthz, /readyz, and JSON pages of the service.
 
 It implements the least of HTTP: one answer a connection, a bounded number of connections, one deadline for a whole request. When
-all slots are taken, the oldest connection is closed for the newest: a probe that sends its request at once is answered,
+as many are open, the oldest connection is closed for the newest: a probe that sends its request at once is answered,
 while other clients send theirs a byte at a time. The loop of the service waits for none of this.
 """
 
@@ -124,7 +124,7 @@ class _Server(ThreadingMixIn, HTTPServer):
         TCPServer.server_bind(self)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve the connection in a thread of its own; where all slots are taken, the oldest connection is closed."""
+        """Serve the connection in a thread of its own; where `MAX_CONNECTIONS` are open, the oldest connection is closed."""
         now = time.monotonic()
         with self._lock:
             if len(self._deadlines) >= MAX_CONNECTIONS:
@@ -133,7 +133,7 @@ class _Server(ThreadingMixIn, HTTPServer):
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Handle one request; its slot is freed whatever happens."""
+        """Handle one request; afterwards its connection does not count, whatever happens."""
         try:
             super().process_request_thread(request, client_address)
         finally:

@@ -19,15 +19,6 @@ from common.observability.metrics import Metric
 ORDINARY_DROPS = (DropReason.DUPLICATE, DropReason.ROLLED_BACK, DropReason.UNFINISHED, DropReason.RUN_ENDED)
 """Drops of a healthy run: duplicates, the cost of a resume, and rollouts cut short by the end of an actor or a run."""
 
-UNREADABLE_DROPS = (
-    DropReason.DECODE,
-    DropReason.SCHEMA,
-    DropReason.NON_FINITE,
-    DropReason.OUT_OF_RANGE,
-    DropReason.EPISODES,
-)
-"""Drops of messages that no worker of this run would send."""
-
 BOTTLENECKS = (Kind.BALANCED, Kind.LEARNER, Kind.ACTOR, Kind.PACE, Kind.NETWORK, Kind.CPU)
 """Meaning of the values of `bottleneck`."""
 
@@ -128,8 +119,10 @@ def bottleneck_of(learner_waits: str, actors_wait: str, on_the_wire: str, learne
         f"{waits} < {waiting} and on (namespace) ({lost}) > {CPU_LOST:g}"
         for waits, lost in ((learner, learner_cpu_lost), (actors, actors_cpu_lost))
     )
-    starved = f"0 * ({short}) + {BOTTLENECKS.index(Kind.CPU)}"
-    return f"{starved} or on (namespace) {network} or on (namespace) 2 * ({learner} >= bool {waiting}) + on (namespace) {held}"
+    cpu_starved = f"0 * ({short}) + {BOTTLENECKS.index(Kind.CPU)}"
+    return (
+        f"{cpu_starved} or on (namespace) {network} or on (namespace) 2 * ({learner} >= bool {waiting}) + on (namespace) {held}"
+    )
 
 
 def learner_capacity(scope: Scope) -> str:

@@ -14,7 +14,7 @@ ALL = Scope(window="5m")
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RecordingRule:
     """A recording rule: its name, its expression, and its row of `docs/monitoring.md`."""
 
     name: str
@@ -25,67 +25,67 @@ class Record:
         return self.name
 
 
-ENV_FRAMES = Record(
+ENV_FRAMES = RecordingRule(
     "namespace:rookery_learner_env_frames_trained:rate5m",
     ALL.total(learner.ENV_FRAMES_TRAINED),
     "emulator frames trained on per second",
 )
-LEARNER_CAPACITY = Record(
+LEARNER_CAPACITY = RecordingRule(
     "namespace:rookery_learner_capacity_env_steps:rate5m",
     promql.learner_capacity(ALL),
     "learner capacity: env steps per second that the learner would train on if it never waited",
 )
-ACTORS_WANTED = Record(
+ACTORS_WANTED = RecordingRule(
     "namespace:rookery_actors_wanted:rate5m",
     promql.actors_wanted(ALL),
     "learner capacity divided by the env steps that one actor plays per second of work: the actors that keep the learner busy",
 )
-LEARNER_WAITS = Record(
+LEARNER_WAITS = RecordingRule(
     "namespace:rookery_learner_wait:share5m", promql.learner_waits(ALL), "share of its time that the learner waits for experience"
 )
-ACTORS_WAIT = Record(
+ACTORS_WAIT = RecordingRule(
     "namespace:rookery_actor_credit_wait:share5m", promql.actors_wait(ALL), "share of their time that the actors wait for credit"
 )
-ON_THE_WIRE = Record(
+ON_THE_WIRE = RecordingRule(
     "namespace:rookery_messages_on_the_wire:share5m",
     promql.on_the_wire(ALL),
     "share of the time from sending a message to its acknowledgement that it is not in the learner's queue",
 )
-LEARNER_CPU_LOST = Record(
+LEARNER_CPU_LOST = RecordingRule(
     "namespace:rookery_learner_cpu_lost:share5m",
     promql.learner_cpu_lost(ALL),
     "share of its time in which the learner computes and has no core",
 )
-ACTORS_CPU_LOST = Record(
+ACTORS_CPU_LOST = RecordingRule(
     "namespace:rookery_actor_cpu_lost:share5m",
     promql.actors_cpu_lost(ALL),
     "share of their time in which the actors have work for a core and have none",
 )
-BOTTLENECK = Record(
+BOTTLENECK = RecordingRule(
     "namespace:rookery_bottleneck:kind5m",
     promql.bottleneck_of(*map(str, (LEARNER_WAITS, ACTORS_WAIT, ON_THE_WIRE, LEARNER_CPU_LOST, ACTORS_CPU_LOST))),
     ", ".join(f"{number} {kind}" for number, kind in enumerate(BOTTLENECKS)),
 )
-ACTOR_RATE = Record(
+ACTOR_RATE = RecordingRule(
     "namespace_instance:rookery_actor_env_steps:rate5m", promql.actor_rates(ALL), "env steps per second of each actor"
 )
-LAG_SHARE = Record(
+LAG_SHARE = RecordingRule(
     "namespace:rookery_learner_policy_lag:share_p95_5m",
     promql.policy_lag_share(ALL),
     "95th percentile of the policy lag, divided by `learner.max_policy_lag`",
 )
-QUEUE_FILL = Record(
+QUEUE_FILL = RecordingRule(
     "namespace:rookery_learner_queue:share_avg5m",
     promql.queue_fill(ALL),
     "mean depth of the learner's queue, divided by its capacity",
 )
-DROPPED_SHARE = Record(
+DROPPED_SHARE = RecordingRule(
     "namespace:rookery_learner_env_steps_dropped:share5m",
     promql.dropped_share(ALL),
     "share of the env steps that is dropped, without the ordinary drops: duplicates, resumes, the ends of actors and runs",
 )
 
-RECORDS = (  # a rule comes after those that it reads
+RECORDING_RULES = (  # a rule comes after those that it reads
     ENV_FRAMES, LEARNER_CAPACITY, ACTORS_WANTED, LEARNER_WAITS, ACTORS_WAIT, ON_THE_WIRE, LEARNER_CPU_LOST,
     ACTORS_CPU_LOST, BOTTLENECK, ACTOR_RATE, LAG_SHARE, QUEUE_FILL, DROPPED_SHARE,
 )  # fmt: skip
@@ -93,7 +93,7 @@ RECORDS = (  # a rule comes after those that it reads
 
 def groups(alerts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return recording rules and `alerts` in the form of a rule file and of a PrometheusRule."""
-    recording = [{"record": record.name, "expr": record.expression} for record in RECORDS]
+    recording = [{"record": rule.name, "expr": rule.expression} for rule in RECORDING_RULES]
     return [
         {"name": "rookery.recording", "rules": recording},
         {"name": "rookery.alerts", "rules": list(alerts)},

@@ -14,9 +14,10 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from common.envs.make import PICTURE, SEEDS, make, make_atari
+from common.envs.make import PICTURE, make, make_atari
 from common.envs.spec import EnvSettings, EnvSpec
 from common.envs.stacking import FrameStacker
+from common.envs.vector import SEEDS
 from common.errors import ConfigError, ResourceError
 
 Array: TypeAlias = NDArray[Any]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from common.envs.make import Transition, VectorEnvironment
 from common.envs.stacking import Frames, FrameStacker
+from common.envs.vector import Transition, VectorEnvironment
 from common.units import EnvSteps
 
 

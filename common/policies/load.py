@@ -18,20 +18,21 @@ from torch import Tensor, nn
 
 from common.algorithms.api import NetworkPolicy, Policy, WorkerContext
 from common.algorithms.registry import build_algorithm, build_policy
-from common.algorithms.settings import ReplaySection
+from common.algorithms.sections import ReplaySection
 from common.config.errors import config_error
 from common.config.load import load_settings
 from common.config.schema import Settings
-from common.envs.make import PICTURE, tried_out
+from common.envs.make import PICTURE
 from common.envs.spec import EnvSettings, EnvSpec
+from common.envs.trial import tried_out
 from common.errors import ConfigError, ResourceError
 from common.models import snapshot
 from common.policies.environment import RunEnvironment
 from common.runtime import checkpoints
 from common.runtime.checkpoint_files import MANIFEST, POLICY, BadCheckpointError, Checkpoint, read
 from common.runtime.checkpoints import BEST
+from common.runtime.copies import fetch
 from common.runtime.run_directory import RunDirectory
-from common.runtime.store import fetch
 from common.units import EnvSteps, Version
 
 NEWEST: Final = "newest"

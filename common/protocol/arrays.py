@@ -1,25 +1,22 @@
 """Arrays on the wire: an ndarray as one raw little-endian, C-ordered buffer, and back without a copy.
 
-Nothing here trusts what it reads: the declared dtype and shape are checked against the length of the buffer, and
-what arrives is read-only. No dtype but the eight below can be named, so no object ever comes out of a buffer.
+The declared dtype and shape are checked against the length of the buffer, and arrays that arrive are read-only. No dtype but the
+eight below can be named, so no object ever comes out of a buffer.
 """
 
 from __future__ import annotations
 
 import math
 import reprlib
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from common.errors import DecodeError, DropReason, InternalError, ProtocolError
-from common.protocol.limits import ARRAY_BYTES, ARRAY_NAME_BYTES, ARRAY_RANK, FREE_LENGTH
+from common.errors import DecodeError, InternalError
+from common.protocol.limits import ARRAY_BYTES, ARRAY_NAME_BYTES, ARRAY_RANK
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from common.protocol.messages import Arrays, ArraySpec
 
 DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
     "bool": np.dtype("?"),
@@ -31,7 +28,6 @@ DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
     "float32": np.dtype("<f4"),
     "float64": np.dtype("<f8"),
 }
-_NO_DTYPE: Final = np.dtype(object)
 _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 _BYTE: Final = np.dtype(np.uint8)
 
@@ -93,61 +89,3 @@ def _check_shape(name: str, shape: Sequence[object]) -> None:
     for length in shape:
         if type(length) is not int or not 0 <= length <= ARRAY_BYTES:
             raise DecodeError(f"shape of array {name}", found=reprlib.repr(length), wanted=f"lengths from 0 to {ARRAY_BYTES}")
-
-
-def check_schema(arrays: Arrays, schema: Sequence[ArraySpec]) -> None:
-    """Raise `ProtocolError` (schema) unless `arrays` are exactly those of `schema`; a length of -1 is free up to a limit."""
-    for spec in schema:
-        array = arrays.get(spec.name)
-        if array is None:
-            raise ProtocolError(DropReason.SCHEMA, f"array {spec.name}", found="none", wanted=_described(spec.dtype, spec.shape))
-        # A dtype's `name` takes longer than all the rest of the check, so it is only looked up for the sentence.
-        if array.dtype != DTYPES.get(spec.dtype, _NO_DTYPE) or not _fits(array.shape, spec.shape):
-            found = _described(array.dtype.name, array.shape)
-            raise ProtocolError(DropReason.SCHEMA, f"array {spec.name}", found=found, wanted=_described(spec.dtype, spec.shape))
-    if len(arrays) != len(schema):
-        surplus = sorted(set(arrays) - {spec.name for spec in schema})
-        raise ProtocolError(DropReason.SCHEMA, "arrays outside the schema", found=surplus, wanted=[spec.name for spec in schema])
-
-
-def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    return shape == wanted or (
-        len(shape) == len(wanted)
-        and all(length == want or (want == -1 and length <= FREE_LENGTH) for length, want in zip(shape, wanted, strict=True))
-    )
-
-
-def _described(dtype: str, shape: Sequence[int]) -> str:
-    return f"{dtype} {list(shape)}"
-
-
-def check_numbers(arrays: Arrays, largest: Mapping[str, float] = MappingProxyType({})) -> None:
-    """Raise `ProtocolError` where a float array holds NaN or infinity (non_finite), or more than its `largest` (out_of_range)."""
-    with np.errstate(all="ignore"):
-        for name, array in arrays.items():
-            if array.dtype.kind != "f" or not array.size:
-                continue
-            limit = largest.get(name, math.inf)
-            if not (_finite(array) if limit == math.inf else _between(array, -limit, limit)):
-                raise _bad_number(name, array, limit)
-
-
-def _bad_number(name: str, array: np.ndarray, limit: float) -> ProtocolError:
-    finite = np.isfinite(array)
-    row = tuple(int(i) for i in np.argwhere(~(finite & (np.abs(array) <= limit)))[0])
-    fact, found = f"array {name} at {list(row)}", str(array[row])
-    if not finite[row]:
-        return ProtocolError(DropReason.NON_FINITE, fact, found=found, wanted="finite numbers")
-    fix = "scale it in the environment"
-    return ProtocolError(DropReason.OUT_OF_RANGE, fact, found=found, wanted=f"at most {limit:,} either way", fix=fix)
-
-
-def _between(array: np.ndarray, least: float, most: float) -> bool:
-    """Return whether all values, of at least one, are in the range; no for NaN."""
-    return bool(least <= np.minimum.reduce(array, axis=None) and np.maximum.reduce(array, axis=None) <= most)
-
-
-def _finite(array: np.ndarray) -> bool:
-    # One bad value spoils the sum, so a finite sum clears the array in one pass that allocates nothing.
-    # A sum can also overflow by itself; only then is each value looked at.
-    return math.isfinite(np.add.reduce(array, axis=None)) or bool(np.isfinite(array).all())

@@ -187,7 +187,7 @@ def _reader(hint: Any) -> Reader:
     if kind is float:
         return lambda value, where: _number(value, where, least)
     if is_dataclass(kind):
-        return _record_reader(kind)
+        return _structure_reader(kind)
     item = _reader(_item(kind))
     return lambda value, where: tuple(item(each, f"{where}[{i}]") for i, each in enumerate(_sequence(value, where)))
 
@@ -218,15 +218,15 @@ def _item(kind: Any) -> Any:
     raise TypeError(f"no place on the wire for a field of type {kind}")
 
 
-def _record_reader(kind: Any) -> Reader:
+def _structure_reader(kind: Any) -> Reader:
     entries = plan_fields(kind)
 
-    def record(value: object, where: str) -> Any:
+    def structure(value: object, where: str) -> Any:
         if type(value) is not dict:
             raise DecodeError(where, found=_shown(value), wanted="a map")
         return kind(**read_fields(value, entries, where))
 
-    return record
+    return structure
 
 
 def _boolean(value: object, where: str) -> bool:

@@ -1,7 +1,8 @@
-"""The protocol as a policy server sees it: slots of env workers, their greeting, one Act at a time to each, and gaps.
+"""The protocol as a policy server sees it: slots of env workers, their greeting, one Act at a time to each, and missing rows.
 
-The rows of one step are divided among the slots. A slot whose env worker does not answer within the step has a gap: its rows are
-invalid until its environments, or those of another env worker, have begun new episodes. No socket and no clock: see `events`.
+The rows of one step are divided among the slots. The rows of a slot whose env worker does not answer within the step are missing,
+and so are those that follow, until its environments, or those of another env worker, have begun new episodes. No socket and no
+clock: see `events`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 
 from common.errors import DropReason, InternalError, ProtocolError
 from common.protocol import events as e
-from common.protocol.arrays import check_numbers, check_schema
+from common.protocol.content import check_numbers, check_schema
 from common.protocol.events import RefusalCode, Route, sentence
 from common.protocol.greeting import refusal
 from common.protocol.limits import OBSERVATION_MAX, REWARD_MAX
@@ -37,7 +38,7 @@ from common.protocol.messages import (
 from common.units import Count, Seconds, Sequence
 
 SEEDS = 2**31  # environments take no larger seed
-SILENCE_SECONDS: Seconds = 10.0  # after which an env worker counts as lost, beside the window
+SILENCE_SECONDS: Seconds = 10.0  # after which an env worker counts as lost, beside the step timeout
 _LARGEST: Mapping[str, float] = {"observation": OBSERVATION_MAX, "final_observation": OBSERVATION_MAX, "reward": REWARD_MAX}
 
 
@@ -68,7 +69,7 @@ class EnvSessionConfig:
 
 @dataclass(frozen=True, slots=True)
 class SlotRows:
-    """Rows of one slot in one step: `arrays` of an Observe, None for a gap; `begun`: first observations of new episodes."""
+    """Rows of one slot in one step: `arrays` of an Observe, None where missing; `begun`: first observations of new episodes."""
 
     rows: slice
     arrays: Arrays | None
@@ -85,10 +86,11 @@ class _Slot:
     challenger: Route | None = None  # another connection that greeted by the same name
     heard_at: Seconds = 0.0
     spoke_at: Seconds = 0.0
-    generation: Count = 0  # number of times that its environments began anew
+    generation: int = -1  # incarnations that held the slot before the present one; -1: none has held it
+    resets: Count = 0  # number of times that its environments began anew
     act: Act | None = None  # the newest one
     arrays: Arrays | None = None  # of its answer
-    in_gap: bool = True  # its last row was one of a gap, or there was none
+    missing: bool = True  # its last rows were, or there were none
 
     @property
     def number(self) -> Sequence:
@@ -98,14 +100,14 @@ class _Slot:
 class EnvSide:
     """State machine of a policy server towards its env workers.
 
-    One step: `act`, `handle` until `answered`, or `expire` when the window is over, and `finish`.
+    One step: `act`, `handle` until `answered`, or `expire` at the step timeout, and `finish`.
     """
 
     def __init__(self, config: EnvSessionConfig) -> None:
         self.config = config
         self.workers_lost = 0
         self.messages_refused: Counter[str] = Counter()  # by `DropReason`
-        self.gap_rows = 0  # that no env worker brought
+        self.missing_rows = 0  # that no env worker brought
         self._slots = [_Slot(index=index) for index in range(config.slots)]
         self._seed = 0
         self._drain = ""
@@ -134,10 +136,10 @@ class EnvSide:
     # --- steps ---
 
     def begin(self, seed: int, now: Seconds) -> list[e.Instruction]:
-        """Let all environments begin new episodes, environment b of the first generation with `seed + b`."""
+        """Let all environments begin new episodes, environment b with `seed + b`, and later with other seeds."""
         self._seed = seed % (SEEDS - self.num_envs)
         for slot in self._slots:
-            slot.generation, slot.in_gap = 0, True
+            slot.resets, slot.missing = 0, True
         return [out for slot in self._slots if slot.state is not SlotState.EMPTY for out in self._reset(slot, now)]
 
     def act(self, action: np.ndarray, now: Seconds) -> list[e.Instruction]:
@@ -150,7 +152,7 @@ class EnvSide:
         return out
 
     def expire(self, now: Seconds) -> list[e.Instruction]:
-        """Let the env workers that have not answered begin new episodes: the window is over."""
+        """Let the env workers that have not answered within the step timeout begin new episodes."""
         late = [slot for slot in self._slots if slot.state is SlotState.STEPPING]
         return [out for slot in late for out in (self._event("env_worker_late", slot), *self._reset(slot, now))]
 
@@ -158,11 +160,11 @@ class EnvSide:
         """End the step: return the rows of every slot."""
         rows = []
         for slot in self._slots:
-            begun = slot.state is SlotState.BEGUN and slot.in_gap  # new episodes never follow a row of the lost ones directly
-            slot.in_gap = not begun and slot.state is not SlotState.STEPPED
-            if slot.in_gap:
+            begun = slot.state is SlotState.BEGUN and slot.missing  # new episodes never follow a row of the lost ones directly
+            slot.missing = not begun and slot.state is not SlotState.STEPPED
+            if slot.missing:
                 rows.append(SlotRows(self._rows(slot), None))
-                self.gap_rows += self.config.rows
+                self.missing_rows += self.config.rows
                 continue
             rows.append(SlotRows(self._rows(slot), slot.arrays, begun=begun))
             slot.state, slot.arrays = SlotState.READY, None
@@ -173,8 +175,8 @@ class EnvSide:
         return slice(first, first + self.config.rows)
 
     def _reset(self, slot: _Slot, now: Seconds) -> list[e.Instruction]:
-        seed = (self._seed + self._rows(slot).start + slot.generation * self.num_envs) % SEEDS
-        slot.generation += 1
+        seed = (self._seed + self._rows(slot).start + slot.resets * self.num_envs) % SEEDS
+        slot.resets += 1
         slot.state, slot.arrays = SlotState.RESETTING, None
         return self._send_act(slot, Act(number=slot.number + 1, seed=seed), now)
 
@@ -283,6 +285,7 @@ class EnvSide:
             return refusal(route, code, reason, retry=retry)
         goes_on = same and slot.state is not SlotState.EMPTY
         slot.worker, slot.incarnation, slot.route, slot.challenger = hello.worker, hello.incarnation, route, None
+        slot.generation += not same
         slot.heard_at = slot.spoke_at = now
         note = e.LogEvent(event="env_worker_welcomed", fields={"worker": slot.worker, "slot": slot.index, "again": same})
         out: list[e.Instruction] = [e.Send(route=route, message=self._welcome(slot)), note]

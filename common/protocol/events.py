@@ -49,13 +49,13 @@ class RefusalCode(StrEnum):
     FORGOTTEN = "forgotten"  # was silent so long that its experience was given up: start a new incarnation
     EVICTED = "evicted"  # sent nothing but messages that were refused: greet again later
     FULL = "full"  # the run has as many workers as it accepts
-    ROLE = "role"  # neither actor nor evaluator, or says or is called what only the other may
+    ROLE = "role"  # neither actor nor evaluator, or the message or the name belongs to another role
     DRAINING = "draining"  # the run is ending
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerKey:
-    """One life of one worker: what sequence numbers and ledger accounts belong to."""
+    """One life of one worker, which has sequence numbers and a ledger account of its own."""
 
     name: str
     incarnation: int
@@ -146,7 +146,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completed:
-    """Taken messages met their end: trained on (`reason` None), or dropped."""
+    """Taken messages were trained on (`reason` None), or dropped."""
 
     items: tuple[tuple[WorkerKey, Sequence], ...]
     reason: str | None = None
@@ -169,7 +169,7 @@ class DrainAsked:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The drain is over: every account is closed; what is in flight will never be accepted."""
+    """The drain is over: every account is closed; experience in flight will never be accepted."""
 
 
 # --- instructions -----------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ class Experience:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
-    """Learner: an evaluator reported a result, and it is sound."""
+    """Learner: an evaluator reported a result that passed all checks."""
 
     message: Evaluation
     snapshot: Snapshot | None = None  # the policy that was played; None where it is not the last one sent to that evaluator
@@ -230,7 +230,7 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcomed:
-    """Worker: the learner said welcome (again)."""
+    """Worker: the learner sent a Welcome, the first or another."""
 
     welcome: Welcome
     run: str
@@ -238,7 +238,7 @@ class Welcomed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotArrived:
-    """Worker: a new policy is here."""
+    """Worker: a new policy arrived."""
 
     snapshot: Snapshot
 

@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 from common.errors import DropReason
 from common.protocol import events as e
-from common.protocol.admission import Admission
+from common.protocol.accounting import Accounting
 from common.protocol.events import RefusalCode, Route, WorkerKey, sentence
+from common.protocol.incarnation import Worker, WorkerState
 from common.protocol.limits import INCARNATION_MAX
+from common.protocol.lockstep_states import ActorState, LockstepStates
 from common.protocol.messages import ACTOR_STATE, ROLES, Envelope, Hello, Refusal, Welcome
 from common.protocol.registry import SessionConfig, WorkerRegistry
-from common.protocol.worker_record import ActorState, Worker, WorkerState
 from common.units import Seconds, Version
 
 
@@ -22,6 +23,7 @@ class Objection(NamedTuple):
     reason: str
     retry: bool
     new_incarnation: bool = False
+    drop_reason: DropReason = DropReason.UNKNOWN_SENDER  # under which the Hello is counted
 
 
 CHALLENGE_SECONDS: Seconds = 0.25  # between two Credits that try the connection of one worker; a worker greets every 0.5 s
@@ -31,73 +33,94 @@ _OWN_NAME = "give each worker its own name"
 class Greeting:
     """Answers to Hellos. Owned by `LearnerSide`."""
 
-    def __init__(self, registry: WorkerRegistry, admission: Admission, config: SessionConfig) -> None:
+    def __init__(self, registry: WorkerRegistry, accounting: Accounting, states: LockstepStates, config: SessionConfig) -> None:
         self.reconnects = 0
         self._registry = registry
-        self._admission = admission
+        self._accounting = accounting
+        self._states = states
         self._config = config
 
     def hello(
         self, route: Route, envelope: Envelope, public_key: str, *, version: Version, draining: bool, now: Seconds
     ) -> list[e.Instruction]:
         """Answer the Hello in `envelope`: connect its worker, or refuse it. `version` is that of the newest policy."""
-        hello, run = envelope.message, envelope.run
+        hello = envelope.message
         assert isinstance(hello, Hello)
         known = self._registry.find(hello)
-        objection = _check_config(hello, run, self._config)
-        if objection is None and known is not None and self._holds(known, route, now):
-            objection = self._challenged(known, route, hello, now)
-            if objection is None:
-                return []
         same = known if known is not None and known.key.incarnation == hello.incarnation else None
-        excess = self._excess(hello, same)
-        if (
-            objection := objection
+        objection = _check_config(hello, envelope.run, self._config)
+        if objection is None and known is not None and self._has_other_connection(known, route, now):
+            if not self._is_tested(known, route, now):
+                return []  # the worker greets again
+            objection = _name_in_use(hello)
+        objection = (
+            objection
             or _check_evicted(hello, known, now)
-            or self._objection(hello, public_key, known, draining=draining)
-            or excess
-        ):
-            self._admission.messages_dropped[DropReason.UNCREDITED if objection is excess else DropReason.UNKNOWN_SENDER] += 1
-            if same is not None and same.state is WorkerState.CLOSED and excess is None:
-                # It stepped on while it was silent, and will count from 0: those env steps are in no other account.
-                self._admission.ledger.report(same.account, hello.produced)
-                self._admission.close(same)
-                self._admission.limit_claims(same)
-            incarnation = self._registry.name_incarnation(hello.worker) if objection.new_incarnation else -1
-            return refusal(route, objection.code, objection.reason, retry=objection.retry, incarnation=incarnation)
-        return self._accept(route, hello, public_key, known, version=version, now=now)
+            or self._check_name_and_room(hello, public_key, known, draining=draining)
+            or self._check_counters(hello, same)
+        )
+        if objection is not None:
+            return self._refuse(route, hello, same, objection)
+        return self._accept(route, hello, public_key, known, same, version=version, now=now)
 
-    def _excess(self, hello: Hello, worker: Worker | None) -> Objection | None:
-        reason = self._admission.check_hello(hello, worker)
-        fact = f"{reason}; greet as the one named here"
-        return Objection(RefusalCode.FORGOTTEN, fact, retry=True, new_incarnation=True) if reason else None
-
-    def _holds(self, worker: Worker, route: Route, now: Seconds) -> bool:
-        """Return whether a worker is connected by its name on another connection than `route`, and was heard on it lately."""
+    def _has_other_connection(self, worker: Worker, route: Route, now: Seconds) -> bool:
+        """Return whether a worker is connected on another connection than `route`, and was heard on it lately."""
         return worker.route not in (None, route) and worker.silent(now) <= self._config.silence_seconds
 
-    def _challenged(self, holder: Worker, route: Route, hello: Hello, now: Seconds) -> Objection | None:
-        """Return why another connection does not get the holder's name; None: greet again while the holder's one is tested.
+    def _is_tested(self, holder: Worker, route: Route, now: Seconds) -> bool:
+        """Return whether the connection of a name's holder stood the test for which the last Hello on `route` was the reason.
 
-        The learner sends the holder a Credit: where it cannot be sent, the connection is closed, and the next Hello succeeds.
+        Where it was not tested yet, the holder gets a Credit: if that cannot be sent, its connection is closed, and the next
+        Hello on `route` succeeds.
         """
-        if holder.challenger == route:  # its last Hello had that Credit sent, and the connection stood
+        if holder.challenger == route:
             holder.challenger = None
-            return _name_in_use(hello)
+            return True
         if now - holder.challenged_at >= CHALLENGE_SECONDS:  # a flood of Hellos must not fill the holder's buffers
             holder.challenger, holder.challenged_at = route, now
             self._registry.owe_credit(holder)
-        return None
+        return False
+
+    def _check_name_and_room(self, hello: Hello, public_key: str, known: Worker | None, *, draining: bool) -> Objection | None:
+        registry = self._registry
+        holds = known is not None and known.route is not None and known.role == hello.role
+        others = registry.connected(hello.role) - holds
+        return _check_identity(hello, public_key, known, forgotten=registry.forgotten, named=registry.named) or _check_room(
+            hello, known, others=others, config=self._config, draining=draining
+        )
+
+    def _check_counters(self, hello: Hello, same: Worker | None) -> Objection | None:
+        """Return why the counters of a Hello are refused; None where they are not. `same`: its incarnation, if it is known."""
+        reason = self._accounting.check_hello(hello, same)
+        if not reason:
+            return None
+        fact = f"{reason}; greet as the one named here"
+        return Objection(RefusalCode.FORGOTTEN, fact, retry=True, new_incarnation=True, drop_reason=DropReason.UNCREDITED)
+
+    def _refuse(self, route: Route, hello: Hello, same: Worker | None, objection: Objection) -> list[e.Instruction]:
+        """Count a Hello that is refused, and return the Refusal."""
+        self._accounting.messages_dropped[objection.drop_reason] += 1
+        if same is not None and same.state is WorkerState.CLOSED and self._check_counters(hello, same) is None:
+            # It stepped on while it was silent, and will count from 0: those env steps are in no other account.
+            self._accounting.ledger.report(same.account, hello.produced)
+            self._accounting.close(same)
+            self._accounting.limit_claims(same)
+        incarnation = self._registry.name_incarnation(hello.worker) if objection.new_incarnation else -1
+        return refusal(route, objection.code, objection.reason, retry=objection.retry, incarnation=incarnation)
 
     def _accept(
-        self, route: Route, hello: Hello, public_key: str, known: Worker | None, *, version: Version, now: Seconds
+        self,
+        route: Route,
+        hello: Hello,
+        public_key: str,
+        known: Worker | None,
+        same: Worker | None,
+        *,
+        version: Version,
+        now: Seconds,
     ) -> list[e.Instruction]:
-        notes: list[e.Instruction] = []
-        if known is not None and known.key.incarnation == hello.incarnation:
-            worker = known
-        else:
-            notes = self._free_slot(hello, known, now)
-            worker = self._registry.join(WorkerKey(name=hello.worker, incarnation=hello.incarnation), hello.role)
+        notes = [] if same else self._free_slot(hello, known, now)
+        worker = same or self._registry.join(WorkerKey(name=hello.worker, incarnation=hello.incarnation), hello.role)
         if self._config.lockstep and worker.role == "actor" and hello.welcomed and worker.state is WorkerState.EXPECTED:
             return [*notes, *self._rolled_back(route, worker, hello)]
         again = worker.state is not WorkerState.EXPECTED
@@ -106,11 +129,11 @@ class Greeting:
         if worker.route != route:  # on the same connection it is a repeated Hello, and its SnapshotWanted is still open
             worker.wanted_after = None
         self._registry.connect(worker, route, now)
-        # What an earlier learner trained on after its last checkpoint is in weights that are lost.
-        out = self._admission.greeted(worker, hello, DropReason.GAP if again else DropReason.ROLLED_BACK)
+        # The training of an earlier learner after its last checkpoint is in weights that are lost.
+        out = self._accounting.greeted(worker, hello, DropReason.GAP if again else DropReason.ROLLED_BACK)
         fields = {"worker": worker.key.name, "role": worker.role, "index": worker.index, "again": again}
         note = e.LogEvent(event="worker_welcomed", fields=fields | {"software": sentence(hello.software)})
-        slot = self._admission.states.newest(worker.index) if self._config.lockstep and worker.role == "actor" else None
+        slot = self._states.newest(worker.index) if self._config.lockstep and worker.role == "actor" else None
         state = slot.actor if slot else None
         worker.continues = worker.continues if again else state is None or state.size > 0
         answer = _welcome(worker, self._config, window=self._registry.window(worker), version=version, state=state)
@@ -118,31 +141,23 @@ class Greeting:
 
     def _rolled_back(self, route: Route, worker: Worker, hello: Hello) -> list[e.Instruction]:
         """Refuse, in lockstep, an incarnation of another learner process, whose experience this learner cannot use."""
-        self._admission.ledger.report(worker.account, hello.produced)
-        self._admission.close(worker, DropReason.ROLLED_BACK)
+        self._accounting.ledger.report(worker.account, hello.produced)
+        self._accounting.close(worker, DropReason.ROLLED_BACK)
         fact = "in lockstep an actor goes on from the state of a resumed learner; greet as a new incarnation"
         incarnation = self._registry.name_incarnation(hello.worker)
         return refusal(route, RefusalCode.FORGOTTEN, fact, retry=True, incarnation=incarnation)
 
-    def _objection(self, hello: Hello, public_key: str, known: Worker | None, *, draining: bool) -> Objection | None:
-        registry = self._registry
-        holds = known is not None and known.route is not None and known.role == hello.role
-        others = registry.connected(hello.role) - holds
-        return _check_identity(hello, public_key, known, forgotten=registry.forgotten, named=registry.named) or _check_room(
-            hello, known, others=others, config=self._config, draining=draining
-        )
-
     def _free_slot(self, hello: Hello, older: Worker | None, now: Seconds) -> list[e.Instruction]:
         """Close the account of the older incarnation; free a slot for a name that holds none of this role."""
         if older is not None:
-            self._admission.close(older)
+            self._accounting.close(older)
             if older.role == hello.role:
                 return []
         out: list[e.Instruction] = []
         for worker in self._registry.crowded_out(hello.role, now):
             if worker.state is not WorkerState.CLOSED:
                 out.append(away_event("worker_forgotten", worker, worker.silent(now)))
-                self._admission.close(worker)
+                self._accounting.close(worker)
             self._registry.forget(worker)
         return out
 
@@ -174,7 +189,7 @@ def _check_identity(hello: Hello, public_key: str, known: Worker | None, *, forg
     if known is None:
         # The counters of a forgotten name are lost, so its trained experience is unknown. All its incarnations are at most
         # `forgotten`: an incarnation in that range with env steps may be one of them and must start anew. (It may also have
-        # met only a learner that was killed, and then loses what it kept.) An incarnation without env steps is safe.
+        # met only a learner that was killed, and then loses the messages that it kept.) An incarnation without env steps is safe.
         stepped = hello.produced or hello.completed or hello.resend_from
         return renew if stepped and hello.incarnation <= forgotten else None
     if known.state is not WorkerState.CLOSED and known.public_key and public_key and public_key != known.public_key:
@@ -208,7 +223,7 @@ def _name_in_use(hello: Hello) -> Objection:
 def _check_room(hello: Hello, known: Worker | None, *, others: int, config: SessionConfig, draining: bool) -> Objection | None:
     """Return why the run has no slot for a worker beside the `others` of its role that are connected; None where it has."""
     if draining and (known is None or hello.incarnation != known.key.incarnation):
-        # A known worker may still say what it produced, and goodbye.
+        # A known worker may still send its last counters and a Goodbye.
         return Objection(RefusalCode.DRAINING, "the run is ending", retry=False)
     if others < config.slots(hello.role):
         return None

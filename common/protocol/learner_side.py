@@ -1,27 +1,27 @@
 """The protocol on the learner's side: greeting, connections, credits, snapshots and the end of a run.
 
-`Admission` decides which experience enters the queue and owns the ledger; `greeting` checks a Hello; `WorkerRegistry` has the
-workers by name. A worker's free credits shrink when it sends a message and grow when one leaves the queue. Experience
-beyond the window is refused, so that the queue stays bounded whatever the actors send.
+`Admission` decides which experience enters the queue, `Accounting` owns the ledger, `Greeting` checks a Hello, `WorkerRegistry`
+has the workers by name, `SavedSession` saves and restores them. A worker's free credits shrink when it sends a message and grow
+when one leaves the queue. Experience beyond the window is refused, so that the queue stays bounded whatever the actors send.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from common.errors import DropReason, InternalError
 from common.protocol import events as e
+from common.protocol.accounting import Accounting
 from common.protocol.admission import Admission
 from common.protocol.events import RefusalCode, Route, WorkerKey, sentence
 from common.protocol.greeting import Greeting, away_event, refusal
+from common.protocol.incarnation import EpisodeCheck, Worker, WorkerState
 from common.protocol.ledger import Ledger
+from common.protocol.lockstep_states import LockstepStates
 from common.protocol.messages import (
-    PROTOCOL_VERSION,
     Credit,
     Drain,
-    Dropped,
     Envelope,
     Evaluation,
     ExperienceMessage,
@@ -32,8 +32,8 @@ from common.protocol.messages import (
     Snapshot,
     SnapshotWanted,
 )
-from common.protocol.registry import SessionConfig, WorkerRegistry, check_saved
-from common.protocol.worker_record import EpisodeCheck, Worker, WorkerState
+from common.protocol.registry import SessionConfig, WorkerRegistry
+from common.protocol.saved_session import SavedSession
 from common.units import Seconds, Sequence, Version
 
 BAD_MESSAGES = 16  # of one worker in a row: then it is evicted, because the check of each one costs the learner's time
@@ -62,8 +62,11 @@ class LearnerSide:
         self.snapshot: Snapshot | None = None
         self.evictions = 0
         self._registry = WorkerRegistry(config)
-        self._admission = Admission(self._registry, config, check=check, episodes=episodes, resumed=resumed)
-        self._greeting = Greeting(self._registry, self._admission, config)
+        self._accounting = Accounting(self._registry, config, resumed=resumed)
+        states = LockstepStates()
+        self.saved = SavedSession(self._registry, self._accounting, states, config)
+        self._admission = Admission(self._registry, self._accounting, states, config, check=check, episodes=episodes)
+        self._greeting = Greeting(self._registry, self._accounting, states, config)
         self._drain: tuple[str, Seconds] | None = None  # why the run ends, and by when
         self._unanswered: dict[Route, Worker] = {}  # workers that a snapshot could not be sent to
 
@@ -72,12 +75,12 @@ class LearnerSide:
     @property
     def ledger(self) -> Ledger:
         """Return the books of the run."""
-        return self._admission.ledger
+        return self._accounting.ledger
 
     @property
     def messages_dropped(self) -> Counter[str]:
         """Return the number of messages that were dropped, by reason."""
-        return self._admission.messages_dropped
+        return self._accounting.messages_dropped
 
     @property
     def reconnects(self) -> int:
@@ -106,83 +109,7 @@ class LearnerSide:
 
     def check_ledger(self) -> None:
         """Raise `InternalError` unless produced = trained + queued + in flight + dropped, for the run and its actors alike."""
-        self.ledger.check(sum(worker.account.in_flight for worker in self._registry))
-
-    # --- resuming ---
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state that a resumed learner needs: the ledger of completed messages, the actors' progress, lockstep states.
-
-        JSON values and arrays.
-        """
-        return {**self.accounts(), "actor_states": self._admission.states.state_dict()}
-
-    def accounts(self) -> dict[str, Any]:
-        """Return the ledger and the progress of each actor, in JSON values: the argument of `load_accounts`."""
-        return {"protocol": PROTOCOL_VERSION, "ledger": self.ledger.as_dict(), "registry": self._registry.state_dict()}
-
-    def changed_accounts(self, routes: Iterable[Route], *, closed: bool = False) -> dict[str, Any] | None:
-        """Return accounts that changed since they were last returned: at `routes`, and the `closed` ones. None: none changed."""
-        workers = [worker for route in routes if (worker := self._registry.routes.get(route))]
-        workers += self._registry.take_closed() if closed else []
-        changed = [worker for worker in workers if worker.mark != worker.written]
-        for worker in changed:
-            worker.written = worker.mark
-        return self._registry.state_of(changed) if changed else None
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint: its workers are away until their Hellos; open messages of closed accounts are rolled back.
-
-        Raises `ValueError` where `state` is no state of a session; then nothing has changed.
-        """
-        check_saved(state)
-        self._admission.resumed = True
-        self._registry.load_state_dict(state["registry"])
-        self._admission.states.load_state_dict(state.get("actor_states", {}))
-        self._admission.ledger = Ledger.restored(state["ledger"], sum(worker.account.in_flight for worker in self._registry))
-
-    def load_ledgers(self, ledgers: Iterable[Mapping[str, Any]]) -> None:
-        """Continue with the sums of these ledgers (`Ledger.as_dict`), of sessions that no longer exist.
-
-        What was queued or in flight is rolled back: their workers begin new accounts.
-        """
-        for state in ledgers:
-            ended = Ledger.restored(state, 0)
-            self.ledger.produced += ended.produced
-            self.ledger.trained += ended.trained
-            self.ledger.dropped.update(ended.dropped)
-
-    def load_accounts(self, state: Mapping[str, Any]) -> None:
-        """Take over the progress that a killed learner had made after the checkpoint that this learner continues from.
-
-        Messages trained on since are rolled back, as each worker's Hello would do: such a Hello then changes nothing.
-        """
-        check_saved(state)
-        self._admission.resumed = True
-        later = WorkerRegistry(self.config)
-        later.load_state_dict(state["registry"])
-        for worker in [*self._registry]:
-            if all(worker.key != other.key for other in later):
-                self._admission.close(worker)
-                self._registry.forget(worker)
-        for reached in later:
-            worker = self._registry.adopt(reached)
-            completed = reached.account.received - sum(reached.ahead.values())
-            self._admission.skip(worker, reached.expected, *worker.missing(reached.expected, completed), DropReason.ROLLED_BACK)
-            drops = reached.account.dropped_by_worker.items()
-            dropped = tuple(Dropped(reason=reason, env_steps=env_steps) for reason, env_steps in drops)
-            self.ledger.report(worker.account, reached.account.produced, dropped)
-            if reached.state is WorkerState.CLOSED and worker.state is not WorkerState.CLOSED:
-                self._admission.close(worker)
-        self._forget_replaced()
-        self._registry.raise_numbers(later)
-
-    def _forget_replaced(self) -> None:
-        """Forget closed workers whose slot another name holds: the killed learner had given it away."""
-        open_slots = {(worker.role, worker.index) for worker in self._registry if worker.state is not WorkerState.CLOSED}
-        for worker in [*self._registry.holders("actor"), *self._registry.holders("evaluator")]:
-            if worker.state is WorkerState.CLOSED and (worker.role, worker.index) in open_slots:
-                self._registry.forget(worker)
+        self.ledger.check(self._accounting.in_flight)
 
     # --- events ---
 
@@ -230,12 +157,12 @@ class LearnerSide:
                 worker.wanted_after = after
                 return self._answer(worker)
             case Report():
-                return self._checked(worker, self._admission.report(worker, message), now)
+                return self._checked(worker, self._accounting.report(worker, message), now)
             case Evaluation() if worker.role == "evaluator":
                 return self._admission.evaluation(worker, message, self.version, now)
             case Goodbye(reason=reason):
-                out = self._admission.report(worker, message)
-                self._admission.close(worker)
+                out = self._accounting.report(worker, message)
+                self._accounting.close(worker)
                 return [*out, e.LogEvent(event="worker_left", fields={"worker": worker.key.name, "reason": sentence(reason)})]
         self.messages_dropped[DropReason.DECODE] += 1
         return refusal(route, RefusalCode.ROLE, f"a learner takes no {message.tag} from an {worker.role}", retry=False)
@@ -247,7 +174,7 @@ class LearnerSide:
         if worker.bad_messages < BAD_MESSAGES or worker.route is None:
             return out
         route = worker.route
-        self._admission.close(worker)
+        self._accounting.close(worker)
         self.evictions += 1
         worker.evicted_until = now + EVICTED_SECONDS
         again = f"mend it, and come back in {EVICTED_SECONDS:.0f} s"
@@ -305,7 +232,7 @@ class LearnerSide:
         if worker.state is not WorkerState.CONNECTED:
             if silent <= self.config.forget_seconds:
                 return []
-            self._admission.close(worker)
+            self._accounting.close(worker)
             return [away_event("worker_forgotten", worker, silent)]
         if silent > self.config.silence_seconds:
             self._registry.disconnect(worker)
@@ -347,7 +274,7 @@ class LearnerSide:
 
     def _ended(self) -> list[e.Instruction]:
         for worker in self._registry:
-            self._admission.close(worker)
+            self._accounting.close(worker)
         return []
 
     def _published(self, snapshot: Snapshot) -> list[e.Instruction]:

@@ -30,7 +30,7 @@ class Account:
 
     @property
     def in_flight(self) -> EnvSteps:
-        """Env steps stepped by the actor and not yet seen here."""
+        """Env steps that the actor reported, did not drop, and that have not arrived."""
         return self.produced - self.received - sum(self.dropped_by_worker.values())
 
     def drops(self, dropped: Sequence[Dropped]) -> Counter[str]:
@@ -64,13 +64,13 @@ class Ledger:
         self.report(account, 0)
 
     def report(self, account: Account, produced: EnvSteps, dropped: Sequence[Dropped] = ()) -> None:
-        """Take over an actor's own counters: they only grow, and never claim less than what has arrived."""
+        """Take over an actor's own counters: they only grow, and never claim less than has arrived."""
         for reason, env_steps in (account.drops(dropped) if dropped else {}).items():
             self.drop(reason, env_steps - account.dropped_by_worker.get(reason, 0))
             account.dropped_by_worker[reason] = env_steps
-        news = max(0, produced - account.produced, -account.in_flight)
-        account.produced += news
-        self.produced += news
+        added = max(0, produced - account.produced, -account.in_flight)
+        account.produced += added
+        self.produced += added
 
     @property
     def in_flight(self) -> EnvSteps:
@@ -85,7 +85,7 @@ class Ledger:
             )
 
     def as_dict(self) -> dict[str, Any]:
-        """The form of summary.json; every drop reason is present."""
+        """Return the form of summary.json; every drop reason is present."""
         return {
             "produced": self.produced,
             "trained": self.trained,
@@ -96,7 +96,7 @@ class Ledger:
 
     @classmethod
     def restored(cls, state: Mapping[str, Any], accounts_in_flight: EnvSteps) -> Ledger:
-        """The ledger of a checkpoint: of what was queued then, open accounts have it in flight again, the rest is lost."""
+        """Return the ledger of a checkpoint: queued env steps are in flight again in open accounts, and lost in others."""
         ledger = cls(produced=state["produced"], trained=state["trained"], dropped=Counter(state["dropped"]))
         ledger.drop(DropReason.ROLLED_BACK, ledger.in_flight - accounts_in_flight)
         return ledger

@@ -1,4 +1,4 @@
-"""Every limit of the wire, each with its reason. The sender keeps them too: what we would refuse, we never send.
+"""Every limit of the wire, each with its reason. Senders keep them too, so that no receiver refuses a message for them.
 
 Sizes are in bytes. They are facts of the protocol, the same for all runs, and hence no settings.
 """

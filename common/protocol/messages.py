@@ -83,7 +83,7 @@ class Hello(Message):
     env_signature: str  # "" before the environment is built
     resend_from: Sequence  # lowest number the worker may still send; all below were acknowledged or given up
     completed: EnvSteps  # env steps of all experience messages below `resend_from`
-    produced: EnvSteps  # env steps stepped by this incarnation so far
+    produced: EnvSteps  # env steps of the rollouts that this incarnation finished or dropped so far
     welcomed: bool = False  # whether a Welcome has reached this incarnation
 
     def __post_init__(self) -> None:
@@ -182,7 +182,7 @@ class Report(Message):
     """Worker → learner: heartbeat with the worker's cumulative counters. Episodes travel with the experience that ended them."""
 
     tag: ClassVar[str] = "report"
-    produced: EnvSteps
+    produced: EnvSteps  # as in Hello
     dropped: tuple[Dropped, ...] = ()
 
 
@@ -201,7 +201,7 @@ class Goodbye(Message):
 
     tag: ClassVar[str] = "goodbye"
     reason: str
-    produced: EnvSteps
+    produced: EnvSteps  # as in Hello
     dropped: tuple[Dropped, ...] = ()
 
 

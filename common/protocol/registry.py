@@ -14,14 +14,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
-from typing import Annotated, Any
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any
 
 from common.protocol.events import Route, WorkerKey
+from common.protocol.incarnation import Worker, WorkerState, progress, restored
 from common.protocol.limits import INCARNATION_MAX
-from common.protocol.messages import PROTOCOL_VERSION, ArraySpec, Hello
-from common.protocol.worker_record import Worker, WorkerState, progress, restored
+from common.protocol.messages import ArraySpec, Hello
 from common.units import EnvSteps, Seconds
 
 
@@ -255,7 +253,7 @@ class WorkerRegistry:
         return absent[: max(0, len(holders) + 1 - self._config.slots(role))]
 
     def forget(self, worker: Worker) -> None:
-        """Free the slot of a name; what is in its closed account stays in the ledger's sums."""
+        """Free the slot of a name; the env steps of its closed account stay in the ledger's sums."""
         del self._newest[worker.key.name]
         self._replaced[worker.key] = worker
         self.forgotten = max(self.forgotten, worker.key.incarnation)
@@ -295,60 +293,3 @@ class WorkerRegistry:
     def _free(self, role: str) -> int:
         taken = {worker.index for worker in self.holders(role)}
         return next(index for index in count() if index not in taken)
-
-
-# --- form of a saved session ---
-
-Number = Annotated[int, Field(ge=0, strict=True)]
-Incarnation = Annotated[int, Field(ge=-1, strict=True)]
-
-
-class _Form(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class _Account(_Form):
-    produced: Number
-    received: Number
-    lost: Number
-    dropped_by_worker: dict[str, Number]
-
-
-class _Worker(_Form):
-    name: str
-    incarnation: Number
-    role: str
-    index: Number
-    generation: Number
-    public_key: str = ""
-    closed: bool
-    expected: Number
-    ahead: list[tuple[Number, Number]]
-    account: _Account
-
-
-class _Registry(_Form):
-    workers: list[_Worker]
-    generations: list[tuple[str, Number, Number]]
-    forgotten: Incarnation
-    named: Incarnation
-
-
-class _Ledger(_Form):
-    produced: Number
-    trained: Number
-    dropped: dict[str, Number]
-
-
-class _Session(_Form):
-    ledger: _Ledger
-    registry: _Registry
-
-
-def check_saved(state: Any) -> None:
-    """Raise `ValueError` unless `state` has the form of `LearnerSide.state_dict`."""
-    protocol = state.get("protocol", 1) if isinstance(state, Mapping) else None
-    if protocol != PROTOCOL_VERSION:
-        fact = f"session state of protocol version: found {protocol}, wanted {PROTOCOL_VERSION}"
-        raise ValueError(f"{fact}; resume the run with the release that began it")
-    _Session.model_validate(state)

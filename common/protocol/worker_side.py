@@ -1,7 +1,7 @@
 """The protocol as a worker sees it: an actor, an evaluator, which sends no experience, or an env worker of a policy server.
 
 Greet until welcomed; number and keep every experience message until it is acknowledged; after any loss of the
-learner greet again and re-send what was kept, in order; keep one SnapshotWanted open; end with a Goodbye.
+learner greet again and re-send the messages that were kept, in order; keep one SnapshotWanted open; end with a Goodbye.
 All decisions of the worker's side are in this file. It has no socket and no clock: see `events`.
 """
 
@@ -40,7 +40,7 @@ from common.units import EnvSteps, Seconds, Sequence, Version
 class ConnectionState(StrEnum):
     """State of a worker towards its learner."""
 
-    GREETING = "greeting"  # no answer to our Hello yet
+    GREETING = "greeting"  # no answer to the Hello yet
     WELCOME = "welcome"
     ENDED = "ended"  # said Goodbye, or was refused for good
 
@@ -83,9 +83,9 @@ class WorkerSide:
         self.version: Version = -1  # newest policy the learner is known to have
         self.reconnects = 0
         self._kept: deque[ExperienceMessage] = deque()  # sent or to be sent, not acknowledged
-        self._resend_from: Sequence = 0  # what is kept below this number holds its credit and is not sent again
+        self._resend_from: Sequence = 0  # messages kept below this number hold their credits and are not sent again
         self._next_seq = 0
-        self._shipped: EnvSteps = 0
+        self._env_steps_sent: EnvSteps = 0
         self._produced: EnvSteps = 0
         self._dropped: tuple[Dropped, ...] = ()
         self._wanted: Version | None = None
@@ -152,7 +152,7 @@ class WorkerSide:
             software=self.identity.software,
             env_signature=self.env_signature,
             resend_from=first.seq if first else self._next_seq,
-            completed=first.env_steps_sent - first.env_steps if first else self._shipped,
+            completed=first.env_steps_sent - first.env_steps if first else self._env_steps_sent,
             produced=self._produced,
             welcomed=self._welcomed_as == self.identity.incarnation,
         )
@@ -166,7 +166,7 @@ class WorkerSide:
         event = f"{self.identity.server.replace(' ', '_')}_lost"
         return [e.LogEvent(event=event, fields={"why": why, "unacknowledged": len(self._kept)}, warning=True)]
 
-    # --- what the learner says ---
+    # --- messages of the learner ---
 
     def _received(self, envelope: Envelope, now: Seconds) -> list[e.Instruction]:
         if self.state is ConnectionState.ENDED:
@@ -240,7 +240,7 @@ class WorkerSide:
         self.identity = replace(self.identity, incarnation=following)
         self.state, self._want_open = ConnectionState.GREETING, False
         self._kept.clear()
-        self._next_seq = self._resend_from = self._shipped = self._produced = 0
+        self._next_seq = self._resend_from = self._env_steps_sent = self._produced = 0
         self._dropped = ()
         return [e.NewIncarnation(incarnation=self.identity.incarnation), *self._greet(now)]
 
@@ -262,19 +262,19 @@ class WorkerSide:
             self._wanted = None
         return out + (self._want(snapshot.version, now) if self._wanted is not None else [])
 
-    # --- what the application says ---
+    # --- events of the application ---
 
     def _offer(self, experience: ExperienceMessage, now: Seconds) -> list[e.Instruction]:
         if len(self._kept) >= self._largest_window:  # the window of now may be smaller than when the application asked
             raise InternalError("experience offered without a credit", found=len(self._kept), wanted=f"< {self._largest_window}")
-        self._shipped += experience.env_steps
-        numbered = replace(experience, seq=self._next_seq, env_steps_sent=self._shipped)
+        self._env_steps_sent += experience.env_steps
+        numbered = replace(experience, seq=self._next_seq, env_steps_sent=self._env_steps_sent)
         self._next_seq += 1
         self._kept.append(numbered)
         return self._speak(numbered, now) if self.state is ConnectionState.WELCOME else []
 
     def _want(self, after: Version, now: Seconds) -> list[e.Instruction]:
-        again = self._wanted is not None and after < self._wanted  # what came cannot be used
+        again = self._wanted is not None and after < self._wanted  # the snapshot that came cannot be used
         self._wanted = after
         if (self._want_open and not again) or self.state is not ConnectionState.WELCOME:
             return []

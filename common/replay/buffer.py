@@ -77,7 +77,7 @@ class Replay:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the memory, full or not; the observations of one batch come on top."""
+        """Bytes of the memory, full or not; the observations of one minibatch come on top."""
         return self.layout.nbytes
 
     @property
@@ -111,23 +111,23 @@ class Replay:
             self._blocks.extend((stream, b), rows, follows=follows)
         return int(np.count_nonzero(arrays["valid"]))
 
-    def sample(self, batch: int, rng: np.random.Generator) -> Transitions:
-        """Draw `batch` transitions (N) uniformly, with replacement. Raises `InternalError` where no window is complete.
+    def sample(self, number: int, rng: np.random.Generator) -> Transitions:
+        """Draw `number` transitions (N) uniformly, with replacement. Raises `InternalError` where no window is complete.
 
         None of an empty memory (N = 0) is no error.
         """
-        if batch and not len(self):
+        if number and not len(self):
             raise InternalError("a sample from an empty replay", found=0, wanted="at least one complete window")
-        slot = self._draw(batch, rng)
+        position = self._draw(number, rng)
         blocks = self._blocks
-        span = blocks.span[slot].astype(np.int64)
-        observation, next_observation = self._observations(slot, span)
+        span = blocks.span[position].astype(np.int64)
+        observation, next_observation = self._observations(position, span)
         return Transitions(
             observation=observation,
-            action=blocks.action[slot],
-            reward=self._returns(slot, span),
+            action=blocks.action[position],
+            reward=self._returns(position, span),
             env_steps=span,
-            discount=np.where(blocks.terminated[slot + span - 1], np.float32(0), self._powers[span]),
+            discount=np.where(blocks.terminated[position + span - 1], np.float32(0), self._powers[span]),
             next_observation=next_observation,
         )
 
@@ -153,22 +153,22 @@ class Replay:
             drawn = np.concatenate([drawn, tries[span[tries] > 0][:missing]])
         return drawn
 
-    def _returns(self, slot: NDArray[np.int64], span: NDArray[np.int64]) -> NDArray[np.float32]:
+    def _returns(self, position: NDArray[np.int64], span: NDArray[np.int64]) -> NDArray[np.float32]:
         """Discounted sum of the rewards of each window, [N]."""
         steps = np.arange(self.layout.n_step)
-        reward = self._blocks.reward.take(slot[:, None] + steps, mode="clip")
+        reward = self._blocks.reward.take(position[:, None] + steps, mode="clip")
         kept = np.where(steps < span[:, None], reward, np.float32(0))
         # No BLAS: its kernels may read beside an array, and set the flag of an invalid operation for what they find there.
         returns: NDArray[np.float32] = np.einsum("nk,k->n", kept, self._powers[:-1])
         return returns
 
-    def _observations(self, slot: NDArray[np.int64], span: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
+    def _observations(self, position: NDArray[np.int64], span: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
         """Stacks [N, *input] at both ends of each window, as `common.envs.stacking.stack` makes them."""
         env, blocks, older = self.layout.env, self._blocks, self.layout.env.frame_stack - 1
         # Both ends of a window side by side: frames of both are still in the cache the second time.
         back, shift = np.arange(-older, 1), np.stack([np.zeros_like(span), span], axis=1)
-        age = blocks.age[slot][:, None] + shift
-        rows = np.where(age[..., None] < -back, self.layout.positions, (slot[:, None] + shift)[..., None] + back)
+        age = blocks.age[position][:, None] + shift
+        rows = np.where(age[..., None] < -back, self.layout.positions, (position[:, None] + shift)[..., None] + back)
         shape = (*rows.shape, blocks.frames.shape[1])
         if self._seen.shape != shape:
             self._seen = np.empty(shape, blocks.frames.dtype)

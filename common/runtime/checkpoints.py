@@ -1,9 +1,9 @@
 """Checkpoints of a run: `checkpoint-<version>/` and `best/`, written durably and atomically. A checkpoint in place is complete.
 
 It is built in a `.partial-` directory beside, fsynced, and renamed into place; one that is to be removed is renamed out of place
-first. A kill at any moment leaves whole checkpoints, plus at most what the next save removes. The hashes in a checkpoint decide
-whether it is good when it is read. The segments of a replay memory are there before the checkpoint that names them, and are
-removed after it. One process writes, any may read.
+first. A kill at any moment leaves whole checkpoints, plus at most files that the next save removes. The hashes in a checkpoint
+decide whether it is good when it is read. The segments of a replay memory are there before the checkpoint that names them, and
+are removed after it. One process writes, any may read.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class CheckpointStore:
 
     @contextmanager
     def _saving(self, place: Path) -> Iterator[None]:
-        """Clear what an earlier save left, and, where this one fails, what it left; then raise `ResourceError`."""
+        """Remove the remains of an earlier save, and, where this one fails, its own; then raise `ResourceError`."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             _sweep(self.folder, self.disk)
@@ -214,7 +214,7 @@ def _prune(folder: Path, *, newest: Version, keep: int, disk: Disk) -> None:
 
 
 def _sweep(folder: Path, disk: Disk) -> None:
-    """Clear what a killed or failed save left: parts go, a checkpoint that stepped aside for nothing comes back."""
+    """Remove the parts that a killed or failed save left, and restore a checkpoint that was moved aside in vain."""
     for path in _listed(folder):
         if path.name.startswith(".partial-"):
             disk.remove_tree(path)

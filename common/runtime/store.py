@@ -1,6 +1,6 @@
 """Copies of run directories in buckets, by fsspec: s3://, gs://, az://, or file:// for a mounted folder.
 
-The copy of a run has its records and its newest checkpoints, under the names that they have in the run directory. The manifest of
+The copy of a run has its results and its newest checkpoints, under the names that they have in the run directory. The manifest of
 a checkpoint is uploaded last and removed first, and its hashes decide whether the checkpoint is good when it is downloaded. One
 process writes a copy, any may read it.
 """
@@ -20,37 +20,18 @@ from typing import Any, BinaryIO
 import fsspec
 
 from common.errors import ConfigError, ResourceError, RookeryError
-from common.runtime.run_directory import RunDirectory, held
+from common.runtime.run_directory import RunDirectory
 from common.units import MIB
 
 TENSORS, MANIFEST, SEGMENTS = "tensors.safetensors", "manifest.json", "segments"  # as `checkpoint_files`, which imports torch
 CHECKPOINT = re.compile(r"checkpoint-\d+")
 SEGMENT = re.compile(r"[0-9a-f]+")
 NAME = re.compile(r"\w[\w.-]*")  # of a file or folder: names in a bucket become local paths
-RECORDS = ("command.txt", "learning_curve.csv", "learning_curve.png", "summary.json")
+RESULTS = ("command.txt", "learning_curve.csv", "learning_curve.png", "summary.json")
 CONFIG = "config.yaml"
 SCHEME_END = "://"
 # boto waits for minutes by default; an upload that failed is repeated.
 S3_OPTIONS = {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 2}}
-
-
-def is_address(text: str) -> bool:
-    """Return whether `text` is the address of a bucket, and no local path."""
-    return SCHEME_END in text
-
-
-def local_path(text: str) -> Path:
-    """Return the local path that `text` names; for the address of a run, the folder under `runs/` to which it is downloaded."""
-    return Path("runs") / text.rstrip("/").rpartition("/")[2] if is_address(text) else Path(text)
-
-
-def copy_address(store: str, folder: Path) -> str:
-    """Return the address of the copy of the run in `folder`: the store and the name of the folder."""
-    return f"{store.rstrip('/')}/{folder.absolute().name}"
-
-
-def _ignore(_: str) -> None:
-    pass
 
 
 class RunStore:
@@ -74,7 +55,7 @@ class RunStore:
 
     def check_new(self) -> None:
         """Raise `ConfigError` where the copy of another run is there, `ResourceError` where the store cannot be written."""
-        with _reached(self.address):
+        with reached(self.address):
             if self._fs.exists(self._path(CONFIG)):
                 raise ConfigError(
                     "run.store holds a run of this name",
@@ -87,9 +68,9 @@ class RunStore:
             self._fs.rm_file(self._path(".probe"))
 
     def upload(self, directory: RunDirectory, *, keep: int) -> None:
-        """Upload the newest checkpoint and the records that changed, and leave the `keep` newest checkpoints in the copy."""
-        for name in (*RECORDS, CONFIG):
-            self._upload_record(directory.path / name)
+        """Upload the newest checkpoint and the results that changed, and leave the `keep` newest checkpoints in the copy."""
+        for name in (*RESULTS, CONFIG):
+            self._upload_result(directory.path / name)
         newest = next(iter(_checkpoints(directory.checkpoints)), None)
         others = [place for place in _with_manifest(directory.checkpoints) if not CHECKPOINT.fullmatch(place.name)]
         for place in filter(None, (newest, *others)):
@@ -97,7 +78,7 @@ class RunStore:
         if newest:
             self._prune(newest.name, keep)
 
-    def _upload_record(self, path: Path) -> None:
+    def _upload_result(self, path: Path) -> None:
         with suppress(FileNotFoundError):
             state = path.stat()
             mark = (state.st_mtime_ns, state.st_size)
@@ -162,21 +143,21 @@ class RunStore:
 
     def exists(self) -> bool:
         """Return whether there is a copy of a run. Raises `ResourceError` where the store cannot be read."""
-        with _reached(self.address):
+        with reached(self.address):
             return bool(self._fs.exists(self._path(CONFIG)))
 
-    def download_records(self, folder: Path) -> None:
-        """Download the records of the run to `folder`, config.yaml last. Raises as `download`."""
-        with _reached(self.address):
-            self._download_records(folder, self._config())
+    def download_results(self, folder: Path) -> None:
+        """Download the results of the run to `folder`, config.yaml last. Raises as `download`."""
+        with reached(self.address):
+            self._download_results(folder, self._config())
 
     def download(self, folder: Path, *, warn: Callable[[str], None], segments: bool = True) -> None:
-        """Download the newest good checkpoint and the records to `folder`; config.yaml, which marks it as a run's, comes last.
+        """Download the newest good checkpoint and the results to `folder`; config.yaml, which marks it as a run's, comes last.
 
         `warn` is called for each checkpoint that is passed over, because it is damaged or incomplete. With `segments` False the
         replay memory is left out. Raises `ConfigError` where there is no run, `ResourceError` where all checkpoints are bad.
         """
-        with _reached(self.address):
+        with reached(self.address):
             config = self._config()
             checkpoints = folder / "checkpoints"
             bad: list[str] = []
@@ -191,7 +172,7 @@ class RunStore:
                     raise ResourceError(f"no good checkpoint in {self.address}", found="; ".join(bad), fix="start a new run")
             for name in self._names("checkpoints") - {SEGMENTS, *self._places()}:
                 self.download_checkpoint(name, checkpoints, segments=False)
-            self._download_records(folder, config)
+            self._download_results(folder, config)
 
     def _config(self) -> bytes:
         try:
@@ -200,8 +181,8 @@ class RunStore:
             raise ConfigError("no run in this store", found=self.address, wanted="a run that was uploaded there") from error
         return config
 
-    def _download_records(self, folder: Path, config: bytes) -> None:
-        for name in RECORDS:
+    def _download_results(self, folder: Path, config: bytes) -> None:
+        for name in RESULTS:
             with suppress(FileNotFoundError):
                 (folder / name).write_bytes(self._fs.cat_file(self._path(name)))
         (folder / CONFIG).write_bytes(config)
@@ -255,90 +236,8 @@ class RunStore:
         return sorted(filter(CHECKPOINT.fullmatch, self._names("checkpoints")), reverse=True)
 
 
-def restore(address: str, folder: Path, *, warn: Callable[[str], None] = _ignore) -> RunDirectory:
-    """Download the run at `address` to `folder`, from where it can be resumed.
-
-    Raises `ConfigError` where there is no run or `folder` has other files, `ResourceError` where the store cannot be read.
-    """
-    store, directory = RunStore(address), RunDirectory(folder)
-    if not store.exists():
-        raise ConfigError("no run to resume", found=f"nothing at {address}", wanted="a run that was uploaded there")
-    known = {"checkpoints", CONFIG, *RECORDS}
-    if folder.exists() and (others := sorted(path.name for path in folder.iterdir() if path.name not in known)):
-        raise ConfigError("run directory is in use", found=f"{others[0]} in {folder}", wanted="a new or empty folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with held(directory):
-            store.download(folder, warn=warn)
-    except OSError as error:
-        raise ResourceError("the run cannot be downloaded", found=f"{error.strerror} at {folder}", wanted="free disk") from error
-    return directory
-
-
-def restore_missing(store: str, folder: Path, *, warn: Callable[[str], None] = _ignore) -> bool:
-    """Download the run of `folder` from the store, where the folder holds none; return whether it did.
-
-    Raises as `restore`. Returns False where the store is empty text or has no such run.
-    """
-    address = copy_address(store, folder)
-    if not store or RunDirectory(folder).begun or not RunStore(address).exists():
-        return False
-    restore(address, folder, warn=warn)
-    return True
-
-
-def check_new(store: str, folder: Path | None) -> None:
-    """Raise the errors that uploads of a new run in `folder` would meet; nothing where there is no store, or no name yet."""
-    if store and folder:
-        RunStore(copy_address(store, folder)).check_new()
-
-
-def fetch(address: str, *, warn: Callable[[str], None] = _ignore) -> Path:
-    """Return a local copy of the run at `address`, without its replay memory, for commands that read runs.
-
-    A local path is returned as it is. The copy is kept in the user's cache, and a checkpoint that is there is not downloaded
-    again. `address` may name a checkpoint of the run. Raises as `restore`.
-    """
-    if not is_address(address):
-        return Path(address)
-    run, _, checkpoint = address.rstrip("/").partition("/checkpoints/")
-    store, folder = RunStore(run), _cached(run)
-    store.download(folder, warn=warn, segments=False)
-    if not checkpoint:
-        return folder
-    if not NAME.fullmatch(checkpoint):
-        raise ConfigError("address of a checkpoint", found=address, wanted=f"{run}/checkpoints/NAME")
-    place = folder / "checkpoints" / checkpoint
-    if not place.exists():
-        with _reached(address):
-            if problem := store.download_checkpoint(checkpoint, place.parent, segments=False):
-                raise ConfigError("no such checkpoint", found=f"{address}: {problem}", wanted="one that the run has uploaded")
-    return place
-
-
-def fetch_records(address: str) -> Path:
-    """Return a local copy of the records of the run at `address`, for commands that need no checkpoint.
-
-    A local path is returned as it is. Raises as `restore`.
-    """
-    if not is_address(address):
-        return Path(address)
-    run = address.rstrip("/")
-    folder = _cached(run)
-    RunStore(run).download_records(folder)
-    return folder
-
-
-def _cached(run: str) -> Path:
-    """Return the folder in the user's cache for the copy of the run at an address."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rookery" / "runs"
-    folder = cache / hashlib.sha256(run.encode()).hexdigest()[:16] / run.rpartition("/")[2]
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 @contextmanager
-def _reached(address: str) -> Iterator[None]:
+def reached(address: str) -> Iterator[None]:
     """Raise `ResourceError` for whatever the file system of a bucket raises while inside."""
     try:
         yield

@@ -13,7 +13,7 @@ from common.tracking.api import Point, Tracker
 from common.units import Seconds
 
 QUEUED_POINTS = 3600  # kept while the server is away: an hour at one point per second
-BATCH_POINTS = 50  # sent at once
+POINTS_AT_ONCE = 50
 RETRY_SECONDS: Seconds = 30.0  # after an error, until the tracker is opened again
 LAST_RETRY_SECONDS: Seconds = 1.0  # the same, at the end of the run
 
@@ -92,15 +92,15 @@ class BackgroundTracker:
         """Wait for something to send and send it; return False at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._points or self._end or self._closing or not (self._tracker or self._losing))
-            batch, before = list(islice(self._points, BATCH_POINTS)), self._removed
-            end = self._end if len(batch) == len(self._points) else None
-            if self._closing and not batch and end is None:
+            points, before = list(islice(self._points, POINTS_AT_ONCE)), self._removed
+            end = self._end if len(points) == len(self._points) else None
+            if self._closing and not points and end is None:
                 return False
         try:
             self._tracker = self._tracker or self._open()
-            if batch:
-                self._tracker.write(batch)
-                self._sent(before + len(batch))
+            if points:
+                self._tracker.write(points)
+                self._sent(before + len(points))
             if end:
                 self._tracker.finish(end[0], complete=end[1])
                 self._end = None

@@ -1,6 +1,6 @@
-"""A worker's line to its learner: the session of `common.protocol.worker_side`, driven over a transport by one thread.
+"""A worker's connection to its learner: the session of `common.protocol.worker_side`, driven over a transport by one thread.
 
-The caller calls `service` often (an actor: once per env step) and finds what arrived in the attributes. Nothing here
+The caller calls `service` often (an actor: once per env step) and reads arrived messages from the attributes. No method
 waits longer than its timeout.
 """
 
@@ -82,8 +82,8 @@ class Link:
         if now - self._ticked_at >= TICK_SECONDS:
             self._ticked_at = now
             self._handle(e.Tick())
-            if news := self._transport.handshakes.handshake_failures(now):
-                self._note(news)
+            if failures := self._transport.handshakes.handshake_failures(now):
+                self._note(failures)
 
     def refuse(self, error: ProtocolError) -> None:
         """Count a message of the learner that cannot be used, and log why."""
@@ -205,7 +205,7 @@ class Link:
             if not isinstance(instruction, e.Send):
                 self._perform(instruction)
             elif unsent is None and not self._send(instruction.message):
-                unsent = e.Unsent(message=instruction.message)  # what follows it would leave a hole before itself
+                unsent = e.Unsent(message=instruction.message)  # the messages after it would leave a hole before them
         if unsent is not None:
             self._handle(unsent)
 

@@ -1,17 +1,13 @@
-"""Both ends over ZeroMQ: the learner's ROUTER binds, each worker's DEALER connects. Only this module and `curve` import zmq.
+"""Both ends over ZeroMQ: the learner's ROUTER binds, each worker's DEALER connects.
 
-Every option below is set on every socket before it binds or connects (ZeroMQ ignores later changes without an error).
 Neither end relies on ZeroMQ's queues or heartbeats: the session's credits bound what is under way, and its messages, one a
-second at least, show that a connection is alive. libzmq 4.3.5 aborts the process where its own heartbeats or limits on input
-meet a lost connection (decision 24). A socket belongs to the one thread that sends and receives; only `wake` may come from
-another.
+second at least, show that a connection is alive.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-import socket
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -19,25 +15,14 @@ import zmq
 
 from common.config.endpoint import parse_endpoint
 from common.errors import ConfigError, HandshakeFailure, ResourceError
-from common.protocol.limits import ARRAY_BYTES, ARRAYS, SLOWEST_LINK
-from common.transport.api import Handshakes
-from common.transport.curve import DOMAIN, HandshakeMonitor, LearnerKeys, WorkerKeys, ZapAuthenticator
+from common.protocol.limits import SLOWEST_LINK
+from common.transport.curve import DOMAIN, LearnerKeys, WorkerKeys, ZapAuthenticator
+from common.transport.zmq_socket import LINGER, MILLISECONDS, OPTIONS, ZmqSocket
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from common.protocol.events import Route
     from common.transport.api import Frame, Frames
     from common.units import Seconds
-
-LINGER: Final = 2.0
-"""Seconds that `close` spends at most on what was handed over: a Goodbye or a last Credit, not a backlog."""
-
-COPY_BELOW: Final = 64 * 1024
-"""Bytes under which a frame is copied: cheaper than sharing it between threads, and it comes out aligned."""
-
-POLL_MONITOR_SECONDS: Final = 0.05
-"""Between two polls of the handshake monitor while messages arrive: often enough for new workers, too rare to cost time."""
 
 RECONNECT_SECONDS: Final = 1.0
 """Delay after which a worker reconnects when its handshake was refused: ZeroMQ itself never does."""
@@ -55,159 +40,17 @@ UNKNOWN_BYTES: Final = 12_000_000
 REBIND_SECONDS: Final = 10.0
 REBIND_PAUSE: Final = 0.1
 
-_MILLISECONDS: Final = {
-    # A connection is broken once what was sent stays unacknowledged this long; the session sends every second.
-    zmq.TCP_MAXRT: 8_000,
-    zmq.HEARTBEAT_IVL: 0,  # none: a heartbeat that is due on a connection with an error aborts the process
-    zmq.HANDSHAKE_IVL: 5_000,  # a port scanner that connects and says nothing
-}
 _DEALER_MILLISECONDS: Final = {
     zmq.CONNECT_TIMEOUT: 5_000,  # the system's own is two minutes: a network that comes back would not be noticed
     # First retry soon, since a restarted learner is back in a second; then doubling, so that 1,000 actors do not storm it.
     zmq.RECONNECT_IVL: 100,
     zmq.RECONNECT_IVL_MAX: 1_000,
 }
-_OPTIONS: Final = {
-    zmq.MAXMSGSIZE: ARRAY_BYTES,  # of one frame; ZeroMQ closes the connection of a worker that announces a larger one
-    zmq.SNDHWM: 64,  # messages per connection: many times what the credits allow
-    zmq.RCVHWM: 0,  # no limit: a PING behind the message that meets one aborts the process
-    zmq.TCP_KEEPALIVE: 1,  # for connections of senders that never greet, and connection trackers that forget idle ones
-    zmq.TCP_KEEPALIVE_IDLE: 30,
-    zmq.TCP_KEEPALIVE_INTVL: 10,
-    zmq.TCP_KEEPALIVE_CNT: 3,
-}
-DEALER_OPTIONS: Final = {**_OPTIONS, **_MILLISECONDS, **_DEALER_MILLISECONDS, zmq.IMMEDIATE: 1}
+DEALER_OPTIONS: Final = {**OPTIONS, **MILLISECONDS, **_DEALER_MILLISECONDS, zmq.IMMEDIATE: 1}
 """Of a worker's socket. IMMEDIATE: a message is queued only for a connection that stands, never for one that may come."""
 
 
-class _End:
-    """A socket with its own context, a way to wait for it, and a way to end that wait from another thread."""
-
-    def __init__(self, kind: int, endpoint: str, options: Mapping[zmq.SocketOption, int | bytes], linger: Seconds) -> None:
-        self._kind = kind
-        # IPv6 by number alone: for a name or the wildcard it would change which address is taken, and how it is written.
-        own = {zmq.IPV6: "[" in endpoint, zmq.LINGER: round(linger * 1000)}
-        self._options: Mapping[zmq.SocketOption, int | bytes] = {**_OPTIONS, **_MILLISECONDS, **options, **own}
-        self._handshakes = Handshakes()
-        self._authenticator: ZapAuthenticator | None = None
-        self.received_key = ""
-        self._poll_monitor_at: Seconds = 0.0
-        self._waker, self._wakened = socket.socketpair()
-        self._waker.setblocking(False)
-        self._wakened.setblocking(False)
-        self._open()
-
-    def _open(self) -> None:
-        """Make a socket, neither bound nor connected, in a context of its own."""
-        self._context = zmq.Context()
-        self._socket = self._context.socket(self._kind)
-        self._monitor = HandshakeMonitor(self._socket, self._handshakes, self._explain)
-        for option, value in self._options.items():
-            self._socket.setsockopt(option, value)
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._wakened, zmq.POLLIN)
-
-    def _shut(self) -> None:
-        """Close the socket and its context, within the socket's linger."""
-        self._monitor.close()
-        self._socket.close()
-        if self._authenticator:
-            self._authenticator.close()
-        self._context.term()
-
-    @property
-    def handshakes(self) -> Handshakes:
-        """Return the results of handshakes, as of the last `receive`."""
-        return self._handshakes
-
-    def wake(self) -> None:
-        """Make a waiting `receive`, or the next one that finds nothing, return None. Safe from any thread, even after `close`."""
-        with contextlib.suppress(OSError):  # full: a wake is pending already; closed: no thread waits
-            self._waker.send(b"\0")
-
-    def close(self) -> None:
-        """Close the socket and its context, within the linger. Call it from the thread that uses the socket."""
-        if not self._socket.closed:
-            self._waker.close()
-            self._wakened.close()
-            self._shut()
-
-    def _send(self, frames: Sequence[Frame]) -> bool:
-        sent = True
-        for more, frame in zip(range(len(frames) - 1, -1, -1), frames, strict=True):
-            try:
-                self._socket.send(frame, zmq.DONTWAIT | (zmq.SNDMORE if more else 0), copy=False)
-            except zmq.ZMQError as error:
-                # Buffers full or no connection (EAGAIN), route gone (EHOSTUNREACH), closed (ENOTSOCK).
-                if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH, zmq.ENOTSOCK):
-                    raise
-                if frame is frames[0]:
-                    return False
-                # The connection broke inside the message. ZeroMQ drops the rest of it, and must be given that rest:
-                # otherwise it would take the next message for it.
-                sent = False
-        return sent
-
-    def _receive(self, timeout: Seconds) -> list[Frame] | None:
-        if self._socket.closed:
-            return None
-        if time.monotonic() >= self._poll_monitor_at:
-            self._poll_monitor()
-            self._poll_monitor_at = time.monotonic() + POLL_MONITOR_SECONDS
-        frames = self._receive_now()
-        if frames is None and timeout > 0 and self._wait(timeout):
-            frames = self._receive_now()
-        return frames
-
-    def _wait(self, timeout: Seconds) -> bool:
-        """Return whether the socket may have a message. A wake is spent here, and waiting handshakes are answered."""
-        deadline = time.monotonic() + timeout
-        while True:
-            ready = dict(self._poller.poll(max(0, math.ceil((deadline - time.monotonic()) * 1000))))
-            if self._wakened.fileno() in ready:
-                with contextlib.suppress(BlockingIOError):
-                    while self._wakened.recv(4096):
-                        pass
-            elif self._authenticator and list(ready) == [self._authenticator.socket]:
-                self._authenticator.answer()
-                continue
-            return self._socket in ready
-
-    def _poll_monitor(self) -> None:
-        """Answer waiting handshakes and read the events of the monitor."""
-        if self._authenticator:
-            self._authenticator.answer()
-        self._monitor.read()
-
-    def _explain(self, failure: HandshakeFailure) -> str:
-        """Return the likely reason of a failed handshake, seen from this end."""
-        raise NotImplementedError
-
-    def _receive_now(self) -> list[Frame] | None:
-        try:
-            part = self._socket.recv(zmq.DONTWAIT, copy=False)
-        except zmq.Again:
-            return None
-        if self._authenticator:
-            self.received_key = str(part.get("User-Id"))
-        frames = [_content(part)]
-        while part.more:  # a message arrives whole: these never wait
-            part = self._socket.recv(copy=False)
-            if len(frames) <= _MOST_FRAMES:  # enough for the codec to see that they are too many
-                frames.append(_content(part))
-        return frames
-
-
-_MOST_FRAMES: Final = 2 + ARRAYS
-"""Route, header, arrays."""
-
-
-def _content(part: zmq.Frame) -> Frame:
-    return part.bytes if len(part) < COPY_BELOW else part.buffer
-
-
-class ZmqWorker(_End):
+class ZmqWorker(ZmqSocket):
     """A `WorkerTransport`: a DEALER that reconnects by itself, and sends nothing while it has no connection."""
 
     def __init__(self, endpoint: str, *, keys: WorkerKeys | None = None, linger: Seconds = LINGER) -> None:
@@ -284,7 +127,7 @@ class ZmqWorker(_End):
                 )
 
 
-class ZmqLearner(_End):
+class ZmqLearner(ZmqSocket):
     """A `LearnerTransport`: a ROUTER; routes are ZeroMQ's own, new for each connection."""
 
     def __init__(self, endpoint: str, *, keys: LearnerKeys | None = None, linger: Seconds = LINGER) -> None:

@@ -10,7 +10,7 @@ if __name__ == "__main__":
 from dataclasses import replace
 
 from common.algorithms.registry import build_payload, rollout_schema
-from common.config.schema import RunConfig
+from common.config.run_config import RunConfig
 from common.envs.make import make
 from common.observability.metrics import Exporter
 from common.observability.worker_metrics import ACTOR_METRICS, ActorStats

@@ -39,7 +39,7 @@ class ActorLoop:
         stopping: Callable[[], bool],
         alive: Callable[[], None],
     ) -> None:
-        """`message_type` carries what the policy makes of a rollout; `stopping` returns whether a stop is requested.
+        """`message_type` carries the arrays that the policy makes of a rollout; `stopping` returns whether a stop is requested.
 
         `restart`, given in lockstep, builds the parts of a new incarnation. Each message then carries the state after it.
         `alive` is called at every wait and env step. The loop alone writes `stats`.

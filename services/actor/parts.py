@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.algorithms.api import HasRandomState, Policy
-from common.envs.make import Array, Transition
 from common.envs.spec import EnvSpec
 from common.envs.state import StateError
+from common.envs.vector import Array, Transition
 from common.errors import DecodeError
 from common.observability import logs
 from common.protocol.limits import FREE_LENGTH

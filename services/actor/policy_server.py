@@ -11,10 +11,10 @@ import time
 from dataclasses import replace
 
 from common.algorithms.registry import build_payload, rollout_schema
-from common.config.schema import EnvRunConfig, RunConfig
-from common.envs.make import spec_of
+from common.config.run_config import EnvRunConfig, RunConfig
 from common.envs.remote import observe_schema
 from common.envs.spec import EnvSpec
+from common.envs.trial import spec_of
 from common.errors import ConfigError
 from common.observability import logs
 from common.observability.env_metrics import POLICY_SERVER_METRICS, PolicyServerStats
@@ -70,7 +70,7 @@ class PolicyServerLoop:
             side=EnvSide(_session(welcomed, self._spec)),
             transport=_listen(welcomed),
             spec=self._spec,
-            window_seconds=welcomed.invocation.settings.policy_server.window_ms / 1000,
+            step_timeout=welcomed.invocation.settings.policy_server.step_timeout_ms / 1000,
             stats=stats,
             clock=time.monotonic,
             note=_log.note,
@@ -139,7 +139,7 @@ def _session(welcomed: WelcomedWorker[RunConfig], spec: EnvSpec) -> EnvSessionCo
         schema=observe_schema(spec, rows=rows),
         slots=own.workers,
         rows=rows,
-        silence_seconds=SILENCE_SECONDS + own.window_ms / 1000,
+        silence_seconds=SILENCE_SECONDS + own.step_timeout_ms / 1000,
     )
 
 

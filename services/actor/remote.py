@@ -1,6 +1,6 @@
 """Environments that env workers step, in place of the actor's own: the adapter between the actor's loop and `EnvSide`.
 
-One thread uses it, that of the actor's loop. A step waits for the env workers at most `window_seconds`, and without any env
+One thread uses it, that of the actor's loop. A step waits for the env workers at most `step_timeout`, and without any env
 worker until one has come; meanwhile `idle` serves the connection to the learner.
 """
 
@@ -11,10 +11,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from common.envs.make import Array, Transition
 from common.envs.remote import RowJoiner
 from common.envs.spec import EnvSpec
 from common.envs.state import StateError
+from common.envs.vector import Array, Transition
 from common.errors import ProtocolError, ProtocolVersionError
 from common.observability.env_metrics import PolicyServerStats
 from common.protocol import codec
@@ -31,7 +31,7 @@ MESSAGES_AT_ONCE = 64  # then the next row is looked at, so that a flood does no
 
 
 class RemoteEnvironments:
-    """B environments of env workers, with the methods of `common.envs.make.VectorEnvironment` that the actor's loop uses."""
+    """B environments of env workers, with the methods of `common.envs.vector.VectorEnvironment` that the actor's loop uses."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class RemoteEnvironments:
         side: EnvSide,
         transport: LearnerTransport,
         spec: EnvSpec,
-        window_seconds: Seconds,
+        step_timeout: Seconds,
         stats: PolicyServerStats,
         clock: Callable[[], Seconds],
         note: Callable[[e.LogEvent], None],
@@ -50,7 +50,7 @@ class RemoteEnvironments:
         self.spec = spec
         self.num_envs = side.num_envs
         self._side, self._transport = side, transport
-        self._window = window_seconds
+        self._step_timeout = step_timeout
         self._stats, self._clock, self._note = stats, clock, note
         self._idle, self._stopping = idle, stopping
         self._rows = RowJoiner(spec, side.num_envs)
@@ -68,7 +68,7 @@ class RemoteEnvironments:
         self._perform(self._side.act(np.ascontiguousarray(action), began))
         while not (self._side.answered or self._stopping()):
             now = self._clock()
-            left = began + self._window - now
+            left = began + self._step_timeout - now
             if not self._side.rows_waiting:
                 left = WAIT_SECONDS
             elif left <= 0:
@@ -136,4 +136,5 @@ class RemoteEnvironments:
     def _collect(self) -> None:
         side, stats = self._side, self._stats
         stats.env_workers, stats.rows_waiting = side.connected, side.rows_waiting
-        stats.gap_rows, stats.env_workers_lost, stats.refused = side.gap_rows, side.workers_lost, side.messages_refused.total()
+        stats.missing_rows, stats.env_workers_lost = side.missing_rows, side.workers_lost
+        stats.refused = side.messages_refused.total()

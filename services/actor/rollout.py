@@ -18,7 +18,7 @@ from common.envs.state import check_like
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from common.envs.make import Transition
+    from common.envs.vector import Transition
     from common.protocol.messages import Arrays, ArraySpec
     from common.units import EnvSteps
 
@@ -51,7 +51,7 @@ class Rollout:
         return seen
 
     def record(self, t: int, action: NDArray[Any], recorded: Mapping[str, NDArray[Any]], transition: Transition) -> None:
-        """Write row t: `action` [B, ...] and what the policy `recorded` [B] on o_t, and what they brought. Copies."""
+        """Write row t: `action` [B, ...] and the arrays [B] that the policy `recorded` on o_t, and the `transition`. Copies."""
         arrays = self._arrays
         arrays["action"][t] = action
         for name, values in recorded.items():
@@ -75,7 +75,7 @@ class Rollout:
         return self._arrays
 
     def begin_next(self) -> None:
-        """Begin the next rollout with the newest observation of this one, and what its stack shows."""
+        """Begin the next rollout with the newest observation of this one, and the frames of its stack."""
         frames, start = self._frames, self._start
         before = context(frames, start)
         self._begin(frames[-1], start[-1])
@@ -108,7 +108,7 @@ class Rollout:
         self._returns += transition.reward  # 0 in rows that are not valid
         self._lengths += transition.valid
         ended = transition.terminated | transition.truncated
-        if not transition.valid.all():  # after a gap in remote environments: an episode that did not end is not reported
+        if not transition.valid.all():  # of env workers, after missing rows: an episode that did not end is not reported
             self._returns[~transition.valid] = 0
             self._lengths[~transition.valid] = 0
         if ended.any():

@@ -7,8 +7,8 @@ import warnings
 from contextlib import redirect_stdout
 
 from common.config.schema import Settings
-from common.envs.make import spec_of
 from common.envs.spec import IMAGE_RANK
+from common.envs.trial import spec_of
 from common.runtime.lifecycle import BUILD_SECONDS, time_limit
 from common.units import Seconds
 

@@ -9,7 +9,7 @@ if __name__ == "__main__":
 
 from dataclasses import replace
 
-from common.config.schema import EnvRunConfig
+from common.config.run_config import EnvRunConfig
 from common.envs.make import make
 from common.observability.env_metrics import ENV_WORKER_METRICS, EnvWorkerStats
 from common.observability.metrics import Exporter

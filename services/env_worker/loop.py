@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from common.envs.make import VectorEnvironment
 from common.envs.remote import act_schema, arrays_of, first_row, observe_schema
+from common.envs.vector import VectorEnvironment
 from common.errors import ConfigError, ProtocolError
 from common.observability.env_metrics import EnvWorkerStats
-from common.protocol.arrays import check_schema
+from common.protocol.content import check_schema
 from common.protocol.messages import Act, Observe
 from common.transport.link import Link
 from common.units import Seconds

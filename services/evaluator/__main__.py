@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from common.config.layers import DEFAULT
 from common.config.load import LoadedSettings
-from common.config.schema import EvaluationSettings, RunConfig
+from common.config.run_config import RunConfig
+from common.config.schema import EvaluationSettings
 from common.envs.make import make
 from common.observability.metrics import Exporter
 from common.observability.worker_metrics import EVALUATOR_METRICS, EvaluatorStats

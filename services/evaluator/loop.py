@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from common.algorithms.api import Policy
-from common.envs.make import VectorEnvironment
+from common.envs.vector import VectorEnvironment
 from common.observability.worker_metrics import EvaluatorStats
 from common.policies.episodes import Episodes, Tally
 from common.protocol.messages import MODES, Evaluation

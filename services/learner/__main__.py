@@ -12,30 +12,31 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import replace
-from functools import partial
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from common.algorithms.api import Algorithm
 from common.algorithms.ranks import ALONE
 from common.config.schema import Settings
-from common.envs.make import example_frames, spec_of
 from common.envs.spec import EnvSpec
+from common.envs.trial import example_frames, spec_of
 from common.observability import logs
 from common.observability.http import HttpServer
-from common.observability.learner_metrics import METRICS, LearnerStats
+from common.observability.learner_metrics import METRICS
+from common.observability.learner_stats import LearnerStats
 from common.observability.metrics import Exporter, run_labels
+from common.protocol.learner_side import LearnerSide
 from common.runtime import process
 from common.runtime.checkpoints import CheckpointStore
+from common.runtime.copies import check_new
 from common.runtime.lifecycle import Health, Shutdown, on_signals
 from common.runtime.machine import cpu_limit
 from common.runtime.process import derive_seed
 from common.runtime.ranks import ProcessGroup
 from common.runtime.run_directory import RunDirectory, held
-from common.runtime.store import check_new
 from common.tracking.remote import check_tracking
 from common.transport.curve import LearnerKeys
 from common.transport.zmq import ZmqLearner
@@ -48,18 +49,20 @@ from services.learner.journal import Journal, open_trackers, tracked_run
 from services.learner.loop import TrainLoop
 from services.learner.ranks import join_ranks, open_rank_directory
 from services.learner.record import RunRecord
+from services.learner.results import Results
+from services.learner.resume import open_state
+from services.learner.saving import RunCheckpoints
 from services.learner.startup import (
     STOPPED_JOB,
     Invocation,
     build_run_algorithm,
     existing_run,
     open_directory,
-    open_state,
     parse,
     with_run_id,
     write_config,
 )
-from services.learner.uploads import END_SECONDS, STOP_SECONDS, open_uploads
+from services.learner.uploads import END_SECONDS, STOP_SECONDS, Uploads, open_uploads
 
 EXAMPLES_SECONDS: Seconds = 300.0  # for example frames: a simulator may take its time
 
@@ -85,109 +88,171 @@ def _serve(argv: list[str]) -> int:
 
 def _train(invocation: Invocation, argv: list[str], *, group: ProcessGroup | None = None, local_rank: int = 0) -> int:
     """Run the learner, or one of its ranks."""
-    settings, rank = invocation.settings, group.index if group else 0
+    settings = invocation.settings
     logs.configure("learner", level=settings.log.level, form=settings.log.format, debug=invocation.debug, run_id=settings.run.id)
     process.set_torch_threads(settings.learner.torch_threads)
     process.allow_descriptors()
     check_tracking(settings.run.tracking, os.environ)
     keys = LearnerKeys.of(settings.learner.keys)
     env = _describe_environment(settings)
-    seed = partial(derive_seed, settings.run.seed, role="learner")
-    algorithm = build_run_algorithm(settings, env, seed=seed("model"), ranks=group or ALONE, local_rank=local_rank)
-    shutdown, health, stats = Shutdown(), Health(), LearnerStats(cpu_limit=cpu_limit)
-    metrics = Exporter(METRICS, lambda: stats)
-    status: Callable[[], Any] = partial(dict, phase="starting")  # replaced once there is a record
+    seed = derive_seed(settings.run.seed, "model", role="learner")
+    algorithm = build_run_algorithm(settings, env, seed=seed, ranks=group or ALONE, local_rank=local_rank)
     with ExitStack() as resources:
-        resources.enter_context(on_signals(shutdown))
-        existing = resources.enter_context(existing_run(invocation, argv)) if rank == 0 else None
-        http = resources.enter_context(
+        root = _Root(invocation=invocation, argv=argv, keys=keys, env=env, algorithm=algorithm, group=group, resources=resources)
+        reason = root.run()
+    return STOPPED_JOB if invocation.job and reason == "stopped" else 0
+
+
+class _Run(NamedTuple):
+    """A run that this learner has begun, or continues."""
+
+    directory: RunDirectory  # of this rank
+    store: CheckpointStore
+    record: RunRecord
+    session: LearnerSide
+    transport: ZmqLearner
+
+
+@dataclass(slots=True, kw_only=True)
+class _Root:
+    """One learner process, or one of its ranks, from its lock and ports to its end. `resources` closes what it opens."""
+
+    invocation: Invocation
+    argv: list[str]
+    keys: LearnerKeys | None
+    env: EnvSpec
+    algorithm: Algorithm
+    group: ProcessGroup | None
+    resources: ExitStack
+    shutdown: Shutdown = field(default_factory=Shutdown)
+    health: Health = field(default_factory=Health)
+    stats: LearnerStats = field(default_factory=lambda: LearnerStats(cpu_limit=cpu_limit))
+    status: Callable[[], Any] = lambda: {"phase": "starting"}  # replaced once there is a record
+
+    @property
+    def rank(self) -> int:
+        """This rank; 0 where there is one."""
+        return self.group.index if self.group else 0
+
+    def run(self) -> str:
+        """Open the run, train until it ends or a stop is requested, and linger where the command line asks for it.
+
+        Return the reason of the end.
+        """
+        settings, opened = self.invocation.settings, self.resources.enter_context
+        opened(on_signals(self.shutdown))
+        existing = opened(existing_run(self.invocation, self.argv)) if self.rank == 0 else None
+        metrics = Exporter(METRICS, lambda: self.stats)
+        http = opened(
             HttpServer(
                 host=settings.metrics.host,
                 port=settings.metrics.port,
                 metrics=metrics.render,
-                health=health,
-                json_routes={"/status": lambda: status()},
+                health=self.health,
+                json_routes={"/status": lambda: self.status()},
             )
         )
-
-        def bind() -> ZmqLearner:
-            return resources.enter_context(closing(ZmqLearner(settings.learner.bind, keys=keys)))
-
-        # A new run binds before it writes anything: a port in use must leave no trace. An existing run, whose other ranks know
-        # it by `resume`, loads its checkpoint first, which may take minutes, because nothing guards the memory of a bound socket
-        # before the intake thread runs.
-        if existing is None:
-            check_new(settings.run.store, invocation.run_dir)
-        transport = None if existing or (rank and invocation.resume) else bind()
-        directory = _open_directory(invocation, argv, existing, group)
-        if existing is None:
-            resources.enter_context(held(directory, inherited=invocation.run_lock if rank == 0 else None))
-        # A rank that writes before rank 0 keeps the one before, from which all continue where rank 0 does not get to it.
-        checkpoints = CheckpointStore(directory.checkpoints, keep=settings.checkpoint.keep + (rank > 0))
-        record, session = open_state(invocation, directory, algorithm=algorithm, env=env, store=checkpoints, group=group)
-        stats.run = _name_run(settings, record.run_id)
-        transport = transport or bind()
-        write_config(invocation, directory)
-        uploads = resources.enter_context(closing(open_uploads(settings, directory)))
-        journal = resources.enter_context(closing(_open_journal(record, directory)))
-        accounts = AccountsFile(directory.accounts, run_id=record.run_id, clock=time.monotonic, on_loss=_accounts_lost)
-        intake = Intake(transport=transport, session=session, clock=time.monotonic, note=_log.note, accounts=accounts)
-        resources.enter_context(closing(intake))
+        run = self.open_run(existing)
+        record = run.record
+        uploads = opened(closing(open_uploads(settings, run.directory)))
+        journal = opened(closing(_open_journal(record, run.directory)))
+        accounts = AccountsFile(run.directory.accounts, run_id=record.run_id, clock=time.monotonic, on_loss=_accounts_lost)
+        intake = Intake(transport=run.transport, session=run.session, clock=time.monotonic, note=_log.note, accounts=accounts)
+        opened(closing(intake))
         metrics.source = lambda: replace(
-            stats, intake=intake.stats, uploads=uploads.stats, tracking_points_dropped=journal.points_dropped
+            self.stats, intake=intake.stats, uploads=uploads.stats, tracking_points_dropped=journal.points_dropped
         )
-        status = partial(_status, record, intake)
-        loop = TrainLoop(
-            algorithm=algorithm,
-            intake=intake,
-            record=record,
-            journal=journal,
-            save=uploads.after(checkpoints.save),
-            save_best=uploads.after(checkpoints.save_best),
-            stats=stats,
-            health=health,
-            stopping=lambda: shutdown.requested,
-            will_restart=invocation.linger or invocation.job,
-            agreement=Agreement(group) if group else None,
-            clock=time.monotonic,
-        )
+        self.status = partial(_status, record, intake)
+        loop = self.build_loop(run, intake, journal, uploads)
         intake.start()
-        if settings.model.normalize_observation and record.updates == 0 and not settings.run.init:
-            # Workers are welcomed from here on: they build their environments, which takes longer, meanwhile.
-            health.tick(doing="plays for example frames", within=EXAMPLES_SECONDS)
-            _calibrate(algorithm, example_frames(settings.env, seed=seed("environment")), group)
-        health.ready()
-        _warn_if_insecure(settings, transport.endpoint)
+        self.calibrate(record)
+        self.health.ready()
+        _warn_if_insecure(settings, run.transport.endpoint)
         _log.info(
             "learner_started",
             run=record.run_id,
-            endpoint=transport.endpoint,
+            endpoint=run.transport.endpoint,
             metrics=http.url,
-            run_dir=directory.path,
+            run_dir=run.directory.path,
             keys=settings.learner.keys or "none",
         )
         reason = loop.run()
         journal.close()
         uploads.close(STOP_SECONDS if reason == "stopped" else END_SECONDS)
         _log.info("learner_ended", reason=reason, env_steps=record.env_steps, mean100=record.mean_return, solved=record.solved)
-        if invocation.linger and (shutdown.requested or reason != "stopped"):  # else another rank stops, and needs a new process
-            process.linger(shutdown, health, check=intake.check)
-    return STOPPED_JOB if invocation.job and reason == "stopped" else 0
+        other_rank_stops = reason == "stopped" and not self.shutdown.requested  # a new process must take this one's place
+        if self.invocation.linger and not other_rank_stops:
+            process.linger(self.shutdown, self.health, check=intake.check)
+        return reason
 
+    def open_run(self, existing: RunDirectory | None) -> _Run:
+        """Bind the port and open the run: the `existing` one, whose lock is held, or a new one.
 
-def _open_directory(
-    invocation: Invocation, argv: list[str], existing: RunDirectory | None, group: ProcessGroup | None
-) -> RunDirectory:
-    """Return the run directory, or the folder of this rank in it. Raises `ConfigError` or `ResourceError`."""
-    if group is None:
-        return existing or open_directory(invocation, argv)
-    return open_rank_directory(group, None if group.index else existing or open_directory(invocation, argv))
+        A new run binds before it writes anything: a port in use must leave no trace. An existing run, whose other ranks know
+        it by `resume`, loads its checkpoint first, which may take minutes, because nothing guards the memory of a bound socket
+        before the intake thread runs.
+        """
+        invocation, settings, opened = self.invocation, self.invocation.settings, self.resources.enter_context
+        bind = cache(lambda: opened(closing(ZmqLearner(settings.learner.bind, keys=self.keys))))
+        if existing is None:
+            check_new(settings.run.store, invocation.run_dir)
+        if not (existing or (self.rank and invocation.resume)):
+            bind()
+        directory = self.open_directory(existing)
+        if existing is None:
+            opened(held(directory, inherited=invocation.run_lock if self.rank == 0 else None))
+        # A rank that writes before rank 0 keeps the one before, from which all continue where rank 0 does not get to it.
+        store = CheckpointStore(directory.checkpoints, keep=settings.checkpoint.keep + (self.rank > 0))
+        record, session = open_state(invocation, directory, algorithm=self.algorithm, env=self.env, store=store, group=self.group)
+        self.stats.run = _name_run(settings, record.run_id)
+        transport = bind()
+        write_config(invocation, directory)
+        return _Run(directory, store, record, session, transport)
 
+    def open_directory(self, existing: RunDirectory | None) -> RunDirectory:
+        """Return the run directory, or the folder of this rank in it. Raises `ConfigError` or `ResourceError`."""
+        if self.group is None:
+            return existing or open_directory(self.invocation, self.argv)
+        return open_rank_directory(self.group, None if self.rank else existing or open_directory(self.invocation, self.argv))
 
-def _calibrate(algorithm: Algorithm, frames: np.ndarray, group: ProcessGroup | None) -> None:
-    """Begin the normalisation of observations with example frames, on all ranks with those of rank 0."""
-    own = torch.from_numpy(frames)
-    algorithm.calibrate(group.gather(own)[0] if group else own)
+    def build_loop(self, run: _Run, intake: Intake, journal: Journal, uploads: Uploads) -> TrainLoop:
+        """Return the train loop of the run, with the writers of its results and checkpoints."""
+        agreement = Agreement(self.group) if self.group else None
+        checkpoints = RunCheckpoints(
+            algorithm=self.algorithm,
+            intake=intake,
+            record=run.record,
+            save=uploads.after(run.store.save),
+            save_best=uploads.after(run.store.save_best),
+            stats=self.stats,
+            health=self.health,
+            agreement=agreement,
+            clock=time.monotonic,
+        )
+        return TrainLoop(
+            algorithm=self.algorithm,
+            intake=intake,
+            results=Results(record=run.record, stats=self.stats, journal=journal, agreement=agreement, clock=time.monotonic),
+            checkpoints=checkpoints,
+            health=self.health,
+            stopping=lambda: self.shutdown.requested,
+            will_restart=self.invocation.linger or self.invocation.job,
+            agreement=agreement,
+            clock=time.monotonic,
+        )
+
+    def calibrate(self, record: RunRecord) -> None:
+        """Begin the normalisation of observations of a new run with example frames, on all ranks with those of rank 0.
+
+        Workers are welcomed meanwhile: they build their environments, which takes longer.
+        """
+        settings = self.invocation.settings
+        if not settings.model.normalize_observation or record.updates or settings.run.init:
+            return
+        self.health.tick(doing="plays for example frames", within=EXAMPLES_SECONDS)
+        seed = derive_seed(settings.run.seed, "environment", role="learner")
+        own = torch.from_numpy(example_frames(settings.env, seed=seed))
+        self.algorithm.calibrate(self.group.gather(own)[0] if self.group else own)
 
 
 def _describe_environment(settings: Settings) -> EnvSpec:
@@ -209,8 +274,8 @@ def _open_journal(record: RunRecord, directory: RunDirectory) -> Journal:
     return Journal(
         directory,
         env_steps=record.env_steps,
-        on_loss=_records_lost,
-        on_recovery=_records_resumed,
+        on_loss=_results_lost,
+        on_recovery=_results_resumed,
         run=run,
         tensorboard="tensorboard" in settings.run.tracking,
         trackers=open_trackers(settings, run),
@@ -232,12 +297,12 @@ def _accounts_lost(error: Exception) -> None:
     )
 
 
-def _records_lost(error: OSError) -> None:
-    _log.warning("records_lost", error=error, consequence="the run goes on; its curve and events have holes")
+def _results_lost(error: OSError) -> None:
+    _log.warning("results_lost", error=error, consequence="the run goes on; its curve and events have holes")
 
 
-def _records_resumed() -> None:
-    _log.info("records_resumed")
+def _results_resumed() -> None:
+    _log.info("results_resumed")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Account of each worker on disk between two checkpoints, from which the successor of a killed learner continues.
 
 The successor continues from a checkpoint, so that training after it is lost. This file holds how much was lost, also
-where all workers were killed too. A worker gets credits only after its account was written: what the file lacks is at
-most what a worker may send with the credits that it has.
+where all workers were killed too. A worker gets credits only after its account was written: the file lacks at
+most the env steps that a worker may send with the credits that it has.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from common.errors import ResourceError
-from common.protocol.registry import check_saved
+from common.protocol.events import Instruction, Send
+from common.protocol.learner_side import LearnerSide
+from common.protocol.messages import Credit
+from common.protocol.saved_session import check_saved
 from common.runtime.disk import DISK, Disk
 from common.units import MIB, Seconds
 
@@ -26,7 +29,7 @@ SLOW_SECONDS: Seconds = 0.5  # for one line: the intake thread writes it, and wo
 class AccountsFile:
     """Writer of the accounts file, of one line for all accounts and then a line for each change. The intake thread owns it.
 
-    Nothing is synced: a process that is killed leaves what it wrote to the system. The file stays open between two lines.
+    Nothing is synced: lines that a killed process wrote are with the system. The file stays open between two lines.
     """
 
     def __init__(
@@ -53,8 +56,16 @@ class AccountsFile:
         """Return whether `restart` is due: before the first line, after enough bytes, a while after a failure."""
         return (self._file is None or self._bytes >= MOST_BYTES) and self._clock() >= self._retry_at
 
+    def write(self, session: LearnerSide, instructions: Iterable[Instruction], *, closed: bool) -> None:
+        """Write the accounts of the workers that `instructions` give credits, and those `closed` since the last time."""
+        if self.due:
+            self.restart(session.saved.accounts())
+        routes = [send.route for send in instructions if isinstance(send, Send) and isinstance(send.message, Credit)]
+        if changes := session.saved.changed_accounts(routes, closed=closed):
+            self.append(changes)
+
     def restart(self, state: Mapping[str, Any]) -> None:
-        """Replace the file by one with a single line: `state`, the accounts of all workers (`LearnerSide.accounts`)."""
+        """Replace the file by one with a single line: `state`, the accounts of all workers (`SavedSession.accounts`)."""
         self.close()
         partial = self._path.with_name(f".partial-{self._path.name}")
         try:
@@ -66,7 +77,7 @@ class AccountsFile:
             self._lost(error)
 
     def append(self, changes: Mapping[str, Any]) -> None:
-        """Add the accounts of some workers (`LearnerSide.changed_accounts`)."""
+        """Add the accounts of some workers (`SavedSession.changed_accounts`)."""
         if self._file is None:
             return
         line, began = _line(changes), self._clock()

@@ -8,26 +8,27 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeAlias
 
 from common.errors import DropReason, InternalError, ProtocolError, ProtocolVersionError, ResourceError
-from common.observability.learner_metrics import IntakeStats
 from common.protocol import codec
 from common.protocol import events as e
 from common.protocol.events import Experience, WorkerKey
 from common.protocol.learner_side import LearnerSide
-from common.protocol.messages import Credit, Envelope, Message, Snapshot
+from common.protocol.messages import Envelope, Message, Snapshot
 from common.runtime.machine import MemoryGuard
-from common.transport.api import IGNORED_SECONDS, LIMIT_MESSAGES, ConnectionLimit, Frame, Frames, LearnerTransport
-from common.units import MIB, Seconds
+from common.transport.api import Frame, Frames, LearnerTransport
+from common.units import Seconds
 from services.learner.accounts import AccountsFile
+from services.learner.intake_monitor import IntakeMonitor
 
 TICK_SECONDS: Seconds = 0.1
-LEDGER_SECONDS: Seconds = 1.0  # between two checks of the ledger, each of which adds up the accounts of all workers
-BATCH_MESSAGES = 64  # received before posts are performed: a flood must not delay them
+MESSAGES_AT_ONCE = 64  # received before posts are performed: a flood must not delay them
+
+_Call: TypeAlias = tuple[Callable[[], Any], Future[Any]]  # a function for the I/O thread, and what it will return
 
 
 class Intake:
@@ -45,14 +46,11 @@ class Intake:
     ) -> None:
         """`accounts`: where the account of each worker is written before it gets credits; None: nowhere.
 
-        `memory`: the guard of the process's memory; None creates one.
+        `memory`: the guard of the process's memory; None: a new one.
         """
         self._transport = transport
-        self._memory = memory or MemoryGuard()
-        self._sockets_reopened = 0
-        self._limit = ConnectionLimit()
-        self._admitted = self._messages_ignored = 0
         self._session = session
+        self._monitor = IntakeMonitor(transport=transport, session=session, note=note, memory=memory)
         self._accounts = accounts
         self._run = session.config.run
         self._lockstep = session.config.lockstep
@@ -61,17 +59,12 @@ class Intake:
         self._queue: deque[Experience] = deque()
         self._evaluations: deque[e.Evaluated] = deque()
         self._changed = threading.Condition()
-        self._posts: deque[e.Event | tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._posts: deque[e.Event | _Call] = deque()
         self._stopping = threading.Event()
         self._failure: BaseException | None = None
-        self._received: Counter[str] = Counter()
-        self._sent: Counter[str] = Counter()
-        self._bytes = [0, 0]
-        self._queue_seconds: Seconds = 0.0
-        self._unbalanced = False
-        self._checked_at: Seconds = -math.inf
+        self._admitted = 0
         self._snapshot: tuple[Snapshot, Frames] | None = None  # the newest that was encoded
-        self.stats = IntakeStats(ledger=session.ledger.as_dict())
+        self.stats = self._monitor.stats(queue_depth=0)
         self._thread = threading.Thread(target=self._run_thread, name="intake", daemon=True)
 
     # --- for the train loop, from its own thread ---
@@ -87,7 +80,7 @@ class Intake:
         """
         with self._changed:
             self._changed.wait_for(lambda: self._enough(count, patience) or self._failure, timeout)
-            self._raise_failure()
+            self.check()
             if not self._enough(count, patience):
                 return []
             items = [self._queue.popleft() for _ in range(min(count, len(self._queue)))]
@@ -101,7 +94,7 @@ class Intake:
         """
         with self._changed:
             self._changed.wait_for(lambda: choose(self._queue) or self._failure, timeout)
-            self._raise_failure()
+            self.check()
             items = choose(self._queue)
             taken = {item.number for item in items}
             self._queue = deque(item for item in self._queue if item.number not in taken)
@@ -134,7 +127,7 @@ class Intake:
             alive()
             with self._changed:
                 self._changed.wait(TICK_SECONDS)
-                self._raise_failure()
+                self.check()
         return not self.stats.actors + self.stats.evaluators
 
     def take_evaluations(self) -> list[e.Evaluated]:
@@ -163,8 +156,8 @@ class Intake:
 
     def check(self) -> None:
         """Raise `InternalError` where the I/O thread has died."""
-        with self._changed:
-            self._raise_failure()
+        if self._failure is not None:
+            raise InternalError("the intake thread died", found=repr(self._failure)) from self._failure
 
     def close(self) -> None:
         """End the thread and close the transport."""
@@ -176,7 +169,7 @@ class Intake:
         if self._accounts is not None:
             self._accounts.close()
 
-    def _post(self, post: e.Event | tuple[Callable[[], Any], Future[Any]]) -> None:
+    def _post(self, post: e.Event | _Call) -> None:
         self._posts.append(post)
         self._transport.wake()
 
@@ -186,15 +179,11 @@ class Intake:
         self._post((function, result))
         with self._changed:
             self._changed.wait_for(lambda: result.done() or self._failure, timeout)
-            self._raise_failure()
+            self.check()
         if not result.done():
             fix = "look what holds up this machine or its disk"
             raise ResourceError("the intake thread does not answer", found=f"none in {timeout:g} s", wanted="an answer", fix=fix)
         return result.result()
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise InternalError("the intake thread died", found=repr(self._failure)) from self._failure
 
     # --- the I/O thread ---
 
@@ -206,38 +195,34 @@ class Intake:
                 self._perform_posts()
                 if (elapsed := self._clock() - ticked_at) >= TICK_SECONDS:
                     ticked_at += elapsed
-                    self._queue_seconds += self._session.waiting * elapsed
-                    self._tick()
+                    self._tick(elapsed)
         except BaseException as failure:  # noqa: BLE001 - handed to the train loop, which raises it
             with self._changed:
                 self._failure = failure
                 self._changed.notify_all()
 
     def _receive(self) -> None:
-        """Handle the messages that are there, waiting for the first of them; at most `BATCH_MESSAGES`."""
+        """Handle the messages that are there, waiting for the first of them; at most `MESSAGES_AT_ONCE`."""
         number, arrived = 1, self._transport.receive(TICK_SECONDS)
         while arrived is not None:
             self._arrived(*arrived)
-            number, arrived = number + 1, self._transport.receive(0.0) if number < BATCH_MESSAGES else None
+            number, arrived = number + 1, self._transport.receive(0.0) if number < MESSAGES_AT_ONCE else None
 
     def _arrived(self, route: e.Route, frames: list[Frame]) -> None:
-        now = self._clock()
-        if self._limit.ignores(route, now):
-            self._messages_ignored += 1
+        now, admitted = self._clock(), self._admitted
+        if self._monitor.ignores(route, now):
             return
-        admitted = self._admitted
         self._handle(self._event(route, frames))
-        if admitted == self._admitted and self._limit.count(route, now):
-            fields = {"route": route.hex(), "limit": LIMIT_MESSAGES, "seconds": IGNORED_SECONDS}
-            self._note(e.LogEvent(event="connection_ignored", fields=fields, warning=True))
+        if admitted == self._admitted:
+            self._monitor.without_experience(route, now)
 
     def _event(self, route: e.Route, frames: list[Frame]) -> e.Event:
-        self._bytes[0] += sum(map(len, frames))
+        self._monitor.arrived(frames)
         try:
             envelope = codec.decode(frames)
         except ProtocolError as error:
             return e.Undecodable(route=route, detail=str(error), protocol=isinstance(error, ProtocolVersionError))
-        self._received[envelope.message.tag] += 1
+        self._monitor.decoded(envelope.message)
         return e.Received(route=route, envelope=envelope, public_key=self._transport.received_key)
 
     def _perform_posts(self) -> None:
@@ -255,42 +240,33 @@ class Intake:
         if taken:
             self._handle(e.Taken(items=tuple(taken)))
 
-    def _perform_post(self, post: e.Event | tuple[Callable[[], Any], Future[Any]]) -> None:
-        if isinstance(post, tuple):
-            function, result = post
-            result.set_result(function())
-            with self._changed:
-                self._changed.notify_all()
-        else:
+    def _perform_post(self, post: e.Event | _Call) -> None:
+        if not isinstance(post, tuple):
             self._handle(post)
+            return
+        function, result = post
+        result.set_result(function())
+        with self._changed:
+            self._changed.notify_all()
 
     def _session_state(self) -> dict[str, Any]:
         if self._accounts is not None:
-            self._accounts.restart(self._session.accounts())
-        return self._session.state_dict()
+            self._accounts.restart(self._session.saved.accounts())
+        return self._session.saved.state_dict()
 
     def _handle(self, event: e.Event) -> None:
         instructions = self._session.handle(event, self._clock())
         if self._accounts is not None:
-            self._write_accounts(self._accounts, instructions, closed=isinstance(event, e.Tick))
+            self._accounts.write(self._session, instructions, closed=isinstance(event, e.Tick))
         for instruction in instructions:
             self._perform(instruction)
-
-    def _write_accounts(self, accounts: AccountsFile, instructions: Sequence[e.Instruction], *, closed: bool) -> None:
-        """Write the accounts of the workers that get credits, before they get them, and at times those that were closed."""
-        if accounts.due:
-            accounts.restart(self._session.accounts())
-        routes = [send.route for send in instructions if isinstance(send, e.Send) and isinstance(send.message, Credit)]
-        if changes := self._session.changed_accounts(routes, closed=closed):
-            accounts.append(changes)
 
     def _perform(self, instruction: e.Instruction) -> None:
         match instruction:
             case e.Send(route=route, message=message):
                 frames = self._encoded(message)
                 if self._transport.send(route, frames):
-                    self._sent[message.tag] += 1
-                    self._bytes[1] += sum(map(len, frames))
+                    self._monitor.sent(message, frames)
                 else:
                     self._handle(e.Unsent(route=route, message=message))
             case Experience():
@@ -313,52 +289,12 @@ class Intake:
             self._snapshot = message, codec.encode(Envelope(run=self._run, message=message))
         return self._snapshot[1]
 
-    def _tick(self) -> None:
+    def _tick(self, elapsed: Seconds) -> None:
         self._handle(e.Tick())
-        if news := self._transport.handshakes.handshake_failures(self._clock()):
-            self._note(news)
-        if self._memory.short():
-            self._free_memory()
-        if self._clock() - self._checked_at >= LEDGER_SECONDS:
-            self._checked_at = self._clock()
-            self._check_ledger()
+        self._monitor.tick(self._clock(), elapsed)
         self._collect_stats()
         with self._changed:
             self._changed.notify_all()
 
-    def _check_ledger(self) -> None:
-        try:
-            self._session.check_ledger()
-        except InternalError as error:  # a bug, but no reason to lose a run: one warning
-            if not self._unbalanced:
-                self._note(e.LogEvent(event="ledger_unbalanced", fields={"detail": str(error)}, warning=True))
-            self._unbalanced = True
-
-    def _free_memory(self) -> None:
-        """Drop all connections with the data that ZeroMQ stored for them; welcomed workers greet again and re-send."""
-        self._transport.reopen()
-        self._sockets_reopened += 1
-        freed, reserve = self._memory.freed() / MIB, self._memory.reserve / MIB
-        fields = {"why": f"less than {reserve:.0f} MiB of memory were free", "freed_mib": round(freed)}
-        self._note(e.LogEvent(event="socket_reopened", fields=fields, warning=True))
-
     def _collect_stats(self) -> None:
-        session = self._session
-        self.stats = IntakeStats(
-            ledger=session.ledger.as_dict(),
-            queue_depth=len(self._queue),
-            queue_capacity=session.queue_capacity,
-            queue_seconds=self._queue_seconds,
-            actors=session.connected("actor"),
-            evaluators=session.connected("evaluator"),
-            messages_dropped=Counter(session.messages_dropped),
-            reconnects=session.reconnects,
-            evictions=session.evictions,
-            handshakes_failed=Counter(self._transport.handshakes.failed),
-            sockets_reopened=self._sockets_reopened,
-            messages_ignored=self._messages_ignored,
-            received=Counter(self._received),
-            sent=Counter(self._sent),
-            bytes_received=self._bytes[0],
-            bytes_sent=self._bytes[1],
-        )
+        self.stats = self._monitor.stats(queue_depth=len(self._queue))

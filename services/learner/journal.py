@@ -1,4 +1,4 @@
-"""Records of a run: learning_curve.csv, summary.json, TensorBoard events and the run's other trackers."""
+"""Results of a run: learning_curve.csv, summary.json, TensorBoard events and the run's other trackers."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ LEARNED = ("env.", "model.", "algorithm.", "rollout.", "run.seed", "run.mode", "
 CURVE = ("wall_seconds", "env_steps", "episode_return_mean", "evaluation_return")
 SCALARS_SECONDS: Seconds = 1.0  # between two points of a scalar: a fast run has hundreds of updates per second
 CLOSE_SECONDS: Seconds = 10.0  # for the trackers to send what is queued, at the end
-RETRY_SECONDS: Seconds = 30.0  # after records could not be written, until the files are opened again
+RETRY_SECONDS: Seconds = 30.0  # after results could not be written, until the files are opened again
 
 _log = logs.EventLog(__name__)
 
 
 class Journal:
-    """Writer of the run directory's records. The x axis of all of them is env steps trained on. `close` it.
+    """Writer of the run's results. The x axis of all of them is env steps trained on. `close` it.
 
-    A disk that is full or read-only costs records, never the run, at the start as later. `on_loss` is called with the first
-    error; the files are opened again after `RETRY_SECONDS`, and `on_recovery` is called once records are written again.
+    A disk that is full or read-only costs results, never the run, at the start as later. `on_loss` is called with the first
+    error; the files are opened again after `RETRY_SECONDS`, and `on_recovery` is called once results are written again.
     Trackers with a server have threads of their own. Of `run` the events have settings and hyperparameters.
     """
 
@@ -53,12 +53,12 @@ class Journal:
         trackers: Sequence[BackgroundTracker] = (),
         clock: Callable[[], Seconds] = time.monotonic,
     ) -> None:
-        """Continue from `env_steps`: records beyond them, of a process that left no checkpoint of them, are removed."""
+        """Continue from `env_steps`: points beyond them, of a process that left no checkpoint of them, are removed."""
         self._directory, self._clock = directory, clock
         self._on_loss, self._on_recovery = on_loss, on_recovery
         self._run, self._tensorboard, self._trackers = run, tensorboard, trackers
         self._files: _Files | None = None
-        self._written = env_steps  # records up to here are kept
+        self._written = env_steps  # points up to here are kept
         self._losing = False
         self._open_at: Seconds = -math.inf
         self._interval = _IntervalScalars()
@@ -193,10 +193,10 @@ class _IntervalScalars:
 
 
 class _Files:
-    """The learning curve and one event file, open. All methods but `close` raise `OSError`; written records are flushed."""
+    """The learning curve and one event file, open. All methods but `close` raise `OSError`; written points are flushed."""
 
     def __init__(self, directory: RunDirectory, *, env_steps: EnvSteps, run: TrackedRun | None, tensorboard: bool) -> None:
-        """Open both so that existing records beyond `env_steps` are not shown."""
+        """Open both so that existing points beyond `env_steps` are not shown."""
         _remove_later_rows(directory, env_steps)
         with ExitStack() as opened:
             self._curve = opened.enter_context(directory.learning_curve_csv.open("a", newline=""))

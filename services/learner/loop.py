@@ -1,8 +1,8 @@
 """The train loop: take a batch from the queue, let the algorithm train on it, publish, record, and decide when to end.
 
-It owns the algorithm and the run's record, and reaches the network only through `Intake`. Alone it never waits longer
-than `WAIT_SECONDS`, so that signals, evaluations and time limits are seen. As one of several ranks it decides with the others
-(`agreement`), for which it waits up to their time limit; its record counts what all of them trained on.
+It owns the algorithm, and reaches the network only through `Intake`. Alone it never waits longer than `WAIT_SECONDS`, so that
+signals, evaluations and time limits are seen. As one of several ranks it decides with the others (`agreement`), for which it
+waits up to their time limit.
 """
 
 from __future__ import annotations
@@ -10,34 +10,24 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
 
-import numpy as np
-
-from common.algorithms.api import Algorithm, ObservesExperience, RunProgress, SavesReplay, UpdateResult
-from common.errors import DropReason, ResourceError
+from common.algorithms.api import Algorithm, ObservesExperience, RunProgress
+from common.errors import DropReason
 from common.models import snapshot
 from common.observability import logs
-from common.observability.learner_metrics import LearnerStats
 from common.protocol.events import Experience
 from common.protocol.messages import Snapshot
-from common.runtime.checkpoint_files import Checkpoint
 from common.runtime.lifecycle import Health
 from common.units import Seconds
-from services.learner.agreement import REASONS, Agreement, Decision, Vote, sum_ledgers
-from services.learner.best import better_policy, facts_of
+from services.learner.agreement import REASONS, Agreement, Decision, Vote
 from services.learner.intake import Intake
-from services.learner.journal import Journal
 from services.learner.lockstep import Lockstep
-from services.learner.record import RunRecord
+from services.learner.results import Results
+from services.learner.saving import RunCheckpoints
 
 WAIT_SECONDS: Seconds = 0.2
-EPISODES = ("episode_return", "episode_length")
-CURVE_SECONDS: Seconds = 1.0  # between two rows of the learning curve
 END_SECONDS: Seconds = 120.0  # for a last evaluation, when a run ends by itself; half of it to play whole games, however long
 STOP_SECONDS: Seconds = 4.0  # for the workers' goodbyes, when a stop is requested
-SAVE_SECONDS: Seconds = 300.0  # a checkpoint, with what is new in a replay memory, that takes longer counts as hung
 RANKS_SECONDS: Seconds = 75.0  # for another rank: longer than `common.runtime.ranks.TIMEOUT`, which ends the wait
 COMPARED_UPDATES = 100  # between two comparisons of the weights of all ranks
 BARRIER_SECONDS: Seconds = 0.1  # between two questions whether the other ranks are done
@@ -54,56 +44,37 @@ class TrainLoop:
         *,
         algorithm: Algorithm,
         intake: Intake,
-        record: RunRecord,
-        journal: Journal,
-        save: Callable[[Checkpoint], object],
-        save_best: Callable[[Checkpoint], object],
-        stats: LearnerStats,
+        results: Results,
+        checkpoints: RunCheckpoints,
         health: Health,
         stopping: Callable[[], bool],
         will_restart: bool = False,
         agreement: Agreement | None = None,
         clock: Callable[[], Seconds],
     ) -> None:
-        """`save` writes a checkpoint whole or not at all (ResourceError), `save_best` one of the best policy.
-
-        `stopping` returns whether a stop is requested.
+        """`stopping` returns whether a stop is requested.
 
         Where the process `will_restart` after a stop, its workers are not drained: they wait for the next learner. `agreement`:
         with the other ranks; None: there are none.
         """
-        self._agreement = agreement
-        self._updated_at = clock()
         self._ready_since: Seconds | None = None  # for the other ranks; None: this one is not ready
         self._algorithm = algorithm
         self._intake = intake
-        self._record = record
-        self._settings = record.settings
-        self._journal = journal
-        self._save_checkpoint = save
-        self._save_best = save_best
-        self._stats = stats
-        self._phases = stats.phases
+        self._results = results
+        self._record, self._stats = results.record, results.stats
+        self._settings = self._record.settings
+        self._phases = self._stats.phases
+        self._checkpoints = checkpoints
         self._health = health
         self._stopping = stopping
         self._will_restart = will_restart
+        self._agreement = agreement
         self._clock = clock
+        self._updated_at = clock()
         self._layout = snapshot.ParameterLayout.of(algorithm.model).fingerprint
         self._lockstep = Lockstep.of(self._settings)
         self._patience: Seconds = self._settings.learner.batch_seconds or math.inf
         self._fresh: list[Experience] = []  # taken, young enough, not yet a full batch
-        self._curve_at: Seconds = -math.inf
-        self._saved_at = clock()
-        stats.ranks = self._settings.learner.ranks
-        stats.policy_lag_limit = self._settings.learner.max_policy_lag
-        stats.checkpoint_interval = self._settings.checkpoint.every_seconds
-        stats.frame_skip = record.frame_skip
-        target = self._settings.target
-        stats.env_steps_planned = target.env_steps
-        if target.mean100 is not None:
-            stats.target_return = target.mean100
-        if target.evaluation is not None:
-            stats.target_evaluation = target.evaluation
 
     def run(self) -> str:
         """Train until the target, a budget or a stop; then drain the workers, save, and return the reason."""
@@ -124,24 +95,21 @@ class TrainLoop:
                 self._health.tick(doing="waits for the other ranks", within=RANKS_SECONDS)
             else:
                 self._health.tick()
-            self._take()
+            self._admit(self._taken())
             decision = self._decide()
             if decision.train:
                 self._train(decision)
             self._record.tick(self._clock())
             self._take_evaluations()
             reason = decision.reason if self._agreement else self._reason()
-            if not reason and (decision.save if self._agreement else self._save_is_due()):
-                self._save()
+            if not reason and (decision.save if self._agreement else self._checkpoints.due):
+                self._checkpoints.save()
         self._end(reason)
         return reason
 
     def _reason(self) -> str:
         """Return why the run ends now; "" while it does not."""
         return "stopped" if self._stopping() else self._record.over(self._clock())
-
-    def _save_is_due(self) -> bool:
-        return self._clock() - self._saved_at >= self._settings.checkpoint.every_seconds
 
     def _decide(self) -> Decision:
         """Return whether to train now; with several ranks also why the run ends and whether to save, as all of them decide."""
@@ -158,7 +126,7 @@ class TrainLoop:
                 env_steps=sum(item.env_steps for item in self._fresh),
                 episodes=sum(len(item.arrays["episode_return"]) for item in self._fresh),
                 reason=REASONS.index(self._reason()),
-                save=self._save_is_due(),
+                save=self._checkpoints.due,
                 weights=weights,
             )
         )
@@ -180,11 +148,8 @@ class TrainLoop:
 
     # --- a batch ---
 
-    def _take(self) -> None:
-        """Fill the batch; experience that became too old in the queue is dropped, and counted."""
-        self._admit(self._taken())
-
     def _admit(self, items: Sequence[Experience]) -> None:
+        """Add messages to the batch; experience that became too old in the queue is dropped, and counted."""
         newest, limit = self._record.version, self._settings.learner.max_policy_lag
         stale = [item for item in items if newest - item.version > limit]
         self._intake.complete(stale, DropReason.STALE)
@@ -214,10 +179,7 @@ class TrainLoop:
     def _train(self, decision: Decision) -> None:
         items, self._fresh = self._fresh, []
         self._health.tick(doing="trains", within=STEP_SECONDS)
-        for item in items:
-            lag = max(0, self._record.version - item.version)
-            self._record.lag.add(lag, item.env_steps)
-            self._stats.policy_lag.observe(lag)
+        self._results.taken(items)
         self._phases.enter("collate")
         samples = self._lockstep.streams(items, self._record.version) if self._lockstep else items
         batch = self._algorithm.collate(samples)
@@ -235,7 +197,7 @@ class TrainLoop:
         self._record.version += 1
         self._publish()
         self._intake.complete(items)
-        self._record_update(samples, result, decision)
+        self._results.updated(samples, result, decision)
         self._updated_at = self._clock()
 
     def _interrupted(self) -> bool:
@@ -263,105 +225,12 @@ class TrainLoop:
         self._stats.policy_version = self._record.version
         self._stats.snapshot_bytes = parameters.nbytes
 
-    # --- records ---
-
-    def _record_update(self, samples: Sequence[Experience], result: UpdateResult, decision: Decision) -> None:
-        record, stats, now = self._record, self._stats, self._clock()
-        returns, lengths = ([value for sample in samples for value in sample.arrays[name].tolist()] for name in EPISODES)
-        stats.episodes += len(returns)
-        if self._agreement:
-            stats.all_reduce_seconds = self._agreement.all_reduce_seconds
-            returns, lengths = self._agreement.episodes(returns, lengths, decision.episodes)
-        record.ended(returns, lengths, now)
-        stats.updates += 1
-        stats.env_steps_trained += sum(sample.env_steps for sample in samples)
-        stats.episode_return_mean = record.mean_return
-        stats.episode_length_mean = record.mean_length
-        stats.training_metrics = {**stats.training_metrics, **result.metrics}
-        means = {f"train/{name}": value for name, value in result.metrics.items()}
-        if samples:
-            means["throughput/policy_lag"] = float(np.mean([record.version - 1 - sample.version for sample in samples]))
-        newest = {"episode/return_mean100": record.mean_return, "episode/length_mean100": record.mean_length}
-        newest["throughput/frames_per_second"] = record.rates.last_10s * record.frame_skip
-        self._journal.update(record.env_steps, means=means, newest=newest, returns=returns)
-        if now - self._curve_at >= CURVE_SECONDS:
-            self._curve_at = now
-            self._add_curve_row()
-
-    def _add_curve_row(self, evaluation: float | None = None) -> None:
-        record = self._record
-        self._journal.curve(
-            wall_seconds=self._clock() - record.started_at,
-            env_steps=record.env_steps,
-            mean=record.mean_return,
-            evaluation=evaluation,
-        )
-
     def _take_evaluations(self) -> None:
         for evaluated in self._intake.take_evaluations():
-            evaluation = evaluated.message
-            result = self._record.evaluated(evaluation, self._clock())
-            self._stats.evaluation_return_means[evaluation.mode] = result["mean"]
-            self._journal.evaluation(self._record.env_steps, mode=evaluation.mode, mean=result["mean"])
-            if evaluation.mode == "greedy":
-                self._add_curve_row(evaluation=result["mean"])
-            _log.info("evaluated", **result)
-            best = better_policy(evaluated, self._record.best, run_id=self._record.run_id)
-            if best is not None and self._write(partial(self._save_best, best)) is None:
-                self._record.best = facts_of(best)
+            self._results.evaluated(evaluated.message)
+            self._checkpoints.save_if_best(evaluated)
 
-    # --- ends ---
-
-    def _save(self) -> ResourceError | None:
-        """Write a checkpoint; return the error where it could not be written."""
-        self._saved_at = self._clock()
-        if self._agreement:
-            error = self._save_with_ranks(self._agreement)
-        else:
-            error = self._write(lambda: self._save_checkpoint(self._checkpoint()))
-        if error is None:
-            self._stats.checkpoint_last_success = time.time()
-        return error
-
-    def _save_with_ranks(self, agreement: Agreement) -> ResourceError | None:
-        """Write the checkpoint of this rank, that of rank 0 last: where it is there, all are. Return an error of any rank."""
-        checkpoint = self._checkpoint()
-        error = self._write(lambda: self._save_checkpoint(checkpoint)) if agreement.rank else None
-        if not agreement.all(done=error is None):
-            return error or ResourceError("the checkpoint of another rank was not written", fix="its log says why")
-        return error if agreement.rank else self._write(lambda: self._save_checkpoint(checkpoint))
-
-    def _write(self, save: Callable[[], object]) -> ResourceError | None:
-        self._phases.enter("checkpoint")
-        self._health.tick(doing="saves", within=SAVE_SECONDS)
-        try:
-            save()
-        except ResourceError as error:  # a full disk costs the checkpoint, not the run
-            self._stats.checkpoint_failures += 1
-            _log.info("checkpoint_failed", detail=str(error))
-            return error
-        return None
-
-    def _checkpoint(self) -> Checkpoint:
-        algorithm = self._algorithm
-        replay: dict[str, Any] = {}
-        if self._settings.checkpoint.replay and isinstance(algorithm, SavesReplay):
-            replay = {"replay": algorithm.replay_state(), "segments": algorithm.replay_segments()}
-        counters: dict[str, Any] = {
-            "record": self._record.state_dict(self._clock()),
-            "session": self._intake.session_state(),
-        }
-        if self._agreement:
-            counters["ledgers"] = self._agreement.ledgers(counters["session"]["ledger"])
-        return Checkpoint(
-            run_id=self._record.run_id,
-            version=self._record.version,
-            env_steps=self._record.env_steps,
-            architecture=self._layout,
-            counters=counters,
-            state=algorithm.state_dict(),
-            **replay,
-        )
+    # --- the end ---
 
     def _end(self, reason: str) -> None:
         """Drain the workers, account for the rest of the queue, save everything."""
@@ -377,15 +246,11 @@ class TrainLoop:
         self._wait_for_ranks()
         self._take_evaluations()
         self._record.phase = "stopping"
-        self._add_curve_row()
-        lost = self._save()
+        self._results.add_curve_row()
+        lost = self._checkpoints.save()
         if stopped:  # a run that resumes from this checkpoint is reproducible again
             self._break_lockstep("stopped on request, not by the run's own settings")
-        summary = self._record.summary(self._intake.stats, self._clock())
-        if self._agreement:
-            summary["ledgers"] = self._agreement.ledgers(summary["ledger"])  # of each rank
-            summary["ledger"] = sum_ledgers(summary["ledgers"])
-        self._journal.summary(summary, complete=not stopped)
+        self._results.summarise(self._intake.stats, complete=not stopped)
         if stopped and lost is not None:
             raise lost  # an exit code of 0 after a stop means that the work is saved
         if not stopped:

@@ -1,6 +1,6 @@
 """Start of a learner of several ranks: join the others, check that all are of one version and one run, agree on the run.
 
-Rank 0 owns the run directory. Each other rank keeps checkpoints, accounts and records in a folder of it, or, where the machines
+Rank 0 owns the run directory. Each other rank keeps checkpoints, accounts and results in a folder of it, or, where the machines
 share no disk, in the same folder of its own disk.
 """
 

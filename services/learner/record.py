@@ -17,13 +17,12 @@ from pydantic import BaseModel, ConfigDict
 
 from common.config.layers import leaves
 from common.config.schema import Settings
-from common.observability.learner_metrics import IntakeStats
+from common.observability.learner_stats import IntakeStats
 from common.protocol.messages import Evaluation
 from common.units import EnvSteps, Seconds, Version
+from services.learner.rates import PolicyLag, RateWindow, StepRates
 
 EPISODES = 100  # of "mean100"
-SHORT_WINDOW, LONG_WINDOW = 10.0, 60.0
-RATE_SPACING: Seconds = 0.5  # readings that come faster replace one another: memory is bounded by LONG_WINDOW / RATE_SPACING
 
 
 class _SavedRecord(BaseModel):
@@ -44,79 +43,6 @@ class _SavedRecord(BaseModel):
     returns: list[float]
     lengths: list[int]
     lag: list[float]
-
-
-@dataclass(slots=True)
-class PolicyLag:
-    """Policy lag in versions of the env steps trained on, over the whole run."""
-
-    low: int = 0
-    high: int = 0
-    weighted: float = 0.0  # sum of lag x env steps
-    env_steps: EnvSteps = 0
-
-    def add(self, lag: int, env_steps: EnvSteps) -> None:
-        """Count `env_steps` that were `lag` versions old when they were trained on."""
-        self.low = min(self.low, lag) if self.env_steps else lag
-        self.high = max(self.high, lag)
-        self.weighted += lag * env_steps
-        self.env_steps += env_steps
-
-    def as_dict(self) -> dict[str, float | None]:
-        """Return min, mean and max; None before the first update."""
-        known = self.env_steps > 0
-        return {
-            "min": self.low if known else None,
-            "mean": round(self.weighted / self.env_steps, 3) if known else None,
-            "max": self.high if known else None,
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRates:
-    """Env steps per second over three windows; 0 before two readings. A window that is not full yet is as long as the run."""
-
-    last_10s: float
-    last_60s: float
-    run: float
-
-
-class RateWindow:
-    """Readings of one counter, by one thread. A counter that falls has started again from 0."""
-
-    def __init__(self) -> None:
-        """No reading yet."""
-        self._kept: deque[tuple[Seconds, float]] = deque()
-        self._first = self._newest = (0.0, 0.0)
-        self._raw, self._lost = 0.0, 0.0
-
-    def add(self, now: Seconds, total: float) -> None:
-        """Add a reading of the counter."""
-        if total < self._raw:
-            self._lost += self._raw
-        self._raw = total
-        self._newest = (now, total + self._lost)
-        if not self._kept:
-            self._first = self._newest
-        if not self._kept or now - self._kept[-1][0] >= RATE_SPACING:
-            self._kept.append(self._newest)
-        # One reading older than the window stays, or the window would be shorter than it says.
-        while len(self._kept) > 1 and self._kept[1][0] <= now - LONG_WINDOW:
-            self._kept.popleft()
-
-    def rates(self) -> StepRates:
-        """Return the rates up to the newest reading."""
-        last_10s, last_60s = (self._rate(self._before(window)) for window in (SHORT_WINDOW, LONG_WINDOW))
-        return StepRates(last_10s=last_10s, last_60s=last_60s, run=self._rate(self._first))
-
-    def _before(self, span: Seconds) -> tuple[Seconds, float]:
-        """Return the newest reading that is at least `span` old, else the first."""
-        limit = self._newest[0] - span
-        return next((kept for kept in reversed(self._kept) if kept[0] <= limit), self._first)
-
-    def _rate(self, since: tuple[Seconds, float]) -> float:
-        seconds = self._newest[0] - since[0]
-        return (self._newest[1] - since[1]) / seconds if seconds > 0 else 0.0
 
 
 @dataclass(slots=True, kw_only=True)

@@ -10,10 +10,11 @@ from functools import partial
 
 from common.config.schema import Settings
 from common.observability import logs
-from common.observability.learner_metrics import UploadStats
+from common.observability.learner_stats import UploadStats
 from common.runtime.checkpoint_files import Checkpoint
+from common.runtime.copies import copy_address
 from common.runtime.run_directory import RunDirectory
-from common.runtime.store import RunStore, copy_address
+from common.runtime.store import RunStore
 from common.units import Seconds
 
 RETRY_SECONDS: Seconds = 30.0  # after an upload that failed

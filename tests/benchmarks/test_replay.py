@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks.replay import ENV, Load, benchmark, report, rollout
 from common.algorithms.payload import check_trajectory, trajectory_schema
-from common.protocol.arrays import check_numbers, check_schema
+from common.protocol.content import check_numbers, check_schema
 
 pytestmark = pytest.mark.pure
 

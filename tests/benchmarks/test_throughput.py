@@ -9,7 +9,7 @@ from benchmarks.pipeline import Window
 from benchmarks.throughput import Result, account, benchmark, report
 from common.config.load import load_settings
 from common.runtime.machine import cores
-from services.cli.train.supervisor import LEARNER
+from services.cli.train.events import LEARNER
 
 pytestmark = pytest.mark.system
 

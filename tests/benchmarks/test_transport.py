@@ -6,7 +6,7 @@ import pytest
 from benchmarks.transport import messages
 from benchmarks.transport.bandwidth import ENV, Load, benchmark, compare, report, report_pairs, rollout
 from common.algorithms.payload import check_trajectory
-from common.protocol.arrays import check_numbers, check_schema
+from common.protocol.content import check_numbers, check_schema
 
 pytestmark = pytest.mark.system
 

@@ -225,7 +225,7 @@ def colony(
     engine: Shell, images: str, compose: list[str], prometheus_image: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Colony]:
     """Pong, with checkpoints every five seconds; taken down at the end, volumes and all."""
-    from services.cli.train.plan import free_ports
+    from services.cli.train.ports import free_ports
 
     names = ("LEARNER_PORT", "PROMETHEUS_PORT", "GRAFANA_PORT", "TENSORBOARD_PORT")
     files = [ROOT / "docker" / "compose.yaml", HERE / "compose.test.yaml"]

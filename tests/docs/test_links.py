@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from common.algorithms.registry import ALGORITHMS, entry
 from common.config.load import load_settings
+from common.config.schema import Settings
 from common.errors import ConfigError
 from services import worker
 from services.cli import app
@@ -21,6 +23,8 @@ ROOT = Path(__file__).parents[2]
 TEXTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("services/*/README.md")])
 FOLDERS = "common|services|docs|tests|presets|benchmarks"
 SERVICES = {"learner": learner.parse, **{name: partial(worker.parse, name) for name in worker.SERVICES}}
+SETTING = re.compile(rf"({'|'.join(Settings.model_fields)})\.([a-z_]+)(?:[=:].*)?")
+FILES = {"key", "key_secret", "md", "py", "yaml"}  # ends of names that begin as a section of settings does
 PLACEHOLDER = re.compile(r"\b(PRESET|DIR|N|S|NAME|HOST|PORT)\b|\.\.\.|my\.yaml|mygames|runs/")
 
 each_text = pytest.mark.parametrize("text", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -113,6 +117,19 @@ def test_every_option_in_a_sentence_is_known_to_some_command(text, capsys):
     words = [word for span in spans(text.read_text(encoding="utf-8")) if span.startswith("--") for word in span.split()]
     shown = "".join(help_of([command], capsys) for command in app.COMMANDS)
     assert all(re.search(rf"{word}\b", shown) for word in words if word.startswith("--"))
+
+
+def fields(section):
+    """Names of the settings in a section; of `algorithm` those of all algorithms."""
+    if section == "algorithm":
+        return {name for algorithm in ALGORITHMS for name in entry(algorithm).settings.model_fields}
+    return set(Settings.model_fields[section].annotation.model_fields)
+
+
+@each_text
+def test_every_setting_that_is_named_exists(text):
+    named = [match for span in spans(text.read_text(encoding="utf-8")) if (match := SETTING.fullmatch(span))]
+    assert [match[0] for match in named if match[2] not in fields(match[1]) | FILES] == []
 
 
 def test_the_settings_of_every_documented_run_are_valid():

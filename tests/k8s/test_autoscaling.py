@@ -30,7 +30,7 @@ def capacity(rates):
     return trained / max(1 - waits, 0.01) / (sum(per_actor) / len(per_actor))
 
 
-def starvation(rates):
+def waiting(rates):
     """Likewise."""
     if rates["learner"] is None or not rates["actors"]:
         return None
@@ -41,8 +41,8 @@ def starvation(rates):
 def simulated(*, demand, supply, minutes, start_seconds=45, replicas=1, blind=lambda _: False):
     """Replicas at each second. `blind(second)`: Prometheus is away."""
     run = Run(capacity=demand, supply=supply, start_seconds=start_seconds, replicas=replicas)
-    scaler = Autoscaler(manifest=SPEC, queries=[capacity, starvation])
-    assert [trigger["name"] for trigger in SPEC["triggers"]] == ["capacity", "starvation"]
+    scaler = Autoscaler(manifest=SPEC, queries=[capacity, waiting])
+    assert [trigger["name"] for trigger in SPEC["triggers"]] == ["capacity", "waiting"]
     history = []
     for now in range(minutes * 60):
         run.second(now)
@@ -115,10 +115,10 @@ def test_a_learner_that_stalls_keeps_its_actors():
 @pytest.mark.parametrize(
     ("rates", "wanted"),
     [
-        ({"trained": 900, "wait": 0.1, "actors": [(450, 0.0), (450, 0.0)]}, {"capacity": 1000 / 450, "starvation": 0}),
-        ({"trained": 1000, "wait": 0.5, "actors": [(500, 0.0), (500, 0.0)]}, {"capacity": 4.0, "starvation": 3}),
-        ({"trained": 1000, "wait": 0.0, "actors": [(250, 0.5)] * 4}, {"capacity": 2.0, "starvation": 0}),
-        ({"trained": 1000, "wait": 0.4, "actors": [(250, 0.5)] * 4}, {"capacity": 1000 / 0.6 / 500, "starvation": 0}),
+        ({"trained": 900, "wait": 0.1, "actors": [(450, 0.0), (450, 0.0)]}, {"capacity": 1000 / 450, "waiting": 0}),
+        ({"trained": 1000, "wait": 0.5, "actors": [(500, 0.0), (500, 0.0)]}, {"capacity": 4.0, "waiting": 3}),
+        ({"trained": 1000, "wait": 0.0, "actors": [(250, 0.5)] * 4}, {"capacity": 2.0, "waiting": 0}),
+        ({"trained": 1000, "wait": 0.4, "actors": [(250, 0.5)] * 4}, {"capacity": 1000 / 0.6 / 500, "waiting": 0}),
     ],
 )
 def test_the_queries_say_what_the_simulation_takes_them_for(tmp_path, rates, wanted):
@@ -154,7 +154,7 @@ def test_the_queries_say_what_the_simulation_takes_them_for(tmp_path, rates, wan
     ran = subprocess.run([promtool, "test", "rules", str(file)], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     numbers = {"actors": rates["actors"], "learner": (rates["trained"], rates["wait"]), "connected": len(rates["actors"])}
-    assert {"capacity": capacity(numbers), "starvation": starvation(numbers)} == pytest.approx(wanted)
+    assert {"capacity": capacity(numbers), "waiting": waiting(numbers)} == pytest.approx(wanted)
 
 
 def _counter(series, per_second):

@@ -11,7 +11,8 @@ import gymnasium
 import pytest
 
 from common.config.load import load_settings
-from common.config.schema import RunConfig, Settings
+from common.config.run_config import RunConfig
+from common.config.schema import Settings
 from common.errors import ConfigError
 from services import allowed_code
 from services.allowed_code import code_references, read_run

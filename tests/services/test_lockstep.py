@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from common.algorithms.registry import ALGORITHMS
-from common.algorithms.settings import ReplaySection, TD3Settings
+from common.algorithms.sections import ReplaySection
+from common.algorithms.settings import TD3Settings
 from common.config.schema import (
     ActorSettings,
     CheckpointSettings,

@@ -22,7 +22,7 @@ from common.observability.env_metrics import (
     EnvWorkerStats,
     PolicyServerStats,
 )
-from common.observability.learner_metrics import IntakeStats, LearnerStats
+from common.observability.learner_stats import IntakeStats, LearnerStats
 from common.observability.metrics import Exporter, Phases, run_labels
 from common.observability.worker_metrics import (
     ACTOR_METRICS,
@@ -159,12 +159,12 @@ def test_a_workers_scrape_shows_its_loop_and_its_connection(service):
 
 
 def test_a_policy_server_is_an_actor_with_figures_of_its_env_workers():
-    state = replace(PolicyServerStats(), env_steps=10, env_workers=2, rows_waiting=4, steps=5, wait_seconds=2.5, gap_rows=3)
+    state = replace(PolicyServerStats(), env_steps=10, env_workers=2, rows_waiting=4, steps=5, wait_seconds=2.5, missing_rows=3)
     state = replace(state, env_workers_lost=1, refused=2, env_sent=Counter(act=7))
     read = series(POLICY_SERVER_METRICS, state)
     assert read["rookery_actor_env_steps_total",] == 10
     expected = {("env_workers",): 2, ("rows_waiting",): 4, ("steps_total",): 5, ("wait_seconds_total",): 2.5}
-    expected |= {("gap_rows_total",): 3, ("env_workers_lost_total",): 1, ("messages_refused_total",): 2}
+    expected |= {("missing_rows_total",): 3, ("env_workers_lost_total",): 1, ("messages_refused_total",): 2}
     expected |= {("messages_sent_total", "act"): 7, ("messages_sent_total", "welcome"): 0}
     own = {key: value for key, value in read.items() if key[0].startswith("rookery_policy_server_")}
     assert {metric.name for metric in OWN_POLICY_SERVER_METRICS} == {key[0] for key in own}

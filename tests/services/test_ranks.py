@@ -11,10 +11,10 @@ import torch
 from common.algorithms.registry import build_algorithm
 from common.config.load import load_settings
 from common.config.schema import ActorSettings, CheckpointSettings, RunSettings, Settings
-from common.envs.make import spec_of
+from common.envs.trial import spec_of
 from common.runtime.checkpoints import CheckpointStore
 from common.runtime.run_directory import RunDirectory
-from services.learner import startup
+from services.learner import resume, startup
 from services.learner.agreement import sum_ledgers
 from tests.ranks import on_every_rank
 from tests.services.test_lockstep import held_up, recipe
@@ -116,7 +116,7 @@ def test_another_number_of_ranks_continues_with_the_weights_and_the_ledgers_of_a
             )
             env = spec_of(settings.env)
             algorithm = build_algorithm(settings.algorithm, model=settings.model, env=env, seed=ranks.index, ranks=ranks)
-            record, session = startup.open_state(
+            record, session = resume.open_state(
                 invocation,
                 directory,
                 algorithm=algorithm,

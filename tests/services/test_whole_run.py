@@ -18,13 +18,15 @@ from common.algorithms.api import WorkerContext
 from common.algorithms.ranks import ALONE
 from common.algorithms.registry import ALGORITHMS, build_algorithm, build_payload, build_policy, rollout_schema
 from common.algorithms.settings import DQNSettings, PPOSettings, TD3Settings
-from common.config.schema import LearnerSettings, RolloutSettings, RunConfig, Settings, TargetSettings
-from common.envs.make import make, spec_of
+from common.config.run_config import RunConfig
+from common.config.schema import LearnerSettings, RolloutSettings, Settings, TargetSettings
+from common.envs.make import make
 from common.envs.spec import EnvSettings
+from common.envs.trial import spec_of
 from common.errors import DropReason
 from common.models.snapshot import ParameterLayout, flatten
 from common.models.spec import ModelSettings
-from common.observability.learner_metrics import LearnerStats
+from common.observability.learner_stats import LearnerStats
 from common.observability.worker_metrics import ActorStats, EvaluatorStats
 from common.protocol.learner_side import LearnerSide
 from common.protocol.worker_side import Identity, WorkerSide
@@ -44,7 +46,9 @@ from services.learner.intake import Intake
 from services.learner.journal import Journal
 from services.learner.loop import TrainLoop
 from services.learner.record import RunRecord
-from services.learner.startup import restore_checkpoint, session_config
+from services.learner.results import Results
+from services.learner.resume import session_config
+from services.learner.saving import RunCheckpoints, restore_checkpoint
 from tests.support.memory import MemoryHub
 
 pytestmark = pytest.mark.service
@@ -168,18 +172,28 @@ class Colony:
             return result
 
         self.algorithm.update = watched
-        self.train_stats = LearnerStats()
-        return TrainLoop(
+        agreement = Agreement(self.group) if self.group else None
+        self.train_stats = stats = LearnerStats()
+        health = Health()
+        checkpoints = RunCheckpoints(
             algorithm=self.algorithm,
             intake=self.intake,
             record=self.record,
-            journal=self.journal,
             save=self.save,
             save_best=self.store.save_best,
-            stats=self.train_stats,
-            health=Health(),
+            stats=stats,
+            health=health,
+            agreement=agreement,
+            clock=time.monotonic,
+        )
+        return TrainLoop(
+            algorithm=self.algorithm,
+            intake=self.intake,
+            results=Results(record=self.record, stats=stats, journal=self.journal, agreement=agreement, clock=time.monotonic),
+            checkpoints=checkpoints,
+            health=health,
             stopping=lambda: bool(self.failures),
-            agreement=Agreement(self.group) if self.group else None,
+            agreement=agreement,
             clock=time.monotonic,
         )
 

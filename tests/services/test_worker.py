@@ -13,10 +13,11 @@ import msgpack
 import pytest
 
 from common.algorithms.registry import rollout_schema
-from common.config.schema import RunConfig, Settings
+from common.config.run_config import RunConfig
+from common.config.schema import Settings
 from common.envs.make import make as make_environment
-from common.envs.make import spec_of
 from common.envs.spec import EnvSettings
+from common.envs.trial import spec_of
 from common.errors import ConfigError
 from common.models import arithmetic
 from common.observability.metrics import Exporter

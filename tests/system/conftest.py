@@ -71,7 +71,7 @@ def until(happened: Callable[[], Any], what: str, seconds: float = DEADLINE) -> 
 class Http:
     """HTTP client for one service's port."""
 
-    def __init__(self, port: int, *, host: str = "127.0.0.1", seconds: float = 5.0) -> None:
+    def __init__(self, port: int, *, host: str = "127.0.0.1", seconds: float = 30.0) -> None:
         """Send nothing yet; each request times out after `seconds`."""
         self.url, self._seconds = f"http://{host}:{port}", seconds
 

@@ -106,7 +106,7 @@ def test_a_slow_environment_is_the_actors_matter_and_a_killed_learner_is_away(co
         assert "actor-bound: the learner waits" in words
         assert "in the environment; add actors" in words
         assert "more actors like the 1 here" in words
-        assert "LearnerStarved: the learner waits" in words
+        assert "LearnerWaiting: the learner waits" in words
         assert code == 1
     learner.signal(signal.SIGKILL)
     learner.ended()

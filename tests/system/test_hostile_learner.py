@@ -8,8 +8,9 @@ from contextlib import closing
 import pytest
 
 from common.algorithms.registry import rollout_schema
-from common.config.schema import RunConfig, Settings
-from common.envs.make import spec_of
+from common.config.run_config import RunConfig
+from common.config.schema import Settings
+from common.envs.trial import spec_of
 from common.protocol import codec
 from common.protocol.messages import Envelope, Hello, Welcome
 from common.transport.zmq import ZmqLearner

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from common.observability.checks import CHECKS
-from common.observability.rules import RECORDS
+from common.observability.rules import RECORDING_RULES
 from tests.common.observability.helpers import COMMITTED, DASHBOARDS, queries
 from tests.ports import free_ports
 from tests.system.conftest import Http
@@ -101,7 +101,7 @@ def asked() -> list[str]:
     variables = [variable for dashboard in DASHBOARDS.values() for variable in dashboard["templating"]["list"]]
     choices = [re.fullmatch(r"label_values\((.*), \w+\)", v["definition"])[1] for v in variables if v["type"] == "query"]
     compared = [alert.promql for alert in ALERTS if alert.bad]
-    return sorted({chosen(expression) for expression in [*panels, *choices, *map(str, RECORDS), *compared]})
+    return sorted({chosen(expression) for expression in [*panels, *choices, *map(str, RECORDING_RULES), *compared]})
 
 
 def test_everything_that_is_asked_of_a_run_has_an_answer(prometheus, wait):

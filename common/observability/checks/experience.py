@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from statistics import median
 
-from common.errors import DropReason
+from common.errors import BAD_CONTENT
 from common.observability import learner_metrics as learner
 from common.observability import promql, worker_metrics
 from common.observability.bottleneck import percent
 from common.observability.checks.base import COUNT, PERCENT, TRAINS, WAITING, Check, Threshold
 from common.observability.compare import ACTOR, Deployment, Service
-from common.observability.promql import ORDINARY_DROPS, UNREADABLE_DROPS
+from common.observability.promql import ORDINARY_DROPS
 from common.observability.rules import ACTOR_RATE, ALL, DROPPED_SHARE, LAG_SHARE
 
 FINISHED = 2  # rollouts: the second was begun after a newer policy had been published for a while
@@ -141,7 +141,7 @@ UNREADABLE = Threshold(
 
 
 def _unreadable(run: Deployment) -> Iterator[str]:
-    unread = sum(run.learner.grew(learner.MESSAGES_DROPPED, reason) for reason in UNREADABLE_DROPS)
+    unread = sum(run.learner.grew(learner.MESSAGES_DROPPED, reason) for reason in BAD_CONTENT)
     if UNREADABLE.passed(unread):
         yield f"{unread:.0f} messages are none of this run; use the same rookery version everywhere"
 
@@ -149,7 +149,7 @@ def _unreadable(run: Deployment) -> Iterator[str]:
 DECODE_ERRORS = Check(
     name="DecodeErrors",
     sentence="The learner received messages that are none of its run",
-    promql=f'increase({learner.MESSAGES_DROPPED}{{reason=~"{"|".join(UNREADABLE_DROPS)}"}}[10m])',
+    promql=f'increase({learner.MESSAGES_DROPPED}{{reason=~"{"|".join(BAD_CONTENT)}"}}[10m])',
     threshold=UNREADABLE,
     detail=f"{COUNT} messages in 10 minutes were refused as {{{{ $labels.reason }}}}.",
     predicate=_unreadable,
@@ -165,14 +165,12 @@ A worker of which 16 messages in a row were refused is evicted for a minute: see
 """,
 )
 
-REFUSED_CONTENT = (DropReason.DECODE, DropReason.SCHEMA, DropReason.NON_FINITE, DropReason.OUT_OF_RANGE, DropReason.EPISODES)
-
 
 def _evicted(run: Deployment) -> Iterator[str]:
     learner_, running = run.learner, sum(service.role == ACTOR for service in run.services)
     away = learner_.now(learner.WORKERS_CONNECTED, ACTOR) < running
     if learner_.grew(learner.WORKERS_EVICTED) or (away and learner_.now(learner.WORKERS_EVICTED) > 0):
-        refused = {reason: learner_.now(learner.MESSAGES_DROPPED, reason) for reason in REFUSED_CONTENT}
+        refused = {reason: learner_.now(learner.MESSAGES_DROPPED, reason) for reason in BAD_CONTENT}
         why = _largest_first({reason: count for reason, count in refused.items() if count > 0}, ".0f")
         yield f"workers were evicted, because only bad messages came from them ({why}); the learner's log has worker and fault"
 

@@ -22,7 +22,7 @@ def stands_still(run: Deployment) -> bool:
     """Return whether the learner waits while nothing moves: no update, no experience, no env step."""
     arrived = sum(run.learner.grew(learner.MESSAGES_RECEIVED, kind) for kind in ("trajectory", "gradient"))
     moved = run.learner.grew(learner.UPDATES) or arrived or sum(actor.grew(ACTOR_ENV_STEPS) for actor in run.actors)
-    return not moved and STARVED_SHARE.passed(_waits(run))
+    return not moved and WAITING_SHARE.passed(_waits(run))
 
 
 # --- it runs and trains ---
@@ -94,27 +94,27 @@ STALLED = Check(
 
 # --- experience arrives as fast as it is trained on ---
 
-STARVED_SHARE = Threshold(
+WAITING_SHARE = Threshold(
     value=0.5,
     unit="share of time",
     why="a learner that waits more could train twice as much: the better half of its machine is idle",
 )
 
 
-def _starved(run: Deployment) -> Iterator[str]:
-    if STARVED_SHARE.passed(_waits(run)) and not stands_still(run):
+def _waiting(run: Deployment) -> Iterator[str]:
+    if WAITING_SHARE.passed(_waits(run)) and not stands_still(run):
         yield f"the learner waits {percent(_waits(run))} of its time for experience; the bottleneck says why"
 
 
-STARVED = Check(
-    name="LearnerStarved",
+LEARNER_WAITING = Check(
+    name="LearnerWaiting",
     sentence="The learner mostly waits for experience",
     promql=str(LEARNER_WAITS),
-    threshold=STARVED_SHARE,
+    threshold=WAITING_SHARE,
     only=[TRAINS],
     lasting="10m",
     detail=f"It waits {PERCENT} of its time: more actors would make the run faster.",
-    predicate=_starved,
+    predicate=_waiting,
     runbook="""\
 1. Dashboard Overview, "Actors connected and wanted": start as many as are wanted, if there are cores for them.
 2. Dashboard Actors, "Phases of all actors": a large `env` or `act` is work; a large `snapshot` or `encode` is a slow network,
@@ -297,7 +297,7 @@ SHORT_OF_TARGET = Check(
 CHECKS = (
     DOWN,
     STALLED,
-    STARVED,
+    LEARNER_WAITING,
     SATURATED,
     SLOWED,
     SHORT_OF_TARGET,

@@ -133,7 +133,7 @@ def _policy_servers() -> Row:
                 unit="short",
             ),
             Panel(
-                title="Window time of a step",
+                title="Wait of a step for env workers",
                 description="Mean time from sending actions until the rows of all env workers were there.",
                 queries=[Query(f"{waited} / {steps}", EACH)],
                 unit="s",
@@ -145,9 +145,9 @@ def _policy_servers() -> Row:
                 unit="short",
             ),
             Panel(
-                title="Rows in gaps",
+                title="Missing rows",
                 description="Rows per second that no env worker brought: it was late, lost or not there yet.",
-                queries=[Query(SHOWN.rate(env.GAP_ROWS), EACH)],
+                queries=[Query(SHOWN.rate(env.MISSING_ROWS), EACH)],
                 unit="short",
             ),
             Panel(

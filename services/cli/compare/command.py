@@ -60,9 +60,9 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _runs(options: argparse.Namespace) -> list[RunData]:
-    from common.runtime.store import fetch_records  # noqa: PLC0415
+    from common.runtime.copies import fetch_results  # noqa: PLC0415
     from services.cli.compare.runs import read_runs  # noqa: PLC0415
 
     if not options.names:
         options.parser.error("the following arguments are required: RUN")
-    return read_runs(map(fetch_records, options.names))
+    return read_runs(map(fetch_results, options.names))

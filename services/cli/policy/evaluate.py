@@ -106,7 +106,7 @@ class EvaluationResult:
 
     @property
     def mode(self) -> str:
-        """How actions were chosen."""
+        """Return the way in which actions were chosen, as messages of evaluations name it."""
         return "greedy" if self.greedy else "sampled"
 
     @property

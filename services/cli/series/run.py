@@ -1,4 +1,4 @@
-"""A series of runs: its record, which runs are left to do, and a `rookery train` for each, one or several at a time."""
+"""A series of runs: its file, which runs are left to do, and a `rookery train` for each, one or several at a time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from services.cli.series.grid import Member, members, parse_seeds, split_overrid
 from services.cli.series.processes import Trainer
 from services.cli.train.report import own_end, read_summary
 
-RECORD = "series.json"
+SERIES_FILE = "series.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,48 +51,48 @@ class SeriesRequest:
 
 def is_series(folder: Path | None) -> bool:
     """Return whether `folder` holds a series."""
-    return folder is not None and (folder / RECORD).is_file()
+    return folder is not None and (folder / SERIES_FILE).is_file()
 
 
 def open_series(request: SeriesRequest, *, environ: Mapping[str, str], now: datetime) -> tuple[Series, Path]:
     """Return the series and its folder, both written.
 
-    A resumed series has the members of its record, or those that the command names. Raises `ConfigError` or `ResourceError`
+    A resumed series has the members of its file, or those that the command names. Raises `ConfigError` or `ResourceError`
     before anything is written.
     """
-    recorded = _read(request.folder) if request.resume else None
-    series, settings = _planned(request, recorded, environ)
+    saved = _read(request.folder) if request.resume else None
+    series, settings = _planned(request, saved, environ)
     folder = request.folder or Path("runs") / f"{settings.run.preset or 'run'}-{now:%Y%m%d-%H%M%S}"
     if not request.resume and folder.is_dir() and any(folder.iterdir()):
         fix = "name another --run-dir, or continue the series with --resume"
         raise ConfigError("folder of the series is in use", found=str(folder), wanted="a new or empty folder", fix=fix)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / RECORD, (json.dumps(asdict(series), indent=2) + "\n").encode())
+        write_atomically(folder / SERIES_FILE, (json.dumps(asdict(series), indent=2) + "\n").encode())
     except OSError as error:
         found = f"{error.strerror} at {folder}"
         raise ResourceError("folder of the series cannot be written", found=found, fix="set --run-dir") from error
     return series, folder
 
 
-def _planned(request: SeriesRequest, recorded: Series | None, environ: Mapping[str, str]) -> tuple[Series, Settings]:
+def _planned(request: SeriesRequest, saved: Series | None, environ: Mapping[str, str]) -> tuple[Series, Settings]:
     """Return the series with all its settings checked, and the settings of its first member."""
     shared, grid = split_overrides(request.overrides)
     shared = (*shared, *request.named)
-    if recorded is not None and not grid and request.seeds is None:
-        options = request.options or recorded.options
-        series = replace(recorded, overrides=(*recorded.overrides, *shared), options=options)
+    if saved is not None and not grid and request.seeds is None:
+        options = request.options or saved.options
+        series = replace(saved, overrides=(*saved.overrides, *shared), options=options)
     else:
-        preset = request.preset or (recorded.preset if recorded else None)
+        preset = request.preset or (saved.preset if saved else None)
         if preset is None:
             raise ConfigError("no preset named", found="a series without one", wanted="rookery train PRESET --seeds 1-5")
         first = (*shared, *(f"{key}={values[0]}" for key, values in grid.items()))
         base = load_settings(preset=preset, overrides=first, environ=environ).settings
         seeds = parse_seeds(request.seeds) if request.seeds is not None else (base.run.seed,)
         series = Series(preset=preset, overrides=shared, options=request.options, members=tuple(members(grid, seeds)))
-    if recorded is not None and request.preset not in {None, recorded.preset}:
+    if saved is not None and request.preset not in {None, saved.preset}:
         fix = "leave the preset out, or name another --run-dir"
-        raise ConfigError("the series to resume is of another preset", found=recorded.preset, wanted=request.preset, fix=fix)
+        raise ConfigError("the series to resume is of another preset", found=saved.preset, wanted=request.preset, fix=fix)
     checked = [
         load_settings(preset=series.preset, overrides=(*series.overrides, *member.overrides), environ=environ).settings
         for member in series.members
@@ -104,14 +104,16 @@ def _read(folder: Path | None) -> Series:
     """Return the series in `folder`. Raises `ConfigError` where there is none."""
     if folder is None or not is_series(folder):
         fix = "set --run-dir to the folder of a series"
-        raise ConfigError("no series to resume", found=str(folder or "--resume alone"), wanted=f"a folder with {RECORD}", fix=fix)
+        raise ConfigError(
+            "no series to resume", found=str(folder or "--resume alone"), wanted=f"a folder with {SERIES_FILE}", fix=fix
+        )
     try:
-        values = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        values = json.loads((folder / SERIES_FILE).read_text(encoding="utf-8"))
         found = [Member(name=member["name"], overrides=tuple(member["overrides"])) for member in values["members"]]
         overrides, options = tuple(values["overrides"]), tuple(values["options"])
         return Series(preset=values["preset"], overrides=overrides, options=options, members=tuple(found))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{folder / RECORD} cannot be read", found=repr(error), wanted="the record of a series") from error
+        raise ConfigError(f"{folder / SERIES_FILE} cannot be read", found=repr(error), wanted="the file of a series") from error
 
 
 def run_series(

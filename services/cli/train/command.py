@@ -77,7 +77,7 @@ def _parallel(text: str) -> int:
 
 def _train(options: argparse.Namespace) -> int:
     from common.config.load import preset_names  # noqa: PLC0415
-    from common.runtime.store import local_path  # noqa: PLC0415
+    from common.runtime.copies import local_path  # noqa: PLC0415
     from services.cli.series.grid import has_grid  # noqa: PLC0415
     from services.cli.series.run import is_series  # noqa: PLC0415
 
@@ -93,7 +93,7 @@ def _train(options: argparse.Namespace) -> int:
 
 def _initial(options: argparse.Namespace) -> str | None:
     """Return the checkpoint that `--init` names; None without the option. Raises `ConfigError`."""
-    from common.runtime.store import fetch  # noqa: PLC0415
+    from common.runtime.copies import fetch  # noqa: PLC0415
     from services.cli.train.warm_start import find_checkpoint  # noqa: PLC0415
 
     if options.init is None:
@@ -104,7 +104,7 @@ def _initial(options: argparse.Namespace) -> str | None:
 
 
 def _train_one(options: argparse.Namespace) -> int:
-    from common.runtime.store import is_address, local_path  # noqa: PLC0415
+    from common.runtime.copies import is_address, local_path  # noqa: PLC0415
     from services.cli.train.plan import Request  # noqa: PLC0415
     from services.cli.train.run import train  # noqa: PLC0415
 
@@ -129,7 +129,7 @@ def _train_one(options: argparse.Namespace) -> int:
 
 
 def _train_series(options: argparse.Namespace, folder: Path | None) -> int:
-    from common.runtime.store import is_address  # noqa: PLC0415
+    from common.runtime.copies import is_address  # noqa: PLC0415
     from services.cli.series.processes import TrainProcesses  # noqa: PLC0415
     from services.cli.series.run import SeriesRequest, open_series, run_series  # noqa: PLC0415
     from services.cli.train.view import make_view  # noqa: PLC0415

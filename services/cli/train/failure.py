@@ -6,8 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 
-from services.cli.train.processes import Processes
-from services.cli.train.supervisor import (
+from services.cli.train.events import (
     ACTOR,
     CONFIG_EXIT_CODE,
     ENV_WORKER,
@@ -17,6 +16,7 @@ from services.cli.train.supervisor import (
     ReportRefusal,
     describe_exit,
 )
+from services.cli.train.processes import Processes
 
 LOG_LINES = 200  # that are searched for the reason: a traceback follows the line that has it
 REASONS = (  # event and field of a log

@@ -3,38 +3,35 @@
 from __future__ import annotations
 
 import secrets
-import socket
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from common.algorithms.settings import ReplaySection
-from common.config.endpoint import MAX_PORT, Endpoint, connectable_host, parse_endpoint
+from common.algorithms.sections import ReplaySection
+from common.config.endpoint import Endpoint, connectable_host, parse_endpoint
 from common.config.layers import DEFAULT
 from common.config.load import COMMAND_LINE, LoadedSettings, as_yaml, load_settings, with_absolute_key_paths, with_chosen
 from common.config.schema import Settings
 from common.errors import ConfigError, ResourceError
-from common.observability.http import check_port
+from common.runtime.copies import check_new, restore, restore_missing
 from common.runtime.disk import write_atomically
 from common.runtime.machine import cores
 from common.runtime.run_directory import RunDirectory, add_command, create, default_path, held, reopen
-from common.runtime.store import check_new, restore, restore_missing
 from common.tracking.remote import check_tracking
 from common.transport.curve import LearnerKeys, WorkerKeys
 from common.transport.zmq import ZmqLearner
 from services.cli.precheck import check_environment
+from services.cli.train.events import ENV_WORKER, LEARNER, Start, actor_names, rank_names
+from services.cli.train.ports import binds, free_block, free_ports, metrics_ports, policy_servers
 from services.cli.train.search import ActorSearch
-from services.cli.train.supervisor import ENV_WORKER, LEARNER, Start, Supervisor, actor_names, rank_names
+from services.cli.train.supervisor import Supervisor
 
 FIRST_ACTORS = 1
 ACTORS_PER_CORE = 2  # that `--actors auto` tries; actors that wait for their environments need --actors N
-# Below the range from which Linux and macOS take the ports of outgoing connections: an actor that tries to reach a learner that
-# is down could otherwise get that very port, connect to itself, and prevent the learner from binding it.
-FIRST_PORT, LAST_PORT = 20_000, 32_000
 RESUME_EXAMPLE = "rookery train --resume --run-dir runs/NAME"
 
 
@@ -155,11 +152,11 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
         _check_workers(request, loaded.settings)
         path = named or default_path(preset=run.preset, seed=run.seed, now=now)
         chosen = _with_addresses(loaded, path, now, resume=request.resume)
-        ports = _metrics_ports(chosen.settings, actors=max_actors(chosen.settings) if request.auto_actors else None)
+        ports = metrics_ports(chosen.settings, actors=max_actors(chosen.settings) if request.auto_actors else None)
         keys = _learner_keys(chosen.settings, actors=request.auto_actors or chosen.settings.actor.count > 0)
-        for endpoint in _binds(chosen.settings):
+        for endpoint in binds(chosen.settings):
             ZmqLearner(endpoint, keys=keys).close()  # raises the errors that the learner would raise later
-        taken = {*ports.values(), *(parse_endpoint(endpoint).port for endpoint in _binds(chosen.settings))}
+        taken = {*ports.values(), *(parse_endpoint(endpoint).port for endpoint in binds(chosen.settings))}
         (master_port,) = free_ports(1, without=taken) if chosen.settings.learner.ranks > 1 else (0,)
         chosen = with_absolute_key_paths(chosen)  # after the checks, whose errors name the paths as the user wrote them
         text, created_folder = as_yaml(chosen.settings, chosen.provenance), not path.exists()
@@ -176,7 +173,7 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
             lock=lock,
             created_folder=created_folder,
             metrics_ports=ports,
-            policy_servers=_policy_servers(chosen.settings, without=taken | {master_port}),
+            policy_servers=policy_servers(chosen.settings, without=taken | {master_port}),
             master_port=master_port,
             resume=request.resume,
             auto_actors=request.auto_actors,
@@ -206,15 +203,6 @@ def _check_workers(request: Request, settings: Settings) -> None:
     if request.auto_actors and workers:
         found = f"--actors auto with policy_server.workers={workers}"
         raise ConfigError("the number of policy servers cannot be searched for", found=found, wanted="--actors N")
-
-
-def _policy_servers(settings: Settings, *, without: Collection[int]) -> dict[str, Endpoint]:
-    """Return an address of this machine for each policy server; empty where actors step their own environments."""
-    if not settings.policy_server.workers:
-        return {}
-    names = actor_names(settings.actor.count)
-    ports = free_ports(len(names), without=without)
-    return {name: Endpoint("127.0.0.1", port) for name, port in zip(names, ports, strict=True)}
 
 
 def max_actors(settings: Settings) -> int:
@@ -314,77 +302,3 @@ def _learner_keys(settings: Settings, *, actors: bool) -> LearnerKeys | None:
                 f"the learner would refuse {role}.keys", found=found, wanted=f"keys that {settings.learner.keys} allows", fix=fix
             )
     return learner
-
-
-def _metrics_ports(settings: Settings, *, actors: int | None) -> dict[str, int]:
-    """Return a port for each child: free ones, or `metrics.port` and those above it in the order in which children start."""
-    count = settings.actor.count if actors is None else actors
-    ranks, workers = settings.learner.ranks, settings.policy_server.workers
-    children = Supervisor(actors=count, evaluator=settings.evaluator.enabled, env_workers=workers, ranks=ranks).children
-    first = settings.metrics.port
-    if first == 0:
-        taken = {parse_endpoint(endpoint).port for endpoint in _binds(settings)}  # chosen before, and not bound yet
-        block = free_block(ranks, without=taken)
-        learners = [block + rank for rank in range(ranks)]
-        others = free_ports(len(children) - ranks, without={*taken, *learners})
-        return dict(zip(children, [*learners, *others], strict=True))
-    if first + len(children) - 1 > MAX_PORT:
-        raise ConfigError(
-            "metrics.port leaves no ports for all services", found=first, wanted=f"at most {MAX_PORT - len(children) + 1}"
-        )
-    for port in range(first, first + len(children)):
-        check_port(settings.metrics.host, port)
-    return {child: first + number for number, child in enumerate(children)}
-
-
-def _binds(settings: Settings) -> list[str]:
-    """Return the address of each rank of the learner: of `learner.bind`, with a port of its own."""
-    bind = parse_endpoint(settings.learner.bind)
-    return [str(Endpoint(bind.host, bind.port + rank)) for rank in range(settings.learner.ranks)]
-
-
-def free_block(count: int, *, without: Collection[int] = ()) -> int:
-    """Return the first of `count` ports in a row on which no process listens, none of them in `without`.
-
-    Raises `ResourceError` where there are none.
-    """
-    unusable = set(without)
-    while True:
-        (first,) = free_ports(1, without=unusable)
-        if count == 1 or set(range(first, first + count)) <= {first, *_free(range(first + 1, first + count), unusable)}:
-            return first
-        unusable.add(first)
-
-
-def _free(ports: Collection[int], without: Collection[int]) -> set[int]:
-    """Return those of `ports` on which no process listens."""
-    found = set()
-    for port in set(ports) - set(without):
-        with socket.socket() as candidate, suppress(OSError, OverflowError):
-            candidate.bind(("127.0.0.1", port))
-            found.add(port)
-    return found
-
-
-def free_ports(count: int, *, without: Collection[int] = (), host: str = "127.0.0.1") -> list[int]:
-    """Return `count` different ports on which no process listens, none of them in `without`.
-
-    Raises `ResourceError` where there are not as many.
-    """
-    ports: list[int] = []
-    start, span = secrets.randbelow(LAST_PORT - FIRST_PORT), LAST_PORT - FIRST_PORT
-    with ExitStack() as bound:  # all at once, so that no port is found twice
-        for offset in range(span):
-            if len(ports) == count:
-                break
-            port = FIRST_PORT + (start + offset) % span
-            candidate = bound.enter_context(socket.socket())
-            try:
-                candidate.bind((host, port))
-            except OSError:
-                continue
-            if port not in without:
-                ports.append(port)
-    if len(ports) < count:
-        raise ResourceError("no free ports", found=len(ports), wanted=f"{count} in {FIRST_PORT}..{LAST_PORT}")
-    return ports

@@ -21,7 +21,7 @@ from typing import BinaryIO, TypeAlias
 from common.runtime.lifecycle import Echo
 from common.units import KIB, MIB, Seconds
 from services.cli.train import exit_with_parent
-from services.cli.train.supervisor import (
+from services.cli.train.events import (
     LEARNER,
     ActorsRequested,
     Begin,
@@ -35,10 +35,10 @@ from services.cli.train.supervisor import (
     ReportRefusal,
     Start,
     StopRequested,
-    Supervisor,
     Terminate,
     Tick,
 )
+from services.cli.train.supervisor import Supervisor
 
 POLL_SECONDS: Seconds = 0.2
 LOG_END_BYTES = 16 * KIB

@@ -16,13 +16,7 @@ from common.config.load import ENV_PREFIX
 from common.runtime.disk import write_atomically
 from common.runtime.run_directory import RunDirectory
 from common.units import Seconds
-from services.cli.train.failure import crash_line, failure_lines, newest_line, refusal_line
-from services.cli.train.plan import Plan, Request, make_plan
-from services.cli.train.processes import Processes, Requests, stop_signals, supervise
-from services.cli.train.report import draw_curve, final_lines, read_summary, verdict
-from services.cli.train.search import ActorSearch
-from services.cli.train.status import STARTING, RunStatus, StatusPoller
-from services.cli.train.supervisor import (
+from services.cli.train.events import (
     CONFIG_EXIT_CODE,
     LEARNER,
     ActorsRequested,
@@ -33,9 +27,15 @@ from services.cli.train.supervisor import (
     ReportFailure,
     ReportRefusal,
     StopRequested,
-    Supervisor,
     actor_names,
 )
+from services.cli.train.failure import crash_line, failure_lines, newest_line, refusal_line
+from services.cli.train.plan import Plan, Request, make_plan
+from services.cli.train.processes import Processes, Requests, stop_signals, supervise
+from services.cli.train.report import draw_curve, final_lines, read_summary, verdict
+from services.cli.train.search import ActorSearch
+from services.cli.train.status import STARTING, RunStatus, StatusPoller
+from services.cli.train.supervisor import Supervisor
 from services.cli.train.view import ProgressEstimator, View, ViewFrame, make_view
 from services.cli.train.warm_start import describe
 

@@ -19,7 +19,7 @@ from typing import Any, Self
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from common.errors import DropReason
+from common.errors import BAD_CONTENT, DropReason
 from common.observability.compare import LEARNER, Samples, Scrape, ServiceSample, by_label, compare
 from common.observability.learner_metrics import MESSAGES_DROPPED
 from common.units import MIB, EnvSteps, Seconds, Version
@@ -30,8 +30,8 @@ MAX_PAGE_BYTES = 16 * MIB
 POLL_SECONDS: Seconds = 1.0
 KEPT_SCRAPES = 11  # ten seconds
 
-REFUSALS = (DropReason.SCHEMA, DropReason.NON_FINITE, DropReason.OUT_OF_RANGE, DropReason.EPISODES)
-"""Drop reasons of experience that the learner refuses for its content, whoever sends it and when."""
+REFUSED_EXPERIENCE = tuple(reason for reason in BAD_CONTENT if reason is not DropReason.DECODE)
+"""Drop reasons of experience that is refused for its content. Bytes that cannot be decoded may be of any message and sender."""
 
 OF_EACH_RANK = ("workers", "queue", "ledger")
 """Parts of a learner's answer that each of its ranks has for itself; all others are of the run."""
@@ -101,7 +101,7 @@ class LedgerCounts(_Value):
     @property
     def refused(self) -> EnvSteps:
         """Return the env steps of experience that the learner refused for its content."""
-        return sum(self.dropped.get(reason, 0) for reason in REFUSALS)
+        return sum(self.dropped.get(reason, 0) for reason in REFUSED_EXPERIENCE)
 
 
 class RunStatus(_Value):
@@ -222,7 +222,7 @@ class StatusPoller:
         except ValidationError:  # another program answers at that address
             return self.latest
         messages = by_label(self._kept[-1][LEARNER].samples, MESSAGES_DROPPED.name) if status.ledger.refused else {}
-        return status.model_copy(update={"refused_messages": sum(int(messages.get(reason, 0)) for reason in REFUSALS)})
+        return status.model_copy(update={"refused_messages": sum(int(messages.get(reason, 0)) for reason in REFUSED_EXPERIENCE)})
 
     def _of_ranks(self, first: dict[str, Any]) -> dict[str, Any]:
         """Return the sums over all ranks of the learner, `first` being rank 0: workers, queue and ledger."""

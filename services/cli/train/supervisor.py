@@ -14,116 +14,34 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import TypeAlias
 
 from common.units import EnvSteps, Seconds
-
-LEARNER = "learner"
-EVALUATOR = "evaluator"
-ACTOR = "actor"
-ENV_WORKER = "env_worker"
-CONFIG_EXIT_CODE = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Begin:
-    """The run starts."""
-
-
-@dataclass(frozen=True, slots=True)
-class Exited:
-    """A child process ended with `code` as `subprocess` gives it: negative for a signal."""
-
-    child: str
-    code: int
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
-
-
-@dataclass(frozen=True, slots=True)
-class StopRequested:
-    """The supervisor received Ctrl-C or SIGTERM."""
-
-
-@dataclass(frozen=True, slots=True)
-class ActorsRequested:
-    """The run is to have this number of actors from now on."""
-
-    actors: int
-
-
-@dataclass(frozen=True, slots=True)
-class ExperienceCounted:
-    """The learner has admitted `accepted` env steps and refused `refused` messages of actors, as of now."""
-
-    accepted: EnvSteps
-    refused: int
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Start the child; with `resume` the learner continues from its newest checkpoint."""
-
-    child: str
-    resume: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Terminate:
-    """Send SIGTERM to the child."""
-
-    child: str
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """Send SIGKILL to the process group of the child."""
-
-    child: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReportCrash:
-    """Show the error of a child that crashed and will be restarted."""
-
-    child: str
-    exit_code: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReportRefusal:
-    """Show why the learner refused experience: `messages` since the last report, while it accepts other experience."""
-
-    messages: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReportFailure:
-    """Show why the run fails, and the end of the child's log."""
-
-    child: str
-    reason: str
-    exit_code: int
-
-
-Event: TypeAlias = Begin | Exited | Tick | StopRequested | ActorsRequested | ExperienceCounted
-Report: TypeAlias = ReportCrash | ReportRefusal | ReportFailure
-Instruction: TypeAlias = Start | Terminate | Kill | Report
-
-
-class Outcome(StrEnum):
-    """End of the run as its processes show it; the learner's summary says if the target was reached."""
-
-    RUNNING = "running"
-    FINISHED = "finished"  # the learner ended by itself
-    STOPPED = "stopped"  # on request, and the learner saved its state
-    REFUSED = "refused"  # a child refused a setting
-    FAILED = "failed"
-    KILLED = "killed"  # on a second request
+from services.cli.train.events import (
+    ACTOR,
+    CONFIG_EXIT_CODE,
+    ENV_WORKER,
+    EVALUATOR,
+    LEARNER,
+    ActorsRequested,
+    Begin,
+    Event,
+    Exited,
+    ExperienceCounted,
+    Instruction,
+    Kill,
+    Outcome,
+    ReportCrash,
+    ReportFailure,
+    ReportRefusal,
+    Start,
+    StopRequested,
+    Terminate,
+    Tick,
+    actor_names,
+    describe_exit,
+    env_worker_names,
+    rank_names,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -362,23 +280,3 @@ class Supervisor:
         kills: list[tuple[Seconds, Terminate | Kill]] = [(terminate_at + self.timeouts.terminate, Kill(name)) for name in running]
         self._due = [*((terminate_at, Terminate(name)) for name in running), *kills]
         return self._tick(now)
-
-
-def actor_names(actors: int) -> list[str]:
-    """Return the names of `actors` actors in the order in which they start."""
-    return [f"{ACTOR}-{number}" for number in range(actors)]
-
-
-def env_worker_names(actor: int, env_workers: int) -> list[str]:
-    """Return the names of the env workers of one policy server."""
-    return [f"{ENV_WORKER}-{actor}-{number}" for number in range(env_workers)]
-
-
-def rank_names(ranks: int) -> list[str]:
-    """Return the names of the ranks of the learner; rank 0 is `LEARNER` itself."""
-    return [LEARNER, *(f"{LEARNER}-{rank}" for rank in range(1, ranks))]
-
-
-def describe_exit(code: int) -> str:
-    """Return `exit code 1`, or `signal 9` for a negative code."""
-    return f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -17,7 +17,7 @@ from common.errors import DropReason, ProtocolError
 from common.models import nets, snapshot
 from common.models.snapshot import ParameterLayout
 from common.models.spec import ModelSettings
-from common.protocol.arrays import check_schema
+from common.protocol.content import check_schema
 from common.protocol.events import Experience
 from common.protocol.messages import Gradient
 

@@ -14,7 +14,7 @@ from common.envs.stacking import stack
 from common.errors import ResourceError
 from common.models import snapshot
 from common.models.spec import ModelSettings
-from common.protocol.arrays import check_schema
+from common.protocol.content import check_schema
 from common.protocol.events import Experience, WorkerKey
 
 WORKER = WorkerKey(name="a", incarnation=1)

@@ -9,8 +9,8 @@ import torch
 from common.algorithms.api import ObservesExperience, RunProgress, WorkerContext
 from common.algorithms.moments import ComponentMoments
 from common.algorithms.registry import ALGORITHMS, build_algorithm, build_policy
-from common.envs.make import example_frames
 from common.envs.spec import EnvSettings
+from common.envs.trial import example_frames
 from common.errors import ConfigError
 from common.models import snapshot
 from common.models.layers import Network

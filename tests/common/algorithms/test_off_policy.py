@@ -8,7 +8,7 @@ import torch
 
 from common.algorithms.api import HasReplay, RunProgress
 from common.algorithms.off_policy import NONFINITE_STEPS, ReplayLearner
-from common.algorithms.settings import ReplaySection
+from common.algorithms.sections import ReplaySection
 from common.errors import ConfigError
 from common.protocol.events import WorkerKey
 

@@ -16,6 +16,7 @@ from common.algorithms.api import RunProgress
 from common.algorithms.moments import Moments
 from common.algorithms.settings import DQNSettings, ImpalaSettings
 from common.errors import ResourceError
+from common.models import snapshot
 
 pytestmark = pytest.mark.pure
 
@@ -75,7 +76,7 @@ def test_a_restored_optimizer_takes_the_very_same_step(name):
 
     along(first, optimizer, 0)
     second.load_state_dict(first.state_dict())
-    optim.restore_optimizer(restored, second, optim.optimizer_state(optimizer, first))
+    snapshot.restore_optimizer(restored, second, snapshot.optimizer_state(optimizer, first))
     along(first, optimizer, 1)
     along(second, restored, 1)
     assert all(torch.equal(*pair) for pair in zip(first.parameters(), second.parameters(), strict=True))
@@ -104,9 +105,9 @@ def test_what_was_copied_is_not_changed_by_the_next_step():
     """A checkpoint is written by another thread while training goes on."""
     net = one_weight()
     optimizer = optim.build_optimizer("rmsprop", net, lr=0.1, eps=0.1)
-    assert optim.optimizer_state(optimizer, net) == {}
+    assert snapshot.optimizer_state(optimizer, net) == {}
     step(net, optimizer, 2.0)
-    state = optim.optimizer_state(optimizer, net)
+    state = snapshot.optimizer_state(optimizer, net)
     step(net, optimizer, 5.0)
     assert state["weight"]["square"].item() == pytest.approx(1.03)
 
@@ -219,7 +220,7 @@ def test_they_survive_a_checkpoint_exactly():
 def test_a_network_takes_the_parameters_of_another_bit_for_bit():
     """Out and in again."""
     first, second = nn.Linear(3, 2), nn.Linear(3, 2)
-    optim.restore_network(second, optim.network_state(first))
+    snapshot.restore_network(second, snapshot.network_state(first))
     assert torch.equal(first.weight, second.weight)
     assert torch.equal(first.bias, second.bias)
 
@@ -227,7 +228,7 @@ def test_a_network_takes_the_parameters_of_another_bit_for_bit():
 def test_what_was_taken_is_not_changed_by_training_on():
     """A checkpoint is written by another thread while the next update runs."""
     net = nn.Linear(3, 2)
-    state = optim.network_state(net)
+    state = snapshot.network_state(net)
     before = state["weight"].clone()
     net.weight.data.add_(1.0)
     assert torch.equal(state["weight"], before)
@@ -238,7 +239,7 @@ def test_another_architecture_is_refused_by_what_differs_and_changes_nothing():
     net = nn.Linear(3, 2)
     before = net.weight.clone()
     with pytest.raises(ResourceError, match=r"another network: found {'weight': \[2, 4\]}, wanted {'weight': \[2, 3\]}; resume"):
-        optim.restore_network(net, optim.network_state(nn.Linear(4, 2)))
+        snapshot.restore_network(net, snapshot.network_state(nn.Linear(4, 2)))
     assert torch.equal(net.weight, before)
 
 

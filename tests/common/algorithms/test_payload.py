@@ -185,13 +185,13 @@ def test_an_end_that_is_kept_back_shows_in_the_next_message() -> None:
         check(trajectory(1, episodes=[], valid=[(0, 0)], start=[(1, 0)]))
 
 
-GAP = [(2, 0), (3, 0)]  # rows that no env worker brought: environment 0 begins anew in the last one
+MISSING = [(2, 0), (3, 0)]  # rows that no env worker brought: environment 0 begins anew in the last one
 
 
-def with_gap(seq: int, *, gap: list[tuple[int, int]], **rows: Any) -> Trajectory:
+def with_missing_rows(seq: int, *, missing: list[tuple[int, int]], **rows: Any) -> Trajectory:
     """Return a message with rows that are not valid and earn nothing."""
-    message = trajectory(seq, valid=gap, **rows)
-    message.arrays["reward"][tuple(np.transpose(gap))] = 0
+    message = trajectory(seq, valid=missing, **rows)
+    message.arrays["reward"][tuple(np.transpose(missing))] = 0
     return message
 
 
@@ -204,27 +204,27 @@ def with_gap(seq: int, *, gap: list[tuple[int, int]], **rows: Any) -> Trajectory
         ({"truncated": [(1, 0)]}, [(2.0, 2)]),
     ],
 )
-def test_an_episode_before_a_gap_is_reported_where_it_ended_and_the_next_one_counts_from_zero(ends, reported) -> None:
+def test_an_episode_before_missing_rows_is_reported_where_it_ended_and_the_next_one_counts_from_zero(ends, reported) -> None:
     check = TrajectoryEpisodes()
-    first = with_gap(0, gap=GAP, start=[*FIRST, (4, 0)], episodes=reported, **ends)
+    first = with_missing_rows(0, missing=MISSING, start=[*FIRST, (4, 0)], episodes=reported, **ends)
     assert counted(check(first)) == reported
     second = trajectory(1, episodes=[(2.0, 2)], terminated=[(1, 0)], start=[(0, 0), (2, 0)])
     assert counted(check(second)) == [(2.0, 2)]
 
 
-def test_a_gap_between_two_messages_abandons_the_running_episode() -> None:
+def test_missing_rows_between_two_messages_abandon_the_running_episode() -> None:
     check = TrajectoryEpisodes()
     check(trajectory(episodes=[], start=FIRST))
     rows = {"start": [(2, 0), (4, 0)], "terminated": [(3, 0)]}
-    assert counted(check(with_gap(1, gap=[(0, 0), (1, 0)], episodes=[(2.0, 2)], **rows))) == [(2.0, 2)]
+    assert counted(check(with_missing_rows(1, missing=[(0, 0), (1, 0)], episodes=[(2.0, 2)], **rows))) == [(2.0, 2)]
 
 
-def test_a_truncated_episode_before_a_gap_must_be_reported() -> None:
+def test_a_truncated_episode_before_missing_rows_must_be_reported() -> None:
     with pytest.raises(ProtocolError, match="episodes of the message"):
-        TrajectoryEpisodes()(with_gap(0, gap=GAP, start=[*FIRST, (4, 0)], truncated=[(1, 0)], episodes=[]))
+        TrajectoryEpisodes()(with_missing_rows(0, missing=MISSING, start=[*FIRST, (4, 0)], truncated=[(1, 0)], episodes=[]))
 
 
-def test_a_lost_life_in_the_last_row_is_told_from_an_end_by_the_report() -> None:
+def test_a_lost_life_in_the_last_row_is_distinguished_from_an_end_by_the_report() -> None:
     """Environment 0 lost a life; the shorter episode of environment 1 ended."""
     check = TrajectoryEpisodes()
     rows = {"start": [*FIRST, (2, 1)], "terminated": [(1, 1), (3, 0), (3, 1)]}

@@ -19,7 +19,7 @@ ROUNDING = 1e-6
 
 
 laws = st.fixed_dictionaries(
-    {"samples_per_insert": st.floats(0.01, 100.0), "batch": st.integers(1, 512), "warm_up": st.integers(0, 3_000)}
+    {"samples_per_insert": st.floats(0.01, 100.0), "minibatch_size": st.integers(1, 512), "warm_up": st.integers(0, 3_000)}
 )
 
 
@@ -53,9 +53,9 @@ def play(limiter: RateLimiter, actors: int, credits_each: int, chance: Random) -
             credit[actor] -= 1
             queue.append((actor, chance.choice([0, 1, chance.randrange(400)])))
         paid = limiter.samples_per_insert * max(0, limiter.env_steps - limiter.warm_up)
-        drawn = limiter.minibatches * limiter.batch
+        drawn = limiter.minibatches * limiter.minibatch_size
         under_way = limiter.samples_per_insert * largest if limiter.sample_budget else 0.0
-        assert paid - limiter.batch - under_way - ROUNDING < drawn <= paid + ROUNDING
+        assert paid - limiter.minibatch_size - under_way - ROUNDING < drawn <= paid + ROUNDING
 
 
 @given(laws, st.lists(st.integers(0, 100_000), max_size=20))
@@ -69,21 +69,23 @@ def test_after_an_update_the_measured_ratio_is_the_one_asked_for(law: Any, inser
         paying = limiter.env_steps - limiter.warm_up
         if paying > 0:
             lacking = limiter.samples_per_insert - limiter.ratio
-            assert -ROUNDING < lacking < limiter.batch / paying + ROUNDING
+            assert -ROUNDING < lacking < limiter.minibatch_size / paying + ROUNDING
         else:
             assert limiter.ratio == 0.0
 
 
 def test_the_warm_up_pays_for_nothing() -> None:
     """Of the insert that ends it only what is beyond it counts."""
-    limiter = RateLimiter(samples_per_insert=2.0, batch=10, warm_up=100)
+    limiter = RateLimiter(samples_per_insert=2.0, minibatch_size=10, warm_up=100)
     limiter.count_insert(99)
     assert limiter.sample_budget == 0
     limiter.count_insert(11)
     assert limiter.sample_budget == 2
 
 
-@pytest.mark.parametrize("asked", [{"samples_per_insert": 0.0, "batch": 1}, {"samples_per_insert": 1.0, "batch": 0}])
+@pytest.mark.parametrize(
+    "asked", [{"samples_per_insert": 0.0, "minibatch_size": 1}, {"samples_per_insert": 1.0, "minibatch_size": 0}]
+)
 def test_a_ratio_or_minibatch_of_0_is_refused(asked: dict[str, float]) -> None:
     """A ratio of 0 would never train, and the budget of empty minibatches has no end."""
     with pytest.raises(ConfigError):

@@ -5,16 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from common.algorithms.settings import (
-    A3CGradSettings,
-    A3CSettings,
-    DQNSettings,
-    ImpalaSettings,
-    PPOSettings,
-    ReplaySection,
-    RunScale,
-    TD3Settings,
-)
+from common.algorithms.sections import ReplaySection, RunScale
+from common.algorithms.settings import A3CGradSettings, A3CSettings, DQNSettings, ImpalaSettings, PPOSettings, TD3Settings
 
 pytestmark = pytest.mark.pure
 

@@ -9,9 +9,10 @@ from pydantic import Field
 from common.algorithms.api import Entry
 from common.algorithms.on_policy import ActorCriticPolicy
 from common.algorithms.ppo import PPO
-from common.algorithms.settings import AlgorithmSection, ImpalaSettings
+from common.algorithms.sections import AlgorithmSection
+from common.algorithms.settings import ImpalaSettings
 from common.config.load import CHOSEN, as_yaml, load_settings, preset_names, with_chosen
-from common.config.schema import RunConfig
+from common.config.run_config import RunConfig
 from common.errors import ConfigError
 
 pytestmark = pytest.mark.pure

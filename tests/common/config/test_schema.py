@@ -7,13 +7,13 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from common.algorithms.settings import PPOSettings
+from common.config.run_config import RunConfig
 from common.config.schema import (
     ActorSettings,
     EvaluatorSettings,
     LearnerSettings,
     LogSettings,
     RolloutSettings,
-    RunConfig,
     RunSettings,
     Settings,
     TargetSettings,

@@ -16,9 +16,11 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from pydantic import ValidationError
 
-from common.envs.make import VectorEnvironment, make, spec_of
+from common.envs.make import make
 from common.envs.probes import counting
 from common.envs.spec import ActionSpec, EnvSettings
+from common.envs.trial import spec_of
+from common.envs.vector import VectorEnvironment
 from common.errors import ConfigError, ResourceError
 
 pytestmark = pytest.mark.service

@@ -3,8 +3,8 @@
 import pytest
 
 from common.config.load import find_preset, load_settings, preset_header, preset_names
-from common.envs.make import spec_of
 from common.envs.spec import EnvSpec
+from common.envs.trial import spec_of
 from common.errors import ResourceError
 
 pytestmark = pytest.mark.service

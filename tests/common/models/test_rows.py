@@ -29,7 +29,7 @@ class Recurrent(nn.Module):
         return self.lstm(observation)[0]
 
 
-class Remembers(nn.Module):
+class RunningSum(nn.Module):
     """Keeps a sum over all calls."""
 
     sum = 0.0
@@ -44,7 +44,7 @@ class Remembers(nn.Module):
     [
         Recurrent(),
         Recurrent(bidirectional=True),
-        Remembers(),
+        RunningSum(),
         nn.BatchNorm1d(4, track_running_stats=False),
         Function(lambda observation: observation - observation.mean(0)),
         Function(lambda observation: observation.roll(1, 0)),

@@ -9,7 +9,7 @@ from common.observability.bottleneck import CPU_LOST, ON_THE_WIRE, THROTTLED, WA
 pytestmark = pytest.mark.pure
 
 BUSY_LEARNER = {"wait": 2.0, "collate": 4.0, "train": 93.0, "publish": 1.0, "checkpoint": 0.0}
-STARVED_LEARNER = {"wait": 38.0, "collate": 4.0, "train": 57.0, "publish": 1.0, "checkpoint": 0.0}
+WAITING_LEARNER = {"wait": 38.0, "collate": 4.0, "train": 57.0, "publish": 1.0, "checkpoint": 0.0}
 BUSY_ACTORS = {"env": 71.0, "act": 20.0, "encode": 5.0, "credit_wait": 3.0, "snapshot": 1.0}
 HELD_ACTORS = {"env": 40.0, "act": 15.0, "encode": 3.0, "credit_wait": 41.0, "snapshot": 1.0}
 
@@ -26,7 +26,7 @@ def test_a_learner_that_never_waits_holds_up_actors_that_do():
 
 def test_a_learner_that_waits_for_busy_actors_is_held_up_by_them():
     """A slow environment."""
-    verdict = find_bottleneck(learner=STARVED_LEARNER, actors=BUSY_ACTORS)
+    verdict = find_bottleneck(learner=WAITING_LEARNER, actors=BUSY_ACTORS)
     assert (verdict.kind, verdict.share) == (Kind.ACTOR, 0.71)
     assert verdict.sentence == (
         "actor-bound: the learner waits 38 % for experience; actors spend 71 % in the environment; "
@@ -36,23 +36,23 @@ def test_a_learner_that_waits_for_busy_actors_is_held_up_by_them():
 
 def test_both_waiting_is_a_matter_of_pace():
     """One credit, and a batch that needs two messages of it."""
-    verdict = find_bottleneck(learner=STARVED_LEARNER, actors=HELD_ACTORS)
+    verdict = find_bottleneck(learner=WAITING_LEARNER, actors=HELD_ACTORS)
     assert verdict.kind is Kind.PACE
     assert "learner.credits" in verdict.sentence
 
 
 def test_both_waiting_for_messages_on_the_wire_is_a_matter_of_the_network():
     """Actors behind a slow line: more credits would only lie on it, too."""
-    verdict = find_bottleneck(learner=STARVED_LEARNER, actors=HELD_ACTORS, wire=0.97)
+    verdict = find_bottleneck(learner=WAITING_LEARNER, actors=HELD_ACTORS, wire=0.97)
     assert (verdict.kind, verdict.share) == (Kind.NETWORK, 0.38)
     assert verdict.sentence.startswith(
         "network-bound: the learner waits 38 % for experience while actors wait 41 % for credit; "
         "messages spend 97 % of their way on the wire"
     )
-    assert find_bottleneck(learner=STARVED_LEARNER, actors=HELD_ACTORS, wire=ON_THE_WIRE - 0.01).kind is Kind.PACE
+    assert find_bottleneck(learner=WAITING_LEARNER, actors=HELD_ACTORS, wire=ON_THE_WIRE - 0.01).kind is Kind.PACE
 
 
-@pytest.mark.parametrize(("learner", "actors"), [(BUSY_LEARNER, HELD_ACTORS), (STARVED_LEARNER, BUSY_ACTORS)])
+@pytest.mark.parametrize(("learner", "actors"), [(BUSY_LEARNER, HELD_ACTORS), (WAITING_LEARNER, BUSY_ACTORS)])
 def test_a_slow_line_that_holds_up_only_one_side_is_not_the_bottleneck(learner, actors):
     """Messages may take their time where the other side is busy all along."""
     assert find_bottleneck(learner=learner, actors=actors, wire=1.0).kind in (Kind.LEARNER, Kind.ACTOR)
@@ -79,15 +79,15 @@ def test_the_advice_fits_the_learners_busiest_phase(phase, word):
 )
 def test_the_advice_fits_the_actors_busiest_phase(phase, word):
     """A large network on a small actor is another matter than a slow game."""
-    assert word in find_bottleneck(learner=STARVED_LEARNER, actors={"credit_wait": 1.0, phase: 50.0}).sentence
+    assert word in find_bottleneck(learner=WAITING_LEARNER, actors={"credit_wait": 1.0, phase: 50.0}).sentence
 
 
 def test_without_actors_the_learner_alone_decides():
     """Actors on other machines, with metrics that this process cannot read."""
     assert find_bottleneck(learner=BUSY_LEARNER, actors={}).kind is Kind.LEARNER
-    starved = find_bottleneck(learner=STARVED_LEARNER, actors={})
-    assert starved.kind is Kind.ACTOR
-    assert starved.sentence == "actor-bound: the learner waits 38 % for experience; add actors where cores are free"
+    verdict = find_bottleneck(learner=WAITING_LEARNER, actors={})
+    assert verdict.kind is Kind.ACTOR
+    assert verdict.sentence == "actor-bound: the learner waits 38 % for experience; add actors where cores are free"
 
 
 @pytest.mark.parametrize("learner", [{}, {"wait": 0.0, "train": 0.0}])
@@ -118,7 +118,7 @@ def test_a_cpu_limit_that_stops_the_container_is_named():
     verdict = find_bottleneck(learner=BUSY_LEARNER, actors=HELD_ACTORS, learner_cpu_lost=0.88, learner_quota=quota)
     advice = "; the CPU limit of 0.5 cores stops the container in 96 % of its periods: raise the limit, or run fewer processes"
     assert advice in verdict.sentence
-    verdict = find_bottleneck(learner=STARVED_LEARNER, actors=BUSY_ACTORS, actors_cpu_lost=0.75, actors_quota=quota)
+    verdict = find_bottleneck(learner=WAITING_LEARNER, actors=BUSY_ACTORS, actors_cpu_lost=0.75, actors_quota=quota)
     assert advice in verdict.sentence
 
 
@@ -130,7 +130,7 @@ def test_a_cpu_limit_that_is_hardly_met_is_not_blamed():
 
 def test_busy_actors_without_cores_are_starved_of_cpu():
     """Eight actors on two cores: more of them would not help."""
-    verdict = find_bottleneck(learner=STARVED_LEARNER, actors=BUSY_ACTORS, learner_cpu_lost=0.1, actors_cpu_lost=0.75)
+    verdict = find_bottleneck(learner=WAITING_LEARNER, actors=BUSY_ACTORS, learner_cpu_lost=0.1, actors_cpu_lost=0.75)
     assert (verdict.kind, verdict.share) == (Kind.CPU, 0.75)
     assert verdict.sentence == (
         "cpu-starved: actors wait 75 % of the time for a core, the learner waits 38 % for experience; "
@@ -147,9 +147,9 @@ def test_where_both_sides_lack_cpu_the_verdict_names_the_one_that_lacks_more():
 @pytest.mark.parametrize(
     ("learner", "actors", "lost", "kind"),
     [
-        (STARVED_LEARNER, BUSY_ACTORS, {"learner_cpu_lost": 0.9}, Kind.ACTOR),
+        (WAITING_LEARNER, BUSY_ACTORS, {"learner_cpu_lost": 0.9}, Kind.ACTOR),
         (BUSY_LEARNER, HELD_ACTORS, {"actors_cpu_lost": 0.9}, Kind.LEARNER),
-        (STARVED_LEARNER, HELD_ACTORS, {"learner_cpu_lost": 0.9, "actors_cpu_lost": 0.9}, Kind.PACE),
+        (WAITING_LEARNER, HELD_ACTORS, {"learner_cpu_lost": 0.9, "actors_cpu_lost": 0.9}, Kind.PACE),
         (BUSY_LEARNER, HELD_ACTORS, {"learner_cpu_lost": CPU_LOST}, Kind.LEARNER),
         (BUSY_LEARNER, HELD_ACTORS, {}, Kind.LEARNER),
     ],

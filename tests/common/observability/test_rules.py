@@ -9,7 +9,7 @@ from common.observability.checks import CHECKS
 from common.observability.checks.base import RUNBOOKS
 from common.observability.env_metrics import ENV_WORKER_METRICS, OWN_POLICY_SERVER_METRICS
 from common.observability.learner_metrics import METRICS
-from common.observability.rules import RECORDS, groups
+from common.observability.rules import RECORDING_RULES, groups
 from common.observability.worker_metrics import ACTOR_METRICS, EVALUATOR_METRICS
 from tests.common.observability.helpers import COMMITTED, DASHBOARDS, ROOT, metrics_in, needs_promtool, promtool, queries
 
@@ -32,7 +32,7 @@ def test_promtool_finds_nothing_to_say(tmp_path):
     """The rule file is one that Prometheus loads."""
     code, said = promtool("check", "rules", "--lint=all", "--lint-fatal", COMMITTED / "rules.yml", folder=tmp_path)
     assert code == 0, said
-    assert f"{len(ALERTS) + len(RECORDS)} rules found" in said
+    assert f"{len(ALERTS) + len(RECORDING_RULES)} rules found" in said
     (tmp_path / "prometheus.yml").write_text(yaml.safe_dump({"rule_files": [str(COMMITTED / "rules.yml")]}))
     code, said = promtool("check", "config", "prometheus.yml", folder=tmp_path)
     assert code == 0, said
@@ -87,15 +87,15 @@ def test_rules_and_panels_read_only_what_the_services_export():
     """A metric that is renamed leaves an alert that can never fire, and a panel that stays empty."""
     declared = [*METRICS, *ACTOR_METRICS, *OWN_POLICY_SERVER_METRICS, *ENV_WORKER_METRICS, *EVALUATOR_METRICS]
     known = {metric.name for metric in declared} | {f"{m.name}_bucket" for m in declared if m.type == "histogram"}
-    expressions = [*(record.expression for record in RECORDS), *(alert.expression for alert in ALERTS)]
+    expressions = [*(rule.expression for rule in RECORDING_RULES), *(alert.expression for alert in ALERTS)]
     expressions += [query for dashboard in DASHBOARDS.values() for query in queries(dashboard)]
     read = set().union(*map(metrics_in, expressions))
-    assert read - known - FROM_THE_CLIENT - {str(record) for record in RECORDS} == set()
+    assert read - known - FROM_THE_CLIENT - {str(rule) for rule in RECORDING_RULES} == set()
     assert len(read & known) > 20
 
 
 def test_a_recorded_figure_comes_after_those_it_reads():
     """Prometheus computes a group from top to bottom: the other way round a figure is a minute late."""
-    names = [record.name for record in RECORDS]
-    for number, record in enumerate(RECORDS):
-        assert metrics_in(record.expression) & set(names) <= set(names[:number])
+    names = [rule.name for rule in RECORDING_RULES]
+    for number, rule in enumerate(RECORDING_RULES):
+        assert metrics_in(rule.expression) & set(names) <= set(names[:number])

@@ -7,9 +7,10 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from common.envs.make import Transition, make
+from common.envs.make import make
 from common.envs.spec import EnvSettings
 from common.envs.stacking import stack
+from common.envs.vector import Transition
 from common.policies.episodes import Episodes, Tally
 
 pytestmark = pytest.mark.pure

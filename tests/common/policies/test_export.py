@@ -95,7 +95,7 @@ def test_onnxruntime_takes_the_same_greedy_actions(make_run, preset, overrides, 
     with torch.no_grad():
         for parameter in policy.module.parameters():
             parameter.neg_()
-    assert export.compare(model, policy, observations=1000).different > 100  # another policy is told from the exported one
+    assert export.compare(model, policy, observations=1000).different > 100  # another policy differs from the exported one
 
 
 def test_actions_are_those_of_the_environment(make_run, own, tmp_path):

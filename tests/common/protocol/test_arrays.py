@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from common.errors import DecodeError, DropReason, InternalError, ProtocolError
 from common.protocol import limits
-from common.protocol.arrays import DTYPES, check_numbers, check_schema, from_buffer, layout, to_buffer
+from common.protocol.arrays import DTYPES, from_buffer, layout, to_buffer
+from common.protocol.content import check_numbers, check_schema
 from common.protocol.messages import ArraySpec
 
 pytestmark = pytest.mark.wire

@@ -1,4 +1,4 @@
-"""The slots of a policy server: their env workers, the messages sent to them, and gaps of rows."""
+"""The slots of a policy server: their env workers, the messages sent to them, and missing rows."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_each_worker_gets_its_rows_of_the_actions_and_the_step_ends_with_the_las
     assert [part.arrays["observation"][0, 0] for part in scene.side.finish()] == [1.0, 2.0]
 
 
-def test_a_late_worker_has_a_gap_until_new_episodes_and_its_late_answer_is_ignored(scene):
+def test_a_late_worker_misses_rows_until_new_episodes_and_its_late_answer_is_ignored(scene):
     scene.both_ready()
     acts = scene.act()
     scene.say(b"a", Observe(number=acts[b"a"].number, arrays=rows()))
@@ -133,11 +133,11 @@ def test_a_late_worker_has_a_gap_until_new_episodes_and_its_late_answer_is_ignor
     assert not scene.side.answered
     scene.side.expire(scene.now)
     assert [(part.arrays is None, part.begun) for part in scene.side.finish()] == [(True, False), (False, True)]
-    assert scene.side.gap_rows == 2 * ROWS
+    assert scene.side.missing_rows == 2 * ROWS
 
 
-def test_the_first_row_of_a_gap_begins_no_episode(scene):
-    """A worker that is lost and replaced within one step: the learner tells a gap from a reset by it."""
+def test_the_first_of_several_missing_rows_begins_no_episode(scene):
+    """A worker that is lost and replaced within one step: the learner distinguishes missing rows from a reset by it."""
     scene.both_ready()
     acts = scene.act()
     scene.side.handle(e.Unsent(route=b"b", message=acts[b"b"]), scene.now)
@@ -161,7 +161,7 @@ def test_the_first_row_of_a_gap_begins_no_episode(scene):
         (rows(index=[-1]), DropReason.SCHEMA),
     ],
 )
-def test_an_answer_that_cannot_be_used_is_counted_and_is_a_gap(scene, arrays, reason):
+def test_an_answer_that_cannot_be_used_is_counted_and_its_rows_are_missing(scene, arrays, reason):
     scene.both_ready()
     acts = scene.act()
     scene.say(b"a", Observe(number=acts[b"a"].number, arrays=rows()))
@@ -202,7 +202,7 @@ def test_a_worker_without_a_free_slot_may_greet_again_and_takes_the_slot_of_one_
     assert refusal(scene.hello(b"c", "w2")) == (RefusalCode.FULL, True)
     scene.say(b"b", Goodbye(reason="SIGTERM", produced=0))
     (_, welcome), _ = scene.hello(b"c", "w2")
-    assert welcome.index == 1
+    assert (welcome.index, welcome.generation) == (1, 1)
 
 
 def test_a_worker_that_is_silent_loses_its_slot_and_gets_it_again_with_new_episodes(scene):
@@ -212,7 +212,7 @@ def test_a_worker_that_is_silent_loses_its_slot_and_gets_it_again_with_new_episo
     assert (scene.side.connected, scene.side.workers_lost) == (0, 2)
     assert refusal(scene.say(b"b", Report(produced=0))) == (RefusalCode.UNKNOWN_SENDER, True)
     (_, welcome), (_, act) = scene.hello(b"b", "w1")
-    assert welcome.index == 1
+    assert (welcome.index, welcome.generation) == (1, 0)
     assert act.seed >= 0
 
 
@@ -222,7 +222,7 @@ def test_the_successor_of_a_killed_worker_gets_its_slot_once_the_old_connection_
     assert route == b"b"
     scene.side.handle(e.Unsent(route=b"b", message=credit), scene.now)
     (_, welcome), _ = scene.hello(b"c", "w1", incarnation=2)
-    assert (welcome.index, welcome.incarnation) == (1, 2)
+    assert (welcome.index, welcome.incarnation, welcome.generation) == (1, 2, 1)
 
 
 def test_a_name_of_a_connected_worker_is_refused_to_another(scene):
@@ -233,7 +233,7 @@ def test_a_name_of_a_connected_worker_is_refused_to_another(scene):
 
 
 def test_a_worker_that_reconnects_within_a_step_goes_on(scene):
-    """Its Observe may have been lost with the connection: then the window ends the step."""
+    """Its Observe may have been lost with the connection: then the step timeout ends the step."""
     scene.both_ready()
     acts = scene.act()
     ((_, welcome),) = scene.hello(b"c", "w1")

@@ -9,10 +9,10 @@ from benchmarks.chaos.messages import Target, flood, own_hello
 from common.errors import DropReason, ProtocolError
 from common.protocol import events as e
 from common.protocol.codec import decode
+from common.protocol.incarnation import HOLES
 from common.protocol.learner_side import LearnerSide
 from common.protocol.messages import ArraySpec, Snapshot
 from common.protocol.registry import SessionConfig
-from common.protocol.worker_record import HOLES
 
 pytestmark = pytest.mark.pure
 

@@ -13,7 +13,7 @@ import pytest
 from common.errors import DropReason, InternalError, ProtocolError
 from common.protocol import codec, learner_side
 from common.protocol import events as e
-from common.protocol.admission import EVALUATIONS
+from common.protocol.content import EVALUATIONS
 from common.protocol.events import SENTENCE, RefusalCode, WorkerKey
 from common.protocol.learner_side import BAD_MESSAGES, LearnerSide
 from common.protocol.messages import (
@@ -88,7 +88,7 @@ class Learner:
     def resumed(self, **config: Any) -> Learner:
         """A new learner that goes on from a checkpoint of this one, made now."""
         other = Learner(**config)
-        other.side.load_state_dict(json.loads(json.dumps(self.side.state_dict())))
+        other.side.saved.load_state_dict(json.loads(json.dumps(self.side.saved.state_dict())))
         other.side.check_ledger()
         return other
 
@@ -285,9 +285,9 @@ def test_a_checkpoint_of_the_largest_incarnation_ends_nothing() -> None:
     """An earlier release took any number, and kept it."""
     learner = Learner()
     learner.greet()
-    state = json.loads(json.dumps(learner.side.state_dict()))
+    state = json.loads(json.dumps(learner.side.saved.state_dict()))
     state["registry"]["workers"][0]["incarnation"] = state["registry"]["forgotten"] = 2**63 - 1
-    learner.side.load_state_dict(state)
+    learner.side.saved.load_state_dict(state)
     (answer,) = of(Refusal, learner.greet(incarnation=5))
     assert of(Welcome, learner.greet(incarnation=answer.incarnation))
 
@@ -688,14 +688,14 @@ def killed_after_its_checkpoint() -> tuple[dict[str, Any], dict[str, Any]]:
     learner.greet("a")
     complete(learner, "a", 0)
     learner.greet("c")
-    checkpoint = json.loads(json.dumps(learner.side.state_dict()))
+    checkpoint = json.loads(json.dumps(learner.side.saved.state_dict()))
     complete(learner, "a", 1, 2)
     learner.send(3, "a")
     learner.hear(b"a", Report(produced=20))
     learner.greet("b")
     complete(learner, "b", 0)
     learner.hear(b"c", Goodbye(reason="", produced=5))
-    return checkpoint, json.loads(json.dumps(learner.side.state_dict()))
+    return checkpoint, json.loads(json.dumps(learner.side.saved.state_dict()))
 
 
 def complete(learner: Learner, name: str, *seqs: int) -> None:
@@ -710,8 +710,8 @@ def test_what_a_killed_learner_trained_on_after_its_checkpoint_is_rolled_back_th
     """Everything was killed at once: the accounts that it kept on disk say how much is lost."""
     checkpoint, accounts = killed_after_its_checkpoint()
     resumed = Learner(credits=9)
-    resumed.side.load_state_dict(checkpoint)
-    resumed.side.load_accounts(accounts)
+    resumed.side.saved.load_state_dict(checkpoint)
+    resumed.side.saved.load_accounts(accounts)
     resumed.side.check_ledger()
     assert resumed.books == {
         "produced": 29, "trained": 4, "queued": 0, "in_flight": 8, "dropped": {"rolled_back": 17},
@@ -726,8 +726,8 @@ def test_a_worker_that_survived_says_nothing_that_is_counted_twice() -> None:
     """It greets with the account that the file holds already, sends its waiting messages again, and continues."""
     checkpoint, accounts = killed_after_its_checkpoint()
     resumed = Learner(credits=9)
-    resumed.side.load_state_dict(checkpoint)
-    resumed.side.load_accounts(accounts)
+    resumed.side.saved.load_state_dict(checkpoint)
+    resumed.side.saved.load_accounts(accounts)
     resumed.greet("a", resend_from=3, completed=12, produced=20)
     complete(resumed, "a", 3, 4)
     assert resumed.books == {
@@ -739,7 +739,7 @@ def test_accounts_without_a_checkpoint_are_all_rolled_back() -> None:
     """Killed before it had saved anything."""
     _, accounts = killed_after_its_checkpoint()
     fresh = Learner(credits=9)
-    fresh.side.load_accounts(accounts)
+    fresh.side.saved.load_accounts(accounts)
     fresh.side.check_ledger()
     assert (fresh.books["trained"], fresh.books["dropped"]["rolled_back"], fresh.books["produced"]) == (0, 21, 29)
 
@@ -773,8 +773,8 @@ def test_a_state_that_is_none_is_refused_and_changes_nothing(path: list[Any], va
     """A checkpoint of another release, or damaged: the next older one may serve."""
     learner = Learner()
     learner.greet(produced=8)
-    before, broken = learner.books, break_in(json.loads(json.dumps(learner.side.state_dict())), path, value)
-    for load in (learner.side.load_state_dict, learner.side.load_accounts):
+    before, broken = learner.books, break_in(json.loads(json.dumps(learner.side.saved.state_dict())), path, value)
+    for load in (learner.side.saved.load_state_dict, learner.side.saved.load_accounts):
         with pytest.raises(ValueError, match="validation error"):
             load(broken)
     assert learner.books == before
@@ -887,7 +887,7 @@ def test_a_thousand_names_leave_the_books_right_and_nothing_else() -> None:
         learner.tick(61.0)
     assert learner.books == {"produced": 8000, "trained": 4000, "queued": 0, "in_flight": 0, "dropped": {"worker_lost": 4000}}
     assert len([*learner.side._registry]) == 3
-    assert len(json.dumps(learner.side.state_dict())) < 2000
+    assert len(json.dumps(learner.side.saved.state_dict())) < 2000
 
 
 def test_a_name_finds_its_index_again_while_there_are_places() -> None:
@@ -1048,13 +1048,13 @@ def test_a_slot_that_the_killed_learner_had_given_away_has_one_holder() -> None:
     killed = Learner(max_actors=2)
     killed.greet("a")
     killed.greet("c")
-    (earlier, _) = json.loads(json.dumps(killed.side.accounts()))["registry"]["workers"]
+    (earlier, _) = json.loads(json.dumps(killed.side.saved.accounts()))["registry"]["workers"]
     killed.hear(b"a", Goodbye(reason="done", produced=0, dropped=()))
     killed.greet("b")
-    accounts = json.loads(json.dumps(killed.side.accounts()))
+    accounts = json.loads(json.dumps(killed.side.saved.accounts()))
     accounts["registry"]["workers"].insert(0, earlier | {"closed": True})
     successor = Learner(max_actors=2)
-    successor.side.load_accounts(accounts)
+    successor.side.saved.load_accounts(accounts)
     welcomes = [of(Welcome, successor.greet(name, incarnation=2), name.encode()) for name in ("b", "a")]
     assert [welcome.index for (welcome,) in welcomes] == [0, 1]
 
@@ -1064,7 +1064,7 @@ def test_changed_accounts_are_returned_once_and_closed_ones_on_request() -> None
     learner.greet(produced=4)
 
     def changed(**given: bool) -> list[tuple[str, int, bool]]:
-        found = learner.side.changed_accounts([b"a"], **given)
+        found = learner.side.saved.changed_accounts([b"a"], **given)
         return [(w["name"], w["account"]["produced"], w["closed"]) for w in found["workers"]] if found else []
 
     assert changed() == [("a", 4, False)]

@@ -98,7 +98,7 @@ def test_a_resumed_learner_takes_no_incarnation_of_the_one_before_it_and_counts_
     train(side, 0)
     side.send(1, **state(2))  # in the queue: not part of the checkpoint
     later = learner()
-    later.side.load_state_dict(side.side.state_dict())
+    later.side.saved.load_state_dict(side.side.saved.state_dict())
     out = later.greet(welcomed=True, resend_from=1, completed=4, produced=13)
     assert refusal(out) == (RefusalCode.FORGOTTEN, True)
     assert later.books["dropped"] == {DropReason.ROLLED_BACK: 9}
@@ -149,4 +149,4 @@ def test_a_dropped_message_is_no_place_to_resume_from() -> None:
     side.send(1, **state(2))
     side.handle(e.Taken(items=items(1)))
     side.handle(e.Completed(items=items(1), reason=DropReason.RUN_ENDED))
-    assert side.side.state_dict()["actor_states"][0]["actor"].tolist() == [1, 1, 1]
+    assert side.side.saved.state_dict()["actor_states"][0]["actor"].tolist() == [1, 1, 1]

@@ -12,8 +12,8 @@ import pytest
 from common.protocol import limits
 from common.protocol.arrays import DTYPES
 from common.protocol.events import RefusalCode
+from common.protocol.incarnation import TRANSITIONS
 from common.protocol.messages import MESSAGE_TYPES, PROTOCOL_VERSION, ArraySpec, Dropped, Message, Reject
-from common.protocol.worker_record import TRANSITIONS
 
 pytestmark = pytest.mark.pure
 
@@ -33,7 +33,7 @@ def in_words(hint: object) -> str:
 
 def test_the_page_describes_every_message_and_no_other() -> None:
     """A message that is added, renamed or removed takes its section along, in the same order."""
-    assert [name for name in SECTIONS if name != "Records"] == [cls.__name__ for cls in MESSAGE_TYPES]
+    assert [name for name in SECTIONS if name != "Structures"] == [cls.__name__ for cls in MESSAGE_TYPES]
 
 
 @pytest.mark.parametrize("cls", MESSAGE_TYPES, ids=lambda cls: cls.__name__)
@@ -45,9 +45,9 @@ def test_the_page_describes_every_field_in_order_with_its_type(cls: type[Message
 
 
 @pytest.mark.parametrize("cls", [ArraySpec, Dropped, Reject])
-def test_the_page_describes_every_record(cls: type) -> None:
+def test_the_page_describes_every_structure(cls: type) -> None:
     """The maps inside messages."""
-    row = re.search(rf"^\| {cls.__name__} \| (.*) \|$", SECTIONS["Records"], re.MULTILINE)[1]
+    row = re.search(rf"^\| {cls.__name__} \| (.*) \|$", SECTIONS["Structures"], re.MULTILINE)[1]
     assert re.findall(r"`(\w+)`", row) == [field.name for field in fields(cls)]
 
 

@@ -28,6 +28,7 @@ import pytest
 from common.errors import DropReason
 from common.protocol import events as e
 from common.protocol.events import RefusalCode, WorkerKey
+from common.protocol.incarnation import WorkerState
 from common.protocol.learner_side import LearnerSide
 from common.protocol.messages import (
     ArraySpec,
@@ -44,7 +45,6 @@ from common.protocol.messages import (
     Welcome,
 )
 from common.protocol.registry import SessionConfig
-from common.protocol.worker_record import WorkerState
 from common.protocol.worker_side import Identity, WorkerSide
 
 pytestmark = pytest.mark.pure
@@ -360,7 +360,7 @@ class World:
         self.version = 0
         if self.checkpoint is not None and self.random.random() < 0.8:
             state, books, self.version = self.checkpoint
-            self.learner.load_state_dict(json.loads(state))
+            self.learner.saved.load_state_dict(json.loads(state))
             self.books = books.copy()
             if self.accounts is not None and self.random.random() < 0.8:
                 self._take_over(*self.accounts)
@@ -375,7 +375,7 @@ class World:
     def _take_over(self, accounts: str, then: Books) -> None:
         """Load the accounts that the killed learner left beside its checkpoint, and correct the books by them."""
         state = json.loads(accounts)
-        self.learner.load_accounts(state)
+        self.learner.saved.load_accounts(state)
         for worker in state["registry"]["workers"]:
             key = WorkerKey(name=worker["name"], incarnation=worker["incarnation"])
             self.books.reported[key] = then.reported[key]
@@ -406,9 +406,9 @@ class World:
             return
         self._at(0.05 + self._soon(0.3), lambda: self._train(life))
         if self.random.random() < 0.1:
-            self.checkpoint, self.accounts = (json.dumps(self.learner.state_dict()), self.books.copy(), self.version), None
+            self.checkpoint, self.accounts = (json.dumps(self.learner.saved.state_dict()), self.books.copy(), self.version), None
         elif self.random.random() < 0.3:
-            self.accounts = json.dumps(self.learner.accounts()), self.books.copy()
+            self.accounts = json.dumps(self.learner.saved.accounts()), self.books.copy()
         if self.taken:
             stale = self.random.random() < 0.1
             for numbers in self._partly([(key, message.seq) for key, message in self.taken]):

@@ -15,8 +15,9 @@ from common.errors import ConfigError, ResourceError
 from common.replay.blocks import Segment
 from common.runtime.checkpoint_files import Checkpoint, read
 from common.runtime.checkpoints import BEST, CheckpointStore
+from common.runtime.copies import check_new, copy_address, fetch, fetch_results, local_path, restore, restore_missing
 from common.runtime.run_directory import create
-from common.runtime.store import RunStore, check_new, copy_address, fetch, fetch_records, local_path, restore, restore_missing
+from common.runtime.store import RunStore
 
 pytestmark = pytest.mark.service
 
@@ -208,7 +209,7 @@ def test_fetch_returns_a_cached_copy_that_follows_the_run(directory, store, tmp_
     assert read(older).version == 1
     with pytest.raises(ConfigError, match="no such checkpoint"):
         fetch(f"{address}/checkpoints/checkpoint-000000000007")
-    assert fetch(str(directory.path)) == fetch_records(str(directory.path)) == directory.path
+    assert fetch(str(directory.path)) == fetch_results(str(directory.path)) == directory.path
 
 
 def test_records_are_fetched_without_checkpoints(directory, store, tmp_path, monkeypatch):
@@ -216,12 +217,12 @@ def test_records_are_fetched_without_checkpoints(directory, store, tmp_path, mon
     address = copy_address(store, directory.path)
     directory.summary.write_text("{}")
     RunStore(address).upload(directory, keep=2)
-    local = fetch_records(address)
+    local = fetch_results(address)
     assert (local / "config.yaml").read_text() == directory.config.read_text()
     assert (local / "summary.json").read_text() == "{}"
     assert not (local / "checkpoints").exists()
     with pytest.raises(ConfigError, match="no run in this store"):
-        fetch_records(f"{address}-elsewhere")
+        fetch_results(f"{address}-elsewhere")
 
 
 def test_addresses_that_cannot_work_are_refused_in_one_line(tmp_path):

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from common.tracking.api import Point
-from common.tracking.background import BATCH_POINTS, BackgroundTracker
+from common.tracking.background import POINTS_AT_ONCE, BackgroundTracker
 
 pytestmark = pytest.mark.service
 
@@ -75,7 +75,7 @@ def test_all_points_arrive_in_order_and_the_result_after_them():
     server.hanging.set()
     close(tracker)
     assert server.received == list(range(120))
-    assert max(server.batches) == BATCH_POINTS
+    assert max(server.batches) == POINTS_AT_ONCE
     assert server.results == [(120, {"mean100": 1.0}, True)]
     assert (server.opened, server.closed, tracker.dropped, server.reports) == (1, 1, 0, [])
 

@@ -14,8 +14,7 @@ import zmq
 from zmq.auth import create_certificates, load_certificate
 
 from common.errors import ConfigError, HandshakeFailure, ResourceError
-from common.transport import curve
-from common.transport import zmq as adapter
+from common.transport import curve, zmq_socket
 from common.transport.api import FAILURES_LOG_SECONDS, Handshakes
 from common.transport.curve import LearnerKeys, WorkerKeys, make
 from common.transport.zmq import ZmqLearner, ZmqWorker
@@ -289,7 +288,7 @@ def test_of_a_thousand_messages_of_an_unknown_sender_none_arrives(keys: LearnerK
 def test_messages_queued_before_a_refusal_do_not_arrive(keys: LearnerKeys, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program of another make does not wait for its connection to stand, as ours do: 1000 messages are under way at once."""
     public, secret = zmq.curve_keypair()
-    monkeypatch.setattr(adapter, "POLL_MONITOR_SECONDS", 0.0)
+    monkeypatch.setattr(zmq_socket, "POLL_MONITOR_SECONDS", 0.0)
     with closing(ZmqLearner(ANY_PORT, keys=keys)) as learner, zmq.Context() as context, context.socket(zmq.DEALER) as raw:
         raw.setsockopt(zmq.LINGER, 0)
         raw.curve_publickey, raw.curve_secretkey, raw.curve_serverkey = public, secret, keys.public
@@ -362,7 +361,7 @@ def test_a_learner_that_comes_back_with_its_keys_is_found_again(keys: LearnerKey
 def test_without_an_authenticator_no_worker_connects(keys: LearnerKeys, own: WorkerKeys, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault of ours must refuse all: ZeroMQ by itself would accept any key."""
     monkeypatch.setattr(curve.ZapAuthenticator, "answer", lambda _: None)
-    monkeypatch.setitem(adapter._MILLISECONDS, zmq.HANDSHAKE_IVL, 100)
+    monkeypatch.setitem(zmq_socket.MILLISECONDS, zmq.HANDSHAKE_IVL, 100)
     with closing(ZmqLearner(ANY_PORT, keys=keys)) as learner, closing(ZmqWorker(learner.endpoint, keys=own)) as worker:
         learner._poller.unregister(learner._authenticator.socket)
         learner._authenticator.close()

@@ -48,7 +48,7 @@ class Learner:
         self.world, self.transport, self.session = world, world.hub.bind(), LearnerSide(CONFIG)
         self.admitted, self.evaluations = [], []
         if state:
-            self.session.load_state_dict(state)
+            self.session.saved.load_state_dict(state)
         self.handle(e.Published(snapshot=policy(0)))
 
     def handle(self, event):
@@ -99,7 +99,7 @@ class World:
 
     def crash(self):
         """The learner's process is gone; what it had saved is returned."""
-        state = self.learner.session.state_dict()
+        state = self.learner.session.saved.state_dict()
         self.learner.transport.close()
         self.learner = None
         return state

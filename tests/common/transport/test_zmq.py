@@ -16,6 +16,7 @@ from common.errors import ConfigError, DecodeError, HandshakeFailure, ResourceEr
 from common.protocol.codec import decode
 from common.runtime.process import allow_descriptors
 from common.transport import zmq as adapter
+from common.transport import zmq_socket
 from common.transport.zmq import ZmqLearner, ZmqWorker
 from common.units import MIB
 from tests.common.transport import zmtp
@@ -185,7 +186,7 @@ def test_a_learner_that_reopens_waits_for_its_port(learner: ZmqLearner, monkeypa
 def test_a_thousand_half_open_connections_leave_others_served_and_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A port scan, or worse: half of the connections send nothing, half of them half a greeting."""
     allow_descriptors()
-    monkeypatch.setitem(adapter._MILLISECONDS, zmq.HANDSHAKE_IVL, 500)
+    monkeypatch.setitem(zmq_socket.MILLISECONDS, zmq.HANDSHAKE_IVL, 500)
     with closing(ZmqLearner(ANY_PORT)) as learner, contextlib.ExitStack() as silent:
         for number in range(1000):
             client = silent.enter_context(zmtp.dial(learner.endpoint))
@@ -234,7 +235,7 @@ def test_an_unreachable_learner_does_not_hold_up_the_close() -> None:
 def test_a_frame_over_the_limit_costs_its_sender_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker announces 10 GB: ZeroMQ closes its connection before a byte is stored; others and its next messages are served."""
     with monkeypatch.context() as patch:
-        patch.setitem(adapter._OPTIONS, zmq.MAXMSGSIZE, 1000)
+        patch.setitem(zmq_socket.OPTIONS, zmq.MAXMSGSIZE, 1000)
         learner = ZmqLearner(ANY_PORT)
     with closing(learner), closing(ZmqWorker(learner.endpoint)) as loud, closing(ZmqWorker(learner.endpoint)) as calm:
         calm_route, loud_route = greet(learner, calm), greet(learner, loud)
@@ -265,7 +266,7 @@ def test_a_message_of_endless_frames_is_cut_and_refused(learner: ZmqLearner) -> 
 
 def test_a_receiver_that_does_not_read_fills_buffers_and_is_then_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that is stopped meets the high-water mark: False, not memory without end."""
-    monkeypatch.setitem(adapter._OPTIONS, zmq.SNDHWM, 1)
+    monkeypatch.setitem(zmq_socket.OPTIONS, zmq.SNDHWM, 1)
     with closing(ZmqLearner(ANY_PORT, linger=0.0)) as learner, zmtp.connect(learner.endpoint) as stopped:
         stopped.sendall(zmtp.part(b"hello", more=False))
         route, _ = learner.receive(SOON)

@@ -1,4 +1,4 @@
-"""Remote environments over the in-memory transport: rows are those of local ones, and no transition crosses a gap."""
+"""Remote environments over the in-memory transport: rows are those of local ones, and no transition crosses missing rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from common.algorithms.payload import TrajectoryEpisodes, trajectory_schema
-from common.config.schema import EnvRunConfig
+from common.config.run_config import EnvRunConfig
 from common.envs.make import make
 from common.envs.remote import observe_schema
 from common.envs.spec import EnvSettings
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.service
 
 T, SLOTS, ROWS = 8, 2, 2
 B = SLOTS * ROWS
-WINDOW = 1.0
+STEP_TIMEOUT = 1.0
 COUNTING = EnvSettings(entry_point="common.envs.probes:counting", num_envs=B)
 SAME_STEP = COUNTING.model_copy(update={"autoreset": "same_step"})
 CARTPOLE = EnvSettings(id="CartPole-v1", num_envs=ROWS)
@@ -91,7 +91,7 @@ class Stage:
             side=self.side,
             transport=self,
             spec=self.spec,
-            window_seconds=WINDOW,
+            step_timeout=STEP_TIMEOUT,
             stats=self.stats,
             clock=lambda: self.now,
             note=self.notes.append,
@@ -205,7 +205,7 @@ def test_rows_of_env_workers_are_those_of_local_environments(settings):
 
 @pytest.mark.parametrize("settings", [COUNTING, SAME_STEP], ids=["next_step", "same_step"])
 @pytest.mark.parametrize("killed_at", range(2 * T))
-def test_no_transition_crosses_the_gap_when_an_env_worker_dies_at_any_row(settings, killed_at):
+def test_no_transition_crosses_missing_rows_when_an_env_worker_dies_at_any_row(settings, killed_at):
     """Killed before any row, and replaced three rows later: rows, windows and episodes stay whole, and all are counted."""
     stage = Stage(settings)
     rollout, episodes, produced, row = rollout_of(stage), TrajectoryEpisodes(), 0, count()
@@ -229,12 +229,12 @@ def test_no_transition_crosses_the_gap_when_an_env_worker_dies_at_any_row(settin
         accepted = episodes(message).arrays["episode_return"]
         assert set(accepted.tolist()) <= {0.0, 3.0, 10.0}  # the sums of whole episodes of 1, 3 and 5 steps
         lost += np.count_nonzero(~arrays["valid"][:, ROWS:] & ~arrays["start"][1:, ROWS:])
-    assert lost >= 3 * ROWS  # a row of the gap is no env step
+    assert lost >= 3 * ROWS  # a missing row is no env step
     assert arrays["valid"][:, ROWS:].any()  # the successor's rows count again
 
 
 @pytest.mark.parametrize("killed_at", range(T))
-def test_an_env_worker_that_is_replaced_between_two_rows_leaves_a_row_of_a_gap(killed_at):
+def test_an_env_worker_that_is_replaced_between_two_rows_leaves_a_missing_row(killed_at):
     """Its successor has begun before the next action: without a row between, the learner would take its first for a reset."""
     stage = Stage()
     rollout, episodes, row = rollout_of(stage), TrajectoryEpisodes(), count()
@@ -255,7 +255,7 @@ def test_an_env_worker_that_is_replaced_between_two_rows_leaves_a_row_of_a_gap(k
         check_windows(arrays)
         produced += env_steps
         episodes(Trajectory(seq=seq, version=0, env_steps=env_steps, env_steps_sent=produced, arrays=arrays))
-    assert stage.side.gap_rows == ROWS
+    assert stage.side.missing_rows == ROWS
 
 
 def test_a_policy_server_that_was_restarted_gets_rows_again():
@@ -281,7 +281,7 @@ def test_an_env_worker_that_is_late_loses_its_episodes_and_no_other_rows():
     assert not arrays["valid"][3:5, ROWS:].any()
     assert arrays["valid"][3:5, :ROWS].any()
     assert [note.event for note in stage.notes if note.warning] == ["env_worker_late"]
-    assert stage.now >= WINDOW
+    assert stage.now >= STEP_TIMEOUT
 
 
 def test_a_step_without_any_env_worker_waits_for_one_and_serves_the_learner():

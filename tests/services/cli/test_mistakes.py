@@ -66,7 +66,7 @@ class Talks(Sound):
 @pytest.fixture(autouse=True)
 def _module(tmp_path, monkeypatch):
     """An empty working directory, and a user's module elsewhere; first env steps are taken however long they take."""
-    monkeypatch.setattr("common.envs.make.TRIED_SECONDS", 300.0)
+    monkeypatch.setattr("common.envs.trial.TRIED_SECONDS", 300.0)
     for name in [name for name in os.environ if name.startswith("ROOKERY_")]:
         monkeypatch.delenv(name)
     (tmp_path / "modules").mkdir()

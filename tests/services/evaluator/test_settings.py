@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from common.config.schema import EvaluationSettings, EvaluatorSettings, RunConfig, Settings
+from common.config.run_config import RunConfig
+from common.config.schema import EvaluationSettings, EvaluatorSettings, Settings
 from services.evaluator.__main__ import evaluation_settings
 from services.worker import parse
 

@@ -1,4 +1,4 @@
-"""Tests of a run's records on disk, read back with the usual tools."""
+"""Tests of a run's results on disk, read back with the usual tools."""
 
 from __future__ import annotations
 

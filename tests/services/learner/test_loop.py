@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -17,7 +17,7 @@ from common.algorithms.api import UpdateResult
 from common.config.schema import ActorSettings, CheckpointSettings, LearnerSettings, RunSettings, Settings, TargetSettings
 from common.errors import DropReason, ResourceError
 from common.models import snapshot
-from common.observability.learner_metrics import PHASES, IntakeStats, LearnerStats
+from common.observability.learner_stats import PHASES, IntakeStats, LearnerStats
 from common.observability.metrics import Phases
 from common.protocol.events import Evaluated, Experience, WorkerKey
 from common.protocol.messages import Evaluation, Snapshot
@@ -26,6 +26,8 @@ from common.runtime.run_directory import create
 from services.learner.journal import Journal
 from services.learner.loop import END_SECONDS, STOP_SECONDS, WAIT_SECONDS, TrainLoop
 from services.learner.record import RunRecord
+from services.learner.results import Results
+from services.learner.saving import RunCheckpoints
 
 pytestmark = pytest.mark.service
 
@@ -179,21 +181,31 @@ class Scene:
     def run(self):
         """From the start to the end; the reason."""
         journal = Journal(self.directory, env_steps=0, on_loss=pytest.fail)
-        loop = TrainLoop(
+        checkpoints = RunCheckpoints(
             algorithm=self.algorithm,
             intake=self.intake,
             record=self.record,
-            journal=journal,
             save=self.save,
             save_best=self.save_best,
             stats=self.stats,
+            health=self.health,
+            clock=self.clock,
+        )
+        loop = TrainLoop(
+            algorithm=self.algorithm,
+            intake=self.intake,
+            results=Results(record=self.record, stats=self.stats, journal=journal, clock=self.clock),
+            checkpoints=checkpoints,
             health=self.health,
             stopping=lambda: self.stop,
             will_restart=self.will_restart,
             clock=self.clock,
         )
         log = SimpleNamespace(info=lambda event, **fields: self.notes.append((event, fields)))
-        with closing(journal), patch("services.learner.loop._log", log):
+        with ExitStack() as stack:
+            stack.enter_context(closing(journal))
+            for module in ("loop", "results", "saving"):
+                stack.enter_context(patch(f"services.learner.{module}._log", log))
             return loop.run()
 
     @property

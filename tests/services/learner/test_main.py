@@ -195,5 +195,5 @@ def test_a_learner_that_is_resumed_on_a_full_disk_trains_and_says_what_is_lost(n
         assert main(["learner.bind=tcp://127.0.0.1:0", *words]) == 0
     shown = capsys.readouterr().err
     assert "Traceback" not in shown
-    assert [shown.count(event) for event in ("learner_started", "records_lost", "learner_ended")] == [1, 1, 1]
+    assert [shown.count(event) for event in ("learner_started", "results_lost", "learner_ended")] == [1, 1, 1]
     assert "checkpoint_failed" in shown

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.learner.record import LONG_WINDOW, RATE_SPACING, RateWindow, StepRates
+from services.learner.rates import LONG_WINDOW, RATE_SPACING, RateWindow, StepRates
 
 pytestmark = pytest.mark.pure
 

@@ -10,7 +10,7 @@ import pytest
 
 from common.algorithms.settings import PPOSettings
 from common.config.schema import CheckpointSettings, RunSettings, Settings, TargetSettings
-from common.observability.learner_metrics import IntakeStats
+from common.observability.learner_stats import IntakeStats
 from common.protocol.messages import Evaluation
 from services.learner.record import EPISODES, RunRecord
 

@@ -19,8 +19,8 @@ import yaml
 from common.algorithms.registry import build_algorithm
 from common.algorithms.settings import DQNSettings, PPOSettings, TD3Settings
 from common.config.schema import ActorSettings, LearnerSettings, Settings
-from common.envs.make import spec_of
 from common.envs.spec import ActionSpec, EnvSettings, EnvSpec
+from common.envs.trial import spec_of
 from common.errors import ConfigError, ResourceError
 from common.models import arithmetic
 from common.models.snapshot import ParameterLayout, flatten
@@ -34,8 +34,9 @@ from common.runtime.checkpoints import CheckpointStore
 from common.runtime.run_directory import RunDirectory
 from services.cli.train.plan import Request, make_plan
 from services.learner import startup
-from services.learner.best import better_policy
-from services.learner.startup import open_directory, open_state, parse, with_run_id, write_config
+from services.learner.resume import open_state
+from services.learner.saving import better_policy
+from services.learner.startup import open_directory, parse, with_run_id, write_config
 
 pytestmark = pytest.mark.service
 
@@ -83,7 +84,7 @@ def save(invocation, directory, algorithm):
     """A checkpoint at version 7, after 100 s of training."""
     record, session = state(invocation, directory, algorithm)
     record.version, record.env_steps = 7, 1000
-    counters = {"record": record.state_dict(record.started_at + 100.0), "session": session.state_dict()}
+    counters = {"record": record.state_dict(record.started_at + 100.0), "session": session.saved.state_dict()}
     checkpoint = Checkpoint(
         run_id=record.run_id,
         version=7,

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from common.algorithms.registry import build_algorithm
-from common.envs.make import spec_of
+from common.envs.trial import spec_of
 from common.errors import ConfigError, ResourceError
 from common.models.snapshot import ParameterLayout, digest
 from common.runtime.checkpoint_files import Checkpoint
 from common.runtime.checkpoints import CheckpointStore
-from services.learner.startup import _load_initial_weights, open_directory, open_state, parse, with_run_id
+from services.learner.resume import _load_initial_weights, open_state
+from services.learner.startup import open_directory, parse, with_run_id
 
 pytestmark = pytest.mark.service
 
@@ -114,7 +115,7 @@ def test_a_resumed_run_goes_on_with_its_own_weights():
     with torch.no_grad():
         next(algorithm.model.parameters()).mul_(2.0)
     layout = ParameterLayout.of(algorithm.model).fingerprint
-    counters = {"record": record.state_dict(now=1e9), "session": session.state_dict()}
+    counters = {"record": record.state_dict(now=1e9), "session": session.saved.state_dict()}
     state = algorithm.state_dict()
     store.save(Checkpoint(run_id="x", version=1, env_steps=0, architecture=layout, counters=counters, state=state))
     resumed = opened("cartpole", f"run.init={place}", "--resume")[2]

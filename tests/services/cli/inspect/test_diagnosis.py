@@ -86,7 +86,7 @@ def faults(diagnosis):
 
 
 BUSY_ACTOR = {"phase_seconds_total{credit_wait}": (0, 0.0), "phase_seconds_total{env}": (0, 8.0)}
-STARVED = {"phase_seconds_total{wait}": (0, 6.0), "phase_seconds_total{train}": (0, 3.5)}
+WAITING = {"phase_seconds_total{wait}": (0, 6.0), "phase_seconds_total{train}": (0, 3.5)}
 
 
 def test_a_healthy_run_has_a_bottleneck_and_no_fault():
@@ -100,15 +100,15 @@ def test_a_healthy_run_has_a_bottleneck_and_no_fault():
     )
 
 
-def test_the_finding_of_a_starved_learner_has_the_number_of_actors_to_add():
+def test_the_finding_of_a_waiting_learner_has_the_number_of_actors_to_add():
     """It waits 60 %: three actors fill 40 %, so five more would do, and no more than 2.5 times is to be had."""
-    diagnosis = examined(STARVED, BUSY_ACTOR, BUSY_ACTOR, BUSY_ACTOR)
+    diagnosis = examined(WAITING, BUSY_ACTOR, BUSY_ACTOR, BUSY_ACTOR)
     assert diagnosis.verdict.kind is Kind.ACTOR
     assert diagnosis.gain == (
         "at most 2.5 times as fast, the most that the learner could train on; "
         "5 more actors like the 3 here (140 env steps/s each) would feed it"
     )
-    assert "the learner waits 60 %" in faults(diagnosis)["LearnerStarved"]
+    assert "the learner waits 60 %" in faults(diagnosis)["LearnerWaiting"]
 
 
 def test_ranks_are_judged_together():
@@ -147,7 +147,7 @@ def test_a_learner_that_only_waits_is_promised_no_figure():
 def test_a_slow_network_is_found_by_the_messages_under_way():
     """Both sides wait, and of thirty message-seconds the queue had three."""
     waits = {"phase_seconds_total{credit_wait}": (0, 8.0), "phase_seconds_total{env}": (0, 0.0)}
-    diagnosis = examined(STARVED | {"queue_seconds_total": (0, 3.0)}, waits, waits, waits)
+    diagnosis = examined(WAITING | {"queue_seconds_total": (0, 3.0)}, waits, waits, waits)
     assert diagnosis.verdict.kind is Kind.NETWORK
     assert diagnosis.gain == (
         "at most 2.5 times as fast, until the side that waits less is busy; "
@@ -172,11 +172,11 @@ def test_a_cpu_limit_that_stops_the_container_is_the_reason_for_a_core_that_lack
 
 def test_without_actors_the_findings_use_the_learners_metrics_alone():
     """Only the learner's address was given."""
-    learner = LEARNER | STARVED
+    learner = LEARNER | WAITING
     diagnosis = diagnose(compare({"learner": sample(0, "learner", learner)}, {"learner": sample(1, "learner", learner)}))
     assert diagnosis.verdict.kind is Kind.ACTOR
     assert diagnosis.gain == "at most 2.5 times as fast, the most that the learner could train on"
-    assert list(faults(diagnosis)) == ["LearnerStarved"]
+    assert list(faults(diagnosis)) == ["LearnerWaiting"]
 
 
 STILL = {
@@ -195,14 +195,14 @@ def test_a_run_in_which_nothing_moves_is_stalled(connected, word):
     """No update, no experience, no env step: that is not a matter of speed."""
     diagnosis = examined(STILL | {"workers_connected{actor}": (connected, connected)}, IDLE, IDLE, IDLE)
     assert word in faults(diagnosis)["LearnerStalled"]
-    assert "LearnerStarved" not in faults(diagnosis)
+    assert "LearnerWaiting" not in faults(diagnosis)
     assert (diagnosis.verdict.sentence, diagnosis.gain) == ("unknown: nothing is played, received or trained on", "")
 
 
 def test_a_long_rollout_is_no_standstill():
-    """Nothing came in the window, but the actors play: the learner is starved, not stalled."""
+    """Nothing came in the window, but the actors play: the learner waits, and is not stalled."""
     found = faults(examined(STILL, BUSY_ACTOR, BUSY_ACTOR, BUSY_ACTOR))
-    assert "LearnerStarved" in found
+    assert "LearnerWaiting" in found
     assert "LearnerStalled" not in found
 
 
@@ -242,10 +242,10 @@ def test_an_actor_that_gets_no_policies_is_named():
     assert diagnosis.verdict.kind is Kind.LEARNER
 
 
-def test_where_that_starves_the_learner_it_is_the_bottleneck():
+def test_policies_that_do_not_arrive_are_the_bottleneck_where_the_learner_waits():
     """The learner throws away what is too old: by the phases alone one would add actors."""
     old = BUSY_ACTOR | {"policy_version": (99, 99)}
-    diagnosis = examined(STARVED, old, old, old)
+    diagnosis = examined(WAITING, old, old, old)
     assert diagnosis.verdict.kind is Kind.NETWORK
     assert "new policies do not reach 3 of 3 actors" in diagnosis.verdict.sentence
     assert diagnosis.gain == ""

@@ -41,7 +41,7 @@ def actor(at):
 
 
 HEALTHY = {"learner": learner(0.0, 0.0, 0.0)}, {"learner": learner(10.0, 0.5, 9.5)}
-STARVED = {"learner": learner(0.0, 0.0, 0.0)}, {"learner": learner(10.0, 9.0, 1.0)}
+WAITING = {"learner": learner(0.0, 0.0, 0.0)}, {"learner": learner(10.0, 9.0, 1.0)}
 
 
 def run(source, seconds=None):
@@ -67,10 +67,10 @@ def test_a_bottleneck_alone_is_healthy():
 
 def test_something_broken_ends_with_1_and_a_line_each():
     """The reader sees the bottleneck, what there is to gain, and what is broken."""
-    code, words, slept = run(Fake(*STARVED), seconds=3.0)
+    code, words, slept = run(Fake(*WAITING), seconds=3.0)
     assert (code, slept) == (1, [3.0])
     assert "gain     at most 10.0 times as fast" in words
-    assert words.splitlines()[-1].startswith("LearnerStarved: the learner waits 90 % of its time")
+    assert words.splitlines()[-1].startswith("LearnerWaiting: the learner waits 90 % of its time")
 
 
 def test_a_source_that_keeps_history_is_not_waited_for():

@@ -12,7 +12,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from common.errors import RookeryError
-from common.observability.learner_metrics import METRICS, LearnerStats
+from common.observability.learner_metrics import METRICS
+from common.observability.learner_stats import LearnerStats
 from common.observability.metrics import Exporter
 from common.observability.worker_metrics import ACTOR_METRICS, ActorStats
 from common.runtime.run_directory import RunDirectory

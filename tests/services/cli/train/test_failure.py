@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from services.cli.train.events import ReportCrash, ReportFailure, ReportRefusal
 from services.cli.train.failure import crash_line, failure_lines, logged_reason, refusal_line
 from services.cli.train.processes import Processes
-from services.cli.train.supervisor import ReportCrash, ReportFailure, ReportRefusal
 
 pytestmark = pytest.mark.pure
 

@@ -16,8 +16,9 @@ from common.runtime.checkpoints import CheckpointStore
 from common.runtime.run_directory import held
 from common.runtime.store import RunStore
 from common.transport.curve import LearnerKeys, WorkerKeys, make
-from services.cli.train.plan import Request, free_ports, make_plan
-from services.cli.train.supervisor import Start
+from services.cli.train.events import Start
+from services.cli.train.plan import Request, make_plan
+from services.cli.train.ports import free_ports
 
 pytestmark = pytest.mark.service
 

@@ -71,7 +71,7 @@ def test_another_program_that_answers_for_the_learner_changes_nothing(world, ans
 
 
 def test_the_bottleneck_is_that_of_the_last_seconds_not_of_the_whole_run(world):
-    """An hour of training ended in starvation a while ago: what counts is now, over all actors, even if one is away."""
+    """An hour of training ended with a waiting learner a while ago: what counts is now, over all actors, even if one is away."""
     poller = StatusPoller(URLS)
     world.status = {"phase": "training"}
     for second in range(30):

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from services.cli.train.plan import FIRST_PORT, LAST_PORT, free_ports
+from services.cli.train.ports import FIRST_PORT, LAST_PORT, free_ports
 
 pytestmark = pytest.mark.service
 

@@ -16,8 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from services.cli.train.events import LEARNER, ActorsRequested, Exited, Outcome, Start, StopRequested
 from services.cli.train.processes import Processes, stop_signals, supervise
-from services.cli.train.supervisor import LEARNER, ActorsRequested, Exited, Outcome, Start, StopRequested, Supervisor, Timeouts
+from services.cli.train.supervisor import Supervisor, Timeouts
 
 pytestmark = pytest.mark.system
 

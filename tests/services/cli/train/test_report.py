@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from services.cli.train.events import Outcome
 from services.cli.train.report import final_lines, read_summary, verdict
-from services.cli.train.supervisor import Outcome
 
 pytestmark = pytest.mark.service
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.cli.train.supervisor import (
+from services.cli.train.events import (
     ActorsRequested,
     Begin,
     Exited,
@@ -14,10 +14,10 @@ from services.cli.train.supervisor import (
     ReportRefusal,
     Start,
     StopRequested,
-    Supervisor,
     Terminate,
     Tick,
 )
+from services.cli.train.supervisor import Supervisor
 
 pytestmark = pytest.mark.pure
 

@@ -1,4 +1,4 @@
-"""One incarnation of a worker as the learner sees it, its form in a checkpoint, and in lockstep the states of actor slots."""
+"""One incarnation of a worker as the learner sees it, and its form in a checkpoint."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Final, TypeAlias
 
 from common.errors import InternalError
 from common.protocol.events import Route, WorkerKey
@@ -19,17 +16,6 @@ from common.units import EnvSteps, Seconds, Sequence, Version
 
 EpisodeCheck: TypeAlias = Callable[[ExperienceMessage], ExperienceMessage]
 """Raises `ProtocolError` for a report of episodes that cannot be; returns the message with those that count."""
-
-
-@runtime_checkable
-class RunningEpisodes(Protocol):
-    """An `EpisodeCheck` that keeps sums of running episodes, which another incarnation continues in lockstep."""
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """Return the sums after the last message."""
-
-    def go_on(self, state: Mapping[str, np.ndarray], seq: Sequence) -> None:
-        """Restore the sums in `state`, which message `seq` continues."""
 
 
 HOLES = 1024  # missing numbers remembered one by one: more than any window
@@ -189,51 +175,3 @@ def restored(state: Mapping[str, Any], *, most: int) -> Worker:
         ahead=dict(state["ahead"]),
         account=Account(**state["account"]),
     )
-
-
-# --- lockstep ---
-
-
-ActorState: TypeAlias = NDArray[np.uint8]
-"""Bytes [N] of one actor's environments, policy and rollout, which the learner never decodes; empty where unreadable."""
-
-
-class SlotState(NamedTuple):
-    """State after one message of a slot."""
-
-    actor: ActorState
-    episodes: Mapping[str, NDArray[Any]]  # the learner's own sums of the running episodes, where it keeps any
-
-
-class SlotStates:
-    """States of each actor slot: after its newest admitted message, for joining actors; after its newest trained one, to save."""
-
-    def __init__(self) -> None:
-        self._newest: dict[int, SlotState] = {}
-        self._trained: dict[int, SlotState] = {}
-        self._pending: dict[tuple[WorkerKey, Sequence], tuple[int, SlotState]] = {}
-
-    def newest(self, index: int) -> SlotState | None:
-        """Return the state after the newest admitted message of a slot; None before the first."""
-        return self._newest.get(index)
-
-    def admitted(self, index: int, key: WorkerKey, seq: Sequence, state: SlotState) -> None:
-        """Record that a message of the actor at a slot entered the queue."""
-        self._newest[index] = state
-        self._pending[key, seq] = index, state
-
-    def completed(self, key: WorkerKey, seq: Sequence, *, trained: bool) -> None:
-        """Record that an admitted message was trained on, or dropped."""
-        pending = self._pending.pop((key, seq), None)
-        if pending is not None and trained:
-            index, state = pending
-            self._trained[index] = state
-
-    def state_dict(self) -> dict[int, dict[str, Any]]:
-        """Return the state after the newest trained message of each slot."""
-        return {index: {"actor": state.actor, "episodes": dict(state.episodes)} for index, state in self._trained.items()}
-
-    def load_state_dict(self, state: Mapping[int, Mapping[str, Any]]) -> None:
-        """Restore `state_dict`: messages admitted since were lost with the learner that admitted them."""
-        self._trained = {index: SlotState(**kept) for index, kept in state.items()}
-        self._newest = dict(self._trained)

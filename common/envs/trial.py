@@ -1,0 +1,89 @@
+"""First look at an environment: its spec, its first env steps, which find its faults before a run starts, and example frames."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+
+import numpy as np
+
+from common.envs.make import build
+from common.envs.spec import EnvSettings, EnvSpec
+from common.envs.vector import Array, VectorEnvironment
+from common.errors import ConfigError, RookeryError
+from common.units import Seconds
+
+TRIED_SECONDS: Seconds = 0.5  # for the env steps of a first look at an environment
+LEAST_TRIED = 2  # env steps, however slow: enough for a step that always raises, or a reward that is always NaN
+
+
+def spec_of(settings: EnvSettings, *, env_steps: int = 0) -> EnvSpec:
+    """Describe the environment: build one, begin an episode, take random actions, and close it again.
+
+    It takes `env_steps` of them, or as many as fit into `TRIED_SECONDS`, and two at least. Errors as in `make`, and `ConfigError`
+    where the environment itself fails, shows another shape than its space, or returns numbers that are not finite.
+    """
+    with tried_out(settings, env_steps=env_steps) as environment:
+        return environment.spec
+
+
+@contextmanager
+def tried_out(settings: EnvSettings, *, env_steps: int = 0) -> Iterator[VectorEnvironment]:
+    """Yield one environment that began an episode and took actions as in `spec_of`; close it afterwards. Errors as there."""
+    wanted = "an environment"
+    with ExitStack() as stack:
+        try:
+            environment = stack.enter_context(closing(build(settings, 1)))
+            wanted = f"observations of shape {environment.spec.observation_shape}"
+            _require_observation(environment.reset(0), environment.spec, settings)
+            random, until = np.random.default_rng(0), time.monotonic() + TRIED_SECONDS
+            for number in range(env_steps):
+                if number >= LEAST_TRIED and time.monotonic() >= until:
+                    break
+                transition = environment.step(_random_actions(environment, random))
+                _require_observation(transition.observation, environment.spec, settings)
+                _require_finite(transition.reward, "reward", settings)
+        except RookeryError:
+            raise
+        except Exception as error:  # a user's own code may raise anything, and no restart helps
+            found = f"{type(error).__name__}: {error}"
+            stage = "is built or begins an episode" + (", or in its first env steps" if env_steps else "")
+            fact = f"{settings.name} fails when it {stage}"
+            raise ConfigError(fact, found=found, wanted=wanted, fix="mend it, or env.kwargs") from error
+        yield environment
+
+
+def _require_observation(observation: Array, spec: EnvSpec, settings: EnvSettings) -> None:
+    shown = observation.shape[1:]
+    if shown != spec.observation_shape:
+        fact = f"{settings.name} shows what its observation space does not say"
+        raise ConfigError(fact, found=f"shape {shown}", wanted=f"shape {spec.observation_shape}", fix="mend it")
+    _require_finite(observation, "observation", settings)
+
+
+def _require_finite(values: Array, what: str, settings: EnvSettings) -> None:
+    if not np.isfinite(values).all():
+        fact, found = f"{settings.name} returns a {what} that is not finite", str(values[~np.isfinite(values)][0])
+        raise ConfigError(fact, found=found, wanted="finite numbers", fix="mend it")
+
+
+def example_frames(settings: EnvSettings, *, seed: int, num_envs: int = 2, steps: int = 512) -> Array:
+    """Return observations of random play, [steps * num_envs, *frame], as they are before training.
+
+    Few environments and many steps, since an Atari environment takes as long to begin as to play 700 steps.
+    """
+    environment = build(settings, num_envs)
+    random = np.random.default_rng(seed)
+    environment.reset(seed)
+    frames = [environment.step(_random_actions(environment, random)).observation.copy() for _ in range(steps)]
+    environment.close()
+    return np.concatenate(frames)
+
+
+def _random_actions(environment: VectorEnvironment, random: np.random.Generator) -> Array:
+    """Return an action for each environment, uniform over its space."""
+    action, num_envs = environment.spec.action, environment.num_envs
+    if action.discrete:
+        return random.integers(action.n, size=num_envs)
+    return random.uniform(action.low, action.high, size=(num_envs, *action.shape)).astype(np.float32)

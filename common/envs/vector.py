@@ -1,0 +1,141 @@
+"""Environments that are stepped side by side, with rows of one meaning for every origin and autoreset mode.
+
+next_step   the row after an end ignores its action and only brings the reset: valid False, start True
+same_step   the row that ends an episode brings the next one's first observation: start True; the last
+observation of a truncated episode, which is bootstrapped from, comes apart in `final_observation`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from ale_py.vector_env import AtariVectorEnv
+from gymnasium.spaces import Space
+from gymnasium.vector import AutoresetMode, VectorEnv
+from numpy.typing import NDArray
+
+from common.envs import state
+from common.envs.spaces import cropped, describe_action, describe_observation
+from common.envs.spec import EnvSettings, EnvSpec
+from common.errors import ConfigError
+
+Array: TypeAlias = NDArray[Any]
+AnyVectorEnv: TypeAlias = VectorEnv[Any, Any, Any]
+
+SEEDS = 2**31  # ale-py takes no larger seed
+
+
+class Transition(NamedTuple):
+    """Result of one step of B environments. Arrays may be views: copy those that are to outlive the next step."""
+
+    observation: Array  # [B, *frame]: what the next action is chosen on
+    reward: NDArray[np.float32]  # [B], raw; 0 in a row that is not valid
+    terminated: NDArray[np.bool_]  # [B]: the episode ended by its own rules
+    truncated: NDArray[np.bool_]  # [B]: the episode was cut off, by a time limit
+    valid: NDArray[np.bool_]  # [B]: False in a reset row: its action was ignored
+    start: NDArray[np.bool_]  # [B]: `observation` is the first of an episode
+    final_index: NDArray[np.int32]  # [K]: environments truncated in this row, where `observation` is past their end
+    final_observation: Array  # [K, *frame]: their last observations
+    life_lost: NDArray[np.bool_]  # [B]: an end for the learner alone; False where the episode ended, and unless asked for
+
+
+class VectorEnvironment:
+    """B environments stepped together. One thread uses it; `close` it when done."""
+
+    def __init__(self, env: AnyVectorEnv, *, settings: EnvSettings, mode: AutoresetMode) -> None:
+        """Take over `env`, which resets itself by `mode`. Raises `ConfigError` for a space that is not supported."""
+        shape, dtype, self._observed = describe_observation(env.single_observation_space)
+        if isinstance(env, AtariVectorEnv):
+            shape, self._observed = cropped(shape, self._observed, settings.crop)
+        action, self.to_native = describe_action(env.single_action_space)
+        self.num_envs: int = env.num_envs
+        self.action_space: Space[Any] = env.single_action_space  # of one environment, as `to_native` gives it
+        self.spec = EnvSpec(
+            observation_shape=shape,
+            observation_dtype=dtype,
+            action=action,
+            frame_stack=settings.frame_stack,
+            frame_skip=settings.frame_skip if isinstance(env, AtariVectorEnv) else 1,
+        )
+        self._env = env
+        self._counts_lives = settings.terminate_on_life_loss and isinstance(env, AtariVectorEnv)
+        self._lives: NDArray[np.int32] = np.zeros(self.num_envs, np.int32)
+        self._same_step = mode is AutoresetMode.SAME_STEP
+        self._ended = np.zeros(self.num_envs, np.bool_)
+        self._all_valid = np.ones(self.num_envs, np.bool_)
+        self._no_life_lost = np.zeros(self.num_envs, np.bool_)
+        self._no_index = np.zeros(0, np.int32)
+        self._no_frames = np.zeros((0, *shape), dtype)
+
+    def reset(self, seed: int) -> Array:
+        """Begin B episodes, environment b with `seed + b` where it is seeded alone; return the first observations [B, *frame]."""
+        observation, info = self._env.reset(seed=seed % (SEEDS - self.num_envs))
+        if self._counts_lives:
+            self._lives = info["lives"].copy()
+        self._ended = np.zeros(self.num_envs, np.bool_)
+        return self._observed(observation)
+
+    def step(self, action: Array) -> Transition:
+        """Take `action`: [B] int64 from 0, or [B, A] float32, clipped to the space's bounds here."""
+        observed, rewards, terminated, truncated, info = self._env.step(self.to_native(action))
+        observation, reward = self._observed(observed), np.asarray(rewards, np.float32)
+        after_end, self._ended = self._ended, terminated | truncated
+        life_lost = self._life_lost(info)
+        if self._same_step:
+            final = self._finals(truncated, info)
+            return Transition(observation, reward, terminated, truncated, self._all_valid, self._ended, *final, life_lost)
+        if after_end.any():  # a reset row has no meaning beside its observation
+            alive = ~after_end
+            reward, terminated, truncated = np.where(alive, reward, np.float32(0)), terminated & alive, truncated & alive
+            self._ended = self._ended & alive
+        final = self._no_index, self._no_frames
+        return Transition(observation, reward, terminated, truncated, ~after_end, after_end, *final, life_lost)
+
+    @property
+    def native(self) -> AnyVectorEnv:
+        """The environments as gymnasium knows them."""
+        return self._env
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state from which another process continues bit for bit: plain values, not a copy.
+
+        Raises `StateError` where the state of the environments cannot be read.
+        """
+        return {"ended": self._ended, "lives": self._lives, "environment": state.capture(self._env)}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Restore `state_dict`, after a reset.
+
+        Raises `StateError` where the state does not fit; the environments must then be built anew.
+        """
+        ended, lives = (saved.get(name) for name in ("ended", "lives"))
+        for value, current in ((ended, self._ended), (lives, self._lives)):
+            state.check_like("state of the environments", value, current)
+        state.restore(self._env, saved.get("environment", {}))
+        self._ended, self._lives = np.array(ended), np.array(lives)
+
+    def close(self) -> None:
+        """Free the emulators and other resources."""
+        self._env.close()
+
+    def _life_lost(self, info: Mapping[str, Any]) -> NDArray[np.bool_]:
+        """Return [B]: fewer lives than before, in a game that continues. A reset restores lives and loses none."""
+        if not self._counts_lives:
+            return self._no_life_lost
+        before, self._lives = self._lives, info["lives"].copy()
+        return (self._lives < before) & ~self._ended
+
+    def _finals(self, truncated: NDArray[np.bool_], info: Mapping[str, Any]) -> tuple[NDArray[np.int32], Array]:
+        if not truncated.any():
+            return self._no_index, self._no_frames
+        if "final_obs" not in info:
+            raise ConfigError(
+                "a same_step environment must hand over the last observation of a truncated episode",
+                found=f"info with {sorted(info)}",
+                wanted='info["final_obs"]',
+                fix="add it, or let the environment reset in the next step",
+            )
+        index = np.flatnonzero(truncated).astype(np.int32)
+        return index, self._observed(np.stack([info["final_obs"][env] for env in index]))

@@ -1,0 +1,86 @@
+"""Counters of a learner, in which its threads count and from which its metrics are read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from common.observability.cpu_limit import CpuLimit, no_cpu_limit
+from common.observability.metrics import POLICY_LAGS, UNKNOWN, Histogram, Phases
+from common.units import EnvSteps, Seconds, Version
+
+PHASES = ("wait", "collate", "train", "publish", "checkpoint")
+COMPUTING = ("collate", "train", "publish")
+"""Phases in which the train loop needs a core all the time; in the others it waits for experience or for the disk."""
+LEDGER_STATES = ("produced", "trained", "queued", "in_flight")
+
+
+def _empty_ledger() -> dict[str, Any]:
+    return {**dict.fromkeys(LEDGER_STATES, 0), "dropped": {}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntakeStats:
+    """Counters of the learner's I/O thread at one moment: for metrics, status and summary. Replaced, never changed."""
+
+    ledger: dict[str, Any] = field(default_factory=_empty_ledger)
+    queue_depth: int = 0
+    queue_capacity: int = 0
+    queue_seconds: Seconds = 0.0
+    actors: int = 0
+    evaluators: int = 0
+    messages_dropped: Counter[str] = field(default_factory=Counter)
+    reconnects: int = 0
+    evictions: int = 0
+    handshakes_failed: Counter[str] = field(default_factory=Counter)
+    sockets_reopened: int = 0
+    messages_ignored: int = 0
+    received: Counter[str] = field(default_factory=Counter)
+    sent: Counter[str] = field(default_factory=Counter)
+    bytes_received: int = 0
+    bytes_sent: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class UploadStats:
+    """Uploads to the store of the run at one moment. Replaced, never changed."""
+
+    failures: int = 0
+    last_success: Seconds = 0.0  # Unix time
+
+
+@dataclass(slots=True, kw_only=True)
+class LearnerStats:
+    """Counters of the train loop, which alone writes them, since this process began; and the newest of its I/O thread."""
+
+    phases: Phases = field(default_factory=lambda: Phases(PHASES))
+    policy_lag: Histogram = field(default_factory=lambda: Histogram(POLICY_LAGS))
+    intake: IntakeStats = field(default_factory=IntakeStats)
+    run: tuple[str, ...] = ()  # labels of the run
+    training: bool = False
+    ended: bool = False
+    updates: int = 0
+    env_steps_trained: EnvSteps = 0
+    frame_skip: int = 1
+    policy_version: Version = 0
+    policy_lag_limit: int = 0
+    ranks: int = 1
+    ranks_wait_seconds: Seconds = 0.0
+    all_reduce_seconds: Seconds = 0.0
+    training_metrics: Mapping[str, float] = field(default_factory=dict)  # replaced, never changed
+    episodes: int = 0
+    episode_return_mean: float = UNKNOWN
+    episode_length_mean: float = UNKNOWN
+    env_steps_planned: EnvSteps = 0
+    target_return: float = UNKNOWN
+    target_evaluation: float = UNKNOWN
+    evaluation_return_means: dict[str, float] = field(default_factory=dict)
+    snapshot_bytes: int = 0
+    checkpoint_last_success: Seconds = 0.0  # Unix time
+    checkpoint_interval: Seconds = 0.0
+    checkpoint_failures: int = 0
+    tracking_points_dropped: Mapping[str, int] = field(default_factory=dict)  # by tracker; replaced, never changed
+    uploads: UploadStats = UploadStats()
+    cpu_limit: Callable[[], CpuLimit | None] = no_cpu_limit

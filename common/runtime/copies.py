@@ -1,0 +1,119 @@
+"""Local directories and the copies of runs in a store: a run is restored to be resumed, or fetched for commands that read it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from common.errors import ConfigError, ResourceError
+from common.runtime.run_directory import RunDirectory, held
+from common.runtime.store import CONFIG, NAME, RESULTS, SCHEME_END, RunStore, reached
+
+
+def is_address(text: str) -> bool:
+    """Return whether `text` is the address of a bucket, and no local path."""
+    return SCHEME_END in text
+
+
+def local_path(text: str) -> Path:
+    """Return the local path that `text` names; for the address of a run, the folder under `runs/` to which it is downloaded."""
+    return Path("runs") / text.rstrip("/").rpartition("/")[2] if is_address(text) else Path(text)
+
+
+def copy_address(store: str, folder: Path) -> str:
+    """Return the address of the copy of the run in `folder`: the store and the name of the folder."""
+    return f"{store.rstrip('/')}/{folder.absolute().name}"
+
+
+def check_new(store: str, folder: Path | None) -> None:
+    """Raise the errors that uploads of a new run in `folder` would meet; nothing where there is no store, or no name yet."""
+    if store and folder:
+        RunStore(copy_address(store, folder)).check_new()
+
+
+# --- to be resumed ---
+
+
+def _ignore(_: str) -> None:
+    pass
+
+
+def restore(address: str, folder: Path, *, warn: Callable[[str], None] = _ignore) -> RunDirectory:
+    """Download the run at `address` to `folder`, from where it can be resumed.
+
+    Raises `ConfigError` where there is no run or `folder` has other files, `ResourceError` where the store cannot be read.
+    """
+    store, directory = RunStore(address), RunDirectory(folder)
+    if not store.exists():
+        raise ConfigError("no run to resume", found=f"nothing at {address}", wanted="a run that was uploaded there")
+    known = {"checkpoints", CONFIG, *RESULTS}
+    if folder.exists() and (others := sorted(path.name for path in folder.iterdir() if path.name not in known)):
+        raise ConfigError("run directory is in use", found=f"{others[0]} in {folder}", wanted="a new or empty folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with held(directory):
+            store.download(folder, warn=warn)
+    except OSError as error:
+        raise ResourceError("the run cannot be downloaded", found=f"{error.strerror} at {folder}", wanted="free disk") from error
+    return directory
+
+
+def restore_missing(store: str, folder: Path, *, warn: Callable[[str], None] = _ignore) -> bool:
+    """Download the run of `folder` from the store, where the folder holds none; return whether it did.
+
+    Raises as `restore`. Returns False where the store is empty text or has no such run.
+    """
+    address = copy_address(store, folder)
+    if not store or RunDirectory(folder).begun or not RunStore(address).exists():
+        return False
+    restore(address, folder, warn=warn)
+    return True
+
+
+# --- to be read ---
+
+
+def fetch(address: str, *, warn: Callable[[str], None] = _ignore) -> Path:
+    """Return a local copy of the run at `address`, without its replay memory, for commands that read runs.
+
+    A local path is returned as it is. The copy is kept in the user's cache, and a checkpoint that is there is not downloaded
+    again. `address` may name a checkpoint of the run. Raises as `restore`.
+    """
+    if not is_address(address):
+        return Path(address)
+    run, _, checkpoint = address.rstrip("/").partition("/checkpoints/")
+    store, folder = RunStore(run), _cached(run)
+    store.download(folder, warn=warn, segments=False)
+    if not checkpoint:
+        return folder
+    if not NAME.fullmatch(checkpoint):
+        raise ConfigError("address of a checkpoint", found=address, wanted=f"{run}/checkpoints/NAME")
+    place = folder / "checkpoints" / checkpoint
+    if not place.exists():
+        with reached(address):
+            if problem := store.download_checkpoint(checkpoint, place.parent, segments=False):
+                raise ConfigError("no such checkpoint", found=f"{address}: {problem}", wanted="one that the run has uploaded")
+    return place
+
+
+def fetch_results(address: str) -> Path:
+    """Return a local copy of the results of the run at `address`, for commands that need no checkpoint.
+
+    A local path is returned as it is. Raises as `restore`.
+    """
+    if not is_address(address):
+        return Path(address)
+    run = address.rstrip("/")
+    folder = _cached(run)
+    RunStore(run).download_results(folder)
+    return folder
+
+
+def _cached(run: str) -> Path:
+    """Return the folder in the user's cache for the copy of the run at an address."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rookery" / "runs"
+    folder = cache / hashlib.sha256(run.encode()).hexdigest()[:16] / run.rpartition("/")[2]
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

@@ -1,0 +1,113 @@
+"""Counts of the learner's I/O thread, and its guards: against floods, short memory and a ledger that does not balance."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+
+from common.errors import InternalError
+from common.observability.learner_stats import IntakeStats
+from common.protocol.events import LogEvent, Route
+from common.protocol.learner_side import LearnerSide
+from common.protocol.messages import Message
+from common.runtime.machine import MemoryGuard
+from common.transport.api import IGNORED_SECONDS, LIMIT_MESSAGES, ConnectionLimit, Frames, LearnerTransport
+from common.units import MIB, Seconds
+
+LEDGER_SECONDS: Seconds = 1.0  # between two checks of the ledger, each of which adds up the accounts of all workers
+
+
+class IntakeMonitor:
+    """Counts and guards of the I/O thread, which alone calls it."""
+
+    def __init__(
+        self, *, transport: LearnerTransport, session: LearnerSide, note: Callable[[LogEvent], None], memory: MemoryGuard | None
+    ) -> None:
+        """`memory`: the guard of the process's memory; None creates one."""
+        self._transport = transport
+        self._session = session
+        self._note = note
+        self._memory = memory or MemoryGuard()
+        self._limit = ConnectionLimit()
+        self._received: Counter[str] = Counter()
+        self._sent: Counter[str] = Counter()
+        self._bytes_received = self._bytes_sent = 0
+        self._messages_ignored = self._sockets_reopened = 0
+        self._queue_seconds: Seconds = 0.0
+        self._checked_at: Seconds = -math.inf
+        self._unbalanced = False
+
+    def ignores(self, route: Route, now: Seconds) -> bool:
+        """Return whether a message that arrived on this connection is discarded unread, and count it where it is."""
+        ignored = self._limit.ignores(route, now)
+        self._messages_ignored += ignored
+        return ignored
+
+    def without_experience(self, route: Route, now: Seconds) -> None:
+        """Count a message that brought no experience; its connection may be ignored from here on."""
+        if self._limit.count(route, now):
+            fields = {"route": route.hex(), "limit": LIMIT_MESSAGES, "seconds": IGNORED_SECONDS}
+            self._note(LogEvent(event="connection_ignored", fields=fields, warning=True))
+
+    def arrived(self, frames: Frames) -> None:
+        """Count the bytes of a message that is decoded next."""
+        self._bytes_received += sum(map(len, frames))
+
+    def decoded(self, message: Message) -> None:
+        """Count a message that could be decoded."""
+        self._received[message.tag] += 1
+
+    def sent(self, message: Message, frames: Frames) -> None:
+        """Count a message that the transport took."""
+        self._sent[message.tag] += 1
+        self._bytes_sent += sum(map(len, frames))
+
+    def tick(self, now: Seconds, elapsed: Seconds) -> None:
+        """Run the checks that are due, `elapsed` seconds after the last call."""
+        self._queue_seconds += self._session.waiting * elapsed
+        if failures := self._transport.handshakes.handshake_failures(now):
+            self._note(failures)
+        if self._memory.short():
+            self._free_memory()
+        if now - self._checked_at >= LEDGER_SECONDS:
+            self._checked_at = now
+            self._check_ledger()
+
+    def _free_memory(self) -> None:
+        """Drop all connections with the data that ZeroMQ stored for them; welcomed workers greet again and re-send."""
+        self._transport.reopen()
+        self._sockets_reopened += 1
+        freed, reserve = self._memory.freed() / MIB, self._memory.reserve / MIB
+        fields = {"why": f"less than {reserve:.0f} MiB of memory were free", "freed_mib": round(freed)}
+        self._note(LogEvent(event="socket_reopened", fields=fields, warning=True))
+
+    def _check_ledger(self) -> None:
+        try:
+            self._session.check_ledger()
+        except InternalError as error:  # a bug, but no reason to lose a run: one warning
+            if not self._unbalanced:
+                self._note(LogEvent(event="ledger_unbalanced", fields={"detail": str(error)}, warning=True))
+            self._unbalanced = True
+
+    def stats(self, *, queue_depth: int) -> IntakeStats:
+        """Return all counts, and the facts of the session, as of now."""
+        session = self._session
+        return IntakeStats(
+            ledger=session.ledger.as_dict(),
+            queue_depth=queue_depth,
+            queue_capacity=session.queue_capacity,
+            queue_seconds=self._queue_seconds,
+            actors=session.connected("actor"),
+            evaluators=session.connected("evaluator"),
+            messages_dropped=Counter(session.messages_dropped),
+            reconnects=session.reconnects,
+            evictions=session.evictions,
+            handshakes_failed=Counter(self._transport.handshakes.failed),
+            sockets_reopened=self._sockets_reopened,
+            messages_ignored=self._messages_ignored,
+            received=Counter(self._received),
+            sent=Counter(self._sent),
+            bytes_received=self._bytes_received,
+            bytes_sent=self._bytes_sent,
+        )

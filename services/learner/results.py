@@ -1,0 +1,114 @@
+"""Results of updates, evaluations and the whole run, entered in the record, the metrics and the journal.
+
+With several ranks the record counts what all of them trained on, the metrics what this one did.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from common.algorithms.api import UpdateResult
+from common.observability import logs
+from common.observability.learner_stats import IntakeStats, LearnerStats
+from common.protocol.events import Experience
+from common.protocol.messages import Evaluation
+from common.units import Seconds
+from services.learner.agreement import Agreement, Decision, sum_ledgers
+from services.learner.journal import Journal
+from services.learner.record import RunRecord
+
+EPISODES = ("episode_return", "episode_length")
+CURVE_SECONDS: Seconds = 1.0  # between two rows of the learning curve
+
+_log = logs.EventLog(__name__)
+
+
+class Results:
+    """Writer of `record` and `stats`, and of the journal. The thread of the train loop owns it."""
+
+    def __init__(
+        self,
+        *,
+        record: RunRecord,
+        stats: LearnerStats,
+        journal: Journal,
+        agreement: Agreement | None = None,
+        clock: Callable[[], Seconds],
+    ) -> None:
+        """`agreement`: with the other ranks; None: there are none."""
+        self.record = record
+        self.stats = stats
+        self._journal = journal
+        self._agreement = agreement
+        self._clock = clock
+        self._curve_at: Seconds = -math.inf
+        settings = record.settings
+        stats.ranks = settings.learner.ranks
+        stats.policy_lag_limit = settings.learner.max_policy_lag
+        stats.frame_skip = record.frame_skip
+        stats.env_steps_planned = settings.target.env_steps
+        if settings.target.mean100 is not None:
+            stats.target_return = settings.target.mean100
+        if settings.target.evaluation is not None:
+            stats.target_evaluation = settings.target.evaluation
+
+    def taken(self, items: Sequence[Experience]) -> None:
+        """Count the policy lag of messages that are trained on next."""
+        for item in items:
+            lag = max(0, self.record.version - item.version)
+            self.record.lag.add(lag, item.env_steps)
+            self.stats.policy_lag.observe(lag)
+
+    def updated(self, samples: Sequence[Experience], result: UpdateResult, decision: Decision) -> None:
+        """Enter an update, after its policy was published: its metrics, and the episodes that ended in `samples`."""
+        record, stats, now = self.record, self.stats, self._clock()
+        returns, lengths = ([value for sample in samples for value in sample.arrays[name].tolist()] for name in EPISODES)
+        stats.episodes += len(returns)
+        if self._agreement:
+            stats.all_reduce_seconds = self._agreement.all_reduce_seconds
+            returns, lengths = self._agreement.episodes(returns, lengths, decision.episodes)
+        record.ended(returns, lengths, now)
+        stats.updates += 1
+        stats.env_steps_trained += sum(sample.env_steps for sample in samples)
+        stats.episode_return_mean = record.mean_return
+        stats.episode_length_mean = record.mean_length
+        stats.training_metrics = {**stats.training_metrics, **result.metrics}
+        means = {f"train/{name}": value for name, value in result.metrics.items()}
+        if samples:
+            means["throughput/policy_lag"] = float(np.mean([record.version - 1 - sample.version for sample in samples]))
+        newest = {"episode/return_mean100": record.mean_return, "episode/length_mean100": record.mean_length}
+        newest["throughput/frames_per_second"] = record.rates.last_10s * record.frame_skip
+        self._journal.update(record.env_steps, means=means, newest=newest, returns=returns)
+        if now - self._curve_at >= CURVE_SECONDS:
+            self._curve_at = now
+            self.add_curve_row()
+
+    def evaluated(self, evaluation: Evaluation) -> None:
+        """Enter an evaluation; a greedy one has a row in the learning curve."""
+        result = self.record.evaluated(evaluation, self._clock())
+        self.stats.evaluation_return_means[evaluation.mode] = result["mean"]
+        self._journal.evaluation(self.record.env_steps, mode=evaluation.mode, mean=result["mean"])
+        if evaluation.mode == "greedy":
+            self.add_curve_row(evaluation=result["mean"])
+        _log.info("evaluated", **result)
+
+    def add_curve_row(self, evaluation: float | None = None) -> None:
+        """Add a row to the learning curve, as of now."""
+        record = self.record
+        self._journal.curve(
+            wall_seconds=self._clock() - record.started_at,
+            env_steps=record.env_steps,
+            mean=record.mean_return,
+            evaluation=evaluation,
+        )
+
+    def summarise(self, stats: IntakeStats, *, complete: bool) -> None:
+        """Write summary.json, with the ledgers of all ranks; a stopped run is not `complete`."""
+        summary = self.record.summary(stats, self._clock())
+        if self._agreement:
+            summary["ledgers"] = self._agreement.ledgers(summary["ledger"])  # of each rank
+            summary["ledger"] = sum_ledgers(summary["ledgers"])
+        self._journal.summary(summary, complete=complete)

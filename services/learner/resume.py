@@ -1,0 +1,270 @@
+"""State with which a run begins: its record and session, new or as a checkpoint left them, and the algorithm with them.
+
+A resumed run continues from the newest good checkpoint in its directory. What a killed learner trained on since is rolled back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+import safetensors.torch
+
+from common.algorithms.api import Algorithm, LoadsParameters
+from common.algorithms.payload import Payload
+from common.algorithms.registry import build_payload
+from common.config.run_config import RunConfig
+from common.config.schema import Settings
+from common.envs.spec import EnvSpec
+from common.errors import ConfigError, DropReason, ResourceError
+from common.models.snapshot import ParameterLayout
+from common.observability import logs
+from common.protocol.learner_side import LearnerSide
+from common.protocol.messages import ACTOR_STATE, ArraySpec
+from common.protocol.registry import SessionConfig
+from common.runtime.checkpoint_files import POLICY, BadCheckpointError, Checkpoint, flatten_state, read, restore_state
+from common.runtime.checkpoints import CheckpointStore
+from common.runtime.ranks import ProcessGroup
+from common.runtime.run_directory import RunDirectory
+from common.units import Seconds, Version
+from services.learner import accounts
+from services.learner.agreement import common_version
+from services.learner.lockstep import Lockstep
+from services.learner.record import RunRecord
+from services.learner.saving import facts_of, ranks_of, restore_checkpoint, restore_for_other_ranks
+from services.learner.startup import Invocation
+
+RunState: TypeAlias = tuple[RunRecord, LearnerSide]
+
+STATE = ArraySpec(name=ACTOR_STATE, dtype="uint8", shape=(-1,))
+
+NAMED_LAYERS = 3  # in an error
+
+_log = logs.EventLog(__name__)
+
+
+def open_state(
+    invocation: Invocation,
+    directory: RunDirectory,
+    *,
+    algorithm: Algorithm,
+    env: EnvSpec,
+    store: CheckpointStore,
+    group: ProcessGroup | None = None,
+) -> RunState:
+    """Return the run's record and session: new, or as the newest good checkpoint left them, and the algorithm with them.
+
+    The ranks of a `group` continue from the newest version of which each has a good checkpoint of this number of ranks. Without
+    such a version rank 0 continues from its own newest, with the ledgers of all ranks, and the others get its weights.
+    """
+    settings = invocation.settings
+    new = partial(_new_state, invocation, directory, env, group)
+    if not invocation.resume:
+        _load_initial_weights(settings.run.init, algorithm)
+        return new(settings.run.id)
+    if group is not None:
+        return _resume_ranks(invocation, directory, algorithm=algorithm, store=store, group=group, new=new)
+    return _resume(invocation, directory, algorithm=algorithm, store=store, new=new)
+
+
+def _new_state(
+    invocation: Invocation, directory: RunDirectory, env: EnvSpec, group: ProcessGroup | None, run_id: str
+) -> RunState:
+    settings = invocation.settings
+    size = {"length": settings.rollout.length, "num_envs": settings.env.num_envs}
+    payload = build_payload(settings.algorithm, model=settings.model, env=env, **size)
+    began = _began(directory, resumed=invocation.resume)
+    record = RunRecord(settings=settings, run_id=run_id, frame_skip=env.frame_skip, started_at=began)
+    config = session_config(settings, env, payload, run_id, group=group)
+    return record, LearnerSide(config, check=payload.check, episodes=payload.episodes, resumed=invocation.resume)
+
+
+def _began(directory: RunDirectory, *, resumed: bool) -> Seconds:
+    """Return when the run directory was made, on the monotonic clock: the start is part of the run's time, idle time is not."""
+    if resumed or not directory.command.exists():  # the folder of another rank than 0
+        return time.monotonic()
+    age = time.time() - directory.command.stat().st_mtime
+    return time.monotonic() - max(0.0, age)
+
+
+def session_config(
+    settings: Settings, env: EnvSpec, payload: Payload, run_id: str, *, group: ProcessGroup | None = None
+) -> SessionConfig:
+    """Return the session config of this run, for workers that send experience in the form of `payload`."""
+    rank, ranks = (0, 1) if group is None else (group.index, group.count)
+    lockstep = Lockstep.of(settings)
+    return SessionConfig(
+        run=run_id,
+        run_config=RunConfig.of(settings, run_id=run_id).to_json(),
+        env_signature=env.signature,
+        schema=(*payload.schema, *([STATE] if lockstep else [])),
+        credits=lockstep.share if lockstep else settings.learner.credits,
+        rollout_env_steps=settings.rollout.length * settings.env.num_envs,
+        batch=settings.batch,
+        max_actors=lockstep.actors if lockstep else settings.learner.max_actors,
+        rank=rank,
+        ranks=ranks,
+        lockstep=lockstep is not None,
+    )
+
+
+# --- a run that exists ---
+
+
+def _resume(
+    invocation: Invocation,
+    directory: RunDirectory,
+    *,
+    algorithm: Algorithm,
+    store: CheckpointStore,
+    new: Callable[[str], RunState],
+) -> RunState:
+    """Return the state of the newest good checkpoint, else a new one. `new` returns a new state for a run id."""
+    settings = invocation.settings
+    other_ranks = False  # whether the checkpoint is of another number of ranks, whose sessions no longer exist
+
+    def restored(checkpoint: Checkpoint) -> RunState:
+        nonlocal other_ranks
+        record, session = new(checkpoint.run_id)  # workers that outlived the learner have this one
+        other_ranks = ranks_of(checkpoint) != 1
+        if other_ranks:
+            restore_for_other_ranks(checkpoint, algorithm=algorithm, record=record, session=session)
+        else:
+            restore_checkpoint(checkpoint, algorithm=algorithm, record=record, session=session, store=store)
+        return record, session
+
+    architecture, warn = ParameterLayout.of(algorithm.model).fingerprint, partial(_log.warning, "checkpoint_skipped")
+    found = store.load_newest(architecture=architecture, warn=lambda detail: warn(detail=detail), restore=restored)
+    if not found:
+        _load_initial_weights(settings.run.init, algorithm)
+    record, session = found or new(settings.run.id)
+    record.best = facts_of(store.load_best(warn=lambda detail: warn(detail=detail)))
+    if other_ranks:
+        _forget_accounts(directory)
+    else:
+        _roll_back(directory, record, session)
+    if found:
+        _log.info("resumed", version=record.version, env_steps=record.env_steps)
+    return record, session
+
+
+def _resume_ranks(
+    invocation: Invocation,
+    directory: RunDirectory,
+    *,
+    algorithm: Algorithm,
+    store: CheckpointStore,
+    group: ProcessGroup,
+    new: Callable[[str], RunState],
+) -> RunState:
+    """As `_resume`, on one of several ranks."""
+    settings = invocation.settings
+    architecture, warn = ParameterLayout.of(algorithm.model).fingerprint, partial(_log.warning, "checkpoint_skipped")
+
+    def newest(most: Version | None) -> Version:
+        return store.newest_good(most, fits=lambda checkpoint: ranks_of(checkpoint) == group.count)
+
+    version = common_version(group, newest)
+    alone = version < 0  # rank 0 continues from its own checkpoint, or all ranks begin
+
+    def restored(checkpoint: Checkpoint) -> RunState:
+        record, session = new(checkpoint.run_id)
+        if alone:
+            restore_for_other_ranks(checkpoint, algorithm=algorithm, record=record, session=session)
+        else:
+            restore_checkpoint(checkpoint, algorithm=algorithm, record=record, session=session, store=store)
+        return record, session
+
+    found = None
+    if not alone or group.index == 0:
+        most = None if alone else version
+        found = store.load_newest(architecture=architecture, warn=lambda detail: warn(detail=detail), restore=restored, most=most)
+        if not alone and (loaded := found[0].version if found else None) != version:
+            fix = "look at the line checkpoint_skipped of this log, and remove that checkpoint of every rank"
+            raise ResourceError(f"rank {group.index} cannot load the version of all ranks", found=loaded, wanted=version, fix=fix)
+    if found is None:
+        _load_initial_weights(settings.run.init, algorithm)
+    record, session = found or new(settings.run.id)
+    if alone and _share_state(group, record, algorithm, known=found is not None):
+        _forget_accounts(directory)
+    else:
+        _roll_back(directory, record, session)
+    if group.index == 0:
+        record.best = facts_of(store.load_best(warn=lambda detail: warn(detail=detail)))
+    if record.updates:
+        _log.info("resumed", version=record.version, env_steps=record.env_steps, ranks=group.count, sessions=not alone)
+    return record, session
+
+
+def _share_state(group: ProcessGroup, record: RunRecord, algorithm: Algorithm, *, known: bool) -> bool:
+    """Give all ranks the record and the algorithm's state of rank 0, and return True, where it has a checkpoint (`known`)."""
+    now = time.monotonic()
+    state = {"record": record.state_dict(now), "algorithm": algorithm.state_dict()} if known else {}
+    structure, tensors = flatten_state(state)
+    header = group.gather_json(structure)[0]
+    data = group.gather_bytes(safetensors.torch.save(tensors) if known else b"")[0]
+    if data and group.index:
+        received = restore_state(header, safetensors.torch.load(data))
+        record.load_state_dict(received["record"], now)
+        algorithm.load_state_dict(received["algorithm"])
+    return bool(data)
+
+
+def _roll_back(directory: RunDirectory, record: RunRecord, session: LearnerSide) -> None:
+    """Count as rolled back the messages that a killed learner had trained on after the checkpoint."""
+    try:
+        state = accounts.read(directory.accounts, run_id=record.run_id, produced=session.ledger.produced)
+    except ResourceError as error:
+        _log.warning("accounts_skipped", error=error, consequence="what was trained on after the checkpoint is not counted")
+        return
+    if state is not None:
+        before = session.ledger.dropped[DropReason.ROLLED_BACK]
+        session.saved.load_accounts(state)
+        if env_steps := session.ledger.dropped[DropReason.ROLLED_BACK] - before:
+            _log.info("rolled_back", env_steps=env_steps)
+
+
+def _forget_accounts(directory: RunDirectory) -> None:
+    """Remove the accounts of sessions that no longer exist: their env steps are in the ledger of the checkpoint."""
+    with suppress(OSError):
+        directory.accounts.unlink()
+
+
+# --- weights of another run ---
+
+
+def _load_initial_weights(path: str, algorithm: Algorithm) -> None:
+    """Load the weights of the checkpoint in `path` (`run.init`) into a run without updates; "": they stay random.
+
+    Raises `ConfigError` or `ResourceError` where it cannot be read or does not fit.
+    """
+    if not path:
+        return
+    if not isinstance(algorithm, LoadsParameters):
+        fact, wanted = "run.init: the algorithm cannot start with other weights", "one with the method of rookery.LoadsParameters"
+        raise ConfigError(fact, found=type(algorithm).__name__, wanted=wanted)
+    fact, fix = f"run.init {path} cannot be used", "name another checkpoint"
+    try:
+        checkpoint = read(Path(path))
+    except BadCheckpointError as error:
+        raise ResourceError(fact, found=str(error), wanted="a whole checkpoint", fix=fix) from error
+    if POLICY in checkpoint.state:
+        raise ResourceError(fact, found="a policy alone, as in best", wanted="all networks of a run", fix=fix)
+    try:
+        algorithm.load_parameters(checkpoint.state)
+    except ResourceError as error:
+        found, wanted = _layers(error.found), _layers(error.wanted)
+        fix = "choose env, model and algorithm so that the network has the same layers"
+        raise ResourceError(f"the weights of {path} do not fit", found=found, wanted=wanted, fix=fix) from error
+    _log.info("weights_loaded", path=path, version=checkpoint.version, env_steps=checkpoint.env_steps, run=checkpoint.run_id)
+
+
+def _layers(shapes: object) -> str:
+    """Format the first shapes of parameters by name."""
+    named = list(shapes.items()) if isinstance(shapes, dict) else []
+    more = f" and {len(named) - NAMED_LAYERS} more" if len(named) > NAMED_LAYERS else ""
+    return ", ".join(f"{name} {shape}" for name, shape in named[:NAMED_LAYERS]) + more or "no such parameters"

@@ -1,0 +1,197 @@
+"""Checkpoints of the run: what one holds, when one is written, and how the state of a run is restored from it.
+
+The best policy of a run, by the mean return of a greedy evaluation, has a checkpoint that holds the policy alone. A policy is
+several versions old when its evaluation arrives: the session keeps the last snapshot that it sent to each evaluator, which is
+the one that the evaluator plays, and hands it over with the evaluation.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from common.algorithms.api import Algorithm, HasReplay, SavesReplay
+from common.errors import ResourceError
+from common.models.snapshot import ParameterLayout, to_tensor
+from common.observability import logs
+from common.observability.learner_stats import LearnerStats
+from common.protocol.events import Evaluated
+from common.protocol.learner_side import LearnerSide
+from common.runtime.checkpoint_files import POLICY, Checkpoint
+from common.runtime.checkpoints import CheckpointStore
+from common.runtime.lifecycle import Health
+from common.units import Seconds
+from services.learner.agreement import Agreement
+from services.learner.intake import Intake
+from services.learner.record import RunRecord
+
+SAVE_SECONDS: Seconds = 300.0  # a checkpoint, with what is new in a replay memory, that takes longer counts as hung
+
+_log = logs.EventLog(__name__)
+
+
+class RunCheckpoints:
+    """Writer of the checkpoints of a run that trains. The thread of the train loop owns it."""
+
+    def __init__(
+        self,
+        *,
+        algorithm: Algorithm,
+        intake: Intake,
+        record: RunRecord,
+        save: Callable[[Checkpoint], object],
+        save_best: Callable[[Checkpoint], object],
+        stats: LearnerStats,
+        health: Health,
+        agreement: Agreement | None = None,
+        clock: Callable[[], Seconds],
+    ) -> None:
+        """`save` writes a checkpoint whole or not at all (ResourceError), `save_best` one of the best policy."""
+        self._algorithm = algorithm
+        self._intake = intake
+        self._record = record
+        self._settings = record.settings.checkpoint
+        self._save_checkpoint = save
+        self._save_best = save_best
+        self._stats = stats
+        self._health = health
+        self._agreement = agreement
+        self._clock = clock
+        self._saved_at = clock()
+        stats.checkpoint_interval = self._settings.every_seconds
+
+    @property
+    def due(self) -> bool:
+        """Return whether the newest checkpoint is old enough for the next one."""
+        return self._clock() - self._saved_at >= self._settings.every_seconds
+
+    def save(self) -> ResourceError | None:
+        """Write a checkpoint; return the error where it could not be written."""
+        self._saved_at = self._clock()
+        if self._agreement:
+            error = self._save_with_ranks(self._agreement)
+        else:
+            error = self._write(lambda: self._save_checkpoint(self._checkpoint()))
+        if error is None:
+            self._stats.checkpoint_last_success = time.time()
+        return error
+
+    def save_if_best(self, evaluated: Evaluated) -> None:
+        """Write the checkpoint of the best policy where this evaluation is the best one of the run."""
+        best = better_policy(evaluated, self._record.best, run_id=self._record.run_id)
+        if best is not None and self._write(partial(self._save_best, best)) is None:
+            self._record.best = facts_of(best)
+
+    def _save_with_ranks(self, agreement: Agreement) -> ResourceError | None:
+        """Write the checkpoint of this rank, that of rank 0 last: where it is there, all are. Return an error of any rank."""
+        checkpoint = self._checkpoint()
+        error = self._write(lambda: self._save_checkpoint(checkpoint)) if agreement.rank else None
+        if not agreement.all(done=error is None):
+            return error or ResourceError("the checkpoint of another rank was not written", fix="its log says why")
+        return error if agreement.rank else self._write(lambda: self._save_checkpoint(checkpoint))
+
+    def _write(self, save: Callable[[], object]) -> ResourceError | None:
+        self._stats.phases.enter("checkpoint")
+        self._health.tick(doing="saves", within=SAVE_SECONDS)
+        try:
+            save()
+        except ResourceError as error:  # a full disk costs the checkpoint, not the run
+            self._stats.checkpoint_failures += 1
+            _log.info("checkpoint_failed", detail=str(error))
+            return error
+        return None
+
+    def _checkpoint(self) -> Checkpoint:
+        algorithm = self._algorithm
+        replay: dict[str, Any] = {}
+        if self._settings.replay and isinstance(algorithm, SavesReplay):
+            replay = {"replay": algorithm.replay_state(), "segments": algorithm.replay_segments()}
+        counters: dict[str, Any] = {
+            "record": self._record.state_dict(self._clock()),
+            "session": self._intake.session_state(),
+        }
+        if self._agreement:
+            counters["ledgers"] = self._agreement.ledgers(counters["session"]["ledger"])
+        return Checkpoint(
+            run_id=self._record.run_id,
+            version=self._record.version,
+            env_steps=self._record.env_steps,
+            architecture=ParameterLayout.of(algorithm.model).fingerprint,
+            counters=counters,
+            state=algorithm.state_dict(),
+            **replay,
+        )
+
+
+# --- the best policy ---
+
+
+def better_policy(evaluated: Evaluated, best: Mapping[str, Any] | None, *, run_id: str) -> Checkpoint | None:
+    """Return the checkpoint of the evaluated policy where its mean greedy return is higher than that of `best`, else None.
+
+    Of equal returns the newer policy wins: a few perfect episodes of an early one may be luck. The facts of the policy are in
+    `counters["best"]`, as the record has them. None also where the session does not know the policy any more.
+    """
+    evaluation, played = evaluated.message, evaluated.snapshot
+    if evaluation.mode != "greedy" or played is None:
+        return None
+    returns = evaluation.arrays["episode_return"]
+    mean = round(float(returns.mean(dtype=np.float64)), 3)
+    if best is not None and (mean, played.version) <= (best["mean"], best["version"]):
+        return None
+    facts = {"version": played.version, "mean": mean, "episodes": len(returns), "env_steps": played.env_steps}
+    return Checkpoint(
+        run_id=run_id,
+        version=played.version,
+        env_steps=played.env_steps,
+        architecture=played.layout,
+        counters={"best": facts},
+        state={POLICY: to_tensor(played.arrays["parameters"])},
+    )
+
+
+def facts_of(checkpoint: Checkpoint | None) -> dict[str, Any] | None:
+    """Return the facts in a checkpoint of `better_policy`; None without one."""
+    return None if checkpoint is None else dict(checkpoint.counters["best"])
+
+
+# --- back ---
+
+
+def restore_checkpoint(
+    checkpoint: Checkpoint, *, algorithm: Algorithm, record: RunRecord, session: LearnerSide, store: CheckpointStore
+) -> None:
+    """Restore all three from `checkpoint`; the replay memory too, where the run's checkpoints hold it."""
+    record.load_state_dict(checkpoint.counters["record"], time.monotonic())
+    session.saved.load_state_dict(checkpoint.counters["session"])
+    algorithm.load_state_dict(checkpoint.state)
+    complete = not isinstance(algorithm, HasReplay)
+    if isinstance(algorithm, SavesReplay) and record.settings.checkpoint.replay and checkpoint.replay is not None:
+        algorithm.load_replay_state(checkpoint.replay)
+        store.segment_files.read(checkpoint.files, algorithm.replay_segments())
+        complete = True
+    if not complete and not record.lockstep_broken:
+        record.lockstep_broken = "resumed without the replay memory, wanted checkpoint.replay=true"
+
+
+def restore_for_other_ranks(checkpoint: Checkpoint, *, algorithm: Algorithm, record: RunRecord, session: LearnerSide) -> None:
+    """Restore weights, record and the ledgers of all ranks from rank 0's checkpoint; the sessions of workers end."""
+    record.load_state_dict(checkpoint.counters["record"], time.monotonic())
+    algorithm.load_state_dict(checkpoint.state)
+    session.saved.load_ledgers(_ledgers_of(checkpoint))
+    record.lockstep_broken = record.lockstep_broken or "resumed with another number of ranks"
+
+
+def ranks_of(checkpoint: Checkpoint) -> int:
+    """Return the number of ranks of the learner that wrote a checkpoint."""
+    return len(_ledgers_of(checkpoint))
+
+
+def _ledgers_of(checkpoint: Checkpoint) -> Sequence[Mapping[str, Any]]:
+    """Return the ledgers of all ranks at the time of a checkpoint."""
+    ledgers: Sequence[Mapping[str, Any]] = checkpoint.counters.get("ledgers") or [checkpoint.counters["session"]["ledger"]]
+    return ledgers
