@@ -27,6 +27,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from common.config.load import find_preset
@@ -268,11 +269,12 @@ def _cells(claim: Claim, row: Row) -> list[str]:
 
 
 def machine() -> str:
-    """Return one line about this machine: cores, CPU model, Python."""
+    """Return one line about this machine: cores, CPU model, GPU, Python."""
     models = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
     model = models[0] if models else platform.machine()
     lacks = "" if native("bf16", CPU) == "bf16" else ", without bfloat16"
-    return f"{os.cpu_count()} cores ({model}{lacks}), no GPU, Python {platform.python_version()}"
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    return f"{os.cpu_count()} cores ({model}{lacks}), {gpu}, Python {platform.python_version()}"
 
 
 def _commit() -> str:

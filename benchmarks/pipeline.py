@@ -106,6 +106,10 @@ class Run:
         }
         return Window(seconds=ended - began, growth=growth)
 
+    def resident_bytes(self) -> dict[str, float]:
+        """Return the memory of each process that is in RAM."""
+        return {child: _scrape(url)["process_resident_memory_bytes"] for child, url in self._plan.urls.items()}
+
     def _at_update(self) -> tuple[Seconds, dict[str, Reading]]:
         self.wait_until_trained(1)
         return time.monotonic(), {child: _scrape(url) for child, url in self._plan.urls.items()}

@@ -14,6 +14,7 @@ class ThreadRanks:
 
     def __init__(self, index, shared, barrier):
         self.index, self.count, self._shared, self._barrier = index, len(shared), shared, barrier
+        self.sum_seconds = 0.0
 
     @classmethod
     def make(cls, count):
@@ -31,6 +32,7 @@ class ThreadRanks:
 
     def sum(self, values):
         """As `Ranks.sum`."""
+        self.sum_seconds += 1.0  # any time
         return self.gather(values).sum(dim=0)
 
     def gather_json(self, value):

@@ -8,6 +8,7 @@ and clip sums: their learning rates and clips must not be copied as they are.)
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import NamedTuple
@@ -132,18 +133,18 @@ class SinglePassLearner(ActorCriticLearner):
             max_grad_norm=settings.max_grad_norm,
             rows=samples,
             ranks=self._ranks,
-        )
+        ).item()
+        nonfinite = {"nonfinite_steps": float(math.isnan(norm))}
         if samples == 0:
-            return UpdateResult(samples=0, metrics={"nonfinite_steps": float(norm is None)})
+            return UpdateResult(samples=0, metrics=nonfinite)
         metrics = {
             "learning_rate": learning_rate,
             "entropy_coef": entropy_coef,
             "policy_lag_mean": lag.double().mean().item(),
-            "nonfinite_steps": float(norm is None),
-        }
-        if norm is not None:
+        } | nonfinite
+        if not math.isnan(norm):
             metrics |= zip(LOSS_PARTS, torch.stack(loss[1:]).tolist(), strict=True)
-            metrics |= {"grad_norm": norm.item()} | _policy_change(batch, outputs.log_prob.detach())
+            metrics |= {"grad_norm": norm} | _policy_change(batch, outputs.log_prob.detach())
         return UpdateResult(samples=samples, metrics=metrics)
 
     @abstractmethod

@@ -15,6 +15,7 @@ trained (their gradient is 0).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -203,19 +204,20 @@ class A3CGrad(ActorCriticLearner):
         for gradient, share in zip(batch.gradients, weight.tolist(), strict=True):
             mean.add_(gradient, alpha=share)
         snapshot.load_gradient(self._model, mean)
-        average_gradients(self._model.parameters(), torch.zeros((), device=self._device), rows=own, ranks=self._ranks)
-        norm = optim.clipped_step(self._optimizer, self._model, lr=learning_rate, max_grad_norm=self._settings.max_grad_norm)
+        loss = average_gradients(self._model.parameters(), torch.zeros((), device=self._device), rows=own, ranks=self._ranks)
+        most = self._settings.max_grad_norm
+        norm = optim.clipped_step(self._optimizer, self._model, loss, lr=learning_rate, max_grad_norm=most).item()
+        nonfinite = {"nonfinite_steps": float(math.isnan(norm))}
         if not own:
-            return UpdateResult(samples=0, metrics={"nonfinite_steps": float(norm is None)})
+            return UpdateResult(samples=0, metrics=nonfinite)
         metrics = {
             "learning_rate": learning_rate,
             "entropy_coef": optim.scheduled_entropy_coef(self._settings, env_steps=progress.env_steps),
             "policy_lag_mean": lag.double().mean().item(),
-            "nonfinite_steps": float(norm is None),
             "gradients": float(len(weight)),
-        }
-        if norm is not None:
-            metrics |= dict(zip(LOSS_PARTS, (weight @ batch.parts).tolist(), strict=True)) | {"grad_norm": norm.item()}
+        } | nonfinite
+        if not math.isnan(norm):
+            metrics |= dict(zip(LOSS_PARTS, (weight @ batch.parts).tolist(), strict=True)) | {"grad_norm": norm}
         return UpdateResult(samples=int(batch.env_steps.sum()), metrics=metrics)
 
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 from common.algorithms import optim
 from common.algorithms.api import Entry, NetworkPolicy, RunProgress, UpdateResult, WorkerContext
 from common.algorithms.losses import require_vectors
-from common.algorithms.off_policy import Inserted, Measured, ReplayLearner, td_target
+from common.algorithms.off_policy import NONFINITE_STEPS, Inserted, Measured, ReplayLearner, td_target
 from common.algorithms.ranks import ALONE, Ranks
 from common.algorithms.settings import DQNSettings
 from common.envs.spec import EnvSpec
@@ -122,7 +122,7 @@ class DQN(ReplayLearner):
         epsilon = annealed_epsilon(progress.env_steps, self._settings)
         return UpdateResult(samples=result.samples, metrics={**result.metrics, "epsilon": epsilon})
 
-    def _gradient_step(self, rows: Transitions) -> Measured | None:
+    def _gradient_step(self, rows: Transitions) -> Measured:
         """Train the online network; every `target_every`-th time move the target network towards it."""
         settings = self._settings
         target = self._td_target(rows)
@@ -138,14 +138,13 @@ class DQN(ReplayLearner):
             rows=len(rows.reward),
             ranks=self._ranks,
         )
-        if norm is None:
-            return None
         self._gradient_steps += 1
         if self._gradient_steps % settings.target_every == 0:
             optim.polyak_update(self._target, self._model, settings.target_rate)
         if self._average is not None:
             optim.polyak_update(self._average, self._model, settings.average_rate)
-        return {"loss": loss.detach(), "q_mean": value.mean(), "td_abs": td_error.abs().mean(), "grad_norm": norm.detach()}
+        measured = {"loss": loss.detach(), "q_mean": value.mean(), "td_abs": td_error.abs().mean(), "grad_norm": norm}
+        return measured | {NONFINITE_STEPS: norm.isnan()}
 
     @torch.no_grad()
     def _td_target(self, rows: Transitions) -> Tensor:

@@ -55,7 +55,7 @@ class Moments:
             return self
         own = torch.tensor([self.mean, self.m2], dtype=torch.float64)
         count, mean, m2 = merged_moments(self.count, own[:1], own[1:], ranks)
-        return Moments(count=count, mean=mean.item(), m2=m2.item())
+        return Moments(count=int(count.item()), mean=mean.item(), m2=m2.item())
 
     @property
     def std(self) -> float:
@@ -144,7 +144,7 @@ class ObservationStatistics:
         nothing = torch.zeros(self._shape, dtype=torch.float64)
         known = own or ComponentMoments(count=0, mean=nothing, m2=nothing)
         count, mean, m2 = merged_moments(known.count, known.mean, known.m2, self._ranks)
-        return ComponentMoments(count=count, mean=mean, m2=m2) if count else None
+        return ComponentMoments(count=int(count.item()), mean=mean, m2=m2) if count else None
 
     @property
     def _needed(self) -> bool:

@@ -23,7 +23,7 @@ from common.algorithms.ranks import ALONE, Ranks
 from common.algorithms.sections import ReplaySection
 from common.envs.spec import EnvSpec
 from common.errors import ConfigError
-from common.models.arithmetic import CPU
+from common.models.arithmetic import CPU, to_device
 from common.models.layers import Network
 from common.protocol.events import Experience
 from common.replay.blocks import Segment
@@ -31,7 +31,9 @@ from common.replay.buffer import Replay, Transitions
 from common.units import EnvSteps
 
 Measured = Mapping[str, Tensor]
-"""Metrics of one gradient step by name: scalars without gradient."""
+"""Metrics of one gradient step by name: scalars without gradient, and `NONFINITE_STEPS`, 1 where the step was left out."""
+
+NONFINITE_STEPS = "nonfinite_steps"
 
 
 class Inserted(NamedTuple):
@@ -149,11 +151,14 @@ class ReplayLearner(ABC):
         self._observations.add(samples)
 
     def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self._device)
+        return to_device(torch.from_numpy(array), self._device)
 
     @abstractmethod
-    def _gradient_step(self, rows: Transitions) -> Measured | None:
-        """Train on one minibatch; return None, with all networks unchanged, where the loss is not finite."""
+    def _gradient_step(self, rows: Transitions) -> Measured:
+        """Train on one minibatch. No value is read, because the read would wait for a GPU.
+
+        Where the loss is not finite, no trained network moves. Targets may follow the unchanged networks.
+        """
 
     @property
     def replay_env_steps(self) -> EnvSteps:
@@ -197,7 +202,7 @@ class ReplayLearner(ABC):
         """
         filled = self._count_ranks(batch.inserted)
         self._learning_rate = optim.scheduled_learning_rate(self._settings, progress)
-        steps: list[Measured | None] = []
+        steps: list[Measured] = []
         windows: list[np.ndarray] = []
         own = self._settings.minibatch if len(self._replay) else 0
         while self._rate_limiter.sample_budget and filled and not stop():
@@ -205,12 +210,12 @@ class ReplayLearner(ABC):
             rows = self._replay.sample(own, self._rng)
             windows.append(rows.env_steps)
             measured = self._gradient_step(rows)
-            steps.append(measured if own or measured is None else {})
-        taken = [step for step in steps if step is not None]
+            steps.append(measured if own else {NONFINITE_STEPS: measured[NONFINITE_STEPS]})
+        left_out = _read(steps, NONFINITE_STEPS).count_nonzero().item()
         metrics = {
             "learning_rate": self._learning_rate,
-            "gradient_steps": float(len(taken)),
-            "nonfinite_steps": float(len(steps) - len(taken)),
+            "gradient_steps": float(len(steps) - left_out),
+            NONFINITE_STEPS: float(left_out),
             "replay_env_steps": float(len(self._replay)),
             "samples_per_insert": self._rate_limiter.ratio,
         }
@@ -218,7 +223,7 @@ class ReplayLearner(ABC):
             metrics["policy_lag_mean"] = progress.version - batch.version
         if windows and own:
             metrics["window_env_steps"] = float(np.concatenate(windows).mean())
-        return UpdateResult(samples=batch.env_steps, metrics=metrics | _means(taken))
+        return UpdateResult(samples=batch.env_steps, metrics=metrics | _means(steps))
 
     def _count_ranks(self, inserted: int) -> bool:
         """Count the inserts of the other ranks; return whether any rank, this one included, has transitions to sample."""
@@ -239,12 +244,19 @@ class ReplayLearner(ABC):
 
 
 def _means(steps: Sequence[Measured]) -> dict[str, float]:
-    """Mean of each metric over the steps that measured it."""
-    values: dict[str, list[Tensor]] = {}
-    for step in steps:
-        for name, value in step.items():
-            values.setdefault(name, []).append(value)
-    return {name: torch.stack(scalars).mean().item() for name, scalars in values.items()}
+    """Mean of each metric over the steps that measured it and were not left out."""
+    means = {}
+    for name in {name: None for step in steps for name in step if name != NONFINITE_STEPS}:
+        measured = [step for step in steps if name in step]
+        taken = _read(measured, name)[_read(measured, NONFINITE_STEPS) == 0]
+        if len(taken):
+            means[name] = taken.mean().item()
+    return means
+
+
+def _read(steps: Sequence[Measured], name: str) -> Tensor:
+    """One metric of all steps on the CPU, [steps], after the device has finished them."""
+    return torch.stack([step[name] for step in steps]).cpu() if steps else torch.empty(0)
 
 
 def td_target(*, reward: Tensor, discount: Tensor, value: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from common.envs.spec import EnvSpec
 from common.envs.stacking import stack
 from common.errors import ResourceError
 from common.models import nets, snapshot
-from common.models.arithmetic import CPU, autocast
+from common.models.arithmetic import CPU, autocast, to_device
 from common.models.spec import ModelSettings, Precision
 from common.protocol.events import Experience
 from common.protocol.messages import ArraySpec
@@ -85,27 +85,39 @@ class Batch:
         return self if device == self.reward.device else Batch(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
 
 
-def collate(samples: Sequence[Experience], env: EnvSpec) -> Batch:
+def collate(samples: Sequence[Experience], env: EnvSpec, device: torch.device = CPU) -> Batch:
     """Join messages of one schema (T the same, B may differ), checked before against it and by `check_trajectory`.
 
     No messages, as on a rank of the learner that has no actors, are a batch of no environments.
     """
     if not samples:
-        return _empty(env)
-    start = _joined(samples, "start")
-    observation = stack(_joined(samples, "obs"), start)
-    final_index = _final_index(samples)
-    newest = np.concatenate([sample.arrays["final_obs"] for sample in samples])
-    version = np.repeat([sample.version for sample in samples], [sample.arrays["start"].shape[1] for sample in samples])
-    per_step = ("action", "reward", "terminated", "truncated", "valid", "log_prob")
-    return Batch(
-        observation=_tensor(observation),
-        start=_tensor(start),
-        final_observation=_tensor(final_stacks(env, observation, newest, final_index)),
-        final_index=_tensor(final_index),
-        version=_tensor(version),
-        **{name: _tensor(_joined(samples, name)) for name in per_step},
-    )
+        return _empty(env).to(device)
+    frames, newest = _joined(samples, "obs"), np.concatenate([sample.arrays["final_obs"] for sample in samples])
+    arrays = {
+        name: _joined(samples, name) for name in ("start", "action", "reward", "terminated", "truncated", "valid", "log_prob")
+    }
+    widths = [sample.arrays["start"].shape[1] for sample in samples]
+    arrays |= {"final_index": _final_index(samples), "version": np.repeat([sample.version for sample in samples], widths)}
+    tensors = {name: to_device(_tensor(array), device) for name, array in arrays.items()}
+    if device.type == "cpu":
+        stacks = stack(frames, arrays["start"])
+        observation, final = _tensor(stacks), _tensor(final_stacks(env, stacks, newest, arrays["final_index"]))
+    else:  # a frame is part of several stacks, and is copied to the device once
+        observation, final = (to_device(_tensor(array), device) for array in (frames, newest))
+        if env.network_input_shape != env.observation_shape:
+            observation = stacked(observation, tensors["start"])
+            older = observation.flatten(0, 1).index_select(0, tensors["final_index"])[:, 1:]
+            final = torch.cat([older, final.unsqueeze(1)], dim=1)
+    return Batch(observation=observation, final_observation=final, **tensors)
+
+
+def stacked(frames: Tensor, start: Tensor) -> Tensor:
+    """As `common.envs.stacking.stack`, on a GPU: frames [rows+S-1, B, *frame], start [rows, B] bool → [rows, B, S, *frame]."""
+    size = len(frames) - len(start) + 1
+    episode = torch.cat([start.new_zeros(size - 1, start.shape[1], dtype=torch.int64), start.cumsum(0)])  # of each frame
+    same = episode.unfold(0, size, 1) == episode[size - 1 :].unsqueeze(-1)
+    stacks = frames.unfold(0, size, 1).movedim(-1, 2)
+    return stacks.where(same.view(*same.shape, *[1] * (frames.ndim - 2)), 0).contiguous()
 
 
 def _empty(env: EnvSpec) -> Batch:
@@ -254,7 +266,7 @@ class ActorCriticLearner:
 
     def collate(self, samples: Sequence[Experience]) -> Batch:
         """Join trajectories into one batch, stacks rebuilt."""
-        return collate(samples, self._env).to(self._device)
+        return collate(samples, self._env, self._device)
 
     def normalize_targets(self, target: Tensor, valid: Tensor) -> Tensor:
         """Value targets [T, B] by the moments of the run, into which these are merged first. Invalid rows do not count.

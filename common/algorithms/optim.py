@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Literal, TypeAlias
 
@@ -44,32 +43,33 @@ def gradient_step(
     max_grad_norm: float,
     rows: int = 1,
     ranks: Ranks = ALONE,
-) -> Tensor | None:
-    """Move all parameters along the gradient of a scalar loss; return the gradient's norm before clipping.
+) -> Tensor:
+    """Move all parameters along the gradient of a scalar loss; return the gradient's norm before clipping, a scalar.
 
     With several `ranks` along the mean of their gradients by `rows`, of which the loss is a mean: `average_gradients`.
-    None, and no parameter moved, where the loss or the norm is not finite.
+    NaN, and no parameter moved, where the loss or the norm is not finite. No value is read, which would wait for a GPU.
     """
     optimizer.zero_grad(set_to_none=True)
     if rows:
         loss.backward()  # type: ignore[no-untyped-call]
     loss = average_gradients(net.parameters(), loss, rows=rows, ranks=ranks)
-    return clipped_step(optimizer, net, lr=lr, max_grad_norm=max_grad_norm) if math.isfinite(loss.item()) else None
+    return clipped_step(optimizer, net, loss, lr=lr, max_grad_norm=max_grad_norm)
 
 
-def clipped_step(optimizer: torch.optim.Optimizer, net: nn.Module, *, lr: float, max_grad_norm: float) -> Tensor | None:
+def clipped_step(optimizer: torch.optim.Optimizer, net: nn.Module, loss: Tensor, *, lr: float, max_grad_norm: float) -> Tensor:
     """As `gradient_step`, along the gradients that the parameters hold."""
     norm = nn.utils.clip_grad_norm_(net.parameters(), max_grad_norm)
-    if not math.isfinite(norm.item()):
-        return None
-    step(optimizer, lr=lr)
+    norm = torch.where(norm.isfinite() & loss.isfinite(), norm, torch.nan)
+    step(optimizer, lr=lr, finite=norm)
     return norm
 
 
-def step(optimizer: torch.optim.Optimizer, *, lr: float) -> None:
-    """Move all parameters that have a gradient at this learning rate."""
+def step(optimizer: torch.optim.Optimizer, *, lr: float, finite: Tensor) -> None:
+    """Move all parameters that have a gradient at this learning rate; none where the scalar `finite` is not."""
     for group in optimizer.param_groups:
         group["lr"] = lr
+    # The attribute by which torch.amp.GradScaler lets a fused optimizer leave a step out on the device.
+    optimizer.found_inf = (~finite.isfinite()).float()  # type: ignore[attr-defined]
     optimizer.step()
 
 
@@ -91,14 +91,18 @@ class RMSprop(torch.optim.Optimizer):
     so that the first steps are small ones of plain gradient descent, where torch's would be the largest of the run.
     """
 
+    found_inf: Tensor | None = None
+
     def __init__(self, parameters: Iterable[nn.Parameter], *, lr: float, eps: float) -> None:
         """`lr` may be changed later in `param_groups`."""
         super().__init__(parameters, {"lr": lr, "eps": eps})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Move every parameter that has a gradient."""
+        """Move every parameter that has a gradient; none where `found_inf` is 1, which is read: an update has one such step."""
         del closure
+        if self.found_inf is not None and self.found_inf.item():
+            return
         for group in self.param_groups:
             moved = [parameter for parameter in group["params"] if parameter.grad is not None]
             for parameter in moved:

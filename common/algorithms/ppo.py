@@ -7,7 +7,7 @@ several epochs of random minibatches.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ from common.algorithms.ranks import ALONE, Ranks, total, weighted_mean
 from common.algorithms.returns import gae
 from common.algorithms.settings import PPOSettings
 from common.envs.spec import EnvSpec
-from common.models.arithmetic import CPU, autocast
+from common.models.arithmetic import CPU, autocast, to_device
 from common.models.spec import ModelSettings
 
 _IMPORTANCE_CAP = 10.0  # of proximal over behaviour probability: rarely reached within the policy lag a run accepts
@@ -46,7 +46,10 @@ class _Rows(NamedTuple):
 
 
 class _Measured(NamedTuple):
-    """The measures of one gradient step, each a scalar; all but the last are metrics of the same name."""
+    """The measures of one gradient step, scalars, or of several, [steps]; all but the last two are metrics of the same name.
+
+    Of a step that was left out, or for which this rank had no rows, `grad_norm` is NaN.
+    """
 
     policy_loss: Tensor
     value_loss: Tensor
@@ -55,10 +58,7 @@ class _Measured(NamedTuple):
     clip_fraction: Tensor
     grad_norm: Tensor
     ratio_error: Tensor
-
-
-_NO_ROWS = _Measured(*[torch.tensor(float("nan"))] * len(_Measured._fields))
-"""Of a gradient step for which this rank had no rows."""
+    left_out: Tensor  # 1, or 0
 
 
 class PPO(ActorCriticLearner):
@@ -110,34 +110,36 @@ class PPO(ActorCriticLearner):
             self._learning_rate = optim.scheduled_learning_rate(settings, progress)
         entropy_coef = optim.scheduled_entropy_coef(settings, env_steps=progress.env_steps)
         epochs = [self._epoch(rows, valid, parts, entropy_coef, stop) for _ in range(settings.epochs)]
-        left_out = sum(step is None for epoch in epochs for step in epoch)
-        measured = [[step for step in epoch if step is not None and step is not _NO_ROWS] for epoch in epochs]
-        taken = [step for epoch in measured for step in epoch]
+        steps = torch.cat(epochs).cpu()  # not before: to read a value is to wait until a GPU has finished all steps so far
+        measured = ~_Measured(*steps.unbind(1)).grad_norm.isnan()
+        taken = steps[measured]
+        begin = len(steps) - len(epochs[-1])
+        last = steps[begin:][measured[begin:]]  # of the last epoch
         metrics = {
             "learning_rate": self._learning_rate,
             "entropy_coef": entropy_coef,
-            "nonfinite_steps": float(left_out),
+            "nonfinite_steps": float(_Measured(*steps.unbind(1)).left_out.sum()),
         }
         if len(valid):
             metrics["policy_lag_mean"] = lag.double().mean().item()
-        kl = _means(measured[-1] or taken)["approx_kl"] if taken else math.nan
-        if taken:
-            metrics |= _means(taken) | {"approx_kl": kl, "explained_variance": explained_variance}
-            metrics["first_ratio_error"] = taken[0].ratio_error.item()
+        kl = _means(last if len(last) else taken)["approx_kl"] if len(taken) else math.nan
+        if len(taken):
+            metrics |= _means(taken) | {"approx_kl": kl, "explained_variance": explained_variance.item()}
+            metrics["first_ratio_error"] = _Measured(*taken[0]).ratio_error.item()
         if settings.lr_schedule == "kl_adaptive":
-            kl = weighted_mean(kl, len(valid) if taken else 0, self._ranks)
+            kl = weighted_mean(kl, len(valid) if len(taken) else 0, self._ranks)
             if not math.isnan(kl):
                 self._learning_rate = optim.kl_adapted_rate(self._learning_rate, kl=kl, target=settings.kl_target)
         return UpdateResult(samples=len(valid), metrics=metrics)
 
     @torch.no_grad()
-    def _prepare(self, batch: Batch, lag: Tensor) -> tuple[_Rows, float]:
+    def _prepare(self, batch: Batch, lag: Tensor) -> tuple[_Rows, Tensor]:
         """All T*B rows by the weights before the update, and the explained variance of their values; `lag` [B] in versions."""
         settings = self._settings
         outputs = network_outputs(self._model, batch, moments=self._moments, precision=settings.precision)
         inputs = return_inputs(batch, outputs, clip_reward=settings.clip_reward)
         advantage, target = gae(**inputs, gamma=settings.gamma, lambda_=settings.gae_lambda)
-        explained_variance = losses.explained_variance(value=outputs.value[batch.valid], target=target[batch.valid]).item()
+        explained_variance = losses.explained_variance(value=outputs.value[batch.valid], target=target[batch.valid])
         if settings.normalize_value:
             target = self.normalize_targets(target, batch.valid)
         # The ratio is clipped against the policy that acted, or against the newest one where that is too old.
@@ -155,22 +157,22 @@ class PPO(ActorCriticLearner):
         )
         return rows, explained_variance
 
-    def _epoch(
-        self, rows: _Rows, valid: Tensor, parts: int, entropy_coef: float, stop: Callable[[], bool]
-    ) -> list[_Measured | None]:
-        """One pass over the `valid` rows in random order, in `parts`, until `stop`; None for a step that was left out."""
-        order = valid[torch.randperm(len(valid), generator=self._generator)]
+    def _epoch(self, rows: _Rows, valid: Tensor, parts: int, entropy_coef: float, stop: Callable[[], bool]) -> Tensor:
+        """One pass over the `valid` rows in random order, in `parts`, until `stop`; return what `_step` returns, [steps, 8]."""
+        order = valid[to_device(torch.randperm(len(valid), generator=self._generator), valid.device)]
         # index_select, because row[index] is twenty times slower on images.
         minibatches = (_Rows(*(row.index_select(0, index) for row in rows)) for index in order.tensor_split(parts))
-        return [self._step(minibatch, entropy_coef) for minibatch in takewhile(lambda _: not stop(), minibatches)]
+        steps = [self._step(minibatch, entropy_coef) for minibatch in takewhile(lambda _: not stop(), minibatches)]
+        return torch.stack(steps) if steps else torch.empty(0, len(_Measured._fields), device=valid.device)
 
-    def _step(self, rows: _Rows, entropy_coef: float) -> _Measured | None:
-        """One gradient step; None, and nothing changed, where it would not be finite."""
+    def _step(self, rows: _Rows, entropy_coef: float) -> Tensor:
+        """One gradient step, left out where it would not be finite; return `_Measured` as one tensor [8]."""
         settings, advantage = self._settings, rows.advantage
         if settings.normalize_advantage:
             advantage = losses.standardized(advantage, least_std=settings.least_advantage_std, ranks=self._ranks)
         if len(advantage) == 0:
-            return None if self._move(torch.zeros((), device=advantage.device), rows=0) is None else _NO_ROWS
+            norm = self._move(torch.zeros((), device=advantage.device), rows=0)
+            return torch.stack([*[torch.full_like(norm, torch.nan)] * (len(_Measured._fields) - 1), norm.isnan().float()])
         with autocast(settings.precision, rows.observation.device):
             policy, value = self._model(rows.observation)
         surrogate = losses.policy_loss(
@@ -184,19 +186,19 @@ class PPO(ActorCriticLearner):
         entropy = policy.entropy().mean()
         loss = surrogate.loss + settings.value_coef * value_loss - entropy_coef * entropy
         norm = self._move(loss, rows=len(advantage))
-        if norm is None:
-            return None
-        return _Measured(
+        measured = _Measured(
             policy_loss=surrogate.loss.detach(),
             value_loss=value_loss.detach(),
             entropy=entropy.detach(),
             approx_kl=surrogate.approx_kl,
             clip_fraction=surrogate.clip_fraction,
-            grad_norm=norm.detach(),
+            grad_norm=norm,
             ratio_error=surrogate.ratio_error,
+            left_out=norm.isnan().float(),
         )
+        return torch.stack(measured)
 
-    def _move(self, loss: Tensor, *, rows: int) -> Tensor | None:
+    def _move(self, loss: Tensor, *, rows: int) -> Tensor:
         """Take the step along the gradients of all ranks, as `optim.gradient_step`."""
         return optim.gradient_step(
             self._optimizer,
@@ -220,10 +222,9 @@ class PPO(ActorCriticLearner):
             self._learning_rate = state["learning_rate"]
 
 
-def _means(steps: Sequence[_Measured]) -> dict[str, float]:
-    """Mean of each metric over the steps."""
-    means = torch.stack([torch.stack(step) for step in steps]).mean(dim=0).tolist()
-    return dict(zip(_Measured._fields[:-1], means[:-1], strict=True))
+def _means(steps: Tensor) -> dict[str, float]:
+    """Mean of each metric over the steps [steps, 8]."""
+    return dict(zip(_Measured._fields[:-2], steps[:, :-2].mean(dim=0).tolist(), strict=True))
 
 
 ENTRY = Entry(settings=PPOSettings, algorithm=PPO, policy=ActorCriticPolicy, recorded=recorded_log_prob)

@@ -61,19 +61,21 @@ def weighted_mean(value: float, weight: float, ranks: Ranks) -> float:
     return float(weighted / weights) if weights else value
 
 
-def merged_moments(count: int, mean: Tensor, m2: Tensor, ranks: Ranks) -> tuple[int, Tensor, Tensor]:
+def merged_moments(count: int, mean: Tensor, m2: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor, Tensor]:
     """Return number, mean and sum of squared deviations of the numbers of all ranks, from those of this one.
 
     As `Moments.merge`, for all ranks at once. Both tensors are of one shape; float64 is returned. Where `count` is 0 they are not
     used.
     """
-    own = torch.cat([mean.new_tensor([count]).double(), mean.double().flatten(), m2.double().flatten()])
+    own = torch.cat(
+        [torch.full((1,), count, dtype=torch.float64, device=mean.device), mean.double().flatten(), m2.double().flatten()]
+    )
     gathered = ranks.gather(own if count else torch.zeros_like(own))
     numbers, means, squares = torch.split(gathered, [1, mean.numel(), m2.numel()], dim=1)
     everything = numbers.sum()
     joint = (numbers * means).sum(dim=0) / everything.clamp_min(1.0)
     deviations = (squares + numbers * (means - joint).square()).sum(dim=0)
-    return int(everything.item()), joint.view(mean.shape), deviations.view(m2.shape)
+    return everything, joint.view(mean.shape), deviations.view(m2.shape)
 
 
 @torch.no_grad()

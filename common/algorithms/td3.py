@@ -7,7 +7,6 @@ Axes: N transitions, A components of an action, B environments; the values of bo
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,13 +15,13 @@ from torch import Tensor, nn
 
 from common.algorithms import optim
 from common.algorithms.api import Entry, NetworkPolicy, WorkerContext
-from common.algorithms.off_policy import Measured, ReplayLearner, td_target
+from common.algorithms.off_policy import NONFINITE_STEPS, Measured, ReplayLearner, td_target
 from common.algorithms.ranks import ALONE, Ranks, average_gradients
 from common.algorithms.settings import TD3Settings
 from common.envs.spec import EnvSpec
 from common.errors import InternalError
 from common.models import nets, snapshot
-from common.models.arithmetic import CPU, autocast
+from common.models.arithmetic import CPU, autocast, to_device
 from common.models.spec import ModelSettings, Precision
 from common.replay.buffer import Transitions
 from common.units import EnvSteps, Version
@@ -114,22 +113,23 @@ class TD3(ReplayLearner):
     def _networks(self) -> tuple[nets.TD3Networks, ...]:
         return self._nets, self._targets
 
-    def _gradient_step(self, rows: Transitions) -> Measured | None:
+    def _gradient_step(self, rows: Transitions) -> Measured:
         """Train both critics; at every `policy_delay`-th step train the actor, then move all targets."""
         observation = self._tensor(rows.observation)
         target = self._td_targets(rows)
         with autocast(self._settings.precision, self._device):
-            values = self._nets.q_values(observation, self._bounds.unscale(torch.from_numpy(rows.action)).to(self._device))
+            values = self._nets.q_values(
+                observation, to_device(self._bounds.unscale(torch.from_numpy(rows.action)), self._device)
+            )
         loss = critic_loss(values, target=target)
         joint = self._differentiated(self._critic_optimizer, loss, self._trained_by_critic_loss, rows=len(observation))
-        if not math.isfinite(joint.item()):
-            return None
-        optim.step(self._critic_optimizer, lr=self._learning_rate)
+        optim.step(self._critic_optimizer, lr=self._learning_rate, finite=joint)
         self._gradient_steps += 1
         values = values.detach()
         measured = {"critic_loss": loss.detach(), "td_abs": (values - target).abs().mean(), "q_mean": values.mean()}
+        measured[NONFINITE_STEPS] = ~joint.isfinite()
         if self._gradient_steps % self._settings.policy_delay == 0:
-            measured |= self._update_actor(observation)
+            measured |= self._update_actor(observation, critic_loss=joint)
             optim.polyak_update(self._targets, self._nets, self._settings.target_rate)
         return measured
 
@@ -140,18 +140,18 @@ class TD3(ReplayLearner):
         following = self._tensor(rows.next_observation)
         with autocast(self._settings.precision, self._device):
             action = self._targets.actor(following)
-            action = smoothed_action(action, noise.to(self._device), clip=self._settings.target_noise_clip)
+            action = smoothed_action(action, to_device(noise, self._device), clip=self._settings.target_noise_clip)
             value = clipped_double_q(self._targets.q_values(following, action))
         return td_target(reward=self._tensor(rows.reward), discount=self._tensor(rows.discount), value=value)
 
-    def _update_actor(self, observation: Tensor) -> Measured:
-        """Move the actor along the first critic's gradient; the critic's own weights stay."""
+    def _update_actor(self, observation: Tensor, *, critic_loss: Tensor) -> Measured:
+        """Move the actor along the first critic's gradient, unless the critics were not moved; the critic's own weights stay."""
         with autocast(self._settings.precision, self._device):
             action = self._nets.actor(observation)
             value = self._nets.critics[0](observation, action).squeeze(1)
         loss = actor_loss(value)
-        self._differentiated(self._actor_optimizer, loss, self._trained_by_actor_loss, rows=len(observation))
-        optim.step(self._actor_optimizer, lr=self._learning_rate)
+        joint = self._differentiated(self._actor_optimizer, loss, self._trained_by_actor_loss, rows=len(observation))
+        optim.step(self._actor_optimizer, lr=self._learning_rate, finite=joint + critic_loss)
         return {"actor_loss": loss.detach(), "action_abs": action.detach().abs().mean()}
 
     def _differentiated(

@@ -1,14 +1,22 @@
-"""Precision of arithmetic on the CPU or a GPU: float32, or bfloat16 with weights that stay float32."""
+"""Arithmetic on the CPU or a GPU: copies to it, and precision, which is float32 or bfloat16 with weights that stay float32."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
+from torch import Tensor
 
 from common.models.spec import Precision
 
 CPU = torch.device("cpu")
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor of the CPU on `device`: itself where that is the CPU. A GPU gets a copy that the host does not wait for."""
+    if device.type == "cuda":  # a copy from memory that may be swapped would wait
+        tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
+    return tensor.to(device, non_blocking=True)
 
 
 def native(precision: Precision, device: torch.device) -> Precision:

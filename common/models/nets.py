@@ -106,7 +106,9 @@ class ActorCritic(Network):
         outputs = self.policy_head(features)
         if self.unit_log_std is None or self._bounds is None:
             return Categorical.from_logits(outputs)
-        bounds = self._bounds.to(outputs.device)
+        if self._bounds.center.device != outputs.device:  # once: a forward pass on a GPU would wait for the copy
+            self._bounds = self._bounds.to(outputs.device)
+        bounds = self._bounds
         return DiagonalGaussian(bounds.scale(outputs), self.unit_log_std.float() + bounds.half_range.log())
 
 

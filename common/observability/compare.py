@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -145,8 +145,8 @@ class Deployment:
 
     @property
     def known_learner(self) -> Service | None:
-        """Return the learner, reachable or not; None where none is known."""
-        return next((service for service in self.services if service.role == LEARNER), None)
+        """Return the learner, reachable or not, of several ranks as one service; None where none is known."""
+        return joined(self.ranks)
 
     @property
     def ranks(self) -> list[Service]:
@@ -232,6 +232,33 @@ class Deployment:
             learner_quota=self.quota(LEARNER),
             actors_quota=self.quota(ACTOR),
         )
+
+
+ADDED = (learner.LEDGER_ENV_STEPS.name, learner.WORKERS_CONNECTED.name, learner.QUEUE_DEPTH.name, learner.QUEUE_CAPACITY.name)
+"""Gauges of which each rank has its own part."""
+
+
+def joined(ranks: Sequence[Service]) -> Service | None:
+    """Return the ranks of a learner as one service: counters and `ADDED` are sums, other values those of the first rank.
+
+    A rank that was not scraped at both ends is no part of the sums, which would seem to fall or to jump.
+    """
+    if not ranks or not any(rank.now(learner.RANKS) > 1 for rank in ranks):
+        return next(iter(ranks), None)
+    parts = [rank for rank in ranks if rank.measured] or ranks
+    away = next((rank.after.unreachable for rank in ranks if rank.after.unreachable), "")
+    hung = next((rank.after.unhealthy for rank in ranks if rank.after.unhealthy), "")
+    before, after = _sum([part.before for part in parts]), _sum([part.after for part in parts])
+    return replace(ranks[0], before=before, after=replace(after, unreachable=away, unhealthy=hung))
+
+
+def _sum(parts: Sequence[ServiceSample]) -> ServiceSample:
+    samples = dict(parts[0].samples)
+    for part in parts[1:]:
+        for (name, label), value in part.samples.items():
+            if name in ADDED or name.endswith(("_total", "_sum", "_count", "_bucket")):
+                samples[name, label] = samples.get((name, label), 0.0) + value
+    return replace(parts[0], samples=samples)
 
 
 def compare(before: Scrape, after: Scrape) -> Deployment:

@@ -107,6 +107,20 @@ RANKS = LearnerMetric(
     "Processes that train the network together (learner.ranks).",
     read=lambda stats: stats.ranks,
 )
+RANKS_WAIT_SECONDS = LearnerMetric(
+    "rookery_learner_ranks_wait_seconds_total",
+    "counter",
+    "Seconds in which this rank was ready for an update and other ranks were not, part of the phase wait. A rank without actors "
+    "is ready all the time. 0 with one rank.",
+    read=lambda stats: stats.ranks_wait_seconds,
+)
+ALL_REDUCE_SECONDS = LearnerMetric(
+    "rookery_learner_all_reduce_seconds_total",
+    "counter",
+    "Seconds in all-reduce operations, part of the phase train: the sums of gradients over all ranks, with the time until "
+    "the slowest rank takes part. On a GPU the time to start them. 0 with one rank.",
+    read=lambda stats: stats.all_reduce_seconds,
+)
 TRAINING_METRIC = LearnerMetric(
     "rookery_learner_training_metric",
     "gauge",

@@ -65,6 +65,8 @@ class LearnerStats:
     policy_version: Version = 0
     policy_lag_limit: int = 0
     ranks: int = 1
+    ranks_wait_seconds: Seconds = 0.0
+    all_reduce_seconds: Seconds = 0.0
     training_metrics: Mapping[str, float] = field(default_factory=dict)  # replaced, never changed
     episodes: int = 0
     episode_return_mean: float = UNKNOWN

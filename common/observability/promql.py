@@ -127,7 +127,9 @@ def bottleneck_of(learner_waits: str, actors_wait: str, on_the_wire: str, learne
 
 def learner_capacity(scope: Scope) -> str:
     """Env steps that the learner trains on per second of work: its rate if it never waited."""
-    return f"{scope.total(learner.ENV_STEPS_TRAINED)} / {_work(scope, learner.PHASE_SECONDS, 'wait')}"
+    by = "namespace, instance"  # each rank has a capacity of its own
+    trained = scope.total(learner.ENV_STEPS_TRAINED, by=by)
+    return f"sum by (namespace) ({trained} / {_work(scope, learner.PHASE_SECONDS, 'wait', by=by)})"
 
 
 def actor_speed(scope: Scope, *, by: str = "namespace, instance") -> str:

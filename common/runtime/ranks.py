@@ -88,11 +88,15 @@ class ProcessGroup:
         """`slow`: the group whose operations have the longer time limit."""
         self.index, self.count = own.rank, own.world_size
         self._slow = slow
+        self.sum_seconds: Seconds = 0.0
+        """Time in `sum`, until the slowest rank took part; of tensors on a GPU the time to start it."""
 
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum over all ranks; `values` is overwritten."""
+        began = time.monotonic()
         with _lost_as_error():
             torch.distributed.all_reduce(values)
+        self.sum_seconds += time.monotonic() - began
         return values
 
     def gather(self, values: Tensor) -> Tensor:

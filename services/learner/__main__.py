@@ -53,6 +53,7 @@ from services.learner.results import Results
 from services.learner.resume import open_state
 from services.learner.saving import RunCheckpoints
 from services.learner.startup import (
+    STOPPED_JOB,
     Invocation,
     build_run_algorithm,
     existing_run,
@@ -98,8 +99,8 @@ def _train(invocation: Invocation, argv: list[str], *, group: ProcessGroup | Non
     algorithm = build_run_algorithm(settings, env, seed=seed, ranks=group or ALONE, local_rank=local_rank)
     with ExitStack() as resources:
         root = _Root(invocation=invocation, argv=argv, keys=keys, env=env, algorithm=algorithm, group=group, resources=resources)
-        root.run()
-    return 0
+        reason = root.run()
+    return STOPPED_JOB if invocation.job and reason == "stopped" else 0
 
 
 class _Run(NamedTuple):
@@ -133,8 +134,11 @@ class _Root:
         """This rank; 0 where there is one."""
         return self.group.index if self.group else 0
 
-    def run(self) -> None:
-        """Open the run, train until it ends or a stop is requested, and linger where the command line asks for it."""
+    def run(self) -> str:
+        """Open the run, train until it ends or a stop is requested, and linger where the command line asks for it.
+
+        Return the reason of the end.
+        """
         settings, opened = self.invocation.settings, self.resources.enter_context
         opened(on_signals(self.shutdown))
         existing = opened(existing_run(self.invocation, self.argv)) if self.rank == 0 else None
@@ -179,6 +183,7 @@ class _Root:
         other_rank_stops = reason == "stopped" and not self.shutdown.requested  # a new process must take this one's place
         if self.invocation.linger and not other_rank_stops:
             process.linger(self.shutdown, self.health, check=intake.check)
+        return reason
 
     def open_run(self, existing: RunDirectory | None) -> _Run:
         """Bind the port and open the run: the `existing` one, whose lock is held, or a new one.
@@ -233,7 +238,7 @@ class _Root:
             checkpoints=checkpoints,
             health=self.health,
             stopping=lambda: self.shutdown.requested,
-            will_restart=self.invocation.linger,
+            will_restart=self.invocation.linger or self.invocation.job,
             agreement=agreement,
             clock=time.monotonic,
         )

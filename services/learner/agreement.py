@@ -14,7 +14,7 @@ import torch
 
 from common.errors import InternalError, ResourceError
 from common.runtime.ranks import ProcessGroup
-from common.units import EnvSteps, Version
+from common.units import EnvSteps, Seconds, Version
 
 REASONS = ("", "stopped", "target reached", "env step budget spent", "wall-clock budget spent")
 """Reasons why a run ends, by the numbers under which ranks exchange them."""
@@ -76,6 +76,11 @@ class Agreement:
     def rank(self) -> int:
         """This rank."""
         return self._group.index
+
+    @property
+    def all_reduce_seconds(self) -> Seconds:
+        """Time in sums over all ranks so far."""
+        return self._group.sum_seconds
 
     def decide(self, vote: Vote) -> Decision:
         """Return the decision of all ranks. Raises `LostRankError`, and `InternalError` where the ranks' weights differ."""

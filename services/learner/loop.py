@@ -58,6 +58,7 @@ class TrainLoop:
         Where the process `will_restart` after a stop, its workers are not drained: they wait for the next learner. `agreement`:
         with the other ranks; None: there are none.
         """
+        self._ready_since: Seconds | None = None  # for the other ranks; None: this one is not ready
         self._algorithm = algorithm
         self._intake = intake
         self._results = results
@@ -120,9 +121,11 @@ class TrainLoop:
             return Decision(train=self._batch_is_due())
         compared = self._record.version % COMPARED_UPDATES == 1
         weights = int(snapshot.digest(self._algorithm.model)[:12], 16) if compared else 0
-        return self._agreement.decide(
+        ready, now = self._is_ready(), self._clock()
+        began = now if self._ready_since is None else self._ready_since
+        decision = self._agreement.decide(
             Vote(
-                ready=self._is_ready(),
+                ready=ready,
                 messages=len(self._fresh),
                 env_steps=sum(item.env_steps for item in self._fresh),
                 episodes=sum(len(item.arrays["episode_return"]) for item in self._fresh),
@@ -132,6 +135,10 @@ class TrainLoop:
                 evaluated=evaluated,
             )
         )
+        now = self._clock()
+        self._stats.ranks_wait_seconds += now - began if ready else 0.0
+        self._ready_since = now if ready and not decision.train else None
+        return decision
 
     def _is_ready(self) -> bool:
         """Return whether the other ranks need not wait for this one: its batch is due, it waits too long, or it has no actors."""

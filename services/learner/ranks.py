@@ -28,7 +28,7 @@ from common.runtime.lifecycle import Shutdown, on_signals
 from common.runtime.ranks import ProcessGroup, TorchrunEnvironment, process_group
 from common.runtime.run_directory import RunDirectory
 from common.units import Seconds
-from services.learner.startup import Invocation, with_run_id
+from services.learner.startup import STOPPED_JOB, Invocation, with_run_id
 
 WARN_SECONDS: Seconds = 5.0  # before the message that other ranks are awaited
 OF_ONE_RANK = (
@@ -60,7 +60,7 @@ def join_ranks(invocation: Invocation, environ: Mapping[str, str]) -> Iterator[J
     def waiting() -> None:
         nonlocal warn_at
         if shutdown.requested:
-            raise SystemExit(0)  # nothing was begun
+            raise SystemExit(STOPPED_JOB if invocation.job else 0)  # nothing was begun
         if time.monotonic() >= warn_at:
             warn_at += WARN_SECONDS
             _log.info("waits_for_ranks", rank=own.rank, ranks=own.world_size, rank_0=own.master)

@@ -68,6 +68,7 @@ class Results:
         returns, lengths = ([value for sample in samples for value in sample.arrays[name].tolist()] for name in EPISODES)
         stats.episodes += len(returns)
         if self._agreement:
+            stats.all_reduce_seconds = self._agreement.all_reduce_seconds
             returns, lengths = self._agreement.episodes(returns, lengths, decision.episodes)
         record.ended(returns, lengths, now)
         stats.updates += 1

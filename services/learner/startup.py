@@ -27,6 +27,8 @@ from common.runtime.copies import restore_missing
 from common.runtime.disk import write_atomically
 from common.runtime.run_directory import RunDirectory
 
+STOPPED_JOB = 1  # exit code of a learner that was stopped before the end of its run, with `--job`
+
 _log = logs.EventLog(__name__)
 
 
@@ -40,6 +42,7 @@ class Invocation(arguments.Invocation):
     run_dir: Path | None
     resume: bool
     run_lock: int | None  # descriptor of the run directory's lock, inherited from `rookery train`
+    job: bool = False  # after a stop the exit code is `STOPPED_JOB`, so that the process is started again
     config_named: bool  # whether `--config` is the run's own config.yaml: `rookery train` writes that file, the learner does not
 
 
@@ -50,6 +53,9 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where the run is kept (run.dir)")
     parser.add_argument("--keys", metavar="DIR", help="folder of keys: encrypt, and accept only known workers (learner.keys)")
     parser.add_argument("--run-lock", type=int, metavar="FD", help="the run's lock, as rookery train passes it to its learner")
+    parser.add_argument(
+        "--job", action="store_true", help="for a Job of Kubernetes: exit code 0 at the end of the run, 1 of a stop"
+    )
     start = parser.add_mutually_exclusive_group()
     start.add_argument("--resume", action="store_true", help="continue from the newest checkpoint in the run directory")
     start.add_argument("--resume-if-found", action="store_true", help="the same where the directory holds a run; else begin it")
@@ -76,6 +82,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
         resume=resume,
         run_lock=parsed.run_lock,
         config_named=config_named,
+        job=parsed.job,
         linger=parsed.linger,
         debug=parsed.debug,
     )

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from services.cli.train.status import add_up
 from tests.k8s.manifests import on_top
 
 RUN = """
@@ -147,6 +148,7 @@ class Installation:
         """Nothing is applied yet. `registry` is prefixed to the names of the images."""
         self.kubectl, self.folder = kubectl, folder
         self._registry, self._components = registry.rstrip("/"), components
+        self.ranks = 2 if "ranks" in components else 1
         self._watch: Watch | None = None
 
     def write(self, run: str = RUN, overlay: str = "local", components: Sequence[str] | None = None) -> str:
@@ -197,10 +199,19 @@ class Installation:
         watch = self._watch
         return self.wait(lambda: (seen := watch.pod(pod.uid)) and seen.exit_code, f"{pod.name} ends")
 
-    def status(self) -> dict[str, Any]:
-        """Return the learner's /status; empty where it does not answer."""
-        done = self.kubectl("exec", "learner-0", "--", "python", "-c", STATUS, check=False)
+    def status(self, rank: int = 0) -> dict[str, Any]:
+        """Return /status of the learner, or of another of its ranks; empty where it does not answer."""
+        done = self.kubectl("exec", f"learner-{rank}", "--", "python", "-c", STATUS, check=False)
         return json.loads(done.stdout) if done.returncode == 0 else {}
+
+    def statuses(self) -> list[dict[str, Any]]:
+        """Return /status of every rank; empty where one of them does not answer."""
+        found = [self.status(rank) for rank in range(self.ranks)]
+        return found if all(found) else []
+
+    def workers(self) -> dict[str, int]:
+        """Return the connected workers of all ranks by role."""
+        return add_up([status.get("workers", {}) for status in self.statuses()] or [{}])
 
     def signal(self, pod: Pod, number: int) -> None:
         """Send a signal to the service in a pod, from within its container; the container may end with it."""
@@ -219,15 +230,19 @@ class Installation:
         return answer
 
     def flows(self, actors: int = 2) -> Mapping[str, Any]:
-        """Wait until all pods are ready, `actors` are connected and the learner trains; check the ledger; return /status."""
+        """Wait until all pods are ready, `actors` are connected and the learner trains; check the ledger of each rank.
+
+        Return /status of rank 0. No rank is waited for to train on experience of its own: one without actors trains too.
+        """
+        self.wait(lambda: len(self.pods("learner")) == self.ranks, f"{self.ranks} learners")
         self.wait(lambda: len(self.pods("actor")) == actors, f"{actors} actors")
         self.wait(lambda: all(pod.ready == "true" for pod in self.pods()), "all pods are ready")
-        self.wait(lambda: self.status().get("workers") == {"actor": actors, "evaluator": 1}, "all workers are connected")
+        self.wait(lambda: self.workers() == {"actor": actors, "evaluator": 1}, "all workers are connected")
         before = self.wait(self.status, "the learner answers")["env_steps"]
         self.wait(lambda: self.status().get("env_steps", 0) > before, "the learner trains")
-        status = self.wait(self.status, "the learner answers")
-        assert unexplained(status["ledger"]) == 0, status["ledger"]
-        return status
+        statuses = self.wait(self.statuses, "every rank answers")
+        assert [unexplained(status["ledger"]) for status in statuses] == [0] * self.ranks, statuses
+        return statuses[0]
 
 
 def unexplained(ledger: Mapping[str, Any]) -> int:

@@ -10,7 +10,9 @@ import signal
 
 import pytest
 
+from common.errors import LostRankError
 from common.transport.curve import make as make_keys
+from services.cli.train.status import add_up
 from tests.cluster.installation import DEADLINE, RUN, unexplained
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(4 * DEADLINE)]
@@ -18,7 +20,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(4 * DEADLINE)]
 CHANGED = RUN.replace("epochs: 2", "epochs: 2, learning_rate: 1.25e-4")
 OTHER_ENVIRONMENT = RUN.replace("CartPole-v1", "Acrobot-v1")
 SHORT = OTHER_ENVIRONMENT.replace("100_000_000", "1_000")
-KILLED = str(128 + signal.SIGKILL)
+ENDING = RUN.replace("100_000_000", "1_000")
+KILLED, LOST = str(128 + signal.SIGKILL), str(LostRankError.exit_code)
 ENDED = {"0", str(128 + signal.SIGTERM)}  # the second where the signal arrived while modules were imported
 
 
@@ -195,6 +198,52 @@ def test_a_run_that_has_ended_stays_ended(running):
     assert unexplained(summary["ledger"]) == 0
     running.wait(lambda: all(pod.ready == "true" for pod in running.pods()), "all pods are ready")
     assert restarts(running, "learner") == {"learner-0": "0"}
+
+
+@pytest.fixture(scope="module")
+def ranks(install):
+    """The run with two ranks of a learner and two actors, which may both belong to one rank."""
+    return install("ranks")
+
+
+def test_two_ranks_train_and_the_ledger_of_each_balances(ranks):
+    ranks.flows()
+    assert restarts(ranks, "learner") == {"learner-0": "0", "learner-1": "0"}
+    assert ranks.kubectl("diff", "-k", ranks.write()).stdout == ""
+
+
+def test_a_rank_that_is_killed_ends_the_other_and_both_continue(ranks):
+    before, actors = ranks.flows(), restarts(ranks, "actor")
+    ranks.signal(ranks.pods("learner")[1], signal.SIGKILL)
+    for name, code in (("learner-1", KILLED), ("learner-0", LOST)):
+        ended = {"name": name, "last_exit_code": code}
+        ranks.wait(lambda ended=ended: any(ended.items() <= pod._asdict().items() for pod in ranks.pods("learner")), f"{ended}")
+    assert ranks.flows()["run_id"] == before["run_id"]
+    assert restarts(ranks, "actor") == actors
+
+
+def test_a_rank_that_is_deleted_ends_the_other_and_no_training_is_lost(ranks):
+    before, actors = ranks.flows(), restarts(ranks, "actor")
+    first, second = ranks.pods("learner")
+    ranks.kubectl("delete", "pod", second.name)
+    assert ranks.exit_code(second) == "0"
+    after = ranks.flows()
+    assert int(restarts(ranks, "learner")[first.name]) > int(first.restarts)
+    assert after["run_id"] == before["run_id"]
+    assert after["env_steps"] >= before["env_steps"]
+    assert after["ledger"]["dropped"].get("rolled_back", 0) == before["ledger"]["dropped"].get("rolled_back", 0)
+    assert restarts(ranks, "actor") == actors
+
+
+def test_the_ledgers_of_all_ranks_add_up_to_the_env_steps_of_the_run(ranks):
+    ranks.apply(ENDING)
+    ranks.kubectl("delete", "pod", "--selector=app.kubernetes.io/component=learner")  # ranks are not replaced one by one
+    ranks.wait(lambda: [status["phase"] for status in ranks.statuses()] == ["finished"] * 2, "the run ends on both ranks")
+    read = ("exec", "learner-0", "--", "cat", "/var/lib/rookery/run/summary.json")
+    summary = json.loads(ranks.wait(lambda: ranks.kubectl(*read, check=False).stdout, "the result can be read"))
+    assert [unexplained(ledger) for ledger in summary["ledgers"]] == [0, 0]
+    assert summary["ledger"] == add_up(summary["ledgers"])
+    assert summary["ledger"]["trained"] == summary["env_steps"]
 
 
 def test_with_keys_a_missing_secret_is_named_workers_connect_and_others_are_refused(install, tmp_path):

@@ -11,7 +11,7 @@ import yaml
 
 from tests.cluster import installation
 from tests.cluster.installation import Installation, Kubectl, Pod, unexplained
-from tests.k8s.manifests import WORKLOADS, kubectl, of, render
+from tests.k8s.manifests import WORKLOADS, kubectl, named, of, render
 
 pytestmark = pytest.mark.system
 
@@ -35,7 +35,7 @@ def fake(tmp_path, monkeypatch):
     program.write_text(f"#!{sys.executable} -IS\n{source}")
     program.chmod(0o755)
 
-    def make(*answers):
+    def make(*answers, components=()):
         defaults = [
             [["get", "pods"], "", "", 0],
             [["apply"], "", "", 0],
@@ -43,7 +43,7 @@ def fake(tmp_path, monkeypatch):
             [["get", "pods,events"], "", "", 0],
         ]
         (tmp_path / "answers.json").write_text(json.dumps([*answers, *defaults]))
-        return Installation(Kubectl(str(program), "ns"), tmp_path / "overlays")
+        return Installation(Kubectl(str(program), "ns"), tmp_path / "overlays", components=components)
 
     return make
 
@@ -87,11 +87,33 @@ def test_flow_requires_a_ledger_that_balances(fake):
     installed = fake(pods, [["exec"], status(), "", 0])
     steps = iter(range(100))
     read = installed.status
-    installed.status = lambda: read() | {"env_steps": next(steps)}
+    installed.status = lambda rank=0: read(rank) | {"env_steps": next(steps)}
     assert installed.flows(actors=1)["ledger"] == LEDGER
     fake(pods, [["exec"], status(trained=5), "", 0])
     with pytest.raises(AssertionError):
         installed.flows(actors=1)
+
+
+def test_flow_adds_up_the_workers_of_ranks_and_checks_the_ledger_of_each(fake):
+    """Of two ranks one has both actors, the other the evaluator."""
+
+    def status(actors, evaluators, **changed):
+        workers = {"actor": actors, "evaluator": evaluators}
+        return json.dumps({"workers": workers, "env_steps": 5, "ledger": LEDGER | changed})
+
+    actor = READY._replace(component="actor")
+    names = [READY, READY._replace(name="learner-1"), actor._replace(name="a"), actor._replace(name="b")]
+    pods, first = [["get", "pods"], lines(*names), "", 0], [["exec", "learner-0"], status(0, 1), "", 0]
+
+    def installed(**changed):
+        made = fake(pods, first, [["exec", "learner-1"], status(2, 0, **changed), "", 0], components=["ranks"])
+        steps, read = iter(range(1000)), made.status
+        made.status = lambda rank=0: read(rank) | {"env_steps": next(steps)}
+        return made
+
+    assert installed().flows(actors=2)["workers"] == {"actor": 0, "evaluator": 1}
+    with pytest.raises(AssertionError, match="trained"):
+        installed(trained=5).flows(actors=2)
 
 
 def test_a_learner_that_does_not_answer_has_no_status(fake):
@@ -103,7 +125,7 @@ def test_env_steps_that_no_column_explains_are_counted():
     assert unexplained(LEDGER | {"produced": 13}) == 3
 
 
-@pytest.mark.parametrize("components", [["pdb"], ["curve-auth"]])
+@pytest.mark.parametrize("components", [["pdb"], ["curve-auth"], ["ranks"]])
 def test_the_overlay_is_rendered_into_the_namespace_with_the_images_of_the_registry(tmp_path, components):
     own = Installation(Kubectl(kubectl(), "rookery-test-1"), tmp_path, registry="registry.example.com/rl/", components=components)
     objects = render(Path(own.write()))
@@ -112,6 +134,7 @@ def test_the_overlay_is_rendered_into_the_namespace_with_the_images_of_the_regis
         for manifest in objects
     }
     assert names == {"rookery-test-1"}
+    assert named(objects, "StatefulSet", "learner")["spec"]["replicas"] == own.ranks
     for manifest in of(objects, *WORKLOADS):
         assert manifest["spec"]["template"]["spec"]["containers"][0]["image"].startswith("registry.example.com/rl/rookery-")
     assert yaml.safe_load((tmp_path / "local" / "run.yaml").read_text())["env"]["id"] == "CartPole-v1"

@@ -20,7 +20,11 @@ K8S = Path(__file__).parents[2] / "k8s"
 OVERLAYS = sorted(path.parent.name for path in (K8S / "overlays").glob("*/kustomization.yaml"))
 COMPONENTS = sorted(path.parent.name for path in (K8S / "components").glob("*/kustomization.yaml"))
 WORKLOADS = ("StatefulSet", "Deployment")
-CUSTOM = ("keda.sh/", "monitoring.coreos.com/")  # groups of custom resources: their schema is not Kubernetes' own
+CUSTOM = (
+    "jobset.x-k8s.io/",
+    "keda.sh/",
+    "monitoring.coreos.com/",
+)  # groups of custom resources: their schema is not Kubernetes' own
 
 
 def kubectl() -> str:
@@ -97,6 +101,15 @@ def run_of(manifests: Iterable[Manifest]) -> Manifest:
     """The ConfigMap that holds the run; its name ends in a hash."""
     (found,) = [manifest for manifest in of(manifests, "ConfigMap") if manifest["metadata"]["name"].startswith("run-")]
     return found
+
+
+def pod_of(workload: Manifest) -> Manifest:
+    """The pod template of a workload, or of the only Job of a JobSet."""
+    if workload["kind"] != "JobSet":
+        template: Manifest = workload["spec"]["template"]
+        return template
+    (job,) = workload["spec"]["replicatedJobs"]
+    return job["template"]["spec"]["template"]  # type: ignore[no-any-return]
 
 
 def title(manifest: Manifest) -> str:

@@ -34,6 +34,7 @@ from tests.k8s.manifests import (
     of,
     on_top,
     overlay,
+    pod_of,
     render,
     run_of,
     title,
@@ -53,7 +54,7 @@ each_overlay = pytest.mark.parametrize("name", OVERLAYS)
 
 def pods(manifests):
     """(title, pod template) of every workload."""
-    return [(title(manifest), manifest["spec"]["template"]) for manifest in of(manifests, *WORKLOADS)]
+    return [(title(manifest), pod_of(manifest)) for manifest in of(manifests, *WORKLOADS, "JobSet")]
 
 
 def containers(manifests):
@@ -114,11 +115,34 @@ NEWER = {"ScaledObject": {"spec.fallback.behavior"}}
 
 def test_custom_resources_lose_nothing_on_the_way_through_their_models(everything):
     """Their API servers prune what they do not know: a misspelt key would simply have no effect."""
-    custom = [manifest for manifest in everything if manifest["apiVersion"].startswith(CUSTOM)]
+    custom = [manifest for manifest in everything if manifest["kind"] in MODELS]
     assert "ScaledObject" in {manifest["kind"] for manifest in custom}
     for manifest in custom:
         dumped = MODELS[manifest["kind"]].model_validate(manifest).model_dump(mode="json", by_alias=True, exclude_unset=True)
         assert set(paths(manifest)) - set(paths(dumped)) == NEWER.get(manifest["kind"], set()), title(manifest)
+
+
+# The fields that the manifests use of a JobSet v1alpha2 (https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2), of which no
+# package has the schema.
+JOBSET_FIELDS = {
+    "spec": {"network", "failurePolicy", "replicatedJobs"},
+    "network": {"enableDNSHostnames", "subdomain", "publishNotReadyAddresses"},
+    "failurePolicy": {"maxRestarts", "restartStrategy"},
+    "replicatedJobs": {"name", "replicas", "template"},
+}
+
+
+def test_a_jobset_has_only_fields_of_its_api_and_a_job_that_is_valid(everything):
+    jobsets = [manifest for manifest in everything if manifest["kind"] == "JobSet"]
+    assert len(jobsets) == len(OVERLAYS)
+    for jobset in jobsets:
+        spec = jobset["spec"]
+        (job,) = spec["replicatedJobs"]
+        parts = {"spec": spec, "network": spec["network"], "failurePolicy": spec["failurePolicy"], "replicatedJobs": job}
+        assert {name: set(part) - JOBSET_FIELDS[name] for name, part in parts.items()} == {name: set() for name in parts}
+        assert spec["failurePolicy"]["restartStrategy"] in {"Recreate", "BlockingRecreate", "InPlaceRestart"}
+        as_job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "rank"}, "spec": job["template"]["spec"]}
+        assert [problem for version in VERSIONS if (problem := invalid(as_job, version))] == []
 
 
 @each
@@ -223,7 +247,7 @@ def test_pods_can_write_only_where_they_must_and_cannot_speak_to_the_cluster(com
             mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
             assert volumes[mounts["/tmp"]["name"]]["emptyDir"]["sizeLimit"], workload
             writable = {path for path, mount in mounts.items() if not mount.get("readOnly")}
-            assert writable == ({"/tmp", "/var/lib/rookery"} if workload == "StatefulSet/learner" else {"/tmp"}), workload
+            assert writable == ({"/tmp", "/var/lib/rookery"} if workload.endswith("/learner") else {"/tmp"}), workload
 
 
 @each_overlay
@@ -330,11 +354,14 @@ def test_a_signal_ends_a_container_that_has_no_handler_yet(combination):
 @each
 def test_pods_have_time_to_end_well(combination):
     """An actor leaves within 5 s and a learner within 15; a spot machine gives pods little more than 25."""
-    grace = {workload: template["spec"]["terminationGracePeriodSeconds"] for workload, template in pods(overlay(*combination))}
-    assert grace == {"StatefulSet/learner": 60, "Deployment/actor": 25, "Deployment/evaluator": 25}
+    grace = {
+        workload.partition("/")[2]: template["spec"]["terminationGracePeriodSeconds"]
+        for workload, template in pods(overlay(*combination))
+    }
+    assert grace == {"learner": 60, "actor": 25, "evaluator": 25}
 
 
-@each
+@pytest.mark.parametrize("combination", [one for one in combinations() if "ranks-jobset" not in one], ids="+".join)
 def test_the_learner_is_alone_and_its_run_outlives_it(combination):
     """Two learners that are no ranks would be two runs; a claim that goes with its StatefulSet would take the run with it."""
     spec = named(overlay(*combination), "StatefulSet", "learner")["spec"]
@@ -351,7 +378,7 @@ def test_the_learner_is_alone_and_its_run_outlives_it(combination):
 def test_services_lead_to_the_learners_port(combination):
     """A Service that selects nothing looks fine, and every actor waits for ever."""
     manifests = overlay(*combination)
-    template = named(manifests, "StatefulSet", "learner")["spec"]["template"]
+    (template,) = [template for workload, template in pods(manifests) if workload.endswith("/learner")]
     (container,) = template["spec"]["containers"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     for service in of(manifests, "Service"):
@@ -492,6 +519,53 @@ def test_each_rank_knows_its_place_and_each_worker_the_address_of_its_rank(name,
         one = named(manifests, "Deployment", role)["spec"]["template"]["spec"]["containers"][0]
         settings = worker.parse(one["args"][0], one["args"][1:], values(one)).settings
         assert getattr(settings, role).server == ",".join(own)
+
+
+JOBSETS = [("ranks-jobset",), ("curve-auth", "policy-server", "ranks-jobset")]
+
+
+@pytest.mark.parametrize("components", JOBSETS, ids="+".join)
+@each_overlay
+def test_a_jobset_has_the_pods_of_the_statefulset_as_ranks_of_a_job(name, components):
+    manifests, *before = overlay(name, *components), *components[:-1]
+    (rank,) = named(manifests, "JobSet", "learner")["spec"]["replicatedJobs"]
+    spec, job = named(manifests, "JobSet", "learner")["spec"], rank["template"]["spec"]
+    (container,) = job["template"]["spec"]["containers"]
+    (alone,) = named(overlay(name, *before), "StatefulSet", "learner")["spec"]["template"]["spec"]["containers"]
+    same = ("image", "resources", "ports", "securityContext", "volumeMounts", "startupProbe", "readinessProbe", "livenessProbe")
+    assert {key: container[key] for key in same} == {key: alone[key] for key in same}
+    assert values(alone).items() <= values(container).items()
+    assert container["args"] == [*alone["args"][:-1], "--job"]
+    assert alone["args"][-1] == "--linger"
+    assert set(job["template"]["metadata"]["labels"]) == LABELS
+    assert of(manifests, "StatefulSet") == []
+
+    count = job["completions"]
+    assert (job["parallelism"], job["completionMode"], job["backoffLimit"], rank["replicas"]) == (count, "Indexed", 0, 1)
+    assert load_settings(preset=None, environ=values(container)).settings.learner.ranks == count
+    # JobSet names the host of a pod after JobSet, replicated Job, number of the Job and number of the pod.
+    hosts = [f"learner-{rank['name']}-0-{number}.{spec['network']['subdomain']}" for number in range(count)]
+    assert spec["network"]["enableDNSHostnames"]
+    assert spec["network"]["publishNotReadyAddresses"]
+    sources = {variable["name"]: variable["valueFrom"] for variable in container["env"] if "valueFrom" in variable}
+    assert sources["RANK"] == {"fieldRef": {"fieldPath": "metadata.labels['batch.kubernetes.io/job-completion-index']"}}
+    assert Place.of(count, {**values(container), "RANK": "1"}).master.host == hosts[0]
+    for role, own in {"actor": hosts, "evaluator": hosts[:1]}.items():
+        one = named(manifests, "Deployment", role)["spec"]["template"]["spec"]["containers"][0]
+        settings = worker.parse(one["args"][0], one["args"][1:], values(one)).settings
+        assert getattr(settings, role).server == ",".join(f"tcp://{host}:5700" for host in own)
+
+    volumes = {volume["name"]: volume for volume in job["template"]["spec"]["volumes"]}
+    assert volumes["run"]["configMap"]["name"] == run_of(manifests)["metadata"]["name"]
+    claim = named(manifests, "PersistentVolumeClaim", volumes["rookery"]["persistentVolumeClaim"]["claimName"])
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+
+
+def test_the_images_of_a_registry_reach_a_jobset(tmp_path):
+    images = [{"name": "rookery-learner", "newName": "registry.example.com/rl/rookery-learner"}]
+    manifests = render(on_top(tmp_path, "local", components=["ranks-jobset"], images=images))
+    (container,) = pod_of(named(manifests, "JobSet", "learner"))["spec"]["containers"]
+    assert container["image"].startswith("registry.example.com/rl/rookery-learner:")
 
 
 @pytest.mark.parametrize("components", [("policy-server",), RANKS[1], RANKS[2]], ids="+".join)

@@ -93,6 +93,7 @@ class Run:
     first_ratio_errors: list[float] = field(default_factory=list)
     reason: str = ""
     best: Checkpoint | None = None
+    train_stats: LearnerStats | None = None
 
     def value(self, *observation):
         """Return the value of one observation, in units of return."""
@@ -172,7 +173,8 @@ class Colony:
 
         self.algorithm.update = watched
         agreement = Agreement(self.group) if self.group else None
-        stats, health = LearnerStats(), Health()
+        self.train_stats = stats = LearnerStats()
+        health = Health()
         checkpoints = RunCheckpoints(
             algorithm=self.algorithm,
             intake=self.intake,
@@ -329,6 +331,7 @@ class Colony:
             first_ratio_errors=self.ratios,
             reason=reason,
             best=self.store.load_best(warn=pytest.fail),
+            train_stats=self.train_stats,
         )
 
 

@@ -278,9 +278,12 @@ SHORT_OF_TARGET = Check(
     name="TargetNotReached",
     sentence="The env step budget is nearly spent and the return is below the target",
     promql=f'sum by (namespace) ({learner.LEDGER_ENV_STEPS}{{state="trained"}})\n'
-    f"/ sum by (namespace) ({learner.ENV_STEPS_PLANNED})",
+    f"/ max by (namespace) ({learner.ENV_STEPS_PLANNED})",
     threshold=BUDGET_SPENT,
-    only=[TRAINS, f"and on (namespace) {learner.EPISODE_RETURN_MEAN} < on (namespace) {learner.TARGET_RETURN}"],
+    only=[
+        TRAINS,
+        f"and on (namespace) max by (namespace) ({learner.EPISODE_RETURN_MEAN}) < max by (namespace) ({learner.TARGET_RETURN})",
+    ],
     lasting="1m",
     severity="info",
     detail=f"{PERCENT} of the env steps are spent.",

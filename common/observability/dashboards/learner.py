@@ -42,7 +42,7 @@ def _time() -> Row:
             Panel(
                 title="Updates per second",
                 description="Batches trained on; each publishes a policy.",
-                queries=[Query(SHOWN.total(learner.UPDATES), "updates")],
+                queries=[Query(f"max by (namespace) ({SHOWN.rate(learner.UPDATES)})", "updates")],
                 unit="ops",
             ),
             Panel(
@@ -74,6 +74,45 @@ def _algorithm() -> Row:
                 unit="short",
                 repeat="scalar",
             )
+        ],
+    )
+
+
+def _ranks() -> Row:
+    return Row(
+        "Ranks of the learner",
+        [
+            Panel(
+                title="Updates per second of each rank",
+                description="All ranks take the same updates: one that shows another rate was restarted.",
+                queries=[Query(SHOWN.rate(learner.UPDATES), "{{instance}}")],
+                unit="ops",
+                width=6,
+            ),
+            Panel(
+                title="Wait for other ranks",
+                description="Share of its time in which a rank is ready for an update and others are not. The rank with the "
+                "lowest curve delays the others; a rank without actors waits all the time.",
+                queries=[Query(SHOWN.rate(learner.RANKS_WAIT_SECONDS), "{{instance}}")],
+                unit="percentunit",
+                maximum=1,
+                width=6,
+            ),
+            Panel(
+                title="All-reduce",
+                description="Share of its time that a rank spends in sums of gradients over all ranks.",
+                queries=[Query(SHOWN.rate(learner.ALL_REDUCE_SECONDS), "{{instance}}")],
+                unit="percentunit",
+                maximum=1,
+                width=6,
+            ),
+            Panel(
+                title="Ledger of each rank",
+                description="Env steps by state, whole run: produced = trained + queued + in flight + dropped, on every rank.",
+                queries=[Query(SHOWN.series(learner.LEDGER_ENV_STEPS), "{{instance}} {{state}}")],
+                unit="short",
+                width=6,
+            ),
         ],
     )
 
@@ -113,6 +152,6 @@ DASHBOARD = Dashboard(
     title="Rookery / Learner",
     description="The train loop, the scalars of the algorithm, checkpoints and memory.",
     of=learner.TRAINING,
-    rows=[_time(), _storage(), _algorithm()],  # the last row is as long as the algorithm has scalars
+    rows=[_time(), _ranks(), _storage(), _algorithm()],  # the last row is as long as the algorithm has scalars
     variables={"scalar": SCALARS},
 )

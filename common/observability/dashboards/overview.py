@@ -13,7 +13,7 @@ from common.observability.panels import SHOWN, Dashboard, Panel, Query, Row, sta
 
 TRAINED_STATE = 'state="trained"'
 TRAINED = f"sum by (namespace) ({SHOWN.series(learner.LEDGER_ENV_STEPS, TRAINED_STATE)})"
-PLANNED = f"sum by (namespace) ({SHOWN.series(learner.ENV_STEPS_PLANNED)})"
+PLANNED = f"max by (namespace) ({SHOWN.series(learner.ENV_STEPS_PLANNED)})"
 ACTORS = SHOWN.series(learner.WORKERS_CONNECTED, 'role="actor"')
 
 

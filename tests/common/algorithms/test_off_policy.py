@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from common.algorithms.api import HasReplay, RunProgress
-from common.algorithms.off_policy import ReplayLearner
+from common.algorithms.off_policy import NONFINITE_STEPS, ReplayLearner
 from common.algorithms.sections import ReplaySection
 from common.errors import ConfigError
 from common.protocol.events import WorkerKey
@@ -30,9 +30,9 @@ class Counter(ReplayLearner):
     def _gradient_step(self, rows):
         self.seen.append(rows.observation.copy())
         number = len(self.seen)
-        if self._bad and number % self._bad == 0:
-            return None
-        return {"loss": torch.tensor(float(number))} | ({"rare": torch.tensor(7.0)} if number % 2 == 0 else {})
+        left_out = torch.tensor(self._bad > 0 and number % self._bad == 0)
+        measured = {"loss": torch.tensor(float(number)), NONFINITE_STEPS: left_out}
+        return measured | ({"rare": torch.tensor(7.0)} if number % 2 == 0 else {})
 
 
 def train(learner, *samples, version=0, **stop):
@@ -95,6 +95,7 @@ def test_steps_that_are_not_finite_are_counted_and_paid_for(continuous_env, make
     metrics = train(Counter(env=continuous_env, bad=2), *messages(make_sample, continuous_env, 1)).metrics
     assert (metrics["gradient_steps"], metrics["nonfinite_steps"], metrics["samples_per_insert"]) == (2.0, 2.0, 2.0)
     assert metrics["loss"] == 2.0  # of steps 1 and 3
+    assert "rare" not in metrics  # of steps 2 and 4
 
 
 def test_a_metric_is_the_mean_over_the_steps_that_measured_it(continuous_env, make_sample):

@@ -82,6 +82,25 @@ def test_a_restored_optimizer_takes_the_very_same_step(name):
     assert all(torch.equal(*pair) for pair in zip(first.parameters(), second.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("name", ["adam", "rmsprop"])
+def test_a_step_that_is_not_finite_is_left_out_and_the_optimizer_does_not_remember_it(name, bad):
+    """Neither one whose loss is finite and whose gradient is not, nor the reverse."""
+    net, other = one_weight(), one_weight()
+    optimizer, undisturbed = (optim.build_optimizer(name, each, lr=0.1, eps=1e-5) for each in (net, other))
+
+    def take(each, made, loss):
+        return optim.gradient_step(made, each, loss, lr=0.1, max_grad_norm=1.0).item()
+
+    for factor in (2.0, -1.0):
+        assert take(net, optimizer, factor * net.weight.sum()) == take(other, undisturbed, factor * other.weight.sum())
+        assert math.isnan(take(net, optimizer, (0.0 * net.weight.sum()).sqrt()))  # 0, and infinitely steep
+        assert math.isnan(take(net, optimizer, net.weight.sum() + bad))
+        assert weight(net) == weight(other)
+    states = [optim.optimizer_state(*each) for each in ((optimizer, net), (undisturbed, other))]
+    assert states[0] == states[1]
+
+
 def test_what_was_copied_is_not_changed_by_the_next_step():
     """A checkpoint is written by another thread while training goes on."""
     net = one_weight()

@@ -164,6 +164,16 @@ def test_a_run_without_any_worker_ends_with_its_budget_and_leaves_everything(fin
     assert Path("run/command.txt").read_text().startswith("rookery learner ")
 
 
+def test_a_job_that_is_stopped_is_no_success_and_one_whose_run_ends_is(monkeypatch):
+    """A Job counts a pod that ends with exit code 0 as done, and would never start it again after an eviction."""
+    words = ["learner.bind=tcp://127.0.0.1:0", "--config", "cartpole", "--run-dir", "run", "--resume-if-found", "--job"]
+    with monkeypatch.context() as stopped:
+        stopped.setattr(module.Shutdown, "requested", property(lambda _: True))
+        assert main(words) == 1
+    assert list(Path("run/checkpoints").glob("checkpoint-*"))
+    assert main([*words, "target.wall_seconds=0.05"]) == 0
+
+
 def test_a_truncated_checkpoint_is_refused_and_left_alone(finished, capsys):
     """The disk was full when it was copied."""
     tensors = finished / "tensors.safetensors"

@@ -1,5 +1,7 @@
 """The diagnosis, illness by illness, on given values: each is found where it is, and a healthy run has none."""
 
+from dataclasses import replace
+
 import pytest
 
 from common.observability.bottleneck import Kind
@@ -107,6 +109,33 @@ def test_the_finding_of_a_waiting_learner_has_the_number_of_actors_to_add():
         "5 more actors like the 3 here (140 env steps/s each) would feed it"
     )
     assert "the learner waits 60 %" in faults(diagnosis)["LearnerWaiting"]
+
+
+def test_ranks_are_judged_together():
+    """One waits 5 % of its time and the other 95 %: together half. The second has no actors."""
+    ranks, waits = {"ranks": (2, 2)}, {"phase_seconds_total{wait}": (0, 9.5), "phase_seconds_total{train}": (0, 0.5)}
+    first = LEARNER | ranks
+    second = first | waits | {"phase_seconds_total{publish}": (0, 0), "workers_connected{actor}": (0, 0)}
+    before, after = (
+        {"learner": sample(which, "learner", first), "learner-1": sample(which, "learner", second)}
+        | {f"actor-{number}": sample(which, "actor", ACTOR | BUSY_ACTOR) for number in range(3)}
+        for which in (0, 1)
+    )
+    diagnosis = diagnose(compare(before, after))
+    assert diagnosis.verdict.kind is Kind.ACTOR
+    assert diagnosis.gain.startswith("at most 2.0 times as fast")
+    assert "ActorsMissing" not in faults(diagnosis)
+
+
+def test_a_rank_that_is_away_is_named():
+    before = {f"learner{name}": sample(0, "learner", LEARNER | {"ranks": (2, 2)}) for name in ("", "-1")}
+    after = {
+        "learner": sample(1, "learner", LEARNER | {"ranks": (2, 2)}),
+        "learner-1": replace(before["learner-1"], samples={}, unreachable="gone"),
+    }
+    diagnosis = diagnose(compare(before, after))
+    assert diagnosis.verdict.sentence == "unknown: the learner is away (gone)"
+    assert set(faults(diagnosis)) == {"LearnerDown"}
 
 
 def test_a_learner_that_only_waits_is_promised_no_figure():

@@ -81,6 +81,22 @@ def test_a_service_that_does_not_answer_is_away_and_the_reason_is_below_the_tabl
     assert list(silent(DEPLOYMENT)) == ["actor-1 does not answer: connection refused"]
 
 
+def test_the_head_adds_up_the_ranks_of_a_learner():
+    """Each has a row of its own. The second rank trains on half as much, and its actor is the second of the run."""
+    totals = {"env_steps_trained_total": 2500, "env_frames_trained_total": 10_000, "ledger_env_steps": {"trained": 1_000}}
+    ends = []
+    for at, scrape, trained in ((0.0, BEFORE, {}), (10.0, AFTER, totals)):
+        first = sample("learner", at, ranks=2)
+        first.samples.update(scrape["learner"].samples)
+        other = sample("learner", at, **LEARNER, **{"env_frames_trained_total": 0} | trained)
+        ends.append({"learner": first, "learner-1": other})
+    run = compare(*ends)
+    text = "\n".join(head(run))
+    assert "52,964 env steps" in text
+    assert "3,000 frames/s   connected actors 2" in text
+    assert cells("learner-1", run)["frames/s"] == "1,000"
+
+
 def test_a_killed_learner_is_away():
     """The head has the reason, so that it is not shown twice."""
     run = compare(BEFORE, AFTER | {"learner": sample("learner", 10.0, unreachable="connection refused")})
