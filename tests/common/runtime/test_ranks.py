@@ -43,8 +43,8 @@ def rank(number, port, *, world_size=2, agent_store=False):
     return TorchrunEnvironment(rank=number, local_rank=number, world_size=world_size, master=master, agent_store=agent_store)
 
 
-def killed_while_it_joins(own):
-    """Let the process of a rank end after it has written its token."""
+def killed_while_it_joins(agent, own):
+    """Let the process of a rank end after it has written its token; the store has it afterwards."""
     polls = []
 
     def waiting():
@@ -54,6 +54,7 @@ def killed_while_it_joins(own):
 
     with pytest.raises(KilledError):
         rendezvous(own, waiting=waiting, seconds=None)
+    agent.wait([f"rookery/rank/{own.rank}"], timedelta(seconds=PATIENCE))  # a write does not wait for the store
 
 
 def test_the_variables_of_torchrun_say_which_rank_a_process_is():
@@ -93,17 +94,18 @@ def test_another_program_at_the_address_of_rank_0_is_no_rank_0(monkeypatch):
 def test_the_successor_of_a_rank_that_ended_while_it_joined_takes_its_place(agent):
     """Rank 1 of 3 had come, and was killed before rank 2 was there: no rank waits for the process that has ended."""
     ranks = [rank(number, agent.port, world_size=3, agent_store=True) for number in range(3)]
-    killed_while_it_joins(ranks[1])
+    killed_while_it_joins(agent, ranks[1])
     with ThreadPoolExecutor(3) as pool:
         joined = [pool.submit(rendezvous, own, waiting=lambda: None, seconds=PATIENCE) for own in ranks]
         stores = [future.result(PATIENCE) for future in joined]
     for own, store in zip(ranks, stores, strict=True):
         store.set(f"came/{own.rank}", "1")
-    assert all(store.check([f"came/{number}" for number in range(3)]) for store in stores)  # all are in one group
+    for store in stores:  # all are in one group
+        store.wait([f"came/{number}" for number in range(3)], timedelta(seconds=PATIENCE))
 
 
 def test_a_rank_that_came_and_ended_is_lost_and_no_invalid_setting(agent):
-    killed_while_it_joins(rank(1, agent.port, agent_store=True))
+    killed_while_it_joins(agent, rank(1, agent.port, agent_store=True))
     with pytest.raises(LostRankError, match="lost while the ranks joined"):
         rendezvous(rank(0, agent.port, agent_store=True), waiting=lambda: None, seconds=SHORT)
 
@@ -113,7 +115,7 @@ def test_two_processes_of_one_rank_are_refused(agent):
 
     def begin_the_second():
         if not second_came.is_set() and agent.check(["rookery/rank/1"]):
-            killed_while_it_joins(own)
+            killed_while_it_joins(agent, own)
             agent.set("rookery/rank/0", "0")
             second_came.set()
 
