@@ -280,7 +280,7 @@ def test_a_fault_in_the_io_thread_reaches_the_train_loop(colony, monkeypatch):
 
 def test_a_question_that_fails_is_not_waited_for(colony, monkeypatch):
     """A bug while the checkpoint is composed reaches the train loop at once."""
-    monkeypatch.setattr(colony.session, "state_dict", lambda: 1 // 0)
+    monkeypatch.setattr(colony.session.saved, "state_dict", lambda: 1 // 0)
     with pytest.raises(InternalError, match="ZeroDivisionError"):
         colony.intake.session_state(timeout=PATIENCE)
 

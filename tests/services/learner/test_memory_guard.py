@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import time
 from contextlib import closing
 
@@ -25,7 +26,9 @@ ROOM = 128 * MIB  # memory that this process may still take: it reserves half, a
 
 
 def limited_to(room: int) -> MemoryGuard:
-    """A guard in a container that has `room` bytes left."""
+    """A guard in a container that has `room` bytes left, after what earlier tests left behind was freed."""
+    gc.collect()
+    MemoryGuard().freed()
     limit = resident_bytes() + room
     return MemoryGuard(available=lambda: max(0, limit - resident_bytes()))
 
