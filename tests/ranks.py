@@ -35,13 +35,17 @@ class ThreadRanks:
         self.sum_seconds += 1.0  # any time
         return self.gather(values).sum(dim=0)
 
-    def gather_bytes(self, data):
-        """As `ProcessGroup.gather_bytes`."""
-        return self._exchanged(data)
-
     def gather_json(self, value):
         """As `ProcessGroup.gather_json`."""
         return [json.loads(text) for text in self._exchanged(json.dumps(value))]
+
+    def broadcast(self, values):
+        """As `ProcessGroup.broadcast`."""
+        return self._exchanged(values.clone())[0]
+
+    def broadcast_bytes(self, data):
+        """As `ProcessGroup.broadcast_bytes`."""
+        return self._exchanged(data)[0]
 
     def _exchanged(self, value):
         self._shared[self.index] = value

@@ -44,10 +44,10 @@ def _groups(storms: Sequence[Storm], *, short: bool) -> list[list[Storm]]:
 
 
 def _union(storms: Sequence[Storm]) -> Setup:
-    """Return the setup that has what each of the storms needs; the number of actors of a shared one is the smallest."""
+    """Return the setup that has what each of the storms needs; actors and ranks of a shared one are the fewest."""
     if len(storms) == 1:
         return storms[0].setup
-    switches = [field.name for field in fields(Setup) if field.name != "actors"]
+    switches = [field.name for field in fields(Setup) if field.name not in ("actors", "ranks")]
     return Setup(**{name: any(getattr(storm.setup, name) for storm in storms) for name in switches})
 
 

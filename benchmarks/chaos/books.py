@@ -39,7 +39,7 @@ def close_books(deployment: Deployment, *, claims: bool) -> Books:
         ledger = json.loads(RunDirectory(deployment.run_dir).summary.read_text())["ledger"]
     except (OSError, ValueError):
         return Books(stepped=stepped, note="the learner left no summary.json")
-    reported = "ledger_unbalanced" in deployment.said("learner")
+    reported = any("ledger_unbalanced" in deployment.said(rank) for rank in deployment.learners)
     return Books(
         stepped=stepped,
         produced=ledger["produced"],

@@ -15,6 +15,7 @@ import tempfile
 import textwrap
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from common.units import EnvSteps, Seconds
 from services.cli.train import exit_with_parent
 from services.cli.train.ports import free_ports
 from services.cli.train.status import Samples, get, parse_metrics
+from services.cli.train.supervisor import rank_names
 
 ROOT = Path(__file__).parents[2]
 PERIOD: Seconds = 0.005  # of one step of one environment
@@ -58,6 +60,7 @@ class Setup:
     """The requirements of a storm on its deployment, such as keys or a proxy."""
 
     actors: int = 2
+    ranks: int = 1  # of the learner
     keys: bool = False  # every connection is encrypted, and each name has a key of its own
     proxy: bool = False  # actors and evaluator reach the learner through a `Proxy`
     disk: bool = False  # the run directory is on a small file system of its own
@@ -113,9 +116,13 @@ class Deployment:
         text = CONFIG.format(envs=ENVS, folder=self.steps_folder, period=self.period, length=LENGTH, credits=CREDITS)
         self.config.write_text(textwrap.dedent(text))
         names = [f"actor-{index}" for index in range(self.setup.actors)]
-        self.names = ["learner", *names, "evaluator"]
-        self.port, *ports = free_ports(1 + len(self.names))
-        self.http = dict(zip(self.names, ports, strict=True))
+        self.learners = rank_names(self.setup.ranks)
+        self.workers = [*names, "evaluator"]
+        self.names = [*self.learners, *self.workers]
+        self.master_port, *ports = free_ports(1 + len(self.learners) + len(self.names))
+        self.ports = dict(zip(self.learners, ports, strict=False))  # for workers, of each rank of the learner
+        self.port = self.ports["learner"]
+        self.http = dict(zip(self.names, ports[len(self.ports) :], strict=True))
         if self.setup.keys:
             make_keys(self.keys, [*names, "evaluator", "flooder"])
         self._open = ExitStack()
@@ -164,11 +171,11 @@ class Deployment:
         return [name for name in self.names if name.startswith("actor")]
 
     def kill(self, name: str, number: signal.Signals) -> None:
-        """End a service by a signal; it is restarted, and the exit counts as the storm's."""
+        """End a service by a signal; it is restarted, and its exit counts as the storm's, of a rank those of all ranks."""
         with self._lock:
             child = self._children[name]
             if child.process.poll() is None:
-                self._caused.add(child.process.pid)
+                self._caused |= {self.pid(other) for other in (self.learners if name in self.learners else [name])}
                 self.killed += name.startswith("actor") and number != signal.SIGTERM
                 child.process.send_signal(number)
 
@@ -204,10 +211,16 @@ class Deployment:
 
     def ledger(self) -> dict[str, EnvSteps]:
         """Return the learner's ledger from its metrics: states, and the sum of the drop reasons; empty without an answer."""
-        samples = self.read("learner")
-        found = {state: int(value) for (name, state), value in samples.items() if name == "rookery_learner_ledger_env_steps"}
-        dropped = (value for (name, _), value in samples.items() if name == "rookery_learner_env_steps_dropped_total")
-        return found | {"dropped": int(sum(dropped))} if found else {}
+        ledger: Counter[str] = Counter()
+        for rank in self.learners:
+            if not (samples := self.read(rank)):
+                return {}
+            for (name, label), value in samples.items():
+                if name == "rookery_learner_ledger_env_steps":
+                    ledger[label] += int(value)
+                elif name == "rookery_learner_env_steps_dropped_total":
+                    ledger["dropped"] += int(value)
+        return dict(ledger)
 
     def log_bytes(self) -> int:
         """Return the number of bytes that all services have logged."""
@@ -261,9 +274,9 @@ class Deployment:
         """End the run cleanly: actors and evaluator say goodbye, then the learner saves."""
         with self._lock:
             self._stopping.set()
-            for name in self.names[1:]:
+            for name in self.workers:
                 self._terminate(name)
-            for name in self.names[1:]:
+            for name in self.workers:
                 self._reap(name)
         with contextlib.suppress(TimeoutError):
             self.until(
@@ -272,8 +285,10 @@ class Deployment:
                 10.0,
             )
         with self._lock:
-            self._terminate("learner")
-            self._reap("learner")
+            for name in self.learners:
+                self._terminate(name)
+            for name in self.learners:
+                self._reap(name)
 
     def _terminate(self, name: str) -> None:
         child = self._children[name]
@@ -334,16 +349,25 @@ class Deployment:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=ROOT,
-                env=own,
+                env=own | self._rank(name),
                 start_new_session=True,
             )
 
+    def _rank(self, name: str) -> dict[str, str]:
+        """Return the variables of torchrun for a rank of several."""
+        if self.setup.ranks == 1 or name not in self.learners:
+            return {}
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.master_port)}
+        return {"RANK": str(self.learners.index(name)), "WORLD_SIZE": str(self.setup.ranks), **address}
+
     def _words(self, name: str) -> list[str]:
-        if name == "learner":
+        if name in self.learners:
             words = ["services.learner", "--config", str(self.config), "--run-dir", str(self.run_dir)]
-            words += ["--resume-if-found", "--linger", f"learner.bind=tcp://127.0.0.1:{self.port}"]
+            words += ["--resume-if-found", "--linger", f"learner.bind=tcp://127.0.0.1:{self.ports[name]}"]
+            words.append(f"learner.ranks={self.setup.ranks}")
         else:
-            learner = self.proxy.endpoint if self.proxy else f"tcp://127.0.0.1:{self.port}"
+            ports = [self.port] if name == "evaluator" else self.ports.values()
+            learner = self.proxy.endpoint if self.proxy else ",".join(f"tcp://127.0.0.1:{port}" for port in ports)
             words = [f"services.{name.partition('-')[0]}", "--name", name, "--learner", learner, "--allow-code", "benchmarks"]
         return words + (["--keys", str(self.keys / name)] if self.setup.keys else [])
 

@@ -16,6 +16,7 @@ from common.units import Seconds
 MIX = ("KILL", "KILL", "SEGV", "TERM", "STOP")
 STOPPED: Seconds = 10.0
 ACTORS = 4
+RANKS_FLOW_GOAL: Seconds = 15.0  # from the kill: both ranks start again, and join
 PAUSES: tuple[Seconds, ...] = (5.0, 35.0, 90.0)
 
 
@@ -70,6 +71,20 @@ def kill_learners(scene: Scene) -> None:
         scene.await_flow(scene.deployment.bound())
 
 
+def kill_ranks(scene: Scene) -> None:
+    """Kill a rank of the learner 20 times, twice in the short form; the other ranks end with it, and all are started again."""
+    deployment = scene.deployment
+    for _ in range(int(scene.scaled(20, 2))):
+        time.sleep(scene.chance.uniform(0.0, scene.scaled(4.0, 1.0)))
+        before = {rank: deployment.pid(rank) for rank in deployment.learners}
+        killed_at = time.monotonic()
+        deployment.kill(scene.chance.choice(deployment.learners), signal.SIGKILL)
+        deployment.until(
+            lambda before=before: all(deployment.pid(rank) != pid for rank, pid in before.items()), "all ranks are started again"
+        )
+        scene.await_flow(killed_at)
+
+
 def kill_all(scene: Scene) -> None:
     """Kill every process at once, three times, as a machine that loses its power."""
     deployment = scene.deployment
@@ -95,6 +110,14 @@ STORMS = [
         name="kill-learners",
         what="20 times KILL, SEGV or TERM for the learner, at random moments",
         disturb=kill_learners,
+    ),
+    Storm(
+        name="kill-ranks",
+        what="20 times KILL for one of two ranks of the learner, at random moments",
+        disturb=kill_ranks,
+        setup=Setup(ranks=2),
+        flow_goal=RANKS_FLOW_GOAL,
+        short=False,
     ),
     Storm(name="kill-all", what="KILL for every process at once, three times", disturb=kill_all, short=False),
     Storm(

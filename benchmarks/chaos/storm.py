@@ -150,7 +150,7 @@ def _pass(storm: Storm, scene: Scene, *, seed: int) -> Row:
 
 def _with_exits(row: Row, exits: Sequence[Exit]) -> Row:
     own = [exit_ for exit_ in exits if not exit_.caused]
-    learner = sum(exit_.name == "learner" for exit_ in own)
+    learner = sum(exit_.name.startswith("learner") for exit_ in own)
     codes = Counter(f"{exit_.name} ended with {exit_.code}: {exit_.words[-300:]}" for exit_ in own)
     notes = (*row.notes, *(f"{what} ({times} times)" if times > 1 else what for what, times in codes.items()))
     return replace(

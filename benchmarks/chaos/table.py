@@ -39,7 +39,9 @@ def faults(row: Row) -> list[str]:
 def slow(row: Row) -> list[str]:
     """Return the missed goals that depend on the speed of the machine."""
     found: list[str] = []
-    if row.flow_back and (median(row.flow_back) > row.storm.flow_goal or max(row.flow_back) > FLOW_WORST):
+    if row.flow_back and (
+        median(row.flow_back) > row.storm.flow_goal or max(row.flow_back) > max(FLOW_WORST, row.storm.flow_goal)
+    ):
         found.append(f"flow back {_flow(row)} s")
     if row.log_bytes_per_minute > LOG_BYTES:
         found.append(f"{row.log_bytes_per_minute / 1000:,.0f} KB of log per minute")

@@ -109,7 +109,9 @@ class LearnerSettings(Section):
         "empty: nothing is encrypted, and any process that reaches it may connect",
     )
     insecure: bool = Field(
-        default=False, description="accept workers of other machines without keys: only where the network is trusted"
+        default=False,
+        description="accept workers of other machines without keys, and connect to ranks of the learner on other machines, which "
+        "never use keys: only where the network is trusted",
     )
     ranks: int = Field(
         default=1,
@@ -117,6 +119,12 @@ class LearnerSettings(Section):
         le=64,
         description="learner processes that train one network together, each on the experience of its own actors; N ranks with "
         "a batch and a minibatch each train as one with N times both",
+    )
+    ranks_seconds: float | None = Field(
+        default=60.0,
+        gt=0,
+        description="longest wait for the other ranks at the start, before it fails; null: no limit, as `rookery train` sets it, "
+        "which restarts a rank that ends",
     )
     batch: int = Field(
         default=2,

@@ -27,6 +27,7 @@ class PolicyServerStats(ActorStats):
     missing_rows: int = 0
     env_workers_lost: int = 0
     refused: int = 0
+    ignored: int = 0
     env_sent: Counter[str] = field(default_factory=Counter)  # messages to env workers by kind
 
 
@@ -95,6 +96,13 @@ MESSAGES_REFUSED = PolicyServerMetric(
     "counter",
     "Messages of env workers that could not be decoded, or had unusable arrays.",
     read=lambda stats: stats.refused,
+)
+MESSAGES_IGNORED = PolicyServerMetric(
+    "rookery_policy_server_messages_ignored_total",
+    "counter",
+    "Messages discarded unread because their connection had sent over 256 without observations within a second. Excludes refused "
+    "messages.",
+    read=lambda stats: stats.ignored,
 )
 POLICY_SERVER_MESSAGES_SENT = PolicyServerMetric(
     "rookery_policy_server_messages_sent_total",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common.errors import DropReason, HandshakeFailure
 from common.observability.cpu_limit import cpu_limit_metrics
-from common.observability.learner_stats import COMPUTING, LEDGER_STATES, PHASES, LearnerStats
+from common.observability.learner_stats import LEDGER_STATES, PHASES, LearnerStats
 from common.observability.metrics import UNKNOWN, Metric, build_info, kinds, run_info
 from common.protocol.messages import (
     MODES,
@@ -23,6 +23,8 @@ from common.protocol.messages import (
     Welcome,
 )
 
+COMPUTING = ("collate", "train", "publish")
+"""Phases in which the train loop needs a core all the time; in the others it waits for experience or for the disk."""
 SENT = kinds(Welcome, Refusal, Credit, Snapshot, Drain)
 RECEIVED = kinds(Hello, Trajectory, Gradient, SnapshotWanted, Report, Evaluation, Goodbye)
 

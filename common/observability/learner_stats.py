@@ -12,8 +12,6 @@ from common.observability.metrics import POLICY_LAGS, UNKNOWN, Histogram, Phases
 from common.units import EnvSteps, Seconds, Version
 
 PHASES = ("wait", "collate", "train", "publish", "checkpoint")
-COMPUTING = ("collate", "train", "publish")
-"""Phases in which the train loop needs a core all the time; in the others it waits for experience or for the disk."""
 LEDGER_STATES = ("produced", "trained", "queued", "in_flight")
 
 

@@ -106,6 +106,7 @@ class EnvSide:
     def __init__(self, config: EnvSessionConfig) -> None:
         self.config = config
         self.workers_lost = 0
+        self.answers = 0  # Observes that answered an Act in time
         self.messages_refused: Counter[str] = Counter()  # by `DropReason`
         self.missing_rows = 0  # that no env worker brought
         self._slots = [_Slot(index=index) for index in range(config.slots)]
@@ -248,6 +249,7 @@ class EnvSide:
         except ProtocolError as error:
             self.messages_refused[error.reason] += 1
             return [self._event("observations_refused", slot, reason=error.reason, detail=str(error)), *self._reset(slot, now)]
+        self.answers += 1
         slot.arrays = observe.arrays
         slot.state = SlotState.STEPPED if slot.state is SlotState.STEPPING else SlotState.BEGUN
         return []

@@ -56,8 +56,8 @@ class LockstepStates:
     def admitted(self, worker: Worker, message: ExperienceMessage) -> list[LogEvent]:
         """Keep the state in a message of an actor that entered the queue. The first empty state is logged."""
         before, state = self.newest(worker.index), message.arrays[ACTOR_STATE]
-        episodes = worker.episodes.state_dict() if isinstance(worker.episodes, RunningEpisodes) else {}
-        self._newest[worker.index] = LockstepState(state, episodes)
+        running = worker.episodes if isinstance(worker.episodes, RunningEpisodes) else None
+        self._newest[worker.index] = LockstepState(state, running.state_dict() if running else {})
         self._pending[worker.key, message.seq] = worker.index, self._newest[worker.index]
         if state.size:
             return []

@@ -113,10 +113,11 @@ class ConnectionLimit:
             self._until = {each: until for each, until in self._until.items() if until > now}
         return route in self._until
 
-    def count(self, route: Route, now: Seconds) -> bool:
-        """Count a message without experience; return whether its connection is ignored from here on."""
+    def count(self, route: Route, now: Seconds) -> LogEvent | None:
+        """Count a message without experience; return a warning where its connection is ignored from here on."""
         self._sent[route] += 1
         if self._sent[route] <= LIMIT_MESSAGES:
-            return False
+            return None
         self._until[route] = now + IGNORED_SECONDS
-        return True
+        fields = {"route": route.hex(), "limit": LIMIT_MESSAGES, "seconds": IGNORED_SECONDS}
+        return LogEvent(event="connection_ignored", fields=fields, warning=True)

@@ -21,7 +21,7 @@ from common.protocol import codec
 from common.protocol import events as e
 from common.protocol.env_side import EnvSide
 from common.protocol.messages import Envelope
-from common.transport.api import LearnerTransport
+from common.transport.api import ConnectionLimit, Frame, LearnerTransport
 from common.units import Seconds
 
 WAIT_SECONDS: Seconds = 0.05
@@ -53,6 +53,7 @@ class RemoteEnvironments:
         self._step_timeout = step_timeout
         self._stats, self._clock, self._note = stats, clock, note
         self._idle, self._stopping = idle, stopping
+        self._limit = ConnectionLimit()
         self._rows = RowJoiner(spec, side.num_envs)
         self._ticked_at: Seconds = float("-inf")
         self._idle_at: Seconds = float("-inf")
@@ -88,12 +89,7 @@ class RemoteEnvironments:
         for number in range(MESSAGES_AT_ONCE):
             if (received := self._transport.receive(0.0 if number else timeout)) is None:
                 break
-            route, frames = received
-            try:
-                event: e.Event = e.Received(route=route, envelope=codec.decode(frames), public_key=self._transport.received_key)
-            except ProtocolError as error:
-                event = e.Undecodable(route=route, detail=str(error), protocol=isinstance(error, ProtocolVersionError))
-            self._perform(self._side.handle(event, self._clock()))
+            self._arrived(*received)
         now = self._clock()
         if now - self._ticked_at >= TICK_SECONDS:
             self._ticked_at = now
@@ -120,6 +116,19 @@ class RemoteEnvironments:
     def load_state_dict(self, saved: Mapping[str, Any]) -> NoReturn:  # noqa: ARG002
         """Raise `StateError`, as `state_dict`."""
         self.state_dict()
+
+    def _arrived(self, route: e.Route, frames: list[Frame]) -> None:
+        now, answers = self._clock(), self._side.answers
+        if self._limit.ignores(route, now):
+            self._stats.ignored += 1
+            return
+        try:
+            event: e.Event = e.Received(route=route, envelope=codec.decode(frames), public_key=self._transport.received_key)
+        except ProtocolError as error:
+            event = e.Undecodable(route=route, detail=str(error), protocol=isinstance(error, ProtocolVersionError))
+        self._perform(self._side.handle(event, now))
+        if answers == self._side.answers and (ignored := self._limit.count(route, now)):
+            self._note(ignored)
 
     def _perform(self, instructions: list[e.Instruction]) -> None:
         for instruction in instructions:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -47,7 +47,7 @@ from services.learner.agreement import Agreement
 from services.learner.intake import Intake
 from services.learner.journal import Journal, open_trackers, tracked_run
 from services.learner.loop import TrainLoop
-from services.learner.ranks import join_ranks, open_rank_directory
+from services.learner.ranks import check_same_data, join_ranks, open_rank_directory
 from services.learner.record import RunRecord
 from services.learner.results import Results
 from services.learner.resume import open_state
@@ -162,7 +162,7 @@ class _Root:
         metrics.source = lambda: replace(
             self.stats, intake=intake.stats, uploads=uploads.stats, tracking_points_dropped=journal.points_dropped
         )
-        self.status = partial(_status, record, intake)
+        self.status = lambda: record.status(intake.stats, time.monotonic())
         loop = self.build_loop(run, intake, journal, uploads)
         intake.start()
         self.calibrate(record)
@@ -204,6 +204,8 @@ class _Root:
         # A rank that writes before rank 0 keeps the one before, from which all continue where rank 0 does not get to it.
         store = CheckpointStore(directory.checkpoints, keep=settings.checkpoint.keep + (self.rank > 0))
         record, session = open_state(invocation, directory, algorithm=self.algorithm, env=self.env, store=store, group=self.group)
+        if self.group:
+            check_same_data(self.group, env=self.env, run_id=record.run_id, model=self.algorithm.model)
         self.stats.run = _name_run(settings, record.run_id)
         transport = bind()
         write_config(invocation, directory)
@@ -252,7 +254,7 @@ class _Root:
         self.health.tick(doing="plays for example frames", within=EXAMPLES_SECONDS)
         seed = derive_seed(settings.run.seed, "environment", role="learner")
         own = torch.from_numpy(example_frames(settings.env, seed=seed))
-        self.algorithm.calibrate(self.group.gather(own)[0] if self.group else own)
+        self.algorithm.calibrate(self.group.broadcast(own) if self.group else own)
 
 
 def _describe_environment(settings: Settings) -> EnvSpec:
@@ -280,10 +282,6 @@ def _open_journal(record: RunRecord, directory: RunDirectory) -> Journal:
         tensorboard="tensorboard" in settings.run.tracking,
         trackers=open_trackers(settings, run),
     )
-
-
-def _status(record: RunRecord, intake: Intake) -> dict[str, Any]:
-    return record.status(intake.stats, time.monotonic())
 
 
 def _warn_if_insecure(settings: Settings, endpoint: str) -> None:

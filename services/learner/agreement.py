@@ -6,13 +6,13 @@ of one rank does not use this module.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields
 from typing import Any
 
 import torch
 
-from common.errors import InternalError
+from common.errors import InternalError, ResourceError
 from common.runtime.ranks import ProcessGroup
 from common.units import EnvSteps, Seconds, Version
 
@@ -31,6 +31,7 @@ class Vote:
     reason: int  # why it would end the run, of `REASONS`
     save: bool  # whether it would write a checkpoint
     weights: int  # first bits of the hash of its weights; 0 where they are not compared now
+    evaluated: bool = False  # whether it has results of evaluations, for which it may write the best policy next
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,7 @@ class Decision:
     episodes: int = 0  # most of one rank, in this update
     reason: str = ""  # why the run ends; "": it does not
     save: bool = False
+    evaluated: bool = False  # whether a rank has results of evaluations
 
 
 def decide(votes: Sequence[Vote]) -> Decision:
@@ -60,6 +62,7 @@ def decide(votes: Sequence[Vote]) -> Decision:
         episodes=max(vote.episodes for vote in votes),
         reason=reason,
         save=any(vote.save for vote in votes),
+        evaluated=any(vote.evaluated for vote in votes),
     )
 
 
@@ -99,6 +102,23 @@ class Agreement:
         """Return the ledgers of all ranks, by rank."""
         return self._group.gather_json(own)
 
+    def together(self, work: Callable[[], Any]) -> list[Any]:
+        """Return what `work` returns on each rank, JSON values by rank, which may take minutes.
+
+        Raises `ResourceError` on every rank where it is raised on one.
+        """
+        result, failure = None, None
+        try:
+            result = work()
+        except ResourceError as error:
+            failure = error
+        done = self._group.gather_json([failure is None, result])
+        if failure is not None:
+            raise failure
+        if failed := [rank for rank, (good, _) in enumerate(done) if not good]:
+            raise ResourceError("another rank cannot do its part", found=f"rank {failed[0]}", fix="its log says why")
+        return [result for _, result in done]
+
     def all(self, *, done: bool) -> bool:
         """Return whether every rank is done."""
         return bool(self._group.gather(torch.tensor([int(done)])).all())
@@ -119,7 +139,7 @@ def common_version(group: ProcessGroup, newest: Any) -> Version:
     most: Version | None = None
     while True:
         own: Version = newest(most)
-        versions = group.gather(torch.tensor([own])).flatten().tolist()
+        versions = group.gather_json(own)
         if min(versions) == max(versions):
             return int(versions[0])
         most = min(versions)

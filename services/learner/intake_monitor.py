@@ -12,7 +12,7 @@ from common.protocol.events import LogEvent, Route
 from common.protocol.learner_side import LearnerSide
 from common.protocol.messages import Message
 from common.runtime.machine import MemoryGuard
-from common.transport.api import IGNORED_SECONDS, LIMIT_MESSAGES, ConnectionLimit, Frames, LearnerTransport
+from common.transport.api import ConnectionLimit, Frames, LearnerTransport
 from common.units import MIB, Seconds
 
 LEDGER_SECONDS: Seconds = 1.0  # between two checks of the ledger, each of which adds up the accounts of all workers
@@ -46,9 +46,8 @@ class IntakeMonitor:
 
     def without_experience(self, route: Route, now: Seconds) -> None:
         """Count a message that brought no experience; its connection may be ignored from here on."""
-        if self._limit.count(route, now):
-            fields = {"route": route.hex(), "limit": LIMIT_MESSAGES, "seconds": IGNORED_SECONDS}
-            self._note(LogEvent(event="connection_ignored", fields=fields, warning=True))
+        if ignored := self._limit.count(route, now):
+            self._note(ignored)
 
     def arrived(self, frames: Frames) -> None:
         """Count the bytes of a message that is decoded next."""

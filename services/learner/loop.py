@@ -15,9 +15,10 @@ from common.algorithms.api import Algorithm, ObservesExperience, RunProgress
 from common.errors import DropReason
 from common.models import snapshot
 from common.observability import logs
-from common.protocol.events import Experience
+from common.protocol.events import Evaluated, Experience
 from common.protocol.messages import Snapshot
 from common.runtime.lifecycle import Health
+from common.runtime.ranks import TIMEOUT
 from common.units import Seconds
 from services.learner.agreement import REASONS, Agreement, Decision, Vote
 from services.learner.intake import Intake
@@ -28,7 +29,7 @@ from services.learner.saving import RunCheckpoints
 WAIT_SECONDS: Seconds = 0.2
 END_SECONDS: Seconds = 120.0  # for a last evaluation, when a run ends by itself; half of it to play whole games, however long
 STOP_SECONDS: Seconds = 4.0  # for the workers' goodbyes, when a stop is requested
-RANKS_SECONDS: Seconds = 75.0  # for another rank: longer than `common.runtime.ranks.TIMEOUT`, which ends the wait
+RANKS_SECONDS: Seconds = TIMEOUT + 15.0  # for another rank: `TIMEOUT` ends the wait
 COMPARED_UPDATES = 100  # between two comparisons of the weights of all ranks
 BARRIER_SECONDS: Seconds = 0.1  # between two questions whether the other ranks are done
 STEP_SECONDS: Seconds = 300.0  # a gradient step, with all that is done before the first, that takes longer counts as hung
@@ -96,11 +97,14 @@ class TrainLoop:
             else:
                 self._health.tick()
             self._admit(self._taken())
-            decision = self._decide()
+            evaluations = self._intake.take_evaluations()
+            decision = self._decide(evaluated=bool(evaluations))
             if decision.train:
                 self._train(decision)
             self._record.tick(self._clock())
-            self._take_evaluations()
+            self._record_evaluations(evaluations)
+            if decision.evaluated:
+                self._checkpoints.wait_for_ranks()
             reason = decision.reason if self._agreement else self._reason()
             if not reason and (decision.save if self._agreement else self._checkpoints.due):
                 self._checkpoints.save()
@@ -111,7 +115,7 @@ class TrainLoop:
         """Return why the run ends now; "" while it does not."""
         return "stopped" if self._stopping() else self._record.over(self._clock())
 
-    def _decide(self) -> Decision:
+    def _decide(self, *, evaluated: bool) -> Decision:
         """Return whether to train now; with several ranks also why the run ends and whether to save, as all of them decide."""
         if self._agreement is None:
             return Decision(train=self._batch_is_due())
@@ -128,6 +132,7 @@ class TrainLoop:
                 reason=REASONS.index(self._reason()),
                 save=self._checkpoints.due,
                 weights=weights,
+                evaluated=evaluated,
             )
         )
         now = self._clock()
@@ -225,8 +230,8 @@ class TrainLoop:
         self._stats.policy_version = self._record.version
         self._stats.snapshot_bytes = parameters.nbytes
 
-    def _take_evaluations(self) -> None:
-        for evaluated in self._intake.take_evaluations():
+    def _record_evaluations(self, evaluations: Sequence[Evaluated]) -> None:
+        for evaluated in evaluations:
             self._results.evaluated(evaluated.message)
             self._checkpoints.save_if_best(evaluated)
 
@@ -244,7 +249,7 @@ class TrainLoop:
         else:
             self._drain_workers(reason, stopped=stopped)
         self._wait_for_ranks()
-        self._take_evaluations()
+        self._record_evaluations(self._intake.take_evaluations())
         self._record.phase = "stopping"
         self._results.add_curve_row()
         lost = self._checkpoints.save()
@@ -267,12 +272,19 @@ class TrainLoop:
         self._intake.finish()
 
     def _still_draining(self) -> None:
-        self._health.tick()
         if self._agreement:
+            self._health.tick(doing="waits for the other ranks", within=RANKS_SECONDS)
             self._agreement.all(done=False)
+        self._health.tick()
 
     def _wait_for_ranks(self) -> None:
         """Wait until the workers of every rank have left: the ranks write their last checkpoint together."""
-        while self._agreement and not self._agreement.all(done=True):
-            self._health.tick()
+        while self._agreement:
+            self._health.tick(doing="waits for the other ranks", within=RANKS_SECONDS)
+            if self._agreement.all(done=True):
+                return
             time.sleep(BARRIER_SECONDS)
+
+
+def _nothing() -> None:
+    """Return at once: the part of a rank that waits for the others."""

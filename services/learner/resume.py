@@ -5,6 +5,7 @@ A resumed run continues from the newest good checkpoint in its directory. What a
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -205,10 +206,10 @@ def _share_state(group: ProcessGroup, record: RunRecord, algorithm: Algorithm, *
     now = time.monotonic()
     state = {"record": record.state_dict(now), "algorithm": algorithm.state_dict()} if known else {}
     structure, tensors = flatten_state(state)
-    header = group.gather_json(structure)[0]
-    data = group.gather_bytes(safetensors.torch.save(tensors) if known else b"")[0]
+    header = group.broadcast_bytes(json.dumps(structure).encode())
+    data = group.broadcast_bytes(safetensors.torch.save(tensors) if known else b"")
     if data and group.index:
-        received = restore_state(header, safetensors.torch.load(data))
+        received = restore_state(json.loads(header), safetensors.torch.load(data))
         record.load_state_dict(received["record"], now)
         algorithm.load_state_dict(received["algorithm"])
     return bool(data)

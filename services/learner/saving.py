@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,12 +25,14 @@ from common.protocol.learner_side import LearnerSide
 from common.runtime.checkpoint_files import POLICY, Checkpoint
 from common.runtime.checkpoints import CheckpointStore
 from common.runtime.lifecycle import Health
+from common.runtime.ranks import SLOW_TIMEOUT
 from common.units import Seconds
 from services.learner.agreement import Agreement
 from services.learner.intake import Intake
 from services.learner.record import RunRecord
 
 SAVE_SECONDS: Seconds = 300.0  # a checkpoint, with what is new in a replay memory, that takes longer counts as hung
+SLOW_RANKS_SECONDS: Seconds = SLOW_TIMEOUT + 15.0  # for a rank that saves: `SLOW_TIMEOUT` ends the wait
 
 _log = logs.EventLog(__name__)
 
@@ -71,9 +74,9 @@ class RunCheckpoints:
 
     def save(self) -> ResourceError | None:
         """Write a checkpoint; return the error where it could not be written."""
-        self._saved_at = self._clock()
-        if self._agreement:
-            error = self._save_with_ranks(self._agreement)
+        self._saved_at, agreement = self._clock(), self._agreement
+        if agreement:
+            error = self._write(lambda: self._save_with_ranks(agreement))
         else:
             error = self._write(lambda: self._save_checkpoint(self._checkpoint()))
         if error is None:
@@ -86,13 +89,32 @@ class RunCheckpoints:
         if best is not None and self._write(partial(self._save_best, best)) is None:
             self._record.best = facts_of(best)
 
-    def _save_with_ranks(self, agreement: Agreement) -> ResourceError | None:
-        """Write the checkpoint of this rank, that of rank 0 last: where it is there, all are. Return an error of any rank."""
-        checkpoint = self._checkpoint()
-        error = self._write(lambda: self._save_checkpoint(checkpoint)) if agreement.rank else None
-        if not agreement.all(done=error is None):
-            return error or ResourceError("the checkpoint of another rank was not written", fix="its log says why")
-        return error if agreement.rank else self._write(lambda: self._save_checkpoint(checkpoint))
+    def wait_for_ranks(self) -> None:
+        """Wait, as one of several ranks, for those that write the checkpoint of the best policy."""
+        if self._agreement:
+            self._work_together(self._agreement, _nothing)
+
+    def _save_with_ranks(self, agreement: Agreement) -> None:
+        """Write the checkpoints of all ranks, that of rank 0 last: where it is there, all are.
+
+        Raises `ResourceError` on all ranks where one of them cannot.
+        """
+        own: list[Checkpoint] = []
+
+        def collect() -> Any:
+            own.append(self._checkpoint())
+            return own[0].counters["session"]["ledger"]
+
+        def save() -> None:
+            self._save_checkpoint(replace(own[0], counters={**own[0].counters, "ledgers": ledgers}))
+
+        ledgers = self._work_together(agreement, collect)
+        self._work_together(agreement, save if agreement.rank else _nothing)
+        self._work_together(agreement, _nothing if agreement.rank else save)
+
+    def _work_together(self, agreement: Agreement, work: Callable[[], Any]) -> list[Any]:
+        self._health.tick(doing="saves, or waits for a rank that saves", within=SLOW_RANKS_SECONDS)
+        return agreement.together(work)
 
     def _write(self, save: Callable[[], object]) -> ResourceError | None:
         self._stats.phases.enter("checkpoint")
@@ -114,8 +136,6 @@ class RunCheckpoints:
             "record": self._record.state_dict(self._clock()),
             "session": self._intake.session_state(),
         }
-        if self._agreement:
-            counters["ledgers"] = self._agreement.ledgers(counters["session"]["ledger"])
         return Checkpoint(
             run_id=self._record.run_id,
             version=self._record.version,
@@ -125,6 +145,10 @@ class RunCheckpoints:
             state=algorithm.state_dict(),
             **replay,
         )
+
+
+def _nothing() -> None:
+    """Return at once: the part of a rank that waits for the others."""
 
 
 # --- the best policy ---

@@ -19,8 +19,9 @@ from cloudcoil.models.prometheus_operator.v1 import PodMonitor, PrometheusRule
 from common.config.endpoint import parse_endpoint
 from common.config.load import load_settings
 from common.observability.bottleneck import WAITING
-from common.runtime.ranks import Place
+from common.runtime.ranks import TorchrunEnvironment
 from services import worker
+from services.learner.ranks import check_address
 from tests.k8s.manifests import (
     COMPONENTS,
     CUSTOM,
@@ -506,8 +507,11 @@ def test_each_rank_knows_its_place_and_each_worker_the_address_of_its_rank(name,
     assert load_settings(preset=None, environ=values(container)).settings.learner.ranks == count
     sources = {variable["name"]: variable["valueFrom"] for variable in container["env"] if "valueFrom" in variable}
     assert sources["RANK"] == {"fieldRef": {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}}
-    place = Place.of(count, {**values(container), "RANK": "1"})
-    assert (place.rank, place.local_rank, place.master.host) == (1, 0, addresses[0][len("tcp://") :].partition(":")[0])
+    own = TorchrunEnvironment.of(count, {**values(container), "RANK": "1"})
+    role, *words = container["args"]
+    assert role == "learner"
+    check_address(own.master, insecure="learner.insecure=true" in words)
+    assert (own.rank, own.local_rank, own.master.host) == (1, 0, addresses[0][len("tcp://") :].partition(":")[0])
     assert service["spec"]["clusterIP"] == "None"
     assert service["spec"]["publishNotReadyAddresses"] is True
     assert (learner["podManagementPolicy"], learner["updateStrategy"]) == ("Parallel", {"type": "OnDelete"})
@@ -531,7 +535,7 @@ def test_a_jobset_has_the_pods_of_the_statefulset_as_ranks_of_a_job(name, compon
     same = ("image", "resources", "ports", "securityContext", "volumeMounts", "startupProbe", "readinessProbe", "livenessProbe")
     assert {key: container[key] for key in same} == {key: alone[key] for key in same}
     assert values(alone).items() <= values(container).items()
-    assert container["args"] == [*alone["args"][:-1], "--job"]
+    assert container["args"] == [*alone["args"][:-1], "--job", "learner.insecure=true"]
     assert alone["args"][-1] == "--linger"
     assert set(job["template"]["metadata"]["labels"]) == LABELS
     assert of(manifests, "StatefulSet") == []
@@ -545,7 +549,9 @@ def test_a_jobset_has_the_pods_of_the_statefulset_as_ranks_of_a_job(name, compon
     assert spec["network"]["publishNotReadyAddresses"]
     sources = {variable["name"]: variable["valueFrom"] for variable in container["env"] if "valueFrom" in variable}
     assert sources["RANK"] == {"fieldRef": {"fieldPath": "metadata.labels['batch.kubernetes.io/job-completion-index']"}}
-    assert Place.of(count, {**values(container), "RANK": "1"}).master.host == hosts[0]
+    own = TorchrunEnvironment.of(count, {**values(container), "RANK": "1"})
+    check_address(own.master, insecure=True)
+    assert own.master.host == hosts[0]
     for role, own in {"actor": hosts, "evaluator": hosts[:1]}.items():
         one = named(manifests, "Deployment", role)["spec"]["template"]["spec"]["containers"][0]
         settings = worker.parse(one["args"][0], one["args"][1:], values(one)).settings

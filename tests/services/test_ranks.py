@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from dataclasses import replace
 
@@ -94,43 +95,43 @@ def test_a_rank_without_actors_delays_no_other(tmp_path):
         assert stats.all_reduce_seconds >= one["learner_updates"]
 
 
+def resumed(settings, folder, count):
+    """Record, weights and ledger with which each of `count` ranks continues the runs in `folder`."""
+
+    def on_rank(ranks):
+        directory = RunDirectory(folder / str(ranks.index) / "run")
+        loaded = load_settings(preset=None, overrides=(), environ={})
+        invocation = startup.Invocation(
+            loaded=replace(loaded, settings=of_ranks(settings, ranks=count)),
+            run_dir=directory.path,
+            resume=True,
+            run_lock=None,
+            config_named=False,
+            linger=False,
+            debug=False,
+        )
+        env = spec_of(settings.env)
+        algorithm = build_algorithm(settings.algorithm, model=settings.model, env=env, seed=ranks.index, ranks=ranks)
+        record, session = resume.open_state(
+            invocation,
+            directory,
+            algorithm=algorithm,
+            env=env,
+            store=CheckpointStore(directory.checkpoints, keep=2),
+            group=ranks if count > 1 else None,
+        )
+        weights = torch.cat([each.detach().flatten() for each in algorithm.model.parameters()])
+        return record, weights, session.ledger.as_dict()
+
+    return on_every_rank(count, on_rank)
+
+
 def test_another_number_of_ranks_continues_with_the_weights_and_the_ledgers_of_all(tmp_path):
     settings = of_ranks(recipe("ppo"))
     runs = trained(settings, tmp_path)
     ledger = sum_ledgers([run.stats.ledger for run, _ in runs])
-
-    def resumed(count):
-        """The state from which each of `count` ranks continues: version, weights, ledger."""
-
-        def on_rank(ranks):
-            directory = RunDirectory(tmp_path / str(ranks.index) / "run")
-            loaded = load_settings(preset=None, overrides=(), environ={})
-            invocation = startup.Invocation(
-                loaded=replace(loaded, settings=of_ranks(recipe("ppo"), ranks=count)),
-                run_dir=directory.path,
-                resume=True,
-                run_lock=None,
-                config_named=False,
-                linger=False,
-                debug=False,
-            )
-            env = spec_of(settings.env)
-            algorithm = build_algorithm(settings.algorithm, model=settings.model, env=env, seed=ranks.index, ranks=ranks)
-            record, session = resume.open_state(
-                invocation,
-                directory,
-                algorithm=algorithm,
-                env=env,
-                store=CheckpointStore(directory.checkpoints, keep=2),
-                group=ranks if count > 1 else None,
-            )
-            weights = torch.cat([each.detach().flatten() for each in algorithm.model.parameters()])
-            return record, weights, session.ledger.as_dict()
-
-        return on_every_rank(count, on_rank)
-
     for count in (2, 3, 1):
-        continued = resumed(count)
+        continued = resumed(settings, tmp_path, count)
         for record, weights, _ in continued:
             assert record.version == runs[0][0].record.version
             torch.testing.assert_close(weights, continued[0][1], rtol=0, atol=0)
@@ -138,3 +139,35 @@ def test_another_number_of_ranks_continues_with_the_weights_and_the_ledgers_of_a
         assert found["trained"] == ledger["trained"]
         assert found["produced"] == ledger["produced"]
         assert found["produced"] == found["trained"] + found["in_flight"] + sum(found["dropped"].values())
+
+
+def saved_by_two_ranks(folder):
+    """Settings of a run by two ranks in `folder`, of which each has its newest two checkpoints."""
+    settings = of_ranks(recipe("ppo"), checkpoint=CheckpointSettings(every_seconds=1e-9))
+    trained(settings, folder, killed=(2,))  # ranks that are killed write checkpoints
+    return settings, [RunDirectory(folder / str(rank) / "run") for rank in range(2)]
+
+
+def test_ranks_continue_from_an_older_version_where_one_of_them_lacks_the_newest(tmp_path):
+    """The learner was killed after rank 1 had written its checkpoint, and before rank 0 had."""
+    settings, (first, second) = saved_by_two_ranks(tmp_path)
+    older, newest = (int(path.name.rpartition("-")[2]) for path in sorted(first.checkpoints.glob("checkpoint-*")))
+    shutil.rmtree(first.checkpoints / f"checkpoint-{newest:012d}")
+    continued = resumed(settings, tmp_path, 2)
+    assert [record.version for record, _, _ in continued] == [older, older]
+    torch.testing.assert_close(continued[0][1], continued[1][1], rtol=0, atol=0)
+    assert all(ledger["trained"] > 0 for _, _, ledger in continued)  # the sessions of both go on
+    assert (second.checkpoints / f"checkpoint-{newest:012d}").exists()
+
+
+def test_accounts_of_sessions_that_ended_with_another_number_of_ranks_are_counted_once(tmp_path):
+    """They are in the ledgers of the checkpoint: accounts that stay beside it would count them again."""
+    settings, directories = saved_by_two_ranks(tmp_path)
+    accounts = [directory.accounts.read_bytes() for directory in directories]
+    before = sum_ledgers([ledger for _, _, ledger in resumed(settings, tmp_path, 2)])
+    for count in (3, 1):
+        for directory, text in zip(directories, accounts, strict=True):
+            directory.accounts.write_bytes(text)
+        found = sum_ledgers([ledger for _, _, ledger in resumed(settings, tmp_path, count)])
+        assert found["produced"] == before["produced"]
+        assert [directory.accounts.exists() for directory in directories] == [rank >= count for rank in range(2)]

@@ -13,7 +13,7 @@ import msgpack
 import pytest
 
 from common.algorithms.registry import rollout_schema
-from common.config.run_config import RunConfig
+from common.config.run_config import EnvRunConfig, RunConfig
 from common.config.schema import Settings
 from common.envs.make import make as make_environment
 from common.envs.spec import EnvSettings
@@ -31,6 +31,7 @@ from common.transport.zmq import ZmqLearner
 from services import worker
 from services.acting import policy_of
 from services.actor import __main__ as actor
+from services.env_worker import __main__ as env_worker
 from services.evaluator import __main__ as evaluator
 
 METRICS = Exporter(ACTOR_METRICS, ActorStats)
@@ -223,6 +224,15 @@ def test_a_learner_of_another_kind_costs_one_line_and_exit_code_2(role, what, le
     for word in says:
         assert word in line
     assert not Path("ran").exists()
+
+
+def test_an_env_worker_with_another_environment_than_its_policy_server_costs_one_line_and_exit_code_2(learner, capsys):
+    config = EnvRunConfig(run_id="run-1", seed=1, algorithm="ppo", env=Settings().env).model_dump_json()
+    server = learner(frames(welcome(config=config, signature="0123")))
+    assert env_worker.main(["--policy-server", server.endpoint, "--name", "one"]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
+    assert line.startswith("rookery env-worker: error: the environment here is not the policy server's: found signature ")
+    assert "0123" in line
 
 
 @each_role

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
 
 import psutil
 import pytest
 
 from services.cli.train.status import add_up
+from tests.ports import free_ports
 from tests.system.conftest import Http
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(2400)]
@@ -28,7 +34,11 @@ def test_a_killed_rank_comes_back_and_the_ledgers_of_both_add_up(colony, wait, b
     ranks = [run.http, Http(int(run.http.url.rpartition(":")[2]) + 1)]
     wait(lambda: run.http.status().get("learner_updates", 0) > saved, "both train on from a checkpoint", SECONDS)
     for rank in ranks:
-        wait(lambda rank=rank: rank.status().get("ledger", {}).get("trained", 0) > 0, "the rank trains on its own", SECONDS)
+        wait(
+            lambda rank=rank: rank.status().get("ledger", {}).get("trained", 0) > 0,
+            "the rank trains on its own experience",
+            SECONDS,
+        )
     assert {name: child.pid for name, child in run.children().items() if name != "learner"} == actors
     run.signal(signal.SIGINT)
     assert run.ended(SECONDS) == 0, run.output
@@ -50,3 +60,41 @@ def test_a_process_that_does_not_know_its_rank_ends_with_one_line(colony):
     one = colony.learner("learner.ranks=2")
     assert one.ended(SECONDS) == 2
     assert "learner.ranks is 2, and this process does not know which one it is" in one.output
+
+
+OF_ONE_RANK = """
+import os, sys, torch
+from common.errors import LostRankError
+from common.runtime.ranks import TorchrunEnvironment, process_group
+
+own = TorchrunEnvironment.of(2, os.environ)
+with process_group(own, waiting=lambda: None, join_seconds=None, timeout=8.0, slow_timeout=600.0) as group:
+    print("joined", flush=True)
+    if own.rank == 1:
+        sys.stdin.readline()
+    print(group.gather_json({"rank": own.rank}), group.broadcast_bytes(b"of 0" if own.rank == 0 else b"").decode(), flush=True)
+    if own.rank == 1:
+        sys.stdin.readline()
+    try:
+        group.gather(torch.zeros(1))
+    except LostRankError:
+        print("lost", flush=True)
+"""
+
+
+def test_a_rank_may_take_long_beside_a_checkpoint_and_not_in_training():
+    (port,) = free_ports(1)
+    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with ExitStack() as stack:
+        ranks = []
+        for rank in range(2):
+            environment = {**os.environ, **variables, "RANK": str(rank)}
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
+            ranks.append(stack.enter_context(subprocess.Popen([sys.executable, "-c", OF_ONE_RANK], **pipes)))
+            stack.callback(ranks[-1].kill)
+        first, second = ranks
+        assert [rank.stdout.readline() for rank in ranks] == ["joined\n"] * 2
+        time.sleep(10.0)  # longer than an operation of training may take
+        print(file=second.stdin, flush=True)
+        assert [rank.stdout.readline() for rank in ranks] == ["[{'rank': 0}, {'rank': 1}] of 0\n"] * 2
+        assert first.stdout.readline() == "lost\n"  # the second still waits for its line

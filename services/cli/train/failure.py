@@ -41,11 +41,12 @@ def newest_line(child: str, processes: Processes) -> str:
     return f"{child} logged last: {line} ({processes.log(child)})"
 
 
-def refusal_line(refusal: ReportRefusal, processes: Processes) -> str:
-    """Return the message for experience that the learner refused while it accepts other experience."""
-    reason = logged_reason(processes.log_end(LEARNER, LOG_LINES)) or "its log has the reason"
+def refusal_line(refusal: ReportRefusal, processes: Processes, ranks: Sequence[str] = (LEARNER,)) -> str:
+    """Return the message for experience that one of the `ranks` of the learner refused while other experience is accepted."""
+    reasons = {rank: logged_reason(processes.log_end(rank, LOG_LINES)) for rank in ranks}
+    rank = next((rank for rank, reason in reasons.items() if reason), LEARNER)
     many = "1 message" if refusal.messages == 1 else f"{refusal.messages} messages"
-    return f"{many} of experience refused: {reason} ({processes.log(LEARNER)})"
+    return f"{many} of experience refused: {reasons[rank] or 'its log has the reason'} ({processes.log(rank)})"
 
 
 def failure_lines(failure: ReportFailure, processes: Processes, *, debug: bool) -> Iterator[str]:

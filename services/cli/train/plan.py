@@ -115,6 +115,8 @@ class Plan:
         argv = [sys.executable, "-m", module, "--config", str(self.directory.config)]
         argv += ["--run-dir", str(self.directory.path)] if role == LEARNER else ["--name", start.child]
         argv += ["--resume"] if start.resume else []
+        if role == LEARNER and self.settings.learner.ranks > 1:  # a rank that ends is restarted, however long it takes
+            argv.append("learner.ranks_seconds=null")
         argv += ["--run-lock", str(self.lock)] if start.child == LEARNER and self.lock is not None else []
         if server is not None:  # a learner that is being restarted is no reason to give up
             argv += [f"policy_server.bind={server}", "policy_server.learner_seconds=null"]
@@ -129,8 +131,8 @@ class Plan:
         if len(names) == 1 or child not in names:
             return {}
         rank = str(names.index(child))
-        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(len(names))}
-        return place | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.master_port)}
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.master_port)}
+        return {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(len(names)), **address}
 
 
 @contextmanager

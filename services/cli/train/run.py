@@ -28,6 +28,7 @@ from services.cli.train.events import (
     ReportRefusal,
     StopRequested,
     actor_names,
+    rank_names,
 )
 from services.cli.train.failure import crash_line, failure_lines, newest_line, refusal_line
 from services.cli.train.plan import Plan, Request, make_plan
@@ -92,7 +93,7 @@ def _run(plan: Plan, *, environ: Mapping[str, str], stdout: TextIO, stderr: Text
                     case ReportCrash():
                         view.print_message(crash_line(instruction, processes))
                     case ReportRefusal():
-                        view.print_message(refusal_line(instruction, processes))
+                        view.print_message(refusal_line(instruction, processes, rank_names(plan.settings.learner.ranks)))
                     case ReportFailure():
                         failures.append(instruction)
 

@@ -191,6 +191,8 @@ class StatusPoller:
         """`urls` maps each child to its metrics address, such as http://127.0.0.1:20000."""
         self._urls = dict(urls)
         self._kept: deque[Scrape] = deque(maxlen=KEPT_SCRAPES)
+        self._of_rank: dict[str, dict[str, Any]] = {}  # newest answer of each rank of the learner
+        self._refused_at: dict[str, int] = {}  # messages of experience that each rank has refused, as of its newest metrics
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="poll", daemon=True)
         self.latest = RunStatus()
@@ -216,22 +218,40 @@ class StatusPoller:
         if answer is None:  # it starts, ends, or is being restarted: its last status holds, but for the phase
             away = self.latest.phase not in {STARTING, *ENDED}
             return self.latest.model_copy(update={"phase": "learner away", "bottleneck": ""}) if away else self.latest
-        known = {name: value for name, value in answer.items() if value is not None} | self._of_ranks(answer)
+        known = {name: value for name, value in answer.items() if value is not None} | self._sums(answer)
         try:
             status = RunStatus.model_validate(known | {"bottleneck": self._bottleneck(time.monotonic())})
         except ValidationError:  # another program answers at that address
             return self.latest
-        messages = by_label(self._kept[-1][LEARNER].samples, MESSAGES_DROPPED.name) if status.ledger.refused else {}
-        return status.model_copy(update={"refused_messages": sum(int(messages.get(reason, 0)) for reason in REFUSED_EXPERIENCE)})
+        return status.model_copy(update={"refused_messages": self._refused() if status.ledger.refused else 0})
 
-    def _of_ranks(self, first: dict[str, Any]) -> dict[str, Any]:
-        """Return the sums over all ranks of the learner, `first` being rank 0: workers, queue and ledger."""
-        others = [fetch_status(url) for child, url in self._urls.items() if child.startswith(f"{LEARNER}-")]
-        answers = [first, *(answer for answer in others if answer)]
+    def _sums(self, first: dict[str, Any]) -> dict[str, Any]:
+        """Return workers, queue and ledger of all ranks of the learner together, `first` being the answer of rank 0.
+
+        A rank that does not answer now counts with its newest answer, so that no sum falls and grows again.
+        """
+        for rank in self._ranks[1:]:
+            answer = fetch_status(self._urls[rank])
+            if answer and all(isinstance(answer.get(name), dict) for name in OF_EACH_RANK):
+                self._of_rank[rank] = answer
+        answers = [first, *self._of_rank.values()]
         try:
             return {name: add_up([answer[name] for answer in answers]) for name in OF_EACH_RANK} if len(answers) > 1 else {}
         except (KeyError, TypeError):  # another program answers at one of the addresses
             return {}
+
+    def _refused(self) -> int:
+        """Return the number of messages of experience that all ranks of the learner have refused."""
+        for rank in self._ranks:
+            if samples := self._kept[-1][rank].samples:
+                messages = by_label(samples, MESSAGES_DROPPED.name)
+                self._refused_at[rank] = sum(int(messages.get(reason, 0)) for reason in REFUSED_EXPERIENCE)
+        return sum(self._refused_at.values())
+
+    @property
+    def _ranks(self) -> list[str]:
+        """The ranks of the learner, rank 0 first."""
+        return [LEARNER, *(child for child in self._urls if child.startswith(f"{LEARNER}-"))]
 
     def _bottleneck(self, now: Seconds) -> str:
         """Return the verdict on the last ten seconds, by the metrics of all services."""

@@ -5,7 +5,7 @@ Pure: events and the time come in, instructions come out, and `processes.py` exe
     an actor, env worker or evaluator that dies restarts with exponential back-off; so does the learner, up to a number of times
     a run fails where all actors or all env workers crash again and again, or all experience is refused, and none is accepted
     exit code 2 of any child is an invalid setting, which no restart can correct: the run fails and shows the message
-    the learner is its rank 0; each other rank restarts as an actor does, and rank 0 ends where one of them is lost
+    the learner is its rank 0; each other rank restarts as the learner does, and rank 0 ends where one of them is lost
     exit code 0 of the learner is the end of the run: the workers exit by themselves, or are stopped
     the first stop request stops the learner first, because it has to save its state; the second one kills all children
 """
@@ -56,7 +56,7 @@ class Timeouts:
     healthy_after: Seconds = 60.0  # time without a crash after which the back-off starts again from its minimum
     restart_after_drain: Seconds = 60.0  # of a worker that exited with 0: the learner drained it and may be about to end the run
     learner_window: Seconds = 300.0
-    learner_restarts: int = 5  # within the window
+    learner_restarts: int = 5  # of one rank, within the window
     first_crashes: int = 2  # of every actor, before any experience was accepted
     first_refusals: int = 3  # messages, before any experience was accepted
     crashes: int = 8  # of every actor since experience was last accepted: with the back-off two minutes
@@ -76,6 +76,7 @@ class _Child:
     crashes: int = 0  # in a row, for the back-off
     crashes_in_vain: int = 0  # since any experience was last accepted
     restart_at: Seconds | None = None
+    crashed_at: list[Seconds] = field(default_factory=list)  # within `learner_window`; of a rank of the learner
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,7 +93,6 @@ class Supervisor:
     restarts: dict[str, int] = field(default_factory=dict)  # by child, for the view
     works: bool = False  # True once the learner has accepted experience since the start
     _children: dict[str, _Child] = field(default_factory=dict)
-    _learner_crashes: list[Seconds] = field(default_factory=list)
     _accepted: EnvSteps | None = None  # env steps in the newest count; None: unknown yet
     _accepted_at: Seconds = 0.0  # time of the newest growth
     _refused: int = 0  # messages in the newest count
@@ -155,8 +155,8 @@ class Supervisor:
             return []
         if code == CONFIG_EXIT_CODE:
             return self._fail(name, "a setting is invalid", Outcome.REFUSED, code, now)
-        if name == LEARNER and self._crashed_too_often(now):
-            reason = f"{len(self._learner_crashes)} crashes in {self.timeouts.learner_window:.0f} seconds"
+        if code != 0 and name in rank_names(self.ranks) and self._crashed_too_often(child, now):
+            reason = f"{len(child.crashed_at)} crashes in {self.timeouts.learner_window:.0f} seconds"
             return self._fail(name, f"{reason} ({describe_exit(code)})", Outcome.FAILED, code, now)
         child.restart_at = now + self._restart_delay(child, code, now)
         return self._crashed(name, code, now) if code != 0 else []
@@ -212,10 +212,9 @@ class Supervisor:
         doubled: float = self.timeouts.min_restart_delay * 2.0 ** min(child.crashes - 1, 32)
         return min(doubled, self.timeouts.max_restart_delay)
 
-    def _crashed_too_often(self, now: Seconds) -> bool:
-        recent = [at for at in self._learner_crashes if now - at < self.timeouts.learner_window]
-        self._learner_crashes = [*recent, now]
-        return len(self._learner_crashes) > self.timeouts.learner_restarts
+    def _crashed_too_often(self, rank: _Child, now: Seconds) -> bool:
+        rank.crashed_at = [*(at for at in rank.crashed_at if now - at < self.timeouts.learner_window), now]
+        return len(rank.crashed_at) > self.timeouts.learner_restarts
 
     def _set_actors(self, actors: int, now: Seconds) -> list[Instruction]:
         """Start the missing actors, or terminate those with the highest numbers."""

@@ -1,18 +1,25 @@
-"""The place of a process among the ranks of a learner, and ranks that do not come."""
+"""The variables of one rank of a learner, and ranks that join, end while they join, or never come."""
 
 from __future__ import annotations
 
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
+from torch.distributed import TCPStore
 
 from common.config.endpoint import Endpoint
 from common.errors import ConfigError, LostRankError
-from common.runtime.ranks import Place, process_group
+from common.runtime import ranks as module
+from common.runtime.ranks import TorchrunEnvironment, process_group, rendezvous
 
 pytestmark = pytest.mark.service
 
 TORCHRUN = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"}
+PATIENCE = 120.0  # seconds; only a fault lets it pass
+SHORT = 0.3
 
 
 @pytest.fixture
@@ -21,9 +28,36 @@ def free_port():
         return server.getsockname()[1]
 
 
+@pytest.fixture
+def agent():
+    """A store that outlives every rank, as torchrun's agent serves it."""
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=PATIENCE))
+
+
+class KilledError(BaseException):
+    """The process of a rank ends here."""
+
+
+def rank(number, port, *, world_size=2, agent_store=False):
+    master = Endpoint("127.0.0.1", port)
+    return TorchrunEnvironment(rank=number, local_rank=number, world_size=world_size, master=master, agent_store=agent_store)
+
+
+def killed_while_it_joins(own):
+    """Let the process of a rank end after it has written its token."""
+    polls = []
+
+    def waiting():
+        polls.append(1)
+        if len(polls) > 1:  # the store was there at the first
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        rendezvous(own, waiting=waiting, seconds=None)
+
+
 def test_the_variables_of_torchrun_say_which_rank_a_process_is():
-    place = Place.of(2, TORCHRUN)
-    assert place == Place(rank=1, local_rank=1, count=2, master=Endpoint("127.0.0.1", 29400))
+    assert TorchrunEnvironment.of(2, TORCHRUN) == rank(1, 29400)
 
 
 @pytest.mark.parametrize(
@@ -37,29 +71,62 @@ def test_the_variables_of_torchrun_say_which_rank_a_process_is():
 )
 def test_a_process_that_is_no_rank_of_this_learner_is_refused(changed, message):
     with pytest.raises(ConfigError, match=message):
-        Place.of(2, TORCHRUN | changed)
+        TorchrunEnvironment.of(2, TORCHRUN | changed)
 
 
 def test_rank_0_is_refused_where_another_rank_never_comes(free_port):
-    place = Place(rank=0, local_rank=0, count=2, master=Endpoint("127.0.0.1", free_port))
     with pytest.raises(ConfigError, match=r"not all ranks have come: found 1 of 2 .* start the others"):
-        process_group(place, waiting=lambda: None, timeout=0.3).__enter__()
+        process_group(rank(0, free_port), waiting=lambda: None, join_seconds=SHORT).__enter__()
 
 
 def test_another_rank_is_refused_where_rank_0_never_comes(free_port):
-    place = Place(rank=1, local_rank=0, count=2, master=Endpoint("127.0.0.1", free_port))
     with pytest.raises(ConfigError, match=r"rank 1 does not reach rank 0 at tcp://127.0.0.1"):
-        process_group(place, waiting=lambda: None, timeout=0.3).__enter__()
+        process_group(rank(1, free_port), waiting=lambda: None, join_seconds=SHORT).__enter__()
+
+
+def test_another_program_at_the_address_of_rank_0_is_no_rank_0(monkeypatch):
+    monkeypatch.setattr(module, "ANSWER_SECONDS", SHORT)
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(ConfigError, match="does not reach rank 0"):
+        rendezvous(rank(1, silent.getsockname()[1]), waiting=lambda: None, seconds=SHORT)
+
+
+def test_the_successor_of_a_rank_that_ended_while_it_joined_takes_its_place(agent):
+    """Rank 1 of 3 had come, and was killed before rank 2 was there: no rank waits for the process that has ended."""
+    ranks = [rank(number, agent.port, world_size=3, agent_store=True) for number in range(3)]
+    killed_while_it_joins(ranks[1])
+    with ThreadPoolExecutor(3) as pool:
+        joined = [pool.submit(rendezvous, own, waiting=lambda: None, seconds=PATIENCE) for own in ranks]
+        stores = [future.result(PATIENCE) for future in joined]
+    for own, store in zip(ranks, stores, strict=True):
+        store.set(f"came/{own.rank}", "1")
+    assert all(store.check([f"came/{number}" for number in range(3)]) for store in stores)  # all are in one group
+
+
+def test_a_rank_that_came_and_ended_is_lost_and_no_invalid_setting(agent):
+    killed_while_it_joins(rank(1, agent.port, agent_store=True))
+    with pytest.raises(LostRankError, match="lost while the ranks joined"):
+        rendezvous(rank(0, agent.port, agent_store=True), waiting=lambda: None, seconds=SHORT)
+
+
+def test_two_processes_of_one_rank_are_refused(agent):
+    own, second_came = rank(1, agent.port, agent_store=True), threading.Event()
+
+    def begin_the_second():
+        if not second_came.is_set() and agent.check(["rookery/rank/1"]):
+            killed_while_it_joins(own)
+            agent.set("rookery/rank/0", "0")
+            second_came.set()
+
+    with pytest.raises(ConfigError, match=r"rank 1 is taken: found two processes with this RANK"):
+        rendezvous(own, waiting=begin_the_second, seconds=PATIENCE)
 
 
 def test_a_wait_for_ranks_ends_where_a_stop_is_requested(free_port):
-    place = Place(rank=0, local_rank=0, count=2, master=Endpoint("127.0.0.1", free_port))
-
     def stop():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        process_group(place, waiting=stop).__enter__()
+        process_group(rank(0, free_port), waiting=stop).__enter__()
 
 
 def test_a_lost_rank_is_restarted_and_not_reported_as_a_setting():

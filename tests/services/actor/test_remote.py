@@ -20,6 +20,7 @@ from common.protocol.messages import ENV_WORKER, Trajectory
 from common.protocol.worker_side import Identity, WorkerSide
 from common.replay.blocks import spans
 from common.replay.rows import rows_by_environment
+from common.transport.api import LIMIT_MESSAGES
 from common.transport.link import Link
 from services.actor.remote import DRAIN_SECONDS, RemoteEnvironments
 from services.actor.rollout import Rollout
@@ -308,6 +309,23 @@ def test_the_end_of_the_run_ends_the_env_workers():
     assert [worker.link.drain.reason for worker in stage.workers.values()] == ["solved", "solved"]
     assert (stage.side.connected, stage.side.workers_lost) == (0, 0)
     assert stage.now < DRAIN_SECONDS
+
+
+def test_a_connection_that_floods_is_ignored_and_costs_no_row():
+    """Messages that are discarded unread cost the steps of the others no time."""
+    stage = Stage()
+    stage.remote.reset(1)
+    stage.join()
+    flooder = stage.hub.connect()
+    for _ in range(LIMIT_MESSAGES + 40):
+        while not flooder.send([b"no message"]):
+            stage.remote.service()
+    while stage.stats.ignored < 39:
+        stage.remote.service()
+    assert [note.event for note in stage.notes].count("connection_ignored") == 1
+    assert stage.side.messages_refused.total() == LIMIT_MESSAGES + 1
+    stage.remote.step(np.zeros(B, np.int64))
+    assert stage.remote.step(np.zeros(B, np.int64)).valid.all()
 
 
 def test_an_env_worker_with_another_environment_ends_with_one_line():

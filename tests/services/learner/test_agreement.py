@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from common.errors import ConfigError, InternalError
+from common.errors import InternalError, ResourceError
 from services.learner.agreement import REASONS, Agreement, Vote, common_version, decide, sum_ledgers
-from services.learner.ranks import check_alike
 from tests.ranks import on_every_rank
 
 pytestmark = pytest.mark.pure
@@ -66,10 +65,16 @@ def test_ledgers_are_summed_by_reason():
     assert sum_ledgers([one, one]) == {"produced": 10, "trained": 4, "dropped": {"stale": 6, "gap": 0}}
 
 
-@pytest.mark.parametrize(("kind", "name"), [("versions", "rookery"), ("settings", "learner.batch")])
-def test_ranks_of_other_versions_or_settings_are_refused(kind, name):
-    facts = [{"versions": {"rookery": "1"}, "settings": {"learner.batch": 2}} for _ in range(2)]
-    check_alike(facts)
-    facts[1][kind] = {name: 4}
-    with pytest.raises(ConfigError, match=rf"differ in {name}: found .* at rank 0 and 4 at rank 1"):
-        check_alike(facts)
+def test_work_that_fails_on_one_rank_fails_on_all():
+    def work(ranks):
+        def part():
+            if ranks.index == 1:
+                raise ResourceError("the disk is full")
+            return ranks.index
+
+        with pytest.raises(ResourceError) as raised:
+            Agreement(ranks).together(part)
+        return str(raised.value), Agreement(ranks).together(lambda: ranks.index)
+
+    other = "another rank cannot do its part: found rank 1; its log says why"
+    assert on_every_rank(3, work) == [(text, [0, 1, 2]) for text in (other, "the disk is full", other)]

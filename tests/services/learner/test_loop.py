@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from types import SimpleNamespace
@@ -23,15 +24,18 @@ from common.protocol.events import Evaluated, Experience, WorkerKey
 from common.protocol.messages import Evaluation, Snapshot
 from common.runtime.lifecycle import Health
 from common.runtime.run_directory import create
+from services.learner.agreement import Agreement
 from services.learner.journal import Journal
 from services.learner.loop import END_SECONDS, STOP_SECONDS, WAIT_SECONDS, TrainLoop
 from services.learner.record import RunRecord
 from services.learner.results import Results
 from services.learner.saving import RunCheckpoints
+from tests.ranks import ThreadRanks, on_every_rank
 
 pytestmark = pytest.mark.service
 
 STEPS = 8  # env steps of one trajectory
+PATIENCE = 120.0  # seconds; only a fault lets it pass
 LEDGER = {"produced": 0, "trained": 0, "queued": 0, "in_flight": 0, "dropped": {str(reason): 0 for reason in DropReason}}
 
 
@@ -87,7 +91,7 @@ class FakeIntake:
 
     def session_state(self):
         """Some JSON."""
-        return {"workers": []}
+        return {"workers": [], "ledger": LEDGER}
 
     def update_stats(self):
         """Remember it."""
@@ -163,7 +167,7 @@ class Scene:
         self.directory = create(folder / "run", config="run: {}\n", command=["rookery"])
         self.record = RunRecord(settings=self.settings, run_id="run-1", frame_skip=4, started_at=100.0)
         self.stats, self.saved, self.notes, self.stop = LearnerStats(phases=Phases(PHASES, clock=self.clock)), [], [], False
-        self.best = []
+        self.best, self.agreement = [], None
         self.disk_full, self.health, self.will_restart = False, Health(clock=self.clock), False
 
     def save(self, checkpoint):
@@ -179,6 +183,14 @@ class Scene:
         self.best.append(checkpoint)
 
     def run(self):
+        """From the start to the end, with its log; the reason."""
+        log = SimpleNamespace(info=lambda event, **fields: self.notes.append((event, fields)))
+        with ExitStack() as stack:
+            for module in ("loop", "results", "saving"):
+                stack.enter_context(patch(f"services.learner.{module}._log", log))
+            return self.train()
+
+    def train(self):
         """From the start to the end; the reason."""
         journal = Journal(self.directory, env_steps=0, on_loss=pytest.fail)
         checkpoints = RunCheckpoints(
@@ -189,23 +201,22 @@ class Scene:
             save_best=self.save_best,
             stats=self.stats,
             health=self.health,
+            agreement=self.agreement,
             clock=self.clock,
         )
+        results = Results(record=self.record, stats=self.stats, journal=journal, agreement=self.agreement, clock=self.clock)
         loop = TrainLoop(
             algorithm=self.algorithm,
             intake=self.intake,
-            results=Results(record=self.record, stats=self.stats, journal=journal, clock=self.clock),
+            results=results,
             checkpoints=checkpoints,
             health=self.health,
             stopping=lambda: self.stop,
             will_restart=self.will_restart,
+            agreement=self.agreement,
             clock=self.clock,
         )
-        log = SimpleNamespace(info=lambda event, **fields: self.notes.append((event, fields)))
-        with ExitStack() as stack:
-            stack.enter_context(closing(journal))
-            for module in ("loop", "results", "saving"):
-                stack.enter_context(patch(f"services.learner.{module}._log", log))
+        with closing(journal):
             return loop.run()
 
     @property
@@ -627,3 +638,128 @@ def test_in_lockstep_a_round_is_trained_on_without_what_was_stale_in_it(tmp_path
     scene.run()
     assert scene.intake.said("complete") == [("complete", [0], DropReason.STALE), ("complete", [1], None)]
     assert scene.algorithm.batches == [[1]]
+
+
+# --- several ranks ---
+
+
+def on_two_ranks(folder, prepare, **changed):
+    """Train on two ranks, each with a scene of its own, which `prepare(scene, ranks)` may change; return the scenes."""
+
+    def on_rank(ranks):
+        scene = Scene(folder / str(ranks.index), **changed)
+        scene.agreement = Agreement(ranks)
+        prepare(scene, ranks)
+        assert scene.train() == "wall-clock budget spent"
+        return scene
+
+    return on_every_rank(2, on_rank)
+
+
+def test_a_session_that_does_not_answer_on_one_rank_costs_all_ranks_a_checkpoint_and_not_the_run(tmp_path):
+    def prepare(scene, ranks):
+        def silent():
+            raise ResourceError("the intake thread does not answer")
+
+        if ranks.index == 1:
+            scene.intake.session_state = silent
+
+    for scene in on_two_ranks(tmp_path, prepare, every_seconds=10.0):
+        assert scene.saved == []
+        assert scene.stats.checkpoint_failures >= 6
+        assert scene.stats.checkpoint_last_success == 0
+
+
+@pytest.mark.parametrize("full", [0, 1])
+def test_a_full_disk_of_one_rank_costs_a_checkpoint_of_all_ranks(tmp_path, full):
+    """That of rank 0 comes last, so no resume takes the checkpoints of the others for complete."""
+
+    def prepare(scene, ranks):
+        scene.disk_full = ranks.index == full
+
+    first, second = on_two_ranks(tmp_path, prepare, every_seconds=10.0)
+    assert first.saved == []
+    assert first.stats.checkpoint_failures == second.stats.checkpoint_failures >= 6
+
+
+def test_each_rank_saves_the_ledgers_of_all(tmp_path):
+    for scene in on_two_ranks(tmp_path, lambda *_: None, every_seconds=20.0):
+        assert len(scene.saved) >= 3
+        assert all(checkpoint.counters["ledgers"] == [LEDGER, LEDGER] for checkpoint in scene.saved)
+
+
+class WatchedRanks(ThreadRanks):
+    """Notes the operations of a rank in their order."""
+
+    operations, changed = (), threading.Condition()
+
+    def gather(self, values):
+        """Return the values of all ranks, as training does."""
+        return self.noted("training", super().gather, values)
+
+    def gather_json(self, value):
+        """Return the values of all ranks, however slow they are."""
+        return self.noted("slow", super().gather_json, value)
+
+    def noted(self, kind, operation, value):
+        """Return the result of an operation that begins now."""
+        with self.changed:
+            self.operations = *self.operations, kind
+            self.changed.notify_all()
+        return operation(value)
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_no_rank_waits_in_an_operation_of_training_for_a_rank_that_writes(tmp_path, slow):
+    """A replay memory, or a slow disk: what one rank writes takes longer than any other wait for a rank may."""
+    all_ranks, seen = {}, []
+
+    def prepare(scene, ranks):
+        ranks.__class__ = WatchedRanks
+        all_ranks[ranks.index] = ranks
+        if ranks.index == 0:
+            scene.intake.evaluations = [evaluation("greedy", 1.0)]
+        if ranks.index == slow:
+            scene.save = scene.save_best = lambda _: seen.append(operation_of_the_other())
+
+    def operation_of_the_other():
+        """The operation in which the other rank waits for this one, which has completed as many as it has begun."""
+        own, other = all_ranks[slow], all_ranks[1 - slow]
+        with other.changed:
+            assert other.changed.wait_for(lambda: len(other.operations) > len(own.operations), PATIENCE)
+        return other.operations[len(own.operations)]
+
+    on_two_ranks(tmp_path, prepare, every_seconds=20.0)
+    assert set(seen) == {"slow"}
+    assert len(seen) >= 4 - slow  # checkpoints, and the best policy of rank 0
+
+
+def votes_of(scene):
+    """Return the votes of the only rank of a run: time of the vote, and whether it was ready."""
+    (ranks,) = ThreadRanks.make(1)
+    scene.agreement, votes = Agreement(ranks), []
+    decide = scene.agreement.decide
+    scene.agreement.decide = lambda vote: votes.append((scene.clock.now, vote.ready)) or decide(vote)
+    scene.run()
+    return votes
+
+
+def test_a_rank_without_workers_is_always_ready(tmp_path):
+    """It has no experience to wait for, and the other ranks train without it."""
+    scene = Scene(tmp_path, batch=4)
+    assert {ready for _, ready in votes_of(scene)} == {True}
+    assert scene.algorithm.batches == []
+
+
+def test_a_rank_with_workers_is_ready_with_a_batch_or_after_its_deadline(tmp_path):
+    waits, late = Scene(tmp_path / "1", batch=4), Scene(tmp_path / "2", batch=4, batch_seconds=30.0)
+    for scene in (waits, late):
+        scene.intake.stats = replace(scene.intake.stats, actors=1)
+    assert {ready for _, ready in votes_of(waits)} == {False}
+    assert all(ready == (at >= 130.0) for at, ready in votes_of(late))
+
+
+def test_a_rank_in_lockstep_is_never_ready_without_its_batch(tmp_path):
+    scene = lockstep_scene(tmp_path)
+    scene.intake.script = [[], [], []]
+    assert {ready for _, ready in votes_of(scene)} == {False}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from common.runtime import checkpoint_files, checkpoints
 from common.runtime.run_directory import RunDirectory, held
 from services.learner import __main__ as module
 from services.learner.__main__ import main
+from services.learner.ranks import Joined
+from services.learner.startup import with_run_id
 
 pytestmark = pytest.mark.system
 
@@ -80,6 +83,26 @@ def test_a_wrong_setting_costs_one_line_and_leaves_nothing(words, says, capsys):
 def test_a_port_in_use_leaves_no_run_directory(key, taken, capsys):
     """Another run is going on: neither its port nor the disk is touched."""
     line = refused(["--run-dir", "run", key.format(taken)], capsys)
+    assert str(taken) in line
+    assert "in use" in line
+    assert list(Path().iterdir()) == []
+
+
+def test_a_port_in_use_of_another_rank_is_found_before_the_run_begins(taken, monkeypatch, capsys):
+    """Rank 1 of a new run: it takes part in nothing, so rank 0 has not begun to train either."""
+
+    class Group:
+        index, count = 1, 2
+
+        def __getattr__(self, operation):
+            pytest.fail(f"takes part in {operation} before it has its port")
+
+    @contextmanager
+    def joined(invocation, _):
+        yield Joined(group=Group(), invocation=with_run_id(invocation), local_rank=0)
+
+    monkeypatch.setattr(module, "join_ranks", joined)
+    line = refused(["--run-dir", "run", "learner.ranks=2", f"learner.bind=tcp://127.0.0.1:{taken}"], capsys)
     assert str(taken) in line
     assert "in use" in line
     assert list(Path().iterdir()) == []

@@ -317,6 +317,18 @@ def test_a_gpu_that_is_not_there_is_missed_before_the_run_starts(monkeypatch, cu
         startup.build_run_algorithm(settings, ENV, seed=0)
 
 
+def test_a_rank_without_a_gpu_of_its_own_is_refused(monkeypatch):
+    """Two ranks on a machine with one GPU."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    settings = Settings(learner=LearnerSettings(device="cuda", ranks=2), model=MODEL)
+    found = (
+        "learner.ranks needs more GPUs: found 1 GPUs, wanted at least 2: one for each rank on this machine; lower learner.ranks"
+    )
+    with pytest.raises(ConfigError, match=found):
+        startup.build_run_algorithm(settings, ENV, seed=0, local_rank=1)
+
+
 @pytest.mark.parametrize(
     ("words", "offered"),
     [

@@ -58,6 +58,13 @@ def test_refused_experience_is_one_line_with_the_reason_in_the_log_of_the_learne
     assert line.startswith("2 messages of experience refused: array reward at [3, 0]: found nan (")
 
 
+def test_the_reason_of_refused_experience_may_be_in_the_log_of_another_rank(logged, tmp_path):
+    processes = logged("learner_started")
+    (tmp_path / "learner-1.log").write_text(f"{REFUSED} worker=actor-1 seq=3 reason=non_finite {DETAIL}")
+    line = refusal_line(ReportRefusal(1), processes, ["learner", "learner-1"])
+    assert line == f"1 message of experience refused: array reward at [3, 0]: found nan ({tmp_path / 'learner-1.log'})"
+
+
 def test_an_actor_that_cannot_work_is_one_line_and_with_debug_the_end_of_its_log(logged):
     failure, processes = ReportFailure("actor-0", "all its experience is refused (3 messages)", 1), logged(REJECTED, EVICTED)
     (line,) = failure_lines(failure, processes, debug=False)

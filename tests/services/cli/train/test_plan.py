@@ -399,6 +399,8 @@ def test_ranks_of_the_learner_have_ports_in_a_row_and_the_variables_of_torchrun(
     assert plan.metrics_ports["learner-1"] == first + 1
     assert plan.command(Start("learner-1", resume=True))[-1] == f"metrics.port={first}"  # the rank adds its number
     assert "--resume" in plan.command(Start("learner-1", resume=True))
+    for rank in ("learner", "learner-1"):  # whose others may be restarting
+        assert "learner.ranks_seconds=null" in plan.command(Start(rank))
     assert "--run-lock" not in plan.command(Start("learner-1"))
     variables = plan.environment("learner-1")
     assert (variables["RANK"], variables["LOCAL_RANK"], variables["WORLD_SIZE"]) == ("1", "1", "2")

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from common.observability.learner_metrics import MESSAGES_DROPPED
 from services.cli.train import status as status_module
 from services.cli.train.status import StatusPoller
 
@@ -15,15 +16,19 @@ URLS = {"learner": "http://learner", "actor-0": "http://actor-0", "actor-1": "ht
 @pytest.fixture
 def world(monkeypatch):
     """Answers by address: `status` is the learner's, `phases` the seconds that each service has spent; None: it is away."""
-    world = SimpleNamespace(status=None, phases={}, now=0.0)
+    world = SimpleNamespace(status=None, others={}, refused={}, phases={}, now=0.0)
 
     def metrics(url):
         name = url.removeprefix("http://")
+        if name in world.refused:
+            return {(MESSAGES_DROPPED.name, "non_finite"): world.refused[name]}
         role = name.partition("-")[0]
         spent = world.phases.get(name)
         return spent and {(f"rookery_{role}_phase_seconds_total", phase): seconds for phase, seconds in spent.items()}
 
-    monkeypatch.setattr(status_module, "fetch_status", lambda _: world.status)
+    monkeypatch.setattr(
+        status_module, "fetch_status", lambda url: world.status if url == URLS["learner"] else world.others.get(url)
+    )
     monkeypatch.setattr(status_module, "fetch_metrics", metrics)
     monkeypatch.setattr(status_module.time, "monotonic", lambda: world.now)
     return world
@@ -83,6 +88,38 @@ def test_the_bottleneck_is_that_of_the_last_seconds_not_of_the_whole_run(world):
         status = poller.poll()
     assert status.bottleneck.startswith("actor-bound: the learner waits 90 %")
     assert "80 % in the environment" in status.bottleneck
+
+
+RANKS = {"learner": "http://learner", "learner-1": "http://learner-1", "actor-0": "http://actor-0"}
+
+
+def of_rank(trained, *, refused=0):
+    """The answer of one rank, which has refused so many messages of 8 env steps."""
+    dropped = {"non_finite": 8 * refused}
+    ledger = {"produced": trained + 8 * refused, "trained": trained, "queued": 0, "in_flight": 0, "dropped": dropped}
+    return {"phase": "training", "workers": {"actor": 1}, "queue": {"depth": 0, "capacity": 4}, "ledger": ledger}
+
+
+def test_a_rank_that_does_not_answer_for_a_moment_keeps_its_part_of_the_sums(world):
+    """A sum that falls and grows again would count as experience that was accepted."""
+    poller = StatusPoller(RANKS)
+    world.status, world.others = of_rank(100), {"http://learner-1": of_rank(60)}
+    assert poller.poll().ledger.accepted == 160
+    world.status, world.others = of_rank(120), {}
+    status = poller.poll()
+    assert (status.ledger.accepted, status.workers["actor"], status.queue.capacity) == (180, 2, 8)
+    world.others = {"http://learner-1": {"another": "program"}}
+    assert poller.poll().ledger.accepted == 180
+
+
+def test_refusals_of_all_ranks_are_in_the_status_also_while_one_does_not_answer(world):
+    """Rank 0 refuses nothing, and all experience of rank 1's actors is refused."""
+    poller = StatusPoller(RANKS)
+    world.status, world.others = of_rank(100), {"http://learner-1": of_rank(0, refused=5)}
+    world.refused = {"learner": 0, "learner-1": 5}
+    assert poller.poll().refused_messages == 5
+    world.refused = {"learner": 2}
+    assert poller.poll().refused_messages == 7
 
 
 def test_the_thread_asks_until_the_run_ends(monkeypatch):

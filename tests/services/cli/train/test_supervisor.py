@@ -396,3 +396,24 @@ def test_each_rank_of_the_learner_restarts_with_resume_and_rank_0_ends_the_run()
     assert core.handle(Tick(), 11.0) == [Start("learner", resume=True), Start("learner-1", resume=True)]
     core.handle(Exited("learner", 0), 20.0)
     assert core.outcome is Outcome.FINISHED
+
+
+def test_a_rank_that_crashes_again_and_again_ends_the_run_as_rank_0_does():
+    """Rank 0 waits for it without a limit, so its own end would never come."""
+    core = Supervisor(actors=1, evaluator=False, ranks=2)
+    core.handle(Begin(), 0.0)
+    assert crash(core, "learner-1", 5) == [ReportCrash("learner-1", 1)]
+    failure, *_ = core.handle(Exited("learner-1", -9), 170.0)
+    assert (failure.child, failure.reason) == ("learner-1", "6 crashes in 300 seconds (signal 9)")
+    assert core.outcome is Outcome.FAILED
+
+
+def test_crashes_of_ranks_are_counted_for_each_of_them():
+    """A rank that is lost ends the others: that is one crash of the learner, and not two."""
+    core = Supervisor(actors=1, evaluator=False, ranks=2)
+    core.handle(Begin(), 0.0)
+    for now in (10.0, 50.0, 90.0, 130.0, 170.0):
+        for rank in ("learner-1", "learner"):
+            assert core.handle(Exited(rank, 1), now) == [ReportCrash(rank, 1)]
+        core.handle(Tick(), now + 31.0)
+    assert core.outcome is Outcome.RUNNING
