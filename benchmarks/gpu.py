@@ -38,7 +38,7 @@ from common.algorithms.api import RunProgress
 from common.algorithms.registry import build_algorithm, rollout_schema
 from common.config.load import load_settings
 from common.config.schema import Settings
-from common.envs.make import spec_of
+from common.envs.trial import spec_of
 from common.models.arithmetic import to_device
 from common.protocol.events import Experience, WorkerKey
 from common.runtime.machine import cores

@@ -20,6 +20,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from common.errors import ResourceError
+from common.runtime.machine import resident_bytes
 from common.units import Seconds
 from services.cli.train.events import LEARNER, Start
 from services.cli.train.plan import Plan, Request, make_plan
@@ -106,9 +107,9 @@ class Run:
         }
         return Window(seconds=ended - began, growth=growth)
 
-    def resident_bytes(self) -> dict[str, float]:
+    def resident_bytes(self) -> dict[str, int]:
         """Return the memory of each process that is in RAM."""
-        return {child: _scrape(url)["process_resident_memory_bytes"] for child, url in self._plan.urls.items()}
+        return {child: resident_bytes(statm=Path(f"/proc/{pid}/statm")) for child, pid in self._processes.pids().items()}
 
     def _at_update(self) -> tuple[Seconds, dict[str, Reading]]:
         self.wait_until_trained(1)

@@ -535,7 +535,7 @@ def test_a_jobset_has_the_pods_of_the_statefulset_as_ranks_of_a_job(name, compon
     same = ("image", "resources", "ports", "securityContext", "volumeMounts", "startupProbe", "readinessProbe", "livenessProbe")
     assert {key: container[key] for key in same} == {key: alone[key] for key in same}
     assert values(alone).items() <= values(container).items()
-    assert container["args"] == [*alone["args"][:-1], "--job"]
+    assert container["args"] == [*alone["args"][:-1], "--job", "learner.insecure=true"]
     assert alone["args"][-1] == "--linger"
     assert set(job["template"]["metadata"]["labels"]) == LABELS
     assert of(manifests, "StatefulSet") == []
@@ -549,7 +549,9 @@ def test_a_jobset_has_the_pods_of_the_statefulset_as_ranks_of_a_job(name, compon
     assert spec["network"]["publishNotReadyAddresses"]
     sources = {variable["name"]: variable["valueFrom"] for variable in container["env"] if "valueFrom" in variable}
     assert sources["RANK"] == {"fieldRef": {"fieldPath": "metadata.labels['batch.kubernetes.io/job-completion-index']"}}
-    assert Place.of(count, {**values(container), "RANK": "1"}).master.host == hosts[0]
+    own = TorchrunEnvironment.of(count, {**values(container), "RANK": "1"})
+    check_address(own.master, insecure=True)
+    assert own.master.host == hosts[0]
     for role, own in {"actor": hosts, "evaluator": hosts[:1]}.items():
         one = named(manifests, "Deployment", role)["spec"]["template"]["spec"]["containers"][0]
         settings = worker.parse(one["args"][0], one["args"][1:], values(one)).settings
