@@ -28,7 +28,7 @@ def test_a_killed_rank_comes_back_and_the_ledgers_of_both_add_up(colony, wait, b
     ranks = [run.http, Http(int(run.http.url.rpartition(":")[2]) + 1)]
     wait(lambda: run.http.status().get("learner_updates", 0) > saved, "both train on from a checkpoint", SECONDS)
     for rank in ranks:
-        wait(lambda rank=rank: rank.status().get("ledger", {}).get("trained", 0) > 0, "the rank trains on its own experience", SECONDS)
+        wait(lambda rank=rank: rank.status().get("ledger", {}).get("trained", 0) > 0, "the rank trains on its own", SECONDS)
     assert {name: child.pid for name, child in run.children().items() if name != "learner"} == actors
     run.signal(signal.SIGINT)
     assert run.ended(SECONDS) == 0, run.output
