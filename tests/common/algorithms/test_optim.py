@@ -97,7 +97,7 @@ def test_a_step_that_is_not_finite_is_left_out_and_the_optimizer_does_not_rememb
         assert math.isnan(take(net, optimizer, (0.0 * net.weight.sum()).sqrt()))  # 0, and infinitely steep
         assert math.isnan(take(net, optimizer, net.weight.sum() + bad))
         assert weight(net) == weight(other)
-    states = [optim.optimizer_state(*each) for each in ((optimizer, net), (undisturbed, other))]
+    states = [snapshot.optimizer_state(*each) for each in ((optimizer, net), (undisturbed, other))]
     assert states[0] == states[1]
 
 
