@@ -284,7 +284,3 @@ class TrainLoop:
             if self._agreement.all(done=True):
                 return
             time.sleep(BARRIER_SECONDS)
-
-
-def _nothing() -> None:
-    """Return at once: the part of a rank that waits for the others."""
