@@ -33,7 +33,7 @@ import torch
 
 from benchmarks.learning import machine, train
 from benchmarks.pipeline import running
-from benchmarks.throughput import NO_EVALUATOR
+from benchmarks.throughput import NO_EVALUATOR, PONG_NATURE
 from common.algorithms.api import RunProgress
 from common.algorithms.registry import build_algorithm, rollout_schema
 from common.config.load import load_settings
@@ -44,7 +44,7 @@ from common.protocol.events import Experience, WorkerKey
 from common.runtime.machine import cores
 from common.units import Seconds
 
-PRESET, SOLVED = "pong-nature", "pong"
+PRESET, SOLVED = PONG_NATURE, "pong"
 PARTS = ("update", "pipeline", "pong")
 NOT_RUN = (
     "not run: there is no GPU that torch sees; wanted one and torch built for it, or --device cpu for the same parts on the CPU"
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--seconds", type=float, default=20.0, help="of update and of pipeline, after warming up")
     parser.add_argument("--actors", type=int, default=max(1, cores() - 1), help="of pipeline")
-    parser.add_argument("--set", nargs="*", default=[], metavar="section.key=value", help=f"settings of {PRESET} to change")
+    parser.add_argument("--set", nargs="*", default=[], metavar="section.key=value", help="settings of pong-nature to change")
     options = parser.parse_args(argv)
     if options.device == "cuda" and not torch.cuda.is_available():
         print(NOT_RUN, file=sys.stderr)
