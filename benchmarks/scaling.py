@@ -36,7 +36,7 @@ OVERRIDES = (
 
 
 class SleepingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
-    """Episodes of `EPISODE` steps of `STEP` seconds each: four floats are seen, one of two actions is taken, and the reward is 1."""
+    """Episodes of `EPISODE` steps of `STEP` seconds each, with four floats to see, two actions, and a reward of 1 for a step."""
 
     def __init__(self) -> None:
         self.observation_space, self.action_space = Box(-1, 1, (4,), np.float32), Discrete(2)
