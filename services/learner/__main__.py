@@ -35,7 +35,7 @@ from common.runtime.copies import check_new
 from common.runtime.lifecycle import Health, Shutdown, on_signals
 from common.runtime.machine import cpu_limit
 from common.runtime.process import derive_seed
-from common.runtime.ranks import ProcessGroup
+from common.runtime.process_group import ProcessGroup
 from common.runtime.run_directory import RunDirectory, held
 from common.tracking.remote import check_tracking
 from common.transport.curve import LearnerKeys
@@ -45,9 +45,9 @@ from services.build_limit import build_limit
 from services.learner.accounts import AccountsFile
 from services.learner.agreement import Agreement
 from services.learner.intake import Intake
+from services.learner.join_ranks import check_same_data, join_ranks, open_rank_directory
 from services.learner.journal import Journal, open_trackers, tracked_run
 from services.learner.loop import TrainLoop
-from services.learner.ranks import check_same_data, join_ranks, open_rank_directory
 from services.learner.record import RunRecord
 from services.learner.results import Results
 from services.learner.resume import open_state

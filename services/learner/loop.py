@@ -18,7 +18,7 @@ from common.observability import logs
 from common.protocol.events import Evaluated, Experience
 from common.protocol.messages import Snapshot
 from common.runtime.lifecycle import Health
-from common.runtime.ranks import TIMEOUT
+from common.runtime.process_group import TIMEOUT
 from common.units import Seconds
 from services.learner.agreement import REASONS, Agreement, Decision, Vote
 from services.learner.intake import Intake

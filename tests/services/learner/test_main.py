@@ -14,7 +14,7 @@ from common.runtime import checkpoint_files, checkpoints
 from common.runtime.run_directory import RunDirectory, held
 from services.learner import __main__ as module
 from services.learner.__main__ import main
-from services.learner.ranks import Joined
+from services.learner.join_ranks import Joined
 from services.learner.startup import with_run_id
 
 pytestmark = pytest.mark.system
