@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from common.observability import bottleneck
 from common.observability import learner_metrics as learner
-from common.observability.compare import Deployment
+from common.observability.deployment import Deployment
 
 RUNBOOKS = "monitoring.md"
 """Page of the runbooks within docs/."""

@@ -10,7 +10,7 @@ from common.observability import learner_metrics as learner
 from common.observability import promql, worker_metrics
 from common.observability.bottleneck import percent
 from common.observability.checks.base import COUNT, PERCENT, TRAINS, WAITING, Check, Threshold
-from common.observability.compare import ACTOR, Deployment, Service
+from common.observability.deployment import ACTOR, Deployment, Service
 from common.observability.promql import ORDINARY_DROPS
 from common.observability.rules import ACTOR_RATE, ALL, DROPPED_SHARE, LAG_SHARE
 

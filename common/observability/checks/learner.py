@@ -9,7 +9,7 @@ from common.observability import learner_metrics as learner
 from common.observability import promql
 from common.observability.bottleneck import percent
 from common.observability.checks.base import COUNT, PERCENT, TRAINS, Check, Threshold
-from common.observability.compare import ACTOR, Deployment
+from common.observability.deployment import ACTOR, Deployment
 from common.observability.rules import ALL, ENV_FRAMES, LEARNER_WAITS, QUEUE_FILL
 from common.observability.worker_metrics import ACTOR_ENV_STEPS
 

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.errors import BAD_CONTENT, DropReason
-from common.observability.compare import LEARNER, Samples, Scrape, ServiceSample, by_label, compare
+from common.observability.deployment import LEARNER, Samples, Scrape, ServiceSample, by_label, compare
 from common.observability.learner_metrics import MESSAGES_DROPPED
 from common.units import MIB, EnvSteps, Seconds, Version
 

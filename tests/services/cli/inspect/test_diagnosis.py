@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from common.observability.bottleneck import Kind
-from common.observability.compare import ServiceSample, compare
+from common.observability.deployment import ServiceSample, compare
 from services.cli.inspect.doctor import diagnose
 
 pytestmark = pytest.mark.pure

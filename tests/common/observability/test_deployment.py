@@ -5,7 +5,7 @@ import math
 import pytest
 
 from common.observability.bottleneck import Kind
-from common.observability.compare import Service, ServiceSample, compare, role_of
+from common.observability.deployment import Service, ServiceSample, compare, role_of
 from common.observability.worker_metrics import ACTOR_ENV_STEPS as ENV_STEPS
 from common.observability.worker_metrics import ACTOR_POLICY_LAG as POLICY_LAG
 from common.observability.worker_metrics import ACTOR_POLICY_VERSION as POLICY_VERSION
