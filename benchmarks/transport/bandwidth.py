@@ -28,7 +28,7 @@ from common.envs.spec import ActionSpec, EnvSpec
 from common.errors import ResourceError
 from common.protocol.learner_side import LearnerSide
 from common.protocol.messages import Arrays, ArraySpec, Snapshot, Trajectory
-from common.protocol.registry import SessionConfig
+from common.protocol.session_config import SessionConfig
 from common.protocol.worker_side import Identity, WorkerSide
 from common.transport.curve import LearnerKeys, WorkerKeys, make
 from common.transport.link import Link

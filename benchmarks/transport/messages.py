@@ -23,7 +23,7 @@ from common.algorithms.payload import TrajectoryEpisodes, check_trajectory, traj
 from common.errors import ResourceError
 from common.protocol.learner_side import LearnerSide
 from common.protocol.messages import ArraySpec, Snapshot
-from common.protocol.registry import SessionConfig
+from common.protocol.session_config import SessionConfig
 from common.runtime.process import allow_descriptors
 from common.transport.zmq import ZmqLearner
 from common.units import MIB, Seconds
