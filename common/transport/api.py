@@ -38,7 +38,7 @@ class Handshakes:
 
 
 class WorkerTransport(Protocol):
-    """A worker's end: one connection to the learner, restored by the transport itself when it breaks."""
+    """A worker's end: one connection to its server, restored by the transport itself when it breaks."""
 
     @property
     def handshakes(self) -> Handshakes:
@@ -60,8 +60,8 @@ class WorkerTransport(Protocol):
         """Release the connection; what was handed over is still sent for a bounded time (the linger)."""
 
 
-class LearnerTransport(Protocol):
-    """The learner's end: many connections, distinguished by route."""
+class ServerTransport(Protocol):
+    """The end of a learner or policy server: many connections, distinguished by route."""
 
     received_key: str
     """Public key (Z85) that authenticated the sender of the message that `receive` returned last; "" without keys."""
