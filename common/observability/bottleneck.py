@@ -45,7 +45,7 @@ class Kind(StrEnum):
     LEARNER = "learner-bound"
     ACTOR = "actor-bound"
     NETWORK = "network-bound"
-    PACE = "pace-bound"
+    CREDIT = "credit-bound"
     CPU = "cpu-starved"
     BALANCED = "balanced"
     UNKNOWN = "unknown"
@@ -108,7 +108,7 @@ def find_bottleneck(
         return _actors_short_of_cpu(actors_cpu_lost, learner_waits, actors_quota)
     if learner_waits >= WAITING and actors_wait >= WAITING:
         return (
-            _network_bound(learner_waits, actors_wait, wire) if wire >= ON_THE_WIRE else _pace_bound(learner_waits, actors_wait)
+            _network_bound(learner_waits, actors_wait, wire) if wire >= ON_THE_WIRE else _credit_bound(learner_waits, actors_wait)
         )
     if learner_waits >= WAITING:
         return _actor_bound(learner_waits, actors)
@@ -151,12 +151,12 @@ def _network_bound(learner_waits: float, actors_wait: float, wire: float) -> Ver
     )
 
 
-def _pace_bound(learner_waits: float, actors_wait: float) -> Verdict:
+def _credit_bound(learner_waits: float, actors_wait: float) -> Verdict:
     advice = "in lockstep that is the price, else raise learner.credits or lower learner.batch"
     return Verdict(
-        kind=Kind.PACE,
+        kind=Kind.CREDIT,
         share=min(learner_waits, actors_wait),
-        sentence=f"pace-bound: {_both_wait(learner_waits, actors_wait)}; {advice}",
+        sentence=f"credit-bound: {_both_wait(learner_waits, actors_wait)}; {advice}",
     )
 
 

@@ -19,7 +19,7 @@ from common.observability.metrics import Metric
 ORDINARY_DROPS = (DropReason.DUPLICATE, DropReason.ROLLED_BACK, DropReason.UNFINISHED, DropReason.RUN_ENDED)
 """Drops of a healthy run: duplicates, the cost of a resume, and rollouts cut short by the end of an actor or a run."""
 
-BOTTLENECKS = (Kind.BALANCED, Kind.LEARNER, Kind.ACTOR, Kind.PACE, Kind.NETWORK, Kind.CPU)
+BOTTLENECKS = (Kind.BALANCED, Kind.LEARNER, Kind.ACTOR, Kind.CREDIT, Kind.NETWORK, Kind.CPU)
 """Meaning of the values of `bottleneck`."""
 
 

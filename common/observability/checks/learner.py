@@ -119,7 +119,7 @@ LEARNER_WAITING = Check(
 1. Dashboard Overview, "Actors connected and wanted": start as many as are wanted, if there are cores for them.
 2. Dashboard Actors, "Phases of all actors": a large `env` or `act` is work; a large `snapshot` or `encode` is a slow network,
    or too short a rollout.
-3. Actors that wait for credit at the same time make the run pace-bound: raise `learner.credits`, or lower `learner.batch`.
+3. Actors that wait for credit at the same time make the run credit-bound: raise `learner.credits`, or lower `learner.batch`.
 4. In lockstep it is the price: raise `actor.count`, or accept it.
 """,
 )

@@ -123,7 +123,7 @@ def gain(run: Deployment, verdict: Verdict) -> str:
             return f"{_at_most(held)}, the most that these actors could make; without that phase {_at_most(verdict.share)}"
         case Kind.CPU:
             return f"{_at_most(verdict.share)}, if a core were always free"
-        case Kind.NETWORK | Kind.PACE if held >= WAITING:
+        case Kind.NETWORK | Kind.CREDIT if held >= WAITING:
             return f"{_at_most(min(waits, held))}, until the side that waits less is busy{_round_trip(run)}"
         case _:
             return ""

@@ -34,10 +34,10 @@ def test_a_learner_that_waits_for_busy_actors_is_held_up_by_them():
     )
 
 
-def test_both_waiting_is_a_matter_of_pace():
+def test_both_waiting_is_a_matter_of_credits():
     """One credit, and a batch that needs two messages of it."""
     verdict = find_bottleneck(learner=WAITING_LEARNER, actors=HELD_ACTORS)
-    assert verdict.kind is Kind.PACE
+    assert verdict.kind is Kind.CREDIT
     assert "learner.credits" in verdict.sentence
 
 
@@ -49,7 +49,7 @@ def test_both_waiting_for_messages_on_the_wire_is_a_matter_of_the_network():
         "network-bound: the learner waits 38 % for experience while actors wait 41 % for credit; "
         "messages spend 97 % of their way on the wire"
     )
-    assert find_bottleneck(learner=WAITING_LEARNER, actors=HELD_ACTORS, wire=ON_THE_WIRE - 0.01).kind is Kind.PACE
+    assert find_bottleneck(learner=WAITING_LEARNER, actors=HELD_ACTORS, wire=ON_THE_WIRE - 0.01).kind is Kind.CREDIT
 
 
 @pytest.mark.parametrize(("learner", "actors"), [(BUSY_LEARNER, HELD_ACTORS), (WAITING_LEARNER, BUSY_ACTORS)])
@@ -149,7 +149,7 @@ def test_where_both_sides_lack_cpu_the_verdict_names_the_one_that_lacks_more():
     [
         (WAITING_LEARNER, BUSY_ACTORS, {"learner_cpu_lost": 0.9}, Kind.ACTOR),
         (BUSY_LEARNER, HELD_ACTORS, {"actors_cpu_lost": 0.9}, Kind.LEARNER),
-        (WAITING_LEARNER, HELD_ACTORS, {"learner_cpu_lost": 0.9, "actors_cpu_lost": 0.9}, Kind.PACE),
+        (WAITING_LEARNER, HELD_ACTORS, {"learner_cpu_lost": 0.9, "actors_cpu_lost": 0.9}, Kind.CREDIT),
         (BUSY_LEARNER, HELD_ACTORS, {"learner_cpu_lost": CPU_LOST}, Kind.LEARNER),
         (BUSY_LEARNER, HELD_ACTORS, {}, Kind.LEARNER),
     ],

@@ -122,7 +122,7 @@ def test_what_is_not_in_the_queue_is_on_the_wire():
     """Two actors with ten message-seconds each under way, of which the queue had two."""
     assert waiting(queued=2.0, under_way=10.0).wire == 0.9
     assert waiting(queued=2.0, under_way=10.0).bottleneck.kind is Kind.NETWORK
-    assert waiting(queued=19.0, under_way=10.0).bottleneck.kind is Kind.PACE
+    assert waiting(queued=19.0, under_way=10.0).bottleneck.kind is Kind.CREDIT
     assert waiting(queued=25.0, under_way=10.0).wire == 0.0  # the two were not asked at the same moment
 
 
