@@ -229,6 +229,8 @@ class LearnerSide:
 
     def _turn(self, worker: Worker, now: Seconds) -> list[e.Instruction]:
         """Send a heartbeat, or record that a worker is silent or absent too long."""
+        if worker.heard_at is None:
+            worker.heard_at = now
         silent = worker.silent(now)
         if worker.state is not WorkerState.CONNECTED:
             if silent <= self.config.forget_seconds:
