@@ -183,7 +183,8 @@ def _serve(
     shutdown, health = Shutdown(), Health()
     server = service.server.replace("-", " ")
     with (
-        closing(ZmqWorker(address, keys=WorkerKeys.of(own.keys))) as transport,  # an open socket would delay the exit
+        # An open socket would delay the exit.
+        closing(ZmqWorker(address, keys=WorkerKeys.of(own.keys), server=server)) as transport,
         on_signals(shutdown),
         HttpServer(host=settings.metrics.host, port=settings.metrics.port, metrics=metrics.render, health=health) as http,
     ):

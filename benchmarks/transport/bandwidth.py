@@ -28,11 +28,11 @@ from common.envs.spec import ActionSpec, EnvSpec
 from common.errors import ResourceError
 from common.protocol.learner_side import LearnerSide
 from common.protocol.messages import Arrays, ArraySpec, Snapshot, Trajectory
-from common.protocol.registry import SessionConfig
+from common.protocol.session_config import SessionConfig
 from common.protocol.worker_side import Identity, WorkerSide
-from common.transport.curve import LearnerKeys, WorkerKeys, make
+from common.transport.curve import ServerKeys, WorkerKeys, make
 from common.transport.link import Link
-from common.transport.zmq import ZmqLearner, ZmqWorker
+from common.transport.zmq import ZmqServer, ZmqWorker
 from common.units import MIB, Seconds
 from services.learner.intake import Intake
 
@@ -95,7 +95,7 @@ class Result:
 
 def benchmark(load: Load, *, seconds: Seconds, readings: int = 60, keys: str = "") -> Result:
     """Let the actors send for `seconds` after warming up, with the `keys` in a folder if one is named."""
-    transport = ZmqLearner("tcp://127.0.0.1:0", keys=LearnerKeys.of(keys and f"{keys}/learner"))
+    transport = ZmqServer("tcp://127.0.0.1:0", keys=ServerKeys.of(keys and f"{keys}/learner"))
     session = LearnerSide(load.session_config, check=lambda experience: check_trajectory(ENV, experience.arrays))
     intake = Intake(transport=transport, session=session, clock=time.monotonic, note=raise_warning)
     intake.start()

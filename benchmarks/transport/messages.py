@@ -23,9 +23,9 @@ from common.algorithms.payload import TrajectoryEpisodes, check_trajectory, traj
 from common.errors import ResourceError
 from common.protocol.learner_side import LearnerSide
 from common.protocol.messages import ArraySpec, Snapshot
-from common.protocol.registry import SessionConfig
+from common.protocol.session_config import SessionConfig
 from common.runtime.process import allow_descriptors
-from common.transport.zmq import ZmqLearner
+from common.transport.zmq import ZmqServer
 from common.units import MIB, Seconds
 from services.learner.accounts import AccountsFile
 from services.learner.intake import Intake
@@ -91,7 +91,7 @@ def serving(crowd: Crowd, endpoint: str = "tcp://127.0.0.1:0", *, resumed: bool 
         episodes=TrajectoryEpisodes,
         resumed=resumed,
     )
-    transport = ZmqLearner(endpoint)
+    transport = ZmqServer(endpoint)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "accounts.jsonl"
         accounts = AccountsFile(path, run_id="benchmark", clock=time.monotonic, on_loss=_raise)

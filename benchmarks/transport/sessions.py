@@ -20,7 +20,7 @@ from common.errors import ResourceError
 from common.protocol import codec
 from common.protocol import events as e
 from common.protocol.messages import Arrays, Envelope, Trajectory
-from common.protocol.registry import SessionConfig
+from common.protocol.session_config import SessionConfig
 from common.protocol.worker_side import Identity, WorkerSide
 from common.runtime.process import allow_descriptors
 from common.transport.zmq import DEALER_OPTIONS

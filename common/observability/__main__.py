@@ -15,7 +15,7 @@ import yaml
 from common.errors import ConfigError, DropReason
 from common.observability import env_metrics, learner_metrics, worker_metrics
 from common.observability.checks import CHECKS, WAITING, Check
-from common.observability.checks.base import CPU_LOST, ON_THE_WIRE
+from common.observability.checks.base import CPU_LOST, ON_THE_WIRE, STALE
 from common.observability.checks.processes import WARM_UP
 from common.observability.dashboards import DASHBOARDS
 from common.observability.metrics import Metric
@@ -137,7 +137,8 @@ def _after(check: Check) -> str:
 
 
 def _thresholds() -> str:
-    limits = [("bottleneck: a side waits", WAITING), ("bottleneck: the network", ON_THE_WIRE), ("bottleneck: CPU", CPU_LOST)]
+    limits = [("bottleneck: a side waits", WAITING), ("bottleneck: the network", ON_THE_WIRE)]
+    limits += [("bottleneck: policies", STALE), ("bottleneck: CPU", CPU_LOST)]
     limits += [(check.name, check.threshold) for check in CHECKS if check.threshold]
     limits.append(("MemoryGrowing: age of the process", WARM_UP))
     rows = ((name, f"`{limit.comparison}`", limit.unit, limit.why) for name, limit in limits)

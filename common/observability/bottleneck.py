@@ -3,7 +3,8 @@
 A side that works all the time holds up the other, which waits. Two shares decide: of the learner's time that it waits for
 experience, and of the actors' time that they wait for credit. Where both wait, a third decides: of the time from sending a
 message to its acknowledgement that it spends on the wire, and not in the learner's queue. A busy side that waits
-for a core for a large share of its time lacks CPU, whatever it computes. `docs/metrics.md` explains the rule.
+for a core for a large share of its time lacks CPU, whatever it computes. A learner that waits while new policies reach few
+actors is held up by the network: it drops old experience. `docs/metrics.md` explains the rule.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ ON_THE_WIRE = 0.5
 CPU_LOST = 0.4
 """A busy side that waits for a core for more than this share of its time lacks CPU: two processes on one core lose half each."""
 
+STALE = 0.5
+"""A learner that waits while new policies do not reach this share of the actors, or more, is held up by the network."""
 
 THROTTLED = 0.25
 """A container that its CPU limit stops in more than this share of its periods lacks CPU because of the limit."""
@@ -45,7 +48,7 @@ class Kind(StrEnum):
     LEARNER = "learner-bound"
     ACTOR = "actor-bound"
     NETWORK = "network-bound"
-    PACE = "pace-bound"
+    CREDIT = "credit-bound"
     CPU = "cpu-starved"
     BALANCED = "balanced"
     UNKNOWN = "unknown"
@@ -84,6 +87,7 @@ def find_bottleneck(
     learner: Mapping[str, float],
     actors: Mapping[str, float],
     wire: float = 0.0,
+    stale: float = 0.0,
     learner_cpu_lost: float = math.nan,
     actors_cpu_lost: float = math.nan,
     learner_quota: Quota = NO_QUOTA,
@@ -93,13 +97,16 @@ def find_bottleneck(
 
     Any unit will do (seconds of a window, shares): each side is taken relative to its own sum. `actors` may be empty
     where they could not be read; then the learner alone decides. `wire` is the share of their time under way that
-    messages are on the wire; 0 also where it is unknown. `learner_cpu_lost` and `actors_cpu_lost` are the shares of their time in
-    which they wait for a core; NaN where they are unknown. The quotas decide only what is said of a core that lacks.
+    messages are on the wire, and `stale` the share of the actors that new policies do not reach; each is 0 also where it is
+    unknown. `learner_cpu_lost` and `actors_cpu_lost` are the shares of their time in which they wait for a core; NaN where
+    they are unknown. The quotas decide only what is said of a core that lacks.
     """
     learner, actors = _shares(learner), _shares(actors)
     if not learner:
         return Verdict(kind=Kind.UNKNOWN, share=0.0, sentence="unknown: nothing has been measured yet")
     learner_waits, actors_wait = learner.get("wait", 0.0), actors.get("credit_wait", 0.0)
+    if stale >= STALE and learner_waits >= WAITING:
+        return _cut_off(learner_waits, stale)
     learner_short = learner_waits < WAITING and learner_cpu_lost > CPU_LOST
     actors_short = actors_wait < WAITING and actors_cpu_lost > CPU_LOST
     if learner_short and not (actors_short and actors_cpu_lost > learner_cpu_lost):
@@ -108,7 +115,7 @@ def find_bottleneck(
         return _actors_short_of_cpu(actors_cpu_lost, learner_waits, actors_quota)
     if learner_waits >= WAITING and actors_wait >= WAITING:
         return (
-            _network_bound(learner_waits, actors_wait, wire) if wire >= ON_THE_WIRE else _pace_bound(learner_waits, actors_wait)
+            _network_bound(learner_waits, actors_wait, wire) if wire >= ON_THE_WIRE else _credit_bound(learner_waits, actors_wait)
         )
     if learner_waits >= WAITING:
         return _actor_bound(learner_waits, actors)
@@ -151,12 +158,18 @@ def _network_bound(learner_waits: float, actors_wait: float, wire: float) -> Ver
     )
 
 
-def _pace_bound(learner_waits: float, actors_wait: float) -> Verdict:
+def _cut_off(learner_waits: float, stale: float) -> Verdict:
+    seen = f"new policies do not reach {percent(stale)} of the actors, and the learner waits {percent(learner_waits)}"
+    advice = "look at the connections between the learner and them"
+    return Verdict(kind=Kind.NETWORK, share=learner_waits, sentence=f"network-bound: {seen} for experience; {advice}")
+
+
+def _credit_bound(learner_waits: float, actors_wait: float) -> Verdict:
     advice = "in lockstep that is the price, else raise learner.credits or lower learner.batch"
     return Verdict(
-        kind=Kind.PACE,
+        kind=Kind.CREDIT,
         share=min(learner_waits, actors_wait),
-        sentence=f"pace-bound: {_both_wait(learner_waits, actors_wait)}; {advice}",
+        sentence=f"credit-bound: {_both_wait(learner_waits, actors_wait)}; {advice}",
     )
 
 

@@ -15,7 +15,8 @@ from common.protocol.events import sentence
 from common.protocol.incarnation import HOLES, Worker
 from common.protocol.ledger import Account, Ledger
 from common.protocol.messages import Goodbye, Hello, Report
-from common.protocol.registry import SessionConfig, WorkerRegistry
+from common.protocol.session_config import SessionConfig
+from common.protocol.worker_registry import WorkerRegistry
 from common.units import EnvSteps
 
 

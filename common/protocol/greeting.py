@@ -12,7 +12,8 @@ from common.protocol.incarnation import Worker, WorkerState
 from common.protocol.limits import INCARNATION_MAX
 from common.protocol.lockstep_states import ActorState, LockstepStates
 from common.protocol.messages import ACTOR_STATE, ROLES, Envelope, Hello, Refusal, Welcome
-from common.protocol.registry import SessionConfig, WorkerRegistry
+from common.protocol.session_config import SessionConfig
+from common.protocol.worker_registry import WorkerRegistry
 from common.units import Seconds, Version
 
 

@@ -32,8 +32,9 @@ from common.protocol.messages import (
     Snapshot,
     SnapshotWanted,
 )
-from common.protocol.registry import SessionConfig, WorkerRegistry
 from common.protocol.saved_session import SavedSession
+from common.protocol.session_config import SessionConfig
+from common.protocol.worker_registry import WorkerRegistry
 from common.units import Seconds, Sequence, Version
 
 BAD_MESSAGES = 16  # of one worker in a row: then it is evicted, because the check of each one costs the learner's time
@@ -228,6 +229,8 @@ class LearnerSide:
 
     def _turn(self, worker: Worker, now: Seconds) -> list[e.Instruction]:
         """Send a heartbeat, or record that a worker is silent or absent too long."""
+        if worker.heard_at is None:
+            worker.heard_at = now
         silent = worker.silent(now)
         if worker.state is not WorkerState.CONNECTED:
             if silent <= self.config.forget_seconds:

@@ -23,8 +23,8 @@ from common.protocol.env_side import SILENCE_SECONDS, EnvSessionConfig, EnvSide
 from common.protocol.messages import ACTOR_STATE
 from common.runtime import process
 from common.runtime.machine import cpu_limit
-from common.transport.curve import LearnerKeys
-from common.transport.zmq import ZmqLearner
+from common.transport.curve import ServerKeys
+from common.transport.zmq import ZmqServer
 from services import worker
 from services.acting import policy_of
 from services.actor.loop import ActorLoop
@@ -143,9 +143,9 @@ def _session(welcomed: WelcomedWorker[RunConfig], spec: EnvSpec) -> EnvSessionCo
     )
 
 
-def _listen(welcomed: WelcomedWorker[RunConfig]) -> ZmqLearner:
+def _listen(welcomed: WelcomedWorker[RunConfig]) -> ZmqServer:
     own = welcomed.invocation.settings.policy_server
-    transport = ZmqLearner(own.bind, keys=LearnerKeys.of(own.keys))
+    transport = ZmqServer(own.bind, keys=ServerKeys.of(own.keys))
     _log.info("listening", env_workers=own.workers, bind=transport.endpoint)
     return transport
 

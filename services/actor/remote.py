@@ -21,7 +21,8 @@ from common.protocol import codec
 from common.protocol import events as e
 from common.protocol.env_side import EnvSide
 from common.protocol.messages import Envelope
-from common.transport.api import ConnectionLimit, Frame, LearnerTransport
+from common.transport.api import Frame, ServerTransport
+from common.transport.connection_limit import ConnectionLimit
 from common.units import Seconds
 
 WAIT_SECONDS: Seconds = 0.05
@@ -37,7 +38,7 @@ class RemoteEnvironments:
         self,
         *,
         side: EnvSide,
-        transport: LearnerTransport,
+        transport: ServerTransport,
         spec: EnvSpec,
         step_timeout: Seconds,
         stats: PolicyServerStats,

@@ -35,19 +35,19 @@ from common.runtime.copies import check_new
 from common.runtime.lifecycle import Health, Shutdown, on_signals
 from common.runtime.machine import cpu_limit
 from common.runtime.process import derive_seed
-from common.runtime.ranks import ProcessGroup
+from common.runtime.process_group import ProcessGroup
 from common.runtime.run_directory import RunDirectory, held
 from common.tracking.remote import check_tracking
-from common.transport.curve import LearnerKeys
-from common.transport.zmq import ZmqLearner
+from common.transport.curve import ServerKeys
+from common.transport.zmq import ZmqServer
 from common.units import Seconds
 from services.build_limit import build_limit
 from services.learner.accounts import AccountsFile
 from services.learner.agreement import Agreement
 from services.learner.intake import Intake
+from services.learner.join_ranks import check_same_data, join_ranks, open_rank_directory
 from services.learner.journal import Journal, open_trackers, tracked_run
 from services.learner.loop import TrainLoop
-from services.learner.ranks import check_same_data, join_ranks, open_rank_directory
 from services.learner.record import RunRecord
 from services.learner.results import Results
 from services.learner.resume import open_state
@@ -93,7 +93,7 @@ def _train(invocation: Invocation, argv: list[str], *, group: ProcessGroup | Non
     process.set_torch_threads(settings.learner.torch_threads)
     process.allow_descriptors()
     check_tracking(settings.run.tracking, os.environ)
-    keys = LearnerKeys.of(settings.learner.keys)
+    keys = ServerKeys.of(settings.learner.keys)
     env = _describe_environment(settings)
     seed = derive_seed(settings.run.seed, "model", role="learner")
     algorithm = build_run_algorithm(settings, env, seed=seed, ranks=group or ALONE, local_rank=local_rank)
@@ -110,7 +110,7 @@ class _Run(NamedTuple):
     store: CheckpointStore
     record: RunRecord
     session: LearnerSide
-    transport: ZmqLearner
+    transport: ZmqServer
 
 
 @dataclass(slots=True, kw_only=True)
@@ -119,7 +119,7 @@ class _Root:
 
     invocation: Invocation
     argv: list[str]
-    keys: LearnerKeys | None
+    keys: ServerKeys | None
     env: EnvSpec
     algorithm: Algorithm
     group: ProcessGroup | None
@@ -193,7 +193,7 @@ class _Root:
         before the intake thread runs.
         """
         invocation, settings, opened = self.invocation, self.invocation.settings, self.resources.enter_context
-        bind = cache(lambda: opened(closing(ZmqLearner(settings.learner.bind, keys=self.keys))))
+        bind = cache(lambda: opened(closing(ZmqServer(settings.learner.bind, keys=self.keys))))
         if existing is None:
             check_new(settings.run.store, invocation.run_dir)
         if not (existing or (self.rank and invocation.resume)):

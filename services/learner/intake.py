@@ -20,7 +20,7 @@ from common.protocol.events import Experience, WorkerKey
 from common.protocol.learner_side import LearnerSide
 from common.protocol.messages import Envelope, Message, Snapshot
 from common.runtime.machine import MemoryGuard
-from common.transport.api import Frame, Frames, LearnerTransport
+from common.transport.api import Frame, Frames, ServerTransport
 from common.units import Seconds
 from services.learner.accounts import AccountsFile
 from services.learner.intake_monitor import IntakeMonitor
@@ -37,7 +37,7 @@ class Intake:
     def __init__(
         self,
         *,
-        transport: LearnerTransport,
+        transport: ServerTransport,
         session: LearnerSide,
         clock: Callable[[], Seconds],
         note: Callable[[e.LogEvent], None],

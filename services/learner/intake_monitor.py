@@ -12,7 +12,8 @@ from common.protocol.events import LogEvent, Route
 from common.protocol.learner_side import LearnerSide
 from common.protocol.messages import Message
 from common.runtime.machine import MemoryGuard
-from common.transport.api import ConnectionLimit, Frames, LearnerTransport
+from common.transport.api import Frames, ServerTransport
+from common.transport.connection_limit import ConnectionLimit
 from common.units import MIB, Seconds
 
 LEDGER_SECONDS: Seconds = 1.0  # between two checks of the ledger, each of which adds up the accounts of all workers
@@ -22,7 +23,7 @@ class IntakeMonitor:
     """Counts and guards of the I/O thread, which alone calls it."""
 
     def __init__(
-        self, *, transport: LearnerTransport, session: LearnerSide, note: Callable[[LogEvent], None], memory: MemoryGuard | None
+        self, *, transport: ServerTransport, session: LearnerSide, note: Callable[[LogEvent], None], memory: MemoryGuard | None
     ) -> None:
         """`memory`: the guard of the process's memory; None creates one."""
         self._transport = transport

@@ -26,10 +26,10 @@ from common.models.snapshot import ParameterLayout
 from common.observability import logs
 from common.protocol.learner_side import LearnerSide
 from common.protocol.messages import ACTOR_STATE, ArraySpec
-from common.protocol.registry import SessionConfig
+from common.protocol.session_config import SessionConfig
 from common.runtime.checkpoint_files import POLICY, BadCheckpointError, Checkpoint, flatten_state, read, restore_state
 from common.runtime.checkpoints import CheckpointStore
-from common.runtime.ranks import ProcessGroup
+from common.runtime.process_group import ProcessGroup
 from common.runtime.run_directory import RunDirectory
 from common.units import Seconds, Version
 from services.learner import accounts

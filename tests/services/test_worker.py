@@ -26,8 +26,8 @@ from common.protocol import codec
 from common.protocol.messages import PROTOCOL_VERSION, Drain, Envelope, Goodbye, Hello, Refusal, SnapshotWanted, Welcome
 from common.runtime import process
 from common.transport.api import Handshakes
-from common.transport.curve import LearnerKeys, make
-from common.transport.zmq import ZmqLearner
+from common.transport.curve import ServerKeys, make
+from common.transport.zmq import ZmqServer
 from services import worker
 from services.acting import policy_of
 from services.actor import __main__ as actor
@@ -73,7 +73,7 @@ class Learner:
 
     def __init__(self, answer, keys):
         """Bound to any free port."""
-        self.transport, self.answer = ZmqLearner("tcp://127.0.0.1:0", linger=0.5, keys=keys), answer
+        self.transport, self.answer = ZmqServer("tcp://127.0.0.1:0", linger=0.5, keys=keys), answer
         self.over, self.seldom = threading.Event(), lambda: None  # done when nothing came for a while
         self.endpoint, self.heard = self.transport.endpoint, []
         self.thread = threading.Thread(target=self.run)
@@ -294,11 +294,8 @@ def test_keys_that_cannot_be_read_are_reported_before_any_wait(role, capsys):
     assert "No such file or directory at /nowhere/worker.key_secret" in err
 
 
-@each_role
-def test_who_is_not_let_in_says_so_and_goes_on_asking(role, learner, tmp_path, capsys, monkeypatch):
-    """A learner with keys and a worker without: it waits, since the keys may come later, and says what may be wrong."""
-    make(tmp_path, ["worker"])
-    guarded = learner(None, keys=LearnerKeys.of(str(tmp_path / "learner")))
+def stopped_when_refused_twice(guarded, monkeypatch):
+    """Stop this process's worker once `guarded` has refused it twice and the worker has logged a failure."""
     signalled, noted, failures = [], threading.Event(), Handshakes.handshake_failures
 
     def watched(handshakes, now):
@@ -313,6 +310,14 @@ def test_who_is_not_let_in_says_so_and_goes_on_asking(role, learner, tmp_path, c
             signalled.append(os.kill(os.getpid(), signal.SIGTERM))
 
     guarded.seldom = end_when_refused_twice
+
+
+@each_role
+def test_who_is_not_let_in_says_so_and_goes_on_asking(role, learner, tmp_path, capsys, monkeypatch):
+    """A learner with keys and a worker without: it waits, since the keys may come later, and says what may be wrong."""
+    make(tmp_path, ["worker"])
+    guarded = learner(None, keys=ServerKeys.of(str(tmp_path / "learner")))
+    stopped_when_refused_twice(guarded, monkeypatch)
     assert ROOTS[role].main(["--learner", guarded.endpoint, "--name", "one"]) == 0
     assert guarded.end() == []
     err = capsys.readouterr().err
@@ -320,12 +325,24 @@ def test_who_is_not_let_in_says_so_and_goes_on_asking(role, learner, tmp_path, c
     assert "(--keys)" in err
 
 
+def test_an_env_worker_whose_key_is_not_allowed_names_the_policy_server(learner, tmp_path, capsys, monkeypatch):
+    make(tmp_path, ["worker", "unlisted"])
+    (tmp_path / "learner" / "unlisted.key").unlink()
+    guarded = learner(None, keys=ServerKeys.of(str(tmp_path / "learner")))
+    stopped_when_refused_twice(guarded, monkeypatch)
+    own = ["--keys", str(tmp_path / "unlisted"), "--name", "one"]
+    assert env_worker.main(["--policy-server", guarded.endpoint, *own]) == 0
+    err = capsys.readouterr().err
+    assert "the policy server does not allow key" in err
+    assert "policy_server.keys" in err
+
+
 @each_role
 def test_who_has_keys_is_welcomed_by_a_learner_that_knows_them(role, learner, tmp_path):
     """From the command line to the socket."""
     make(tmp_path, ["worker"])
     answer = frames(Refusal(code="draining", reason="the run is ending", retry=False))
-    guarded = learner(answer, keys=LearnerKeys.of(str(tmp_path / "learner")))
+    guarded = learner(answer, keys=ServerKeys.of(str(tmp_path / "learner")))
     assert ROOTS[role].main(["--learner", guarded.endpoint, "--keys", str(tmp_path / "worker"), "--name", "one"]) == 0
     assert guarded.end()[0].worker == "one"
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from common.observability import bottleneck
 from common.observability import learner_metrics as learner
-from common.observability.compare import Deployment
+from common.observability.deployment import Deployment
 
 RUNBOOKS = "monitoring.md"
 """Page of the runbooks within docs/."""
@@ -49,7 +49,11 @@ ON_THE_WIRE = Threshold(
     unit="share of the time from sending a message to its acknowledgement",
     why="where both sides wait and messages are mostly between them, the network holds them up",
 )
-
+STALE = Threshold(
+    value=bottleneck.STALE,
+    unit="share of the actors that new policies do not reach",
+    why="where the learner waits, it drops the experience of these actors; a single one of many is no bottleneck",
+)
 CPU_LOST = Threshold(
     value=bottleneck.CPU_LOST,
     unit="share of time without a core",

@@ -10,11 +10,9 @@ from common.observability import learner_metrics as learner
 from common.observability import promql, worker_metrics
 from common.observability.bottleneck import percent
 from common.observability.checks.base import COUNT, PERCENT, TRAINS, WAITING, Check, Threshold
-from common.observability.compare import ACTOR, Deployment, Service
+from common.observability.deployment import ACTOR, Deployment, Service
 from common.observability.promql import ORDINARY_DROPS
 from common.observability.rules import ACTOR_RATE, ALL, DROPPED_SHARE, LAG_SHARE
-
-FINISHED = 2  # rollouts: the second was begun after a newer policy had been published for a while
 
 
 def _largest_first(counts: Mapping[str, float], form: str) -> str:
@@ -54,21 +52,13 @@ The ordinary lag is [credits x actors / batch](architecture.md#credits-and-polic
 )
 
 
-def acts_by_old_policy(actor: Service, learner_: Service) -> bool:
-    """Return whether an actor began its last rollouts by its first policy although a newer one had been published before."""
-    version = actor.now(worker_metrics.ACTOR_POLICY_VERSION)
-    published = learner_.then(learner.POLICY_VERSION)
-    return actor.experience_sent >= FINISHED and actor.then(worker_metrics.ACTOR_POLICY_VERSION) == version < published
-
-
 def _stale_snapshots(run: Deployment) -> Iterator[str]:
-    for actor in run.actors:
-        if acts_by_old_policy(actor, run.learner):
-            version, newest = actor.now(worker_metrics.ACTOR_POLICY_VERSION), run.learner.now(learner.POLICY_VERSION)
-            yield (
-                f"{actor.title} has acted by version {version:.0f} through {actor.experience_sent:.0f} rollouts, the newest is "
-                f"{newest:.0f}; look at what lies between the learner and it"
-            )
+    for actor in run.stale_actors:
+        version, newest = actor.now(worker_metrics.ACTOR_POLICY_VERSION), run.learner.now(learner.POLICY_VERSION)
+        yield (
+            f"{actor.title} has acted by version {version:.0f} through {actor.experience_sent:.0f} rollouts, the newest is "
+            f"{newest:.0f}; look at the connection between the learner and it"
+        )
 
 
 STALE_SECONDS = 300

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from common.observability import learner_metrics as learner
 from common.observability import worker_metrics as worker
 from common.observability.checks.base import COUNT, Check, Threshold
-from common.observability.compare import LEARNER, Deployment
+from common.observability.deployment import LEARNER, Deployment
 from common.observability.rules import ALL
 from common.units import MIB, Seconds
 

@@ -33,7 +33,8 @@ def _at_a_glance() -> Row:
             stat(
                 "Bottleneck",
                 "learner-bound: actors wait for credit. actor-bound: the learner waits for experience. "
-                "network-bound, pace-bound: both wait, for the network or for one another. balanced: neither waits. "
+                "network-bound, credit-bound: both wait, for the network or for one another; network-bound also where "
+                "new policies do not reach the actors. balanced: neither waits. "
                 "cpu-starved: a busy side waits for a core.",
                 Query(promql.bottleneck(SHOWN), "bottleneck"),
                 unit="none",

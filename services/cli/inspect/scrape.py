@@ -19,10 +19,10 @@ from typing import Protocol
 from urllib.parse import urlencode
 
 from common.errors import ConfigError, ResourceError
-from common.observability.compare import ROLES, Scrape, ServiceSample, role_of
+from common.observability.deployment import ROLES, Scrape, ServiceSample, role_of
 from common.runtime.run_directory import RunDirectory
 from common.units import MIB, Seconds
-from services.cli.train.status import get, parse_metrics
+from services.cli.http_pages import get, parse_metrics
 
 DEADLINE: Seconds = 5.0  # for all requests to one service
 TIMEOUT: Seconds = 2.0  # of one step of one request

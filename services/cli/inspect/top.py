@@ -18,7 +18,7 @@ from common.errors import RookeryError
 from common.observability import learner_metrics as metrics
 from common.observability import worker_metrics as worker
 from common.observability.bottleneck import percent
-from common.observability.compare import ACTOR, LEARNER, Deployment, Scrape, Service, compare
+from common.observability.deployment import ACTOR, LEARNER, Deployment, Scrape, Service, compare
 from common.units import MIB, Seconds
 from services.cli.inspect.doctor import measure
 from services.cli.inspect.scrape import Source

@@ -21,7 +21,7 @@ from services.cli.compare.runs import read_run, read_runs
 from services.cli.compare.tables import print_runs, result
 from services.cli.series.grid import Member, members, parse_seeds, split_overrides
 from services.cli.series.processes import Trainer
-from services.cli.train.report import own_end, read_summary
+from services.cli.train.outcome import own_end, read_summary
 
 SERIES_FILE = "series.json"
 

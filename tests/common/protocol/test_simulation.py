@@ -44,7 +44,7 @@ from common.protocol.messages import (
     Trajectory,
     Welcome,
 )
-from common.protocol.registry import SessionConfig
+from common.protocol.session_config import SessionConfig
 from common.protocol.worker_side import Identity, WorkerSide
 
 pytestmark = pytest.mark.pure

@@ -15,7 +15,7 @@ from common.protocol import codec
 from common.protocol import events as e
 from common.protocol.learner_side import LearnerSide
 from common.protocol.messages import PROTOCOL_VERSION, ArraySpec, Drain, Envelope, Evaluation, Snapshot, Trajectory
-from common.protocol.registry import SessionConfig
+from common.protocol.session_config import SessionConfig
 from common.protocol.worker_side import ConnectionState, Identity, WorkerSide
 from common.transport.link import Link
 from tests.support.memory import MemoryHub

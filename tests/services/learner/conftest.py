@@ -12,7 +12,7 @@ import pytest
 from common.protocol.events import LogEvent
 from common.protocol.learner_side import LearnerSide
 from common.protocol.messages import ArraySpec, Trajectory
-from common.protocol.registry import SessionConfig
+from common.protocol.session_config import SessionConfig
 from common.protocol.worker_side import Identity, WorkerSide
 from common.transport.link import Link
 from services.learner.intake import Intake

@@ -17,9 +17,9 @@ from common.observability.learner_stats import LearnerStats
 from common.observability.metrics import Exporter
 from common.observability.worker_metrics import ACTOR_METRICS, ActorStats
 from common.runtime.run_directory import RunDirectory
+from services.cli import http_pages
 from services.cli.inspect import scrape as scrape_module
 from services.cli.inspect.scrape import Prometheus, Services, open_source
-from services.cli.train import status
 
 pytestmark = pytest.mark.service
 
@@ -128,7 +128,7 @@ def test_a_foreign_endpoint_is_refused_with_a_line(serve, tmp_path, pages):
 
 def test_an_answer_without_end_is_cut(serve, tmp_path, monkeypatch):
     """A stream of metrics would fill the memory."""
-    monkeypatch.setitem(status.get.__kwdefaults__, "limit", 1000)
+    monkeypatch.setitem(http_pages.get.__kwdefaults__, "limit", 1000)
     assert "no rookery service" in refused(serve({"/metrics": (200, ACTOR)} | OK), folder=tmp_path)
 
 

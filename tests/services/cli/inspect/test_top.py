@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from common.errors import ResourceError
-from common.observability.compare import ServiceSample, compare
+from common.observability.deployment import ServiceSample, compare
 from services.cli.inspect import top as top_module
 from services.cli.inspect.top import COLUMNS, head, row, screen, silent, top
 
