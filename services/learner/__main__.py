@@ -41,7 +41,6 @@ from common.tracking.remote import check_tracking
 from common.transport.curve import LearnerKeys
 from common.transport.zmq import ZmqLearner
 from common.units import Seconds
-from services.build_limit import build_limit
 from services.learner.accounts import AccountsFile
 from services.learner.agreement import Agreement
 from services.learner.intake import Intake
@@ -258,7 +257,7 @@ class _Root:
 
 
 def _describe_environment(settings: Settings) -> EnvSpec:
-    with build_limit():
+    with process.build_limit():
         return spec_of(settings.env)
 
 
