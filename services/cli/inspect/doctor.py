@@ -13,11 +13,11 @@ from typing import TextIO
 
 from common.errors import ConfigError
 from common.observability import learner_metrics as metrics
-from common.observability.bottleneck import WAITING, Kind, Verdict, percent
+from common.observability.bottleneck import WAITING, Kind, Verdict, percent, shares
 from common.observability.checks import CHECKS, Finding, findings
 from common.observability.checks.experience import acts_by_old_policy
 from common.observability.checks.learner import stands_still
-from common.observability.compare import LEARNER, Deployment, compare, shares
+from common.observability.compare import LEARNER, Deployment, compare
 from common.observability.worker_metrics import ACTOR_ENV_STEPS
 from common.units import Seconds
 from services.cli.inspect.scrape import Source
