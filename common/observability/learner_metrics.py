@@ -5,28 +5,15 @@ from __future__ import annotations
 from common.errors import DropReason, HandshakeFailure
 from common.observability.cpu_limit import cpu_limit_metrics
 from common.observability.learner_stats import LEDGER_STATES, PHASES, LearnerStats
-from common.observability.metrics import UNKNOWN, Metric, build_info, kinds, run_info
-from common.protocol.messages import (
-    MODES,
-    ROLES,
-    Credit,
-    Drain,
-    Evaluation,
-    Goodbye,
-    Gradient,
-    Hello,
-    Refusal,
-    Report,
-    Snapshot,
-    SnapshotWanted,
-    Trajectory,
-    Welcome,
-)
+from common.observability.metrics import UNKNOWN, Metric, build_info, run_info
+from common.observability.worker_metrics import ACTOR_SENT, EVALUATOR_SENT
+from common.observability.worker_metrics import RECEIVED as SENT
+from common.protocol.messages import MODES, ROLES
 
+RECEIVED = tuple(dict.fromkeys((*ACTOR_SENT, *EVALUATOR_SENT)))
+"""Kinds of message that the learner receives; `SENT` are those that each of its workers may receive."""
 COMPUTING = ("collate", "train", "publish")
 """Phases in which the train loop needs a core all the time; in the others it waits for experience or for the disk."""
-SENT = kinds(Welcome, Refusal, Credit, Snapshot, Drain)
-RECEIVED = kinds(Hello, Trajectory, Gradient, SnapshotWanted, Report, Evaluation, Goodbye)
 
 
 class LearnerMetric(Metric[LearnerStats]):

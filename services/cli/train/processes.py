@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
-from common.runtime.lifecycle import Echo
+from common.runtime.lifecycle import Echo, handled
 from common.units import KIB, MIB, Seconds
 from services.cli.train import exit_with_parent
 from services.cli.train.events import (
@@ -166,12 +166,8 @@ def stop_signals(on_stop: Callable[[], object]) -> Iterator[None]:
         if not echo.heard():
             on_stop()
 
-    before = {number: signal.signal(number, handle) for number in STOP_SIGNALS}
-    try:
+    with handled(STOP_SIGNALS, handle):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def supervise(
