@@ -177,14 +177,13 @@ def supervise(
     requests: Requests,
     on_tick: Callable[[], None],
     on_report: Callable[[Report], None],
-    clock: Callable[[], Seconds] = time.monotonic,
 ) -> None:
     """Pass events to `supervisor` and execute its instructions until all children have ended. `on_tick` must not block."""
     events: list[Event] = [Begin()]
     try:
         while True:
             for event in events:
-                for instruction in supervisor.handle(event, clock()):
+                for instruction in supervisor.handle(event, time.monotonic()):
                     match instruction:
                         case Start():
                             processes.start(instruction)
