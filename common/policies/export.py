@@ -155,7 +155,7 @@ def metadata(policy: TrainedPolicy) -> dict[str, str]:
         "version": policy.version,
         "env_steps": policy.env_steps,
         "algorithm": settings.algorithm.name,
-        "env_id": settings.env.entry_point or settings.env.id,
+        "env_id": settings.env.name,
         "env": json.dumps(settings.env.model_dump(mode="json")),
         "observation_shape": json.dumps(env.network_input_shape),
         "observation_dtype": env.observation_dtype,
