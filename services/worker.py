@@ -13,9 +13,9 @@ import socket
 import sys
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -27,7 +27,7 @@ from common.config.schema import ConnectedSettings, Settings
 from common.errors import ConfigError, ResourceError
 from common.observability import logs
 from common.observability.http import HttpServer
-from common.observability.metrics import Exporter, run_labels
+from common.observability.metrics import Exporter, Metric, run_labels
 from common.protocol.messages import ENV_WORKER, Welcome
 from common.protocol.worker_side import Identity, WorkerSide
 from common.runtime import process
@@ -38,7 +38,6 @@ from common.transport.link import Link
 from common.transport.zmq import ZmqWorker
 from common.units import Seconds
 from services.allowed_code import read_env_run, read_run
-from services.build_limit import build_limit
 
 DESCRIPTIONS = {
     "actor": "Step environments with the learner's newest policy and send experience.",
@@ -124,15 +123,28 @@ SERVICES = {
 }
 
 
-def main(name: str, argv: Sequence[str] | None, *, metrics: Exporter[Any], build: Callable[[WelcomedWorker[Any]], Loop]) -> int:
+def main(
+    name: str,
+    argv: Sequence[str] | None,
+    *,
+    stats: Any,
+    metrics: Iterable[Metric[Any]],
+    build: Callable[[WelcomedWorker[Any], Any], Loop],
+) -> int:
     """Run one worker, a name in `SERVICES`, until its loop ends, a stop is requested, or the run is over; return the exit code.
 
-    `build` is called when the server has welcomed the worker.
+    `metrics` are read from `stats`, a dataclass with `run` and `link`. `build` is called with a welcomed worker and its `stats`.
     """
     argv = sys.argv[1:] if argv is None else argv
+    exporter = Exporter(metrics, lambda: stats)
+
+    def begin(welcomed: WelcomedWorker[Any]) -> Loop:
+        stats.run = welcomed.run_labels
+        exporter.source = lambda: replace(stats, link=welcomed.link.stats())
+        return build(welcomed, stats)
 
     def serve() -> int:
-        return _serve(SERVICES[name], parse(name, argv, os.environ), metrics=metrics, build=build)
+        return _serve(SERVICES[name], parse(name, argv, os.environ), metrics=exporter, build=begin)
 
     return process.run(serve, program=f"rookery {name}", debug="--debug" in argv)
 
@@ -236,7 +248,7 @@ def _build_loop(
             where: dict[str, Any] = {service.server.replace("-", "_"): address}
             _log.info("welcomed", run=run.run_id, **where, slot=welcome.index, generation=welcome.generation)
             health.tick(doing="builds its environments", within=BUILD_SECONDS)
-            with build_limit():
+            with process.build_limit():
                 return link, build(
                     WelcomedWorker(invocation=invocation, role=role, link=link, run=run, shutdown=shutdown, health=health)
                 )

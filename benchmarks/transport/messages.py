@@ -19,7 +19,8 @@ import numpy as np
 
 from benchmarks.transport.machine import ThreadSeconds, open_descriptors, raise_warning, resident_bytes
 from benchmarks.transport.sessions import ENV, UNDER_WAY, Crowd, connected, require_alive
-from common.algorithms.payload import TrajectoryEpisodes, check_trajectory, trajectory_schema
+from common.algorithms.episode_reports import TrajectoryEpisodes
+from common.algorithms.payload import check_trajectory, trajectory_schema
 from common.errors import ResourceError
 from common.protocol.learner_side import LearnerSide
 from common.protocol.messages import ArraySpec, Snapshot

@@ -241,7 +241,11 @@ class ActorCriticLearner:
         device: torch.device = CPU,
         ranks: Ranks = ALONE,
     ) -> None:
-        """Build the network, its initial weights fixed by `seed`, and the optimizer with its epsilon."""
+        """Build the network, its initial weights fixed by `seed`, and the optimizer with its epsilon.
+
+        Raises ConfigError where the algorithm cannot treat observations as `model` asks.
+        """
+        settings.require_observations(env, model)
         self._ranks = ranks
         self._settings: ActorCriticSection = settings.for_actions(discrete=env.action.discrete)
         self._env, self._device = env, device

@@ -45,13 +45,11 @@ def cpu_limit_metrics(service: str) -> tuple[Metric[Any], Metric[Any]]:
     return (
         Metric(
             f"rookery_{service}_cpu_limit_cores",
-            "gauge",
             "CPU limit of the container in cores; NaN where it has none.",
             read=cores,
         ),
         Metric(
             f"rookery_{service}_cpu_limit_periods_total",
-            "counter",
             "Periods of the container's CPU limit in which it ran, 100 ms each by default. In a throttled one it used up its CPU "
             "time and was stopped until the next. Counts all processes of the container.",
             read=periods,

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from common.observability import learner_metrics as learner
 from common.observability import worker_metrics as worker
-from common.observability.bottleneck import NO_QUOTA, Kind, Quota, Verdict, find_bottleneck
+from common.observability.bottleneck import NO_QUOTA, Kind, Quota, Verdict, find_bottleneck, shares
 from common.observability.cpu_limit import QUOTA_STATES
 from common.observability.metrics import Metric
 from common.units import Seconds
@@ -135,12 +135,6 @@ class Service:
 
     def _full(self, metric: Metric[Any] | str) -> str:
         return metric if isinstance(metric, str) else f"rookery_{self.role}_{metric.short}"
-
-
-def shares(seconds: Mapping[str, Seconds]) -> dict[str, float]:
-    """Return the parts of a sum; empty where that is 0."""
-    whole = sum(seconds.values())
-    return {name: part / whole for name, part in seconds.items()} if whole > 0 else {}
 
 
 @dataclass(frozen=True, slots=True)

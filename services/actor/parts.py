@@ -10,15 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.algorithms.api import HasRandomState, Policy
+from common.algorithms.registry import build_payload, rollout_schema
+from common.config.run_config import RunConfig
 from common.envs.spec import EnvSpec
 from common.envs.state import StateError
 from common.envs.vector import Array, Transition
 from common.errors import DecodeError
 from common.observability import logs
 from common.protocol.limits import FREE_LENGTH
-from common.protocol.messages import ACTOR_STATE, Welcome
+from common.protocol.messages import ACTOR_STATE, ExperienceMessage, Welcome
 from common.protocol.plain import pack, unpack
+from services.acting import policy_of
 from services.actor.rollout import Rollout
+from services.worker import WelcomedWorker
 
 _log = logs.EventLog(__name__)
 
@@ -28,6 +32,9 @@ class Environments(Protocol):
 
     spec: EnvSpec
     num_envs: int
+
+    def reset(self, seed: int) -> Array:
+        """Begin B episodes; return the first observations [B, *frame]."""
 
     def step(self, action: Array) -> Transition:
         """Take `action` [B, ...] in all of them."""
@@ -94,6 +101,22 @@ class ActorParts:
         if not isinstance(self.policy, HasRandomState):
             raise StateError("random state of the policy", found=type(self.policy).__name__, wanted="a HasRandomState")
         return self.policy
+
+
+def build_parts(worker: WelcomedWorker[RunConfig], environment: Environments) -> ActorParts:
+    """Return the parts of an actor in `environment`, seeded as its Welcome says. Raises `ConfigError` as `policy_of`."""
+    run, size = worker.run, {"length": worker.run.rollout.length, "num_envs": environment.num_envs}
+    policy = policy_of(worker, environment, precision=run.acting_precision, training=True)
+    schema = rollout_schema(run.algorithm, env=environment.spec, **size)
+    return ActorParts(
+        environment=environment, policy=policy, rollout=Rollout(schema, environment.reset(worker.seed("environment")))
+    )
+
+
+def message_type_of(run: RunConfig, environment: Environments) -> type[ExperienceMessage]:
+    """Return the type of the messages in which an actor sends what its policy makes of a rollout."""
+    size = {"length": run.rollout.length, "num_envs": environment.num_envs}
+    return build_payload(run.algorithm, model=run.model, env=environment.spec, **size).message_type
 
 
 def begin_incarnation(build: Callable[[], ActorParts], welcome: Welcome) -> ActorParts:

@@ -41,7 +41,6 @@ from common.tracking.remote import check_tracking
 from common.transport.curve import ServerKeys
 from common.transport.zmq import ZmqServer
 from common.units import Seconds
-from services.build_limit import build_limit
 from services.learner.accounts import AccountsFile
 from services.learner.agreement import Agreement
 from services.learner.intake import Intake
@@ -94,7 +93,8 @@ def _train(invocation: Invocation, argv: list[str], *, group: ProcessGroup | Non
     process.allow_descriptors()
     check_tracking(settings.run.tracking, os.environ)
     keys = ServerKeys.of(settings.learner.keys)
-    env = _describe_environment(settings)
+    with process.build_limit():
+        env = spec_of(settings.env)
     seed = derive_seed(settings.run.seed, "model", role="learner")
     algorithm = build_run_algorithm(settings, env, seed=seed, ranks=group or ALONE, local_rank=local_rank)
     with ExitStack() as resources:
@@ -167,7 +167,9 @@ class _Root:
         intake.start()
         self.calibrate(record)
         self.health.ready()
-        _warn_if_insecure(settings, run.transport.endpoint)
+        if settings.learner.insecure and not settings.learner.keys:
+            consequence = "any process that reaches it may connect, and read along"
+            _log.warning("insecure", endpoint=run.transport.endpoint, consequence=consequence)
         _log.info(
             "learner_started",
             run=record.run_id,
@@ -257,16 +259,10 @@ class _Root:
         self.algorithm.calibrate(self.group.broadcast(own) if self.group else own)
 
 
-def _describe_environment(settings: Settings) -> EnvSpec:
-    with build_limit():
-        return spec_of(settings.env)
-
-
 def _name_run(settings: Settings, run_id: str) -> tuple[str, ...]:
     """Add the id of the run, which may be that of a checkpoint, to the log; return the labels of the run for the metrics."""
     logs.belong_to(run_id)
-    env, algorithm = settings.env.entry_point or settings.env.id, settings.algorithm.name
-    return run_labels(run_id=run_id, env=env, algorithm=algorithm, seed=settings.run.seed)
+    return run_labels(run_id=run_id, env=settings.env.name, algorithm=settings.algorithm.name, seed=settings.run.seed)
 
 
 def _open_journal(record: RunRecord, directory: RunDirectory) -> Journal:
@@ -282,11 +278,6 @@ def _open_journal(record: RunRecord, directory: RunDirectory) -> Journal:
         tensorboard="tensorboard" in settings.run.tracking,
         trackers=open_trackers(settings, run),
     )
-
-
-def _warn_if_insecure(settings: Settings, endpoint: str) -> None:
-    if settings.learner.insecure and not settings.learner.keys:
-        _log.warning("insecure", endpoint=endpoint, consequence="any process that reaches it may connect, and read along")
 
 
 def _accounts_lost(error: Exception) -> None:

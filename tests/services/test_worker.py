@@ -20,7 +20,6 @@ from common.envs.spec import EnvSettings
 from common.envs.trial import spec_of
 from common.errors import ConfigError
 from common.models import arithmetic
-from common.observability.metrics import Exporter
 from common.observability.worker_metrics import ACTOR_METRICS, ActorStats
 from common.protocol import codec
 from common.protocol.messages import PROTOCOL_VERSION, Drain, Envelope, Goodbye, Hello, Refusal, SnapshotWanted, Welcome
@@ -34,7 +33,6 @@ from services.actor import __main__ as actor
 from services.env_worker import __main__ as env_worker
 from services.evaluator import __main__ as evaluator
 
-METRICS = Exporter(ACTOR_METRICS, ActorStats)
 pytestmark = pytest.mark.system
 
 ROOTS = {"actor": actor, "evaluator": evaluator}
@@ -424,7 +422,7 @@ def test_readiness_follows_the_learner_until_the_run_is_over(learner):
     class Waiter:
         """Does nothing but stay in touch with its learner."""
 
-        def __init__(self, welcomed):
+        def __init__(self, welcomed, _stats):
             self.link, self.ready = welcomed.link, welcomed.health.readiness
 
         def wait(self, happened):
@@ -448,7 +446,7 @@ def test_readiness_follows_the_learner_until_the_run_is_over(learner):
 
     endpoint = learner(answer).endpoint
     words = ["--learner", endpoint, "--name", "one"]
-    assert worker.main("actor", words, metrics=METRICS, build=Waiter) == 0
+    assert worker.main("actor", words, stats=ActorStats(), metrics=ACTOR_METRICS, build=Waiter) == 0
     well = (True, "ok")
     assert answers == [well, (False, f"no learner at {endpoint}"), well, well, well]
 
@@ -460,7 +458,7 @@ def test_a_worker_that_takes_a_minute_to_build_its_environments_is_healthy(learn
     class Slow:
         """Looks at its own health as if a minute had passed, and has nothing to do."""
 
-        def __init__(self, welcomed):
+        def __init__(self, welcomed, _stats):
             monkeypatch.setattr(welcomed.health, "_clock", lambda: time.monotonic() + 60.0)
             answers.append(welcomed.health.liveness().ok)
 
@@ -468,7 +466,7 @@ def test_a_worker_that_takes_a_minute_to_build_its_environments_is_healthy(learn
             return "done"
 
     words = ["--learner", learner(frames(welcome())).endpoint, "--name", "one"]
-    assert worker.main("actor", words, metrics=METRICS, build=Slow) == 0
+    assert worker.main("actor", words, stats=ActorStats(), metrics=ACTOR_METRICS, build=Slow) == 0
     assert answers == [True]
 
 
@@ -480,14 +478,14 @@ def test_acting_in_bfloat16_on_a_processor_without_it_is_logged(learner, monkeyp
     class Builder:
         """Builds its policy, and has nothing to do."""
 
-        def __init__(self, welcomed):
+        def __init__(self, welcomed, _stats):
             policy_of(welcomed, make_environment(welcomed.run.env), precision="bf16", training=True)
 
         def run(self):
             return "done"
 
     words = ["--learner", learner(frames(welcome())).endpoint, "--name", "one"]
-    assert worker.main("actor", words, metrics=METRICS, build=Builder) == 0
+    assert worker.main("actor", words, stats=ActorStats(), metrics=ACTOR_METRICS, build=Builder) == 0
     assert ("no_bfloat16 setting=actor.precision" in capsys.readouterr().err) == logged
 
 

@@ -13,9 +13,9 @@ from typing import TextIO
 
 from common.errors import ConfigError
 from common.observability import learner_metrics as metrics
-from common.observability.bottleneck import WAITING, Kind, Verdict, percent
+from common.observability.bottleneck import WAITING, Kind, Verdict, percent, shares
 from common.observability.checks import CHECKS, Finding, findings
-from common.observability.deployment import LEARNER, Deployment, compare, shares
+from common.observability.deployment import LEARNER, Deployment, compare
 from common.observability.worker_metrics import ACTOR_ENV_STEPS
 from common.units import Seconds
 from services.cli.inspect.scrape import Source

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -16,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import StatisticsError, linear_regression
 from types import TracebackType
-from typing import Literal, Protocol, Self, TextIO
+from typing import Literal, Self, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -92,23 +93,28 @@ class ViewFrame:
     estimate: Estimate
 
 
-class View(Protocol):
+class View(ABC):
     """Shows view frames. A context manager, which restores the terminal."""
 
     period: Seconds  # between two refreshes
 
     def __enter__(self) -> Self:
         """Begin to show the run."""
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Restore the terminal."""
+        return
 
+    @abstractmethod
     def show(self, frame: ViewFrame) -> None:
         """Show the current state of the run."""
 
+    @abstractmethod
     def print_message(self, text: str) -> None:
         """Show one message, which stays visible."""
 
+    @abstractmethod
     def print_result(self, lines: Iterable[str], facts: Mapping[str, object]) -> None:
         """Show the end of the run: `lines` for people, or `facts` as one event for programs."""
 
@@ -229,7 +235,7 @@ def status_fields(frame: ViewFrame) -> dict[str, object]:
     return {**frame.status.model_dump(mode="json"), "progress": progress}
 
 
-class LiveView:
+class LiveView(View):
     """A panel that is redrawn in place."""
 
     period = LIVE_PERIOD
@@ -262,7 +268,7 @@ class LiveView:
             self.print_message(line)
 
 
-class LineView:
+class LineView(View):
     """One line per frame, plain or JSON; a JSON line has the time (UTC) and the id of the run."""
 
     period = LINE_PERIOD
@@ -270,13 +276,6 @@ class LineView:
     def __init__(self, stream: TextIO, *, style: Literal["plain", "json"], run_id: str = "") -> None:
         """Write to `stream`, flushed line by line."""
         self._stream, self._style, self._run_id = stream, style, run_id
-
-    def __enter__(self) -> Self:
-        """Do nothing."""
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Do nothing."""
 
     def show(self, frame: ViewFrame) -> None:
         """Write one line."""

@@ -8,7 +8,8 @@ from itertools import count
 import numpy as np
 import pytest
 
-from common.algorithms.payload import TrajectoryEpisodes, trajectory_schema
+from common.algorithms.episode_reports import TrajectoryEpisodes
+from common.algorithms.payload import trajectory_schema
 from common.config.run_config import EnvRunConfig
 from common.envs.make import make
 from common.envs.remote import observe_schema

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.app import main
+from tests.services.cli.conftest import called
 
 pytestmark = pytest.mark.service
 
@@ -20,14 +20,6 @@ def _clean(tmp_path, monkeypatch):
     for name in [name for name in os.environ if name.startswith("ROOKERY_")]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
-
-
-def called(*words):
-    """Exit code of `rookery WORDS`, however it ends."""
-    try:
-        return main(words)
-    except SystemExit as end:
-        return end.code
 
 
 @pytest.mark.parametrize(
