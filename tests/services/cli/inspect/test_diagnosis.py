@@ -361,6 +361,15 @@ def test_an_actor_that_loses_its_learner_is_named(changes, name, words):
     assert words in faults(examined({}, {}, {}, changes))[name]
 
 
+def test_an_env_worker_that_loses_its_policy_server_is_named():
+    samples = {"connected": (1, 0), "env_steps_total": (0, 100), "phase_seconds_total{wait}": (0, 10.0)}
+    before, after = (
+        {"learner": sample(end, "learner", LEARNER), "10.0.0.9:9100": sample(end, "env_worker", samples)} for end in (0, 1)
+    )
+    found = faults(diagnose(compare(before, after)))["WorkerDisconnected"]
+    assert found == "env worker 10.0.0.9:9100 has no policy server; look whether it reaches the address of the policy server"
+
+
 def test_what_a_probe_finds_wrong_is_passed_on():
     """/healthz reports a loop that hangs."""
     found = faults(examined(unhealthy="intake has not ticked for 40.0 s; wanted every 15 s"))
