@@ -72,7 +72,7 @@ class ActorLoop:
         while not self._over():
             if self._restart and self._link.new_incarnation:
                 self._begin_again(self._restart)
-            elif self._link.may_offer and self._has_policy():
+            elif self._link.has_credit and self._has_policy():
                 return True
             self._alive()
             self._link.service(WAIT_SECONDS)

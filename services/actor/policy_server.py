@@ -73,7 +73,7 @@ class PolicyServerLoop:
             step_timeout=welcomed.invocation.settings.policy_server.step_timeout_ms / 1000,
             stats=stats,
             clock=time.monotonic,
-            note=_log.note,
+            log_event=_log.log_event,
             idle=self._idle,
             stopping=self._over,
         )

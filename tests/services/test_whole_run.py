@@ -153,7 +153,9 @@ class Colony:
             restore_checkpoint(checkpoint, algorithm=self.algorithm, record=self.record, session=session, store=self.store)
         accounts = AccountsFile(self.directory.accounts, run_id="run-1", clock=time.monotonic, on_loss=pytest.fail)
         transport = self.hub.bind()
-        self.intake = Intake(transport=transport, session=session, clock=time.monotonic, note=lambda _: None, accounts=accounts)
+        self.intake = Intake(
+            transport=transport, session=session, clock=time.monotonic, log_event=lambda _: None, accounts=accounts
+        )
         self.alive = lambda: None  # called by each actor at each env step, and by the learner at each update
 
     def learner(self):
@@ -205,7 +207,7 @@ class Colony:
     def link(self, role, number, life=1):
         """A welcomed link."""
         identity = Identity(role=role, name=f"{role}-{number}", incarnation=1000 * life, software="test")
-        link = Link(transport=self.hub.connect(), session=WorkerSide(identity), clock=time.monotonic, note=lambda _: None)
+        link = Link(transport=self.hub.connect(), session=WorkerSide(identity), clock=time.monotonic, log_event=lambda _: None)
         while link.welcome is None:
             link.service(0.05)
         return link

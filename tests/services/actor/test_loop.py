@@ -36,7 +36,7 @@ class FakeLink:
         self.snapshot, self.on_service = None, lambda _: None
 
     @property
-    def may_offer(self):
+    def has_credit(self):
         """Return whether a credit is free."""
         return self.credits > 0
 

@@ -44,7 +44,9 @@ class Worker:
     def __init__(self, stage, name, incarnation):
         self.transport, self.alive, self.paused = stage.hub.connect(), True, False
         identity = Identity(role=ENV_WORKER, name=name, incarnation=incarnation, software="test")
-        self.link = Link(transport=self.transport, session=WorkerSide(identity), clock=lambda: stage.now, note=stage.notes.append)
+        self.link = Link(
+            transport=self.transport, session=WorkerSide(identity), clock=lambda: stage.now, log_event=stage.notes.append
+        )
         self.loop = None
 
     def turn(self):
@@ -95,7 +97,7 @@ class Stage:
             step_timeout=STEP_TIMEOUT,
             stats=self.stats,
             clock=lambda: self.now,
-            note=self.notes.append,
+            log_event=self.notes.append,
             idle=self.idle,
             stopping=lambda: False,
         )
