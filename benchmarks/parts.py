@@ -29,7 +29,7 @@ from common.protocol.messages import Arrays
 from common.runtime.machine import cores
 from common.runtime.process import set_torch_threads
 from common.units import EnvSteps, Seconds
-from services.actor.rollout import Rollout
+from services.acting.rollout import Rollout
 
 if TYPE_CHECKING:
     from multiprocessing.queues import Queue

@@ -19,10 +19,10 @@ from common.runtime import process
 from common.runtime.lifecycle import BUILD_SECONDS
 from common.runtime.machine import cpu_limit
 from services import worker
-from services.acting import policy_of
-from services.actor.loop import ActorLoop
-from services.actor.parts import ActorParts, begin_incarnation
-from services.actor.rollout import Rollout
+from services.acting.loop import ActorLoop
+from services.acting.parts import ActorParts, begin_incarnation
+from services.acting.policy import policy_of
+from services.acting.rollout import Rollout
 from services.worker import WelcomedWorker
 
 

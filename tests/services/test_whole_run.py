@@ -36,9 +36,9 @@ from common.runtime.lifecycle import Health
 from common.runtime.process import derive_seed
 from common.runtime.run_directory import create
 from common.transport.link import Link
-from services.actor.loop import ActorLoop
-from services.actor.parts import ActorParts, begin_incarnation
-from services.actor.rollout import Rollout
+from services.acting.loop import ActorLoop
+from services.acting.parts import ActorParts, begin_incarnation
+from services.acting.rollout import Rollout
 from services.evaluator.loop import EvaluatorLoop
 from services.learner.accounts import AccountsFile
 from services.learner.agreement import Agreement

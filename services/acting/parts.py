@@ -18,7 +18,7 @@ from common.observability import logs
 from common.protocol.limits import FREE_LENGTH
 from common.protocol.messages import ACTOR_STATE, Welcome
 from common.protocol.plain import pack, unpack
-from services.actor.rollout import Rollout
+from services.acting.rollout import Rollout
 
 _log = logs.EventLog(__name__)
 

@@ -22,9 +22,9 @@ from common.replay.blocks import spans
 from common.replay.rows import rows_by_environment
 from common.transport.connection_limit import LIMIT_MESSAGES
 from common.transport.link import Link
-from services.actor.remote import DRAIN_SECONDS, RemoteEnvironments
-from services.actor.rollout import Rollout
+from services.acting.rollout import Rollout
 from services.env_worker.loop import EnvWorkerLoop
+from services.policy_server.remote_environments import DRAIN_SECONDS, RemoteEnvironments
 from tests.support.memory import MemoryHub
 
 pytestmark = pytest.mark.service

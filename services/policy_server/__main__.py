@@ -26,11 +26,11 @@ from common.runtime.machine import cpu_limit
 from common.transport.curve import ServerKeys
 from common.transport.zmq import ZmqServer
 from services import worker
-from services.acting import policy_of
-from services.actor.loop import ActorLoop
-from services.actor.parts import ActorParts
-from services.actor.remote import RemoteEnvironments
-from services.actor.rollout import Rollout
+from services.acting.loop import ActorLoop
+from services.acting.parts import ActorParts
+from services.acting.policy import policy_of
+from services.acting.rollout import Rollout
+from services.policy_server.remote_environments import RemoteEnvironments
 from services.worker import WelcomedWorker
 
 _log = logs.EventLog(__name__)
