@@ -23,7 +23,7 @@ from common.protocol.messages import (
     Welcome,
 )
 
-COMPUTING = ("collate", "train", "publish")
+COMPUTING = ("ingest", "train", "publish")
 """Phases in which the train loop needs a core all the time; in the others it waits for experience or for the disk."""
 SENT = kinds(Welcome, Refusal, Credit, Snapshot, Drain)
 RECEIVED = kinds(Hello, Trajectory, Gradient, SnapshotWanted, Report, Evaluation, Goodbye)
@@ -78,7 +78,7 @@ PHASE_SECONDS = LearnerMetric(
 COMPUTING_CPU_SECONDS = LearnerMetric(
     "rookery_learner_computing_cpu_seconds_total",
     "counter",
-    "CPU seconds of the thread of the train loop in its phases collate, train and publish. Divided by the seconds of these "
+    "CPU seconds of the thread of the train loop in its phases ingest, train and publish. Divided by the seconds of these "
     "phases it is the share of a core that the loop gets while it computes. Excludes other threads.",
     read=lambda stats: stats.phases.cpu_seconds(COMPUTING),
 )

@@ -31,7 +31,7 @@ def at(version=0, env_steps=0):
 
 def train(algorithm, *samples, progress=None):
     """One update, as the learner's loop does it."""
-    return algorithm.update(algorithm.collate(samples), progress or at())
+    return algorithm.update(algorithm.ingest(samples), progress or at())
 
 
 def weights(algorithm):
@@ -43,7 +43,7 @@ def act_on(algorithm, env, sample, make_sample, seed=0):
     """The same rollout with the actions that the newest snapshot chooses, as an actor would send it."""
     policy = ActorCriticPolicy(model=MODEL, env=env, precision="fp32", seed=seed)
     policy.load(0, snapshot.to_tensor(snapshot.flatten(algorithm.model, "fp32")), env_steps=0)
-    batch = algorithm.collate([sample])
+    batch = algorithm.ingest([sample])
     acted = [policy.act(observation) for observation in batch.observation[:-1]]
     arrays = {name: np.stack([step[name].numpy() for step in acted]) for name in ("action", "log_prob")}
     length, num_envs = sample.arrays["reward"].shape
@@ -163,7 +163,7 @@ def test_an_update_that_is_told_to_stop_leaves_out_the_steps_to_come(vector_env,
     cut, untouched = build(vector_env, epochs=100), build(vector_env)
     asked = iter(range(1_000_000))
     sample = make_sample(vector_env, length=16, reward=np.random.default_rng(0).random((16, 2)))
-    result = cut.update(cut.collate([sample]), at(), lambda: next(asked) >= steps)
+    result = cut.update(cut.ingest([sample]), at(), lambda: next(asked) >= steps)
     assert ("policy_loss" in result.metrics) == (steps > 0)
     taken = [int(state["step"]) for state in cut.state_dict()["optimizer"]["adam"].values()]
     assert taken == [steps] * len(taken)
