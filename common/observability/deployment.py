@@ -273,12 +273,12 @@ class Deployment:
         if found is None:
             return "no learner is known"
         if found.after.unreachable:
-            return f"the learner is away ({found.after.unreachable})"
+            return f"the learner is unreachable ({found.after.unreachable})"
         if found.now(learner.TRAINING) == 0:
             return "the learner does not train, it starts or has ended"
         if not found.measured:
             return "there is no earlier measurement of the learner"
-        return "nothing is played, received or trained on" if self.stands_still else ""
+        return "no env step is made, received or trained on" if self.stands_still else ""
 
 
 ADDED = (learner.LEDGER_ENV_STEPS.name, learner.WORKERS_CONNECTED.name, learner.QUEUE_DEPTH.name, learner.QUEUE_CAPACITY.name)

@@ -168,7 +168,7 @@ def test_the_bottleneck_is_the_network_where_new_policies_do_not_reach_half_of_t
     ("learner", "reason"),
     [
         ({"training": (0, 0)}, "the learner does not train, it starts or has ended"),
-        ({}, "nothing is played, received or trained on"),
+        ({}, "no env step is made, received or trained on"),
     ],
 )
 def test_a_run_that_does_not_train_has_no_bottleneck(learner, reason):

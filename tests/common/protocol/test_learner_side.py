@@ -902,7 +902,7 @@ def test_a_name_finds_its_index_again_while_there_are_places() -> None:
     assert (welcome.index, welcome.generation) == (0, 1)
 
 
-def test_a_new_name_takes_the_slot_of_the_worker_closed_longest_with_random_streams_of_its_own() -> None:
+def test_a_new_name_takes_the_index_of_who_is_gone_longest_with_random_streams_of_its_own() -> None:
     """An index is below `max_actors`, so it is used again; (index, generation) never is."""
     learner = Learner(max_actors=3)
     for name in "abc":
@@ -917,8 +917,8 @@ def test_a_new_name_takes_the_slot_of_the_worker_closed_longest_with_random_stre
     assert (welcome.index, welcome.generation) == (2, 2)
 
 
-def test_a_worker_that_is_only_away_loses_its_slot_last_and_is_logged() -> None:
-    """A cut cable, and a new actor that needs the slot: what was in flight is given up before its time."""
+def test_who_is_only_away_loses_its_place_last_and_is_said_to() -> None:
+    """A cut cable, and a new actor that needs the place: what was in flight is given up before its time."""
     learner = Learner(max_actors=2)
     learner.greet("gone")
     learner.tick(9.0)
@@ -1010,7 +1010,7 @@ def test_what_an_actor_stepped_after_its_last_report_is_in_its_closed_account() 
     assert learner.books["produced"] == 16
 
 
-def test_a_silent_actor_is_away_then_forgotten_then_a_new_incarnation() -> None:
+def test_a_silent_actor_is_away_then_forgotten_then_reborn() -> None:
     """Stopped for minutes: its credits go to the others, its experience is given up, and it may start over."""
     learner = Learner()
     learner.greet(produced=10)
@@ -1232,7 +1232,7 @@ def test_in_lockstep_no_window_is_widened_for_those_who_are_not_here_yet():
     assert Learner(credits=1, batch=3).greet("a")[0].message.credits == 3
 
 
-def test_experience_comes_with_the_slot_of_its_sender():
+def test_experience_comes_with_the_place_of_its_sender():
     """Lockstep goes by places: names and incarnations differ from run to run."""
     learner = Learner()
     learner.greet("a")

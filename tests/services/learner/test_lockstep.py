@@ -55,7 +55,7 @@ def test_a_round_waits_for_every_actor():
     assert lockstep.choose([item(0, 0), item(0, 1), item(0, 2), item(0, 3), item(1, 0)]) == []
 
 
-def test_a_round_does_not_wait_for_a_slot_that_no_worker_has():
+def test_a_round_does_not_wait_for_a_place_that_nobody_has():
     """Resumed with two actors of three, which kept their places 0 and 2: the run goes on."""
     lockstep = Lockstep(actors=2, share=1)
     assert names(lockstep.choose([item(2, 8), item(0, 5)])) == [(0, 5), (2, 8)]

@@ -134,7 +134,7 @@ def test_a_rank_that_is_away_is_named():
         "learner-1": replace(before["learner-1"], samples={}, unreachable="gone"),
     }
     diagnosis = diagnose(compare(before, after))
-    assert diagnosis.verdict.sentence == "unknown: the learner is away (gone)"
+    assert diagnosis.verdict.sentence == "unknown: the learner is unreachable (gone)"
     assert set(faults(diagnosis)) == {"LearnerDown"}
 
 
@@ -196,7 +196,7 @@ def test_a_run_in_which_nothing_moves_is_stalled(connected, word):
     diagnosis = examined(STILL | {"workers_connected{actor}": (connected, connected)}, IDLE, IDLE, IDLE)
     assert word in faults(diagnosis)["LearnerStalled"]
     assert "LearnerWaiting" not in faults(diagnosis)
-    assert (diagnosis.verdict.sentence, diagnosis.gain) == ("unknown: nothing is played, received or trained on", "")
+    assert (diagnosis.verdict.sentence, diagnosis.gain) == ("unknown: no env step is made, received or trained on", "")
 
 
 def test_a_long_rollout_is_no_standstill():
@@ -390,7 +390,7 @@ def test_a_learner_that_went_away_is_the_one_thing_to_say():
     begin, end = {"learner": sample(0, "learner", LEARNER)}, {"learner": ServiceSample(at=NOW, unreachable="timed out")}
     diagnosis = diagnose(compare(begin, end))
     assert (diagnosis.verdict.kind, diagnosis.gain, list(faults(diagnosis))) == (Kind.UNKNOWN, "", ["LearnerDown"])
-    assert diagnosis.verdict.sentence == "unknown: the learner is away (timed out)"
+    assert diagnosis.verdict.sentence == "unknown: the learner is unreachable (timed out)"
 
 
 def test_a_learner_that_came_within_the_measurement_has_no_bottleneck_yet():
