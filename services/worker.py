@@ -98,7 +98,7 @@ class Service:
     name: str
     role: str
     niceness: int  # more than its parent's
-    give_up_seconds: Callable[[Settings], Seconds | None] = lambda _: None  # without an answer of the server; None: never
+    wait_limit: Callable[[Settings], Seconds | None] = lambda _: None  # without an answer of the server; None: never
 
     @property
     def server(self) -> str:
@@ -115,7 +115,7 @@ SERVICES = {
             name="policy-server",
             role="actor",
             niceness=5,
-            give_up_seconds=lambda settings: settings.policy_server.learner_seconds,
+            wait_limit=lambda settings: settings.policy_server.learner_seconds,
         ),
         Service(name="env-worker", role=ENV_WORKER, niceness=5),
         Service(name="evaluator", role="evaluator", niceness=10),  # training does not wait for a score: all others go first
@@ -237,7 +237,9 @@ def _build_loop(
     own: ConnectedSettings = getattr(settings, role)
     refused: object = None
     while True:
-        link = Link(transport=transport, session=WorkerSide(_identity(service, own.name)), clock=time.monotonic, note=_log.note)
+        link = Link(
+            transport=transport, session=WorkerSide(_identity(service, own.name)), clock=time.monotonic, log_event=_log.log_event
+        )
         welcome = _welcomed(link, service, invocation, address=address, shutdown=shutdown, health=health)
         if welcome is None:
             return link, None
@@ -290,7 +292,7 @@ def _welcomed(
     Raises `ResourceError` without an answer within the time that the service waits for one.
     """
     server = service.server.replace("-", " ")
-    limit, began = service.give_up_seconds(invocation.settings), time.monotonic()
+    limit, began = service.wait_limit(invocation.settings), time.monotonic()
     warn_at = began + FIRST_WARNING_SECONDS
     while link.welcome is None:
         now = time.monotonic()

@@ -96,8 +96,8 @@ def serving(crowd: Crowd, endpoint: str = "tcp://127.0.0.1:0", *, resumed: bool 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "accounts.jsonl"
         accounts = AccountsFile(path, run_id="benchmark", clock=time.monotonic, on_loss=_raise)
-        note = (lambda _: None) if resumed else raise_warning
-        intake = Intake(transport=transport, session=session, clock=time.monotonic, note=note, accounts=accounts)
+        log_event = (lambda _: None) if resumed else raise_warning
+        intake = Intake(transport=transport, session=session, clock=time.monotonic, log_event=log_event, accounts=accounts)
         intake.start()
         intake.publish(Snapshot(version=0, env_steps=0, precision="fp32", layout="", arrays={}))
         try:

@@ -115,7 +115,7 @@ class _Worker:
 
     def offer(self) -> None:
         """Send a message, if a credit is free and there is a policy that may have acted."""
-        if not self._session.may_offer or self._session.version < 0:
+        if not self._session.has_credit or self._session.version < 0:
             return
         self._produced += self._env_steps
         self.handle(e.CountersUpdated(produced=self._produced))

@@ -145,7 +145,7 @@ class A3CGrad(OneStepLearner):
 
     _settings: A3CGradSettings
 
-    def collate(self, samples: Sequence[Experience]) -> GradientBatch:  # type: ignore[override]
+    def ingest(self, samples: Sequence[Experience]) -> GradientBatch:  # type: ignore[override]
         """Gradients side by side."""
         return GradientBatch(
             gradients=[snapshot.to_tensor(sample.arrays["gradient"]) for sample in samples],

@@ -268,7 +268,7 @@ class ActorCriticLearner:
         """Let the network normalise vector observations by all so far, these included."""
         self._observations.add(samples)
 
-    def collate(self, samples: Sequence[Experience]) -> Batch:
+    def ingest(self, samples: Sequence[Experience]) -> Batch:
         """Join trajectories into one batch, stacks rebuilt."""
         return collate(samples, self._env, self._device)
 

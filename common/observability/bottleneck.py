@@ -68,7 +68,7 @@ class Verdict:
 
 # phase -> (its work, the advice)
 _LEARNER = MappingProxyType({
-    "collate": ("collates batches", "use smaller observations, or fewer trajectories per update"),
+    "ingest": ("takes in experience", "use smaller observations, or fewer trajectories per update"),
     "train": ("trains", "use a smaller network or fewer epochs, or a GPU"),
     "publish": ("publishes snapshots", "publish less often, or set learner.snapshot_precision=bf16"),
     "checkpoint": ("writes checkpoints", "raise checkpoint.every_seconds"),

@@ -16,8 +16,16 @@ from common.observability.cpu_limit import QUOTA_STATES
 from common.observability.metrics import Metric
 from common.units import Seconds
 
-LEARNER, ACTOR, EVALUATOR = "learner", "actor", "evaluator"
-ROLES = (LEARNER, ACTOR, EVALUATOR)
+LEARNER, ACTOR, EVALUATOR, ENV_WORKER = "learner", "actor", "evaluator", "env_worker"
+JOBS: Mapping[str, str] = MappingProxyType({
+    "learner": LEARNER,
+    "actor": ACTOR,
+    "policy-server": ACTOR,  # to its learner, and in its metrics
+    "evaluator": EVALUATOR,
+    "env-worker": ENV_WORKER,
+})  # fmt: skip
+"""All services: label `job` in Prometheus -> role, which the names of its metrics contain."""
+ROLES = tuple(dict.fromkeys(JOBS.values()))
 EXPERIENCE = ("trajectory", "gradient")
 """Kinds of message that wait for an acknowledgement."""
 
@@ -54,7 +62,7 @@ def by_label(samples: Samples, name: str) -> dict[str, float]:
 
 def role_of(samples: Samples) -> str:
     """Return the role of the service that exports these; "" where it is no rookery service."""
-    return next((role for role in ROLES if (f"rookery_{role}_policy_version", "") in samples), "")
+    return next((role for role in ROLES if any(name.startswith(f"rookery_{role}_") for name, _ in samples)), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +80,7 @@ class Service:
     @property
     def title(self) -> str:
         """Return the name, with the role where the name does not contain it."""
-        return self.name if self.role in self.name else f"{self.role} {self.name}"
+        return self.name if self.role in self.name else f"{self.role.replace('_', ' ')} {self.name}"
 
     @property
     def seconds(self) -> Seconds:
@@ -259,12 +267,12 @@ class Deployment:
         if found is None:
             return "no learner is known"
         if found.after.unreachable:
-            return f"the learner is away ({found.after.unreachable})"
+            return f"the learner is unreachable ({found.after.unreachable})"
         if found.now(learner.TRAINING) == 0:
             return "the learner does not train, it starts or has ended"
         if not found.measured:
             return "there is no earlier measurement of the learner"
-        return "nothing is played, received or trained on" if self.stands_still else ""
+        return "no env step is made, received or trained on" if self.stands_still else ""
 
 
 ADDED = (learner.LEDGER_ENV_STEPS.name, learner.WORKERS_CONNECTED.name, learner.QUEUE_DEPTH.name, learner.QUEUE_CAPACITY.name)

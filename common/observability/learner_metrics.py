@@ -12,7 +12,7 @@ from common.protocol.messages import MODES, ROLES
 
 RECEIVED = tuple(dict.fromkeys((*ACTOR_SENT, *EVALUATOR_SENT)))
 """Kinds of message that the learner receives; `SENT` are those that each of its workers may receive."""
-COMPUTING = ("collate", "train", "publish")
+COMPUTING = ("ingest", "train", "publish")
 """Phases in which the train loop needs a core all the time; in the others it waits for experience or for the disk."""
 
 
@@ -58,7 +58,7 @@ PHASE_SECONDS = LearnerMetric(
 )
 COMPUTING_CPU_SECONDS = LearnerMetric(
     "rookery_learner_computing_cpu_seconds_total",
-    "CPU seconds of the thread of the train loop in its phases collate, train and publish. Divided by the seconds of these "
+    "CPU seconds of the thread of the train loop in its phases ingest, train and publish. Divided by the seconds of these "
     "phases it is the share of a core that the loop gets while it computes. Excludes other threads.",
     read=lambda stats: stats.phases.cpu_seconds(COMPUTING),
 )

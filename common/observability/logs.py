@@ -1,7 +1,7 @@
 """Events instead of sentences: `log.info("snapshot_published", version=7, bytes=1234)`.
 
 Any adapter may make an `EventLog`; only a root calls `configure`, which decides where events go and how they look.
-Lines that a remote party can cause (`EventLog.note`, and `bug` with a `sender`) are limited; all others are written.
+Lines that a remote party can cause (`EventLog.log_event`, and `bug` with a `sender`) are limited; all others are written.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class EventLog:
         """Log an unforeseen exception with its traceback; where a `sender` can cause it, once in an interval."""
         self._log(logging.CRITICAL, event, error, {}, sender)
 
-    def note(self, note: LogEvent) -> None:
+    def log_event(self, event: LogEvent) -> None:
         """Log an event of a session, which a remote party can cause: limited by its sender and reason, its text short ASCII."""
-        fields = {name: _short(value) for name, value in note.fields.items()}
+        fields = {name: _short(value) for name, value in event.fields.items()}
         sender = tuple(fields.get(name) for name in ("worker", "route", "code", "reason"))
-        self._log(logging.WARNING if note.warning else logging.INFO, note.event, None, fields, sender)
+        self._log(logging.WARNING if event.warning else logging.INFO, event.event, None, fields, sender)
 
     def _log(
         self, level: int, event: str, error: BaseException | None, fields: Mapping[str, object], sender: Hashable = None

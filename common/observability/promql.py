@@ -14,7 +14,7 @@ from common.errors import DropReason
 from common.observability import learner_metrics as learner
 from common.observability import worker_metrics as worker
 from common.observability.bottleneck import CPU_LOST, ON_THE_WIRE, STALE, WAITING, Kind
-from common.observability.deployment import EXPERIENCE, ROLLOUTS
+from common.observability.deployment import ACTOR, EXPERIENCE, JOBS, ROLLOUTS
 from common.observability.metrics import Metric
 
 ORDINARY_DROPS = (DropReason.DUPLICATE, DropReason.ROLLED_BACK, DropReason.UNFINISHED, DropReason.RUN_ENDED)
@@ -52,6 +52,11 @@ class Scope:
     def total(self, metric: Metric[Any] | str, matchers: str = "", *, by: str = "namespace") -> str:
         """Return the growth per second of all counters together."""
         return f"sum by ({by}) ({self.rate(metric, matchers)})"
+
+
+def jobs(*roles: str) -> str:
+    """Return the matcher of the services with these roles."""
+    return _one_of("job", (job for job, role in JOBS.items() if role in roles))
 
 
 def phase_shares(scope: Scope, phase_seconds: Metric[Any]) -> str:
@@ -102,7 +107,7 @@ def actors_cpu_lost(scope: Scope, *, by: str = "namespace") -> str:
     computes = scope.total(worker.ACTOR_PHASE_SECONDS, _one_of("phase", worker.ACTOR_COMPUTING), by=by)
     got, used = (
         scope.total(metric, matchers, by=by)
-        for metric, matchers in ((worker.ACTOR_COMPUTING_CPU_SECONDS, ""), ("process_cpu_seconds_total", 'job="actor"'))
+        for metric, matchers in ((worker.ACTOR_COMPUTING_CPU_SECONDS, ""), ("process_cpu_seconds_total", jobs(ACTOR)))
     )
     return f"clamp_max({used} * ({computes} / {got} - 1) / {scope.total(worker.ACTOR_PHASE_SECONDS, by=by)}, 1)"
 

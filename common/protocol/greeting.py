@@ -131,7 +131,7 @@ class Greeting:
             worker.wanted_after = None
         self._registry.connect(worker, route, now)
         # The training of an earlier learner after its last checkpoint is in weights that are lost.
-        out = self._accounting.greeted(worker, hello, DropReason.GAP if again else DropReason.ROLLED_BACK)
+        out = self._accounting.accept_hello(worker, hello, DropReason.GAP if again else DropReason.ROLLED_BACK)
         fields = {"worker": worker.key.name, "role": worker.role, "index": worker.index, "again": again}
         note = e.LogEvent(event="worker_welcomed", fields=fields | {"software": sentence(hello.software)})
         slot = self._states.newest(worker.index) if self._config.lockstep and worker.role == "actor" else None

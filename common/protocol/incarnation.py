@@ -73,7 +73,7 @@ class Worker:
     state: WorkerState = WorkerState.EXPECTED
     route: Route | None = None  # of its connection; None unless connected
     heard_at: Seconds | None = None  # None: expected, and had no turn yet
-    spoke_at: Seconds = 0.0
+    sent_at: Seconds = 0.0
     turn_at: Seconds = math.inf  # when `WorkerRegistry.take_due` returns it; infinity: never
     wanted_after: Version | None = None
     snapshot: Snapshot | None = None  # of an evaluator: the last one sent, which it plays

@@ -25,8 +25,8 @@ class SessionConfig:
     lockstep: bool = False  # each batch needs all actors alike: no window is widened while some of them are not here
     max_evaluators: int = 16  # each costs the learner a snapshot per evaluation, and more are of no use
     heartbeat_seconds: Seconds = 1.0
-    silence_seconds: Seconds = 10.0  # without a word a worker counts as away
-    forget_seconds: Seconds = 60.0  # without a word for this long, its experience in flight is given up
+    silence_seconds: Seconds = 10.0  # without a message a worker is away
+    forget_seconds: Seconds = 60.0  # without a message for this long, its account is closed and its experience in flight dropped
 
     def window(self, actors: int) -> int:
         """Return the credits of each of so many actors: the setting, or more where few must fill one batch."""

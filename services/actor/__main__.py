@@ -15,8 +15,8 @@ from common.runtime import process
 from common.runtime.lifecycle import BUILD_SECONDS
 from common.runtime.machine import cpu_limit
 from services import worker
-from services.actor.loop import ActorLoop
-from services.actor.parts import ActorParts, begin_incarnation, build_parts, message_type_of
+from services.acting.loop import ActorLoop
+from services.acting.parts import ActorParts, begin_incarnation, build_parts, message_type_of
 from services.worker import WelcomedWorker
 
 

@@ -18,7 +18,7 @@ from common.observability.worker_metrics import EVALUATOR_METRICS, EvaluatorStat
 from common.runtime import process
 from common.runtime.machine import cores
 from services import worker
-from services.acting import policy_of
+from services.acting.policy import policy_of
 from services.evaluator.loop import EvaluatorLoop, Throttle
 from services.worker import WelcomedWorker
 

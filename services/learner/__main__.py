@@ -157,7 +157,9 @@ class _Root:
         uploads = opened(closing(open_uploads(settings, run.directory)))
         journal = opened(closing(_open_journal(record, run.directory)))
         accounts = AccountsFile(run.directory.accounts, run_id=record.run_id, clock=time.monotonic, on_loss=_accounts_lost)
-        intake = Intake(transport=run.transport, session=run.session, clock=time.monotonic, note=_log.note, accounts=accounts)
+        intake = Intake(
+            transport=run.transport, session=run.session, clock=time.monotonic, log_event=_log.log_event, accounts=accounts
+        )
         opened(closing(intake))
         metrics.source = lambda: replace(
             self.stats, intake=intake.stats, uploads=uploads.stats, tracking_points_dropped=journal.points_dropped

@@ -188,9 +188,9 @@ class TrainLoop:
         items, self._fresh = self._fresh, []
         self._health.tick(doing="trains", within=STEP_SECONDS)
         self._results.taken(items)
-        self._phases.enter("collate")
+        self._phases.enter("ingest")
         samples = self._lockstep.streams(items, self._record.version) if self._lockstep else items
-        batch = self._algorithm.collate(samples)
+        batch = self._algorithm.ingest(samples)
         self._phases.enter("train")
         progress = RunProgress(
             env_steps=self._record.env_steps,

@@ -28,7 +28,7 @@ from common.transport.api import Handshakes
 from common.transport.curve import ServerKeys, make
 from common.transport.zmq import ZmqServer
 from services import worker
-from services.acting import policy_of
+from services.acting.policy import policy_of
 from services.actor import __main__ as actor
 from services.env_worker import __main__ as env_worker
 from services.evaluator import __main__ as evaluator

@@ -111,7 +111,7 @@ def test_a_slow_environment_is_the_actors_matter_and_a_killed_learner_is_away(co
     learner.signal(signal.SIGKILL)
     learner.ended()
     code, words = doctor(colony, learner, actor)
-    assert "unknown: the learner is away (connection refused)" in words
+    assert "unknown: the learner is unreachable (connection refused)" in words
     assert f"LearnerDown: learner {address(learner)} does not answer: connection refused; see its log" in words
     assert code == 1
 
@@ -201,7 +201,7 @@ def test_an_environment_that_crashes_gets_no_advice_about_speed(colony, wait):
     assert actor.ended() == 1
     assert "RuntimeError: the simulator has no licence" in actor.output
     code, words = doctor(colony, learner, actor)
-    assert "unknown: nothing is played, received or trained on" in words
+    assert "unknown: no env step is made, received or trained on" in words
     assert "LearnerStalled: no update in" in words
     assert "does not answer: connection refused; see its log" in words
     assert "add actors" not in words

@@ -200,7 +200,7 @@ MISSING = Check(
     name="ActorsMissing",
     sentence="Actors run and are not connected to the learner, or none runs",
     promql=f'sum by (namespace) ({learner.WORKERS_CONNECTED}{{role="actor"}})\n'
-    f'/ (count by (namespace) (up{{job="actor"}}) or sum by (namespace) ({learner.TRAINING}))',
+    f"/ (count by (namespace) (up{{{promql.jobs(ACTOR)}}}) or sum by (namespace) ({learner.TRAINING}))",
     threshold=CONNECTED_SHARE,
     only=[TRAINS],
     lasting="5m",

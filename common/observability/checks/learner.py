@@ -9,7 +9,7 @@ from common.observability import learner_metrics as learner
 from common.observability import promql
 from common.observability.bottleneck import percent
 from common.observability.checks.base import COUNT, PERCENT, TRAINS, Check, Threshold
-from common.observability.deployment import ACTOR, MOSTLY_WAITS, Deployment
+from common.observability.deployment import ACTOR, LEARNER, MOSTLY_WAITS, ROLES, Deployment
 from common.observability.rules import ALL, ENV_FRAMES, LEARNER_WAITS, QUEUE_FILL
 
 
@@ -25,13 +25,14 @@ def _unreachable(run: Deployment) -> Iterator[str]:
         yield f"{run.learner.title} does not answer: {run.learner.after.unreachable}; see its log"
 
 
+WORKERS = tuple(role for role in ROLES if role != LEARNER)
 HAS_ENDED = f"last_over_time({learner.ENDED}[1d]) == 1"
 
 DOWN = Check(
     name="LearnerDown",
     sentence="The learner does not answer",
     promql=f'up{{job="learner"}} == 0 unless on (namespace, instance) {HAS_ENDED}\n'
-    f'or count by (namespace) (up{{job=~"actor|evaluator"}}) unless on (namespace) up{{job="learner"}} '
+    f'or count by (namespace) (up{{{promql.jobs(*WORKERS)}}}) unless on (namespace) up{{job="learner"}} '
     f"unless on (namespace) {HAS_ENDED}",
     lasting="2m",
     severity="critical",

@@ -19,7 +19,7 @@ from typing import Protocol
 from urllib.parse import urlencode
 
 from common.errors import ConfigError, ResourceError
-from common.observability.deployment import ROLES, Scrape, ServiceSample, role_of
+from common.observability.deployment import JOBS, ROLES, Scrape, ServiceSample, role_of
 from common.runtime.run_directory import RunDirectory
 from common.units import MIB, Seconds
 from services.cli.http_pages import get, parse_metrics
@@ -122,8 +122,8 @@ class Prometheus:
         down: dict[tuple[str, str], str] = {}  # role by target
         for labels, value in self._query(f"{{{_SERIES}{self._narrowed}}}", at):
             if labels.get("__name__") == "up":
-                if value == 0 and labels.get("job") in ROLES:
-                    down[_target(labels)] = labels["job"]
+                if value == 0 and (role := JOBS.get(labels.get("job", ""))):
+                    down[_target(labels)] = role
                 continue
             own = next((labels[name] for name in _OWN_LABELS if name in labels), "")
             samples[_target(labels)][labels.get("__name__", ""), own] = value

@@ -18,7 +18,7 @@ from common.errors import RookeryError
 from common.observability import learner_metrics as metrics
 from common.observability import worker_metrics as worker
 from common.observability.bottleneck import percent
-from common.observability.deployment import ACTOR, LEARNER, Deployment, Scrape, Service, compare
+from common.observability.deployment import ACTOR, ENV_WORKER, LEARNER, Deployment, Scrape, Service, compare
 from common.units import MIB, Seconds
 from services.cli.inspect.doctor import measure
 from services.cli.inspect.scrape import Source
@@ -160,7 +160,9 @@ def state(service: Service) -> str:
         return "hung"
     if service.role == LEARNER:
         return "not training" if service.now(metrics.TRAINING) == 0 else "training"
-    return "connected" if service.now(worker.ACTOR_CONNECTED) else "no learner"
+    if service.now(worker.ACTOR_CONNECTED):
+        return "connected"
+    return "no policy server" if service.role == ENV_WORKER else "no learner"
 
 
 def busiest(service: Service) -> str:

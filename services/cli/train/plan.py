@@ -109,9 +109,8 @@ class Plan:
     def command(self, start: Start) -> list[str]:
         """Return the command line of a child, which reads all else from the run's config.yaml."""
         role, _, rest = start.child.partition("-")
-        module, server = f"services.{role}", self.policy_servers.get(start.child)
-        if server is not None:
-            module = "services.actor.policy_server"
+        server = self.policy_servers.get(start.child)
+        module = f"services.{role}" if server is None else "services.policy_server"
         argv = [sys.executable, "-m", module, "--config", str(self.directory.config)]
         argv += ["--run-dir", str(self.directory.path)] if role == LEARNER else ["--name", start.child]
         argv += ["--resume"] if start.resume else []

@@ -79,7 +79,7 @@ def act_on(
     """The same rollout with the actions that the newest snapshot chooses, as an actor would send it."""
     policy = ActorCriticPolicy(model=model, env=env, precision="fp32", seed=seed)
     policy.load(0, snapshot.to_tensor(weights(algorithm)), env_steps=0)
-    acted = [policy.act(observation) for observation in algorithm.collate([sample]).observation[:-1]]
+    acted = [policy.act(observation) for observation in algorithm.ingest([sample]).observation[:-1]]
     arrays = {name: np.stack([step[name].numpy() for step in acted]) for name in ("action", "log_prob")}
     length, num_envs = sample.arrays["reward"].shape
     return make_sample(env, length=length, num_envs=num_envs, **(dict(sample.arrays) | arrays))

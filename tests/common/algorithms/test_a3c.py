@@ -34,7 +34,7 @@ def build(kind, env, *, seed=0, model=MODEL, **settings):
 def train(algorithm, *samples, version=0, env_steps=0):
     """One update, as the learner's loop does it, in a run of 1000 env steps."""
     progress = RunProgress(env_steps=env_steps, env_steps_planned=1000, version=version)
-    return algorithm.update(algorithm.collate(samples), progress)
+    return algorithm.update(algorithm.ingest(samples), progress)
 
 
 def evaluation(rows):
@@ -66,7 +66,7 @@ def test_advantages_of_another_shape_never_broadcast_into_the_loss(vector_env, m
 def test_the_gradient_is_that_of_the_loss(vector_env, make_sample, kind):
     """Finite differences in the policy head: the step follows what the loss really does."""
     algorithm = build(kind, vector_env)
-    batch = algorithm.collate([make_sample(vector_env, reward=np.eye(4)[:, :2])])
+    batch = algorithm.ingest([make_sample(vector_env, reward=np.eye(4)[:, :2])])
 
     def loss():
         seen = network_outputs(algorithm.model, batch, moments=Moments(), precision="fp32")
@@ -196,7 +196,7 @@ def test_lag_is_corrected_environment_by_environment(vector_env, make_sample):
     settings = A3CSettings(gamma=0.9, gae_lambda=0.8, ratio_clip=1.2)
     algorithm = A3C(settings=settings, model=ModelSettings(hidden=(8,)), env=vector_env, seed=0)
     sample = make_sample(vector_env, reward=np.eye(4)[:, :2], log_prob=np.linspace(-3.0, -0.1, 8).reshape(4, 2))
-    batch = algorithm.collate([sample])
+    batch = algorithm.ingest([sample])
     with torch.no_grad():
         seen = network_outputs(algorithm.model, batch, moments=Moments(), precision="fp32")
         found = algorithm.returns(batch, seen, torch.tensor([0, 2]))

@@ -30,7 +30,7 @@ def at(version=0, env_steps=0):
 
 def train(algorithm, *samples, progress=None):
     """One update, as the learner's loop does it."""
-    return algorithm.update(algorithm.collate(samples), progress or at())
+    return algorithm.update(algorithm.ingest(samples), progress or at())
 
 
 def test_on_fresh_data_the_ratio_is_1(image_env, make_sample):
@@ -146,7 +146,7 @@ def test_an_update_that_is_told_to_stop_leaves_out_the_steps_to_come(vector_env,
     cut, untouched = build(vector_env, epochs=100), build(vector_env)
     asked = iter(range(1_000_000))
     sample = make_sample(vector_env, length=16, reward=np.random.default_rng(0).random((16, 2)))
-    result = cut.update(cut.collate([sample]), at(), lambda: next(asked) >= steps)
+    result = cut.update(cut.ingest([sample]), at(), lambda: next(asked) >= steps)
     assert ("policy_loss" in result.metrics) == (steps > 0)
     taken = [int(state["step"]) for state in cut.state_dict()["optimizer"]["adam"].values()]
     assert taken == [steps] * len(taken)

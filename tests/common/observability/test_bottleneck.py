@@ -8,8 +8,8 @@ from common.observability.bottleneck import CPU_LOST, ON_THE_WIRE, STALE, THROTT
 
 pytestmark = pytest.mark.pure
 
-BUSY_LEARNER = {"wait": 2.0, "collate": 4.0, "train": 93.0, "publish": 1.0, "checkpoint": 0.0}
-WAITING_LEARNER = {"wait": 38.0, "collate": 4.0, "train": 57.0, "publish": 1.0, "checkpoint": 0.0}
+BUSY_LEARNER = {"wait": 2.0, "ingest": 4.0, "train": 93.0, "publish": 1.0, "checkpoint": 0.0}
+WAITING_LEARNER = {"wait": 38.0, "ingest": 4.0, "train": 57.0, "publish": 1.0, "checkpoint": 0.0}
 BUSY_ACTORS = {"env": 71.0, "act": 20.0, "encode": 5.0, "credit_wait": 3.0, "snapshot": 1.0}
 HELD_ACTORS = {"env": 40.0, "act": 15.0, "encode": 3.0, "credit_wait": 41.0, "snapshot": 1.0}
 
@@ -78,7 +78,7 @@ def test_nobody_waiting_is_balance():
 
 @pytest.mark.parametrize(
     ("phase", "word"),
-    [("collate", "collates"), ("train", "trains"), ("publish", "publishes"), ("checkpoint", "every_seconds")],
+    [("ingest", "takes in experience"), ("train", "trains"), ("publish", "publishes"), ("checkpoint", "every_seconds")],
 )
 def test_the_advice_fits_the_learners_busiest_phase(phase, word):
     """A run that writes a checkpoint every second needs no GPU."""

@@ -5,8 +5,11 @@ import math
 import pytest
 
 from common.observability.bottleneck import Kind
-from common.observability.deployment import Service, ServiceSample, compare, role_of
+from common.observability.deployment import JOBS, Service, ServiceSample, compare, role_of
+from common.observability.env_metrics import ENV_WORKER_METRICS, POLICY_SERVER_METRICS
+from common.observability.learner_metrics import METRICS
 from common.observability.worker_metrics import ACTOR_ENV_STEPS as ENV_STEPS
+from common.observability.worker_metrics import ACTOR_METRICS, EVALUATOR_METRICS
 from common.observability.worker_metrics import ACTOR_POLICY_LAG as POLICY_LAG
 from common.observability.worker_metrics import ACTOR_POLICY_VERSION as POLICY_VERSION
 from common.observability.worker_metrics import ACTOR_RECONNECTS as RECONNECTS
@@ -86,10 +89,12 @@ def test_who_comes_has_nothing_to_compare_and_who_leaves_is_silent():
 
 def test_a_service_is_known_by_what_it_exports():
     """An address says nothing of the role."""
-    assert [role_of({(f"rookery_{role}_policy_version", ""): 1.0}) for role in ("learner", "actor", "evaluator")] == [
-        "learner", "actor", "evaluator",
-    ]  # fmt: skip
-    assert role_of({("node_cpu_seconds_total", "0"): 1.0}) == ""
+    assert role_of({("node_cpu_seconds_total", "0"): 1.0, ("rookery_build_info", "1"): 1.0}) == ""
+    metrics = {
+        "learner": METRICS, "actor": ACTOR_METRICS, "policy-server": POLICY_SERVER_METRICS, "evaluator": EVALUATOR_METRICS,
+        "env-worker": ENV_WORKER_METRICS,
+    }  # fmt: skip
+    assert {job: role_of({(metric.name, ""): 1.0 for metric in exported}) for job, exported in metrics.items()} == JOBS
 
 
 @pytest.mark.parametrize(
@@ -97,6 +102,7 @@ def test_a_service_is_known_by_what_it_exports():
     [
         ("actor-0", "actor", "actor-0"),
         ("10.0.0.7:9100", "learner", "learner 10.0.0.7:9100"),
+        ("10.0.0.7:9100", "env_worker", "env worker 10.0.0.7:9100"),
         ("10.0.0.7:9100", "", "10.0.0.7:9100"),
     ],
 )
@@ -162,7 +168,7 @@ def test_the_bottleneck_is_the_network_where_new_policies_do_not_reach_half_of_t
     ("learner", "reason"),
     [
         ({"training": (0, 0)}, "the learner does not train, it starts or has ended"),
-        ({}, "nothing is played, received or trained on"),
+        ({}, "no env step is made, received or trained on"),
     ],
 )
 def test_a_run_that_does_not_train_has_no_bottleneck(learner, reason):

@@ -38,10 +38,10 @@ def test_an_unfinished_message_frees_memory_and_costs_no_experience() -> None:
     notes = []
     transport = ZmqServer("tcp://127.0.0.1:0", linger=0.0)
     session = LearnerSide(session_config(batch=1))
-    intake = Intake(transport=transport, session=session, clock=time.monotonic, note=notes.append, memory=limited_to(ROOM))
+    intake = Intake(transport=transport, session=session, clock=time.monotonic, log_event=notes.append, memory=limited_to(ROOM))
     identity = Identity(role="actor", name="actor-0", incarnation=1, software="test")
     worker = ZmqWorker(transport.endpoint)
-    link = Link(transport=worker, session=WorkerSide(identity), clock=time.monotonic, note=notes.append)
+    link = Link(transport=worker, session=WorkerSide(identity), clock=time.monotonic, log_event=notes.append)
     intake.start()
     intake.publish(policy(0))
     offered = trained = 0
@@ -55,7 +55,7 @@ def test_an_unfinished_message_frees_memory_and_costs_no_experience() -> None:
                 with contextlib.suppress(OSError):  # cut off
                     attacker.sendall(zmtp.part(bytes(MIB), more=True))
                 link.service(0.001)
-                if link.may_offer and (offered < 50 or intake.stats.sockets_reopened == 0):
+                if link.has_credit and (offered < 50 or intake.stats.sockets_reopened == 0):
                     link.offer(trajectory())
                     offered += 1
                     link.count(offered * STEPS, {})

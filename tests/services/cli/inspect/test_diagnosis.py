@@ -134,7 +134,7 @@ def test_a_rank_that_is_away_is_named():
         "learner-1": replace(before["learner-1"], samples={}, unreachable="gone"),
     }
     diagnosis = diagnose(compare(before, after))
-    assert diagnosis.verdict.sentence == "unknown: the learner is away (gone)"
+    assert diagnosis.verdict.sentence == "unknown: the learner is unreachable (gone)"
     assert set(faults(diagnosis)) == {"LearnerDown"}
 
 
@@ -196,7 +196,7 @@ def test_a_run_in_which_nothing_moves_is_stalled(connected, word):
     diagnosis = examined(STILL | {"workers_connected{actor}": (connected, connected)}, IDLE, IDLE, IDLE)
     assert word in faults(diagnosis)["LearnerStalled"]
     assert "LearnerWaiting" not in faults(diagnosis)
-    assert (diagnosis.verdict.sentence, diagnosis.gain) == ("unknown: nothing is played, received or trained on", "")
+    assert (diagnosis.verdict.sentence, diagnosis.gain) == ("unknown: no env step is made, received or trained on", "")
 
 
 def test_a_long_rollout_is_no_standstill():
@@ -361,6 +361,15 @@ def test_an_actor_that_loses_its_learner_is_named(changes, name, words):
     assert words in faults(examined({}, {}, {}, changes))[name]
 
 
+def test_an_env_worker_that_loses_its_policy_server_is_named():
+    samples = {"connected": (1, 0), "env_steps_total": (0, 100), "phase_seconds_total{wait}": (0, 10.0)}
+    before, after = (
+        {"learner": sample(end, "learner", LEARNER), "10.0.0.9:9100": sample(end, "env_worker", samples)} for end in (0, 1)
+    )
+    found = faults(diagnose(compare(before, after)))["WorkerDisconnected"]
+    assert found == "env worker 10.0.0.9:9100 has no policy server; look whether it reaches the address of the policy server"
+
+
 def test_what_a_probe_finds_wrong_is_passed_on():
     """/healthz reports a loop that hangs."""
     found = faults(examined(unhealthy="intake has not ticked for 40.0 s; wanted every 15 s"))
@@ -381,7 +390,7 @@ def test_a_learner_that_went_away_is_the_one_thing_to_say():
     begin, end = {"learner": sample(0, "learner", LEARNER)}, {"learner": ServiceSample(at=NOW, unreachable="timed out")}
     diagnosis = diagnose(compare(begin, end))
     assert (diagnosis.verdict.kind, diagnosis.gain, list(faults(diagnosis))) == (Kind.UNKNOWN, "", ["LearnerDown"])
-    assert diagnosis.verdict.sentence == "unknown: the learner is away (timed out)"
+    assert diagnosis.verdict.sentence == "unknown: the learner is unreachable (timed out)"
 
 
 def test_a_learner_that_came_within_the_measurement_has_no_bottleneck_yet():

@@ -12,6 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from common.errors import RookeryError
+from common.observability.env_metrics import ENV_WORKER_METRICS, EnvWorkerStats
 from common.observability.learner_metrics import METRICS
 from common.observability.learner_stats import LearnerStats
 from common.observability.metrics import Exporter
@@ -24,6 +25,7 @@ from services.cli.inspect.scrape import Prometheus, Services, open_source
 pytestmark = pytest.mark.service
 
 ACTOR, LEARNER = Exporter(ACTOR_METRICS, ActorStats).render(), Exporter(METRICS, LearnerStats).render()
+ENV_WORKER = Exporter(ENV_WORKER_METRICS, EnvWorkerStats).render()
 OK = {"/healthz": (200, b"ok\n")}
 
 
@@ -124,6 +126,11 @@ def test_a_foreign_endpoint_is_refused_with_a_line(serve, tmp_path, pages):
     address = serve(pages)
     line = refused(address, folder=tmp_path)
     assert line.startswith(f"this is no rookery service: found another HTTP server at {address}")
+
+
+def test_an_env_worker_is_a_service_like_the_others(serve, tmp_path):
+    address = serve({"/metrics": (200, ENV_WORKER)} | OK)
+    assert opened(address, folder=tmp_path).read()[address].role == "env_worker"
 
 
 def test_an_answer_without_end_is_cut(serve, tmp_path, monkeypatch):

@@ -136,6 +136,7 @@ def test_a_narrow_terminal_has_fewer_columns_and_whole_rows(width, columns):
     ("role", "changes", "state"),
     [
         ("actor", {"connected": 0}, "no learner"),
+        ("env_worker", {"connected": 0}, "no policy server"),
         ("learner", {"training": 0}, "not training"),
         ("actor", {"connected": 1, "unhealthy": "loop has not ticked for 20 s"}, "hung"),
     ],

@@ -250,7 +250,7 @@ def test_env_workers_connect_to_the_policy_server_of_their_number():
     assert len(ports) == 2 + 7 + 1  # all different
     assert set(plan.urls) == {"learner", "actor-0", "actor-1"}  # env workers are not in the learner's session
     assert plan.command(Start("actor-1"))[2:] == [
-        *("services.actor.policy_server", "--config", str(plan.directory.config), "--name", "actor-1"),
+        *("services.policy_server", "--config", str(plan.directory.config), "--name", "actor-1"),
         *(f"policy_server.bind={servers['actor-1']}", "policy_server.learner_seconds=null"),
         f"metrics.port={metrics['actor-1']}",
     ]

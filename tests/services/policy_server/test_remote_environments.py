@@ -23,9 +23,9 @@ from common.replay.blocks import spans
 from common.replay.rows import rows_by_environment
 from common.transport.connection_limit import LIMIT_MESSAGES
 from common.transport.link import Link
-from services.actor.remote import DRAIN_SECONDS, RemoteEnvironments
-from services.actor.rollout import Rollout
+from services.acting.rollout import Rollout
 from services.env_worker.loop import EnvWorkerLoop
+from services.policy_server.remote_environments import DRAIN_SECONDS, RemoteEnvironments
 from tests.support.memory import MemoryHub
 
 pytestmark = pytest.mark.service
@@ -45,7 +45,9 @@ class Worker:
     def __init__(self, stage, name, incarnation):
         self.transport, self.alive, self.paused = stage.hub.connect(), True, False
         identity = Identity(role=ENV_WORKER, name=name, incarnation=incarnation, software="test")
-        self.link = Link(transport=self.transport, session=WorkerSide(identity), clock=lambda: stage.now, note=stage.notes.append)
+        self.link = Link(
+            transport=self.transport, session=WorkerSide(identity), clock=lambda: stage.now, log_event=stage.notes.append
+        )
         self.loop = None
 
     def turn(self):
@@ -96,7 +98,7 @@ class Stage:
             step_timeout=STEP_TIMEOUT,
             stats=self.stats,
             clock=lambda: self.now,
-            note=self.notes.append,
+            log_event=self.notes.append,
             idle=self.idle,
             stopping=lambda: False,
         )

@@ -20,8 +20,8 @@ from common.observability import logs
 from common.protocol.limits import FREE_LENGTH
 from common.protocol.messages import ACTOR_STATE, ExperienceMessage, Welcome
 from common.protocol.plain import pack, unpack
-from services.acting import policy_of
-from services.actor.rollout import Rollout
+from services.acting.policy import policy_of
+from services.acting.rollout import Rollout
 from services.worker import WelcomedWorker
 
 _log = logs.EventLog(__name__)

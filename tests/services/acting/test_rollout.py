@@ -16,7 +16,7 @@ from common.envs.spec import EnvSettings
 from common.envs.stacking import stack
 from common.envs.vector import Transition, VectorEnvironment
 from common.protocol.messages import Arrays, ArraySpec, Trajectory
-from services.actor.rollout import Rollout
+from services.acting.rollout import Rollout
 
 pytestmark = pytest.mark.service
 

@@ -23,9 +23,9 @@ from common.runtime.machine import cpu_limit
 from common.transport.curve import ServerKeys
 from common.transport.zmq import ZmqServer
 from services import worker
-from services.actor.loop import ActorLoop
-from services.actor.parts import build_parts, message_type_of
-from services.actor.remote import RemoteEnvironments
+from services.acting.loop import ActorLoop
+from services.acting.parts import build_parts, message_type_of
+from services.policy_server.remote_environments import RemoteEnvironments
 from services.worker import WelcomedWorker
 
 _log = logs.EventLog(__name__)
@@ -59,7 +59,7 @@ class PolicyServerLoop:
             step_timeout=welcomed.invocation.settings.policy_server.step_timeout_ms / 1000,
             stats=stats,
             clock=time.monotonic,
-            note=_log.note,
+            log_event=_log.log_event,
             idle=self._idle,
             stopping=self._over,
         )
