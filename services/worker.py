@@ -37,7 +37,7 @@ from common.transport.curve import WorkerKeys
 from common.transport.link import Link
 from common.transport.zmq import ZmqWorker
 from common.units import Seconds
-from services.allowed_code import read_env_run, read_run
+from services.allowed_code import read_run
 
 DESCRIPTIONS = {
     "actor": "Step environments with the learner's newest policy and send experience.",
@@ -244,8 +244,7 @@ def _build_loop(
         if welcome is None:
             return link, None
         try:
-            read = read_env_run if role == ENV_WORKER else read_run
-            run = read(welcome.config, role=role, settings=settings)
+            run = read_run(welcome.config, role=role, settings=settings)
             logs.belong_to(run.run_id)
             where: dict[str, Any] = {service.server.replace("-", "_"): address}
             _log.info("welcomed", run=run.run_id, **where, slot=welcome.index, generation=welcome.generation)

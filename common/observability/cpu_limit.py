@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from common.observability.metrics import UNKNOWN, Metric
 
@@ -24,21 +24,14 @@ def no_cpu_limit() -> CpuLimit | None:
     return None
 
 
-class HasCpuLimit(Protocol):
-    """State of a service that knows the CPU limit around it."""
-
-    def cpu_limit(self) -> CpuLimit | None:
-        """Return the limit as of now; None where there is none."""
-
-
 def cpu_limit_metrics(service: str) -> tuple[Metric[Any], Metric[Any]]:
-    """Return the metrics of the CPU limit around a service."""
+    """Return the metrics of the CPU limit around a service, which `cpu_limit` of its state returns as of now."""
 
-    def cores(state: HasCpuLimit) -> float:
+    def cores(state: Any) -> float:
         limit = state.cpu_limit()
         return limit.cores if limit else UNKNOWN
 
-    def periods(state: HasCpuLimit) -> dict[str, float]:
+    def periods(state: Any) -> dict[str, float]:
         limit = state.cpu_limit() or CpuLimit(0.0)
         return dict(zip(QUOTA_STATES, (limit.throttled, limit.periods - limit.throttled), strict=True))
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version as installed_version
 from threading import Lock, get_ident
-from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client import Metric as Family
@@ -141,23 +141,13 @@ def run_labels(*, run_id: str, env: str, algorithm: str, seed: int) -> tuple[str
     return tuple(value[:LABEL_CHARACTERS] for value in values)
 
 
-class HasRun(Protocol):
-    """State of a service that knows its run: `run` has the values of `RUN_LABELS`, and is empty before that."""
-
-    run: tuple[str, ...]
-
-
 def run_info() -> Metric[Any]:
-    """Return the metric whose labels identify the run of a process."""
-
-    def read(state: HasRun) -> Reading:
-        return {state.run: 1.0} if state.run else {}
-
+    """Return the metric whose labels identify the run of a process: `run` of its state, empty while it does not know its run."""
     return Metric(
         "rookery_run_info",
         "Always 1, once the process knows its run. The labels hold the id of the run, its environment, algorithm and seed, and "
         "the version of the software; a join by instance selects the series of one run.",
-        read=read,
+        read=lambda state: {state.run: 1.0} if state.run else {},
         labels=dict.fromkeys(RUN_LABELS, ()),
     )
 

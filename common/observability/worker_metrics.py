@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from common.errors import DropReason
 from common.observability.cpu_limit import CpuLimit, cpu_limit_metrics, no_cpu_limit
@@ -50,12 +50,6 @@ class LinkStats:
     unacknowledged_seconds: Seconds = 0.0
 
 
-class HasLink(Protocol):
-    """State of a service that has one connection."""
-
-    link: LinkStats
-
-
 @dataclass(slots=True, kw_only=True)
 class WorkerStats:
     """Counters that actors and evaluators have alike. The loop alone writes them; any thread may read."""
@@ -91,8 +85,8 @@ class EvaluatorStats(WorkerStats):
 
 def connection_metrics(
     role: str, sent: Sequence[str], received: Sequence[str] = RECEIVED, *, server: str = "learner"
-) -> tuple[Metric[HasLink], Metric[HasLink], Metric[HasLink], Metric[HasLink]]:
-    """Return the metrics of a worker's connection; `sent` and `received` are the kinds of message that may cross."""
+) -> tuple[Metric[Any], Metric[Any], Metric[Any], Metric[Any]]:
+    """Return the metrics of a worker's connection, `link` of its state; `sent`, `received`: kinds of message that may cross."""
     name = role.replace("_", " ")
     return (
         Metric(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,41 +11,17 @@ from numpy.typing import NDArray
 from common.algorithms.api import HasRandomState, Policy
 from common.algorithms.registry import build_payload, rollout_schema
 from common.config.run_config import RunConfig
-from common.envs.spec import EnvSpec
 from common.envs.state import StateError
-from common.envs.vector import Array, Transition
 from common.errors import DecodeError
 from common.observability import logs
 from common.protocol.limits import FREE_LENGTH
 from common.protocol.messages import ACTOR_STATE, ExperienceMessage, Welcome
 from common.protocol.plain import pack, unpack
-from services.acting.policy import policy_of
+from services.acting.policy import Environments, policy_of
 from services.acting.rollout import Rollout
 from services.worker import WelcomedWorker
 
 _log = logs.EventLog(__name__)
-
-
-class Environments(Protocol):
-    """B environments: a `VectorEnvironment`, or those of env workers."""
-
-    spec: EnvSpec
-    num_envs: int
-
-    def reset(self, seed: int) -> Array:
-        """Begin B episodes; return the first observations [B, *frame]."""
-
-    def step(self, action: Array) -> Transition:
-        """Take `action` [B, ...] in all of them."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return their state; raises `StateError` where it cannot be read."""
-
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Restore `state_dict`; raises `StateError`."""
-
-    def close(self) -> None:
-        """Free their resources."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import safetensors.torch
 
@@ -160,7 +160,7 @@ def _resume(
     if index == 0:
         record.best = facts_of(store.load_best(warn=lambda detail: warn(detail=detail)))
     if found or record.updates:
-        of_ranks = {} if group is None else {"ranks": count, "sessions": not ended}
+        of_ranks: dict[str, Any] = {} if group is None else {"ranks": count, "sessions": not ended}
         _log.info("resumed", version=record.version, env_steps=record.env_steps, **of_ranks)
     return record, session
 
