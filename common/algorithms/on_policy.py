@@ -241,10 +241,7 @@ class ActorCriticLearner:
         device: torch.device = CPU,
         ranks: Ranks = ALONE,
     ) -> None:
-        """Build the network, its initial weights fixed by `seed`, and the optimizer with its epsilon.
-
-        Raises ConfigError where the algorithm cannot treat observations as `model` asks.
-        """
+        """Build network (initial weights by `seed`) and optimizer. ConfigError where observations cannot be as `model` asks."""
         settings.require_observations(env, model)
         self._ranks = ranks
         self._settings: ActorCriticSection = settings.for_actions(discrete=env.action.discrete)

@@ -28,7 +28,7 @@ def cpu_limit_metrics(service: str) -> tuple[Metric[Any], Metric[Any]]:
     """Return the metrics of the CPU limit around a service, which `cpu_limit` of its state returns as of now."""
 
     def cores(state: Any) -> float:
-        limit = state.cpu_limit()
+        limit: CpuLimit | None = state.cpu_limit()
         return limit.cores if limit else UNKNOWN
 
     def periods(state: Any) -> dict[str, float]:

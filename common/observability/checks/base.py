@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -126,3 +126,8 @@ def findings(checks: Iterable[Check], deployment: Deployment, *, training: bool)
         if check.predicate and (training or not check.while_training)
         for sentence in check.predicate(deployment)
     )
+
+
+def largest_first(counts: Mapping[str, float], form: str) -> str:
+    """Return counts by reason in words, the largest first, each in a format."""
+    return ", ".join(f"{reason} {count:{form}}" for reason, count in sorted(counts.items(), key=lambda item: -item[1]))

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from statistics import median
 
 from common.errors import BAD_CONTENT
 from common.observability import learner_metrics as learner
 from common.observability import promql, worker_metrics
 from common.observability.bottleneck import percent
-from common.observability.checks.base import COUNT, PERCENT, TRAINS, WAITING, Check, Threshold
+from common.observability.checks.base import COUNT, PERCENT, TRAINS, WAITING, Check, Threshold, largest_first
 from common.observability.deployment import ACTOR, Deployment, Service
 from common.observability.promql import ORDINARY_DROPS
 from common.observability.rules import ACTOR_RATE, ALL, DROPPED_SHARE, LAG_SHARE
-
-
-def _largest_first(counts: Mapping[str, float], form: str) -> str:
-    return ", ".join(f"{reason} {count:{form}}" for reason, count in sorted(counts.items(), key=lambda item: -item[1]))
-
 
 # --- it is fresh ---
 
@@ -102,7 +97,7 @@ def _drops(run: Deployment) -> Iterator[str]:
     lost = {reason: steps for reason, steps in grown.items() if steps and reason not in ORDINARY_DROPS}
     gone, trained = sum(lost.values()), run.learner.grew(learner.ENV_STEPS_TRAINED)
     if gone and DROPPED_LIMIT.passed(share := gone / (gone + trained)):
-        yield f"{percent(share)} of the env steps are dropped ({_largest_first(lost, ',.0f')}); see docs/metrics.md"
+        yield f"{percent(share)} of the env steps are dropped ({largest_first(lost, ',.0f')}); see docs/metrics.md"
 
 
 DROPPED = Check(
@@ -161,7 +156,7 @@ def _evicted(run: Deployment) -> Iterator[str]:
     away = learner_.now(learner.WORKERS_CONNECTED, ACTOR) < running
     if learner_.grew(learner.WORKERS_EVICTED) or (away and learner_.now(learner.WORKERS_EVICTED) > 0):
         refused = {reason: learner_.now(learner.MESSAGES_DROPPED, reason) for reason in BAD_CONTENT}
-        why = _largest_first({reason: count for reason, count in refused.items() if count > 0}, ".0f")
+        why = largest_first({reason: count for reason, count in refused.items() if count > 0}, ".0f")
         yield f"workers were evicted, because only bad messages came from them ({why}); the learner's log has worker and fault"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from common.observability import learner_metrics as learner
 from common.observability import promql
 from common.observability import worker_metrics as worker
-from common.observability.checks.base import COUNT, Check, Threshold
+from common.observability.checks.base import COUNT, Check, Threshold, largest_first
 from common.observability.deployment import ENV_WORKER, LEARNER, ROLES, Deployment, Service
 from common.observability.rules import ALL
 from common.units import MIB, Seconds
@@ -145,8 +145,7 @@ REFUSED_RATE = Threshold(
 def _refused(run: Deployment) -> Iterator[str]:
     failed = {reason: times for reason, times in run.learner.grew_by_label(learner.HANDSHAKES_FAILED).items() if times}
     if failed and REFUSED_RATE.passed(sum(failed.values()) / run.learner.seconds):
-        why = ", ".join(f"{reason} {times:.0f}" for reason, times in sorted(failed.items(), key=lambda item: -item[1]))
-        seen = f"connections to the learner failed in {run.learner.seconds:.0f} s ({why})"
+        seen = f"connections to the learner failed in {run.learner.seconds:.0f} s ({largest_first(failed, '.0f')})"
         yield f"{seen}; see docs/security.md, or close the port to the outside"
 
 
