@@ -187,7 +187,7 @@ def test_snapshots_that_stall_are_missed(colony, paced, examined, wait):
         behind = actor.http.metric(version) + 5
         wait(lambda: learner.http.metric("rookery_learner_policy_version") >= behind, "the learner goes on")
         code, words = examined(learner, actor)
-    assert "network-bound: new policies do not reach 1 of 1 actors" in words
+    assert "network-bound: new policies do not reach 100 % of the actors" in words
     assert "SnapshotsStale: actor" in words
     assert code == 1
 
