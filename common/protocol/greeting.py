@@ -211,7 +211,8 @@ def _check_evicted(hello: Hello, known: Worker | None, now: Seconds) -> Objectio
     """Return why an evicted worker may not be welcomed yet; None where it may."""
     if known is None or now >= known.evicted_until:
         return None
-    fact = f"all that {hello.worker!r} sent was refused; mend it, or wait {known.evicted_until - now:.0f} s"
+    wait = f"correct its messages, and greet again after {known.evicted_until - now:.0f} s"
+    fact = f"{hello.worker!r} was evicted, because its messages were refused; {wait}"
     return Objection(RefusalCode.EVICTED, fact, retry=True)
 
 

@@ -1,9 +1,8 @@
 """Settings of a session (`SessionConfig`), and its workers by name and incarnation (`WorkerRegistry`).
 
-A role has as many slots as workers of it may be connected at once. A name holds a slot, its index, from its first Hello on,
-while it is away and after it is closed, so that it has the same index when it returns. It loses the slot only to a new
-name that finds none free, and is forgotten. So the registry is bounded however many names come and go, and an index is
-always below the number of slots.
+A role has as many slots as workers of it may be connected at once. A name holds a slot (`index`) from its first Hello on,
+while it is away and after it is closed, so that it has the same slot when it returns. It loses the slot only to a new
+name that finds none free, and is forgotten. So the registry is bounded however many names come and go.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ class SessionConfig:
     lockstep: bool = False  # each batch needs all actors alike: no window is widened while some of them are not here
     max_evaluators: int = 16  # each costs the learner a snapshot per evaluation, and more are of no use
     heartbeat_seconds: Seconds = 1.0
-    silence_seconds: Seconds = 10.0  # without a word a worker counts as away
-    forget_seconds: Seconds = 60.0  # without a word for this long, its experience in flight is given up
+    silence_seconds: Seconds = 10.0  # without a message a worker is away
+    forget_seconds: Seconds = 60.0  # without a message for this long, its account is closed and its experience in flight dropped
 
     def window(self, actors: int) -> int:
         """Return the credits of each of so many actors: the setting, or more where few must fill one batch."""
@@ -213,7 +212,7 @@ class WorkerRegistry:
         older = self._newest.get(key.name)
         index = older.index if older is not None and older.role == role else self._free(role)
         worker = Worker(key=key, role=role, index=index, generation=self._generations[role, index])
-        self._generations[role, index] += 1  # of the index, not of the name: the next holder has random streams of its own
+        self._generations[role, index] += 1  # of the slot, not of the name: the next holder has random streams of its own
         self._add(worker)
         return worker
 

@@ -183,7 +183,7 @@ def rendezvous(own: TorchrunEnvironment, *, waiting: Callable[[], None], seconds
                 if group := _confirmed(own, store, token):
                     return PrefixStore(group, store)
                 present = sum(store.check([name]) for name in _names(own)) if overdue else 0
-        except RuntimeError:  # rank 0 has ended, and comes back
+        except RuntimeError:  # rank 0 has ended, and is restarted
             if serves:
                 raise
             store, token, overdue, deadline = None, "", False, time.monotonic() + limit

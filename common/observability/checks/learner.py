@@ -86,7 +86,7 @@ STALLED = Check(
     predicate=_stalled,
     runbook="""\
 1. `/healthz` of the learner names a gradient step that hangs.
-2. Dashboard Learner, "Phases". All `wait`: no batch fills. In lockstep one actor is missing; else check whether actors play
+2. Dashboard Learner, "Phases". All `wait`: no batch fills. In lockstep one actor is missing; else check whether actors step
    (dashboard Actors) and whether their messages are refused (dashboard Transport).
 3. All `checkpoint`: the disk does not answer.
 """,
@@ -153,7 +153,7 @@ SLOWED = Check(
     ),
     only=[TRAINS],
     lasting="10m",
-    detail=f"It trains on {PERCENT} of the frames per second of the last hour's median.",
+    detail=f"It trains on {PERCENT} of the emulator frames per second of the last hour's median.",
     runbook="""\
 1. Were actors removed, by hand or by an autoscaler? Then nothing is wrong.
 2. Dashboard Overview, "Bottleneck": if actor-bound, look at the actors; if learner-bound, at the learner's phases and CPU.

@@ -87,7 +87,7 @@ def _state() -> Row:
             ),
             Panel(
                 title="Return",
-                description="Mean raw return of each actor's last 100 episodes. One that is far off plays another environment.",
+                description="Mean raw return of each actor's last 100 episodes. One that is far off steps another environment.",
                 queries=[Query(SHOWN.series(worker.ACTOR_EPISODE_RETURN_MEAN), EACH)],
                 unit="short",
             ),
@@ -152,7 +152,7 @@ def _policy_servers() -> Row:
             ),
             Panel(
                 title="Emulator frames of env workers",
-                description="Frames per second of each env worker.",
+                description="Emulator frames per second of each env worker.",
                 queries=[Query(SHOWN.rate(env.ENV_WORKER_ENV_FRAMES), EACH)],
                 unit="short",
             ),

@@ -29,7 +29,7 @@ def _at_a_glance() -> Row:
                 Query(learns, "mean100"),
                 unit="short",
             ),
-            stat("Env frames per second", "Emulator frames trained on.", Query(frames, "frames/s"), unit="short"),
+            stat("Emulator frames per second", "Trained on by the learner.", Query(frames, "frames/s"), unit="short"),
             stat(
                 "Bottleneck",
                 "learner-bound: actors wait for credit. actor-bound: the learner waits for experience. "
@@ -98,11 +98,11 @@ def _learning_and_speed() -> Row:
                 width=12,
             ),
             Panel(
-                title="Env frames trained on and played",
-                description="Emulator frames per second: trained on by the learner, and played by all actors.",
+                title="Emulator frames trained on and stepped",
+                description="Emulator frames per second: trained on by the learner, and stepped by all actors.",
                 queries=[
                     Query(SHOWN.total(learner.ENV_FRAMES_TRAINED), "trained on"),
-                    Query(SHOWN.total(worker_metrics.ACTOR_ENV_FRAMES), "played"),
+                    Query(SHOWN.total(worker_metrics.ACTOR_ENV_FRAMES), "stepped"),
                 ],
                 unit="short",
                 width=12,

@@ -88,12 +88,12 @@ def _unknown(run: Deployment) -> str:
     """Return the reason why a run has no bottleneck; "" where it has one."""
     learner = run.learner
     if learner.after.unreachable:
-        return f"the learner is away ({learner.after.unreachable})"
+        return f"the learner is unreachable ({learner.after.unreachable})"
     if learner.now(metrics.TRAINING) == 0:
         return "the learner does not train, it starts or has ended"
     if not learner.measured:
         return "the learner was not there when the measurement began"
-    return "nothing is played, received or trained on" if stands_still(run) else ""
+    return "no env step is made, received or trained on" if stands_still(run) else ""
 
 
 def _without_policies(run: Deployment) -> Verdict | None:

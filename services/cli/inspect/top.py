@@ -34,7 +34,7 @@ DROPPED_FIRST = ("version", "drops/s", "memory", "frames/s", "queue", "lag", "CP
 SETTLED: Seconds = 60.0  # since the start of the learner, before the time left is estimated
 UPDATES_MEASURED = 3  # in the window: one update more or less would change a smaller number by half
 GAP = 2  # spaces between two columns
-AWAY = "away"  # state of a service that does not answer
+AWAY = "unreachable"  # state of a service that does not answer
 
 
 def top(source: Source, *, once: bool, stdout: TextIO, sleep: Callable[[Seconds], None] = time.sleep) -> int:

@@ -217,7 +217,7 @@ class StatusPoller:
         answer = fetch_status(self._urls[LEARNER])
         if answer is None:  # it starts, ends, or is being restarted: its last status holds, but for the phase
             away = self.latest.phase not in {STARTING, *ENDED}
-            return self.latest.model_copy(update={"phase": "learner away", "bottleneck": ""}) if away else self.latest
+            return self.latest.model_copy(update={"phase": "learner unreachable", "bottleneck": ""}) if away else self.latest
         known = {name: value for name, value in answer.items() if value is not None} | self._sums(answer)
         try:
             status = RunStatus.model_validate(known | {"bottleneck": self._bottleneck(time.monotonic())})
