@@ -54,7 +54,7 @@ class Algorithm(Protocol):
         """The network whose parameters are published (float32, owned by the learner)."""
 
     def calibrate(self, frames: Tensor) -> None:
-        """Begin the normalisation of observations with example frames [N, *frame], once, before the first update of a run."""
+        """Begin the normalisation with example observations [N, *frame], once, before the first update of a run."""
 
     def collate(self, samples: Sequence[Experience]) -> Any:
         """Turn experience messages (all of one schema) into the batch that `update` trains on; valid until the next call."""

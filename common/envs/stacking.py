@@ -1,6 +1,6 @@
-"""Stacks of frames from frames stored once: one function for the actor's network and the learner.
+"""Stacks of images from images stored once: one function for the actor's network and the learner.
 
-Axes: rows (time) first, then B environments; a frame has the shape `EnvSpec.observation_shape`. S is the stack size.
+Axes: rows (time) first, then B environments; `frame` is the shape of one image, `EnvSpec.observation_shape`. S is the stack size.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""First look at an environment: its spec, its first env steps, which find its faults before a run starts, and example frames."""
+"""First look at an environment: its spec, its first env steps, which find its faults before a run starts, and examples."""
 
 from __future__ import annotations
 
