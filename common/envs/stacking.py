@@ -25,7 +25,7 @@ def stack(frames: Frames, start: NDArray[np.bool_], *, last: int | None = None, 
 
     Args:
         frames: [rows+S-1, B, *frame], any dtype: S-1 frames of context, zero where the first row's stack is to be zero,
-            then one new frame a row. S is what its length says.
+            then one new frame a row. S follows from its length.
         start: [rows, B] bool, whether a row's new frame is the first of an episode.
         last: how many of the newest rows to build; all of them where None. An actor asks for one, from the same frames
             and starts as the learner, and so gets the same bytes.

@@ -193,7 +193,7 @@ def _check_identity(hello: Hello, public_key: str, known: Worker | None, *, forg
         stepped = hello.produced or hello.completed or hello.resend_from
         return renew if stepped and hello.incarnation <= forgotten else None
     if known.state is not WorkerState.CLOSED and known.public_key and public_key and public_key != known.public_key:
-        # Only while the account is open: a worker that left, or was away for long, may come back with a new key.
+        # Only while the account is open: a worker that left, or was away for long, may return with a new key.
         return Objection(
             RefusalCode.IN_USE, f"the name {hello.worker!r} belongs to a worker of another key; {_OWN_NAME}", retry=True
         )

@@ -16,7 +16,7 @@ from common.protocol.limits import HEADER_BYTES, HEADER_CONTAINERS, HEADER_VALUE
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# The first byte of a msgpack value says its kind; the small ones hold their number or length too.
+# The first byte of a msgpack value gives its kind; that of small ones holds their number or length too.
 _SMALL_MAP, _SMALL_LIST, _SHORT_STRING, _OTHERS, _NEGATIVE = 0x80, 0x90, 0xA0, 0xC0, 0xE0
 # First byte of a msgpack value -> bytes after it (numbers), or bytes of the length after it (strings, containers).
 _SIZES: Final = (

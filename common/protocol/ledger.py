@@ -59,7 +59,7 @@ class Ledger:
         self.dropped[str(reason)] += env_steps
 
     def receive(self, account: Account, env_steps: EnvSteps) -> None:
-        """Move `env_steps` of an actor out of flight; the caller says where to."""
+        """Move `env_steps` of an actor out of flight; the caller counts them in another column."""
         account.received += env_steps
         self.report(account, 0)
 

@@ -103,7 +103,7 @@ WAITING_SHARE = Threshold(
 
 def _waiting(run: Deployment) -> Iterator[str]:
     if WAITING_SHARE.passed(_waits(run)) and not stands_still(run):
-        yield f"the learner waits {percent(_waits(run))} of its time for experience; the bottleneck says why"
+        yield f"the learner waits {percent(_waits(run))} of its time for experience; see the bottleneck"
 
 
 LEARNER_WAITING = Check(
