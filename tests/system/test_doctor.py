@@ -111,7 +111,7 @@ def test_a_slow_environment_is_actor_bound_and_a_killed_learner_is_unreachable(c
     learner.signal(signal.SIGKILL)
     learner.ended()
     code, words = doctor(colony, learner, actor)
-    assert "unknown: the learner is away (connection refused)" in words
+    assert "unknown: the learner is unreachable (connection refused)" in words
     assert f"LearnerDown: learner {address(learner)} does not answer: connection refused; see its log" in words
     assert code == 1
 

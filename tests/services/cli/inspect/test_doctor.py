@@ -94,7 +94,7 @@ def test_a_killed_learner_ends_with_1_though_an_address_does_not_name_its_role()
     silent = {"10.0.0.7:9100": ServiceSample(at=0.0, unreachable="connection refused")}
     code, words, _ = run(Fake(silent | {"10.0.0.8:9100": actor(0.0)}, silent | {"10.0.0.8:9100": actor(10.0)}))
     assert code == 1
-    assert "unknown: the learner is away (connection refused)" in words
+    assert "unknown: the learner is unreachable (connection refused)" in words
     assert "LearnerDown: learner 10.0.0.7:9100 does not answer: connection refused; see its log" in words
 
 

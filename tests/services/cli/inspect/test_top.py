@@ -117,7 +117,7 @@ def test_a_service_that_was_not_there_before_has_no_rates():
     ("width", "columns"),
     [
         (150, list(COLUMNS)),
-        (80, ["service", "state", "env steps/s", "frames/s", "busiest", "queue", "lag", "memory", "CPU"]),
+        (82, ["service", "state", "env steps/s", "frames/s", "busiest", "queue", "lag", "memory", "CPU"]),
         (60, ["service", "state", "env steps/s", "busiest", "lag", "CPU"]),
         (34, ["service", "state", "env steps/s"]),
     ],

@@ -56,7 +56,7 @@ def test_at_the_target_the_bar_is_full():
 
 
 def test_two_readings_of_one_moment_are_no_trend():
-    """The learner is away and its last status is seen again and again: the estimate stands, nothing divides by zero."""
+    """The learner is unreachable and its last status is seen again and again: the estimate stands, nothing divides by zero."""
     progress = ProgressEstimator()
     progress.update(at(10.0, 1000, 3.0))
     first = progress.update(at(50.0, 100_000, 3.0))
