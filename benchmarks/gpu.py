@@ -33,7 +33,7 @@ import torch
 
 from benchmarks.learning import machine, train
 from benchmarks.pipeline import running
-from benchmarks.throughput import NO_EVALUATOR
+from benchmarks.throughput import NO_EVALUATOR, PONG_NATURE
 from common.algorithms.api import RunProgress
 from common.algorithms.registry import build_algorithm, rollout_schema
 from common.config.load import load_settings
@@ -44,7 +44,7 @@ from common.protocol.events import Experience, WorkerKey
 from common.runtime.machine import cores
 from common.units import Seconds
 
-PRESET, SOLVED = "pong-nature", "pong"
+PRESET, SOLVED = PONG_NATURE, "pong"
 PARTS = ("update", "pipeline", "pong")
 NOT_RUN = (
     "not run: there is no GPU that torch sees; wanted one and torch built for it, or --device cpu for the same parts on the CPU"
@@ -70,13 +70,13 @@ class Update:
 
     env_steps: int  # of a batch
     update: Seconds
-    collate: Seconds  # the copy to the device included
+    ingest: Seconds  # the copy to the device included
     copy: Seconds  # of the frames alone
     shares: Shares = field(default_factory=Shares)
 
     def __str__(self) -> str:
-        rate = self.env_steps / (self.update + self.collate)
-        parts = ", ".join(f"{name} {1e3 * getattr(self, name):.2f} ms" for name in ("update", "collate", "copy"))
+        rate = self.env_steps / (self.update + self.ingest)
+        parts = ", ".join(f"{name} {1e3 * getattr(self, name):.2f} ms" for name in ("update", "ingest", "copy"))
         return f"update    {self.env_steps} env steps: {parts}; {rate:,.0f} env steps/s alone; {self.shares}"
 
 
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--seconds", type=float, default=20.0, help="of update and of pipeline, after warming up")
     parser.add_argument("--actors", type=int, default=max(1, cores() - 1), help="of pipeline")
-    parser.add_argument("--set", nargs="*", default=[], metavar="section.key=value", help=f"settings of {PRESET} to change")
+    parser.add_argument("--set", nargs="*", default=[], metavar="section.key=value", help="settings of pong-nature to change")
     options = parser.parse_args(argv)
     if options.device == "cuda" and not torch.cuda.is_available():
         print(NOT_RUN, file=sys.stderr)
@@ -115,14 +115,14 @@ def measure_update(settings: Settings, device: torch.device, *, seconds: Seconds
     algorithm = build_algorithm(settings.algorithm, model=settings.model, env=env, seed=0, device=device)
     samples = random_batch(settings)
     progress = RunProgress(env_steps=0, env_steps_planned=settings.target.env_steps, version=0)
-    timed: dict[str, list[Seconds]] = {"collate": [], "copy": [], "update": []}
+    timed: dict[str, list[Seconds]] = {"ingest": [], "copy": [], "update": []}
 
     def work() -> None:
         frames = torch.from_numpy(np.concatenate([sample.arrays["obs"] for sample in samples], axis=1))
         timed["copy"].append(seconds_of(lambda: to_device(frames, device), device))
-        collated = []
-        timed["collate"].append(seconds_of(lambda: collated.append(algorithm.collate(samples)), device))
-        timed["update"].append(seconds_of(lambda: algorithm.update(collated[0], progress), device))
+        batches = []
+        timed["ingest"].append(seconds_of(lambda: batches.append(algorithm.ingest(samples)), device))
+        timed["update"].append(seconds_of(lambda: algorithm.update(batches[0], progress), device))
 
     work()  # warm: kernels are chosen, memory is allocated
     for found in timed.values():

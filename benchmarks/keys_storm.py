@@ -20,8 +20,8 @@ from pathlib import Path
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from common.transport.curve import LearnerKeys, WorkerKeys, make
-from common.transport.zmq import ZmqLearner, ZmqWorker
+from common.transport.curve import ServerKeys, WorkerKeys, make
+from common.transport.zmq import ZmqServer, ZmqWorker
 
 KINDS = ("unknown key", "wrong learner key", "no keys", "password")
 AT_ONCE = 100  # connections
@@ -85,10 +85,10 @@ class Served(threading.Thread):
         """Create the keys in `folder`."""
         super().__init__(daemon=True)
         make(folder, ["worker"])
-        keys = LearnerKeys.of(str(folder / "learner"))
+        keys = ServerKeys.of(str(folder / "learner"))
         assert keys is not None
         self.key = keys.public
-        self.learner = ZmqLearner("tcp://127.0.0.1:0", keys=keys, linger=0.0)
+        self.learner = ZmqServer("tcp://127.0.0.1:0", keys=keys, linger=0.0)
         self._worker = ZmqWorker(self.learner.endpoint, keys=WorkerKeys.of(str(folder / "worker")), linger=0.0)
         self.received: Counter[str] = Counter()
         self._ended = threading.Event()

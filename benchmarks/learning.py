@@ -82,7 +82,7 @@ CLAIMS = (
     Claim("cartpole-a3c", mean100=475, env_steps=500_000),
     Claim("cartpole-a3c-grad", mean100=475, env_steps=500_000),
     Claim("cartpole-impala", mean100=475, env_steps=500_000),
-    Claim("cartpole-dqn", mean100=475, env_steps=60_000),
+    Claim("cartpole-dqn", mean100=475, env_steps=100_000),
     Claim("acrobot", mean100=-100, env_steps=200_000),
     Claim("lunarlander", mean100=200, env_steps=1_500_000),
     Claim("mountaincar", mean100=-110, env_steps=500_000),
@@ -99,7 +99,8 @@ CLAIMS = (
     Claim("pong-a3c-grad", mean100=18, env_steps=5_000_000),
     Claim("pendulum-td3", evaluations=((20_000, -170.0),)),
     Claim("halfcheetah", evaluations=((60_000, 3_000.0), (120_000, 5_000.0))),
-    Claim("breakout", mean100=100, env_steps=10_000_000),
+    Claim("breakout", mean100=100, env_steps=5_000_000),
+    Claim("spaceinvaders", mean100=350, env_steps=1_000_000),
 )
 
 

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from common.protocol import codec
 from common.protocol.events import RefusalCode
 from common.protocol.messages import Envelope, Refusal
-from common.transport.zmq import ZmqLearner
+from common.transport.zmq import ZmqServer
 from common.units import Seconds
 
 LIMIT: Seconds = 300.0
@@ -183,7 +183,7 @@ def places() -> Iterator[dict[str, int]]:
     with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as closed:
         ports = {"taken": taken.getsockname()[1], "free": closed.getsockname()[1]}
         closed.close()
-        learner = ZmqLearner("tcp://127.0.0.1:0")
+        learner = ZmqServer("tcp://127.0.0.1:0")
         serving = Thread(target=_refuse, args=(learner, over))
         serving.start()
         yield {**ports, "older": int(learner.endpoint.rpartition(":")[2])}
@@ -192,7 +192,7 @@ def places() -> Iterator[dict[str, int]]:
         learner.close()
 
 
-def _refuse(learner: ZmqLearner, over: Event) -> None:
+def _refuse(learner: ZmqServer, over: Event) -> None:
     message = Refusal(code=RefusalCode.PROTOCOL, reason="protocol version: found 8, wanted 1", retry=False)
     while not over.is_set():
         if (arrived := learner.receive(0.1)) is not None:

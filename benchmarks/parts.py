@@ -29,7 +29,7 @@ from common.protocol.messages import Arrays
 from common.runtime.machine import cores
 from common.runtime.process import set_torch_threads
 from common.units import EnvSteps, Seconds
-from services.actor.rollout import Rollout
+from services.acting.rollout import Rollout
 
 if TYPE_CHECKING:
     from multiprocessing.queues import Queue
@@ -159,8 +159,8 @@ def _training(settings: Settings, algorithm: Algorithm, arrays: Arrays, env_step
         return [Experience(worker=worker, seq=seq, version=0, env_steps=env_steps, arrays=arrays) for worker in workers]
 
     for _ in range(-(-warm_up(settings) // (settings.learner.batch * env_steps))):
-        algorithm.collate(take())
-    return lambda: algorithm.update(algorithm.collate(take()), progress).samples
+        algorithm.ingest(take())
+    return lambda: algorithm.update(algorithm.ingest(take()), progress).samples
 
 
 def warm_up(settings: Settings) -> EnvSteps:

@@ -31,6 +31,7 @@ START_SECONDS: Seconds = 120.0  # for a busy machine: the imports alone take sev
 LEAVE_SECONDS: Seconds = 20.0
 ENDLESS = ("target.mean100=null", "target.wall_seconds=null", f"target.env_steps={10**12}", "log.format=plain")
 TRAINED = "rookery_learner_env_steps_trained_total"
+STEPPED = "rookery_actor_env_steps_total"
 CPU = "process_cpu_seconds_total"
 
 Reading = dict[str, float]
@@ -52,7 +53,7 @@ class Window:
     @property
     def sampled_per_second(self) -> float:
         """Env steps stepped by all actors."""
-        return sum(reading.get("rookery_actor_env_steps_total", 0.0) for reading in self.growth.values()) / self.seconds
+        return sum(reading.get(STEPPED, 0.0) for reading in self.growth.values()) / self.seconds
 
     @property
     def cores_busy(self) -> float:
@@ -96,6 +97,15 @@ class Run:
             if time.monotonic() > deadline:
                 raise ResourceError("the run does not train", found=f"{self._trained():.0f} env steps", wanted=f"{wanted:.0f}")
 
+    def wait_until_all_step(self, env_steps: int) -> None:
+        """Wait until each actor has made `env_steps`. Raises `ResourceError` where one does not."""
+        deadline = time.monotonic() + START_SECONDS
+        for child in (child for child in self._plan.urls if child.startswith("actor-")):
+            while (stepped := self._stepped(child)) < env_steps:
+                if time.monotonic() > deadline:
+                    raise ResourceError(f"{child} does not step", found=f"{stepped:.0f} env steps", wanted=str(env_steps))
+                time.sleep(POLL_SECONDS)
+
     def watch(self, seconds: Seconds) -> Window:
         """Let the run go on for about `seconds`, from the end of one update to the end of another."""
         began, before = self._at_update()
@@ -114,6 +124,12 @@ class Run:
     def _at_update(self) -> tuple[Seconds, dict[str, Reading]]:
         self.wait_until_trained(1)
         return time.monotonic(), {child: _scrape(url) for child, url in self._plan.urls.items()}
+
+    def _stepped(self, child: str) -> float:
+        try:
+            return _scrape(self._plan.urls[child]).get(STEPPED, 0.0)
+        except OSError:  # not up yet
+            return 0.0
 
     def _trained(self) -> float:
         try:

@@ -16,6 +16,7 @@ import argparse
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 from benchmarks.parts import Parts, measure, warm_up
@@ -27,7 +28,8 @@ from common.units import Seconds
 from services.cli.train.events import LEARNER
 
 NO_EVALUATOR = "evaluator.enabled=false"
-PRESETS = ("pong-nature", "pong-impala", "pong-a3c", "pong-a3c-grad", "pong-dqn", "pendulum-td3")
+PONG_NATURE = str(Path(__file__).with_name("pong-nature.yaml"))
+PRESETS = (PONG_NATURE, "pong-impala", "pong-a3c", "pong-a3c-grad", "pong-dqn", "pendulum-td3")
 COLUMNS = ("preset", *Parts._fields, "floor", "trained", "ratio", "core time")
 
 
@@ -113,10 +115,10 @@ def account(parts: Parts, window: Window, *, actors: int) -> str:
 
 
 def row(preset: str, result: Result) -> str:
-    """Return the result as a row of a Markdown table: parts in us, rates in env steps/s."""
+    """Return the result as a row of a Markdown table: preset, parts in us, rates in env steps/s."""
     costs = (f"{1e6 * cost:.0f} us" for cost in result.part)
     rates = (f"{result.floor:,.0f}", f"{result.trained:,.0f}", f"{result.ratio:.0%}", f"{result.core_time:.0%}")
-    return "| " + " | ".join((preset, *costs, *rates)) + " |"
+    return "| " + " | ".join((Path(preset).stem, *costs, *rates)) + " |"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,7 +1,7 @@
 """The one place that decides which code a learner's configuration may name in a worker, before anything is imported.
 
 A Welcome carries the run's configuration as JSON, and some of its values name Python code. `read_run` refuses those that the
-owner of the worker did not allow, and is the only way from a Welcome to a `RunConfig`.
+owner of the worker did not allow, and is the only way from a Welcome to a `RunConfig` or an `EnvRunConfig`.
 """
 
 from __future__ import annotations
@@ -44,22 +44,12 @@ def code_references(values: object) -> Iterator[CodeReference]:
         yield CodeReference("env.id", env_id, module)
 
 
-def read_run(config: str, *, role: str, settings: Settings) -> RunConfig:
-    """Return the run's configuration in a learner's Welcome, for a worker of this `role` that was started with `settings`.
+def read_run(config: str, *, role: str, settings: Settings) -> RunConfig | EnvRunConfig:
+    """Return the configuration in the Welcome of a server, for a worker of this `role` that was started with `settings`.
 
     Raises `ConfigError` where it names code that is neither of the packages in `allow_code` nor named in the worker's own
-    settings, before that code is imported; and as `RunConfig.from_json`.
+    settings, before that code is imported; and as `from_json`.
     """
-    return RunConfig.from_json(_checked(config, role=role, settings=settings))
-
-
-def read_env_run(config: str, *, role: str, settings: Settings) -> EnvRunConfig:
-    """Return the configuration in a policy server's Welcome, under the same rules as `read_run`."""
-    return EnvRunConfig.from_json(_checked(config, role=role, settings=settings))
-
-
-def _checked(config: str, *, role: str, settings: Settings) -> str:
-    """Return the JSON of `config` written anew, so that validation reads exactly the values checked here."""
     try:
         values = json.loads(config)
     except (ValueError, RecursionError) as error:
@@ -70,7 +60,8 @@ def _checked(config: str, *, role: str, settings: Settings) -> str:
     for reference in code_references(values):
         if (reference.setting, reference.value) not in named and not _allowed(reference.module, own.allow_code):
             raise _refusal(reference, role, own)
-    return json.dumps(values)
+    checked = json.dumps(values)  # written anew, so that validation reads exactly the values checked here
+    return EnvRunConfig.from_json(checked) if role == ENV_WORKER else RunConfig.from_json(checked)
 
 
 def _allowed(module: str, packages: tuple[str, ...]) -> bool:

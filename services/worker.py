@@ -13,9 +13,9 @@ import socket
 import sys
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -27,7 +27,7 @@ from common.config.schema import ConnectedSettings, Settings
 from common.errors import ConfigError, ResourceError
 from common.observability import logs
 from common.observability.http import HttpServer
-from common.observability.metrics import Exporter, run_labels
+from common.observability.metrics import Exporter, Metric, run_labels
 from common.protocol.messages import ENV_WORKER, Welcome
 from common.protocol.worker_side import Identity, WorkerSide
 from common.runtime import process
@@ -37,8 +37,7 @@ from common.transport.curve import WorkerKeys
 from common.transport.link import Link
 from common.transport.zmq import ZmqWorker
 from common.units import Seconds
-from services.allowed_code import read_env_run, read_run
-from services.build_limit import build_limit
+from services.allowed_code import read_run
 
 DESCRIPTIONS = {
     "actor": "Step environments with the learner's newest policy and send experience.",
@@ -99,12 +98,17 @@ class Service:
     name: str
     role: str
     niceness: int  # more than its parent's
-    give_up_seconds: Callable[[Settings], Seconds | None] = lambda _: None  # without an answer of the server; None: never
+    wait_limit: Callable[[Settings], Seconds | None] = lambda _: None  # without an answer of the server; None: never
 
     @property
     def server(self) -> str:
-        """Return the process that it connects to, as option and in messages."""
-        return "policy-server" if self.role == ENV_WORKER else "learner"
+        """Return the process that it connects to, in messages."""
+        return "policy server" if self.role == ENV_WORKER else "learner"
+
+    @property
+    def server_key(self) -> str:
+        """Return the same as a key of settings and of log lines."""
+        return self.server.replace(" ", "_")
 
 
 SERVICES = {
@@ -116,7 +120,7 @@ SERVICES = {
             name="policy-server",
             role="actor",
             niceness=5,
-            give_up_seconds=lambda settings: settings.policy_server.learner_seconds,
+            wait_limit=lambda settings: settings.policy_server.learner_seconds,
         ),
         Service(name="env-worker", role=ENV_WORKER, niceness=5),
         Service(name="evaluator", role="evaluator", niceness=10),  # training does not wait for a score: all others go first
@@ -124,26 +128,38 @@ SERVICES = {
 }
 
 
-def main(name: str, argv: Sequence[str] | None, *, metrics: Exporter[Any], build: Callable[[WelcomedWorker[Any]], Loop]) -> int:
+def main(
+    name: str,
+    argv: Sequence[str] | None,
+    *,
+    stats: Any,
+    metrics: Iterable[Metric[Any]],
+    build: Callable[[WelcomedWorker[Any], Any], Loop],
+) -> int:
     """Run one worker, a name in `SERVICES`, until its loop ends, a stop is requested, or the run is over; return the exit code.
 
-    `build` is called when the server has welcomed the worker.
+    `metrics` are read from `stats`, a dataclass with `run` and `link`. `build` is called with a welcomed worker and its `stats`.
     """
     argv = sys.argv[1:] if argv is None else argv
+    exporter = Exporter(metrics, lambda: stats)
+
+    def begin(welcomed: WelcomedWorker[Any]) -> Loop:
+        stats.run = welcomed.run_labels
+        exporter.source = lambda: replace(stats, link=welcomed.link.stats())
+        return build(welcomed, stats)
 
     def serve() -> int:
-        return _serve(SERVICES[name], parse(name, argv, os.environ), metrics=metrics, build=build)
+        return _Root(service=SERVICES[name], invocation=parse(name, argv, os.environ), metrics=exporter, build=begin).serve()
 
     return process.run(serve, program=f"rookery {name}", debug="--debug" in argv)
 
 
 def parse(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
     """Read a worker's command line. Raises `ConfigError`; argparse itself exits with 2 for an unknown option."""
-    role, server = SERVICES[name].role, SERVICES[name].server
-    section, title = server.replace("-", "_"), server.replace("-", " ")
-    port = 5800 if role == ENV_WORKER else 5700
-    parser = arguments.service_parser(name, DESCRIPTIONS[name], f"rookery {name} --{server} tcp://127.0.0.1:{port}")
-    parser.add_argument(f"--{server}", metavar="tcp://HOST:PORT", help=f"address of the {title} ({role}.{section})")
+    role, title, section = SERVICES[name].role, SERVICES[name].server, SERVICES[name].server_key
+    option, port = f"--{title.replace(' ', '-')}", 5800 if role == ENV_WORKER else 5700
+    parser = arguments.service_parser(name, DESCRIPTIONS[name], f"rookery {name} {option} tcp://127.0.0.1:{port}")
+    parser.add_argument(option, metavar="tcp://HOST:PORT", help=f"address of the {title} ({role}.{section})")
     parser.add_argument("--keys", metavar="DIR", help=f"folder of keys, where the {title} requires them ({role}.keys)")
     parser.add_argument("--insecure", action="store_true", help=f"join another machine's {title} without keys ({role}.insecure)")
     parser.add_argument(
@@ -172,84 +188,103 @@ def parse(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> Invocat
     return Invocation(loaded=loaded, linger=parsed.linger, debug=parsed.debug)
 
 
-def _serve(
-    service: Service, invocation: Invocation, *, metrics: Exporter[Any], build: Callable[[WelcomedWorker[Any]], Loop]
-) -> int:
-    settings = invocation.settings
-    own: ConnectedSettings = getattr(settings, service.role)
-    address = rank_address(own.server, role=service.role, name=own.name or default_name(service.name))
-    logs.configure(service.name.replace("-", "_"), level=settings.log.level, form=settings.log.format, debug=invocation.debug)
-    process.yield_cpu(service.niceness)
-    shutdown, health = Shutdown(), Health()
-    server = service.server.replace("-", " ")
-    with (
-        closing(ZmqWorker(address, keys=WorkerKeys.of(own.keys))) as transport,  # an open socket would delay the exit
-        on_signals(shutdown),
-        HttpServer(host=settings.metrics.host, port=settings.metrics.port, metrics=metrics.render, health=health) as http,
-    ):
-        where: dict[str, Any] = {server.replace(" ", "_"): address}
-        _log.info(f"{service.name.replace('-', '_')}_started", **where, metrics=http.url)
-        if own.insecure and not own.keys:
-            _log.warning("insecure", **where, consequence=f"any process that answers there is taken for the {server}")
-        link, loop = _build_loop(
-            service, invocation=invocation, address=address, transport=transport, shutdown=shutdown, health=health, build=build
-        )
-        reason = link.drain.reason if link.drain else shutdown.reason
-        if loop is not None:
-            health.ready(unless=lambda: "" if link.joined or link.drain else f"no {server} at {address}")
-            reason = loop.run()
-        link.close(reason)
-        _log.info(f"{service.name.replace('-', '_')}_ended", reason=reason)
-        if invocation.linger:
-            process.linger(shutdown, health)
-    return 0
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Root:
+    """One worker process, from its connection to its end."""
 
+    service: Service
+    invocation: Invocation
+    metrics: Exporter[Any]
+    build: Callable[[WelcomedWorker[Any]], Loop]
+    shutdown: Shutdown = field(default_factory=Shutdown)
+    health: Health = field(default_factory=Health)
 
-def _build_loop(
-    service: Service,
-    *,
-    invocation: Invocation,
-    address: str,
-    transport: ZmqWorker,
-    shutdown: Shutdown,
-    health: Health,
-    build: Callable[[WelcomedWorker[Any]], Loop],
-) -> tuple[Link, Loop | None]:
-    """Greet, and build the loop that the Welcome describes; None where it is time to leave before that.
+    def serve(self) -> int:
+        """Serve until the loop ends, a stop is requested, or the run is over; return the exit code."""
+        service, settings, event = self.service, self.invocation.settings, self.service.name.replace("-", "_")
+        own: ConnectedSettings = getattr(settings, service.role)
+        name = own.name or f"{service.name}-{socket.gethostname()}-{os.getpid()}"
+        address = rank_address(own.server, role=service.role, name=name)
+        where: dict[str, Any] = {service.server_key: address}
+        logs.configure(event, level=settings.log.level, form=settings.log.format, debug=self.invocation.debug)
+        process.yield_cpu(service.niceness)
+        with (
+            # An open socket would delay the exit.
+            closing(ZmqWorker(address, keys=WorkerKeys.of(own.keys), server=service.server)) as transport,
+            on_signals(self.shutdown),
+            HttpServer(
+                host=settings.metrics.host, port=settings.metrics.port, metrics=self.metrics.render, health=self.health
+            ) as http,
+        ):
+            _log.info(f"{event}_started", **where, metrics=http.url)
+            if own.insecure and not own.keys:
+                _log.warning("insecure", **where, consequence=f"any process that answers there is taken for the {service.server}")
+            link, loop = self._build_loop(transport, name, where)
+            reason = link.drain.reason if link.drain else self.shutdown.reason
+            if loop is not None:
+                self.health.ready(unless=lambda: "" if link.joined or link.drain else f"no {service.server} at {address}")
+                reason = loop.run()
+            link.close(reason)
+            _log.info(f"{event}_ended", reason=reason)
+            if self.invocation.linger:
+                process.linger(self.shutdown, self.health)
+        return 0
 
-    Raises `ConfigError` where the Welcome cannot be used. Since a network without keys may change its bytes, a new incarnation
-    greets once more, and the error stands if the Welcome comes as before.
-    """
-    role, settings = service.role, invocation.settings
-    own: ConnectedSettings = getattr(settings, role)
-    refused: object = None
-    while True:
-        link = Link(transport=transport, session=WorkerSide(_identity(service, own.name)), clock=time.monotonic, note=_log.note)
-        welcome = _welcomed(link, service, invocation, address=address, shutdown=shutdown, health=health)
-        if welcome is None:
-            return link, None
-        try:
-            read = read_env_run if role == ENV_WORKER else read_run
-            run = read(welcome.config, role=role, settings=settings)
-            logs.belong_to(run.run_id)
-            where: dict[str, Any] = {service.server.replace("-", "_"): address}
-            _log.info("welcomed", run=run.run_id, **where, slot=welcome.index, generation=welcome.generation)
-            health.tick(doing="builds its environments", within=BUILD_SECONDS)
-            with build_limit():
-                return link, build(
-                    WelcomedWorker(invocation=invocation, role=role, link=link, run=run, shutdown=shutdown, health=health)
+    def _build_loop(self, transport: ZmqWorker, name: str, where: dict[str, Any]) -> tuple[Link, Loop | None]:
+        """Greet, and build the loop that the Welcome describes; None where it is time to leave before that.
+
+        Raises `ConfigError` where the Welcome cannot be used. Since a network without keys may change its bytes, a new
+        incarnation greets once more, and the error stands if the Welcome comes as before.
+        """
+        role, health = self.service.role, self.health
+        refused: object = None
+        while True:
+            identity = Identity(role=role, name=name, incarnation=time.time_ns(), software=version("rookery"))
+            link = Link(transport=transport, session=WorkerSide(identity), clock=time.monotonic, log_event=_log.log_event)
+            welcome = self._welcomed(link, where)
+            if welcome is None:
+                return link, None
+            try:
+                run = read_run(welcome.config, role=role, settings=self.invocation.settings)
+                logs.belong_to(run.run_id)
+                _log.info("welcomed", run=run.run_id, **where, slot=welcome.index, generation=welcome.generation)
+                health.tick(doing="builds its environments", within=BUILD_SECONDS)
+                welcomed: WelcomedWorker[Any] = WelcomedWorker(
+                    invocation=self.invocation, role=role, link=link, run=run, shutdown=self.shutdown, health=health
                 )
-        except ConfigError as error:
-            described = welcome.config, welcome.env_signature, welcome.schema
-            if described == refused:
-                raise
-            refused = described
-            _log.warning("welcome_refused", error=error, consequence="this worker greets once more")
+                with process.build_limit():
+                    return link, self.build(welcomed)
+            except ConfigError as error:
+                described = welcome.config, welcome.env_signature, welcome.schema
+                if described == refused:
+                    raise
+                refused = described
+                _log.warning("welcome_refused", error=error, consequence="this worker greets once more")
 
+    def _welcomed(self, link: Link, where: dict[str, Any]) -> Welcome | None:
+        """Greet until the server answers, and return its Welcome; None for a stop, or the end of the run, before that.
 
-def default_name(kind: str) -> str:
-    """Return the name of a worker without one in its settings: from host and process."""
-    return f"{kind}-{socket.gethostname()}-{os.getpid()}"
+        Raises `ResourceError` without an answer within the time that the service waits for one.
+        """
+        server, key = self.service.server, self.service.server_key
+        limit, began = self.service.wait_limit(self.invocation.settings), time.monotonic()
+        warn_at = began + FIRST_WARNING_SECONDS
+        while link.welcome is None:
+            now = time.monotonic()
+            if limit is not None and now - began >= limit:
+                found, fix = (
+                    f"none at {where[key]} within {limit:g} s",
+                    f"start the {server} first, or set {self.service.role}.{key}",
+                )
+                raise ResourceError(f"no {server} answers", found=found, fix=fix)
+            if now >= warn_at:
+                warn_at = now + WARN_SECONDS
+                _log.warning(f"no_{key}_yet", **where, consequence="this worker waits for it")
+            link.service(WAIT_SECONDS)
+            self.health.tick(doing=f"waits for the {server}")
+            if self.shutdown.requested or link.drain:
+                return None
+        return link.welcome
 
 
 def rank_address(addresses: str, *, role: str, name: str) -> str:
@@ -262,34 +297,3 @@ def rank_address(addresses: str, *, role: str, name: str) -> str:
     digits = name[len(name.rstrip("0123456789")) :]
     number = int(digits) if digits else zlib.crc32(name.encode())
     return str(ranks[number % len(ranks) if role == "actor" else 0])
-
-
-def _identity(service: Service, name: str) -> Identity:
-    unique = name or default_name(service.name)
-    return Identity(role=service.role, name=unique, incarnation=time.time_ns(), software=version("rookery"))
-
-
-def _welcomed(
-    link: Link, service: Service, invocation: Invocation, *, address: str, shutdown: Shutdown, health: Health
-) -> Welcome | None:
-    """Greet until the server answers, and return its Welcome; None where a stop is requested, or the run ends, before that.
-
-    Raises `ResourceError` without an answer within the time that the service waits for one.
-    """
-    server = service.server.replace("-", " ")
-    limit, began = service.give_up_seconds(invocation.settings), time.monotonic()
-    warn_at = began + FIRST_WARNING_SECONDS
-    while link.welcome is None:
-        now = time.monotonic()
-        if limit is not None and now - began >= limit:
-            fix = f"start the {server} first, or set {service.role}.{service.server.replace('-', '_')}"
-            raise ResourceError(f"no {server} answers", found=f"none at {address} within {limit:g} s", fix=fix)
-        if now >= warn_at:
-            warn_at = now + WARN_SECONDS
-            where: dict[str, Any] = {service.server.replace("-", "_"): address}
-            _log.warning(f"no_{service.server.replace('-', '_')}_yet", **where, consequence="this worker waits for it")
-        link.service(WAIT_SECONDS)
-        health.tick(doing=f"waits for the {server}")
-        if shutdown.requested or link.drain:
-            return None
-    return link.welcome

@@ -75,3 +75,14 @@ def make_run(tmp_path):
         return run, algorithm
 
     return write
+
+
+@pytest.fixture
+def one_torch_thread():
+    """As in a learner in lockstep: how a sum is shared decides how it is rounded."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -25,11 +25,12 @@ from typing import Any, Self
 from benchmarks.chaos import environment, machine
 from benchmarks.chaos.clock import Clock
 from benchmarks.chaos.proxy import Proxy
+from common.observability.deployment import Samples
 from common.transport.curve import make as make_keys
 from common.units import EnvSteps, Seconds
+from services.cli.http_pages import get, parse_metrics
 from services.cli.train import exit_with_parent
 from services.cli.train.ports import free_ports
-from services.cli.train.status import Samples, get, parse_metrics
 from services.cli.train.supervisor import rank_names
 
 ROOT = Path(__file__).parents[2]

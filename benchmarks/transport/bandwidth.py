@@ -28,11 +28,11 @@ from common.envs.spec import ActionSpec, EnvSpec
 from common.errors import ResourceError
 from common.protocol.learner_side import LearnerSide
 from common.protocol.messages import Arrays, ArraySpec, Snapshot, Trajectory
-from common.protocol.registry import SessionConfig
+from common.protocol.session_config import SessionConfig
 from common.protocol.worker_side import Identity, WorkerSide
-from common.transport.curve import LearnerKeys, WorkerKeys, make
+from common.transport.curve import ServerKeys, WorkerKeys, make
 from common.transport.link import Link
-from common.transport.zmq import ZmqLearner, ZmqWorker
+from common.transport.zmq import ZmqServer, ZmqWorker
 from common.units import MIB, Seconds
 from services.learner.intake import Intake
 
@@ -95,9 +95,9 @@ class Result:
 
 def benchmark(load: Load, *, seconds: Seconds, readings: int = 60, keys: str = "") -> Result:
     """Let the actors send for `seconds` after warming up, with the `keys` in a folder if one is named."""
-    transport = ZmqLearner("tcp://127.0.0.1:0", keys=LearnerKeys.of(keys and f"{keys}/learner"))
+    transport = ZmqServer("tcp://127.0.0.1:0", keys=ServerKeys.of(keys and f"{keys}/learner"))
     session = LearnerSide(load.session_config, check=lambda experience: check_trajectory(ENV, experience.arrays))
-    intake = Intake(transport=transport, session=session, clock=time.monotonic, note=raise_warning)
+    intake = Intake(transport=transport, session=session, clock=time.monotonic, log_event=raise_warning)
     intake.start()
     intake.publish(Snapshot(version=0, env_steps=0, precision="fp32", layout="", arrays={}))
     try:
@@ -162,11 +162,11 @@ def _act(load: Load, endpoint: str, keys: str, number: int) -> None:
     identity = Identity(role="actor", name=f"synthetic-{number}", incarnation=time.time_ns(), software="benchmark")
     session = WorkerSide(identity, env_signature=ENV.signature)
     transport = ZmqWorker(endpoint, keys=WorkerKeys.of(keys))
-    link = Link(transport=transport, session=session, clock=time.monotonic, note=raise_warning)
+    link = Link(transport=transport, session=session, clock=time.monotonic, log_event=raise_warning)
     arrays, env_steps, produced = rollout(load.schema), load.length * load.num_envs, 0
     while True:
         link.service(WAIT_SECONDS)
-        while link.welcome is not None and link.may_offer and session.version >= 0:
+        while link.welcome is not None and link.has_credit and session.version >= 0:
             produced += env_steps
             link.count(produced, Counter())
             link.offer(Trajectory(seq=0, env_steps_sent=0, version=0, env_steps=env_steps, arrays=arrays))

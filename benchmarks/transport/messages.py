@@ -19,13 +19,14 @@ import numpy as np
 
 from benchmarks.transport.machine import ThreadSeconds, open_descriptors, raise_warning, resident_bytes
 from benchmarks.transport.sessions import ENV, UNDER_WAY, Crowd, connected, require_alive
-from common.algorithms.payload import TrajectoryEpisodes, check_trajectory, trajectory_schema
+from common.algorithms.episode_reports import TrajectoryEpisodes
+from common.algorithms.payload import check_trajectory, trajectory_schema
 from common.errors import ResourceError
 from common.protocol.learner_side import LearnerSide
 from common.protocol.messages import ArraySpec, Snapshot
-from common.protocol.registry import SessionConfig
+from common.protocol.session_config import SessionConfig
 from common.runtime.process import allow_descriptors
-from common.transport.zmq import ZmqLearner
+from common.transport.zmq import ZmqServer
 from common.units import MIB, Seconds
 from services.learner.accounts import AccountsFile
 from services.learner.intake import Intake
@@ -91,12 +92,12 @@ def serving(crowd: Crowd, endpoint: str = "tcp://127.0.0.1:0", *, resumed: bool 
         episodes=TrajectoryEpisodes,
         resumed=resumed,
     )
-    transport = ZmqLearner(endpoint)
+    transport = ZmqServer(endpoint)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "accounts.jsonl"
         accounts = AccountsFile(path, run_id="benchmark", clock=time.monotonic, on_loss=_raise)
-        note = (lambda _: None) if resumed else raise_warning
-        intake = Intake(transport=transport, session=session, clock=time.monotonic, note=note, accounts=accounts)
+        log_event = (lambda _: None) if resumed else raise_warning
+        intake = Intake(transport=transport, session=session, clock=time.monotonic, log_event=log_event, accounts=accounts)
         intake.start()
         intake.publish(Snapshot(version=0, env_steps=0, precision="fp32", layout="", arrays={}))
         try:

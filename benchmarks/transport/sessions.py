@@ -20,7 +20,7 @@ from common.errors import ResourceError
 from common.protocol import codec
 from common.protocol import events as e
 from common.protocol.messages import Arrays, Envelope, Trajectory
-from common.protocol.registry import SessionConfig
+from common.protocol.session_config import SessionConfig
 from common.protocol.worker_side import Identity, WorkerSide
 from common.runtime.process import allow_descriptors
 from common.transport.zmq import DEALER_OPTIONS
@@ -115,7 +115,7 @@ class _Worker:
 
     def offer(self) -> None:
         """Send a message, if a credit is free and there is a policy that may have acted."""
-        if not self._session.may_offer or self._session.version < 0:
+        if not self._session.has_credit or self._session.version < 0:
             return
         self._produced += self._env_steps
         self.handle(e.CountersUpdated(produced=self._produced))

@@ -80,15 +80,13 @@ def single_pass_loss(
     return SinglePassLoss(total, policy_loss.detach(), value_loss.detach(), entropy.detach(), explained)
 
 
-class SinglePassLearner(ActorCriticLearner):
-    """`common.algorithms.api.Algorithm` but for `returns`, in which A3C and IMPALA differ."""
-
-    _settings: A3CSettings | ImpalaSettings
+class OneStepLearner(ActorCriticLearner):
+    """Base of the learners that take one gradient step for each batch, with the optimizer that their settings name."""
 
     def __init__(
         self,
         *,
-        settings: A3CSettings | ImpalaSettings,
+        settings: SinglePassSection,
         model: ModelSettings,
         env: EnvSpec,
         seed: int,
@@ -106,6 +104,12 @@ class SinglePassLearner(ActorCriticLearner):
             device=device,
             ranks=ranks,
         )
+
+
+class SinglePassLearner(OneStepLearner):
+    """`common.algorithms.api.Algorithm` but for `returns`, in which A3C and IMPALA differ."""
+
+    _settings: A3CSettings | ImpalaSettings
 
     def update(self, batch: Batch, progress: RunProgress, stop: Callable[[], bool] = lambda: False) -> UpdateResult:
         """Take one gradient step on the valid env steps of a batch.

@@ -25,25 +25,24 @@ import torch
 from torch import Tensor
 
 from common.algorithms import optim
-from common.algorithms.a3c import LOSS_PARTS, single_pass_loss
+from common.algorithms.a3c import LOSS_PARTS, OneStepLearner, single_pass_loss
 from common.algorithms.api import Entry, RunProgress, UpdateResult, WorkerContext
+from common.algorithms.episode_reports import check_gradient_episodes
 from common.algorithms.moments import Moments
 from common.algorithms.on_policy import (
-    ActorCriticLearner,
     ActorCriticPolicy,
     collate,
     network_outputs,
     recorded_log_prob,
     return_inputs,
 )
-from common.algorithms.payload import Payload, check_gradient_episodes
-from common.algorithms.ranks import ALONE, Ranks, average_gradients, total
+from common.algorithms.payload import Payload
+from common.algorithms.ranks import average_gradients, total
 from common.algorithms.returns import gae
 from common.algorithms.settings import A3CGradSettings
 from common.envs.spec import EnvSpec
 from common.errors import DropReason, ProtocolError
 from common.models import nets, snapshot
-from common.models.arithmetic import CPU
 from common.models.spec import ModelSettings, Precision
 from common.protocol.events import Experience
 from common.protocol.limits import REWARD_MAX
@@ -141,38 +140,12 @@ class GradientBatch(NamedTuple):
     version: Tensor  # [K] int64: policy that acted and was differentiated
 
 
-class A3CGrad(ActorCriticLearner):
+class A3CGrad(OneStepLearner):
     """`common.algorithms.api.Algorithm` for actor-critic networks."""
 
     _settings: A3CGradSettings
 
-    def __init__(
-        self,
-        *,
-        settings: A3CGradSettings,
-        model: ModelSettings,
-        env: EnvSpec,
-        seed: int,
-        device: torch.device = CPU,
-        ranks: Ranks = ALONE,
-    ) -> None:
-        """Build the network and optimizer; `seed` fixes initial weights.
-
-        Raises ConfigError where `model` normalises vector observations.
-        """
-        settings.require_observations(env, model)
-        super().__init__(
-            settings=settings,
-            model=model,
-            env=env,
-            seed=seed,
-            optimizer=settings.optimizer,
-            eps=settings.optimizer_eps,
-            device=device,
-            ranks=ranks,
-        )
-
-    def collate(self, samples: Sequence[Experience]) -> GradientBatch:  # type: ignore[override]
+    def ingest(self, samples: Sequence[Experience]) -> GradientBatch:  # type: ignore[override]
         """Gradients side by side."""
         return GradientBatch(
             gradients=[snapshot.to_tensor(sample.arrays["gradient"]) for sample in samples],

@@ -56,11 +56,14 @@ class Algorithm(Protocol):
     def calibrate(self, frames: Tensor) -> None:
         """Begin the normalisation with example observations [N, *frame], once, before the first update of a run."""
 
-    def collate(self, samples: Sequence[Experience]) -> Any:
-        """Turn experience messages (all of one schema) into the batch that `update` trains on; valid until the next call."""
+    def ingest(self, samples: Sequence[Experience]) -> Any:
+        """Take in experience messages, all of one schema; return what `update` needs of them, valid until the next call.
+
+        An algorithm with a replay memory inserts them; another joins them to the batch that it trains on.
+        """
 
     def update(self, batch: Any, progress: RunProgress, stop: Callable[[], bool] = lambda: False) -> UpdateResult:
-        """Train on one collated batch; `stop` is called before each gradient step, and ends the update where it returns True."""
+        """Train on what `ingest` returned. `stop` is called before each gradient step, and ends the update where it is True."""
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs: model, optimizer, random state, running statistics. Tensors and JSON scalars."""

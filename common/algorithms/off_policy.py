@@ -1,6 +1,6 @@
 """The base of the learners that train from a replay memory, and the parts that DQN and TD3 share.
 
-`collate` inserts the experience of actors; `update` takes the gradient steps that a rate limiter allows for the inserts. So the
+`ingest` inserts the experience of actors; `update` takes the gradient steps that a rate limiter allows for the inserts. So the
 number of times an env step is trained on follows from the settings alone, however fast actors and learner are.
 """
 
@@ -37,7 +37,7 @@ NONFINITE_STEPS = "nonfinite_steps"
 
 
 class Inserted(NamedTuple):
-    """The experience that one call of `collate` inserted."""
+    """The experience that one call of `ingest` inserted."""
 
     env_steps: int
     inserted: int  # as the memory counts them
@@ -183,7 +183,7 @@ class ReplayLearner(ABC):
         """Return the segments of the memory."""
         return self._replay.segments()
 
-    def collate(self, samples: Sequence[Experience]) -> Inserted:
+    def ingest(self, samples: Sequence[Experience]) -> Inserted:
         """Insert trajectories into the memory of this rank."""
         before = self._rate_limiter.env_steps
         for sample in samples:

@@ -241,7 +241,8 @@ class ActorCriticLearner:
         device: torch.device = CPU,
         ranks: Ranks = ALONE,
     ) -> None:
-        """Build the network, its initial weights fixed by `seed`, and the optimizer with its epsilon."""
+        """Build network (initial weights by `seed`) and optimizer. ConfigError where observations cannot be as `model` asks."""
+        settings.require_observations(env, model)
         self._ranks = ranks
         self._settings: ActorCriticSection = settings.for_actions(discrete=env.action.discrete)
         self._env, self._device = env, device
@@ -264,7 +265,7 @@ class ActorCriticLearner:
         """Let the network normalise vector observations by all so far, these included."""
         self._observations.add(samples)
 
-    def collate(self, samples: Sequence[Experience]) -> Batch:
+    def ingest(self, samples: Sequence[Experience]) -> Batch:
         """Join trajectories into one batch, stacks rebuilt."""
         return collate(samples, self._env, self._device)
 

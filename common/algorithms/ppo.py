@@ -171,7 +171,7 @@ class PPO(ActorCriticLearner):
         if settings.normalize_advantage:
             advantage = losses.standardized(advantage, least_std=settings.least_advantage_std, ranks=self._ranks)
         if len(advantage) == 0:
-            norm = self._move(torch.zeros((), device=advantage.device), rows=0)
+            norm = self._gradient_step(torch.zeros((), device=advantage.device), rows=0)
             return torch.stack([*[torch.full_like(norm, torch.nan)] * (len(_Measured._fields) - 1), norm.isnan().float()])
         with autocast(settings.precision, rows.observation.device):
             policy, value = self._model(rows.observation)
@@ -185,7 +185,7 @@ class PPO(ActorCriticLearner):
         value_loss = losses.value_loss(value=value, target=rows.target)
         entropy = policy.entropy().mean()
         loss = surrogate.loss + settings.value_coef * value_loss - entropy_coef * entropy
-        norm = self._move(loss, rows=len(advantage))
+        norm = self._gradient_step(loss, rows=len(advantage))
         measured = _Measured(
             policy_loss=surrogate.loss.detach(),
             value_loss=value_loss.detach(),
@@ -198,7 +198,7 @@ class PPO(ActorCriticLearner):
         )
         return torch.stack(measured)
 
-    def _move(self, loss: Tensor, *, rows: int) -> Tensor:
+    def _gradient_step(self, loss: Tensor, *, rows: int) -> Tensor:
         """Take the step along the gradients of all ranks, as `optim.gradient_step`."""
         return optim.gradient_step(
             self._optimizer,

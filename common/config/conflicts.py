@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from common.algorithms.sections import ReplaySection
-from common.config.endpoint import parse_endpoint, parse_endpoints
+from common.config.endpoint import parse_endpoints
 
 if TYPE_CHECKING:
     from common.config.schema import Settings
@@ -16,20 +16,7 @@ def conflicts(settings: Settings) -> Iterator[str]:
     """Yield a sentence for each set of valid settings that cannot work together, with the reason."""
     learner, actor, scale = settings.learner, settings.actor, settings.scale
     yield from settings.algorithm.conflicts(scale)
-    if not (learner.keys or learner.insecure or parse_endpoint(learner.bind).loopback):
-        yield (
-            f"learner.bind: found {learner.bind}, wanted an address of this machine alone (127.0.0.1), or learner.keys, a "
-            "folder that `rookery keys` makes: without keys any process that reaches the learner may connect; on a network "
-            "that you trust set learner.insecure=true"
-        )
-    for role, worker in (("actor", actor), ("evaluator", settings.evaluator)):
-        if not (worker.keys or worker.insecure or all(each.loopback for each in parse_endpoints(worker.learner))):
-            yield (
-                f"{role}.learner: found {worker.learner}, wanted an address of this machine alone (127.0.0.1), or {role}.keys, a "
-                "folder that `rookery keys` makes: without keys any process that answers there is taken for the learner; on a "
-                f"network that you trust set {role}.insecure=true"
-            )
-    yield from _policy_server_conflicts(settings)
+    yield from _open_addresses(settings)
     if actor.count > learner.max_actors:
         yield f"actor.count: found {actor.count}, wanted at most {learner.max_actors} = learner.max_actors: more would be refused"
     if scale.batch_env_steps > scale.env_steps:
@@ -40,31 +27,29 @@ def conflicts(settings: Settings) -> Iterator[str]:
         yield from _lockstep_conflicts(settings)
 
 
-def _policy_server_conflicts(settings: Settings) -> Iterator[str]:
-    """Yield a sentence for each setting with which a policy server and its env workers cannot work."""
-    server, worker = settings.policy_server, settings.env_worker
-    if not (server.keys or server.insecure or parse_endpoint(server.bind).loopback):
-        yield (
-            f"policy_server.bind: found {server.bind}, wanted an address of this machine alone (127.0.0.1), or "
-            "policy_server.keys: without keys any process that reaches it may connect; on a network that you trust set "
-            "policy_server.insecure=true"
-        )
-    if not (worker.keys or worker.insecure or parse_endpoint(worker.policy_server).loopback):
-        yield (
-            f"env_worker.policy_server: found {worker.policy_server}, wanted an address of this machine alone (127.0.0.1), or "
-            "env_worker.keys: without keys any process that answers there is taken for the policy server; on a network that you "
-            "trust set env_worker.insecure=true"
-        )
-    if server.workers and settings.lockstep:
-        yield (
-            f"policy_server.workers: found {server.workers}, wanted 0 in lockstep: the clock would decide which env "
-            "workers are late"
-        )
+def _open_addresses(settings: Settings) -> Iterator[str]:
+    """Yield a sentence for each process without keys whose address is not of this machine alone."""
+    for section, key, risk in (
+        ("learner", "bind", "any process that reaches the learner may connect"),
+        ("actor", "learner", "any process that answers there is taken for the learner"),
+        ("evaluator", "learner", "any process that answers there is taken for the learner"),
+        ("policy_server", "bind", "any process that reaches the policy server may connect"),
+        ("env_worker", "policy_server", "any process that answers there is taken for the policy server"),
+    ):
+        own = getattr(settings, section)
+        address = getattr(own, key)
+        if not (own.keys or own.insecure or all(each.loopback for each in parse_endpoints(address))):
+            yield (
+                f"{section}.{key}: found {address}, wanted an address of this machine alone (127.0.0.1), or {section}.keys, a "
+                f"folder that `rookery keys` makes: without keys {risk}; on a network that you trust set {section}.insecure=true"
+            )
 
 
 def _lockstep_conflicts(settings: Settings) -> Iterator[str]:
     """Yield a sentence for each setting that would make two runs of one seed differ."""
-    learner, actor, target = settings.learner, settings.actor, settings.target
+    learner, actor, target, workers = settings.learner, settings.actor, settings.target, settings.policy_server.workers
+    if workers:
+        yield f"policy_server.workers: found {workers}, wanted 0 in lockstep: the clock would decide which env workers are late"
     if actor.count == 0:
         yield "actor.count: found 0, wanted at least 1 in lockstep: each update waits for a known number of actors"
     elif actor.count % learner.ranks:

@@ -128,14 +128,8 @@ def with_chosen(loaded: LoadedSettings, chosen: Mapping[str, Any]) -> LoadedSett
 
 def with_absolute_key_paths(loaded: LoadedSettings) -> LoadedSettings:
     """Return `loaded` with absolute paths of the key folders, because a run's config.yaml is read from other folders too."""
-    settings = loaded.settings
-    folders = {
-        "learner.keys": settings.learner.keys,
-        "actor.keys": settings.actor.keys,
-        "evaluator.keys": settings.evaluator.keys,
-        "policy_server.keys": settings.policy_server.keys,
-        "env_worker.keys": settings.env_worker.keys,
-    }
+    sections = ("learner", "actor", "evaluator", "policy_server", "env_worker")
+    folders = {f"{name}.keys": getattr(loaded.settings, name).keys for name in sections}
     absolute = with_chosen(loaded, {key: str(Path(folder).absolute()) for key, folder in folders.items() if folder})
     return replace(loaded, settings=absolute.settings)  # the sources of the values stay the same
 

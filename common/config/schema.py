@@ -171,11 +171,11 @@ class ConnectedSettings(Section):
     """A process that connects to a server: to a learner, or to a policy server."""
 
     keys: str = Field(
-        default="", description="folder of its secret key and the learner's public one; needed where learner.keys is set"
+        default="",
+        description="folder of its secret key and the public one of the process that it connects to; needed where that has keys",
     )
     insecure: bool = Field(
-        default=False,
-        description="without keys, join a learner of another machine: only where the network is trusted",
+        default=False, description="without keys, connect to another machine: only where the network is trusted"
     )
     allow_code: tuple[ModuleName, ...] = Field(
         default=(),
@@ -256,14 +256,6 @@ class EnvWorkerSettings(ConnectedSettings):
     """The processes that step environments for a policy server, without torch."""
 
     policy_server: EndpointText = Field(default="tcp://127.0.0.1:5800", description="address of the policy server")
-    keys: str = Field(
-        default="",
-        description="folder of its secret key and the policy server's public one; needed where policy_server.keys is set",
-    )
-    insecure: bool = Field(
-        default=False,
-        description="without keys, join a policy server of another machine: only where the network is trusted",
-    )
 
     @property
     def server(self) -> str:

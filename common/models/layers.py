@@ -168,16 +168,8 @@ def outlined(make: Callable[[], N], env: EnvSpec) -> N:
 
 def _require_vector_actions(env: EnvSpec) -> None:
     if len(env.action.shape) > 1:
-        raise _no_network(env)
-
-
-def _no_network(env: EnvSpec) -> ConfigError:
-    return ConfigError(
-        "no network for these spaces",
-        found=f"observations {env.observation_shape}, actions {env.action.shape}",
-        wanted="actions that are numbers or vectors",
-        fix="flatten them in your env.entry_point",
-    )
+        found, fix = f"observations {env.observation_shape}, actions {env.action.shape}", "flatten them in your env.entry_point"
+        raise ConfigError("no network for these spaces", found=found, wanted="actions that are numbers or vectors", fix=fix)
 
 
 def _compute_dtype(module: nn.Module, device: torch.device) -> torch.dtype:

@@ -15,9 +15,10 @@ import yaml
 from common.errors import ConfigError, DropReason
 from common.observability import env_metrics, learner_metrics, worker_metrics
 from common.observability.checks import CHECKS, WAITING, Check
-from common.observability.checks.base import CPU_LOST, ON_THE_WIRE
+from common.observability.checks.base import CPU_LOST, ON_THE_WIRE, STALE
 from common.observability.checks.processes import WARM_UP
 from common.observability.dashboards import DASHBOARDS
+from common.observability.deployment import JOBS
 from common.observability.metrics import Metric
 from common.observability.rules import RECORDING_RULES, groups
 
@@ -138,7 +139,8 @@ def _after(check: Check) -> str:
 
 
 def _thresholds() -> str:
-    limits = [("bottleneck: a side waits", WAITING), ("bottleneck: the network", ON_THE_WIRE), ("bottleneck: CPU", CPU_LOST)]
+    limits = [("bottleneck: a side waits", WAITING), ("bottleneck: the network", ON_THE_WIRE)]
+    limits += [("bottleneck: policies", STALE), ("bottleneck: CPU", CPU_LOST)]
     limits += [(check.name, check.threshold) for check in CHECKS if check.threshold]
     limits.append(("MemoryGrowing: age of the process", WARM_UP))
     rows = ((name, f"`{limit.comparison}`", limit.unit, limit.why) for name, limit in limits)
@@ -155,6 +157,9 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "metrics of an evaluator": lambda: _metrics(worker_metrics.EVALUATOR_METRICS),
     "metrics of a policy server": lambda: _metrics(env_metrics.OWN_POLICY_SERVER_METRICS),
     "metrics of an env worker": lambda: _metrics(env_metrics.ENV_WORKER_METRICS),
+    "services": lambda: table(
+        ("`job`", "its metrics begin with"), ((f"`{job}`", f"`rookery_{role}_`") for job, role in JOBS.items())
+    ),
     "dashboards": _dashboards,
     "recording rules": lambda: table(("name", "meaning"), ((f"`{rule}`", rule.help) for rule in RECORDING_RULES)),
     "checks": _checks,

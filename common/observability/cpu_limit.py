@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from common.observability.metrics import UNKNOWN, Metric
 
@@ -24,34 +24,25 @@ def no_cpu_limit() -> CpuLimit | None:
     return None
 
 
-class HasCpuLimit(Protocol):
-    """State of a service that knows the CPU limit around it."""
-
-    def cpu_limit(self) -> CpuLimit | None:
-        """Return the limit as of now; None where there is none."""
-
-
 def cpu_limit_metrics(service: str) -> tuple[Metric[Any], Metric[Any]]:
-    """Return the metrics of the CPU limit around a service."""
+    """Return the metrics of the CPU limit around a service, which `cpu_limit` of its state returns as of now."""
 
-    def cores(state: HasCpuLimit) -> float:
-        limit = state.cpu_limit()
+    def cores(state: Any) -> float:
+        limit: CpuLimit | None = state.cpu_limit()
         return limit.cores if limit else UNKNOWN
 
-    def periods(state: HasCpuLimit) -> dict[str, float]:
+    def periods(state: Any) -> dict[str, float]:
         limit = state.cpu_limit() or CpuLimit(0.0)
         return dict(zip(QUOTA_STATES, (limit.throttled, limit.periods - limit.throttled), strict=True))
 
     return (
         Metric(
             f"rookery_{service}_cpu_limit_cores",
-            "gauge",
             "CPU limit of the container in cores; NaN where it has none.",
             read=cores,
         ),
         Metric(
             f"rookery_{service}_cpu_limit_periods_total",
-            "counter",
             "Periods of the container's CPU limit in which it ran, 100 ms each by default. In a throttled one it used up its CPU "
             "time and was stopped until the next. Counts all processes of the container.",
             read=periods,

@@ -55,58 +55,49 @@ class EnvWorkerMetric(Metric[EnvWorkerStats]):
 
 ENV_WORKERS = PolicyServerMetric(
     "rookery_policy_server_env_workers",
-    "gauge",
     "Slots that an env worker holds. Below policy_server.workers the rows of the other slots are missing.",
     read=lambda stats: stats.env_workers,
 )
 ROWS_WAITING = PolicyServerMetric(
     "rookery_policy_server_rows_waiting",
-    "gauge",
     "Environments that were sent an action and have not answered, ten times a second at most.",
     read=lambda stats: stats.rows_waiting,
 )
 STEPS = PolicyServerMetric(
     "rookery_policy_server_steps_total",
-    "counter",
     "Rows of rollouts, each of all environments, for which the policy acted once.",
     read=lambda stats: stats.steps,
 )
 WAIT_SECONDS = PolicyServerMetric(
     "rookery_policy_server_wait_seconds_total",
-    "counter",
     "Seconds from sending actions until the row was complete or the step timeout was over. Divided by the steps it is the "
     "wait of one step, in which the policy does not act.",
     read=lambda stats: stats.wait_seconds,
 )
 MISSING_ROWS = PolicyServerMetric(
     "rookery_policy_server_missing_rows_total",
-    "counter",
     "Rows of single environments that no env worker brought, because it was late, lost or not there yet. They are invalid and in "
     "no ledger.",
     read=lambda stats: stats.missing_rows,
 )
 ENV_WORKERS_LOST = PolicyServerMetric(
     "rookery_policy_server_env_workers_lost_total",
-    "counter",
     "Env workers that lost their slot without a Goodbye: connection closed, or silent.",
     read=lambda stats: stats.env_workers_lost,
 )
 MESSAGES_REFUSED = PolicyServerMetric(
     "rookery_policy_server_messages_refused_total",
-    "counter",
     "Messages of env workers that could not be decoded, or had unusable arrays.",
     read=lambda stats: stats.refused,
 )
 MESSAGES_IGNORED = PolicyServerMetric(
     "rookery_policy_server_messages_ignored_total",
-    "counter",
     "Messages discarded unread because their connection had sent over 256 without observations within a second. Excludes refused "
     "messages.",
     read=lambda stats: stats.ignored,
 )
 POLICY_SERVER_MESSAGES_SENT = PolicyServerMetric(
     "rookery_policy_server_messages_sent_total",
-    "counter",
     "Messages to env workers that were handed to the transport.",
     read=lambda stats: stats.env_sent,
     labels={"kind": POLICY_SERVER_SENT},
@@ -116,25 +107,21 @@ POLICY_SERVER_MESSAGES_SENT = PolicyServerMetric(
 
 ENV_WORKER_ENV_STEPS = EnvWorkerMetric(
     "rookery_env_worker_env_steps_total",
-    "counter",
     "Env steps of this env worker. Excludes reset rows; includes steps whose answer came too late for the policy server.",
     read=lambda stats: stats.env_steps,
 )
 ENV_WORKER_ENV_FRAMES = EnvWorkerMetric(
     "rookery_env_worker_env_frames_total",
-    "counter",
     "Emulator frames of those env steps: env steps times the frame skip.",
     read=lambda stats: stats.env_steps * stats.frame_skip,
 )
 ENV_WORKER_RESETS = EnvWorkerMetric(
     "rookery_env_worker_resets_total",
-    "counter",
     "Times that the policy server let all environments of this env worker begin anew: at the start, and after missing rows.",
     read=lambda stats: stats.resets,
 )
 ENV_WORKER_PHASE_SECONDS = EnvWorkerMetric(
     "rookery_env_worker_phase_seconds_total",
-    "counter",
     "Seconds of the env worker's loop by phase, each second in one phase, the running one included. In wait it has no action.",
     read=lambda stats: stats.phases.seconds(),
     labels={"phase": ENV_WORKER_PHASES},

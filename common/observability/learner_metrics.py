@@ -5,28 +5,15 @@ from __future__ import annotations
 from common.errors import DropReason, HandshakeFailure
 from common.observability.cpu_limit import cpu_limit_metrics
 from common.observability.learner_stats import LEDGER_STATES, PHASES, LearnerStats
-from common.observability.metrics import UNKNOWN, Metric, build_info, kinds, run_info
-from common.protocol.messages import (
-    MODES,
-    ROLES,
-    Credit,
-    Drain,
-    Evaluation,
-    Goodbye,
-    Gradient,
-    Hello,
-    Refusal,
-    Report,
-    Snapshot,
-    SnapshotWanted,
-    Trajectory,
-    Welcome,
-)
+from common.observability.metrics import UNKNOWN, Metric, build_info, run_info
+from common.observability.worker_metrics import ACTOR_SENT, EVALUATOR_SENT
+from common.observability.worker_metrics import RECEIVED as SENT
+from common.protocol.messages import MODES, ROLES
 
-COMPUTING = ("collate", "train", "publish")
+RECEIVED = tuple(dict.fromkeys((*ACTOR_SENT, *EVALUATOR_SENT)))
+"""Kinds of message that the learner receives; `SENT` are those that each of its workers may receive."""
+COMPUTING = ("ingest", "train", "publish")
 """Phases in which the train loop needs a core all the time; in the others it waits for experience or for the disk."""
-SENT = kinds(Welcome, Refusal, Credit, Snapshot, Drain)
-RECEIVED = kinds(Hello, Trajectory, Gradient, SnapshotWanted, Report, Evaluation, Goodbye)
 
 
 class LearnerMetric(Metric[LearnerStats]):
@@ -39,91 +26,78 @@ BUILD_INFO, RUN_INFO = build_info("learner"), run_info()
 
 ENV_STEPS_TRAINED = LearnerMetric(
     "rookery_learner_env_steps_trained_total",
-    "counter",
     "Env steps trained on, each once, however many epochs the algorithm makes of it. Excludes experience received or dropped.",
     read=lambda stats: stats.env_steps_trained,
 )
 ENV_FRAMES_TRAINED = LearnerMetric(
     "rookery_learner_env_frames_trained_total",
-    "counter",
     "Emulator frames of the env steps trained on: env steps times the frame skip.",
     read=lambda stats: stats.env_steps_trained * stats.frame_skip,
 )
 TRAINING = LearnerMetric(
     "rookery_learner_training",
-    "gauge",
     "1 while the run trains, else 0: while it starts, while its workers leave, and after its end. Alerts about a run need 1.",
     read=lambda stats: stats.training,
 )
 ENDED = LearnerMetric(
     "rookery_learner_ended",
-    "gauge",
     "1 from the moment the run ends by itself or on request, else 0; 0 also of a learner that an orchestrator starts again. "
     "LearnerDown is silent after a 1.",
     read=lambda stats: stats.ended,
 )
 UPDATES = LearnerMetric(
     "rookery_learner_updates_total",
-    "counter",
     "Batches trained on. One update takes several optimizer steps, which are not counted.",
     read=lambda stats: stats.updates,
 )
 PHASE_SECONDS = LearnerMetric(
     "rookery_learner_phase_seconds_total",
-    "counter",
     "Seconds of the train loop by phase, each second in one phase, the running one included. Excludes the I/O thread.",
     read=lambda stats: stats.phases.seconds(),
     labels={"phase": PHASES},
 )
 COMPUTING_CPU_SECONDS = LearnerMetric(
     "rookery_learner_computing_cpu_seconds_total",
-    "counter",
-    "CPU seconds of the thread of the train loop in its phases collate, train and publish. Divided by the seconds of these "
+    "CPU seconds of the thread of the train loop in its phases ingest, train and publish. Divided by the seconds of these "
     "phases it is the share of a core that the loop gets while it computes. Excludes other threads.",
     read=lambda stats: stats.phases.cpu_seconds(COMPUTING),
 )
 CPU_LIMIT_CORES, CPU_LIMIT_PERIODS = cpu_limit_metrics("learner")
 POLICY_VERSION = LearnerMetric(
     "rookery_learner_policy_version",
-    "gauge",
     "Version of the newest published policy; 0 is the initial one.",
     read=lambda stats: stats.policy_version,
 )
 POLICY_LAG = LearnerMetric(
     "rookery_learner_policy_lag_versions",
-    "histogram",
     "Newest version less the one that acted, once for each experience message when it is trained on. Excludes dropped messages.",
     read=lambda stats: stats.policy_lag,
+    histogram=True,
 )
 POLICY_LAG_LIMIT = LearnerMetric(
     "rookery_learner_policy_lag_limit_versions",
-    "gauge",
     "Largest policy lag that is trained on (learner.max_policy_lag). Older experience is dropped as stale.",
     read=lambda stats: stats.policy_lag_limit,
 )
 RANKS = LearnerMetric(
     "rookery_learner_ranks",
-    "gauge",
     "Processes that train the network together (learner.ranks).",
     read=lambda stats: stats.ranks,
 )
 RANKS_WAIT_SECONDS = LearnerMetric(
     "rookery_learner_ranks_wait_seconds_total",
-    "counter",
     "Seconds in which this rank was ready for an update and other ranks were not, part of the phase wait. A rank without actors "
     "is ready all the time. 0 with one rank.",
     read=lambda stats: stats.ranks_wait_seconds,
 )
 ALL_REDUCE_SECONDS = LearnerMetric(
     "rookery_learner_all_reduce_seconds_total",
-    "counter",
     "Seconds in all-reduce operations, part of the phase train: the sums of gradients over all ranks, with the time until "
     "the slowest rank takes part. On a GPU the time to start them. 0 with one rank.",
     read=lambda stats: stats.all_reduce_seconds,
 )
 TRAINING_METRIC = LearnerMetric(
     "rookery_learner_training_metric",
-    "gauge",
     "Scalars of the last update by the algorithm's names: loss parts, entropy and others. None before the first update.",
     read=lambda stats: stats.training_metrics,
     labels={"name": ()},
@@ -133,34 +107,29 @@ TRAINING_METRIC = LearnerMetric(
 
 QUEUE_DEPTH = LearnerMetric(
     "rookery_learner_queue_depth",
-    "gauge",
     "Experience messages admitted and not yet taken by the train loop. Excludes messages on the wire.",
     read=lambda stats: stats.intake.queue_depth,
 )
 QUEUE_CAPACITY = LearnerMetric(
     "rookery_learner_queue_capacity",
-    "gauge",
     "Messages that actors may have in the queue: credits times the actors that are connected or expected back (at least one); "
     "the depth if that is more, since messages of actors that left stay in the queue.",
     read=lambda stats: stats.intake.queue_capacity,
 )
 QUEUE_SECONDS = LearnerMetric(
     "rookery_learner_queue_seconds_total",
-    "counter",
     "Seconds that messages held a credit at the learner, summed over messages and measured ten times a second. Its rate is the "
     "mean depth of the queue; in lockstep it includes the batch that is trained on.",
     read=lambda stats: stats.intake.queue_seconds,
 )
 LEDGER_ENV_STEPS = LearnerMetric(
     "rookery_learner_ledger_env_steps",
-    "gauge",
     "Env steps by state, whole run: produced = trained + queued + in flight + dropped. Excludes those not reported yet.",
     read=lambda stats: stats.intake.ledger,
     labels={"state": LEDGER_STATES},
 )
 ENV_STEPS_DROPPED = LearnerMetric(
     "rookery_learner_env_steps_dropped_total",
-    "counter",
     "Env steps that will never be trained on, whole run. Includes those that actors dropped.",
     read=lambda stats: stats.intake.ledger["dropped"],
     labels={"reason": DropReason},
@@ -170,72 +139,61 @@ ENV_STEPS_DROPPED = LearnerMetric(
 
 WORKERS_CONNECTED = LearnerMetric(
     "rookery_learner_workers_connected",
-    "gauge",
     "Workers that were welcomed and send heartbeats. Excludes connections without a welcome.",
     read=lambda stats: {"actor": stats.intake.actors, "evaluator": stats.intake.evaluators},
     labels={"role": ROLES},
 )
 MESSAGES_RECEIVED = LearnerMetric(
     "rookery_learner_messages_received_total",
-    "counter",
     "Messages that were decoded, refused ones included. Excludes bytes that are no message.",
     read=lambda stats: stats.intake.received,
     labels={"kind": RECEIVED},
 )
 MESSAGES_SENT = LearnerMetric(
     "rookery_learner_messages_sent_total",
-    "counter",
     "Messages handed to the transport. Excludes those that it had no room for.",
     read=lambda stats: stats.intake.sent,
     labels={"kind": SENT},
 )
 MESSAGES_DROPPED = LearnerMetric(
     "rookery_learner_messages_dropped_total",
-    "counter",
     "Messages of any kind that were refused or dropped. A missing sequence number counts once, as a gap.",
     read=lambda stats: stats.intake.messages_dropped,
     labels={"reason": DropReason},
 )
 MESSAGE_BYTES_RECEIVED = LearnerMetric(
     "rookery_learner_message_bytes_received_total",
-    "counter",
     "Bytes of all message parts received, undecodable messages included. Excludes the framing of the transport.",
     read=lambda stats: stats.intake.bytes_received,
 )
 MESSAGE_BYTES_SENT = LearnerMetric(
     "rookery_learner_message_bytes_sent_total",
-    "counter",
     "Bytes of all message parts handed to the transport. Excludes its framing and retransmissions.",
     read=lambda stats: stats.intake.bytes_sent,
 )
 RECONNECTS = LearnerMetric(
     "rookery_learner_reconnects_total",
-    "counter",
     "Hellos of an incarnation that had been welcomed before.",
     read=lambda stats: stats.intake.reconnects,
 )
 SOCKETS_REOPENED = LearnerMetric(
     "rookery_learner_sockets_reopened_total",
-    "counter",
     "Times that the learner closed all connections and bound its socket again because memory was short. Excludes restarts.",
     read=lambda stats: stats.intake.sockets_reopened,
 )
 MESSAGES_IGNORED = LearnerMetric(
     "rookery_learner_messages_ignored_total",
-    "counter",
     "Messages discarded unread because their connection had sent over 256 without experience within a second. Excludes refused "
     "messages.",
     read=lambda stats: stats.intake.messages_ignored,
 )
 WORKERS_EVICTED = LearnerMetric(
     "rookery_learner_workers_evicted_total",
-    "counter",
     "Workers evicted because 16 messages in a row were refused. They may join again after a minute.",
     read=lambda stats: stats.intake.evictions,
 )
 HANDSHAKES_FAILED = LearnerMetric(
     "rookery_learner_handshakes_failed_total",
-    "counter",
     "Connections that failed before their first message: the worker's key is not allowed (key), it expects another learner's key "
     "(learner_key), one side has keys and the other none (mechanism), or the connection broke (broken). Each retry counts.",
     read=lambda stats: stats.intake.handshakes_failed,
@@ -246,25 +204,21 @@ HANDSHAKES_FAILED = LearnerMetric(
 
 EPISODES = LearnerMetric(
     "rookery_learner_episodes_total",
-    "counter",
     "Episodes that ended inside experience trained on. Excludes evaluations and dropped experience.",
     read=lambda stats: stats.episodes,
 )
 EPISODE_RETURN_MEAN = LearnerMetric(
     "rookery_learner_episode_return_mean",
-    "gauge",
     "Mean raw return of the last 100 of those episodes (mean100); NaN before the first.",
     read=lambda stats: stats.episode_return_mean,
 )
 EPISODE_LENGTH_MEAN = LearnerMetric(
     "rookery_learner_episode_length_mean",
-    "gauge",
     "Mean length in env steps of the last 100 of those episodes; NaN before the first.",
     read=lambda stats: stats.episode_length_mean,
 )
 EVALUATION_RETURN_MEAN = LearnerMetric(
     "rookery_learner_evaluation_return_mean",
-    "gauge",
     "Mean raw return of the last evaluation reported; NaN before the first.",
     read=lambda stats: stats.evaluation_return_means,
     labels={"mode": MODES},
@@ -273,19 +227,16 @@ EVALUATION_RETURN_MEAN = LearnerMetric(
 
 ENV_STEPS_PLANNED = LearnerMetric(
     "rookery_learner_env_steps_planned",
-    "gauge",
     "Env step budget of the run (target.env_steps), resumes included.",
     read=lambda stats: stats.env_steps_planned,
 )
 TARGET_RETURN = LearnerMetric(
     "rookery_learner_target_return",
-    "gauge",
     "Mean return of 100 episodes at which the run ends (target.mean100); NaN without such a target.",
     read=lambda stats: stats.target_return,
 )
 TARGET_EVALUATION = LearnerMetric(
     "rookery_learner_target_evaluation_return",
-    "gauge",
     "Mean return of a greedy evaluation at which the run ends (target.evaluation); NaN without such a target.",
     read=lambda stats: stats.target_evaluation,
 )
@@ -294,43 +245,36 @@ TARGET_EVALUATION = LearnerMetric(
 
 SNAPSHOT_BYTES = LearnerMetric(
     "rookery_learner_snapshot_bytes",
-    "gauge",
     "Size of the parameters in the newest snapshot, without header.",
     read=lambda stats: stats.snapshot_bytes,
 )
 CHECKPOINT_LAST_SUCCESS = LearnerMetric(
     "rookery_learner_checkpoint_last_success_timestamp_seconds",
-    "gauge",
     "Unix time of the last complete checkpoint of this process; 0 before the first.",
     read=lambda stats: stats.checkpoint_last_success,
 )
 CHECKPOINT_INTERVAL = LearnerMetric(
     "rookery_learner_checkpoint_interval_seconds",
-    "gauge",
     "Seconds between checkpoints (checkpoint.every_seconds). A checkpoint waits for the update that runs.",
     read=lambda stats: stats.checkpoint_interval,
 )
 CHECKPOINT_FAILURES = LearnerMetric(
     "rookery_learner_checkpoint_failures_total",
-    "counter",
     "Checkpoints that could not be written. The run continues without them.",
     read=lambda stats: stats.checkpoint_failures,
 )
 UPLOAD_FAILURES = LearnerMetric(
     "rookery_learner_upload_failures_total",
-    "counter",
     "Uploads of the run to its store (run.store) that failed and are repeated. The run continues without them.",
     read=lambda stats: stats.uploads.failures,
 )
 UPLOAD_LAST_SUCCESS = LearnerMetric(
     "rookery_learner_upload_last_success_timestamp_seconds",
-    "gauge",
     "Unix time of the last complete upload to the store by this process; 0 before the first, and without a store.",
     read=lambda stats: stats.uploads.last_success,
 )
 TRACKING_POINTS_DROPPED = LearnerMetric(
     "rookery_learner_tracking_points_dropped_total",
-    "counter",
     "Points of the curves that a tracker never got, because its server was unreachable for too long. Excludes points that wait.",
     read=lambda stats: stats.tracking_points_dropped,
     labels={"tracker": ()},

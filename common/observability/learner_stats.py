@@ -11,7 +11,7 @@ from common.observability.cpu_limit import CpuLimit, no_cpu_limit
 from common.observability.metrics import POLICY_LAGS, UNKNOWN, Histogram, Phases
 from common.units import EnvSteps, Seconds, Version
 
-PHASES = ("wait", "collate", "train", "publish", "checkpoint")
+PHASES = ("wait", "ingest", "train", "publish", "checkpoint")
 LEDGER_STATES = ("produced", "trained", "queued", "in_flight")
 
 

@@ -1,7 +1,7 @@
 """Events instead of sentences: `log.info("snapshot_published", version=7, bytes=1234)`.
 
 Any adapter may make an `EventLog`; only a root calls `configure`, which decides where events go and how they look.
-Lines that a remote party can cause (`EventLog.note`, and `bug` with a `sender`) are limited; all others are written.
+Lines that a remote party can cause (`EventLog.log_event`, and `bug` with a `sender`) are limited; all others are written.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class EventLog:
         """Log an unforeseen exception with its traceback; where a `sender` can cause it, once in an interval."""
         self._log(logging.CRITICAL, event, error, {}, sender)
 
-    def note(self, note: LogEvent) -> None:
+    def log_event(self, event: LogEvent) -> None:
         """Log an event of a session, which a remote party can cause: limited by its sender and reason, its text short ASCII."""
-        fields = {name: _short(value) for name, value in note.fields.items()}
+        fields = {name: _short(value) for name, value in event.fields.items()}
         sender = tuple(fields.get(name) for name in ("worker", "route", "code", "reason"))
-        self._log(logging.WARNING if note.warning else logging.INFO, note.event, None, fields, sender)
+        self._log(logging.WARNING if event.warning else logging.INFO, event.event, None, fields, sender)
 
     def _log(
         self, level: int, event: str, error: BaseException | None, fields: Mapping[str, object], sender: Hashable = None
@@ -188,13 +188,20 @@ class _LimitedHandler(logging.StreamHandler[TextIO]):
             super().emit(logging.makeLogRecord(warning))
 
 
-class PlainFormatter(logging.Formatter):
-    """`10:23:54.120 learner snapshot_published version=7 bytes=1234`, with the level where it is more than info."""
+class _Formatter(logging.Formatter):
+    """Formats lines of `service`; tracebacks other than a bug's are shown only with `tracebacks`."""
 
     def __init__(self, service: str, *, tracebacks: bool = False) -> None:
-        """Lines of `service`; tracebacks other than a bug's follow only with `tracebacks`."""
         super().__init__()
         self._service, self._tracebacks = service, tracebacks
+
+    def _traceback(self, record: logging.LogRecord) -> str:
+        wanted = self._tracebacks or record.levelno >= logging.CRITICAL
+        return self.formatException(record.exc_info) if wanted and record.exc_info else ""
+
+
+class PlainFormatter(_Formatter):
+    """`10:23:54.120 learner snapshot_published version=7 bytes=1234`, with the level where it is more than info."""
 
     def format(self, record: logging.LogRecord) -> str:
         """One line, whatever the fields hold."""
@@ -202,17 +209,12 @@ class PlainFormatter(logging.Formatter):
         loud = [record.levelname] if record.levelno > logging.INFO else []
         said = [f"{name}={_plain(value)}" for name, value in _fields(record).items()]
         line = " ".join([at.strftime("%H:%M:%S.") + f"{int(record.msecs):03d}", self._service, *loud, _event(record), *said])
-        trace = _traceback(self, record, asked=self._tracebacks)
+        trace = self._traceback(record)
         return f"{line}\n{trace}" if trace else line
 
 
-class JsonFormatter(logging.Formatter):
+class JsonFormatter(_Formatter):
     """One JSON object a line: time (UTC), level, service, the run once it is known, event, then the fields."""
-
-    def __init__(self, service: str, *, tracebacks: bool = False) -> None:
-        """Lines of `service`; the key `traceback` is there for a bug, else only with `tracebacks`."""
-        super().__init__()
-        self._service, self._tracebacks = service, tracebacks
 
     def format(self, record: logging.LogRecord) -> str:
         """One line of strict JSON, whatever the fields hold."""
@@ -227,14 +229,9 @@ class JsonFormatter(logging.Formatter):
             if name == "run" and value == _run:
                 continue
             line[f"{name}_" if name in line else name] = _finite(value)
-        if trace := _traceback(self, record, asked=self._tracebacks):
+        if trace := self._traceback(record):
             line["traceback"] = trace
         return json.dumps(line, default=str, allow_nan=False)
-
-
-def _traceback(formatter: logging.Formatter, record: logging.LogRecord, *, asked: bool) -> str:
-    wanted = asked or record.levelno >= logging.CRITICAL
-    return formatter.formatException(record.exc_info) if wanted and record.exc_info else ""
 
 
 def _event(record: logging.LogRecord) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version as installed_version
 from threading import Lock, get_ident
-from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client import Metric as Family
@@ -70,21 +70,26 @@ Reading: TypeAlias = float | Mapping[Any, float] | Histogram
 
 @dataclass(frozen=True, slots=True)
 class Metric(Generic[S]):
-    """One exported metric. `read` takes the service's state and returns the value, values by label value, or a histogram.
+    """One exported metric. `read` takes the service's state and returns the value, values by label value, or a `histogram`.
 
     `labels` maps a label to its closed list of values, all of which are exported from the start with `absent` where the reading
     has none; an empty list stands for values that are not known in advance.
     """
 
     name: str
-    type: Literal["counter", "gauge", "histogram"]
     help: str
     read: Callable[[S], Reading]
     labels: Mapping[str, Iterable[str]] = field(default_factory=dict)
     absent: float = 0.0
+    histogram: bool = False
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def type(self) -> Literal["counter", "gauge", "histogram"]:
+        """Return the type: as Prometheus names them, a counter and nothing else ends in `_total`."""
+        return "histogram" if self.histogram else "counter" if self.name.endswith("_total") else "gauge"
 
     @property
     def short(self) -> str:
@@ -120,7 +125,6 @@ def build_info(service: str) -> Metric[Any]:
     about = {"version": installed_version("rookery"), "protocol": str(PROTOCOL_VERSION), "service": service}
     return Metric(
         "rookery_build_info",
-        "gauge",
         "Always 1. The labels hold the version of the software, the version of the wire protocol, and the service.",
         read=lambda _: {tuple(about.values()): 1.0},
         labels=dict.fromkeys(about, ()),
@@ -137,24 +141,13 @@ def run_labels(*, run_id: str, env: str, algorithm: str, seed: int) -> tuple[str
     return tuple(value[:LABEL_CHARACTERS] for value in values)
 
 
-class HasRun(Protocol):
-    """State of a service that knows its run: `run` has the values of `RUN_LABELS`, and is empty before that."""
-
-    run: tuple[str, ...]
-
-
 def run_info() -> Metric[Any]:
-    """Return the metric whose labels identify the run of a process."""
-
-    def read(state: HasRun) -> Reading:
-        return {state.run: 1.0} if state.run else {}
-
+    """Return the metric whose labels identify the run of a process: `run` of its state, empty while it does not know its run."""
     return Metric(
         "rookery_run_info",
-        "gauge",
         "Always 1, once the process knows its run. The labels hold the id of the run, its environment, algorithm and seed, and "
         "the version of the software; a join by instance selects the series of one run.",
-        read=read,
+        read=lambda state: {state.run: 1.0} if state.run else {},
         labels=dict.fromkeys(RUN_LABELS, ()),
     )
 

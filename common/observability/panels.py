@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
 
 from common.observability.checks import Threshold
@@ -20,21 +20,14 @@ GOOD, BAD, PLAIN = "green", "red", "text"
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
-    """One PromQL expression, and the legend of its series."""
-
-    expression: str
-    legend: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
     """One panel. `limit` colours a number, or is drawn as a line; `meanings` are texts for the numbers 0, 1, ..."""
 
     title: str
     description: str
-    queries: Sequence[Query]
-    unit: str
+    queries: Mapping[str, str]  # expressions in PromQL by the legends of their series
+    _: KW_ONLY
+    unit: str = "short"
     kind: Literal["stat", "timeseries"] = "timeseries"
     limit: Threshold | None = None
     meanings: Sequence[str] = ()
@@ -57,7 +50,7 @@ class Panel:
             "description": self.description,
             "datasource": DATASOURCE,
             "gridPos": {"h": self.height, "w": self.width, "x": x, "y": y},
-            "targets": [_target(query, letter) for query, letter in zip(self.queries, "ABCDEFGH", strict=False)],
+            "targets": [_target(*query, letter) for query, letter in zip(self.queries.items(), "ABCDEFGH", strict=False)],
             "fieldConfig": {"defaults": self._defaults(), "overrides": []},
             "options": _STAT if self.kind == "stat" else _GRAPH,
             **({"repeat": self.repeat, "repeatDirection": "h", "maxPerRow": WIDTH // self.width} if self.repeat else {}),
@@ -103,8 +96,8 @@ _GRAPH = {
 }
 
 
-def _target(query: Query, letter: str) -> dict[str, Any]:
-    return {"refId": letter, "datasource": DATASOURCE, "expr": query.expression, "legendFormat": query.legend, "range": True}
+def _target(legend: str, expression: str, letter: str) -> dict[str, Any]:
+    return {"refId": letter, "datasource": DATASOURCE, "expr": expression, "legendFormat": legend, "range": True}
 
 
 def _steps(limit: Threshold | None, *, coloured: bool) -> list[dict[str, Any]]:
@@ -117,12 +110,29 @@ def _steps(limit: Threshold | None, *, coloured: bool) -> list[dict[str, Any]]:
 
 
 def stat(
-    title: str, description: str, query: Query, *, unit: str, limit: Threshold | None = None, meanings: Sequence[str] = ()
+    title: str,
+    description: str,
+    queries: Mapping[str, str],
+    *,
+    unit: str = "short",
+    limit: Threshold | None = None,
+    meanings: Sequence[str] = (),
 ) -> Panel:
     """Return a panel of one number, with its recent course behind it."""
-    return Panel(
-        kind="stat", title=title, description=description, queries=[query], unit=unit, limit=limit, meanings=meanings, width=4
-    )
+    return Panel(title, description, queries, kind="stat", unit=unit, limit=limit, meanings=meanings, width=4)
+
+
+def share(
+    title: str,
+    description: str,
+    queries: Mapping[str, str],
+    *,
+    limit: Threshold | None = None,
+    stacked: bool = False,
+    width: int = 8,
+) -> Panel:
+    """Return a panel of parts of a whole, from 0 to 1."""
+    return Panel(title, description, queries, unit="percentunit", maximum=1, limit=limit, stacked=stacked, width=width)
 
 
 @dataclass(frozen=True, slots=True)

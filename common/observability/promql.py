@@ -13,13 +13,14 @@ from typing import Any
 from common.errors import DropReason
 from common.observability import learner_metrics as learner
 from common.observability import worker_metrics as worker
-from common.observability.bottleneck import CPU_LOST, ON_THE_WIRE, WAITING, Kind
+from common.observability.bottleneck import CPU_LOST, ON_THE_WIRE, STALE, WAITING, Kind
+from common.observability.deployment import ACTOR, EXPERIENCE, JOBS, ROLLOUTS
 from common.observability.metrics import Metric
 
 ORDINARY_DROPS = (DropReason.DUPLICATE, DropReason.ROLLED_BACK, DropReason.UNFINISHED, DropReason.RUN_ENDED)
 """Drops of a healthy run: duplicates, the cost of a resume, and rollouts cut short by the end of an actor or a run."""
 
-BOTTLENECKS = (Kind.BALANCED, Kind.LEARNER, Kind.ACTOR, Kind.PACE, Kind.NETWORK, Kind.CPU)
+BOTTLENECKS = (Kind.BALANCED, Kind.LEARNER, Kind.ACTOR, Kind.CREDIT, Kind.NETWORK, Kind.CPU)
 """Meaning of the values of `bottleneck`."""
 
 
@@ -53,6 +54,11 @@ class Scope:
         return f"sum by ({by}) ({self.rate(metric, matchers)})"
 
 
+def jobs(*roles: str) -> str:
+    """Return the matcher of the services with these roles."""
+    return _one_of("job", (job for job, role in JOBS.items() if role in roles))
+
+
 def phase_shares(scope: Scope, phase_seconds: Metric[Any]) -> str:
     """Share of each phase in the time of all processes of a service."""
     return f"{scope.total(phase_seconds, by='namespace, phase')} / on (namespace) group_left () {scope.total(phase_seconds)}"
@@ -78,34 +84,53 @@ def on_the_wire(scope: Scope) -> str:
     return f"1 - {queued} / {scope.total(worker.ACTOR_UNACKNOWLEDGED_SECONDS)}"
 
 
+def actors_stale(scope: Scope) -> str:
+    """Share of the actors whose last rollouts were all by one policy, as `Deployment.stale_actors` finds; no series for 0."""
+    each, kinds = "namespace, instance", _one_of("kind", EXPERIENCE)
+    version, window = worker.ACTOR_POLICY_VERSION, f"[{scope.window}]"
+    rollouts = scope.of_runs(f"increase({scope.selector(worker.ACTOR_MESSAGES_SENT, kinds)}{window})")
+    loaded = scope.of_runs(f"changes({scope.selector(version)}{window})")
+    published = scope.of_runs(f"min_over_time({scope.selector(learner.POLICY_VERSION)}{window})")  # at the start of the window
+    older = f"{scope.series(version)} < on (namespace) group_left () max by (namespace) ({published})"
+    stale = f"sum by ({each}) ({rollouts}) >= {ROLLOUTS} and on ({each}) {loaded} == 0 and on ({each}) {older}"
+    return f"count by (namespace) ({stale}) / count by (namespace) ({scope.series(version)})"
+
+
 def learner_cpu_lost(scope: Scope) -> str:
     """Share of its time in which the learner computes and has no core."""
-    computes = scope.total(learner.PHASE_SECONDS, _one_of(learner.COMPUTING))
+    computes = scope.total(learner.PHASE_SECONDS, _one_of("phase", learner.COMPUTING))
     return f"({computes} - {scope.total(learner.COMPUTING_CPU_SECONDS)}) / {scope.total(learner.PHASE_SECONDS)}"
 
 
 def actors_cpu_lost(scope: Scope, *, by: str = "namespace") -> str:
     """Share of their time in which actors have work for a core and have none, as `Deployment.actors_cpu_lost` estimates it."""
-    computes = scope.total(worker.ACTOR_PHASE_SECONDS, _one_of(worker.ACTOR_COMPUTING), by=by)
+    computes = scope.total(worker.ACTOR_PHASE_SECONDS, _one_of("phase", worker.ACTOR_COMPUTING), by=by)
     got, used = (
         scope.total(metric, matchers, by=by)
-        for metric, matchers in ((worker.ACTOR_COMPUTING_CPU_SECONDS, ""), ("process_cpu_seconds_total", 'job="actor"'))
+        for metric, matchers in ((worker.ACTOR_COMPUTING_CPU_SECONDS, ""), ("process_cpu_seconds_total", jobs(ACTOR)))
     )
     return f"clamp_max({used} * ({computes} / {got} - 1) / {scope.total(worker.ACTOR_PHASE_SECONDS, by=by)}, 1)"
 
 
-def _one_of(phases: Iterable[str]) -> str:
-    return f'phase=~"{"|".join(phases)}"'
+def _one_of(label: str, values: Iterable[str]) -> str:
+    return f'{label}=~"{"|".join(values)}"'
 
 
 def bottleneck(scope: Scope) -> str:
     """Index into `BOTTLENECKS`, by the rule of `find_bottleneck`, from the series of `scope`."""
     return bottleneck_of(
-        learner_waits(scope), actors_wait(scope), on_the_wire(scope), learner_cpu_lost(scope), actors_cpu_lost(scope)
+        learner_waits=learner_waits(scope),
+        actors_wait=actors_wait(scope),
+        on_the_wire=on_the_wire(scope),
+        actors_stale=actors_stale(scope),
+        learner_cpu_lost=learner_cpu_lost(scope),
+        actors_cpu_lost=actors_cpu_lost(scope),
     )
 
 
-def bottleneck_of(learner_waits: str, actors_wait: str, on_the_wire: str, learner_cpu_lost: str, actors_cpu_lost: str) -> str:
+def bottleneck_of(
+    *, learner_waits: str, actors_wait: str, on_the_wire: str, actors_stale: str, learner_cpu_lost: str, actors_cpu_lost: str
+) -> str:
     """Index into `BOTTLENECKS` from the PromQL of its shares; no series before the learner has been measured.
 
     Without measured actors the learner alone decides.
@@ -120,9 +145,10 @@ def bottleneck_of(learner_waits: str, actors_wait: str, on_the_wire: str, learne
         for waits, lost in ((learner, learner_cpu_lost), (actors, actors_cpu_lost))
     )
     cpu_starved = f"0 * ({short}) + {BOTTLENECKS.index(Kind.CPU)}"
-    return (
-        f"{cpu_starved} or on (namespace) {network} or on (namespace) 2 * ({learner} >= bool {waiting}) + on (namespace) {held}"
-    )
+    cut_off = f"{learner} >= {waiting} and on (namespace) ({actors_stale}) >= {STALE:g}"
+    no_policies = f"0 * ({cut_off}) + {BOTTLENECKS.index(Kind.NETWORK)}"
+    by_waits = f"2 * ({learner} >= bool {waiting}) + on (namespace) {held}"
+    return f"{no_policies} or on (namespace) {cpu_starved} or on (namespace) {network} or on (namespace) {by_waits}"
 
 
 def learner_capacity(scope: Scope) -> str:

@@ -51,6 +51,11 @@ ON_THE_WIRE = RecordingRule(
     promql.on_the_wire(ALL),
     "share of the time from sending a message to its acknowledgement that it is not in the learner's queue",
 )
+ACTORS_STALE = RecordingRule(
+    "namespace:rookery_actor_policy_stale:share5m",
+    promql.actors_stale(ALL),
+    "share of the actors that sent two rollouts or more, all by one policy, although a newer one had been published before",
+)
 LEARNER_CPU_LOST = RecordingRule(
     "namespace:rookery_learner_cpu_lost:share5m",
     promql.learner_cpu_lost(ALL),
@@ -63,7 +68,14 @@ ACTORS_CPU_LOST = RecordingRule(
 )
 BOTTLENECK = RecordingRule(
     "namespace:rookery_bottleneck:kind5m",
-    promql.bottleneck_of(*map(str, (LEARNER_WAITS, ACTORS_WAIT, ON_THE_WIRE, LEARNER_CPU_LOST, ACTORS_CPU_LOST))),
+    promql.bottleneck_of(
+        learner_waits=str(LEARNER_WAITS),
+        actors_wait=str(ACTORS_WAIT),
+        on_the_wire=str(ON_THE_WIRE),
+        actors_stale=str(ACTORS_STALE),
+        learner_cpu_lost=str(LEARNER_CPU_LOST),
+        actors_cpu_lost=str(ACTORS_CPU_LOST),
+    ),
     ", ".join(f"{number} {kind}" for number, kind in enumerate(BOTTLENECKS)),
 )
 ACTOR_RATE = RecordingRule(
@@ -86,7 +98,7 @@ DROPPED_SHARE = RecordingRule(
 )
 
 RECORDING_RULES = (  # a rule comes after those that it reads
-    ENV_FRAMES, LEARNER_CAPACITY, ACTORS_WANTED, LEARNER_WAITS, ACTORS_WAIT, ON_THE_WIRE, LEARNER_CPU_LOST,
+    ENV_FRAMES, LEARNER_CAPACITY, ACTORS_WANTED, LEARNER_WAITS, ACTORS_WAIT, ON_THE_WIRE, ACTORS_STALE, LEARNER_CPU_LOST,
     ACTORS_CPU_LOST, BOTTLENECK, ACTOR_RATE, LAG_SHARE, QUEUE_FILL, DROPPED_SHARE,
 )  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from common.errors import DropReason
 from common.observability.cpu_limit import CpuLimit, cpu_limit_metrics, no_cpu_limit
@@ -50,12 +50,6 @@ class LinkStats:
     unacknowledged_seconds: Seconds = 0.0
 
 
-class HasLink(Protocol):
-    """State of a service that has one connection."""
-
-    link: LinkStats
-
-
 @dataclass(slots=True, kw_only=True)
 class WorkerStats:
     """Counters that actors and evaluators have alike. The loop alone writes them; any thread may read."""
@@ -91,33 +85,29 @@ class EvaluatorStats(WorkerStats):
 
 def connection_metrics(
     role: str, sent: Sequence[str], received: Sequence[str] = RECEIVED, *, server: str = "learner"
-) -> tuple[Metric[HasLink], Metric[HasLink], Metric[HasLink], Metric[HasLink]]:
-    """Return the metrics of a worker's connection; `sent` and `received` are the kinds of message that may cross."""
+) -> tuple[Metric[Any], Metric[Any], Metric[Any], Metric[Any]]:
+    """Return the metrics of a worker's connection, `link` of its state; `sent`, `received`: kinds of message that may cross."""
     name = role.replace("_", " ")
     return (
         Metric(
             f"rookery_{role}_messages_sent_total",
-            "counter",
             "Messages handed to the transport, re-sends included. Excludes those that it had no room for.",
             read=lambda stats: stats.link.sent,
             labels={"kind": sent},
         ),
         Metric(
             f"rookery_{role}_messages_received_total",
-            "counter",
             "Messages that were decoded. Excludes bytes that are no message.",
             read=lambda stats: stats.link.received,
             labels={"kind": received},
         ),
         Metric(
             f"rookery_{role}_reconnects_total",
-            "counter",
             f"Welcomes after the first: the {server} was lost and found again.",
             read=lambda stats: stats.link.reconnects,
         ),
         Metric(
             f"rookery_{role}_connected",
-            "gauge",
             f"1 while a {server} has welcomed this {name} and answers, else 0.",
             read=lambda stats: stats.link.connected,
         ),
@@ -136,31 +126,26 @@ class EvaluatorMetric(Metric[EvaluatorStats]):
 
 ACTOR_ENV_STEPS = ActorMetric(
     "rookery_actor_env_steps_total",
-    "counter",
     "Env steps of this actor, sent or not. Excludes reset rows.",
     read=lambda stats: stats.env_steps,
 )
 ACTOR_ENV_FRAMES = ActorMetric(
     "rookery_actor_env_frames_total",
-    "counter",
     "Emulator frames of those env steps: env steps times the frame skip.",
     read=lambda stats: stats.env_steps * stats.frame_skip,
 )
 ACTOR_EPISODES = ActorMetric(
     "rookery_actor_episodes_total",
-    "counter",
     "Episodes that terminated or were truncated. Excludes those that the exit of the actor cut short.",
     read=lambda stats: stats.episodes,
 )
 ACTOR_EPISODE_RETURN_MEAN = ActorMetric(
     "rookery_actor_episode_return_mean",
-    "gauge",
     "Mean raw return of the last 100 episodes of this actor; NaN before the first.",
     read=lambda stats: mean(stats.returns),
 )
 ACTOR_PHASE_SECONDS = ActorMetric(
     "rookery_actor_phase_seconds_total",
-    "counter",
     "Seconds of the actor's loop by phase, each second in one phase, the running one included. Phase experience computes what is "
     "sent of a rollout, such as gradients.",
     read=lambda stats: stats.phases.seconds(),
@@ -168,7 +153,6 @@ ACTOR_PHASE_SECONDS = ActorMetric(
 )
 ACTOR_COMPUTING_CPU_SECONDS = ActorMetric(
     "rookery_actor_computing_cpu_seconds_total",
-    "counter",
     "CPU seconds of the thread of the actor's loop in its phases act, experience and encode. Divided by the seconds of these "
     "phases it is the share of a core that the loop gets while it computes. Excludes the environment and other threads.",
     read=lambda stats: stats.phases.cpu_seconds(ACTOR_COMPUTING),
@@ -176,39 +160,34 @@ ACTOR_COMPUTING_CPU_SECONDS = ActorMetric(
 ACTOR_CPU_LIMIT_CORES, ACTOR_CPU_LIMIT_PERIODS = cpu_limit_metrics("actor")
 ACTOR_POLICY_VERSION = ActorMetric(
     "rookery_actor_policy_version",
-    "gauge",
     "Version of the policy that acts; -1 before the first.",
     read=lambda stats: stats.version,
 )
 ACTOR_QUEUE_DEPTH = ActorMetric(
     "rookery_actor_queue_depth",
-    "gauge",
     "Experience messages sent and not acknowledged. Excludes the rollout that is being collected.",
     read=lambda stats: stats.link.unacknowledged,
 )
 ACTOR_QUEUE_CAPACITY = ActorMetric(
     "rookery_actor_queue_capacity",
-    "gauge",
     "Credits: the most experience messages that may be unacknowledged.",
     read=lambda stats: stats.link.window,
 )
 ACTOR_UNACKNOWLEDGED_SECONDS = ActorMetric(
     "rookery_actor_unacknowledged_seconds_total",
-    "counter",
     "Seconds that experience messages were unacknowledged, summed over messages. Its rate is their mean number; divided by "
     "the rate of messages sent it is the mean time of one message.",
     read=lambda stats: stats.link.unacknowledged_seconds,
 )
 ACTOR_POLICY_LAG = ActorMetric(
     "rookery_actor_policy_lag_versions",
-    "histogram",
     "Newest version known to this actor less the one that acted, when a message is first sent. Excludes re-sends; the histogram "
     "of the learner has the lag that training saw.",
     read=lambda stats: stats.policy_lag,
+    histogram=True,
 )
 ACTOR_ENV_STEPS_DROPPED = ActorMetric(
     "rookery_actor_env_steps_dropped_total",
-    "counter",
     "Env steps that this actor dropped. Excludes those that the learner refused or dropped.",
     read=lambda stats: stats.dropped,
     labels={"reason": DropReason},
@@ -219,25 +198,21 @@ ACTOR_MESSAGES_SENT, ACTOR_MESSAGES_RECEIVED, ACTOR_RECONNECTS, ACTOR_CONNECTED 
 
 EVALUATOR_ENV_STEPS = EvaluatorMetric(
     "rookery_evaluator_env_steps_total",
-    "counter",
     "Env steps played in evaluations. They are never trained on and are in no ledger.",
     read=lambda stats: stats.env_steps,
 )
 EVALUATOR_ENV_FRAMES = EvaluatorMetric(
     "rookery_evaluator_env_frames_total",
-    "counter",
     "Emulator frames of those env steps: env steps times the frame skip.",
     read=lambda stats: stats.env_steps * stats.frame_skip,
 )
 EVALUATOR_EPISODES = EvaluatorMetric(
     "rookery_evaluator_episodes_total",
-    "counter",
     "Episodes played to their end. Excludes those that an exit cut short.",
     read=lambda stats: stats.episodes,
 )
 EVALUATOR_EPISODE_RETURN_MEAN = EvaluatorMetric(
     "rookery_evaluator_episode_return_mean",
-    "gauge",
     "Mean raw return of the last complete evaluation; NaN before the first.",
     read=lambda stats: stats.return_means,
     labels={"mode": MODES},
@@ -245,26 +220,23 @@ EVALUATOR_EPISODE_RETURN_MEAN = EvaluatorMetric(
 )
 EVALUATOR_PHASE_SECONDS = EvaluatorMetric(
     "rookery_evaluator_phase_seconds_total",
-    "counter",
     "Seconds of the evaluator's loop by phase, each second in one phase, the running one included.",
     read=lambda stats: stats.phases.seconds(),
     labels={"phase": EVALUATOR_PHASES},
 )
 EVALUATOR_POLICY_VERSION = EvaluatorMetric(
     "rookery_evaluator_policy_version",
-    "gauge",
     "Version under evaluation, or last evaluated; -1 before the first.",
     read=lambda stats: stats.version,
 )
 EVALUATOR_POLICY_LAG = EvaluatorMetric(
     "rookery_evaluator_policy_lag_versions",
-    "histogram",
     "Newest version known to this evaluator less the one evaluated, when an evaluation ends.",
     read=lambda stats: stats.policy_lag,
+    histogram=True,
 )
 EVALUATIONS = EvaluatorMetric(
     "rookery_evaluator_evaluations_total",
-    "counter",
     "Complete evaluations, of either mode. Excludes those that an exit cut short.",
     read=lambda stats: stats.evaluations,
 )

@@ -15,7 +15,8 @@ from common.protocol.events import sentence
 from common.protocol.incarnation import HOLES, Worker
 from common.protocol.ledger import Account, Ledger
 from common.protocol.messages import Goodbye, Hello, Report
-from common.protocol.registry import SessionConfig, WorkerRegistry
+from common.protocol.session_config import SessionConfig
+from common.protocol.worker_registry import WorkerRegistry
 from common.units import EnvSteps
 
 
@@ -59,7 +60,7 @@ class Accounting:
             return str(error)
         return ""
 
-    def greeted(self, worker: Worker, hello: Hello, reason: DropReason) -> list[e.Instruction]:
+    def accept_hello(self, worker: Worker, hello: Hello, reason: DropReason) -> list[e.Instruction]:
         """Take over the counters of an accepted Hello. Messages that by its numbers will not come are dropped for `reason`."""
         out = self.skip(worker, hello.resend_from, *worker.missing(hello.resend_from, hello.completed), reason)
         self.ledger.report(worker.account, hello.produced)

@@ -20,7 +20,8 @@ from common.protocol.incarnation import EpisodeCheck, Worker
 from common.protocol.limits import SLOWEST_LINK
 from common.protocol.lockstep_states import LockstepStates
 from common.protocol.messages import ACTOR_STATE, Evaluation, ExperienceMessage, Reject
-from common.protocol.registry import SessionConfig, WorkerRegistry
+from common.protocol.session_config import SessionConfig
+from common.protocol.worker_registry import WorkerRegistry
 from common.units import Seconds, Version
 
 

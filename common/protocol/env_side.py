@@ -85,7 +85,7 @@ class _Slot:
     route: Route | None = None
     challenger: Route | None = None  # another connection that greeted by the same name
     heard_at: Seconds = 0.0
-    spoke_at: Seconds = 0.0
+    sent_at: Seconds = 0.0
     generation: int = -1  # incarnations that held the slot before the present one; -1: none has held it
     resets: Count = 0  # number of times that its environments began anew
     act: Act | None = None  # the newest one
@@ -187,7 +187,7 @@ class EnvSide:
 
     def _send(self, slot: _Slot, message: Message, now: Seconds) -> list[e.Instruction]:
         assert slot.route is not None
-        slot.spoke_at = now
+        slot.sent_at = now
         return [e.Send(route=slot.route, message=message)]
 
     # --- events ---
@@ -215,7 +215,7 @@ class EnvSide:
     def _tick(self, slot: _Slot, now: Seconds) -> list[e.Instruction]:
         if (silent := now - slot.heard_at) > self.config.silence_seconds:
             return self._lose(slot, f"no message for {silent:.1f} s")
-        if now - slot.spoke_at < self.config.heartbeat_seconds:
+        if now - slot.sent_at < self.config.heartbeat_seconds:
             return []
         if slot.state is SlotState.RESETTING and slot.act is not None:  # the Act or its answer may have been lost
             return self._send(slot, slot.act, now)
@@ -288,7 +288,7 @@ class EnvSide:
         goes_on = same and slot.state is not SlotState.EMPTY
         slot.worker, slot.incarnation, slot.route, slot.challenger = hello.worker, hello.incarnation, route, None
         slot.generation += not same
-        slot.heard_at = slot.spoke_at = now
+        slot.heard_at = slot.sent_at = now
         note = e.LogEvent(event="env_worker_welcomed", fields={"worker": slot.worker, "slot": slot.index, "again": same})
         out: list[e.Instruction] = [e.Send(route=route, message=self._welcome(slot)), note]
         return out if goes_on else [*out, *self._reset(slot, now)]

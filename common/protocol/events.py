@@ -194,7 +194,7 @@ class LogEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experience:
-    """Learner: one admitted experience message with its sender, from the session over the queue to `Algorithm.collate`.
+    """Learner: one admitted experience message with its sender, from the session over the queue to `Algorithm.ingest`.
 
     The queue has room for it: the credits ensure that. Messages of one `stream` with consecutive `seq` follow one another in
     time: an episode that does not end in one continues in the next.

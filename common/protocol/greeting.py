@@ -12,7 +12,8 @@ from common.protocol.incarnation import Worker, WorkerState
 from common.protocol.limits import INCARNATION_MAX
 from common.protocol.lockstep_states import ActorState, LockstepStates
 from common.protocol.messages import ACTOR_STATE, ROLES, Envelope, Hello, Refusal, Welcome
-from common.protocol.registry import SessionConfig, WorkerRegistry
+from common.protocol.session_config import SessionConfig
+from common.protocol.worker_registry import WorkerRegistry
 from common.units import Seconds, Version
 
 
@@ -130,7 +131,7 @@ class Greeting:
             worker.wanted_after = None
         self._registry.connect(worker, route, now)
         # The training of an earlier learner after its last checkpoint is in weights that are lost.
-        out = self._accounting.greeted(worker, hello, DropReason.GAP if again else DropReason.ROLLED_BACK)
+        out = self._accounting.accept_hello(worker, hello, DropReason.GAP if again else DropReason.ROLLED_BACK)
         fields = {"worker": worker.key.name, "role": worker.role, "index": worker.index, "again": again}
         note = e.LogEvent(event="worker_welcomed", fields=fields | {"software": sentence(hello.software)})
         slot = self._states.newest(worker.index) if self._config.lockstep and worker.role == "actor" else None

@@ -72,8 +72,8 @@ class Worker:
     claim_limit: EnvSteps | None = None  # most env steps beyond those that arrived; None: no Hello reached this learner
     state: WorkerState = WorkerState.EXPECTED
     route: Route | None = None  # of its connection; None unless connected
-    heard_at: Seconds | None = None  # None: expected, and no time has passed yet
-    spoke_at: Seconds = 0.0
+    heard_at: Seconds | None = None  # None: expected, and had no turn yet
+    sent_at: Seconds = 0.0
     turn_at: Seconds = math.inf  # when `WorkerRegistry.take_due` returns it; infinity: never
     wanted_after: Version | None = None
     snapshot: Snapshot | None = None  # of an evaluator: the last one sent, which it plays
@@ -105,10 +105,8 @@ class Worker:
         return min((*self.waiting, *self.taken), default=self.expected)
 
     def silent(self, now: Seconds) -> Seconds:
-        """Return the time since its last message; of one from a checkpoint the time since the first call."""
-        if self.heard_at is None:
-            self.heard_at = now
-        return now - self.heard_at
+        """Return the time since its last message; of one from a checkpoint the time since its first turn."""
+        return 0.0 if self.heard_at is None else now - self.heard_at
 
     def complete(self, seq: Sequence, env_steps: EnvSteps) -> None:
         """Record that message `seq` was trained on or dropped, for as long as a lower one was not."""

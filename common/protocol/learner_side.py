@@ -32,8 +32,9 @@ from common.protocol.messages import (
     Snapshot,
     SnapshotWanted,
 )
-from common.protocol.registry import SessionConfig, WorkerRegistry
 from common.protocol.saved_session import SavedSession
+from common.protocol.session_config import SessionConfig
+from common.protocol.worker_registry import WorkerRegistry
 from common.units import Seconds, Sequence, Version
 
 BAD_MESSAGES = 16  # of one worker in a row: then it is evicted, because the check of each one costs the learner's time
@@ -228,6 +229,8 @@ class LearnerSide:
 
     def _turn(self, worker: Worker, now: Seconds) -> list[e.Instruction]:
         """Send a heartbeat, or record that a worker is silent or absent too long."""
+        if worker.heard_at is None:
+            worker.heard_at = now
         silent = worker.silent(now)
         if worker.state is not WorkerState.CONNECTED:
             if silent <= self.config.forget_seconds:
@@ -237,9 +240,9 @@ class LearnerSide:
         if silent > self.config.silence_seconds:
             self._registry.disconnect(worker)
             return [away_event("worker_silent", worker, silent)]
-        if now - worker.spoke_at < self.config.heartbeat_seconds or not self._heard(worker, now):
+        if now - worker.sent_at < self.config.heartbeat_seconds or not self._heard(worker, now):
             return []
-        worker.spoke_at = now
+        worker.sent_at = now
         self._registry.owe_credit(worker)
         return self._drained(worker, now)  # the first one may have been lost
 
@@ -252,7 +255,7 @@ class LearnerSide:
         heard_at = now - worker.silent(now)
         if worker.state is not WorkerState.CONNECTED:
             return heard_at + self.config.forget_seconds
-        return min(heard_at + self.config.silence_seconds, worker.spoke_at + self.config.heartbeat_seconds)
+        return min(heard_at + self.config.silence_seconds, worker.sent_at + self.config.heartbeat_seconds)
 
     def _drained(self, worker: Worker, now: Seconds) -> list[e.Instruction]:
         """Return a Drain for a worker, if the run ends."""
@@ -295,7 +298,7 @@ class LearnerSide:
         for worker in self._registry.take_owed():
             assert worker.route is not None
             rejects, worker.rejects = tuple(worker.rejects[-REJECTS:]), []
-            worker.spoke_at = now
+            worker.sent_at = now
             credit = Credit(acked=worker.acked, credits=self._registry.window(worker), version=self.version, rejects=rejects)
             out.append(e.Send(route=worker.route, message=credit))
         return out

@@ -14,7 +14,8 @@ from common.protocol.incarnation import Worker, WorkerState
 from common.protocol.ledger import Ledger
 from common.protocol.lockstep_states import LockstepStates
 from common.protocol.messages import PROTOCOL_VERSION, Dropped
-from common.protocol.registry import SessionConfig, WorkerRegistry
+from common.protocol.session_config import SessionConfig
+from common.protocol.worker_registry import WorkerRegistry
 
 
 class SavedSession:

@@ -89,11 +89,11 @@ class WorkerSide:
         self._produced: EnvSteps = 0
         self._dropped: tuple[Dropped, ...] = ()
         self._wanted: Version | None = None
-        self._want_open = False
+        self._request_open = False
         self._heartbeat: Seconds = 1.0
         self._greet_at: Seconds = float("-inf")
         self._heard_at: Seconds = 0.0
-        self._spoke_at: Seconds = 0.0
+        self._sent_at: Seconds = 0.0
         self._was_welcome = False
         self._final = ""  # code of the last refusal, if it was one for good
         self._welcomed_as = -1  # incarnation that the last Welcome reached
@@ -104,7 +104,7 @@ class WorkerSide:
         return len(self._kept)
 
     @property
-    def may_offer(self) -> bool:
+    def has_credit(self) -> bool:
         """Return whether a credit is free."""
         return self.state is not ConnectionState.ENDED and self.window > len(self._kept)
 
@@ -120,9 +120,9 @@ class WorkerSide:
             case e.ExperienceOffered(experience=experience):
                 return self._offer(experience, now)
             case e.SendRequested(message=message):
-                return self._speak(message, now) if self.state is ConnectionState.WELCOME else []
+                return self._send(message, now) if self.state is ConnectionState.WELCOME else []
             case e.SnapshotRequested(after=after):
-                return self._want(after, now)
+                return self._request_snapshot(after, now)
             case e.CountersUpdated(produced=produced, dropped=dropped):
                 self._produced, self._dropped = produced, dropped
                 return []
@@ -138,8 +138,8 @@ class WorkerSide:
         if self.state is ConnectionState.WELCOME:
             if now - self._heard_at > self.SILENCE_HEARTBEATS * self._heartbeat:
                 return self._lost(f"no message from the {self.identity.server} for {now - self._heard_at:.1f} s", now)
-            if now - self._spoke_at >= self._heartbeat:
-                return self._speak(Report(produced=self._produced, dropped=self._dropped), now)
+            if now - self._sent_at >= self._heartbeat:
+                return self._send(Report(produced=self._produced, dropped=self._dropped), now)
         return []
 
     def _greet(self, now: Seconds) -> list[e.Instruction]:
@@ -156,12 +156,12 @@ class WorkerSide:
             produced=self._produced,
             welcomed=self._welcomed_as == self.identity.incarnation,
         )
-        return self._speak(hello, now)
+        return self._send(hello, now)
 
     def _lost(self, why: str, now: Seconds) -> list[e.Instruction]:
         if self.state is not ConnectionState.WELCOME:
             return []  # already greeting, and the next Tick greets again
-        self.state, self._want_open = ConnectionState.GREETING, False
+        self.state, self._request_open = ConnectionState.GREETING, False
         self._greet_at = now + self.GREET_SECONDS  # the first Hello after the usual pause: the connection is just being rebuilt
         event = f"{self.identity.server.replace(' ', '_')}_lost"
         return [e.LogEvent(event=event, fields={"why": why, "unacknowledged": len(self._kept)}, warning=True)]
@@ -202,15 +202,15 @@ class WorkerSide:
         self._was_welcome, self._welcomed_as = True, self.identity.incarnation
         out: list[e.Instruction] = [e.Welcomed(welcome=welcome, run=run)]
         for kept in self._resent():
-            out += self._speak(kept, now)
+            out += self._send(kept, now)
         if self._wanted is not None:
-            out += self._want(self._wanted, now)
+            out += self._request_snapshot(self._wanted, now)
         return out
 
     def _refused(self, refusal: Refusal, now: Seconds) -> list[e.Instruction]:
         note = e.LogEvent(event="refused", fields={"code": refusal.code, "reason": refusal.reason}, warning=True)
         if refusal.retry and refusal.code in (RefusalCode.FORGOTTEN, RefusalCode.SUPERSEDED):
-            return [note, *self._reborn(refusal.incarnation, now)]
+            return [note, *self._start_incarnation(refusal.incarnation, now)]
         # Before the first Welcome only a Hello was sent: one that cannot be read twice can never be read.
         unreadable = refusal.code == RefusalCode.DECODE and not self._was_welcome
         if unreadable or not refusal.retry:
@@ -218,7 +218,7 @@ class WorkerSide:
             if refusal.code in (self._final, RefusalCode.DRAINING):
                 self.state = ConnectionState.ENDED
                 return [note, e.Refused(code=refusal.code, reason=refusal.reason)]
-            self._final, self.state, self._want_open = refusal.code, ConnectionState.GREETING, False
+            self._final, self.state, self._request_open = refusal.code, ConnectionState.GREETING, False
             self._greet_at = now + self.GREET_SECONDS
             return [note]
         if refusal.code == RefusalCode.DECODE:
@@ -226,19 +226,19 @@ class WorkerSide:
             # Some of it may have been read, and wait: all keep their credits until they are acknowledged.
             self._resend_from = self._next_seq
         was_welcome = self.state is ConnectionState.WELCOME
-        self.state, self._want_open = ConnectionState.GREETING, False
+        self.state, self._request_open = ConnectionState.GREETING, False
         if refusal.code in (RefusalCode.FULL, RefusalCode.IN_USE, RefusalCode.EVICTED):
             self._greet_at = now + self.FULL_SECONDS
             return [note]
         return [note, *self._greet(now)] if was_welcome else [note]
 
-    def _reborn(self, incarnation: int, now: Seconds) -> list[e.Instruction]:
+    def _start_incarnation(self, incarnation: int, now: Seconds) -> list[e.Instruction]:
         """Continue as a new incarnation: the one that the learner names, because no clock is sure to give a larger number."""
         if incarnation == self.identity.incarnation:
             return []  # a second answer to a repeated Hello
         following = self.identity.incarnation + 1 if incarnation < 0 else incarnation
         self.identity = replace(self.identity, incarnation=following)
-        self.state, self._want_open = ConnectionState.GREETING, False
+        self.state, self._request_open = ConnectionState.GREETING, False
         self._kept.clear()
         self._next_seq = self._resend_from = self._env_steps_sent = self._produced = 0
         self._dropped = ()
@@ -255,12 +255,12 @@ class WorkerSide:
         self.window, self._largest_window = size, max(size, self._largest_window)
 
     def _arrived(self, snapshot: Snapshot, now: Seconds) -> list[e.Instruction]:
-        self._want_open = False
+        self._request_open = False
         self.version = snapshot.version
         out: list[e.Instruction] = [e.SnapshotArrived(snapshot=snapshot)]
         if self.identity.role == "evaluator":  # it requests each policy that it plays: the last one sent is the one it plays
             self._wanted = None
-        return out + (self._want(snapshot.version, now) if self._wanted is not None else [])
+        return out + (self._request_snapshot(snapshot.version, now) if self._wanted is not None else [])
 
     # --- events of the application ---
 
@@ -271,24 +271,24 @@ class WorkerSide:
         numbered = replace(experience, seq=self._next_seq, env_steps_sent=self._env_steps_sent)
         self._next_seq += 1
         self._kept.append(numbered)
-        return self._speak(numbered, now) if self.state is ConnectionState.WELCOME else []
+        return self._send(numbered, now) if self.state is ConnectionState.WELCOME else []
 
-    def _want(self, after: Version, now: Seconds) -> list[e.Instruction]:
+    def _request_snapshot(self, after: Version, now: Seconds) -> list[e.Instruction]:
         again = self._wanted is not None and after < self._wanted  # the snapshot that came cannot be used
         self._wanted = after
-        if (self._want_open and not again) or self.state is not ConnectionState.WELCOME:
+        if (self._request_open and not again) or self.state is not ConnectionState.WELCOME:
             return []
-        self._want_open = True
-        return self._speak(SnapshotWanted(after=after), now)
+        self._request_open = True
+        return self._send(SnapshotWanted(after=after), now)
 
     def _leave(self, reason: str, now: Seconds) -> list[e.Instruction]:
-        said = self.state is ConnectionState.WELCOME
+        connected = self.state is ConnectionState.WELCOME
         self.state = ConnectionState.ENDED
-        return self._speak(Goodbye(reason=reason, produced=self._produced, dropped=self._dropped), now) if said else []
+        return self._send(Goodbye(reason=reason, produced=self._produced, dropped=self._dropped), now) if connected else []
 
     def _resent(self) -> Iterator[ExperienceMessage]:
         return (kept for kept in self._kept if kept.seq >= self._resend_from)
 
-    def _speak(self, message: Message, now: Seconds) -> list[e.Instruction]:
-        self._spoke_at = now
+    def _send(self, message: Message, now: Seconds) -> list[e.Instruction]:
+        self._sent_at = now
         return [e.Send(message=message)]

@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 from common.errors import ResourceError
 from common.runtime.checkpoint_files import BadCheckpointError, Checkpoint, SegmentFile, SegmentFiles, encode, read, segment_names
 from common.runtime.disk import DISK, Disk
-from common.units import Seconds, Version
+from common.units import Version
 
 T = TypeVar("T")
 
@@ -31,11 +31,10 @@ _NAME = re.compile(r"(checkpoint|\.replaced)-(\d+)")
 class CheckpointStore:
     """Folder of the checkpoints of one run, of which it keeps the `keep` newest."""
 
-    def __init__(self, folder: Path, *, keep: int, disk: Disk = DISK, clock: Callable[[], Seconds] = time.time) -> None:
-        """Write nothing yet; `clock` is the wall clock."""
+    def __init__(self, folder: Path, *, keep: int, disk: Disk = DISK) -> None:
+        """Write nothing yet."""
         self.folder, self.keep, self.disk = folder, keep, disk
         self.segment_files = SegmentFiles(folder)
-        self._clock = clock
 
     def save(self, checkpoint: Checkpoint) -> Path:
         """Write `checkpoint` durably and return its directory; afterwards the newest up to its version remain.
@@ -80,7 +79,7 @@ class CheckpointStore:
 
     def _write(self, checkpoint: Checkpoint, files: Sequence[SegmentFile], place: Path) -> None:
         partial, disk = self.folder / f".partial-{place.name}", self.disk
-        content = encode(checkpoint, list(files), self._clock())
+        content = encode(checkpoint, list(files), time.time())
         partial.mkdir()
         for name, data in content.items():
             disk.write(partial / name, data)

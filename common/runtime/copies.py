@@ -75,7 +75,7 @@ def restore_missing(store: str, folder: Path, *, warn: Callable[[str], None] = _
 # --- to be read ---
 
 
-def fetch(address: str, *, warn: Callable[[str], None] = _ignore) -> Path:
+def fetch(address: str) -> Path:
     """Return a local copy of the run at `address`, without its replay memory, for commands that read runs.
 
     A local path is returned as it is. The copy is kept in the user's cache, and a checkpoint that is there is not downloaded
@@ -85,7 +85,7 @@ def fetch(address: str, *, warn: Callable[[str], None] = _ignore) -> Path:
         return Path(address)
     run, _, checkpoint = address.rstrip("/").partition("/checkpoints/")
     store, folder = RunStore(run), _cached(run)
-    store.download(folder, warn=warn, segments=False)
+    store.download(folder, warn=_ignore, segments=False)
     if not checkpoint:
         return folder
     if not NAME.fullmatch(checkpoint):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Event, Lock, Thread
@@ -89,12 +89,19 @@ def on_signals(shutdown: Shutdown, *, clock: Callable[[], Seconds] = time.monoto
         name = signal.Signals(number).name
         Thread(target=shutdown.request, args=(name,), name="signal", daemon=True).start()
 
-    before = {number: signal.signal(number, handle) for number in SIGNALS}
+    with handled(SIGNALS, handle):
+        yield
+
+
+@contextmanager
+def handled(signals: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Call `handler` at each of these signals while inside."""
+    before = {number: signal.signal(number, handler) for number in signals}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 # --- time limits ---

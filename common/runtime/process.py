@@ -9,14 +9,14 @@ import resource
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Literal, NoReturn, TypeAlias
 
 import numpy as np
 
 from common.errors import RookeryError
 from common.observability.logs import EventLog, configure, flush
-from common.runtime.lifecycle import Health, Shutdown
+from common.runtime.lifecycle import BUILD_SECONDS, Health, Shutdown, time_limit
 from common.units import Seconds
 
 INTERRUPTED = 130  # what a shell reports after Ctrl-C
@@ -78,6 +78,19 @@ def linger(shutdown: Shutdown, health: Health, *, check: Callable[[], None] = la
     while not shutdown.wait(LINGER_SECONDS):
         health.tick(doing="lingers")
         check()
+
+
+def build_limit() -> AbstractContextManager[None]:
+    """Return a context manager that warns of environments that are slow to build, and ends the process with 1 if they hang."""
+
+    def on_slow(seconds: Seconds) -> None:
+        _log.warning("environment_slow", detail=f"not built and reset after {seconds:.0f} s", limit_s=BUILD_SECONDS)
+
+    def on_limit(seconds: Seconds) -> None:
+        detail = f"the environment hangs: not built and reset within {seconds:.0f} s"
+        _log.error("environment_hangs", detail=detail, consequence="this process ends")
+
+    return time_limit(BUILD_SECONDS, on_slow=on_slow, on_limit=on_limit)
 
 
 def set_torch_threads(threads: int) -> None:

@@ -7,7 +7,6 @@ import os
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -15,16 +14,22 @@ from common.errors import ConfigError, ResourceError
 from common.runtime.disk import DISK, Disk, write_atomically
 
 
-@dataclass(frozen=True, slots=True)
 class RunDirectory:
     """Names of the files of a run. Each writer creates its own; only `config` and `command` are there from the start."""
 
-    path: Path
-
-    @property
-    def config(self) -> Path:
-        """The whole configuration; `load` of it gives the run's settings again. A folder that has it holds a run."""
-        return self.path / "config.yaml"
+    def __init__(self, path: Path) -> None:
+        """Create nothing."""
+        self.path = path
+        self.config = path / "config.yaml"  # all settings, which `load` gives again; a folder that has this file holds a run
+        self.command = path / "command.txt"  # the command lines that began and resumed the run, one a line
+        self.checkpoints = path / "checkpoints"  # folder of `common.runtime.checkpoints`
+        self.accounts = path / "accounts.jsonl"  # of all workers, which a killed learner leaves beside its checkpoints
+        self.tensorboard = path / "tensorboard"  # folder of event files
+        self.logs = path / "logs"  # folder of one file for each process
+        self.addresses = path / "addresses.json"  # of the services' HTTP ports, while `rookery train` runs
+        self.summary = path / "summary.json"
+        self.learning_curve_csv = path / "learning_curve.csv"  # returns over env steps, as a table
+        self.learning_curve_png = path / "learning_curve.png"  # the same as a picture
 
     def of_rank(self, rank: int) -> RunDirectory:
         """Return where this rank of the learner keeps its files: rank 0 here, each other one in a folder of its own."""
@@ -34,51 +39,6 @@ class RunDirectory:
     def begun(self) -> bool:
         """Return whether there is a run here that can be read; False where that is unknown."""
         return os.access(self.config, os.R_OK)
-
-    @property
-    def command(self) -> Path:
-        """The command lines that began and resumed the run, one a line."""
-        return self.path / "command.txt"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of `common.runtime.checkpoints`."""
-        return self.path / "checkpoints"
-
-    @property
-    def accounts(self) -> Path:
-        """Return the path of the accounts of all workers, which a killed learner leaves beside its checkpoints."""
-        return self.path / "accounts.jsonl"
-
-    @property
-    def tensorboard(self) -> Path:
-        """Folder of TensorBoard event files."""
-        return self.path / "tensorboard"
-
-    @property
-    def logs(self) -> Path:
-        """Folder of one log file per process."""
-        return self.path / "logs"
-
-    @property
-    def addresses(self) -> Path:
-        """Return the path of the services' HTTP addresses, as JSON, which is there while `rookery train` runs."""
-        return self.path / "addresses.json"
-
-    @property
-    def summary(self) -> Path:
-        """Return the path of the run's summary, JSON."""
-        return self.path / "summary.json"
-
-    @property
-    def learning_curve_csv(self) -> Path:
-        """Returns over env steps, as a table."""
-        return self.path / "learning_curve.csv"
-
-    @property
-    def learning_curve_png(self) -> Path:
-        """Returns over env steps, as a picture."""
-        return self.path / "learning_curve.png"
 
 
 def default_path(*, preset: str, seed: int, now: datetime) -> Path:

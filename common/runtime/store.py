@@ -147,18 +147,22 @@ class RunStore:
             return bool(self._fs.exists(self._path(CONFIG)))
 
     def download_results(self, folder: Path) -> None:
-        """Download the results of the run to `folder`, config.yaml last. Raises as `download`."""
+        """Download the results of the run to `folder`, last config.yaml, which marks it as a run's. Raises as `download`."""
         with reached(self.address):
-            self._download_results(folder, self._config())
+            config = self._config()
+            for name in RESULTS:
+                with suppress(FileNotFoundError):
+                    (folder / name).write_bytes(self._fs.cat_file(self._path(name)))
+            (folder / CONFIG).write_bytes(config)
 
     def download(self, folder: Path, *, warn: Callable[[str], None], segments: bool = True) -> None:
-        """Download the newest good checkpoint and the results to `folder`; config.yaml, which marks it as a run's, comes last.
+        """Download the newest good checkpoint to `folder`, and then the results.
 
         `warn` is called for each checkpoint that is passed over, because it is damaged or incomplete. With `segments` False the
         replay memory is left out. Raises `ConfigError` where there is no run, `ResourceError` where all checkpoints are bad.
         """
         with reached(self.address):
-            config = self._config()
+            self._config()
             checkpoints = folder / "checkpoints"
             bad: list[str] = []
             for name in self._places():
@@ -172,7 +176,7 @@ class RunStore:
                     raise ResourceError(f"no good checkpoint in {self.address}", found="; ".join(bad), fix="start a new run")
             for name in self._names("checkpoints") - {SEGMENTS, *self._places()}:
                 self.download_checkpoint(name, checkpoints, segments=False)
-            self._download_results(folder, config)
+        self.download_results(folder)
 
     def _config(self) -> bytes:
         try:
@@ -180,12 +184,6 @@ class RunStore:
         except FileNotFoundError as error:
             raise ConfigError("no run in this store", found=self.address, wanted="a run that was uploaded there") from error
         return config
-
-    def _download_results(self, folder: Path, config: bytes) -> None:
-        for name in RESULTS:
-            with suppress(FileNotFoundError):
-                (folder / name).write_bytes(self._fs.cat_file(self._path(name)))
-        (folder / CONFIG).write_bytes(config)
 
     def download_checkpoint(self, name: str, checkpoints: Path, *, segments: bool) -> str:
         """Download a checkpoint, unless the same one is there; return its fault, or "" where it is good."""

@@ -17,10 +17,6 @@ from common.units import Seconds
 Frame: TypeAlias = bytes | memoryview
 Frames: TypeAlias = Sequence[Frame]
 FAILURES_LOG_SECONDS: Seconds = 10.0  # between two log lines of failed handshakes: a refused worker reconnects every second
-LIMIT_INTERVAL_SECONDS: Seconds = 1.0
-LIMIT_MESSAGES = 256
-"""In an interval. A worker sends a Report a second, a SnapshotWanted for each version, and its window again after a loss."""
-IGNORED_SECONDS: Seconds = 10.0
 
 
 @dataclass(slots=True)
@@ -42,7 +38,7 @@ class Handshakes:
 
 
 class WorkerTransport(Protocol):
-    """A worker's end: one connection to the learner, restored by the transport itself when it breaks."""
+    """A worker's end: one connection to its server, restored by the transport itself when it breaks."""
 
     @property
     def handshakes(self) -> Handshakes:
@@ -64,8 +60,8 @@ class WorkerTransport(Protocol):
         """Release the connection; what was handed over is still sent for a bounded time (the linger)."""
 
 
-class LearnerTransport(Protocol):
-    """The learner's end: many connections, distinguished by route."""
+class ServerTransport(Protocol):
+    """The end of a learner or policy server: many connections, distinguished by route."""
 
     received_key: str
     """Public key (Z85) that authenticated the sender of the message that `receive` returned last; "" without keys."""
@@ -92,32 +88,3 @@ class LearnerTransport(Protocol):
 
     def close(self) -> None:
         """Unbind and release; what was handed over is still sent for a bounded time (the linger)."""
-
-
-class ConnectionLimit:
-    """Decides which connections are ignored, because to decode and refuse a message takes time from honest workers.
-
-    Its memory is bounded by the messages of `IGNORED_SECONDS`. Not thread-safe. `now` is the time on any monotonic clock.
-    """
-
-    def __init__(self) -> None:
-        self._sent: Counter[Route] = Counter()
-        self._began_at: Seconds = 0.0
-        self._until: dict[Route, Seconds] = {}
-
-    def ignores(self, route: Route, now: Seconds) -> bool:
-        """Return whether a message that arrives on this connection is to be discarded unread."""
-        if now - self._began_at >= LIMIT_INTERVAL_SECONDS:
-            self._began_at = now
-            self._sent.clear()
-            self._until = {each: until for each, until in self._until.items() if until > now}
-        return route in self._until
-
-    def count(self, route: Route, now: Seconds) -> LogEvent | None:
-        """Count a message without experience; return a warning where its connection is ignored from here on."""
-        self._sent[route] += 1
-        if self._sent[route] <= LIMIT_MESSAGES:
-            return None
-        self._until[route] = now + IGNORED_SECONDS
-        fields = {"route": route.hex(), "limit": LIMIT_MESSAGES, "seconds": IGNORED_SECONDS}
-        return LogEvent(event="connection_ignored", fields=fields, warning=True)

@@ -55,15 +55,15 @@ _OF_OTHERS: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LearnerKeys:
-    """Keys of the learner's socket."""
+class ServerKeys:
+    """Keys of the socket of a learner or policy server."""
 
     public: Key
     secret: Key = field(repr=False)
     allowed: frozenset[Key]  # public keys of the workers that may connect
 
     @classmethod
-    def of(cls, folder: str) -> LearnerKeys | None:
+    def of(cls, folder: str) -> ServerKeys | None:
         """Those in `folder`, None where none is named. Raises `ConfigError` where they cannot be read or used."""
         if not folder:
             return None
@@ -90,7 +90,7 @@ class WorkerKeys:
 
     public: Key
     secret: Key = field(repr=False)
-    learner: Key  # its public key: a process without the secret one is not the learner
+    server: Key  # its public key: a process without the secret one is another server
 
     @classmethod
     def of(cls, folder: str) -> WorkerKeys | None:
@@ -98,12 +98,12 @@ class WorkerKeys:
         if not folder:
             return None
         public, secret = _secret_key(Path(folder, WORKER + SECRET))
-        return cls(public=public, secret=secret, learner=_public_key(Path(folder, LEARNER + PUBLIC)))
+        return cls(public=public, secret=secret, server=_public_key(Path(folder, LEARNER + PUBLIC)))
 
     @property
     def options(self) -> dict[zmq.SocketOption, int | bytes]:
         """Of the socket, to be set before it connects."""
-        return {zmq.CURVE_PUBLICKEY: self.public, zmq.CURVE_SECRETKEY: self.secret, zmq.CURVE_SERVERKEY: self.learner}
+        return {zmq.CURVE_PUBLICKEY: self.public, zmq.CURVE_SECRETKEY: self.secret, zmq.CURVE_SERVERKEY: self.server}
 
 
 def _need_curve() -> None:

@@ -27,7 +27,12 @@ class Link:
     """One worker's connection. Not thread-safe."""
 
     def __init__(
-        self, *, transport: WorkerTransport, session: WorkerSide, clock: Callable[[], Seconds], note: Callable[[e.LogEvent], None]
+        self,
+        *,
+        transport: WorkerTransport,
+        session: WorkerSide,
+        clock: Callable[[], Seconds],
+        log_event: Callable[[e.LogEvent], None],
     ) -> None:
         self.session = session
         self.welcome: Welcome | None = None
@@ -40,7 +45,7 @@ class Link:
         self.unacknowledged_seconds: Seconds = 0.0  # that experience was under way, added up over messages
         self._transport = transport
         self._clock = clock
-        self._note = note
+        self._log_event = log_event
         self._foreign = 0  # messages of another protocol version, in a row
         self._unfit = 0  # snapshots of another layout, in a row
         self._largest = 0  # bytes of a message; 0 until the first snapshot, which may be larger than all before it
@@ -83,12 +88,12 @@ class Link:
             self._ticked_at = now
             self._handle(e.Tick())
             if failures := self._transport.handshakes.handshake_failures(now):
-                self._note(failures)
+                self._log_event(failures)
 
     def refuse(self, error: ProtocolError) -> None:
         """Count a message of the learner that cannot be used, and log why."""
         self.undecodable += 1
-        self._note(e.LogEvent(event="undecodable", fields={"detail": str(error)}, warning=True))
+        self._log_event(e.LogEvent(event="undecodable", fields={"detail": str(error)}, warning=True))
 
     def refuse_snapshot(self, error: ProtocolError) -> None:
         """Refuse a snapshot, and request the newest again: the learner may have no newer one."""
@@ -133,9 +138,9 @@ class Link:
         return self.session.state is ConnectionState.WELCOME
 
     @property
-    def may_offer(self) -> bool:
+    def has_credit(self) -> bool:
         """Return whether a credit is free: a credit is the permission to collect one more experience message."""
-        return self.session.may_offer
+        return self.session.has_credit
 
     def offer(self, experience: ExperienceMessage) -> None:
         """Send experience; it is kept, and sent again after a loss of the learner, until it is acknowledged."""
@@ -240,9 +245,9 @@ class Link:
                 self._count_from, self._dropped_from = self._produced, Counter(self._dropped)
             case e.Rejected(reject=reject):
                 fields = {"seq": reject.seq, "reason": reject.reason, "detail": reject.detail}
-                self._note(e.LogEvent(event="message_rejected", fields=fields, warning=True))
+                self._log_event(e.LogEvent(event="message_rejected", fields=fields, warning=True))
             case e.LogEvent():
-                self._note(instruction)
+                self._log_event(instruction)
 
     def _refused(self, refused: e.Refused) -> None:
         if refused.code != RefusalCode.DRAINING:

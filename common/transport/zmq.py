@@ -1,4 +1,4 @@
-"""Both ends over ZeroMQ: the learner's ROUTER binds, each worker's DEALER connects.
+"""Both ends over ZeroMQ: the ROUTER of a server (learner or policy server) binds, the DEALER of each of its workers connects.
 
 Neither end relies on ZeroMQ's queues or heartbeats: the session's credits bound what is under way, and its messages, one a
 second at least, show that a connection is alive.
@@ -16,7 +16,7 @@ import zmq
 from common.config.endpoint import parse_endpoint
 from common.errors import ConfigError, HandshakeFailure, ResourceError
 from common.protocol.limits import SLOWEST_LINK
-from common.transport.curve import DOMAIN, LearnerKeys, WorkerKeys, ZapAuthenticator
+from common.transport.curve import DOMAIN, ServerKeys, WorkerKeys, ZapAuthenticator
 from common.transport.zmq_socket import LINGER, MILLISECONDS, OPTIONS, ZmqSocket
 
 if TYPE_CHECKING:
@@ -53,13 +53,16 @@ DEALER_OPTIONS: Final = {**OPTIONS, **MILLISECONDS, **_DEALER_MILLISECONDS, zmq.
 class ZmqWorker(ZmqSocket):
     """A `WorkerTransport`: a DEALER that reconnects by itself, and sends nothing while it has no connection."""
 
-    def __init__(self, endpoint: str, *, keys: WorkerKeys | None = None, linger: Seconds = LINGER) -> None:
-        """Start to connect to `endpoint`, "tcp://host:port", with `keys` to a learner that has its own, and to no other.
+    def __init__(
+        self, endpoint: str, *, keys: WorkerKeys | None = None, linger: Seconds = LINGER, server: str = "learner"
+    ) -> None:
+        """Start to connect to `endpoint`, "tcp://host:port", with `keys` to a server that has its own, and to no other.
 
-        Raises `ConfigError` where that is no endpoint.
+        `server` names the process there, "learner" or "policy server", in explanations of a failed handshake.
+        Raises `ConfigError` where `endpoint` is none.
         """
         _check_endpoint(endpoint, min_port=1)
-        self._endpoint, self._keys, self._reconnect_at = endpoint, keys, math.inf
+        self._endpoint, self._keys, self._server, self._reconnect_at = endpoint, keys, server, math.inf
         self._largest = UNKNOWN_BYTES
         super().__init__(zmq.DEALER, endpoint, {**DEALER_OPTIONS, **(keys.options if keys else {})}, linger)
         try:
@@ -111,26 +114,28 @@ class ZmqWorker(ZmqSocket):
             self._socket.connect(self._endpoint)
 
     def _explain(self, failure: HandshakeFailure) -> str:
+        server, setting = self._server, f"{self._server.replace(' ', '_')}.keys"
         match failure, self._keys:
             case HandshakeFailure.KEY, WorkerKeys(public=public):
-                return f"the learner does not allow key {public.decode()}: put it into its folder of keys, and start it again"
+                fix = f"add it to the folder of {setting}, and restart the {server}"
+                return f"the {server} does not allow key {public.decode()}: {fix}"
             case HandshakeFailure.MECHANISM, None:
-                return "the learner wants keys, and there are none here (--keys)"
+                return f"the {server} requires keys, and this worker has none (--keys)"
             case HandshakeFailure.MECHANISM, _:
-                return "the learner has no keys, and this worker speaks to none without: start it with --keys"
+                return f"the {server} has no keys, and this worker connects to none without: start it with {setting}"
             case _, None:
-                return "the connection ended before it began: the learner may want keys (--keys), or it is no learner"
+                return f"the connection ended before it began: the {server} may require keys (--keys), or it is no {server}"
             case _:
                 return (
-                    "the connection ended before it began: the learner may still be starting; if it is not, learner.key here may "
-                    "not be the learner's, or it has no keys at all"
+                    f"the connection ended before it began: the {server} may still be starting; if it is not, learner.key here "
+                    f"may not be that of the {server}, or it has no keys at all"
                 )
 
 
-class ZmqLearner(ZmqSocket):
-    """A `LearnerTransport`: a ROUTER; routes are ZeroMQ's own, new for each connection."""
+class ZmqServer(ZmqSocket):
+    """A `ServerTransport`: a ROUTER; routes are ZeroMQ's own, new for each connection."""
 
-    def __init__(self, endpoint: str, *, keys: LearnerKeys | None = None, linger: Seconds = LINGER) -> None:
+    def __init__(self, endpoint: str, *, keys: ServerKeys | None = None, linger: Seconds = LINGER) -> None:
         """Bind to `endpoint`, "tcp://address:port", port 0 for any; with `keys` only for workers with an allowed key.
 
         Raises `ConfigError` or `ResourceError`.
@@ -200,7 +205,7 @@ class ZmqLearner(ZmqSocket):
             case HandshakeFailure.KEY:
                 return f"{self._authenticator.refused if self._authenticator else 'a key'} is not among those that may connect"
             case HandshakeFailure.LEARNER_KEY:
-                return "a worker has another public key of this learner"
+                return "a worker has another public key of this server"
             case HandshakeFailure.MECHANISM:
                 return (
                     "a worker has no keys, which are wanted here"

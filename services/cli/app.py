@@ -34,7 +34,6 @@ SERVICES = {
     "policy-server": "act for the environments of env workers",
     "env-worker": "step environments for a policy server, without torch",
 }
-MODULES = {"policy-server": "services.actor.policy_server", "env-worker": "services.env_worker"}
 COMMANDS = (
     *("train", "sweep", "compare", "report", "evaluate", "play", "export", *SERVICES),
     *("top", "doctor", "health", "keys", "config", "presets", "completion"),
@@ -74,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv and argv[0] in SERVICES:  # a service is its own program with its own --help
         block_signals()  # until the service handles them
-        module = MODULES.get(argv[0], f"services.{argv[0]}")
+        module = f"services.{argv[0].replace('-', '_')}"
         os.execv(sys.executable, [sys.executable, "-m", module, *argv[1:]])  # noqa: S606
     if not sys.flags.safe_path and not {"", str(Path.cwd())} & set(sys.path):
         sys.path.append("")  # a user's modules are found in the working directory, as `python -m` finds them

@@ -40,3 +40,10 @@ def add_command(
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     parser.set_defaults(run=function, parser=parser, takes_settings=takes_settings, max_names=max_names)
     return parser
+
+
+def count(text: str) -> int:
+    """Return a number from 1 that is the value of an option."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"found {text!r}, wanted a number from 1")
+    return int(text)

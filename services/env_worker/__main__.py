@@ -7,12 +7,9 @@ from common.runtime.lifecycle import exit_on_signals
 if __name__ == "__main__":
     exit_on_signals()  # before the imports, which take time
 
-from dataclasses import replace
-
 from common.config.run_config import EnvRunConfig
 from common.envs.make import make
 from common.observability.env_metrics import ENV_WORKER_METRICS, EnvWorkerStats
-from common.observability.metrics import Exporter
 from common.runtime import process
 from services import worker
 from services.env_worker.loop import EnvWorkerLoop
@@ -21,24 +18,20 @@ from services.worker import WelcomedWorker
 
 def main(argv: list[str] | None = None) -> int:
     """Run one env worker until a stop is requested or the run ends."""
-    stats = EnvWorkerStats()
-    metrics = Exporter(ENV_WORKER_METRICS, lambda: stats)
+    return worker.main("env-worker", argv, stats=EnvWorkerStats(), metrics=ENV_WORKER_METRICS, build=_loop)
 
-    def build(welcomed: WelcomedWorker[EnvRunConfig]) -> EnvWorkerLoop:
-        stats.run = welcomed.run_labels
-        metrics.source = lambda: replace(stats, link=welcomed.link.stats())
-        environment = make(welcomed.run.env)
-        welcomed.link.check_environment(environment.spec)
-        stats.frame_skip = environment.spec.frame_skip
-        return EnvWorkerLoop(
-            link=welcomed.link,
-            environment=environment,
-            stats=stats,
-            stopping=lambda: welcomed.shutdown.requested,
-            alive=welcomed.health.tick,
-        )
 
-    return worker.main("env-worker", argv, metrics=metrics, build=build)
+def _loop(welcomed: WelcomedWorker[EnvRunConfig], stats: EnvWorkerStats) -> EnvWorkerLoop:
+    environment = make(welcomed.run.env)
+    welcomed.link.check_environment(environment.spec)
+    stats.frame_skip = environment.spec.frame_skip
+    return EnvWorkerLoop(
+        link=welcomed.link,
+        environment=environment,
+        stats=stats,
+        stopping=lambda: welcomed.shutdown.requested,
+        alive=welcomed.health.tick,
+    )
 
 
 if __name__ == "__main__":

@@ -8,34 +8,24 @@ if __name__ == "__main__":
     exit_on_signals()  # before the imports, which take seconds
 
 import time
-from dataclasses import replace
 
 from common.config.layers import DEFAULT
 from common.config.load import LoadedSettings
 from common.config.run_config import RunConfig
 from common.config.schema import EvaluationSettings
 from common.envs.make import make
-from common.observability.metrics import Exporter
 from common.observability.worker_metrics import EVALUATOR_METRICS, EvaluatorStats
 from common.runtime import process
 from common.runtime.machine import cores
 from services import worker
-from services.acting import policy_of
+from services.acting.policy import policy_of
 from services.evaluator.loop import EvaluatorLoop, Throttle
 from services.worker import WelcomedWorker
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one evaluator until a stop is requested or the run ends."""
-    stats = EvaluatorStats()
-    metrics = Exporter(EVALUATOR_METRICS, lambda: stats)
-
-    def build(welcomed: WelcomedWorker[RunConfig]) -> EvaluatorLoop:
-        stats.run = welcomed.run_labels
-        metrics.source = lambda: replace(stats, link=welcomed.link.stats())
-        return _loop(welcomed, stats)
-
-    return worker.main("evaluator", argv, metrics=metrics, build=build)
+    return worker.main("evaluator", argv, stats=EvaluatorStats(), metrics=EVALUATOR_METRICS, build=_loop)
 
 
 def _loop(welcomed: WelcomedWorker[RunConfig], stats: EvaluatorStats) -> EvaluatorLoop:

@@ -19,7 +19,7 @@ from common.policies.episodes import Episodes, Tally
 from common.protocol.messages import MODES, Evaluation
 from common.transport.link import Link
 from common.units import Seconds, Version
-from services.acting import load_newest_policy
+from services.acting.policy import load_newest_policy
 
 WAIT_SECONDS: Seconds = 0.1
 LAST_POLICY_SECONDS: Seconds = 0.5  # many times the way to the learner and back

@@ -35,19 +35,18 @@ from common.runtime.copies import check_new
 from common.runtime.lifecycle import Health, Shutdown, on_signals
 from common.runtime.machine import cpu_limit
 from common.runtime.process import derive_seed
-from common.runtime.ranks import ProcessGroup
+from common.runtime.process_group import ProcessGroup
 from common.runtime.run_directory import RunDirectory, held
 from common.tracking.remote import check_tracking
-from common.transport.curve import LearnerKeys
-from common.transport.zmq import ZmqLearner
+from common.transport.curve import ServerKeys
+from common.transport.zmq import ZmqServer
 from common.units import Seconds
-from services.build_limit import build_limit
 from services.learner.accounts import AccountsFile
 from services.learner.agreement import Agreement
 from services.learner.intake import Intake
+from services.learner.join_ranks import check_same_data, join_ranks, open_rank_directory
 from services.learner.journal import Journal, open_trackers, tracked_run
 from services.learner.loop import TrainLoop
-from services.learner.ranks import check_same_data, join_ranks, open_rank_directory
 from services.learner.record import RunRecord
 from services.learner.results import Results
 from services.learner.resume import open_state
@@ -93,8 +92,9 @@ def _train(invocation: Invocation, argv: list[str], *, group: ProcessGroup | Non
     process.set_torch_threads(settings.learner.torch_threads)
     process.allow_descriptors()
     check_tracking(settings.run.tracking, os.environ)
-    keys = LearnerKeys.of(settings.learner.keys)
-    env = _describe_environment(settings)
+    keys = ServerKeys.of(settings.learner.keys)
+    with process.build_limit():
+        env = spec_of(settings.env)
     seed = derive_seed(settings.run.seed, "model", role="learner")
     algorithm = build_run_algorithm(settings, env, seed=seed, ranks=group or ALONE, local_rank=local_rank)
     with ExitStack() as resources:
@@ -110,7 +110,7 @@ class _Run(NamedTuple):
     store: CheckpointStore
     record: RunRecord
     session: LearnerSide
-    transport: ZmqLearner
+    transport: ZmqServer
 
 
 @dataclass(slots=True, kw_only=True)
@@ -119,7 +119,7 @@ class _Root:
 
     invocation: Invocation
     argv: list[str]
-    keys: LearnerKeys | None
+    keys: ServerKeys | None
     env: EnvSpec
     algorithm: Algorithm
     group: ProcessGroup | None
@@ -157,7 +157,9 @@ class _Root:
         uploads = opened(closing(open_uploads(settings, run.directory)))
         journal = opened(closing(_open_journal(record, run.directory)))
         accounts = AccountsFile(run.directory.accounts, run_id=record.run_id, clock=time.monotonic, on_loss=_accounts_lost)
-        intake = Intake(transport=run.transport, session=run.session, clock=time.monotonic, note=_log.note, accounts=accounts)
+        intake = Intake(
+            transport=run.transport, session=run.session, clock=time.monotonic, log_event=_log.log_event, accounts=accounts
+        )
         opened(closing(intake))
         metrics.source = lambda: replace(
             self.stats, intake=intake.stats, uploads=uploads.stats, tracking_points_dropped=journal.points_dropped
@@ -167,7 +169,9 @@ class _Root:
         intake.start()
         self.calibrate(record)
         self.health.ready()
-        _warn_if_insecure(settings, run.transport.endpoint)
+        if settings.learner.insecure and not settings.learner.keys:
+            consequence = "any process that reaches it may connect, and read along"
+            _log.warning("insecure", endpoint=run.transport.endpoint, consequence=consequence)
         _log.info(
             "learner_started",
             run=record.run_id,
@@ -193,7 +197,7 @@ class _Root:
         before the intake thread runs.
         """
         invocation, settings, opened = self.invocation, self.invocation.settings, self.resources.enter_context
-        bind = cache(lambda: opened(closing(ZmqLearner(settings.learner.bind, keys=self.keys))))
+        bind = cache(lambda: opened(closing(ZmqServer(settings.learner.bind, keys=self.keys))))
         if existing is None:
             check_new(settings.run.store, invocation.run_dir)
         if not (existing or (self.rank and invocation.resume)):
@@ -257,16 +261,10 @@ class _Root:
         self.algorithm.calibrate(self.group.broadcast(own) if self.group else own)
 
 
-def _describe_environment(settings: Settings) -> EnvSpec:
-    with build_limit():
-        return spec_of(settings.env)
-
-
 def _name_run(settings: Settings, run_id: str) -> tuple[str, ...]:
     """Add the id of the run, which may be that of a checkpoint, to the log; return the labels of the run for the metrics."""
     logs.belong_to(run_id)
-    env, algorithm = settings.env.entry_point or settings.env.id, settings.algorithm.name
-    return run_labels(run_id=run_id, env=env, algorithm=algorithm, seed=settings.run.seed)
+    return run_labels(run_id=run_id, env=settings.env.name, algorithm=settings.algorithm.name, seed=settings.run.seed)
 
 
 def _open_journal(record: RunRecord, directory: RunDirectory) -> Journal:
@@ -282,11 +280,6 @@ def _open_journal(record: RunRecord, directory: RunDirectory) -> Journal:
         tensorboard="tensorboard" in settings.run.tracking,
         trackers=open_trackers(settings, run),
     )
-
-
-def _warn_if_insecure(settings: Settings, endpoint: str) -> None:
-    if settings.learner.insecure and not settings.learner.keys:
-        _log.warning("insecure", endpoint=endpoint, consequence="any process that reaches it may connect, and read along")
 
 
 def _accounts_lost(error: Exception) -> None:

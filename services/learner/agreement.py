@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from common.errors import InternalError, ResourceError
-from common.runtime.ranks import ProcessGroup
+from common.runtime.process_group import ProcessGroup
 from common.units import EnvSteps, Seconds, Version
 
 REASONS = ("", "stopped", "target reached", "env step budget spent", "wall-clock budget spent")

@@ -20,7 +20,7 @@ from common.protocol.events import Experience, WorkerKey
 from common.protocol.learner_side import LearnerSide
 from common.protocol.messages import Envelope, Message, Snapshot
 from common.runtime.machine import MemoryGuard
-from common.transport.api import Frame, Frames, LearnerTransport
+from common.transport.api import Frame, Frames, ServerTransport
 from common.units import Seconds
 from services.learner.accounts import AccountsFile
 from services.learner.intake_monitor import IntakeMonitor
@@ -37,10 +37,10 @@ class Intake:
     def __init__(
         self,
         *,
-        transport: LearnerTransport,
+        transport: ServerTransport,
         session: LearnerSide,
         clock: Callable[[], Seconds],
-        note: Callable[[e.LogEvent], None],
+        log_event: Callable[[e.LogEvent], None],
         accounts: AccountsFile | None = None,
         memory: MemoryGuard | None = None,
     ) -> None:
@@ -50,12 +50,12 @@ class Intake:
         """
         self._transport = transport
         self._session = session
-        self._monitor = IntakeMonitor(transport=transport, session=session, note=note, memory=memory)
+        self._monitor = IntakeMonitor(transport=transport, session=session, log_event=log_event, memory=memory)
         self._accounts = accounts
         self._run = session.config.run
         self._lockstep = session.config.lockstep
         self._clock = clock
-        self._note = note
+        self._log_event = log_event
         self._queue: deque[Experience] = deque()
         self._evaluations: deque[e.Evaluated] = deque()
         self._changed = threading.Condition()
@@ -279,7 +279,7 @@ class Intake:
                     self._evaluations.append(instruction)
                     self._changed.notify_all()
             case e.LogEvent():
-                self._note(instruction)
+                self._log_event(instruction)
 
     def _encoded(self, message: Message) -> Frames:
         """Return the parts of a message; those of a snapshot are made once for all workers."""

@@ -12,7 +12,8 @@ from common.protocol.events import LogEvent, Route
 from common.protocol.learner_side import LearnerSide
 from common.protocol.messages import Message
 from common.runtime.machine import MemoryGuard
-from common.transport.api import ConnectionLimit, Frames, LearnerTransport
+from common.transport.api import Frames, ServerTransport
+from common.transport.connection_limit import ConnectionLimit
 from common.units import MIB, Seconds
 
 LEDGER_SECONDS: Seconds = 1.0  # between two checks of the ledger, each of which adds up the accounts of all workers
@@ -22,12 +23,17 @@ class IntakeMonitor:
     """Counts and guards of the I/O thread, which alone calls it."""
 
     def __init__(
-        self, *, transport: LearnerTransport, session: LearnerSide, note: Callable[[LogEvent], None], memory: MemoryGuard | None
+        self,
+        *,
+        transport: ServerTransport,
+        session: LearnerSide,
+        log_event: Callable[[LogEvent], None],
+        memory: MemoryGuard | None,
     ) -> None:
         """`memory`: the guard of the process's memory; None creates one."""
         self._transport = transport
         self._session = session
-        self._note = note
+        self._log_event = log_event
         self._memory = memory or MemoryGuard()
         self._limit = ConnectionLimit()
         self._received: Counter[str] = Counter()
@@ -47,7 +53,7 @@ class IntakeMonitor:
     def without_experience(self, route: Route, now: Seconds) -> None:
         """Count a message that brought no experience; its connection may be ignored from here on."""
         if ignored := self._limit.count(route, now):
-            self._note(ignored)
+            self._log_event(ignored)
 
     def arrived(self, frames: Frames) -> None:
         """Count the bytes of a message that is decoded next."""
@@ -66,7 +72,7 @@ class IntakeMonitor:
         """Run the checks that are due, `elapsed` seconds after the last call."""
         self._queue_seconds += self._session.waiting * elapsed
         if failures := self._transport.handshakes.handshake_failures(now):
-            self._note(failures)
+            self._log_event(failures)
         if self._memory.short():
             self._free_memory()
         if now - self._checked_at >= LEDGER_SECONDS:
@@ -79,14 +85,14 @@ class IntakeMonitor:
         self._sockets_reopened += 1
         freed, reserve = self._memory.freed() / MIB, self._memory.reserve / MIB
         fields = {"why": f"less than {reserve:.0f} MiB of memory were free", "freed_mib": round(freed)}
-        self._note(LogEvent(event="socket_reopened", fields=fields, warning=True))
+        self._log_event(LogEvent(event="socket_reopened", fields=fields, warning=True))
 
     def _check_ledger(self) -> None:
         try:
             self._session.check_ledger()
         except InternalError as error:  # a bug, but no reason to lose a run: one warning
             if not self._unbalanced:
-                self._note(LogEvent(event="ledger_unbalanced", fields={"detail": str(error)}, warning=True))
+                self._log_event(LogEvent(event="ledger_unbalanced", fields={"detail": str(error)}, warning=True))
             self._unbalanced = True
 
     def stats(self, *, queue_depth: int) -> IntakeStats:

@@ -18,7 +18,7 @@ from common.observability import logs
 from common.protocol.events import Evaluated, Experience
 from common.protocol.messages import Snapshot
 from common.runtime.lifecycle import Health
-from common.runtime.ranks import TIMEOUT
+from common.runtime.process_group import TIMEOUT
 from common.units import Seconds
 from services.learner.agreement import REASONS, Agreement, Decision, Vote
 from services.learner.intake import Intake
@@ -121,6 +121,7 @@ class TrainLoop:
             return Decision(train=self._batch_is_due())
         compared = self._record.version % COMPARED_UPDATES == 1
         weights = int(snapshot.digest(self._algorithm.model)[:12], 16) if compared else 0
+        self._take_late_batch()
         ready, now = self._is_ready(), self._clock()
         began = now if self._ready_since is None else self._ready_since
         decision = self._agreement.decide(
@@ -142,14 +143,16 @@ class TrainLoop:
 
     def _is_ready(self) -> bool:
         """Return whether the other ranks need not wait for this one: its batch is due, it waits too long, or it has no actors."""
-        if self._batch_is_due():
-            return True
-        if self._lockstep:
-            return False
-        if self._clock() - self._updated_at >= self._patience:
+        return self._batch_is_due() or self._is_late() or (not self._lockstep and self._intake.stats.actors == 0)
+
+    def _is_late(self) -> bool:
+        """Return whether the last update was too long ago to wait for a full batch. Never in lockstep."""
+        return not self._lockstep and self._clock() - self._updated_at >= self._patience
+
+    def _take_late_batch(self) -> None:
+        """Take the messages that are there, where the batch is late."""
+        if self._is_late() and not self._batch_is_due():
             self._admit(self._intake.take(self._settings.learner.batch - len(self._fresh), 0.0, patience=0.0))
-            return True
-        return self._intake.stats.actors == 0
 
     # --- a batch ---
 
@@ -185,9 +188,9 @@ class TrainLoop:
         items, self._fresh = self._fresh, []
         self._health.tick(doing="trains", within=STEP_SECONDS)
         self._results.taken(items)
-        self._phases.enter("collate")
+        self._phases.enter("ingest")
         samples = self._lockstep.streams(items, self._record.version) if self._lockstep else items
-        batch = self._algorithm.collate(samples)
+        batch = self._algorithm.ingest(samples)
         self._phases.enter("train")
         progress = RunProgress(
             env_steps=self._record.env_steps,

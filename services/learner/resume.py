@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import safetensors.torch
 
@@ -26,10 +26,10 @@ from common.models.snapshot import ParameterLayout
 from common.observability import logs
 from common.protocol.learner_side import LearnerSide
 from common.protocol.messages import ACTOR_STATE, ArraySpec
-from common.protocol.registry import SessionConfig
+from common.protocol.session_config import SessionConfig
 from common.runtime.checkpoint_files import POLICY, BadCheckpointError, Checkpoint, flatten_state, read, restore_state
 from common.runtime.checkpoints import CheckpointStore
-from common.runtime.ranks import ProcessGroup
+from common.runtime.process_group import ProcessGroup
 from common.runtime.run_directory import RunDirectory
 from common.units import Seconds, Version
 from services.learner import accounts
@@ -67,9 +67,7 @@ def open_state(
     if not invocation.resume:
         _load_initial_weights(settings.run.init, algorithm)
         return new(settings.run.id)
-    if group is not None:
-        return _resume_ranks(invocation, directory, algorithm=algorithm, store=store, group=group, new=new)
-    return _resume(invocation, directory, algorithm=algorithm, store=store, new=new)
+    return _resume(invocation, directory, algorithm=algorithm, store=store, group=group, new=new)
 
 
 def _new_state(
@@ -122,82 +120,48 @@ def _resume(
     *,
     algorithm: Algorithm,
     store: CheckpointStore,
+    group: ProcessGroup | None,
     new: Callable[[str], RunState],
 ) -> RunState:
     """Return the state of the newest good checkpoint, else a new one. `new` returns a new state for a run id."""
-    settings = invocation.settings
-    other_ranks = False  # whether the checkpoint is of another number of ranks, whose sessions no longer exist
-
-    def restored(checkpoint: Checkpoint) -> RunState:
-        nonlocal other_ranks
-        record, session = new(checkpoint.run_id)  # workers that outlived the learner have this one
-        other_ranks = ranks_of(checkpoint) != 1
-        if other_ranks:
-            restore_for_other_ranks(checkpoint, algorithm=algorithm, record=record, session=session)
-        else:
-            restore_checkpoint(checkpoint, algorithm=algorithm, record=record, session=session, store=store)
-        return record, session
-
-    architecture, warn = ParameterLayout.of(algorithm.model).fingerprint, partial(_log.warning, "checkpoint_skipped")
-    found = store.load_newest(architecture=architecture, warn=lambda detail: warn(detail=detail), restore=restored)
-    if not found:
-        _load_initial_weights(settings.run.init, algorithm)
-    record, session = found or new(settings.run.id)
-    record.best = facts_of(store.load_best(warn=lambda detail: warn(detail=detail)))
-    if other_ranks:
-        _forget_accounts(directory)
-    else:
-        _roll_back(directory, record, session)
-    if found:
-        _log.info("resumed", version=record.version, env_steps=record.env_steps)
-    return record, session
-
-
-def _resume_ranks(
-    invocation: Invocation,
-    directory: RunDirectory,
-    *,
-    algorithm: Algorithm,
-    store: CheckpointStore,
-    group: ProcessGroup,
-    new: Callable[[str], RunState],
-) -> RunState:
-    """As `_resume`, on one of several ranks."""
-    settings = invocation.settings
+    init, index, count = invocation.settings.run.init, *((0, 1) if group is None else (group.index, group.count))
     architecture, warn = ParameterLayout.of(algorithm.model).fingerprint, partial(_log.warning, "checkpoint_skipped")
 
     def newest(most: Version | None) -> Version:
-        return store.newest_good(most, fits=lambda checkpoint: ranks_of(checkpoint) == group.count)
+        return store.newest_good(most, fits=lambda checkpoint: ranks_of(checkpoint) == count)
 
-    version = common_version(group, newest)
-    alone = version < 0  # rank 0 continues from its own checkpoint, or all ranks begin
+    version = None if group is None else common_version(group, newest)
+    alone = version is not None and version < 0  # rank 0 continues from its own checkpoint, or all ranks begin
+    ended = False  # whether the sessions of workers are of another number of ranks, and no longer exist
 
     def restored(checkpoint: Checkpoint) -> RunState:
-        record, session = new(checkpoint.run_id)
-        if alone:
+        nonlocal ended
+        record, session = new(checkpoint.run_id)  # workers that outlived the learner have this one
+        ended = alone or (group is None and ranks_of(checkpoint) != 1)
+        if ended:
             restore_for_other_ranks(checkpoint, algorithm=algorithm, record=record, session=session)
         else:
             restore_checkpoint(checkpoint, algorithm=algorithm, record=record, session=session, store=store)
         return record, session
 
     found = None
-    if not alone or group.index == 0:
+    if not alone or index == 0:
         most = None if alone else version
         found = store.load_newest(architecture=architecture, warn=lambda detail: warn(detail=detail), restore=restored, most=most)
-        if not alone and (loaded := found[0].version if found else None) != version:
-            fix = "look at the line checkpoint_skipped of this log, and remove that checkpoint of every rank"
-            raise ResourceError(f"rank {group.index} cannot load the version of all ranks", found=loaded, wanted=version, fix=fix)
+    if group is not None and not alone and (loaded := found[0].version if found else None) != version:
+        fix = "look at the line checkpoint_skipped of this log, and remove that checkpoint of every rank"
+        raise ResourceError(f"rank {index} cannot load the version of all ranks", found=loaded, wanted=version, fix=fix)
     if found is None:
-        _load_initial_weights(settings.run.init, algorithm)
-    record, session = found or new(settings.run.id)
-    if alone and _share_state(group, record, algorithm, known=found is not None):
-        _forget_accounts(directory)
-    else:
-        _roll_back(directory, record, session)
-    if group.index == 0:
+        _load_initial_weights(init, algorithm)
+    record, session = found or new(invocation.settings.run.id)
+    if group is not None and alone:
+        ended = _share_state(group, record, algorithm, known=found is not None)
+    _roll_back(directory, record, session, ended=ended)
+    if index == 0:
         record.best = facts_of(store.load_best(warn=lambda detail: warn(detail=detail)))
-    if record.updates:
-        _log.info("resumed", version=record.version, env_steps=record.env_steps, ranks=group.count, sessions=not alone)
+    if found or record.updates:
+        of_ranks: dict[str, Any] = {} if group is None else {"ranks": count, "sessions": not ended}
+        _log.info("resumed", version=record.version, env_steps=record.env_steps, **of_ranks)
     return record, session
 
 
@@ -215,8 +179,15 @@ def _share_state(group: ProcessGroup, record: RunRecord, algorithm: Algorithm, *
     return bool(data)
 
 
-def _roll_back(directory: RunDirectory, record: RunRecord, session: LearnerSide) -> None:
-    """Count as rolled back the messages that a killed learner had trained on after the checkpoint."""
+def _roll_back(directory: RunDirectory, record: RunRecord, session: LearnerSide, *, ended: bool) -> None:
+    """Count as rolled back the messages that a killed learner had trained on after the checkpoint.
+
+    The accounts of sessions that have `ended` are removed: their env steps are in the ledger of the checkpoint.
+    """
+    if ended:
+        with suppress(OSError):
+            directory.accounts.unlink()
+        return
     try:
         state = accounts.read(directory.accounts, run_id=record.run_id, produced=session.ledger.produced)
     except ResourceError as error:
@@ -227,12 +198,6 @@ def _roll_back(directory: RunDirectory, record: RunRecord, session: LearnerSide)
         session.saved.load_accounts(state)
         if env_steps := session.ledger.dropped[DropReason.ROLLED_BACK] - before:
             _log.info("rolled_back", env_steps=env_steps)
-
-
-def _forget_accounts(directory: RunDirectory) -> None:
-    """Remove the accounts of sessions that no longer exist: their env steps are in the ledger of the checkpoint."""
-    with suppress(OSError):
-        directory.accounts.unlink()
 
 
 # --- weights of another run ---

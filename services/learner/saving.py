@@ -25,7 +25,7 @@ from common.protocol.learner_side import LearnerSide
 from common.runtime.checkpoint_files import POLICY, Checkpoint
 from common.runtime.checkpoints import CheckpointStore
 from common.runtime.lifecycle import Health
-from common.runtime.ranks import SLOW_TIMEOUT
+from common.runtime.process_group import SLOW_TIMEOUT
 from common.units import Seconds
 from services.learner.agreement import Agreement
 from services.learner.intake import Intake

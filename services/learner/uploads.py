@@ -80,7 +80,8 @@ class Uploads:
     def _next(self) -> bool:
         """Wait for a request and upload; return False after the last upload."""
         with self._changed:
-            self._changed.wait_for(lambda: self._requested or self._deadline is not None, self._wait_seconds())
+            wait = self._retry_seconds if self._losing else None
+            self._changed.wait_for(lambda: self._requested or self._deadline is not None, wait)
             if not (self._requested or self._losing or self._deadline is not None):
                 return True
             self._requested, deadline = False, self._deadline
@@ -101,9 +102,6 @@ class Uploads:
             self._losing = False
             _log.info("uploads_resumed")
         return deadline is None
-
-    def _wait_seconds(self) -> Seconds | None:
-        return self._retry_seconds if self._losing else None
 
 
 def open_uploads(settings: Settings, directory: RunDirectory) -> Uploads:

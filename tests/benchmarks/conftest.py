@@ -21,6 +21,10 @@ class Watched:
         """Note them."""
         self.warm += env_steps
 
+    def wait_until_all_step(self, env_steps):
+        """Note them as trained."""
+        self.warm += env_steps
+
     def watch(self, seconds):
         """Return the growth of what the learner and the evaluator count."""
         growth = {LEARNER: {TRAINED: 100.0 * seconds, CPU: 0.5 * seconds}}

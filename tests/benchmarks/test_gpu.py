@@ -24,7 +24,7 @@ def test_an_update_is_measured_on_random_experience():
     settings = load_settings(preset=gpu.PRESET, overrides=TINY, environ={}).settings
     found = gpu.measure_update(settings, CPU, seconds=0.0)
     assert found.env_steps == 2 * 2 * 4
-    assert min(found.update, found.collate) > 0.0
+    assert min(found.update, found.ingest) > 0.0
     assert "16 env steps: update" in str(found)
     assert "cores busy" in str(found)
 

@@ -35,7 +35,7 @@ def test_parts_and_pipeline_are_measured_in_one_run(result):
 def test_each_process_accounts_for_its_phases(result):
     """Each phase of each process has a time; that of training is above zero."""
     (window,) = result.windows
-    assert set(window.phases(LEARNER)) == {"wait", "collate", "train", "publish", "checkpoint"}
+    assert set(window.phases(LEARNER)) == {"wait", "ingest", "train", "publish", "checkpoint"}
     assert set(window.phases("actor-0")) == {"env", "act", "experience", "encode", "credit_wait", "snapshot"}
     assert window.phases(LEARNER)["train"] > 0.0
     assert all(seconds >= 0.0 for seconds in window.cpu_seconds().values())

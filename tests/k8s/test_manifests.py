@@ -19,9 +19,9 @@ from cloudcoil.models.prometheus_operator.v1 import PodMonitor, PrometheusRule
 from common.config.endpoint import parse_endpoint
 from common.config.load import load_settings
 from common.observability.bottleneck import WAITING
-from common.runtime.ranks import TorchrunEnvironment
+from common.runtime.process_group import TorchrunEnvironment
 from services import worker
-from services.learner.ranks import check_address
+from services.learner.join_ranks import check_address
 from tests.k8s.manifests import (
     COMPONENTS,
     CUSTOM,

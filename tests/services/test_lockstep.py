@@ -8,7 +8,6 @@ import time
 
 import numpy as np
 import pytest
-import torch
 
 from common.algorithms.registry import ALGORITHMS
 from common.algorithms.sections import ReplaySection
@@ -26,19 +25,10 @@ from common.envs.spec import EnvSettings
 from common.models.spec import ModelSettings
 from tests.services.test_whole_run import Colony, assert_accounts_agree, probe, q_probe
 
-pytestmark = pytest.mark.service
+pytestmark = [pytest.mark.service, pytest.mark.usefixtures("one_torch_thread")]
 
 ACTORS = 3
 LONGEST = 0.004  # seconds for which a thread is held up: several env steps, or a short update
-
-
-@pytest.fixture(autouse=True)
-def _one_torch_thread():
-    """As in a learner in lockstep: how a sum is shared decides how it is rounded."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def recipe(algorithm):

@@ -21,18 +21,10 @@ from tests.ranks import on_every_rank
 from tests.services.test_lockstep import held_up, recipe
 from tests.services.test_whole_run import Colony
 
-pytestmark = pytest.mark.service
+pytestmark = [pytest.mark.service, pytest.mark.usefixtures("one_torch_thread")]
 
 RANKS = 2
 TIMELESS = ("learner_updates", "env_steps", "episodes", "mean100", "parameters_sha256", "reproducible")
-
-
-@pytest.fixture(autouse=True)
-def _one_torch_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def of_ranks(settings, *, mode="lockstep", ranks=RANKS, **sections):

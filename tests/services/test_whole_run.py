@@ -36,9 +36,9 @@ from common.runtime.lifecycle import Health
 from common.runtime.process import derive_seed
 from common.runtime.run_directory import create
 from common.transport.link import Link
-from services.actor.loop import ActorLoop
-from services.actor.parts import ActorParts, begin_incarnation
-from services.actor.rollout import Rollout
+from services.acting.loop import ActorLoop
+from services.acting.parts import ActorParts, begin_incarnation
+from services.acting.rollout import Rollout
 from services.evaluator.loop import EvaluatorLoop
 from services.learner.accounts import AccountsFile
 from services.learner.agreement import Agreement
@@ -153,7 +153,9 @@ class Colony:
             restore_checkpoint(checkpoint, algorithm=self.algorithm, record=self.record, session=session, store=self.store)
         accounts = AccountsFile(self.directory.accounts, run_id="run-1", clock=time.monotonic, on_loss=pytest.fail)
         transport = self.hub.bind()
-        self.intake = Intake(transport=transport, session=session, clock=time.monotonic, note=lambda _: None, accounts=accounts)
+        self.intake = Intake(
+            transport=transport, session=session, clock=time.monotonic, log_event=lambda _: None, accounts=accounts
+        )
         self.alive = lambda: None  # called by each actor at each env step, and by the learner at each update
 
     def learner(self):
@@ -205,7 +207,7 @@ class Colony:
     def link(self, role, number, life=1):
         """A welcomed link."""
         identity = Identity(role=role, name=f"{role}-{number}", incarnation=1000 * life, software="test")
-        link = Link(transport=self.hub.connect(), session=WorkerSide(identity), clock=time.monotonic, note=lambda _: None)
+        link = Link(transport=self.hub.connect(), session=WorkerSide(identity), clock=time.monotonic, log_event=lambda _: None)
         while link.welcome is None:
             link.service(0.05)
         return link

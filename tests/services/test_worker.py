@@ -20,21 +20,19 @@ from common.envs.spec import EnvSettings
 from common.envs.trial import spec_of
 from common.errors import ConfigError
 from common.models import arithmetic
-from common.observability.metrics import Exporter
 from common.observability.worker_metrics import ACTOR_METRICS, ActorStats
 from common.protocol import codec
 from common.protocol.messages import PROTOCOL_VERSION, Drain, Envelope, Goodbye, Hello, Refusal, SnapshotWanted, Welcome
 from common.runtime import process
 from common.transport.api import Handshakes
-from common.transport.curve import LearnerKeys, make
-from common.transport.zmq import ZmqLearner
+from common.transport.curve import ServerKeys, make
+from common.transport.zmq import ZmqServer
 from services import worker
-from services.acting import policy_of
+from services.acting.policy import policy_of
 from services.actor import __main__ as actor
 from services.env_worker import __main__ as env_worker
 from services.evaluator import __main__ as evaluator
 
-METRICS = Exporter(ACTOR_METRICS, ActorStats)
 pytestmark = pytest.mark.system
 
 ROOTS = {"actor": actor, "evaluator": evaluator}
@@ -73,7 +71,7 @@ class Learner:
 
     def __init__(self, answer, keys):
         """Bound to any free port."""
-        self.transport, self.answer = ZmqLearner("tcp://127.0.0.1:0", linger=0.5, keys=keys), answer
+        self.transport, self.answer = ZmqServer("tcp://127.0.0.1:0", linger=0.5, keys=keys), answer
         self.over, self.seldom = threading.Event(), lambda: None  # done when nothing came for a while
         self.endpoint, self.heard = self.transport.endpoint, []
         self.thread = threading.Thread(target=self.run)
@@ -294,11 +292,8 @@ def test_keys_that_cannot_be_read_are_reported_before_any_wait(role, capsys):
     assert "No such file or directory at /nowhere/worker.key_secret" in err
 
 
-@each_role
-def test_a_worker_that_is_refused_logs_it_and_retries(role, learner, tmp_path, capsys, monkeypatch):
-    """A learner with keys and a worker without: it waits, since the keys may come later, and says what may be wrong."""
-    make(tmp_path, ["worker"])
-    guarded = learner(None, keys=LearnerKeys.of(str(tmp_path / "learner")))
+def stopped_when_refused_twice(guarded, monkeypatch):
+    """Stop this process's worker once `guarded` has refused it twice and the worker has logged a failure."""
     signalled, noted, failures = [], threading.Event(), Handshakes.handshake_failures
 
     def watched(handshakes, now):
@@ -313,6 +308,14 @@ def test_a_worker_that_is_refused_logs_it_and_retries(role, learner, tmp_path, c
             signalled.append(os.kill(os.getpid(), signal.SIGTERM))
 
     guarded.seldom = end_when_refused_twice
+
+
+@each_role
+def test_a_worker_that_is_refused_logs_it_and_retries(role, learner, tmp_path, capsys, monkeypatch):
+    """A learner with keys and a worker without: it waits, since the keys may come later, and says what may be wrong."""
+    make(tmp_path, ["worker"])
+    guarded = learner(None, keys=ServerKeys.of(str(tmp_path / "learner")))
+    stopped_when_refused_twice(guarded, monkeypatch)
     assert ROOTS[role].main(["--learner", guarded.endpoint, "--name", "one"]) == 0
     assert guarded.end() == []
     err = capsys.readouterr().err
@@ -320,12 +323,24 @@ def test_a_worker_that_is_refused_logs_it_and_retries(role, learner, tmp_path, c
     assert "(--keys)" in err
 
 
+def test_an_env_worker_whose_key_is_not_allowed_names_the_policy_server(learner, tmp_path, capsys, monkeypatch):
+    make(tmp_path, ["worker", "unlisted"])
+    (tmp_path / "learner" / "unlisted.key").unlink()
+    guarded = learner(None, keys=ServerKeys.of(str(tmp_path / "learner")))
+    stopped_when_refused_twice(guarded, monkeypatch)
+    own = ["--keys", str(tmp_path / "unlisted"), "--name", "one"]
+    assert env_worker.main(["--policy-server", guarded.endpoint, *own]) == 0
+    err = capsys.readouterr().err
+    assert "the policy server does not allow key" in err
+    assert "policy_server.keys" in err
+
+
 @each_role
 def test_a_worker_with_keys_is_welcomed_by_a_learner_that_accepts_them(role, learner, tmp_path):
     """From the command line to the socket."""
     make(tmp_path, ["worker"])
     answer = frames(Refusal(code="draining", reason="the run is ending", retry=False))
-    guarded = learner(answer, keys=LearnerKeys.of(str(tmp_path / "learner")))
+    guarded = learner(answer, keys=ServerKeys.of(str(tmp_path / "learner")))
     assert ROOTS[role].main(["--learner", guarded.endpoint, "--keys", str(tmp_path / "worker"), "--name", "one"]) == 0
     assert guarded.end()[0].worker == "one"
 
@@ -407,7 +422,7 @@ def test_readiness_follows_the_learner_until_the_run_is_over(learner):
     class Waiter:
         """Does nothing but stay in touch with its learner."""
 
-        def __init__(self, welcomed):
+        def __init__(self, welcomed, _stats):
             self.link, self.ready = welcomed.link, welcomed.health.readiness
 
         def wait(self, happened):
@@ -431,7 +446,7 @@ def test_readiness_follows_the_learner_until_the_run_is_over(learner):
 
     endpoint = learner(answer).endpoint
     words = ["--learner", endpoint, "--name", "one"]
-    assert worker.main("actor", words, metrics=METRICS, build=Waiter) == 0
+    assert worker.main("actor", words, stats=ActorStats(), metrics=ACTOR_METRICS, build=Waiter) == 0
     well = (True, "ok")
     assert answers == [well, (False, f"no learner at {endpoint}"), well, well, well]
 
@@ -443,7 +458,7 @@ def test_a_worker_that_takes_a_minute_to_build_its_environments_is_healthy(learn
     class Slow:
         """Looks at its own health as if a minute had passed, and has nothing to do."""
 
-        def __init__(self, welcomed):
+        def __init__(self, welcomed, _stats):
             monkeypatch.setattr(welcomed.health, "_clock", lambda: time.monotonic() + 60.0)
             answers.append(welcomed.health.liveness().ok)
 
@@ -451,7 +466,7 @@ def test_a_worker_that_takes_a_minute_to_build_its_environments_is_healthy(learn
             return "done"
 
     words = ["--learner", learner(frames(welcome())).endpoint, "--name", "one"]
-    assert worker.main("actor", words, metrics=METRICS, build=Slow) == 0
+    assert worker.main("actor", words, stats=ActorStats(), metrics=ACTOR_METRICS, build=Slow) == 0
     assert answers == [True]
 
 
@@ -463,14 +478,14 @@ def test_acting_in_bfloat16_on_a_processor_without_it_is_logged(learner, monkeyp
     class Builder:
         """Builds its policy, and has nothing to do."""
 
-        def __init__(self, welcomed):
+        def __init__(self, welcomed, _stats):
             policy_of(welcomed, make_environment(welcomed.run.env), precision="bf16", training=True)
 
         def run(self):
             return "done"
 
     words = ["--learner", learner(frames(welcome())).endpoint, "--name", "one"]
-    assert worker.main("actor", words, metrics=METRICS, build=Builder) == 0
+    assert worker.main("actor", words, stats=ActorStats(), metrics=ACTOR_METRICS, build=Builder) == 0
     assert ("no_bfloat16 setting=actor.precision" in capsys.readouterr().err) == logged
 
 

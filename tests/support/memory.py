@@ -31,16 +31,16 @@ class MemoryHub:
         """`capacity`: messages that wait in each direction of a connection; the next `send` returns False."""
         self.capacity = capacity
         self.changed = Condition()
-        self.learner: MemoryLearner | None = None
+        self.learner: MemoryServer | None = None
         self._workers: list[MemoryWorker] = []
         self._routes = count(1)
 
-    def bind(self) -> MemoryLearner:
+    def bind(self) -> MemoryServer:
         """The learner's end; every worker that is not cut off connects at once. Raises `ResourceError` while there is one."""
         with self.changed:
             if self.learner is not None:
                 raise ResourceError("endpoint in use", found=ENDPOINT, fix="close the learner that is there first")
-            self.learner = MemoryLearner(self)
+            self.learner = MemoryServer(self)
             for worker in self._workers:
                 self.link(worker)
             return self.learner
@@ -173,8 +173,8 @@ class MemoryWorker(_End):
         return self.connection is not None and bool(self.connection.to_worker) and not self.closed
 
 
-class MemoryLearner(_End):
-    """A `LearnerTransport`. Made by `MemoryHub.bind`."""
+class MemoryServer(_End):
+    """A `ServerTransport`. Made by `MemoryHub.bind`."""
 
     def __init__(self, hub: MemoryHub) -> None:
         """No connections yet."""

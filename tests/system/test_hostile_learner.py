@@ -13,7 +13,7 @@ from common.config.schema import Settings
 from common.envs.trial import spec_of
 from common.protocol import codec
 from common.protocol.messages import Envelope, Hello, Welcome
-from common.transport.zmq import ZmqLearner
+from common.transport.zmq import ZmqServer
 
 pytestmark = pytest.mark.system
 
@@ -51,7 +51,7 @@ def test_no_code_runs_that_the_owner_of_a_worker_did_not_allow(colony, wait):
     }
     for name in attacks:
         (colony.folder / f"{name}.py").write_text(PLANTED.format(file=name))
-    with closing(ZmqLearner(colony.endpoint, linger=0.5)) as learner:
+    with closing(ZmqServer(colony.endpoint, linger=0.5)) as learner:
         workers = {
             name: colony.start(f"services.{role}", "--learner", colony.endpoint, "--name", name)
             for name, (role, _) in attacks.items()

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from common.transport.curve import LearnerKeys, WorkerKeys
+from common.transport.curve import ServerKeys, WorkerKeys
 
 pytestmark = pytest.mark.system
 
@@ -23,7 +23,7 @@ def keys(colony, *words):
 def test_a_run_with_keys_trains_and_no_secret_leaves_its_file(colony, wait):
     """Logs, metrics, status, settings, run directory with its checkpoints: all that an operator copies, scrapes or posts."""
     said = [keys(colony, "keys", "worker", "unlisted")]
-    secrets = [LearnerKeys.of(str(colony.folder / "keys" / "learner")).secret]
+    secrets = [ServerKeys.of(str(colony.folder / "keys" / "learner")).secret]
     secrets += [WorkerKeys.of(str(colony.folder / "keys" / name)).secret for name in ("worker", "unlisted")]
     (colony.folder / "keys" / "learner" / "unlisted.key").unlink()
 

@@ -30,7 +30,7 @@ def test_an_env_worker_and_the_health_check_need_no_package_that_its_image_leave
 
 def test_a_policy_server_without_a_learner_ends_with_one_line(colony):
     server = colony.start(
-        "services.actor.policy_server", "--learner", colony.endpoint, "--workers", "2", "policy_server.learner_seconds=1"
+        "services.policy_server", "--learner", colony.endpoint, "--workers", "2", "policy_server.learner_seconds=1"
     )
     assert server.ended() == 2
     line = server.output.strip().splitlines()[-1]
@@ -44,7 +44,7 @@ def test_an_env_worker_that_is_killed_costs_its_unfinished_rows_and_the_ledger_b
     learner = colony.learner("evaluator.enabled=false", "actor.count=1", "learner.max_policy_lag=1000")
     address = f"tcp://127.0.0.1:{port}"
     words = ["--learner", colony.endpoint, "--bind", address, "--workers", "2", "--allow-code", "paced", "--name", "server"]
-    server = colony._service(["services.actor.policy_server", *words, f"metrics.port={metrics_port}"], metrics_port)
+    server = colony._service(["services.policy_server", *words, f"metrics.port={metrics_port}"], metrics_port)
 
     def env_worker(name):
         (own_port,) = free_ports(1)

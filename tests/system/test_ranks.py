@@ -65,7 +65,7 @@ def test_a_process_that_does_not_know_its_rank_ends_with_one_line(colony):
 OF_ONE_RANK = """
 import os, sys, torch
 from common.errors import LostRankError
-from common.runtime.ranks import TorchrunEnvironment, process_group
+from common.runtime.process_group import TorchrunEnvironment, process_group
 
 own = TorchrunEnvironment.of(2, os.environ)
 with process_group(own, waiting=lambda: None, join_seconds=None, timeout=8.0, slow_timeout=600.0) as group:

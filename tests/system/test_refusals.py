@@ -122,7 +122,7 @@ def test_workers_that_do_not_fit_are_refused_with_a_clear_line_and_harm_nobody(c
 
     identity = Identity(role="actor", name="of-another-make", incarnation=1, software="?")
     events = []
-    link = Link(transport=ZmqWorker(colony.endpoint), session=WorkerSide(identity), clock=time.monotonic, note=events.append)
+    link = Link(transport=ZmqWorker(colony.endpoint), session=WorkerSide(identity), clock=time.monotonic, log_event=events.append)
     wait(lambda: link.service(0.05) or link.welcome, "it is welcomed before it sends any experience")
     link.offer(Trajectory(seq=0, env_steps_sent=0, version=0, env_steps=1, arrays={"pixels": np.zeros(3, np.float32)}))
     wait(
@@ -148,7 +148,7 @@ def test_a_gradient_that_cannot_be_stepped_along_is_counted_and_reported(colony,
     wait(lambda: learner.http.get("/readyz")[0] == 200, "the learner is ready")
     identity = Identity(role="actor", name="of-another-make", incarnation=1, software="?")
     events = []
-    link = Link(transport=ZmqWorker(colony.endpoint), session=WorkerSide(identity), clock=time.monotonic, note=events.append)
+    link = Link(transport=ZmqWorker(colony.endpoint), session=WorkerSide(identity), clock=time.monotonic, log_event=events.append)
     wait(lambda: link.service(0.05) or link.welcome, "it is welcomed")
     good = {spec.name: np.zeros([max(0, size) for size in spec.shape], spec.dtype) for spec in link.welcome.schema}
     cases = (

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from common.observability import bottleneck
 from common.observability import learner_metrics as learner
-from common.observability.compare import Deployment
+from common.observability.deployment import Deployment
 
 RUNBOOKS = "monitoring.md"
 """Page of the runbooks within docs/."""
@@ -49,7 +49,11 @@ ON_THE_WIRE = Threshold(
     unit="share of the time from sending a message to its acknowledgement",
     why="where both sides wait and messages are mostly between them, the network holds them up",
 )
-
+STALE = Threshold(
+    value=bottleneck.STALE,
+    unit="share of the actors that new policies do not reach",
+    why="where the learner waits, it drops the experience of these actors; a single one of many is no bottleneck",
+)
 CPU_LOST = Threshold(
     value=bottleneck.CPU_LOST,
     unit="share of time without a core",
@@ -122,3 +126,8 @@ def findings(checks: Iterable[Check], deployment: Deployment, *, training: bool)
         if check.predicate and (training or not check.while_training)
         for sentence in check.predicate(deployment)
     )
+
+
+def largest_first(counts: Mapping[str, float], form: str) -> str:
+    """Return counts by reason in words, the largest first, each in a format."""
+    return ", ".join(f"{reason} {count:{form}}" for reason, count in sorted(counts.items(), key=lambda item: -item[1]))

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from statistics import median
 
 from common.errors import BAD_CONTENT
 from common.observability import learner_metrics as learner
 from common.observability import promql, worker_metrics
 from common.observability.bottleneck import percent
-from common.observability.checks.base import COUNT, PERCENT, TRAINS, WAITING, Check, Threshold
-from common.observability.compare import ACTOR, Deployment, Service
+from common.observability.checks.base import COUNT, PERCENT, TRAINS, WAITING, Check, Threshold, largest_first
+from common.observability.deployment import ACTOR, Deployment, Service
 from common.observability.promql import ORDINARY_DROPS
 from common.observability.rules import ACTOR_RATE, ALL, DROPPED_SHARE, LAG_SHARE
-
-FINISHED = 2  # rollouts: the second was begun after a newer policy had been published for a while
-
-
-def _largest_first(counts: Mapping[str, float], form: str) -> str:
-    return ", ".join(f"{reason} {count:{form}}" for reason, count in sorted(counts.items(), key=lambda item: -item[1]))
-
 
 # --- it is fresh ---
 
@@ -54,21 +47,13 @@ The ordinary lag is [credits x actors / batch](architecture.md#credits-and-polic
 )
 
 
-def acts_by_old_policy(actor: Service, learner_: Service) -> bool:
-    """Return whether an actor began its last rollouts by its first policy although a newer one had been published before."""
-    version = actor.now(worker_metrics.ACTOR_POLICY_VERSION)
-    published = learner_.then(learner.POLICY_VERSION)
-    return actor.experience_sent >= FINISHED and actor.then(worker_metrics.ACTOR_POLICY_VERSION) == version < published
-
-
 def _stale_snapshots(run: Deployment) -> Iterator[str]:
-    for actor in run.actors:
-        if acts_by_old_policy(actor, run.learner):
-            version, newest = actor.now(worker_metrics.ACTOR_POLICY_VERSION), run.learner.now(learner.POLICY_VERSION)
-            yield (
-                f"{actor.title} has acted by version {version:.0f} through {actor.experience_sent:.0f} rollouts, the newest is "
-                f"{newest:.0f}; look at what lies between the learner and it"
-            )
+    for actor in run.stale_actors:
+        version, newest = actor.now(worker_metrics.ACTOR_POLICY_VERSION), run.learner.now(learner.POLICY_VERSION)
+        yield (
+            f"{actor.title} has acted by version {version:.0f} through {actor.experience_sent:.0f} rollouts, the newest is "
+            f"{newest:.0f}; look at the connection between the learner and it"
+        )
 
 
 STALE_SECONDS = 300
@@ -112,7 +97,7 @@ def _drops(run: Deployment) -> Iterator[str]:
     lost = {reason: steps for reason, steps in grown.items() if steps and reason not in ORDINARY_DROPS}
     gone, trained = sum(lost.values()), run.learner.grew(learner.ENV_STEPS_TRAINED)
     if gone and DROPPED_LIMIT.passed(share := gone / (gone + trained)):
-        yield f"{percent(share)} of the env steps are dropped ({_largest_first(lost, ',.0f')}); see docs/metrics.md"
+        yield f"{percent(share)} of the env steps are dropped ({largest_first(lost, ',.0f')}); see docs/metrics.md"
 
 
 DROPPED = Check(
@@ -172,7 +157,7 @@ def _evicted(run: Deployment) -> Iterator[str]:
     away = learner_.now(learner.WORKERS_CONNECTED, ACTOR) < running
     if learner_.grew(learner.WORKERS_EVICTED) or (away and learner_.now(learner.WORKERS_EVICTED) > 0):
         refused = {reason: learner_.now(learner.MESSAGES_DROPPED, reason) for reason in BAD_CONTENT}
-        why = _largest_first({reason: count for reason, count in refused.items() if count > 0}, ".0f")
+        why = largest_first({reason: count for reason, count in refused.items() if count > 0}, ".0f")
         yield f"workers were evicted, because only bad messages came from them ({why}); the learner's log has worker and fault"
 
 
@@ -211,7 +196,7 @@ MISSING = Check(
     name="ActorsMissing",
     sentence="Actors run and are not connected to the learner, or none runs",
     promql=f'sum by (namespace) ({learner.WORKERS_CONNECTED}{{role="actor"}})\n'
-    f'/ (count by (namespace) (up{{job="actor"}}) or sum by (namespace) ({learner.TRAINING}))',
+    f"/ (count by (namespace) (up{{{promql.jobs(ACTOR)}}}) or sum by (namespace) ({learner.TRAINING}))",
     threshold=CONNECTED_SHARE,
     only=[TRAINS],
     lasting="5m",

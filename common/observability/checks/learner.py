@@ -9,20 +9,12 @@ from common.observability import learner_metrics as learner
 from common.observability import promql
 from common.observability.bottleneck import percent
 from common.observability.checks.base import COUNT, PERCENT, TRAINS, Check, Threshold
-from common.observability.compare import ACTOR, Deployment
+from common.observability.deployment import ACTOR, LEARNER, MOSTLY_WAITS, ROLES, Deployment
 from common.observability.rules import ALL, ENV_FRAMES, LEARNER_WAITS, QUEUE_FILL
-from common.observability.worker_metrics import ACTOR_ENV_STEPS
 
 
 def _waits(run: Deployment) -> float:
     return run.learner.shares.get("wait", 0.0)
-
-
-def stands_still(run: Deployment) -> bool:
-    """Return whether the learner waits while nothing moves: no update, no experience, no env step."""
-    arrived = sum(run.learner.grew(learner.MESSAGES_RECEIVED, kind) for kind in ("trajectory", "gradient"))
-    moved = run.learner.grew(learner.UPDATES) or arrived or sum(actor.grew(ACTOR_ENV_STEPS) for actor in run.actors)
-    return not moved and WAITING_SHARE.passed(_waits(run))
 
 
 # --- it runs and trains ---
@@ -33,13 +25,14 @@ def _unreachable(run: Deployment) -> Iterator[str]:
         yield f"{run.learner.title} does not answer: {run.learner.after.unreachable}; see its log"
 
 
+WORKERS = tuple(role for role in ROLES if role != LEARNER)
 HAS_ENDED = f"last_over_time({learner.ENDED}[1d]) == 1"
 
 DOWN = Check(
     name="LearnerDown",
     sentence="The learner does not answer",
     promql=f'up{{job="learner"}} == 0 unless on (namespace, instance) {HAS_ENDED}\n'
-    f'or count by (namespace) (up{{job=~"actor|evaluator"}}) unless on (namespace) up{{job="learner"}} '
+    f'or count by (namespace) (up{{{promql.jobs(*WORKERS)}}}) unless on (namespace) up{{job="learner"}} '
     f"unless on (namespace) {HAS_ENDED}",
     lasting="2m",
     severity="critical",
@@ -60,7 +53,7 @@ STALLED_SECONDS = 300
 
 
 def _stalled(run: Deployment) -> Iterator[str]:
-    if not stands_still(run):
+    if not run.stands_still:
         return
     seconds = f"no update in {run.learner.seconds:.0f} s"
     if not run.learner.now(learner.WORKERS_CONNECTED, ACTOR):
@@ -95,14 +88,14 @@ STALLED = Check(
 # --- experience arrives as fast as it is trained on ---
 
 WAITING_SHARE = Threshold(
-    value=0.5,
+    value=MOSTLY_WAITS,
     unit="share of time",
     why="a learner that waits more could train twice as much: the better half of its machine is idle",
 )
 
 
 def _waiting(run: Deployment) -> Iterator[str]:
-    if WAITING_SHARE.passed(_waits(run)) and not stands_still(run):
+    if WAITING_SHARE.passed(_waits(run)) and not run.stands_still:
         yield f"the learner waits {percent(_waits(run))} of its time for experience; see the bottleneck"
 
 
@@ -119,7 +112,7 @@ LEARNER_WAITING = Check(
 1. Dashboard Overview, "Actors connected and wanted": start as many as are wanted, if there are cores for them.
 2. Dashboard Actors, "Phases of all actors": a large `env` or `act` is work; a large `snapshot` or `encode` is a slow network,
    or too short a rollout.
-3. Actors that wait for credit at the same time make the run pace-bound: raise `learner.credits`, or lower `learner.batch`.
+3. Actors that wait for credit at the same time make the run credit-bound: raise `learner.credits`, or lower `learner.batch`.
 4. In lockstep it is the price: raise `actor.count`, or accept it.
 """,
 )

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from common.observability import learner_metrics as learner
+from common.observability import promql
 from common.observability import worker_metrics as worker
-from common.observability.checks.base import COUNT, Check, Threshold
-from common.observability.compare import LEARNER, Deployment
+from common.observability.checks.base import COUNT, Check, Threshold, largest_first
+from common.observability.deployment import ENV_WORKER, LEARNER, ROLES, Deployment, Service
 from common.observability.rules import ALL
 from common.units import MIB, Seconds
 
@@ -26,7 +27,7 @@ def _unreachable(run: Deployment) -> Iterator[str]:
 
 UNREACHABLE = Check(
     name="WorkerUnreachable",
-    sentence="An actor or evaluator does not answer",
+    sentence="A worker does not answer",
     predicate=_unreachable,
     while_training=False,
     runbook="The process has ended, or its machine is not reachable: see its log. A supervisor or Kubernetes starts it again.\n",
@@ -88,7 +89,7 @@ def _grows(run: Deployment) -> Iterator[str]:
 MEMORY = Check(
     name="MemoryGrowing",
     sentence="A process takes more and more memory",
-    promql='deriv(process_resident_memory_bytes{job=~"learner|actor|evaluator"}[1h]) * 3600',
+    promql=f"deriv(process_resident_memory_bytes{{{promql.jobs(*ROLES)}}}[1h]) * 3600",
     threshold=GROWTH,
     only=[
         f"and on (namespace, job, instance) time() - process_start_time_seconds {WARM_UP.comparison}",
@@ -144,8 +145,7 @@ REFUSED_RATE = Threshold(
 def _refused(run: Deployment) -> Iterator[str]:
     failed = {reason: times for reason, times in run.learner.grew_by_label(learner.HANDSHAKES_FAILED).items() if times}
     if failed and REFUSED_RATE.passed(sum(failed.values()) / run.learner.seconds):
-        why = ", ".join(f"{reason} {times:.0f}" for reason, times in sorted(failed.items(), key=lambda item: -item[1]))
-        seen = f"connections to the learner failed in {run.learner.seconds:.0f} s ({why})"
+        seen = f"connections to the learner failed in {run.learner.seconds:.0f} s ({largest_first(failed, '.0f')})"
         yield f"{seen}; see docs/security.md, or close the port to the outside"
 
 
@@ -198,15 +198,19 @@ The learner's log has `socket_reopened`, with the memory that was freed:
 )
 
 
+def _server(service: Service) -> str:
+    return "policy server" if service.role == ENV_WORKER else "learner"
+
+
 def _disconnected(run: Deployment) -> Iterator[str]:
     for service in run.services:
         if service.measured and service.now(worker.ACTOR_CONNECTED) == 0:
-            yield f"{service.title} has no learner; look whether it reaches the learner's address"
+            yield f"{service.title} has no {_server(service)}; look whether it reaches the address of the {_server(service)}"
 
 
 DISCONNECTED = Check(
     name="WorkerDisconnected",
-    sentence="An actor or evaluator has no learner",
+    sentence="A worker has no connection to its server",
     predicate=_disconnected,
     runbook="Its log has the address that it tries, and a refusal with the reason.\n",
 )
@@ -218,12 +222,12 @@ def _reconnects(run: Deployment) -> Iterator[str]:
             continue
         if again := service.grew(worker.ACTOR_RECONNECTS):
             times = "once" if again == 1 else f"{again:.0f} times"
-            yield f"{service.title} lost the learner {times} in {service.seconds:.0f} s; look at the network"
+            yield f"{service.title} lost the {_server(service)} {times} in {service.seconds:.0f} s; look at the network"
 
 
 RECONNECTS = Check(
     name="WorkerReconnects",
-    sentence="An actor or evaluator lost the learner and found it again",
+    sentence="A worker lost its server and found it again",
     predicate=_reconnects,
     runbook='Dashboard Transport, "Reconnects". All workers at once: the learner restarted. One alone: its network.\n',
 )

@@ -54,7 +54,7 @@ def _compare(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> int:
     runs = _runs(options)
-    from services.cli.compare.page import report  # noqa: PLC0415
+    from services.cli.compare.report import report  # noqa: PLC0415
 
     return report(runs, out=options.out, now=datetime.now().astimezone(), stdout=sys.stdout)
 

@@ -14,7 +14,7 @@ from common.config.layers import leaves, parse_yaml
 from common.config.schema import Settings
 from common.errors import ConfigError
 from common.runtime.run_directory import RunDirectory
-from services.cli.train.report import curve_points
+from services.cli.train.outcome import curve_points
 
 DEPTH = 3  # of folders below a named one in which runs are found: a folder of series holds folders of runs
 MAX_LABEL_SETTINGS = 4  # named in the label of a configuration; the table of settings has all

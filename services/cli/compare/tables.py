@@ -12,7 +12,7 @@ from rich.text import Text
 
 from services.cli.compare.runs import Configuration, RunData, configurations, differing_settings
 from services.cli.compare.statistics import Estimate, estimate
-from services.cli.train.report import own_end
+from services.cli.train.outcome import own_end
 
 NONE = "-"
 

@@ -13,11 +13,9 @@ from typing import TextIO
 
 from common.errors import ConfigError
 from common.observability import learner_metrics as metrics
-from common.observability.bottleneck import WAITING, Kind, Verdict, percent
+from common.observability.bottleneck import WAITING, Kind, Verdict, percent, shares
 from common.observability.checks import CHECKS, Finding, findings
-from common.observability.checks.experience import acts_by_old_policy
-from common.observability.checks.learner import stands_still
-from common.observability.compare import LEARNER, Deployment, compare, shares
+from common.observability.deployment import LEARNER, Deployment, compare
 from common.observability.worker_metrics import ACTOR_ENV_STEPS
 from common.units import Seconds
 from services.cli.inspect.scrape import Source
@@ -77,37 +75,8 @@ def measure(source: Source, seconds: Seconds, *, sleep: Callable[[Seconds], None
 def diagnose(run: Deployment) -> Diagnosis:
     """Return bottleneck, gain and failed checks of a run. Its learner must be known."""
     training = bool(run.learner.now(metrics.TRAINING) == 1 and run.learner.measured)
-    if reason := _unknown(run):
-        verdict = Verdict(kind=Kind.UNKNOWN, share=0.0, sentence=f"unknown: {reason}")
-    else:
-        verdict = _without_policies(run) or run.bottleneck
+    verdict = run.bottleneck
     return Diagnosis(verdict=verdict, gain=gain(run, verdict), findings=findings(CHECKS, run, training=training))
-
-
-def _unknown(run: Deployment) -> str:
-    """Return the reason why a run has no bottleneck; "" where it has one."""
-    learner = run.learner
-    if learner.after.unreachable:
-        return f"the learner is unreachable ({learner.after.unreachable})"
-    if learner.now(metrics.TRAINING) == 0:
-        return "the learner does not train, it starts or has ended"
-    if not learner.measured:
-        return "the learner was not there when the measurement began"
-    return "no env step is made, received or trained on" if stands_still(run) else ""
-
-
-def _without_policies(run: Deployment) -> Verdict | None:
-    """Return the verdict where policies do not reach actors.
-
-    The phases mislead there: the learner drops old experience and waits, and more actors would not help.
-    """
-    waits, stale = run.learner.shares.get("wait", 0.0), [actor for actor in run.actors if acts_by_old_policy(actor, run.learner)]
-    if waits < WAITING or not stale:
-        return None
-    seen = f"new policies do not reach {len(stale)} of {len(run.actors)} actors"
-    return Verdict(
-        kind=Kind.NETWORK, share=waits, sentence=f"network-bound: {seen}; look at what lies between the learner and them"
-    )
 
 
 # --- the gain ---
@@ -123,7 +92,7 @@ def gain(run: Deployment, verdict: Verdict) -> str:
             return f"{_at_most(held)}, the most that these actors could make; without that phase {_at_most(verdict.share)}"
         case Kind.CPU:
             return f"{_at_most(verdict.share)}, if a core were always free"
-        case Kind.NETWORK | Kind.PACE if held >= WAITING:
+        case Kind.NETWORK | Kind.CREDIT if held >= WAITING:
             return f"{_at_most(min(waits, held))}, until the side that waits less is busy{_round_trip(run)}"
         case _:
             return ""

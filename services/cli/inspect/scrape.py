@@ -19,10 +19,10 @@ from typing import Protocol
 from urllib.parse import urlencode
 
 from common.errors import ConfigError, ResourceError
-from common.observability.compare import ROLES, Scrape, ServiceSample, role_of
+from common.observability.deployment import JOBS, ROLES, Scrape, ServiceSample, role_of
 from common.runtime.run_directory import RunDirectory
 from common.units import MIB, Seconds
-from services.cli.train.status import get, parse_metrics
+from services.cli.http_pages import get, parse_metrics
 
 DEADLINE: Seconds = 5.0  # for all requests to one service
 TIMEOUT: Seconds = 2.0  # of one step of one request
@@ -122,18 +122,18 @@ class Prometheus:
         down: dict[tuple[str, str], str] = {}  # role by target
         for labels, value in self._query(f"{{{_SERIES}{self._narrowed}}}", at):
             if labels.get("__name__") == "up":
-                if value == 0 and labels.get("job") in ROLES:
-                    down[_target(labels)] = labels["job"]
+                if value == 0 and (role := JOBS.get(labels.get("job", ""))):
+                    down[_target(labels)] = role
                 continue
             own = next((labels[name] for name in _OWN_LABELS if name in labels), "")
             samples[_target(labels)][labels.get("__name__", ""), own] = value
         about = f'timestamp({{__name__="rookery_build_info"{self._narrowed}}})'
         scraped = {_target(labels): value for labels, value in self._query(about, at)}
-        away = {
+        unreachable = {
             _name(target): ServiceSample(at=at, role=role, unreachable="Prometheus could not scrape it")
             for target, role in down.items()
         }
-        return away | {
+        return unreachable | {
             _name(target): ServiceSample(at=moment, role=role_of(samples[target]), samples=samples[target])
             for target, moment in scraped.items()
             if role_of(samples[target])

@@ -18,7 +18,7 @@ from common.errors import RookeryError
 from common.observability import learner_metrics as metrics
 from common.observability import worker_metrics as worker
 from common.observability.bottleneck import percent
-from common.observability.compare import ACTOR, LEARNER, Deployment, Scrape, Service, compare
+from common.observability.deployment import ACTOR, ENV_WORKER, LEARNER, Deployment, Scrape, Service, compare
 from common.units import MIB, Seconds
 from services.cli.inspect.doctor import measure
 from services.cli.inspect.scrape import Source
@@ -34,7 +34,7 @@ DROPPED_FIRST = ("version", "drops/s", "memory", "frames/s", "queue", "lag", "CP
 SETTLED: Seconds = 60.0  # since the start of the learner, before the time left is estimated
 UPDATES_MEASURED = 3  # in the window: one update more or less would change a smaller number by half
 GAP = 2  # spaces between two columns
-AWAY = "unreachable"  # state of a service that does not answer
+UNREACHABLE = "unreachable"  # state of a service that does not answer
 
 
 def top(source: Source, *, once: bool, stdout: TextIO, sleep: Callable[[Seconds], None] = time.sleep) -> int:
@@ -134,7 +134,7 @@ def duration(seconds: Seconds) -> str:
 def row(service: Service, run: Deployment) -> tuple[str, ...]:
     """Return the cells of one service; a dash where there is no value."""
     if service.after.unreachable:
-        return (service.title, AWAY)
+        return (service.title, UNREACHABLE)
     trains = service.role == LEARNER
     # Names of metrics are built with the service's role, so those of the actor serve the evaluator's row too.
     steps = metrics.ENV_STEPS_TRAINED if trains else worker.ACTOR_ENV_STEPS
@@ -160,7 +160,9 @@ def state(service: Service) -> str:
         return "hung"
     if service.role == LEARNER:
         return "not training" if service.now(metrics.TRAINING) == 0 else "training"
-    return "connected" if service.now(worker.ACTOR_CONNECTED) else "no learner"
+    if service.now(worker.ACTOR_CONNECTED):
+        return "connected"
+    return "no policy server" if service.role == ENV_WORKER else "no learner"
 
 
 def busiest(service: Service) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common.errors import ConfigError
-from services.cli.parser import add_command
+from services.cli.parser import add_command, count
 
 if TYPE_CHECKING:
     from common.policies.load import TrainedPolicy
@@ -53,10 +53,10 @@ exit code: 0 written; 1 it acts differently and was not written; 2 bad input, or
 def add(commands: Any) -> None:
     """Add all."""
     evaluate = _add(commands, "evaluate", _evaluate, "the mean return of a trained policy", EVALUATE_EXAMPLES)
-    evaluate.add_argument("--episodes", metavar="N", type=_count, default=100, help="default: 100")
+    evaluate.add_argument("--episodes", metavar="N", type=count, default=100, help="default: 100")
     evaluate.add_argument("--json", action="store_true", help="print one JSON object, with the return of each episode")
     play = _add(commands, "play", _play, "watch a trained policy, in a window or as a video", PLAY_EXAMPLES)
-    play.add_argument("--episodes", metavar="N", type=_count, default=1, help="default: 1")
+    play.add_argument("--episodes", metavar="N", type=count, default=1, help="default: 1")
     play.add_argument("--video", metavar="FILE", type=Path, help="write the pictures to FILE.mp4")
     play.add_argument("--render", action="store_true", help="show the pictures in a window")
     export = add_command(
@@ -89,12 +89,6 @@ def _add(
 def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
     help_checkpoint = "newest, best (by the run's evaluations) or a version; default: newest"
     parser.add_argument("--checkpoint", metavar="NAME", default="newest", help=help_checkpoint)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"found {text!r}, wanted a number from 1")
-    return int(text)
 
 
 def _number(text: str) -> int:

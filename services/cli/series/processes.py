@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 from common.units import Seconds
 from services.cli.train import exit_with_parent
@@ -17,22 +17,8 @@ from services.cli.train.processes import stop_signals
 POLL_SECONDS: Seconds = 0.2
 
 
-class Trainer(Protocol):
-    """Runs `rookery train`."""
-
-    @property
-    def stopped(self) -> bool:
-        """True once a stop was requested: no further run should start."""
-
-    def train(self, argv: Sequence[str], *, over: Callable[[], bool] = lambda: False, log: Path | None = None) -> int:
-        """Run `rookery train` with the arguments `argv` and return its exit code; once `over` returns True it is stopped.
-
-        Its output goes to the end of the file `log`, or to the terminal.
-        """
-
-
 class TrainProcesses:
-    """`Trainer` with real processes. Use it as a context manager, which handles stop signals, from the main thread."""
+    """Runs `rookery train`. Use it as a context manager, which handles stop signals, from the main thread."""
 
     def __init__(self, command: Sequence[str] = (sys.executable, "-m", "services.cli")) -> None:
         """No process runs; `command` is that of `rookery`."""
@@ -42,7 +28,7 @@ class TrainProcesses:
 
     @property
     def stopped(self) -> bool:
-        """True once Ctrl-C or SIGTERM came."""
+        """True once Ctrl-C or SIGTERM came: no further run should start."""
         return self._requests > 0
 
     def __enter__(self) -> Self:
@@ -55,9 +41,11 @@ class TrainProcesses:
         self._signals.__exit__(None, None, None)
 
     def train(self, argv: Sequence[str], *, over: Callable[[], bool] = lambda: False, log: Path | None = None) -> int:
-        """Run `rookery train`, in a process group of its own, and return its exit code. It is killed when this process ends.
+        """Run `rookery train` with the arguments `argv`, in a process group of its own, and return its exit code.
 
-        A stop signal is passed on as SIGTERM: the run saves and stops; a second one ends it at once. Safe from any thread.
+        Its output goes to the end of the file `log`, or to the terminal. Once `over` returns True it is stopped. A stop signal is
+        passed on as SIGTERM: the run saves and stops; a second one ends it at once. It is killed when this process ends. Safe
+        from any thread.
         """
         wrapper = [sys.executable, "-I", "-S", exit_with_parent.__file__, str(os.getpid())]
         with ExitStack() as stack:

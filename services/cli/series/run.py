@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -20,8 +21,8 @@ from common.runtime.run_directory import RunDirectory
 from services.cli.compare.runs import read_run, read_runs
 from services.cli.compare.tables import print_runs, result
 from services.cli.series.grid import Member, members, parse_seeds, split_overrides
-from services.cli.series.processes import Trainer
-from services.cli.train.report import own_end, read_summary
+from services.cli.series.processes import TrainProcesses
+from services.cli.train.outcome import own_end, read_summary
 
 SERIES_FILE = "series.json"
 
@@ -63,16 +64,26 @@ def open_series(request: SeriesRequest, *, environ: Mapping[str, str], now: date
     saved = _read(request.folder) if request.resume else None
     series, settings = _planned(request, saved, environ)
     folder = request.folder or Path("runs") / f"{settings.run.preset or 'run'}-{now:%Y%m%d-%H%M%S}"
-    if not request.resume and folder.is_dir() and any(folder.iterdir()):
-        fix = "name another --run-dir, or continue the series with --resume"
-        raise ConfigError("folder of the series is in use", found=str(folder), wanted="a new or empty folder", fix=fix)
+    with made_folder(folder, "series", resume=request.resume):
+        write_atomically(folder / SERIES_FILE, (json.dumps(asdict(series), indent=2) + "\n").encode())
+    return series, folder
+
+
+@contextmanager
+def made_folder(folder: Path, what: str, *, resume: bool) -> Iterator[None]:
+    """Make the folder of `what`, a series or a sweep, into which the caller writes while inside.
+
+    Raises `ConfigError` where a new one is in use, `ResourceError` where it cannot be written.
+    """
+    if not resume and folder.is_dir() and any(folder.iterdir()):
+        fix = f"name another --run-dir, or continue the {what} with --resume"
+        raise ConfigError(f"folder of the {what} is in use", found=str(folder), wanted="a new or empty folder", fix=fix)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / SERIES_FILE, (json.dumps(asdict(series), indent=2) + "\n").encode())
+        yield
     except OSError as error:
         found = f"{error.strerror} at {folder}"
-        raise ResourceError("folder of the series cannot be written", found=found, fix="set --run-dir") from error
-    return series, folder
+        raise ResourceError(f"folder of the {what} cannot be written", found=found, fix="set --run-dir") from error
 
 
 def _planned(request: SeriesRequest, saved: Series | None, environ: Mapping[str, str]) -> tuple[Series, Settings]:
@@ -120,7 +131,7 @@ def run_series(
     series: Series,
     folder: Path,
     *,
-    trainer: Trainer,
+    trainer: TrainProcesses,
     show: Callable[[str], None],
     stdout: TextIO,
     environ: Mapping[str, str],

@@ -15,14 +15,14 @@ import optuna
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from common.config.load import load_settings
-from common.errors import ConfigError, ResourceError
+from common.errors import ConfigError
 from common.runtime.process import INTERRUPTED
 from common.runtime.run_directory import RunDirectory
 from common.units import Seconds
 from services.cli.compare.runs import RunData, read_run
 from services.cli.compare.tables import TextTable, number, print_tables
-from services.cli.series.processes import Trainer
-from services.cli.series.run import is_finished
+from services.cli.series.processes import TrainProcesses
+from services.cli.series.run import is_finished, made_folder
 from services.cli.series.space import Choices, Sweep, as_text, read_sweep
 
 FILE, STUDY = "sweep.yaml", "study.sqlite"
@@ -43,16 +43,9 @@ def open_sweep(file: Path | None, folder: Path, *, resume: bool, environ: Mappin
     sweep = read_sweep(source)
     for values in sweep.corners():
         load_settings(preset=sweep.preset, overrides=sweep.overrides(values), environ=environ)
-    if not resume and folder.is_dir() and any(folder.iterdir()):
-        fix = "name another --run-dir, or continue the sweep with --resume"
-        raise ConfigError("folder of the sweep is in use", found=str(folder), wanted="a new or empty folder", fix=fix)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    with made_folder(folder, "sweep", resume=resume):
         if source != folder / FILE:
             shutil.copyfile(source, folder / FILE)
-    except OSError as error:
-        found = f"{error.strerror} at {folder}"
-        raise ResourceError("folder of the sweep cannot be written", found=found, fix="set --run-dir") from error
     return sweep
 
 
@@ -60,7 +53,7 @@ def run_sweep(
     sweep: Sweep,
     folder: Path,
     *,
-    trainer: Trainer,
+    trainer: TrainProcesses,
     show: Callable[[str], None],
     stdout: TextIO,
     environ: Mapping[str, str],
@@ -135,7 +128,7 @@ def _run_trial(
     values: Mapping[str, Any],
     place: Path,
     *,
-    trainer: Trainer,
+    trainer: TrainProcesses,
     environ: Mapping[str, str],
     options: tuple[str, ...],
 ) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
-from services.cli.parser import add_command
+from services.cli.parser import add_command, count
 
 AUTO = "auto"
 TRAIN_EXAMPLES = """\
@@ -53,7 +53,7 @@ def add(commands: Any) -> None:
     train.add_argument("--seed", metavar="S", help="seed of every random stream (run.seed)")
     train.add_argument("--seeds", metavar="LIST", help="a series: one run for each seed of 1-5 or 1,3,7")
     help_parallel = "runs of a series at a time, each with all its processes; default: 1"
-    train.add_argument("--parallel", metavar="N", type=_parallel, help=help_parallel)
+    train.add_argument("--parallel", metavar="N", type=count, help=help_parallel)
     help_run_dir = "where the run keeps its files; default: runs/...; with --resume also s3://BUCKET/runs/NAME"
     train.add_argument("--run-dir", metavar="DIR", help=help_run_dir)
     train.add_argument("--resume", action="store_true", help="continue the run in --run-dir from its newest checkpoint")
@@ -67,12 +67,6 @@ def _actor_count(text: str) -> str:
     if text != AUTO and not text.isdecimal():
         raise argparse.ArgumentTypeError(f"found {text!r}, wanted a number, or {AUTO}")
     return text
-
-
-def _parallel(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"found {text!r}, wanted a number from 1")
-    return int(text)
 
 
 def _train(options: argparse.Namespace) -> int:

@@ -22,8 +22,8 @@ from common.runtime.disk import write_atomically
 from common.runtime.machine import cores
 from common.runtime.run_directory import RunDirectory, add_command, create, default_path, held, reopen
 from common.tracking.remote import check_tracking
-from common.transport.curve import LearnerKeys, WorkerKeys
-from common.transport.zmq import ZmqLearner
+from common.transport.curve import ServerKeys, WorkerKeys
+from common.transport.zmq import ZmqServer
 from services.cli.precheck import check_environment
 from services.cli.train.events import ENV_WORKER, LEARNER, Start, actor_names, rank_names
 from services.cli.train.ports import binds, free_block, free_ports, metrics_ports, policy_servers
@@ -109,9 +109,8 @@ class Plan:
     def command(self, start: Start) -> list[str]:
         """Return the command line of a child, which reads all else from the run's config.yaml."""
         role, _, rest = start.child.partition("-")
-        module, server = f"services.{role}", self.policy_servers.get(start.child)
-        if server is not None:
-            module = "services.actor.policy_server"
+        server = self.policy_servers.get(start.child)
+        module = f"services.{role}" if server is None else "services.policy_server"
         argv = [sys.executable, "-m", module, "--config", str(self.directory.config)]
         argv += ["--run-dir", str(self.directory.path)] if role == LEARNER else ["--name", start.child]
         argv += ["--resume"] if start.resume else []
@@ -157,7 +156,7 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
         ports = metrics_ports(chosen.settings, actors=max_actors(chosen.settings) if request.auto_actors else None)
         keys = _learner_keys(chosen.settings, actors=request.auto_actors or chosen.settings.actor.count > 0)
         for endpoint in binds(chosen.settings):
-            ZmqLearner(endpoint, keys=keys).close()  # raises the errors that the learner would raise later
+            ZmqServer(endpoint, keys=keys).close()  # raises the errors that the learner would raise later
         taken = {*ports.values(), *(parse_endpoint(endpoint).port for endpoint in binds(chosen.settings))}
         (master_port,) = free_ports(1, without=taken) if chosen.settings.learner.ranks > 1 else (0,)
         chosen = with_absolute_key_paths(chosen)  # after the checks, whose errors name the paths as the user wrote them
@@ -281,9 +280,9 @@ def _with_addresses(loaded: LoadedSettings, path: Path, now: datetime, *, resume
     return with_chosen(loaded, chosen)
 
 
-def _learner_keys(settings: Settings, *, actors: bool) -> LearnerKeys | None:
+def _learner_keys(settings: Settings, *, actors: bool) -> ServerKeys | None:
     """Return the learner's keys or None. Raises `ConfigError` where the learner would refuse the workers of this run."""
-    learner = LearnerKeys.of(settings.learner.keys)
+    learner = ServerKeys.of(settings.learner.keys)
     for role, starts, worker in (
         ("actor", actors, settings.actor),
         ("evaluator", settings.evaluator.enabled, settings.evaluator),
@@ -298,7 +297,7 @@ def _learner_keys(settings: Settings, *, actors: bool) -> LearnerKeys | None:
             raise ConfigError(
                 f"{role}.keys and learner.keys", found=f"{found} and {settings.learner.keys or 'none'}", wanted=wanted, fix=fix
             )
-        if worker_keys.learner != learner.public or worker_keys.public not in learner.allowed:
+        if worker_keys.server != learner.public or worker_keys.public not in learner.allowed:
             fix = "take both folders from one `rookery keys`"
             raise ConfigError(
                 f"the learner would refuse {role}.keys", found=found, wanted=f"keys that {settings.learner.keys} allows", fix=fix

@@ -84,7 +84,7 @@ def _free(ports: Collection[int], without: Collection[int]) -> set[int]:
     return found
 
 
-def free_ports(count: int, *, without: Collection[int] = (), host: str = "127.0.0.1") -> list[int]:
+def free_ports(count: int, *, without: Collection[int] = ()) -> list[int]:
     """Return `count` different ports on which no process listens, none of them in `without`.
 
     Raises `ResourceError` where there are not as many.
@@ -98,7 +98,7 @@ def free_ports(count: int, *, without: Collection[int] = (), host: str = "127.0.
             port = FIRST_PORT + (start + offset) % span
             candidate = bound.enter_context(socket.socket())
             try:
-                candidate.bind((host, port))
+                candidate.bind(("127.0.0.1", port))
             except OSError:
                 continue
             if port not in without:

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
-from common.runtime.lifecycle import Echo
+from common.runtime.lifecycle import Echo, handled
 from common.units import KIB, MIB, Seconds
 from services.cli.train import exit_with_parent
 from services.cli.train.events import (
@@ -166,12 +166,8 @@ def stop_signals(on_stop: Callable[[], object]) -> Iterator[None]:
         if not echo.heard():
             on_stop()
 
-    before = {number: signal.signal(number, handle) for number in STOP_SIGNALS}
-    try:
+    with handled(STOP_SIGNALS, handle):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def supervise(
@@ -181,14 +177,13 @@ def supervise(
     requests: Requests,
     on_tick: Callable[[], None],
     on_report: Callable[[Report], None],
-    clock: Callable[[], Seconds] = time.monotonic,
 ) -> None:
     """Pass events to `supervisor` and execute its instructions until all children have ended. `on_tick` must not block."""
     events: list[Event] = [Begin()]
     try:
         while True:
             for event in events:
-                for instruction in supervisor.handle(event, clock()):
+                for instruction in supervisor.handle(event, time.monotonic()):
                     match instruction:
                         case Start():
                             processes.start(instruction)

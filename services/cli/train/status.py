@@ -9,23 +9,18 @@ import http.client
 import json
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections import deque
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.errors import BAD_CONTENT, DropReason
-from common.observability.compare import LEARNER, Samples, Scrape, ServiceSample, by_label, compare
+from common.observability.deployment import LEARNER, Samples, Scrape, ServiceSample, by_label, compare
 from common.observability.learner_metrics import MESSAGES_DROPPED
-from common.units import MIB, EnvSteps, Seconds, Version
-
-TIMEOUT: Seconds = 0.5
-MAX_PAGE_BYTES = 16 * MIB
+from common.units import EnvSteps, Seconds, Version
+from services.cli.http_pages import get, parse_metrics
 
 POLL_SECONDS: Seconds = 1.0
 KEPT_SCRAPES = 11  # ten seconds
@@ -127,29 +122,6 @@ class RunStatus(_Value):
     refused_messages: int = 0  # of experience, since the learner process started
 
 
-def parse_metrics(text: str) -> Samples:
-    """Parse the Prometheus text format, without the buckets of histograms."""
-    families = text_string_to_metric_families(text)
-    samples = (sample for family in families for sample in family.samples if not sample.name.endswith("_bucket"))
-    return {(sample.name, next(iter(sample.labels.values()), "")): sample.value for sample in samples}
-
-
-def get(url: str, *, timeout: Seconds = TIMEOUT, limit: int = MAX_PAGE_BYTES) -> tuple[int, str]:
-    """Return HTTP status and text of a page.
-
-    Raises OSError or HTTPException without an answer, ValueError for a page that is too long or is not text.
-    """
-    try:
-        answer = urllib.request.urlopen(url, timeout=timeout)  # noqa: S310  # callers pass http and https only
-    except urllib.error.HTTPError as error:
-        answer = error
-    with answer:
-        body = answer.read(limit + 1)
-        if len(body) > limit:
-            raise ValueError(f"more than {limit} bytes at {url}")
-        return answer.status, body.decode()
-
-
 def fetch(url: str) -> str | None:
     """GET `url`; None without a valid answer in time, as while a service starts or restarts."""
     try:
@@ -216,8 +188,10 @@ class StatusPoller:
         """Return the status as of now; the last one, with its phase, while the learner does not answer."""
         answer = fetch_status(self._urls[LEARNER])
         if answer is None:  # it starts, ends, or is being restarted: its last status holds, but for the phase
-            away = self.latest.phase not in {STARTING, *ENDED}
-            return self.latest.model_copy(update={"phase": "learner unreachable", "bottleneck": ""}) if away else self.latest
+            unreachable = self.latest.phase not in {STARTING, *ENDED}
+            return (
+                self.latest.model_copy(update={"phase": "learner unreachable", "bottleneck": ""}) if unreachable else self.latest
+            )
         known = {name: value for name, value in answer.items() if value is not None} | self._sums(answer)
         try:
             status = RunStatus.model_validate(known | {"bottleneck": self._bottleneck(time.monotonic())})

@@ -1,4 +1,4 @@
-"""The display of a run: progress, a live panel on a terminal, plain lines or JSON lines elsewhere.
+"""The display of a run: a live panel on a terminal, plain lines or JSON lines elsewhere.
 
 The functions format a `RunStatus`; the views decide where and how often it is shown.
 """
@@ -8,15 +8,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections import deque
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import StatisticsError, linear_regression
 from types import TracebackType
-from typing import Literal, Protocol, Self, TextIO
+from typing import Literal, Self, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -25,61 +24,12 @@ from rich.table import Table
 from rich.text import Text
 
 from common.units import Seconds
+from services.cli.train.progress import Estimate
 from services.cli.train.status import RunStatus
 
 LIVE_PERIOD: Seconds = 0.5
 LINE_PERIOD: Seconds = 5.0
 MINUTE, HOUR = 60, 3600
-
-MEASURED: Seconds = 30.0  # of training, before the end of a run is estimated
-TREND_SAMPLES = 120  # at one a second: the trend of the last two minutes
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """`fraction` in [0, 1] of the way to the nearer end of the run; `seconds_left` is None where it cannot be estimated."""
-
-    fraction: float
-    seconds_left: Seconds | None
-
-
-@dataclass(slots=True)
-class ProgressEstimator:
-    """Estimates the end of a run, at its target or its budget, from the statuses so far; times after `MEASURED`."""
-
-    _trains_since: Seconds | None = None  # time of the first status with an update
-    _lowest: float | None = None  # mean return
-    _recent: deque[tuple[Seconds, float]] = field(default_factory=lambda: deque(maxlen=TREND_SAMPLES))
-
-    def update(self, status: RunStatus) -> Estimate:
-        """Take one more status into account."""
-        target, mean = status.target.mean100, status.mean100
-        if mean is not None and (not self._recent or self._recent[-1] != (status.wall_seconds, mean)):
-            self._lowest = mean if self._lowest is None else min(self._lowest, mean)
-            self._recent.append((status.wall_seconds, mean))
-        if status.learner_updates and self._trains_since is None:
-            self._trains_since = status.wall_seconds
-        measured = self._trains_since is not None and status.wall_seconds - self._trains_since >= MEASURED
-        budget, left = status.target.env_steps, []
-        if measured and budget and status.env_steps_per_second > 0:
-            left.append(max(0.0, budget - status.env_steps) / status.env_steps_per_second)
-        if measured and target is not None and mean is not None and (slope := self._slope()) > 0:
-            left.append(max(0.0, target - mean) / slope)
-        spent = status.env_steps / budget if budget else 0.0
-        reached = self._reached(target, mean) if target is not None and mean is not None else 0.0
-        return Estimate(fraction=min(1.0, max(spent, reached)), seconds_left=min(left, default=None))
-
-    def _reached(self, target: float, mean: float) -> float:
-        """Return the share of the way from the lowest mean return to the target."""
-        lowest = self._lowest if self._lowest is not None else mean
-        return 1.0 if mean >= target else (mean - lowest) / (target - lowest)
-
-    def _slope(self) -> float:
-        """Return the recent gain of the mean return per second; 0 where there are too few points."""
-        try:
-            return linear_regression(*zip(*self._recent, strict=True)).slope if len(self._recent) > 1 else 0.0
-        except StatisticsError:  # all points have the same time
-            return 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,23 +42,28 @@ class ViewFrame:
     estimate: Estimate
 
 
-class View(Protocol):
+class View(ABC):
     """Shows view frames. A context manager, which restores the terminal."""
 
     period: Seconds  # between two refreshes
 
     def __enter__(self) -> Self:
         """Begin to show the run."""
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Restore the terminal."""
+        return
 
+    @abstractmethod
     def show(self, frame: ViewFrame) -> None:
         """Show the current state of the run."""
 
+    @abstractmethod
     def print_message(self, text: str) -> None:
         """Show one message, which stays visible."""
 
+    @abstractmethod
     def print_result(self, lines: Iterable[str], facts: Mapping[str, object]) -> None:
         """Show the end of the run: `lines` for people, or `facts` as one event for programs."""
 
@@ -229,7 +184,7 @@ def status_fields(frame: ViewFrame) -> dict[str, object]:
     return {**frame.status.model_dump(mode="json"), "progress": progress}
 
 
-class LiveView:
+class LiveView(View):
     """A panel that is redrawn in place."""
 
     period = LIVE_PERIOD
@@ -262,7 +217,7 @@ class LiveView:
             self.print_message(line)
 
 
-class LineView:
+class LineView(View):
     """One line per frame, plain or JSON; a JSON line has the time (UTC) and the id of the run."""
 
     period = LINE_PERIOD
@@ -270,13 +225,6 @@ class LineView:
     def __init__(self, stream: TextIO, *, style: Literal["plain", "json"], run_id: str = "") -> None:
         """Write to `stream`, flushed line by line."""
         self._stream, self._style, self._run_id = stream, style, run_id
-
-    def __enter__(self) -> Self:
-        """Do nothing."""
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Do nothing."""
 
     def show(self, frame: ViewFrame) -> None:
         """Write one line."""

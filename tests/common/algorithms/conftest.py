@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from common.algorithms.on_policy import recorded_log_prob
+from common.algorithms.on_policy import ActorCriticPolicy, recorded_log_prob
 from common.algorithms.payload import trajectory_schema
 from common.envs.spec import ActionSpec, EnvSpec
+from common.models import snapshot
+from common.models.spec import ModelSettings
 from common.protocol.events import Experience
 
 
@@ -64,3 +66,26 @@ def make_sample() -> Callable[..., Experience]:
         return Experience(version=version, env_steps=int(arrays["valid"].sum()), arrays=arrays)
 
     return make
+
+
+def weights(algorithm: Any) -> np.ndarray:
+    """All parameters, as published."""
+    return snapshot.flatten(algorithm.model, "fp32")
+
+
+def act_on(
+    algorithm: Any, env: EnvSpec, sample: Experience, make_sample: Any, *, model: ModelSettings, seed: int = 0
+) -> Experience:
+    """The same rollout with the actions that the newest snapshot chooses, as an actor would send it."""
+    policy = ActorCriticPolicy(model=model, env=env, precision="fp32", seed=seed)
+    policy.load(0, snapshot.to_tensor(weights(algorithm)), env_steps=0)
+    acted = [policy.act(observation) for observation in algorithm.ingest([sample]).observation[:-1]]
+    arrays = {name: np.stack([step[name].numpy() for step in acted]) for name in ("action", "log_prob")}
+    length, num_envs = sample.arrays["reward"].shape
+    return make_sample(env, length=length, num_envs=num_envs, **(dict(sample.arrays) | arrays))
+
+
+def images(env: EnvSpec, count: int = 64) -> torch.Tensor:
+    """Random stacks."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, (count, *env.network_input_shape), dtype=torch.uint8, generator=generator)

@@ -10,13 +10,13 @@ from common.algorithms.a3c import A3C, LOSS_PARTS, single_pass_loss
 from common.algorithms.api import RunProgress
 from common.algorithms.impala import Impala
 from common.algorithms.moments import Moments
-from common.algorithms.on_policy import ActorCriticPolicy, NetworkOutputs, collate, network_outputs, return_inputs
+from common.algorithms.on_policy import NetworkOutputs, collate, network_outputs, return_inputs
 from common.algorithms.ppo import PPO
 from common.algorithms.returns import Returns, gae, vtrace
 from common.algorithms.settings import A3CSettings, ImpalaSettings, PPOSettings
 from common.errors import InternalError, ResourceError
-from common.models import snapshot
 from common.models.spec import ModelSettings
+from tests.common.algorithms.conftest import act_on, weights
 
 pytestmark = pytest.mark.pure
 
@@ -34,22 +34,7 @@ def build(kind, env, *, seed=0, model=MODEL, **settings):
 def train(algorithm, *samples, version=0, env_steps=0):
     """One update, as the learner's loop does it, in a run of 1000 env steps."""
     progress = RunProgress(env_steps=env_steps, env_steps_planned=1000, version=version)
-    return algorithm.update(algorithm.collate(samples), progress)
-
-
-def weights(algorithm):
-    """All parameters, as published."""
-    return snapshot.flatten(algorithm.model, "fp32")
-
-
-def act_on(algorithm, env, sample, make_sample, seed=0):
-    """The same rollout with the actions that the newest snapshot chooses, as an actor would send it."""
-    policy = ActorCriticPolicy(model=MODEL, env=env, precision="fp32", seed=seed)
-    policy.load(0, snapshot.to_tensor(weights(algorithm)), env_steps=0)
-    acted = [policy.act(observation) for observation in algorithm.collate([sample]).observation[:-1]]
-    arrays = {name: np.stack([step[name].numpy() for step in acted]) for name in ("action", "log_prob")}
-    length, num_envs = sample.arrays["reward"].shape
-    return make_sample(env, length=length, num_envs=num_envs, **(dict(sample.arrays) | arrays))
+    return algorithm.update(algorithm.ingest(samples), progress)
 
 
 def evaluation(rows):
@@ -81,7 +66,7 @@ def test_advantages_of_another_shape_never_broadcast_into_the_loss(vector_env, m
 def test_the_gradient_is_that_of_the_loss(vector_env, make_sample, kind):
     """Finite differences in the policy head: the step follows what the loss really does."""
     algorithm = build(kind, vector_env)
-    batch = algorithm.collate([make_sample(vector_env, reward=np.eye(4)[:, :2])])
+    batch = algorithm.ingest([make_sample(vector_env, reward=np.eye(4)[:, :2])])
 
     def loss():
         seen = network_outputs(algorithm.model, batch, moments=Moments(), precision="fp32")
@@ -108,7 +93,7 @@ def test_it_learns_which_action_pays_in_which_context(vector_env, make_sample, k
     algorithm = build(kind, vector_env, learning_rate=rate, optimizer=optimizer)
     for round_ in range(120):
         sample = make_sample(vector_env, length=8, num_envs=16, seed=round_, terminated=np.ones((8, 16)))
-        sample = act_on(algorithm, vector_env, sample, make_sample, seed=round_)
+        sample = act_on(algorithm, vector_env, sample, make_sample, model=MODEL, seed=round_)
         right = np.where(sample.arrays["obs"][:-1, :, 0] > sample.arrays["obs"][:-1, :, 1], 2, 0)
         reward = (sample.arrays["action"] == right).astype(np.float32)
         result = train(algorithm, make_sample(vector_env, length=8, num_envs=16, **(dict(sample.arrays) | {"reward": reward})))
@@ -211,7 +196,7 @@ def test_lag_is_corrected_environment_by_environment(vector_env, make_sample):
     settings = A3CSettings(gamma=0.9, gae_lambda=0.8, ratio_clip=1.2)
     algorithm = A3C(settings=settings, model=ModelSettings(hidden=(8,)), env=vector_env, seed=0)
     sample = make_sample(vector_env, reward=np.eye(4)[:, :2], log_prob=np.linspace(-3.0, -0.1, 8).reshape(4, 2))
-    batch = algorithm.collate([sample])
+    batch = algorithm.ingest([sample])
     with torch.no_grad():
         seen = network_outputs(algorithm.model, batch, moments=Moments(), precision="fp32")
         found = algorithm.returns(batch, seen, torch.tensor([0, 2]))

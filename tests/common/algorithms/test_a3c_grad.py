@@ -138,7 +138,7 @@ def held(algorithm):
 def update(algorithm, *samples, version=4, env_steps=0):
     """One update at a version, in a run of 1000 env steps."""
     progress = RunProgress(env_steps=env_steps, env_steps_planned=1000, version=version)
-    return algorithm.update(algorithm.collate(samples), progress)
+    return algorithm.update(algorithm.ingest(samples), progress)
 
 
 def gradient(values, *, version=4, env_steps=8, parts=NO_PARTS):

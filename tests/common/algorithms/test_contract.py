@@ -79,7 +79,7 @@ class Sides:
 
 def train(algorithm, sample, *, env_steps=0):
     """One update at this point of a run of 1,000 env steps."""
-    return algorithm.update(algorithm.collate([sample]), RunProgress(env_steps=env_steps, env_steps_planned=1_000, version=0))
+    return algorithm.update(algorithm.ingest([sample]), RunProgress(env_steps=env_steps, env_steps_planned=1_000, version=0))
 
 
 def train_and_observe(algorithm, sample):

@@ -62,7 +62,7 @@ def moved(settings, env, make_sample):
     algorithm.calibrate(torch.zeros((3, *env.observation_shape)))
     for seq in range(2):
         sample = replace(make_sample(env, seed=seq, length=8), worker=WORKER, seq=seq)
-        result = algorithm.update(algorithm.collate([sample]), RunProgress(env_steps=0, env_steps_planned=100, version=seq))
+        result = algorithm.update(algorithm.ingest([sample]), RunProgress(env_steps=0, env_steps_planned=100, version=seq))
         assert result.metrics["nonfinite_steps"] == 0.0
         assert "grad_norm" in result.metrics or "critic_loss" in result.metrics
     return algorithm
@@ -107,7 +107,7 @@ def test_four_times_as_many_gradient_steps_read_no_more_values(vector_env, conti
     reads = []
     for each in (settings, settings.model_copy(update=more)):
         algorithm = build_algorithm(each, model=MODEL, env=env, seed=0)
-        batch = algorithm.collate([replace(make_sample(env, length=8), worker=WORKER, seq=0)])
+        batch = algorithm.ingest([replace(make_sample(env, length=8), worker=WORKER, seq=0)])
         with Reads() as counted:
             result = algorithm.update(batch, RunProgress(env_steps=0, env_steps_planned=100, version=0))
         reads.append((counted.count, result.metrics.get("gradient_steps")))
@@ -142,4 +142,4 @@ def test_a_tensor_that_stays_behind_is_noticed(image_env, make_sample):
     algorithm = build_algorithm(ImpalaSettings(), model=MODEL, env=image_env, seed=0)
     algorithm.model.to(META)  # and not the batch
     with pytest.raises(RuntimeError, match="device"):
-        algorithm.update(algorithm.collate([make_sample(image_env)]), RunProgress(env_steps=0, env_steps_planned=100, version=0))
+        algorithm.update(algorithm.ingest([make_sample(image_env)]), RunProgress(env_steps=0, env_steps_planned=100, version=0))

@@ -11,6 +11,7 @@ from common.algorithms.dqn import EpsilonGreedyPolicy
 from common.algorithms.settings import DQNSettings
 from common.models import nets, snapshot
 from common.models.spec import ModelSettings
+from tests.common.algorithms.conftest import images
 
 pytestmark = pytest.mark.pure
 
@@ -35,12 +36,6 @@ def build(env, settings=None, *, seed=0, env_steps=0, training=True):
     policy = EpsilonGreedyPolicy(settings=settings, model=MODEL, env=env, precision="fp32", seed=seed, context=context)
     policy.load(4, snapshot.to_tensor(snapshot.flatten(net, "fp32")), env_steps=env_steps)
     return net, policy
-
-
-def images(env, count=64):
-    """Random stacks."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(0, 256, (count, *env.network_input_shape), dtype=torch.uint8, generator=generator)
 
 
 def test_greedy_takes_the_best_known_action_always(image_env):

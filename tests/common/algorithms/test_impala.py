@@ -24,7 +24,7 @@ def test_returns_are_vtrace_by_the_recorded_probabilities(vector_env, make_sampl
     settings = ImpalaSettings(gamma=0.9, gae_lambda=0.8, clip_reward=True, **CLIPS)
     algorithm = Impala(settings=settings, model=ModelSettings(hidden=(8,)), env=vector_env, seed=0)
     sample = make_sample(vector_env, reward=np.eye(4)[:, :2] * 5.0, log_prob=np.linspace(-3.0, -0.1, 8).reshape(4, 2))
-    batch = algorithm.collate([sample])
+    batch = algorithm.ingest([sample])
     with torch.no_grad():
         seen = network_outputs(algorithm.model, batch, moments=Moments(), precision="fp32")
         found = algorithm.returns(batch, seen, torch.full((2,), lag))

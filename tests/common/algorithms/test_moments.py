@@ -55,7 +55,7 @@ def test_experience_of_a_version_is_evaluated_as_it_was_acted_while_the_statisti
         recorded = {key: torch.stack([step[key] for step in acted]).numpy() for key in ("action", "log_prob")}
         sample = make_sample(vector_env, length=32, version=version, obs=observation, **recorded)
         progress = RunProgress(env_steps=0, env_steps_planned=1_000, version=version)
-        assert learner.update(learner.collate([sample]), progress).metrics["first_ratio_error"] < 1e-5
+        assert learner.update(learner.ingest([sample]), progress).metrics["first_ratio_error"] < 1e-5
         learner.observe([sample])
         means.append(learner.model.trunk.normalisation.mean.sum(0).tolist())
     seen = np.cumsum([0.5 * 100, 0.0, 64 * 10.0, 64 * 20.0, 64 * 30.0]) / np.cumsum([100, 64, 64, 64, 64])
@@ -73,7 +73,7 @@ def test_all_networks_of_a_learner_normalise_alike(vector_env, continuous_env, m
     valid = np.ones((16, 2), bool)
     valid[3, 1] = False  # a reset row: no action was taken on its observation
     sample = make_sample(env, length=16, valid=valid, seed=4)
-    learner.collate([sample])
+    learner.ingest([sample])
     learner.observe([sample])
     observed = sample.arrays["obs"][:16][valid].astype(np.float64)
     found = [module for net in every_network(learner) for module in net.modules() if isinstance(module, VectorNormalisation)]

@@ -37,7 +37,7 @@ class Counter(ReplayLearner):
 
 def train(learner, *samples, version=0, **stop):
     """One update, as the learner's loop does it."""
-    return learner.update(learner.collate(samples), RunProgress(env_steps=0, env_steps_planned=1000, version=version), **stop)
+    return learner.update(learner.ingest(samples), RunProgress(env_steps=0, env_steps_planned=1000, version=version), **stop)
 
 
 def messages(make_sample, env, number, **shape):
@@ -112,7 +112,7 @@ def test_what_is_drawn_after_a_resume_is_what_would_have_been_drawn(continuous_e
     one, two = messages(make_sample, continuous_env, 2)
     train(first, one)
     second.load_state_dict(first.state_dict())
-    second.collate([one])
+    second.ingest([one])
     second._rate_limiter.count_sample(4)
     for learner in (first, second):
         learner.seen.clear()

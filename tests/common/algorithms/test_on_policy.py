@@ -14,6 +14,7 @@ from common.algorithms.on_policy import ActorCriticPolicy, collate, network_outp
 from common.envs.spec import ActionSpec
 from common.models import nets, snapshot
 from common.models.spec import ModelSettings
+from tests.common.algorithms.conftest import images
 
 pytestmark = pytest.mark.pure
 
@@ -33,12 +34,6 @@ def acting(env, precision="fp32", seed=0):
     policy = ActorCriticPolicy(model=ACTING_MODEL, env=env, precision=precision, seed=seed)
     policy.load(4, snapshot.to_tensor(snapshot.flatten(net, precision)), env_steps=0)
     return net, policy
-
-
-def images(env, count=64):
-    """Random stacks."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(0, 256, (count, *env.network_input_shape), dtype=torch.uint8, generator=generator)
 
 
 def test_the_log_probability_is_that_of_the_weights_that_acted(image_env):

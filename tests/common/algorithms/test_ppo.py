@@ -7,12 +7,11 @@ import pytest
 import torch
 
 from common.algorithms.api import RunProgress
-from common.algorithms.on_policy import ActorCriticPolicy
 from common.algorithms.ppo import PPO
 from common.algorithms.settings import PPOSettings
 from common.errors import InternalError
-from common.models import snapshot
 from common.models.spec import ModelSettings
+from tests.common.algorithms.conftest import act_on, weights
 
 pytestmark = pytest.mark.pure
 
@@ -31,30 +30,14 @@ def at(version=0, env_steps=0):
 
 def train(algorithm, *samples, progress=None):
     """One update, as the learner's loop does it."""
-    return algorithm.update(algorithm.collate(samples), progress or at())
-
-
-def weights(algorithm):
-    """All parameters, as published."""
-    return snapshot.flatten(algorithm.model, "fp32")
-
-
-def act_on(algorithm, env, sample, make_sample, seed=0):
-    """The same rollout with the actions that the newest snapshot chooses, as an actor would send it."""
-    policy = ActorCriticPolicy(model=MODEL, env=env, precision="fp32", seed=seed)
-    policy.load(0, snapshot.to_tensor(snapshot.flatten(algorithm.model, "fp32")), env_steps=0)
-    batch = algorithm.collate([sample])
-    acted = [policy.act(observation) for observation in batch.observation[:-1]]
-    arrays = {name: np.stack([step[name].numpy() for step in acted]) for name in ("action", "log_prob")}
-    length, num_envs = sample.arrays["reward"].shape
-    return make_sample(env, length=length, num_envs=num_envs, **(dict(sample.arrays) | arrays))
+    return algorithm.update(algorithm.ingest(samples), progress or at())
 
 
 def test_on_fresh_data_the_ratio_is_1(image_env, make_sample):
     """Snapshot to the actor, experience back, first minibatch: to 1e-5, or the recorded numbers are not what acted."""
     algorithm = build(image_env, learning_rate=1e-2)
     train(algorithm, make_sample(image_env, reward=np.eye(4)[:, :2]))  # away from the initial, nearly uniform policy
-    fresh = act_on(algorithm, image_env, make_sample(image_env, seed=5), make_sample)
+    fresh = act_on(algorithm, image_env, make_sample(image_env, seed=5), make_sample, model=MODEL)
     assert train(algorithm, fresh).metrics["first_ratio_error"] < 1e-5
 
 
@@ -65,7 +48,7 @@ def test_it_learns_which_action_pays_in_which_context(vector_env, make_sample, p
     algorithm = build(vector_env, minibatch=64, epochs=4, learning_rate=3e-3, precision=precision, lr_schedule=schedule)
     for round_ in range(25):
         sample = make_sample(vector_env, length=16, num_envs=16, seed=round_, terminated=np.ones((16, 16)))
-        sample = act_on(algorithm, vector_env, sample, make_sample, seed=round_)
+        sample = act_on(algorithm, vector_env, sample, make_sample, model=MODEL, seed=round_)
         right = np.where(sample.arrays["obs"][:-1, :, 0] > sample.arrays["obs"][:-1, :, 1], 2, 0)
         reward = (sample.arrays["action"] == right).astype(np.float32)
         paid = make_sample(vector_env, length=16, num_envs=16, **(dict(sample.arrays) | {"reward": reward}))
@@ -163,7 +146,7 @@ def test_an_update_that_is_stopped_leaves_out_the_steps_to_come(vector_env, make
     cut, untouched = build(vector_env, epochs=100), build(vector_env)
     asked = iter(range(1_000_000))
     sample = make_sample(vector_env, length=16, reward=np.random.default_rng(0).random((16, 2)))
-    result = cut.update(cut.collate([sample]), at(), lambda: next(asked) >= steps)
+    result = cut.update(cut.ingest([sample]), at(), lambda: next(asked) >= steps)
     assert ("policy_loss" in result.metrics) == (steps > 0)
     taken = [int(state["step"]) for state in cut.state_dict()["optimizer"]["adam"].values()]
     assert taken == [steps] * len(taken)

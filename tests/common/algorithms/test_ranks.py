@@ -83,7 +83,7 @@ class Run:
             own = [messages[number] for number in mine]
             if hasattr(self.learner, "_replay"):
                 self._sample(mine, everyone, np.random.default_rng(update))
-            batch = self.learner.collate(own)
+            batch = self.learner.ingest(own)
             self.learner.update(batch, RunProgress(env_steps=0, env_steps_planned=1_000, version=0))
             if self.name != "a3c-grad":
                 self.learner.observe(own)
@@ -167,7 +167,7 @@ def test_a_step_that_is_not_finite_on_one_rank_is_left_out_on_all(name, envs):
         message = run.messages(0)[ranks.index]
         if ranks.index:
             message.arrays["reward"] = np.full_like(message.arrays["reward"], np.inf)
-        result = run.learner.update(run.learner.collate([message]), RunProgress(env_steps=0, env_steps_planned=9, version=0))
+        result = run.learner.update(run.learner.ingest([message]), RunProgress(env_steps=0, env_steps_planned=9, version=0))
         return result.metrics["nonfinite_steps"], torch.equal(before, run.weights())
 
     first, second = on_every_rank(2, work)

@@ -120,7 +120,7 @@ def test_an_entry_elsewhere_is_found_by_module_and_attribute(vector_env):
         ),
         (
             own_entry(algorithm=Idle),
-            r"Idle is no Algorithm: found no calibrate, coll",
+            r"Idle is no Algorithm: found no calibrate, ingest",
         ),
         (own_entry(policy=PPO), r"PPO cannot be built: found .*, wanted arguments settings"),
         (

@@ -31,7 +31,7 @@ def build(env, *, seed=0, model=MODEL, **settings):
 
 def train(algorithm, *samples, version=0, env_steps=0):
     """One update, as the learner's loop does it."""
-    return algorithm.update(algorithm.collate(samples), RunProgress(env_steps=env_steps, env_steps_planned=1000, version=version))
+    return algorithm.update(algorithm.ingest(samples), RunProgress(env_steps=env_steps, env_steps_planned=1000, version=version))
 
 
 def random_play(env, make_sample, *, seq, reward=None, **shape):

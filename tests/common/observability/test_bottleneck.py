@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from common.observability.bottleneck import CPU_LOST, ON_THE_WIRE, THROTTLED, WAITING, Kind, Quota, find_bottleneck
+from common.observability.bottleneck import CPU_LOST, ON_THE_WIRE, STALE, THROTTLED, WAITING, Kind, Quota, find_bottleneck
 
 pytestmark = pytest.mark.pure
 
-BUSY_LEARNER = {"wait": 2.0, "collate": 4.0, "train": 93.0, "publish": 1.0, "checkpoint": 0.0}
-WAITING_LEARNER = {"wait": 38.0, "collate": 4.0, "train": 57.0, "publish": 1.0, "checkpoint": 0.0}
+BUSY_LEARNER = {"wait": 2.0, "ingest": 4.0, "train": 93.0, "publish": 1.0, "checkpoint": 0.0}
+WAITING_LEARNER = {"wait": 38.0, "ingest": 4.0, "train": 57.0, "publish": 1.0, "checkpoint": 0.0}
 BUSY_ACTORS = {"env": 71.0, "act": 20.0, "encode": 5.0, "credit_wait": 3.0, "snapshot": 1.0}
 HELD_ACTORS = {"env": 40.0, "act": 15.0, "encode": 3.0, "credit_wait": 41.0, "snapshot": 1.0}
 
@@ -34,10 +34,10 @@ def test_a_learner_that_waits_for_busy_actors_is_held_up_by_them():
     )
 
 
-def test_both_waiting_is_a_matter_of_pace():
+def test_both_waiting_is_a_matter_of_credits():
     """One credit, and a batch that needs two messages of it."""
     verdict = find_bottleneck(learner=WAITING_LEARNER, actors=HELD_ACTORS)
-    assert verdict.kind is Kind.PACE
+    assert verdict.kind is Kind.CREDIT
     assert "learner.credits" in verdict.sentence
 
 
@@ -49,13 +49,25 @@ def test_both_waiting_for_messages_on_the_wire_is_a_matter_of_the_network():
         "network-bound: the learner waits 38 % for experience while actors wait 41 % for credit; "
         "messages spend 97 % of their way on the wire"
     )
-    assert find_bottleneck(learner=WAITING_LEARNER, actors=HELD_ACTORS, wire=ON_THE_WIRE - 0.01).kind is Kind.PACE
+    assert find_bottleneck(learner=WAITING_LEARNER, actors=HELD_ACTORS, wire=ON_THE_WIRE - 0.01).kind is Kind.CREDIT
 
 
 @pytest.mark.parametrize(("learner", "actors"), [(BUSY_LEARNER, HELD_ACTORS), (WAITING_LEARNER, BUSY_ACTORS)])
 def test_a_slow_line_that_holds_up_only_one_side_is_not_the_bottleneck(learner, actors):
     """Messages may take their time where the other side is busy all along."""
     assert find_bottleneck(learner=learner, actors=actors, wire=1.0).kind in (Kind.LEARNER, Kind.ACTOR)
+
+
+def test_a_learner_that_waits_for_actors_without_new_policies_is_held_up_by_the_network():
+    """The learner drops old experience: by the phases alone more actors would help."""
+    verdict = find_bottleneck(learner=WAITING_LEARNER, actors=BUSY_ACTORS, stale=0.75, actors_cpu_lost=0.9)
+    assert (verdict.kind, verdict.share) == (Kind.NETWORK, 0.38)
+    assert verdict.sentence == (
+        "network-bound: new policies do not reach 75 % of the actors, and the learner waits 38 % for experience; "
+        "look at the connections between the learner and them"
+    )
+    assert find_bottleneck(learner=WAITING_LEARNER, actors=BUSY_ACTORS, stale=STALE - 0.01).kind is Kind.ACTOR
+    assert find_bottleneck(learner=BUSY_LEARNER, actors=HELD_ACTORS, stale=1.0).kind is Kind.LEARNER
 
 
 def test_nobody_waiting_is_balance():
@@ -66,7 +78,7 @@ def test_nobody_waiting_is_balance():
 
 @pytest.mark.parametrize(
     ("phase", "word"),
-    [("collate", "collates"), ("train", "trains"), ("publish", "publishes"), ("checkpoint", "every_seconds")],
+    [("ingest", "takes in experience"), ("train", "trains"), ("publish", "publishes"), ("checkpoint", "every_seconds")],
 )
 def test_the_advice_fits_the_learners_busiest_phase(phase, word):
     """A run that writes a checkpoint every second needs no GPU."""
@@ -149,7 +161,7 @@ def test_where_both_sides_lack_cpu_the_verdict_names_the_one_that_lacks_more():
     [
         (WAITING_LEARNER, BUSY_ACTORS, {"learner_cpu_lost": 0.9}, Kind.ACTOR),
         (BUSY_LEARNER, HELD_ACTORS, {"actors_cpu_lost": 0.9}, Kind.LEARNER),
-        (WAITING_LEARNER, HELD_ACTORS, {"learner_cpu_lost": 0.9, "actors_cpu_lost": 0.9}, Kind.PACE),
+        (WAITING_LEARNER, HELD_ACTORS, {"learner_cpu_lost": 0.9, "actors_cpu_lost": 0.9}, Kind.CREDIT),
         (BUSY_LEARNER, HELD_ACTORS, {"learner_cpu_lost": CPU_LOST}, Kind.LEARNER),
         (BUSY_LEARNER, HELD_ACTORS, {}, Kind.LEARNER),
     ],

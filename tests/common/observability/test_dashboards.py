@@ -169,7 +169,7 @@ def test_the_verdict_is_shown_in_words():
     (verdict,) = [panel for panel in panels(DASHBOARDS["dashboards/rookery-overview.json"]) if panel["title"] == "Bottleneck"]
     (mapping,) = verdict["fieldConfig"]["defaults"]["mappings"]
     words = [mapping["options"][str(number)]["text"] for number in range(6)]
-    assert words == ["balanced", "learner-bound", "actor-bound", "pace-bound", "network-bound", "cpu-starved"]
+    assert words == ["balanced", "learner-bound", "actor-bound", "credit-bound", "network-bound", "cpu-starved"]
 
 
 @each_dashboard

@@ -45,8 +45,8 @@ def test_a_plain_line_is_time_service_event_and_fields(output):
 def test_what_a_session_notes_becomes_an_event(output):
     """The state machines write no logs: they say what is worth one, and whether it is a warning."""
     configure("actor", stream=output)
-    EventLog("x").note(LogEvent(event="welcomed", fields={"run": "pong-1"}))
-    EventLog("x").note(LogEvent(event="learner_lost", fields={"silent_seconds": 5.0}, warning=True))
+    EventLog("x").log_event(LogEvent(event="welcomed", fields={"run": "pong-1"}))
+    EventLog("x").log_event(LogEvent(event="learner_lost", fields={"silent_seconds": 5.0}, warning=True))
     lines = [line.split(" ", 1)[1] for line in output.getvalue().splitlines()]
     assert lines == ["actor welcomed run=pong-1", "actor WARNING learner_lost silent_seconds=5"]
 
@@ -56,7 +56,7 @@ def test_what_workers_cause_is_limited_and_counted_and_what_the_service_does_is_
     configure("learner", stream=output, clock=clock)
     log = EventLog("x")
     for _ in range(1000):
-        log.note(LogEvent(event="worker_refused", fields={"route": "ab", "code": "decode", "reason": "no"}, warning=True))
+        log.log_event(LogEvent(event="worker_refused", fields={"route": "ab", "code": "decode", "reason": "no"}, warning=True))
         log.info("checkpoint_saved")
     lines = [line.split(" ", 1)[1] for line in output.getvalue().splitlines()]
     assert lines.count("learner WARNING worker_refused route=ab code=decode reason=no") == 1
@@ -71,7 +71,7 @@ def test_what_was_left_out_is_counted_at_the_end_too(output, clock):
     """Nothing more comes: the root flushes."""
     configure("learner", stream=output, clock=clock)
     for _ in range(3):
-        EventLog("x").note(LogEvent(event="worker_left", fields={"worker": "a", "reason": "over"}))
+        EventLog("x").log_event(LogEvent(event="worker_left", fields={"worker": "a", "reason": "over"}))
         EventLog("x").bug("http_page_failed", error=raised(ZeroDivisionError()), sender="/metrics")
     clock.now += 1.0
     for _ in range(2):
@@ -86,7 +86,7 @@ def test_each_worker_is_a_sender_of_its_own(output, clock):
     """Two workers that leave at once are two lines."""
     configure("learner", stream=output, clock=clock)
     for name in ("a", "b", "b"):
-        EventLog("x").note(LogEvent(event="worker_left", fields={"worker": name, "reason": "over"}))
+        EventLog("x").log_event(LogEvent(event="worker_left", fields={"worker": name, "reason": "over"}))
     assert output.getvalue().count("worker_left") == 2
 
 
@@ -99,7 +99,7 @@ def test_a_minute_of_hostile_notes_is_less_than_a_megabyte(output, clock, form):
         clock.now = number * 60 / 2000
         for event in range(12):
             text = f"{number}" + "\x00\u20ac" * 500
-            log.note(
+            log.log_event(
                 LogEvent(
                     event=f"worker_event_{event}", fields={"route": "ff" * 8, "worker": text, "reason": text, "detail": text}
                 )

@@ -24,12 +24,12 @@ class State:
 
 METRICS = (
     build_info("test"),
-    Metric("rookery_test_eggs_total", "counter", "Eggs laid.", lambda s: s.eggs),
-    Metric("rookery_test_eggs_lost_total", "counter", "Eggs lost.", lambda s: s.lost, {"reason": ("fox", "rain")}),
-    Metric("rookery_test_weight_grams", "gauge", "Weight.", lambda s: s.weights, {"nest": ("low",)}, absent=UNKNOWN),
-    Metric("rookery_test_score", "gauge", "Scores.", lambda s: s.scores, {"name": ()}),
-    Metric("rookery_test_age_days", "histogram", "Age.", lambda s: s.age),
-    Metric("rookery_test_phase_seconds_total", "counter", "Seconds.", lambda s: s.phases.seconds(), {"phase": ("sit", "fly")}),
+    Metric("rookery_test_eggs_total", "Eggs laid.", lambda s: s.eggs),
+    Metric("rookery_test_eggs_lost_total", "Eggs lost.", lambda s: s.lost, {"reason": ("fox", "rain")}),
+    Metric("rookery_test_weight_grams", "Weight.", lambda s: s.weights, {"nest": ("low",)}, absent=UNKNOWN),
+    Metric("rookery_test_score", "Scores.", lambda s: s.scores, {"name": ()}),
+    Metric("rookery_test_age_days", "Age.", lambda s: s.age, histogram=True),
+    Metric("rookery_test_phase_seconds_total", "Seconds.", lambda s: s.phases.seconds(), {"phase": ("sit", "fly")}),
 )
 
 

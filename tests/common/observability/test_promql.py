@@ -38,17 +38,19 @@ def test_prometheus_finds_the_bottleneck_that_the_live_view_finds(tmp_path):
     """The rule stands twice, in Python and in PromQL: over a grid of shares, and without actors, both say the same."""
     waits = itertools.product(SHARES, (*SHARES, None), (0.4, 0.5), (1.0,), (1.0,))
     cores = itertools.product((0.0, 0.5), (0.0, 0.5, None), (0.4,), (0.25, 1.0), (0.25, 1.0))
-    cases = [case(*shares) for shares in {*waits, *cores}]
+    policies = itertools.product((0.1, 0.15), (0.0, 0.5, None), (0.5,), (1.0,), (0.25, 1.0), (0.4, 0.5))
+    cases = [case(*shares) for shares in {*waits, *cores}] + [case(*shares, stale=stale) for *shares, stale in policies]
     document = {"rule_files": [str(COMMITTED / "rules.yml")], "evaluation_interval": "1m", "tests": cases}
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(document))
     code, said = promtool("test", "rules", "grid.yaml", folder=tmp_path)
     assert code == 0, said
 
 
-def case(waits, held, wire, learner_gets, actors_get):
+def case(waits, held, wire, learner_gets, actors_get, *, stale=0.0):
     """One run: its learner waits, its actors are held up, its messages are on the wire for these shares of each minute.
 
-    Of the rest of the minute, in which they compute, learner and actors get these shares of a core.
+    Of the rest of the minute, in which they compute, learner and actors get these shares of a core. New policies do not reach the
+    share `stale` of the actors.
     """
     given = {f'rookery_learner_phase_seconds_total{{phase="{name}"}}': share for name, share in pair("wait", waits).items()}
     given |= {"rookery_learner_computing_cpu_seconds_total": learner_gets * (1 - waits)}
@@ -63,11 +65,13 @@ def case(waits, held, wire, learner_gets, actors_get):
     lost = {"learner_cpu_lost": (1 - learner_gets) * (1 - waits)}
     if held is not None:
         lost["actors_cpu_lost"] = (1 - actors_get) * (1 - held)
-    kind = find_bottleneck(learner={"wait": waits, "train": 1 - waits}, actors=actors, wire=wire, **lost).kind
+    stale = 0.0 if held is None else stale
+    kind = find_bottleneck(learner={"wait": waits, "train": 1 - waits}, actors=actors, wire=wire, stale=stale, **lost).kind
+    series = [{"series": name, "values": f"0+{60 * share:g}x10"} for name, share in given.items()]
     return {
-        "name": f"learner {waits}, actors {held}, wire {wire}, cores {learner_gets}, {actors_get}: {kind}",
+        "name": f"learner {waits}, actors {held}, wire {wire}, cores {learner_gets}, {actors_get}, stale {stale}: {kind}",
         "interval": "1m",
-        "input_series": [{"series": name, "values": f"0+{60 * share:g}x10"} for name, share in given.items()],
+        "input_series": series if held is None else series + versions(stale),
         "promql_expr_test": [
             {
                 "expr": str(BOTTLENECK),
@@ -76,6 +80,16 @@ def case(waits, held, wire, learner_gets, actors_get):
             }
         ],
     }
+
+
+def versions(stale):
+    """The policy versions of the learner and of ten actors, of which the share `stale` keeps its first version."""
+    series = {"rookery_learner_policy_version": "100+20x10"}
+    for number in range(10):
+        labels = f'instance="actor-{number}"'
+        series[f"rookery_actor_policy_version{{{labels}}}"] = "99x10" if number < 10 * stale else "99+20x10"
+        series[f'rookery_actor_messages_sent_total{{kind="trajectory", {labels}}}'] = "0+6x10"
+    return [{"series": name, "values": values} for name, values in series.items()]
 
 
 def pair(waiting, share):

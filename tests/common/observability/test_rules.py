@@ -7,6 +7,7 @@ import yaml
 
 from common.observability.checks import CHECKS
 from common.observability.checks.base import RUNBOOKS
+from common.observability.deployment import JOBS
 from common.observability.env_metrics import ENV_WORKER_METRICS, OWN_POLICY_SERVER_METRICS
 from common.observability.learner_metrics import METRICS
 from common.observability.rules import RECORDING_RULES, groups
@@ -99,3 +100,8 @@ def test_a_recorded_figure_comes_after_those_it_reads():
     names = [rule.name for rule in RECORDING_RULES]
     for number, rule in enumerate(RECORDING_RULES):
         assert metrics_in(rule.expression) & set(names) <= set(names[:number])
+
+
+def test_every_service_of_the_rules_is_scraped_by_compose():
+    scraped = yaml.safe_load((ROOT / "docker" / "prometheus.yml").read_text(encoding="utf-8"))["scrape_configs"]
+    assert [job["job_name"] for job in scraped] == [*JOBS]

@@ -12,7 +12,7 @@ from common.protocol.codec import decode
 from common.protocol.incarnation import HOLES
 from common.protocol.learner_side import LearnerSide
 from common.protocol.messages import ArraySpec, Snapshot
-from common.protocol.registry import SessionConfig
+from common.protocol.session_config import SessionConfig
 
 pytestmark = pytest.mark.pure
 

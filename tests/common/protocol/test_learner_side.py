@@ -34,7 +34,7 @@ from common.protocol.messages import (
     Trajectory,
     Welcome,
 )
-from common.protocol.registry import SessionConfig
+from common.protocol.session_config import SessionConfig
 
 pytestmark = pytest.mark.pure
 

@@ -44,7 +44,7 @@ from common.protocol.messages import (
     Trajectory,
     Welcome,
 )
-from common.protocol.registry import SessionConfig
+from common.protocol.session_config import SessionConfig
 from common.protocol.worker_side import Identity, WorkerSide
 
 pytestmark = pytest.mark.pure
@@ -288,7 +288,7 @@ class World:
             arrays = {"reward": SICK if process.sick and self.random.random() < 0.3 else SOUND, "valid": VALID[steps]}
             experience = Trajectory(seq=0, env_steps_sent=0, version=process.version, env_steps=steps, arrays=arrays)
             self._tell(process, e.ExperienceOffered(experience=experience))
-        elif process.version is not None and process.side.may_offer:
+        elif process.version is not None and process.side.has_credit:
             self._step(process, self.random.randint(1, 4))
 
     def _step(self, process: Process, steps: int) -> None:

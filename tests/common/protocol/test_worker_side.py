@@ -101,7 +101,7 @@ def test_experience_is_numbered_and_its_steps_are_summed() -> None:
     side = greeted()
     (first,), (second,) = said(offer(side, 10)), said(offer(side, 7))
     assert [(m.seq, m.env_steps_sent) for m in (first, second)] == [(0, 10), (1, 17)]
-    assert not side.may_offer
+    assert not side.has_credit
     with pytest.raises(InternalError, match="without a credit"):
         offer(side)
 
@@ -111,7 +111,7 @@ def test_a_window_that_shrinks_during_a_rollout_does_not_waste_it() -> None:
     side = greeted(credits=2)
     offer(side)
     hear(side, Credit(acked=0, credits=1, version=3))
-    assert not side.may_offer
+    assert not side.has_credit
     assert numbers(offer(side)) == [1]
 
 
@@ -133,7 +133,7 @@ def test_a_reject_frees_its_message_and_is_passed_on_once_for_each_telling() -> 
     offer(side)
     reject = Reject(seq=1, reason="non_finite", detail="NaN")
     assert hear(side, Credit(acked=0, credits=2, version=3, rejects=(reject,))) == [e.Rejected(reject=reject)]
-    assert side.may_offer
+    assert side.has_credit
 
 
 def test_after_a_loss_what_is_kept_is_sent_again_in_order() -> None:
@@ -154,7 +154,7 @@ def test_experience_made_while_the_learner_is_away_waits_for_it() -> None:
     """Credits left over may be used; the message goes out with the next Welcome."""
     side = greeted()
     side.handle(e.Unsent(message=Report(produced=0)), 1.0)
-    assert side.may_offer
+    assert side.has_credit
     assert said(offer(side, now=1.1)) == []
     assert numbers(hear(side, welcome(), 2.0)) == [0]
 
@@ -219,7 +219,7 @@ def test_a_final_refusal_ends_the_worker(code: RefusalCode) -> None:
     side = greeted()
     refuse(side, code, retry=False)
     assert refuse(side, code, retry=False)[-1] == e.Refused(code=code, reason="because")
-    assert (side.state, side.may_offer) == (ConnectionState.ENDED, False)
+    assert (side.state, side.has_credit) == (ConnectionState.ENDED, False)
     assert side.handle(e.Tick(), 99.0) == []
     assert hear(side, welcome()) == []
 

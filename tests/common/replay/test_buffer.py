@@ -16,7 +16,7 @@ from common.envs.make import make
 from common.envs.spec import ActionSpec, EnvSettings, EnvSpec
 from common.errors import InternalError, ResourceError
 from common.replay.buffer import Replay, Transitions
-from services.actor.rollout import Rollout
+from services.acting.rollout import Rollout
 
 pytestmark = pytest.mark.pure
 

@@ -27,7 +27,7 @@ def test_a_new_run_holds_its_configuration_and_its_command(tmp_path):
     assert directory.config.read_text() == "run: {}\n"
     assert directory.command.read_text() == "rookery train 'env.id=my env'\n"
     assert sorted(p.name for p in directory.path.iterdir()) == ["command.txt", "config.yaml"]
-    assert reopen(directory.path) == directory
+    assert reopen(directory.path).path == directory.path
 
 
 def test_an_empty_folder_will_do(tmp_path):

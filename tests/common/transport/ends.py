@@ -6,7 +6,7 @@ import itertools
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from common.transport.zmq import ZmqLearner, ZmqWorker
+    from common.transport.zmq import ZmqServer, ZmqWorker
 
 ANY_PORT: Final = "tcp://127.0.0.1:0"
 SOON: Final = 1000.0  # a deadline, beyond that of the test itself: never reached when all is well
@@ -14,7 +14,7 @@ TICK: Final = 0.01
 LOST: Final = 1.0  # seconds after which a message is sent again: its connection may have ended on the way
 
 
-def greet(learner: ZmqLearner, worker: ZmqWorker, word: bytes = b"hello") -> bytes:
+def greet(learner: ZmqServer, worker: ZmqWorker, word: bytes = b"hello") -> bytes:
     """Send a message until one has arrived that no later one follows; return its route.
 
     A message on a connection whose end the worker has not seen yet is lost, so that one message may not be enough.

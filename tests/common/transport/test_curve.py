@@ -16,8 +16,8 @@ from zmq.auth import create_certificates, load_certificate
 from common.errors import ConfigError, HandshakeFailure, ResourceError
 from common.transport import curve, zmq_socket
 from common.transport.api import FAILURES_LOG_SECONDS, Handshakes
-from common.transport.curve import LearnerKeys, WorkerKeys, make
-from common.transport.zmq import ZmqLearner, ZmqWorker
+from common.transport.curve import ServerKeys, WorkerKeys, make
+from common.transport.zmq import ZmqServer, ZmqWorker
 from tests.common.transport import zmtp
 from tests.common.transport.ends import ANY_PORT, SOON, TICK, greet
 
@@ -37,9 +37,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def keys(folder: Path) -> LearnerKeys:
+def keys(folder: Path) -> ServerKeys:
     """The learner's."""
-    return LearnerKeys.of(str(folder / "learner"))
+    return ServerKeys.of(str(folder / "learner"))
 
 
 @pytest.fixture
@@ -50,10 +50,10 @@ def own(folder: Path) -> WorkerKeys:
 
 def changed(keys: WorkerKeys, **fields: bytes) -> WorkerKeys:
     """The same keys but for some."""
-    return WorkerKeys(**{name: getattr(keys, name) for name in ("public", "secret", "learner")} | fields)
+    return WorkerKeys(**{name: getattr(keys, name) for name in ("public", "secret", "server")} | fields)
 
 
-def until(holds: Callable[[], bool], learner: ZmqLearner, worker: ZmqWorker) -> int:
+def until(holds: Callable[[], bool], learner: ZmqServer, worker: ZmqWorker) -> int:
     """Poll both ends until `holds`; return the number of messages that the worker could send. None may arrive."""
     deadline, sent = time.monotonic() + SOON, 0
     while not holds():
@@ -83,8 +83,8 @@ def test_each_folder_holds_what_its_owner_needs_and_no_other_secret(tmp_path: Pa
         ("worker.key", "lab.key", "learner.key"), 0o644
     )
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o700}
-    learner, lab = LearnerKeys.of(str(tmp_path / "learner")), WorkerKeys.of(str(tmp_path / "lab"))
-    assert lab.learner == learner.public
+    learner, lab = ServerKeys.of(str(tmp_path / "learner")), WorkerKeys.of(str(tmp_path / "lab"))
+    assert lab.server == learner.public
     assert learner.allowed == {lab.public, WorkerKeys.of(str(tmp_path / "worker")).public}
 
 
@@ -99,7 +99,7 @@ def test_the_files_are_those_of_zeromqs_own_tools(tmp_path: Path) -> None:
     for name in ("learner", "worker"):
         create_certificates(theirs, name)
         (theirs / f"{name}.key_secret").chmod(0o400)
-    assert WorkerKeys.of(str(theirs)).learner == LearnerKeys.of(str(theirs)).public
+    assert WorkerKeys.of(str(theirs)).server == ServerKeys.of(str(theirs)).public
 
 
 def test_more_workers_are_added_and_nothing_is_overwritten(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_more_workers_are_added_and_nothing_is_overwritten(tmp_path: Path) -> No
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     make(tmp_path, ["new"])
     assert {path: path.read_bytes() for path in before} == before
-    assert WorkerKeys.of(str(tmp_path / "new")).public in LearnerKeys.of(str(tmp_path / "learner")).allowed
+    assert WorkerKeys.of(str(tmp_path / "new")).public in ServerKeys.of(str(tmp_path / "learner")).allowed
 
 
 @pytest.mark.parametrize("name", ["", "learner", "../worker", "a/b", ".hidden", "-x", "a b", "x" * 65])
@@ -144,7 +144,7 @@ def test_keys_without_curve_are_an_error(folder: Path, monkeypatch: pytest.Monke
     """A libzmq of the distribution's own, built without libsodium."""
     monkeypatch.setattr(zmq, "has", lambda _: False)
     for use in (
-        lambda: LearnerKeys.of(str(folder / "learner")),
+        lambda: ServerKeys.of(str(folder / "learner")),
         lambda: WorkerKeys.of(str(folder / "worker")),
         lambda: make(tmp_path, ["worker"]),
     ):
@@ -155,10 +155,10 @@ def test_keys_without_curve_are_an_error(folder: Path, monkeypatch: pytest.Monke
 
 def test_no_keys_are_asked_for_by_an_empty_name() -> None:
     """The default: nothing is encrypted."""
-    assert (LearnerKeys.of(""), WorkerKeys.of("")) == (None, None)
+    assert (ServerKeys.of(""), WorkerKeys.of("")) == (None, None)
 
 
-def test_a_secret_shows_in_no_text_of_an_object(keys: LearnerKeys, own: WorkerKeys) -> None:
+def test_a_secret_shows_in_no_text_of_an_object(keys: ServerKeys, own: WorkerKeys) -> None:
     """A traceback or a log line may show any object."""
     for one in (keys, own):
         assert one.secret.decode() not in f"{one!r} {one}"
@@ -188,7 +188,7 @@ BAD_KEYS = {
 }
 
 
-@pytest.mark.parametrize(("role", "kind"), [("learner", LearnerKeys), ("worker", WorkerKeys)])
+@pytest.mark.parametrize(("role", "kind"), [("learner", ServerKeys), ("worker", WorkerKeys)])
 @pytest.mark.parametrize("what", BAD_KEYS)
 def test_a_secret_key_that_cannot_be_used_is_one_line_without_the_secret(
     tmp_path: Path, role: str, kind: type, what: str
@@ -218,7 +218,7 @@ def test_a_learner_without_allowed_keys_is_an_error(tmp_path: Path) -> None:
     make(tmp_path, ["worker"])
     (tmp_path / "learner" / "worker.key").unlink()
     with pytest.raises(ConfigError, match=r"no worker may connect: found no file \*\.key in"):
-        LearnerKeys.of(str(tmp_path / "learner"))
+        ServerKeys.of(str(tmp_path / "learner"))
 
 
 def test_the_public_key_of_the_learner_is_needed_by_a_worker(tmp_path: Path) -> None:
@@ -234,9 +234,9 @@ def test_the_public_key_of_the_learner_is_needed_by_a_worker(tmp_path: Path) -> 
 # -- connections ----------------------------------------------------------------------------------------------------------
 
 
-def test_messages_cross_both_ways_between_ends_with_each_others_keys(folder: Path, keys: LearnerKeys) -> None:
+def test_messages_cross_both_ways_between_ends_with_each_others_keys(folder: Path, keys: ServerKeys) -> None:
     """Two workers with a key each, large frames and small."""
-    with closing(ZmqLearner(ANY_PORT, keys=keys)) as learner:
+    with closing(ZmqServer(ANY_PORT, keys=keys)) as learner:
         for name in ("worker", "second"):
             with closing(ZmqWorker(learner.endpoint, keys=WorkerKeys.of(str(folder / name)))) as worker:
                 route = greet(learner, worker)
@@ -257,19 +257,19 @@ def unknown_senders(own: WorkerKeys) -> dict[str, tuple[WorkerKeys | None, set[H
         "unlisted": (changed(own, public=public, secret=secret), {HandshakeFailure.KEY}, f"does not allow key {public.decode()}"),
         "without": (None, either, "(--keys)"),
         "misled": (
-            changed(own, learner=another),
+            changed(own, server=another),
             {HandshakeFailure.LEARNER_KEY},
-            "the learner may still be starting; if it is not, learner.key here may not be the learner's",
+            "the learner may still be starting; if it is not, learner.key here may not be that of the learner",
         ),
     }
 
 
 @pytest.mark.parametrize("kind", ["unlisted", "without", "misled"])
-def test_of_a_thousand_messages_of_an_unknown_sender_none_arrives(keys: LearnerKeys, own: WorkerKeys, kind: str) -> None:
+def test_of_a_thousand_messages_of_an_unknown_sender_none_arrives(keys: ServerKeys, own: WorkerKeys, kind: str) -> None:
     """A key that is not allowed, no key at all, another learner's key: counted, logged on both sides, and others are served."""
     theirs, counted, says = unknown_senders(own)[kind]
     with (
-        closing(ZmqLearner(ANY_PORT, keys=keys)) as learner,
+        closing(ZmqServer(ANY_PORT, keys=keys)) as learner,
         closing(ZmqWorker(learner.endpoint, keys=theirs)) as unknown,
         closing(ZmqWorker(learner.endpoint, keys=own)) as worker,
     ):
@@ -285,11 +285,11 @@ def test_of_a_thousand_messages_of_an_unknown_sender_none_arrives(keys: LearnerK
         assert worker.handshakes.failed.total() == 0
 
 
-def test_messages_queued_before_a_refusal_do_not_arrive(keys: LearnerKeys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_queued_before_a_refusal_do_not_arrive(keys: ServerKeys, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program of another make does not wait for its connection to stand, as ours do: 1000 messages are under way at once."""
     public, secret = zmq.curve_keypair()
     monkeypatch.setattr(zmq_socket, "POLL_MONITOR_SECONDS", 0.0)
-    with closing(ZmqLearner(ANY_PORT, keys=keys)) as learner, zmq.Context() as context, context.socket(zmq.DEALER) as raw:
+    with closing(ZmqServer(ANY_PORT, keys=keys)) as learner, zmq.Context() as context, context.socket(zmq.DEALER) as raw:
         raw.setsockopt(zmq.LINGER, 0)
         raw.curve_publickey, raw.curve_secretkey, raw.curve_serverkey = public, secret, keys.public
         raw.connect(learner.endpoint)
@@ -301,9 +301,9 @@ def test_messages_queued_before_a_refusal_do_not_arrive(keys: LearnerKeys, monke
         assert learner.receive(TICK) is None
 
 
-def test_an_unknown_sender_cannot_make_the_learner_store_an_unfinished_message(keys: LearnerKeys) -> None:
+def test_an_unknown_sender_cannot_make_the_learner_store_an_unfinished_message(keys: ServerKeys) -> None:
     """The connection is closed before its first message: only a sender with a key can fill a learner's memory."""
-    with closing(ZmqLearner(ANY_PORT, keys=keys)) as learner, zmtp.dial(learner.endpoint) as unknown:
+    with closing(ZmqServer(ANY_PORT, keys=keys)) as learner, zmtp.dial(learner.endpoint) as unknown:
         with contextlib.suppress(ConnectionError):
             unknown.sendall(zmtp.GREETING + zmtp.READY + zmtp.part(bytes(1 << 20), more=True))
             while unknown.recv(4096):
@@ -311,10 +311,10 @@ def test_an_unknown_sender_cannot_make_the_learner_store_an_unfinished_message(k
         assert learner.receive(TICK) is None
 
 
-def test_a_learner_that_reopens_asks_for_keys_as_before(folder: Path, keys: LearnerKeys, own: WorkerKeys) -> None:
+def test_a_learner_that_reopens_asks_for_keys_as_before(folder: Path, keys: ServerKeys, own: WorkerKeys) -> None:
     """Its socket is new, and so is the `ZapAuthenticator`."""
     with (
-        closing(ZmqLearner(ANY_PORT, keys=keys)) as learner,
+        closing(ZmqServer(ANY_PORT, keys=keys)) as learner,
         closing(ZmqWorker(learner.endpoint, keys=own)) as worker,
         closing(ZmqWorker(learner.endpoint)) as unknown,
     ):
@@ -328,50 +328,48 @@ def test_a_learner_that_reopens_asks_for_keys_as_before(folder: Path, keys: Lear
 
 def test_a_worker_with_keys_sends_nothing_to_a_learner_without(own: WorkerKeys) -> None:
     """Another program may answer at the learner's address."""
-    with closing(ZmqLearner(ANY_PORT)) as learner, closing(ZmqWorker(learner.endpoint, keys=own)) as worker:
+    with closing(ZmqServer(ANY_PORT)) as learner, closing(ZmqWorker(learner.endpoint, keys=own)) as worker:
         failed = lambda: learner.handshakes.failed.total() and worker.handshakes.failed.total()  # noqa: E731
         assert until(failed, learner, worker) == 0
 
 
-def test_a_worker_allowed_later_connects_by_itself(folder: Path, keys: LearnerKeys, own: WorkerKeys) -> None:
+def test_a_worker_allowed_later_connects_by_itself(folder: Path, keys: ServerKeys, own: WorkerKeys) -> None:
     """An actor with a new key starts before the learner allows it: the learner is restarted, and the actor is not."""
-    narrow = LearnerKeys(
-        public=keys.public, secret=keys.secret, allowed=frozenset({WorkerKeys.of(str(folder / "second")).public})
-    )
-    with closing(ZmqLearner(ANY_PORT, keys=narrow)) as first, closing(ZmqWorker(first.endpoint, keys=own)) as worker:
+    narrow = ServerKeys(public=keys.public, secret=keys.secret, allowed=frozenset({WorkerKeys.of(str(folder / "second")).public}))
+    with closing(ZmqServer(ANY_PORT, keys=narrow)) as first, closing(ZmqWorker(first.endpoint, keys=own)) as worker:
         until(lambda: worker.handshakes.failed[HandshakeFailure.KEY] > 0, first, worker)
         first.close()
-        with closing(ZmqLearner(first.endpoint, keys=keys)) as second:
+        with closing(ZmqServer(first.endpoint, keys=keys)) as second:
             greet(second, worker)
 
 
-def test_a_learner_that_comes_back_with_its_keys_is_found_again(keys: LearnerKeys, own: WorkerKeys) -> None:
+def test_a_learner_that_comes_back_with_its_keys_is_found_again(keys: ServerKeys, own: WorkerKeys) -> None:
     """The learner is killed and restarted; no worker restarts."""
-    with closing(ZmqLearner(ANY_PORT, keys=keys)) as first, closing(ZmqWorker(first.endpoint, keys=own)) as worker:
+    with closing(ZmqServer(ANY_PORT, keys=keys)) as first, closing(ZmqWorker(first.endpoint, keys=own)) as worker:
         greet(first, worker)
         first.close()
         while worker.send([b"into the void"]):
             assert worker.receive(TICK) is None
-        with closing(ZmqLearner(first.endpoint, keys=keys)) as second:
+        with closing(ZmqServer(first.endpoint, keys=keys)) as second:
             route = greet(second, worker, b"hello again")
             assert second.send(route, [b"welcome"])
             assert worker.receive(SOON) == [b"welcome"]
 
 
-def test_without_an_authenticator_no_worker_connects(keys: LearnerKeys, own: WorkerKeys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_authenticator_no_worker_connects(keys: ServerKeys, own: WorkerKeys, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault of ours must refuse all: ZeroMQ by itself would accept any key."""
     monkeypatch.setattr(curve.ZapAuthenticator, "answer", lambda _: None)
     monkeypatch.setitem(zmq_socket.MILLISECONDS, zmq.HANDSHAKE_IVL, 100)
-    with closing(ZmqLearner(ANY_PORT, keys=keys)) as learner, closing(ZmqWorker(learner.endpoint, keys=own)) as worker:
+    with closing(ZmqServer(ANY_PORT, keys=keys)) as learner, closing(ZmqWorker(learner.endpoint, keys=own)) as worker:
         learner._poller.unregister(learner._authenticator.socket)
         learner._authenticator.close()
         assert until(lambda: worker.handshakes.failed.total() > 0, learner, worker) == 0
 
 
-def test_a_learner_that_never_waits_accepts_new_workers_too(keys: LearnerKeys, own: WorkerKeys) -> None:
+def test_a_learner_that_never_waits_accepts_new_workers_too(keys: ServerKeys, own: WorkerKeys) -> None:
     """One worker keeps it busy without a pause; authentication must not depend on idle time."""
     with (
-        closing(ZmqLearner(ANY_PORT, keys=keys)) as learner,
+        closing(ZmqServer(ANY_PORT, keys=keys)) as learner,
         closing(ZmqWorker(learner.endpoint, keys=own)) as busy,
         closing(ZmqWorker(learner.endpoint, keys=own)) as late,
     ):
@@ -385,9 +383,9 @@ def test_a_learner_that_never_waits_accepts_new_workers_too(keys: LearnerKeys, o
             greeted = learner.receive(0.0)
 
 
-def test_unread_handshake_events_do_not_delay_the_close(keys: LearnerKeys) -> None:
+def test_unread_handshake_events_do_not_delay_the_close(keys: ServerKeys) -> None:
     """A learner loads its checkpoint while workers reconnect: closing waits for nothing. Tested with three events."""
-    learner = ZmqLearner(ANY_PORT, keys=keys)
+    learner = ZmqServer(ANY_PORT, keys=keys)
     events = learner._monitor._events
     with closing(ZmqWorker(learner.endpoint)) as unknown:
         while unknown.handshakes.failed.total() < 3:
@@ -398,9 +396,9 @@ def test_unread_handshake_events_do_not_delay_the_close(keys: LearnerKeys) -> No
     learner.close()
 
 
-def test_an_end_closes_in_the_middle_of_a_handshake(keys: LearnerKeys, own: WorkerKeys) -> None:
+def test_an_end_closes_in_the_middle_of_a_handshake(keys: ServerKeys, own: WorkerKeys) -> None:
     """SIGTERM just as an actor connects: the ZAP request gets no answer any more."""
-    learner = ZmqLearner(ANY_PORT, keys=keys, linger=SOON)
+    learner = ZmqServer(ANY_PORT, keys=keys, linger=SOON)
     with closing(ZmqWorker(learner.endpoint, keys=own, linger=SOON)):
         assert learner._authenticator.socket.poll(SOON * 1000)
         learner.close()

@@ -15,7 +15,7 @@ from common.protocol import codec
 from common.protocol import events as e
 from common.protocol.learner_side import LearnerSide
 from common.protocol.messages import PROTOCOL_VERSION, ArraySpec, Drain, Envelope, Evaluation, Snapshot, Trajectory
-from common.protocol.registry import SessionConfig
+from common.protocol.session_config import SessionConfig
 from common.protocol.worker_side import ConnectionState, Identity, WorkerSide
 from common.transport.link import Link
 from tests.support.memory import MemoryHub
@@ -87,7 +87,7 @@ class World:
         self.learner = Learner(self)
         session = WorkerSide(Identity(role=role, name=f"{role}-0", incarnation=5, software="test"))
         self.worker = self.hub.connect()
-        self.link = Link(transport=self.worker, session=session, clock=lambda: self.now, note=self.notes.append)
+        self.link = Link(transport=self.worker, session=session, clock=lambda: self.now, log_event=self.notes.append)
 
     def turn(self, rounds=4, seconds=0.2):
         """Time passes for both."""
@@ -149,7 +149,7 @@ def test_the_welcome_brings_the_run_and_the_credits(world):
     """All that an actor must know about its run."""
     welcome = world.link.welcome
     assert (welcome.config, welcome.schema, welcome.credits) == ("{}", SCHEMA, 3)
-    assert world.link.may_offer
+    assert world.link.has_credit
     assert world.link.sent["hello"] == 1
     assert world.link.received["welcome"] == 1
 
@@ -158,10 +158,10 @@ def test_credits_bound_what_is_under_way(world):
     """The third unacknowledged rollout is the last until one is taken."""
     offer(world, 1, 2, 3)
     world.turn()
-    assert not world.link.may_offer
+    assert not world.link.has_credit
     assert world.learner.train() == 1.0
     world.turn()
-    assert world.link.may_offer
+    assert world.link.has_credit
     assert world.link.session.unacknowledged == 2
 
 
@@ -295,7 +295,7 @@ def test_a_refusal_for_good_ends_the_worker_with_a_sentence(world, what):
     """It is left over from another run, or has another environment: exit code 2 and what to do, once it is sure."""
     identity = Identity(role="actor", name="actor-1", incarnation=5, software="test")
     session = WorkerSide(identity, **{"run": {"run": "run-0"}, "environment": {"env_signature": "other"}}[what])
-    link = Link(transport=world.hub.connect(), session=session, clock=lambda: world.now, note=world.notes.append)
+    link = Link(transport=world.hub.connect(), session=session, clock=lambda: world.now, log_event=world.notes.append)
 
     def greet():
         world.now += 0.5
@@ -313,7 +313,7 @@ def test_an_unknown_sender_that_greets_by_a_live_name_ends_no_worker(world):
     """With a larger incarnation, again and again; the holder works on, is killed, starts with a smaller clock, and works on."""
     world.turn()
     unknown = WorkerSide(Identity(role="actor", name="actor-0", incarnation=2**62, software="test"))
-    link = Link(transport=world.hub.connect(), session=unknown, clock=lambda: world.now, note=lambda _: None)
+    link = Link(transport=world.hub.connect(), session=unknown, clock=lambda: world.now, log_event=lambda _: None)
     for _ in range(40):
         link.service()
         world.turn(rounds=1)
@@ -321,7 +321,7 @@ def test_an_unknown_sender_that_greets_by_a_live_name_ends_no_worker(world):
     world.worker.close()
     link.close("leaves")
     session = WorkerSide(Identity(role="actor", name="actor-0", incarnation=3, software="test"))
-    world.link = Link(transport=world.hub.connect(), session=session, clock=lambda: world.now, note=world.notes.append)
+    world.link = Link(transport=world.hub.connect(), session=session, clock=lambda: world.now, log_event=world.notes.append)
     world.turn(rounds=8)
     assert (world.link.session.state, session.identity.incarnation) == (ConnectionState.WELCOME, 6)
 
@@ -330,12 +330,12 @@ def test_a_worker_that_connects_after_the_run_is_drained_without_an_error(world)
     """A supervisor would take exit code 2 for a broken setting, and give up a run that has just been solved."""
     world.learner.handle(e.DrainAsked(reason="target reached", deadline_seconds=9.0))
     session = WorkerSide(Identity(role="actor", name="late", incarnation=1, software="test"))
-    link = Link(transport=world.hub.connect(), session=session, clock=lambda: world.now, note=world.notes.append)
+    link = Link(transport=world.hub.connect(), session=session, clock=lambda: world.now, log_event=world.notes.append)
     link.service()
     world.learner.turn()
     link.service()
     assert link.drain == Drain(reason="the run is ending", deadline_seconds=0.0)
-    assert not link.may_offer
+    assert not link.has_credit
 
 
 def test_a_learner_of_another_protocol_version_ends_the_worker(world):

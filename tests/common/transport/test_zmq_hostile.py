@@ -18,9 +18,9 @@ pytestmark = pytest.mark.wire
 
 LEARNER = """
 import sys
-from common.transport.zmq import ZmqLearner
+from common.transport.zmq import ZmqServer
 
-learner = ZmqLearner("tcp://127.0.0.1:0", linger=0.0)
+learner = ZmqServer("tcp://127.0.0.1:0", linger=0.0)
 print(learner.endpoint, flush=True)
 for order in sys.stdin:
     if order == "close\\n":

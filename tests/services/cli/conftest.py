@@ -7,6 +7,15 @@ import json
 import pytest
 
 from common.config.load import as_yaml, load_settings
+from services.cli.app import main
+
+
+def called(*words):
+    """Exit code of `rookery WORDS`, however it ends."""
+    try:
+        return main([str(word) for word in words])
+    except SystemExit as end:
+        return end.code
 
 
 @pytest.fixture

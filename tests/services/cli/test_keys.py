@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from common.transport.curve import LearnerKeys, WorkerKeys
+from common.transport.curve import ServerKeys, WorkerKeys
 from services import worker
 from services.cli.app import main
 from services.learner import startup as learner
@@ -28,11 +28,11 @@ def test_one_word_makes_keys_that_fit_and_says_where_they_go(capsys):
     for path in [path for path in Path("here").rglob("*") if path.is_file()]:
         assert str(path) in said
     (command,) = re.findall(r"rookery learner (.*)", said)
-    keys = LearnerKeys.of(learner.parse(command.split(), {}).settings.learner.keys)
+    keys = ServerKeys.of(learner.parse(command.split(), {}).settings.learner.keys)
     (command,) = re.findall(r"rookery actor (.*)", said)
     own = WorkerKeys.of(worker.parse("actor", command.replace("HOST", "10.0.0.7").split(), {}).settings.actor.keys)
     assert own.public in keys.allowed
-    assert own.learner == keys.public
+    assert own.server == keys.public
     assert own.secret.decode() not in said
     assert keys.secret.decode() not in said
 

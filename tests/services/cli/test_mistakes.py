@@ -97,7 +97,7 @@ def _module(tmp_path, monkeypatch):
         (["cartpole", "env.entry_point=newcomers:TwoActions"], ["found MultiDiscrete", "wrap it"]),
         (["cartpole-a3c-grad", "model.normalize_observation=true"], ["vectors by a3c-grad: found true", "algorithm.name=a3c"]),
         (
-            ["pong-nature", "env.id=", "env.entry_point=common.envs.probes:pictured_action"],
+            ["pong", "env.id=", "env.entry_point=common.envs.probes:pictured_action", "model.conv=[[32,8,4],[64,4,2],[64,3,1]]"],
             ["model.conv does not fit the image: found (16, 16)", "auto"],
         ),
         (["cartpole", "env.num_env=4"], ["env.num_env", "did you mean num_envs?"]),

@@ -12,7 +12,7 @@ import pytest
 from common.protocol.events import LogEvent
 from common.protocol.learner_side import LearnerSide
 from common.protocol.messages import ArraySpec, Trajectory
-from common.protocol.registry import SessionConfig
+from common.protocol.session_config import SessionConfig
 from common.protocol.worker_side import Identity, WorkerSide
 from common.transport.link import Link
 from services.learner.intake import Intake
@@ -70,7 +70,7 @@ class Colony:
         identity = Identity(role=role, name=name, incarnation=1, software="test")
         session = WorkerSide(identity, run=run, env_signature=signature)
         self.links.append(
-            Link(transport=self.hub.connect(), session=session, clock=time.monotonic, note=self.worker_notes.append)
+            Link(transport=self.hub.connect(), session=session, clock=time.monotonic, log_event=self.worker_notes.append)
         )
         return self.links[-1]
 
@@ -92,7 +92,7 @@ class Colony:
 def start_colony(**changes) -> Colony:
     """An intake that receives."""
     hub, session, notes = MemoryHub(), LearnerSide(session_config(**changes)), []
-    intake = Intake(transport=hub.bind(), session=session, clock=time.monotonic, note=notes.append)
+    intake = Intake(transport=hub.bind(), session=session, clock=time.monotonic, log_event=notes.append)
     intake.start()
     return Colony(hub=hub, session=session, intake=intake, notes=notes)
 

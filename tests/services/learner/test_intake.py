@@ -15,7 +15,7 @@ from common.protocol import codec
 from common.protocol.events import RefusalCode
 from common.protocol.learner_side import LearnerSide
 from common.protocol.messages import PROTOCOL_VERSION, Envelope, Evaluation, Hello, Refusal, Snapshot
-from common.transport.api import LIMIT_MESSAGES
+from common.transport.connection_limit import LIMIT_MESSAGES
 from services.learner.accounts import AccountsFile, read
 from services.learner.intake import TICK_SECONDS, Intake
 from tests.services.learner.conftest import Colony, session_config
@@ -92,13 +92,13 @@ def test_a_credit_returns_when_its_message_leaves_the_queue(make_colony, make_tr
     colony = make_colony(credits=1)
     colony.intake.publish(policy(0))
     link = colony.welcome()
-    assert link.may_offer
+    assert link.has_credit
     link.offer(make_trajectory())
-    assert not link.may_offer
+    assert not link.has_credit
     colony.until(lambda: colony.intake.stats.queue_depth == 1)
-    assert not link.may_offer
+    assert not link.has_credit
     colony.intake.take(1, PATIENCE)
-    colony.until(lambda: link.may_offer)
+    colony.until(lambda: link.has_credit)
 
 
 def test_the_queue_never_holds_more_than_its_capacity(make_colony, make_trajectory):
@@ -107,7 +107,7 @@ def test_the_queue_never_holds_more_than_its_capacity(make_colony, make_trajecto
     colony.intake.publish(policy(0))
     links = [colony.welcome(f"actor-{number}") for number in range(2)]
     for link in links:
-        while link.may_offer:
+        while link.has_credit:
             link.offer(make_trajectory())
     colony.until(lambda: colony.intake.stats.queue_depth == 4)
     stats = colony.intake.stats
@@ -121,18 +121,18 @@ def test_an_account_is_on_disk_before_its_worker_gets_credits(tmp_path, make_tra
     hub, path = MemoryHub(), tmp_path / "accounts.jsonl"
     accounts = AccountsFile(path, run_id="run", clock=time.monotonic, on_loss=pytest.fail)
     session = LearnerSide(session_config(credits=2))
-    intake = Intake(transport=hub.bind(), session=session, clock=time.monotonic, note=print, accounts=accounts)
+    intake = Intake(transport=hub.bind(), session=session, clock=time.monotonic, log_event=print, accounts=accounts)
     colony = Colony(hub=hub, session=session, intake=intake)
     with closing(intake):
         intake.start()
         intake.publish(policy(0))
         link = colony.welcome()
         for sent in range(2, 20):
-            while link.may_offer:
+            while link.has_credit:
                 link.offer(make_trajectory())
             colony.until(lambda wanted=sent: intake.update_stats() or intake.stats.ledger["produced"] == wanted * STEPS)
             assert intake.take(1, PATIENCE)
-            colony.until(lambda: link.may_offer)
+            colony.until(lambda: link.has_credit)
             (found,) = read(path, run_id="run", produced=0)["registry"]["workers"]
             assert found["account"]["produced"] == sent * STEPS
 
@@ -140,7 +140,7 @@ def test_an_account_is_on_disk_before_its_worker_gets_credits(tmp_path, make_tra
 def test_a_connection_that_floods_is_ignored_and_others_are_served(make_trajectory):
     """Refusing each of its messages would take the time of honest workers. All of it happens within a second."""
     hub, notes = MemoryHub(), []
-    intake = Intake(transport=hub.bind(), session=LearnerSide(session_config()), clock=lambda: 0.0, note=notes.append)
+    intake = Intake(transport=hub.bind(), session=LearnerSide(session_config()), clock=lambda: 0.0, log_event=notes.append)
     colony, flood = Colony(hub=hub, session=intake._session, intake=intake), LIMIT_MESSAGES + 50
     with closing(intake):
         intake.start()
@@ -466,13 +466,13 @@ def test_in_lockstep_the_next_policy_is_there_before_the_credit(make_colony, mak
     assert rewards(items) == [1, 2]
     assert colony.intake.take_round(by_place, 0.0) == []
     links[0].service(3 * TICK_SECONDS)
-    assert not any(link.may_offer for link in links)
+    assert not any(link.has_credit for link in links)
     waited = colony.intake.stats.queue_seconds
     colony.until(lambda: colony.intake.stats.queue_seconds > waited)  # what trains holds its credit: it is not on the wire
     colony.intake.publish(policy(1))
     colony.intake.complete(items)
     for link in links:
-        colony.until(lambda link=link: link.may_offer)
+        colony.until(lambda link=link: link.has_credit)
         assert link.take_snapshot().version == 1
     colony.intake.finish()
     assert colony.intake.stats.ledger["trained"] == 2 * STEPS
@@ -487,7 +487,7 @@ def test_an_intake_that_is_held_up_is_named(colony):
         called.set()
         held.wait(PATIENCE)
 
-    colony.intake._note = stand_still
+    colony.intake._log_event = stand_still
     colony.hub.connect().send([b"no message"])
     try:
         assert called.wait(PATIENCE)

@@ -120,7 +120,7 @@ class FakeAlgorithm:
     def between_steps(self):
         """For the test to act."""
 
-    def collate(self, samples):
+    def ingest(self, samples):
         """The batch is its samples."""
         return samples
 

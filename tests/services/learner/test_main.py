@@ -14,7 +14,7 @@ from common.runtime import checkpoint_files, checkpoints
 from common.runtime.run_directory import RunDirectory, held
 from services.learner import __main__ as module
 from services.learner.__main__ import main
-from services.learner.ranks import Joined
+from services.learner.join_ranks import Joined
 from services.learner.startup import with_run_id
 
 pytestmark = pytest.mark.system
@@ -149,7 +149,7 @@ def test_a_folder_that_a_learner_writes_to_is_no_other_learners(capsys):
 @pytest.mark.usefixtures("finished")
 def test_the_ports_of_a_run_in_progress_are_not_touched(monkeypatch, capsys):
     """`rookery train` restarts its learner on the same ports, which another learner must not bind, not even for a moment."""
-    monkeypatch.setattr("services.learner.__main__.ZmqLearner", lambda *_, **__: pytest.fail("bound the port"))
+    monkeypatch.setattr("services.learner.__main__.ZmqServer", lambda *_, **__: pytest.fail("bound the port"))
     with held(RunDirectory(Path("run"))):
         assert "a run is under way" in refused(["--resume", "--run-dir", "run"], capsys)
     assert "run directory is in use" in refused(["--run-dir", "run"], capsys)
@@ -202,9 +202,9 @@ def test_a_resumed_run_begins_where_it_ended(finished, capsys):
 @pytest.mark.usefixtures("finished")
 def test_a_resumed_learner_accepts_connections_once_its_checkpoint_is_read(monkeypatch):
     """A flood while it reads for minutes would fill the memory: the guard runs in the intake thread, which starts later."""
-    steps, read, bind = [], checkpoint_files.read, module.ZmqLearner
+    steps, read, bind = [], checkpoint_files.read, module.ZmqServer
     monkeypatch.setattr(checkpoints, "read", lambda place: steps.append("read") or read(place))
-    monkeypatch.setattr(module, "ZmqLearner", lambda *how, **keys: steps.append("bind") or bind(*how, **keys))
+    monkeypatch.setattr(module, "ZmqServer", lambda *how, **keys: steps.append("bind") or bind(*how, **keys))
     words = ["--config", "cartpole", "target.env_steps=256", "target.wall_seconds=0.05", "--run-dir", "run", "--resume"]
     assert main(["learner.bind=tcp://127.0.0.1:0", *words]) == 0
     assert steps == ["read", "bind"]

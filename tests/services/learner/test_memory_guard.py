@@ -13,7 +13,7 @@ from common.protocol.learner_side import LearnerSide
 from common.protocol.worker_side import Identity, WorkerSide
 from common.runtime.machine import MemoryGuard, resident_bytes
 from common.transport.link import Link
-from common.transport.zmq import ZmqLearner, ZmqWorker
+from common.transport.zmq import ZmqServer, ZmqWorker
 from services.learner.intake import Intake
 from tests.common.transport import zmtp
 from tests.services.learner.conftest import DEADLINE, STEPS, session_config, trajectory
@@ -36,12 +36,12 @@ def limited_to(room: int) -> MemoryGuard:
 def test_an_unfinished_message_frees_memory_and_costs_no_experience() -> None:
     """Its sender is cut off with all others; the actor greets again and re-sends, and every env step is trained on once."""
     notes = []
-    transport = ZmqLearner("tcp://127.0.0.1:0", linger=0.0)
+    transport = ZmqServer("tcp://127.0.0.1:0", linger=0.0)
     session = LearnerSide(session_config(batch=1))
-    intake = Intake(transport=transport, session=session, clock=time.monotonic, note=notes.append, memory=limited_to(ROOM))
+    intake = Intake(transport=transport, session=session, clock=time.monotonic, log_event=notes.append, memory=limited_to(ROOM))
     identity = Identity(role="actor", name="actor-0", incarnation=1, software="test")
     worker = ZmqWorker(transport.endpoint)
-    link = Link(transport=worker, session=WorkerSide(identity), clock=time.monotonic, note=notes.append)
+    link = Link(transport=worker, session=WorkerSide(identity), clock=time.monotonic, log_event=notes.append)
     intake.start()
     intake.publish(policy(0))
     offered = trained = 0
@@ -55,7 +55,7 @@ def test_an_unfinished_message_frees_memory_and_costs_no_experience() -> None:
                 with contextlib.suppress(OSError):  # cut off
                     attacker.sendall(zmtp.part(bytes(MIB), more=True))
                 link.service(0.001)
-                if link.may_offer and (offered < 50 or intake.stats.sockets_reopened == 0):
+                if link.has_credit and (offered < 50 or intake.stats.sockets_reopened == 0):
                     link.offer(trajectory())
                     offered += 1
                     link.count(offered * STEPS, {})

@@ -186,7 +186,7 @@ def test_a_folder_that_was_made_for_it_is_taken_and_one_that_has_a_curve_is_not(
     """The supervisor writes config.yaml and starts the learner; a second learner in the same folder would be another run."""
     _, directory, _ = begun()
     before = directory.config.read_bytes()
-    assert open_directory(invoked("--run-dir", "run"), []) == directory
+    assert open_directory(invoked("--run-dir", "run"), []).path == directory.path
     assert directory.config.read_bytes() == before
     directory.learning_curve_csv.touch()
     with pytest.raises(ConfigError, match="in use"):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from common.observability.bottleneck import Kind
-from common.observability.compare import ServiceSample, compare
+from common.observability.deployment import ServiceSample, compare
 from services.cli.inspect.doctor import diagnose
 
 pytestmark = pytest.mark.pure
@@ -247,8 +247,14 @@ def test_policies_that_do_not_arrive_are_the_bottleneck_where_the_learner_waits(
     old = BUSY_ACTOR | {"policy_version": (99, 99)}
     diagnosis = examined(WAITING, old, old, old)
     assert diagnosis.verdict.kind is Kind.NETWORK
-    assert "new policies do not reach 3 of 3 actors" in diagnosis.verdict.sentence
+    assert "new policies do not reach 100 % of the actors" in diagnosis.verdict.sentence
     assert diagnosis.gain == ""
+
+
+def test_one_of_several_actors_without_new_policies_is_a_fault_and_no_bottleneck():
+    diagnosis = examined(WAITING, BUSY_ACTOR, BUSY_ACTOR, BUSY_ACTOR | {"policy_version": (99, 99)})
+    assert diagnosis.verdict.kind is Kind.ACTOR
+    assert "SnapshotsStale" in faults(diagnosis)
 
 
 @pytest.mark.parametrize(
@@ -355,6 +361,15 @@ def test_an_actor_that_loses_its_learner_is_named(changes, name, words):
     assert words in faults(examined({}, {}, {}, changes))[name]
 
 
+def test_an_env_worker_that_loses_its_policy_server_is_named():
+    samples = {"connected": (1, 0), "env_steps_total": (0, 100), "phase_seconds_total{wait}": (0, 10.0)}
+    before, after = (
+        {"learner": sample(end, "learner", LEARNER), "10.0.0.9:9100": sample(end, "env_worker", samples)} for end in (0, 1)
+    )
+    found = faults(diagnose(compare(before, after)))["WorkerDisconnected"]
+    assert found == "env worker 10.0.0.9:9100 has no policy server; look whether it reaches the address of the policy server"
+
+
 def test_what_a_probe_finds_wrong_is_passed_on():
     """/healthz reports a loop that hangs."""
     found = faults(examined(unhealthy="intake has not ticked for 40.0 s; wanted every 15 s"))
@@ -383,7 +398,7 @@ def test_a_learner_that_came_within_the_measurement_has_no_bottleneck_yet():
     idle = STILL | {"workers_connected{actor}": (1, 1)}
     actor = {"actor-0": sample(0, "actor", ACTOR)}, {"actor-0": sample(1, "actor", ACTOR)}
     diagnosis = diagnose(compare(actor[0], actor[1] | {"learner": sample(1, "learner", LEARNER | idle)}))
-    assert diagnosis.verdict.sentence == "unknown: the learner was not there when the measurement began"
+    assert diagnosis.verdict.sentence == "unknown: there is no earlier measurement of the learner"
     assert diagnosis.findings == ()
 
 

@@ -5,7 +5,7 @@ import io
 import pytest
 
 from common.errors import ConfigError
-from common.observability.compare import ServiceSample
+from common.observability.deployment import ServiceSample
 from services.cli.inspect.doctor import doctor
 
 pytestmark = pytest.mark.pure

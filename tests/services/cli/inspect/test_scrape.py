@@ -12,18 +12,20 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from common.errors import RookeryError
+from common.observability.env_metrics import ENV_WORKER_METRICS, EnvWorkerStats
 from common.observability.learner_metrics import METRICS
 from common.observability.learner_stats import LearnerStats
 from common.observability.metrics import Exporter
 from common.observability.worker_metrics import ACTOR_METRICS, ActorStats
 from common.runtime.run_directory import RunDirectory
+from services.cli import http_pages
 from services.cli.inspect import scrape as scrape_module
 from services.cli.inspect.scrape import Prometheus, Services, open_source
-from services.cli.train import status
 
 pytestmark = pytest.mark.service
 
 ACTOR, LEARNER = Exporter(ACTOR_METRICS, ActorStats).render(), Exporter(METRICS, LearnerStats).render()
+ENV_WORKER = Exporter(ENV_WORKER_METRICS, EnvWorkerStats).render()
 OK = {"/healthz": (200, b"ok\n")}
 
 
@@ -126,9 +128,14 @@ def test_a_foreign_endpoint_is_refused_with_a_line(serve, tmp_path, pages):
     assert line.startswith(f"this is no rookery service: found another HTTP server at {address}")
 
 
+def test_an_env_worker_is_a_service_like_the_others(serve, tmp_path):
+    address = serve({"/metrics": (200, ENV_WORKER)} | OK)
+    assert opened(address, folder=tmp_path).read()[address].role == "env_worker"
+
+
 def test_an_answer_without_end_is_cut(serve, tmp_path, monkeypatch):
     """A stream of metrics would fill the memory."""
-    monkeypatch.setitem(status.get.__kwdefaults__, "limit", 1000)
+    monkeypatch.setitem(http_pages.get.__kwdefaults__, "limit", 1000)
     assert "no rookery service" in refused(serve({"/metrics": (200, ACTOR)} | OK), folder=tmp_path)
 
 

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from common.errors import ResourceError
-from common.observability.compare import ServiceSample, compare
+from common.observability.deployment import ServiceSample, compare
 from services.cli.inspect import top as top_module
 from services.cli.inspect.top import COLUMNS, head, row, screen, silent, top
 
@@ -136,6 +136,7 @@ def test_a_narrow_terminal_has_fewer_columns_and_whole_rows(width, columns):
     ("role", "changes", "state"),
     [
         ("actor", {"connected": 0}, "no learner"),
+        ("env_worker", {"connected": 0}, "no policy server"),
         ("learner", {"training": 0}, "not training"),
         ("actor", {"connected": 1, "unhealthy": "loop has not ticked for 20 s"}, "hung"),
     ],

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from common.policies.atari_scores import ATARI_SCORES
-from services.cli.app import main
 from services.cli.policy.evaluate import interval95
+from tests.services.cli.conftest import called
 
 pytestmark = pytest.mark.service
 
@@ -21,14 +21,6 @@ COUNTING = [
     "model.hidden=[8]",
 ]
 SMALL_PONG = ["env.height=36", "env.width=36", "env.crop=[0,0]", "model.conv=[[4,8,4]]", "model.hidden=[8]"]
-
-
-def called(*words):
-    """Exit code of `rookery WORDS`, however it ends."""
-    try:
-        return main([str(word) for word in words])
-    except SystemExit as end:
-        return end.code
 
 
 def evaluated(capsys, *words):

@@ -11,18 +11,10 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from common.policies.export import Comparison  # noqa: E402 - the packages come first
-from services.cli.app import main  # noqa: E402
 from services.cli.policy import export  # noqa: E402
+from tests.services.cli.conftest import called  # noqa: E402
 
 pytestmark = pytest.mark.service
-
-
-def called(*words):
-    """Exit code of `rookery WORDS`, however it ends."""
-    try:
-        return main([str(word) for word in words])
-    except SystemExit as end:
-        return end.code
 
 
 def without(monkeypatch, package):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from common.policies.load import load_policy
-from services.cli.app import main
+from tests.services.cli.conftest import called
 
 pytestmark = pytest.mark.service
 
@@ -25,14 +25,6 @@ def _no_display(monkeypatch):
     for name in ("SDL_VIDEODRIVER", "SDL_AUDIODRIVER", "PYGAME_HIDE_SUPPORT_PROMPT"):
         monkeypatch.setenv(name, "")
         del os.environ[name]
-
-
-def called(*words):
-    """Exit code of `rookery WORDS`, however it ends."""
-    try:
-        return main([str(word) for word in words])
-    except SystemExit as end:
-        return end.code
 
 
 def pictures(path):

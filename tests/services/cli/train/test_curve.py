@@ -3,7 +3,7 @@
 import pytest
 
 from common.runtime.run_directory import RunDirectory
-from services.cli.train.report import curve_points, draw_curve
+from services.cli.train.outcome import curve_points, draw_curve
 
 pytestmark = pytest.mark.service
 

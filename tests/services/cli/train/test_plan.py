@@ -15,7 +15,7 @@ from common.runtime.checkpoint_files import Checkpoint, read
 from common.runtime.checkpoints import CheckpointStore
 from common.runtime.run_directory import held
 from common.runtime.store import RunStore
-from common.transport.curve import LearnerKeys, WorkerKeys, make
+from common.transport.curve import ServerKeys, WorkerKeys, make
 from services.cli.train.events import Start
 from services.cli.train.plan import Request, make_plan
 from services.cli.train.ports import free_ports
@@ -98,7 +98,7 @@ def test_a_run_with_keys_gives_each_child_its_folder_and_no_secret():
     assert f"keys: {Path('keys/learner').absolute()}  # command line\n" in text  # absolute, for a resume from another folder
     assert text.count(f"keys: {Path('keys/worker').absolute()}  # command line\n") == 2
     assert load_settings(preset=str(plan.directory.config), environ={}).settings == plan.settings
-    for name, kind in (("learner", LearnerKeys), ("worker", WorkerKeys)):
+    for name, kind in (("learner", ServerKeys), ("worker", WorkerKeys)):
         assert kind.of(f"keys/{name}").secret.decode() not in text
 
 
@@ -250,7 +250,7 @@ def test_env_workers_connect_to_the_policy_server_of_their_number():
     assert len(ports) == 2 + 7 + 1  # all different
     assert set(plan.urls) == {"learner", "actor-0", "actor-1"}  # env workers are not in the learner's session
     assert plan.command(Start("actor-1"))[2:] == [
-        *("services.actor.policy_server", "--config", str(plan.directory.config), "--name", "actor-1"),
+        *("services.policy_server", "--config", str(plan.directory.config), "--name", "actor-1"),
         *(f"policy_server.bind={servers['actor-1']}", "policy_server.learner_seconds=null"),
         f"metrics.port={metrics['actor-1']}",
     ]

@@ -24,7 +24,8 @@ def world(monkeypatch):
             return {(MESSAGES_DROPPED.name, "non_finite"): world.refused[name]}
         role = name.partition("-")[0]
         spent = world.phases.get(name)
-        return spent and {(f"rookery_{role}_phase_seconds_total", phase): seconds for phase, seconds in spent.items()}
+        updates = {("rookery_learner_updates_total", ""): world.now} if role == "learner" else {}
+        return spent and updates | {(f"rookery_{role}_phase_seconds_total", phase): seconds for phase, seconds in spent.items()}
 
     monkeypatch.setattr(
         status_module, "fetch_status", lambda url: world.status if url == URLS["learner"] else world.others.get(url)

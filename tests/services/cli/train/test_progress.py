@@ -2,8 +2,8 @@
 
 import pytest
 
+from services.cli.train.progress import ProgressEstimator
 from services.cli.train.status import RunStatus, Target
-from services.cli.train.view import ProgressEstimator
 
 pytestmark = pytest.mark.pure
 

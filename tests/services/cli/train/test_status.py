@@ -7,8 +7,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from common.observability.compare import by_label
-from services.cli.train.status import RunStatus, fetch_metrics, fetch_status, parse_metrics
+from common.observability.deployment import by_label
+from services.cli.http_pages import parse_metrics
+from services.cli.train.status import RunStatus, fetch_metrics, fetch_status
 
 pytestmark = pytest.mark.service
 

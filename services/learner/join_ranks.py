@@ -25,7 +25,7 @@ from common.errors import ConfigError, ResourceError
 from common.models import snapshot
 from common.observability import logs
 from common.runtime.lifecycle import Shutdown, on_signals
-from common.runtime.ranks import ProcessGroup, TorchrunEnvironment, process_group
+from common.runtime.process_group import ProcessGroup, TorchrunEnvironment, process_group
 from common.runtime.run_directory import RunDirectory
 from common.units import Seconds
 from services.learner.startup import STOPPED_JOB, Invocation, with_run_id

@@ -8,7 +8,8 @@ from itertools import count
 import numpy as np
 import pytest
 
-from common.algorithms.payload import TrajectoryEpisodes, trajectory_schema
+from common.algorithms.episode_reports import TrajectoryEpisodes
+from common.algorithms.payload import trajectory_schema
 from common.config.run_config import EnvRunConfig
 from common.envs.make import make
 from common.envs.remote import observe_schema
@@ -20,11 +21,11 @@ from common.protocol.messages import ENV_WORKER, Trajectory
 from common.protocol.worker_side import Identity, WorkerSide
 from common.replay.blocks import spans
 from common.replay.rows import rows_by_environment
-from common.transport.api import LIMIT_MESSAGES
+from common.transport.connection_limit import LIMIT_MESSAGES
 from common.transport.link import Link
-from services.actor.remote import DRAIN_SECONDS, RemoteEnvironments
-from services.actor.rollout import Rollout
+from services.acting.rollout import Rollout
 from services.env_worker.loop import EnvWorkerLoop
+from services.policy_server.remote_environments import DRAIN_SECONDS, RemoteEnvironments
 from tests.support.memory import MemoryHub
 
 pytestmark = pytest.mark.service
@@ -44,7 +45,9 @@ class Worker:
     def __init__(self, stage, name, incarnation):
         self.transport, self.alive, self.paused = stage.hub.connect(), True, False
         identity = Identity(role=ENV_WORKER, name=name, incarnation=incarnation, software="test")
-        self.link = Link(transport=self.transport, session=WorkerSide(identity), clock=lambda: stage.now, note=stage.notes.append)
+        self.link = Link(
+            transport=self.transport, session=WorkerSide(identity), clock=lambda: stage.now, log_event=stage.notes.append
+        )
         self.loop = None
 
     def turn(self):
@@ -95,7 +98,7 @@ class Stage:
             step_timeout=STEP_TIMEOUT,
             stats=self.stats,
             clock=lambda: self.now,
-            note=self.notes.append,
+            log_event=self.notes.append,
             idle=self.idle,
             stopping=lambda: False,
         )

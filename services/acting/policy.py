@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from common.algorithms.api import Policy, WorkerContext
 from common.algorithms.registry import build_policy
 from common.config.run_config import RunConfig
 from common.envs.spec import EnvSpec
+from common.envs.vector import Array, Transition
 from common.errors import DropReason, ProtocolError
 from common.models import arithmetic
 from common.models.snapshot import to_tensor
@@ -21,19 +23,29 @@ from services.worker import WelcomedWorker
 _log = logs.EventLog(__name__)
 
 
-class ActedOn(Protocol):
-    """Environments that a policy acts on."""
+class Environments(Protocol):
+    """B environments that a policy acts on: a `VectorEnvironment`, or those of env workers."""
 
-    @property
-    def spec(self) -> EnvSpec:
-        """Return the description of one environment."""
+    spec: EnvSpec
+    num_envs: int
 
-    @property
-    def num_envs(self) -> int:
-        """Return the number of environments."""
+    def reset(self, seed: int) -> Array:
+        """Begin B episodes; return the first observations [B, *frame]."""
+
+    def step(self, action: Array) -> Transition:
+        """Take `action` [B, ...] in all of them."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return their state; raises `StateError` where it cannot be read."""
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Restore `state_dict`; raises `StateError`."""
+
+    def close(self) -> None:
+        """Free their resources."""
 
 
-def policy_of(worker: WelcomedWorker[RunConfig], environment: ActedOn, *, precision: Precision, training: bool) -> Policy:
+def policy_of(worker: WelcomedWorker[RunConfig], environment: Environments, *, precision: Precision, training: bool) -> Policy:
     """Return the run's policy for the environment of this process, for `training` or for evaluation.
 
     Raises `ConfigError` where that is not the learner's environment.

@@ -17,8 +17,8 @@ from common.observability.worker_metrics import ActorStats
 from common.protocol.messages import ACTOR_STATE, Arrays, ExperienceMessage, Snapshot
 from common.transport.link import Link
 from common.units import Seconds
-from services.acting import load_newest_policy, load_policy
-from services.actor.parts import ActorParts
+from services.acting.parts import ActorParts
+from services.acting.policy import load_newest_policy, load_policy
 
 WAIT_SECONDS: Seconds = 0.05
 
@@ -72,7 +72,7 @@ class ActorLoop:
         while not self._over():
             if self._restart and self._link.new_incarnation:
                 self._begin_again(self._restart)
-            elif self._link.may_offer and self._has_policy():
+            elif self._link.has_credit and self._has_policy():
                 return True
             self._alive()
             self._link.service(WAIT_SECONDS)

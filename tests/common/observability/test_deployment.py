@@ -5,8 +5,11 @@ import math
 import pytest
 
 from common.observability.bottleneck import Kind
-from common.observability.compare import Service, ServiceSample, compare, role_of
+from common.observability.deployment import JOBS, Service, ServiceSample, compare, role_of
+from common.observability.env_metrics import ENV_WORKER_METRICS, POLICY_SERVER_METRICS
+from common.observability.learner_metrics import METRICS
 from common.observability.worker_metrics import ACTOR_ENV_STEPS as ENV_STEPS
+from common.observability.worker_metrics import ACTOR_METRICS, EVALUATOR_METRICS
 from common.observability.worker_metrics import ACTOR_POLICY_LAG as POLICY_LAG
 from common.observability.worker_metrics import ACTOR_POLICY_VERSION as POLICY_VERSION
 from common.observability.worker_metrics import ACTOR_RECONNECTS as RECONNECTS
@@ -86,10 +89,12 @@ def test_a_new_service_has_nothing_to_compare_and_one_that_left_is_silent():
 
 def test_a_service_is_known_by_what_it_exports():
     """An address says nothing of the role."""
-    assert [role_of({(f"rookery_{role}_policy_version", ""): 1.0}) for role in ("learner", "actor", "evaluator")] == [
-        "learner", "actor", "evaluator",
-    ]  # fmt: skip
-    assert role_of({("node_cpu_seconds_total", "0"): 1.0}) == ""
+    assert role_of({("node_cpu_seconds_total", "0"): 1.0, ("rookery_build_info", "1"): 1.0}) == ""
+    metrics = {
+        "learner": METRICS, "actor": ACTOR_METRICS, "policy-server": POLICY_SERVER_METRICS, "evaluator": EVALUATOR_METRICS,
+        "env-worker": ENV_WORKER_METRICS,
+    }  # fmt: skip
+    assert {job: role_of({(metric.name, ""): 1.0 for metric in exported}) for job, exported in metrics.items()} == JOBS
 
 
 @pytest.mark.parametrize(
@@ -97,6 +102,7 @@ def test_a_service_is_known_by_what_it_exports():
     [
         ("actor-0", "actor", "actor-0"),
         ("10.0.0.7:9100", "learner", "learner 10.0.0.7:9100"),
+        ("10.0.0.7:9100", "env_worker", "env worker 10.0.0.7:9100"),
         ("10.0.0.7:9100", "", "10.0.0.7:9100"),
     ],
 )
@@ -107,7 +113,7 @@ def test_a_title_names_the_role_once(name, role, title):
 
 def waiting(*, queued, under_way, actors=2, connected=2):
     """A run in which both sides wait; `under_way` seconds of each actor's messages, `queued` of all in the queue."""
-    learner = {"phase_seconds_total": {"wait": 6.0, "train": 4.0}, "queue_seconds_total": queued}
+    learner = {"phase_seconds_total": {"wait": 6.0, "train": 4.0}, "queue_seconds_total": queued, "updates_total": 9}
     actor = {"phase_seconds_total": {"credit_wait": 5.0, "env": 5.0}, "unacknowledged_seconds_total": under_way}
     names = [f"actor-{number}" for number in range(actors)]
     before = {"learner": reading("learner", phase_seconds_total={"wait": 0.0, "train": 0.0}, queue_seconds_total=0.0)}
@@ -122,7 +128,7 @@ def test_what_is_not_in_the_queue_is_on_the_wire():
     """Two actors with ten message-seconds each under way, of which the queue had two."""
     assert waiting(queued=2.0, under_way=10.0).wire == 0.9
     assert waiting(queued=2.0, under_way=10.0).bottleneck.kind is Kind.NETWORK
-    assert waiting(queued=19.0, under_way=10.0).bottleneck.kind is Kind.PACE
+    assert waiting(queued=19.0, under_way=10.0).bottleneck.kind is Kind.CREDIT
     assert waiting(queued=25.0, under_way=10.0).wire == 0.0  # the two were not asked at the same moment
 
 
@@ -130,6 +136,44 @@ def test_while_some_actors_are_unknown_so_is_the_wire():
     """The queue holds messages of the third actor too, which was not scraped: no share can be computed."""
     assert waiting(queued=2.0, under_way=10.0, connected=3).wire == 0.0
     assert waiting(queued=2.0, under_way=0.0).wire == 0.0
+
+
+def stepping(learner, *actors):
+    """A run over ten seconds: values of the learner, and of each actor, at both ends."""
+    ends = []
+    for end in (0, 1):
+        values = {"learner": reading("learner", at=100.0 + 10 * end, **{name: pair[end] for name, pair in learner.items()})}
+        for number, actor in enumerate(actors):
+            values[f"actor-{number}"] = reading(at=100.0 + 10 * end, **{name: pair[end] for name, pair in actor.items()})
+        ends.append(values)
+    return compare(*ends)
+
+
+WAITS = {"phase_seconds_total": ({"wait": 0.0, "train": 0.0}, {"wait": 6.0, "train": 4.0}), "policy_version": (100, 120)}
+PLAYS = {
+    "phase_seconds_total": ({"env": 0.0}, {"env": 10.0}), "env_steps_total": (0, 900),
+    "messages_sent_total": ({"trajectory": 0.0}, {"trajectory": 7.0}),
+}  # fmt: skip
+NEW, OLD = PLAYS | {"policy_version": (99, 119)}, PLAYS | {"policy_version": (99, 99)}
+
+
+def test_the_bottleneck_is_the_network_where_new_policies_do_not_reach_half_of_the_actors():
+    """`rookery doctor`, `rookery top` and the live view show this property."""
+    assert stepping(WAITS, NEW, OLD).bottleneck.kind is Kind.NETWORK
+    assert [actor.name for actor in stepping(WAITS, NEW, OLD).stale_actors] == ["actor-1"]
+    assert stepping(WAITS, NEW, NEW, OLD).bottleneck.kind is Kind.ACTOR
+
+
+@pytest.mark.parametrize(
+    ("learner", "reason"),
+    [
+        ({"training": (0, 0)}, "the learner does not train, it starts or has ended"),
+        ({}, "no env step is made, received or trained on"),
+    ],
+)
+def test_a_run_that_does_not_train_has_no_bottleneck(learner, reason):
+    assert stepping(WAITS | learner).bottleneck.sentence == f"unknown: {reason}"
+    assert stepping(WAITS | {"updates_total": (1, 2)}).bottleneck.kind is Kind.ACTOR
 
 
 def computing(*, learner=None, actor=None, process=0.0):

@@ -15,9 +15,9 @@ from common.envs.spec import EnvSettings
 from common.errors import DropReason
 from common.observability.worker_metrics import ActorStats
 from common.protocol.messages import ArraySpec, Drain, Snapshot, Trajectory
-from services.actor.loop import ActorLoop
-from services.actor.parts import ActorParts
-from services.actor.rollout import Rollout
+from services.acting.loop import ActorLoop
+from services.acting.parts import ActorParts
+from services.acting.rollout import Rollout
 
 pytestmark = pytest.mark.service
 
@@ -36,7 +36,7 @@ class FakeLink:
         self.snapshot, self.on_service = None, lambda _: None
 
     @property
-    def may_offer(self):
+    def has_credit(self):
         """Return whether a credit is free."""
         return self.credits > 0
 

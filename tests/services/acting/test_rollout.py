@@ -9,13 +9,14 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from common.algorithms.payload import TrajectoryEpisodes, check_trajectory, trajectory_schema
+from common.algorithms.episode_reports import TrajectoryEpisodes
+from common.algorithms.payload import check_trajectory, trajectory_schema
 from common.envs.make import make
 from common.envs.spec import EnvSettings
 from common.envs.stacking import stack
 from common.envs.vector import Transition, VectorEnvironment
 from common.protocol.messages import Arrays, ArraySpec, Trajectory
-from services.actor.rollout import Rollout
+from services.acting.rollout import Rollout
 
 pytestmark = pytest.mark.service
 

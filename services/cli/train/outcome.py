@@ -1,4 +1,4 @@
-"""The report at the end of a run: exit code, result, next steps and learning curve."""
+"""The outcome of a run: exit code, result, next steps and learning curve."""
 
 from __future__ import annotations
 

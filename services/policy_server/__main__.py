@@ -8,9 +8,7 @@ if __name__ == "__main__":
     exit_on_signals()  # before the imports, which take seconds
 
 import time
-from dataclasses import replace
 
-from common.algorithms.registry import build_payload, rollout_schema
 from common.config.run_config import EnvRunConfig, RunConfig
 from common.envs.remote import observe_schema
 from common.envs.spec import EnvSpec
@@ -18,19 +16,16 @@ from common.envs.trial import spec_of
 from common.errors import ConfigError
 from common.observability import logs
 from common.observability.env_metrics import POLICY_SERVER_METRICS, PolicyServerStats
-from common.observability.metrics import Exporter
 from common.protocol.env_side import SILENCE_SECONDS, EnvSessionConfig, EnvSide
 from common.protocol.messages import ACTOR_STATE
 from common.runtime import process
 from common.runtime.machine import cpu_limit
-from common.transport.curve import LearnerKeys
-from common.transport.zmq import ZmqLearner
+from common.transport.curve import ServerKeys
+from common.transport.zmq import ZmqServer
 from services import worker
-from services.acting import policy_of
-from services.actor.loop import ActorLoop
-from services.actor.parts import ActorParts
-from services.actor.remote import RemoteEnvironments
-from services.actor.rollout import Rollout
+from services.acting.loop import ActorLoop
+from services.acting.parts import build_parts, message_type_of
+from services.policy_server.remote_environments import RemoteEnvironments
 from services.worker import WelcomedWorker
 
 _log = logs.EventLog(__name__)
@@ -39,14 +34,7 @@ _log = logs.EventLog(__name__)
 def main(argv: list[str] | None = None) -> int:
     """Run one policy server until a stop is requested or the run ends."""
     stats = PolicyServerStats(cpu_limit=cpu_limit)
-    metrics = Exporter(POLICY_SERVER_METRICS, lambda: stats)
-
-    def build(welcomed: WelcomedWorker[RunConfig]) -> PolicyServerLoop:
-        stats.run = welcomed.run_labels
-        metrics.source = lambda: replace(stats, link=welcomed.link.stats())
-        return PolicyServerLoop(welcomed, stats)
-
-    return worker.main("policy-server", argv, metrics=metrics, build=build)
+    return worker.main("policy-server", argv, stats=stats, metrics=POLICY_SERVER_METRICS, build=PolicyServerLoop)
 
 
 class PolicyServerLoop:
@@ -57,38 +45,28 @@ class PolicyServerLoop:
 
         Raises `ConfigError` where the run cannot be divided among them, `ResourceError` where the address is in use.
         """
-        run, link = welcomed.run, welcomed.link
         if any(spec.name == ACTOR_STATE for spec in welcomed.welcome.schema):
             fact = "a policy server cannot take part in lockstep: the clock decides which env workers are late"
             raise ConfigError(fact, found="run.mode lockstep", wanted="asynchronous", fix="use `rookery actor`")
         self._worker = welcomed
-        self._spec = spec_of(run.env)
-        stats.frame_skip = self._spec.frame_skip
-        num_envs = run.env.num_envs
-        welcomed.link.check_environment(self._spec)
+        spec = spec_of(welcomed.run.env)
+        stats.frame_skip = spec.frame_skip
+        welcomed.link.check_environment(spec)
         self._environments = RemoteEnvironments(
-            side=EnvSide(_session(welcomed, self._spec)),
+            side=EnvSide(_session(welcomed, spec)),
             transport=_listen(welcomed),
-            spec=self._spec,
+            spec=spec,
             step_timeout=welcomed.invocation.settings.policy_server.step_timeout_ms / 1000,
             stats=stats,
             clock=time.monotonic,
-            note=_log.note,
+            log_event=_log.log_event,
             idle=self._idle,
             stopping=self._over,
         )
-        size = {"length": run.rollout.length, "num_envs": num_envs}
         self._actor = ActorLoop(
-            link=link,
-            parts=ActorParts(
-                environment=self._environments,
-                policy=policy_of(welcomed, self._environments, precision=run.acting_precision, training=True),
-                rollout=Rollout(
-                    rollout_schema(run.algorithm, env=self._spec, **size), self._environments.reset(welcomed.seed("environment"))
-                ),
-            ),
-            restart=None,
-            message_type=build_payload(run.algorithm, model=run.model, env=self._spec, **size).message_type,
+            link=welcomed.link,
+            parts=build_parts(welcomed, self._environments),
+            message_type=message_type_of(welcomed.run, self._environments),
             stats=stats,
             stopping=lambda: welcomed.shutdown.requested,
             alive=self._alive,
@@ -143,9 +121,9 @@ def _session(welcomed: WelcomedWorker[RunConfig], spec: EnvSpec) -> EnvSessionCo
     )
 
 
-def _listen(welcomed: WelcomedWorker[RunConfig]) -> ZmqLearner:
+def _listen(welcomed: WelcomedWorker[RunConfig]) -> ZmqServer:
     own = welcomed.invocation.settings.policy_server
-    transport = ZmqLearner(own.bind, keys=LearnerKeys.of(own.keys))
+    transport = ZmqServer(own.bind, keys=ServerKeys.of(own.keys))
     _log.info("listening", env_workers=own.workers, bind=transport.endpoint)
     return transport
 

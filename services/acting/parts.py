@@ -2,44 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.algorithms.api import HasRandomState, Policy
-from common.envs.spec import EnvSpec
+from common.algorithms.registry import build_payload, rollout_schema
+from common.config.run_config import RunConfig
 from common.envs.state import StateError
-from common.envs.vector import Array, Transition
 from common.errors import DecodeError
 from common.observability import logs
 from common.protocol.limits import FREE_LENGTH
-from common.protocol.messages import ACTOR_STATE, Welcome
+from common.protocol.messages import ACTOR_STATE, ExperienceMessage, Welcome
 from common.protocol.plain import pack, unpack
-from services.actor.rollout import Rollout
+from services.acting.policy import Environments, policy_of
+from services.acting.rollout import Rollout
+from services.worker import WelcomedWorker
 
 _log = logs.EventLog(__name__)
-
-
-class Environments(Protocol):
-    """B environments: a `VectorEnvironment`, or those of env workers."""
-
-    spec: EnvSpec
-    num_envs: int
-
-    def step(self, action: Array) -> Transition:
-        """Take `action` [B, ...] in all of them."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return their state; raises `StateError` where it cannot be read."""
-
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Restore `state_dict`; raises `StateError`."""
-
-    def close(self) -> None:
-        """Free their resources."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,6 +76,22 @@ class ActorParts:
         if not isinstance(self.policy, HasRandomState):
             raise StateError("random state of the policy", found=type(self.policy).__name__, wanted="a HasRandomState")
         return self.policy
+
+
+def build_parts(worker: WelcomedWorker[RunConfig], environment: Environments) -> ActorParts:
+    """Return the parts of an actor in `environment`, seeded as its Welcome says. Raises `ConfigError` as `policy_of`."""
+    run, size = worker.run, {"length": worker.run.rollout.length, "num_envs": environment.num_envs}
+    policy = policy_of(worker, environment, precision=run.acting_precision, training=True)
+    schema = rollout_schema(run.algorithm, env=environment.spec, **size)
+    return ActorParts(
+        environment=environment, policy=policy, rollout=Rollout(schema, environment.reset(worker.seed("environment")))
+    )
+
+
+def message_type_of(run: RunConfig, environment: Environments) -> type[ExperienceMessage]:
+    """Return the type of the messages in which an actor sends what its policy makes of a rollout."""
+    size = {"length": run.rollout.length, "num_envs": environment.num_envs}
+    return build_payload(run.algorithm, model=run.model, env=environment.spec, **size).message_type
 
 
 def begin_incarnation(build: Callable[[], ActorParts], welcome: Welcome) -> ActorParts:

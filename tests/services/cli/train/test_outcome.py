@@ -1,11 +1,11 @@
-"""The report at the end of a run."""
+"""The outcome of a run: exit code, result and next steps."""
 
 import json
 
 import pytest
 
 from services.cli.train.events import Outcome
-from services.cli.train.report import final_lines, read_summary, verdict
+from services.cli.train.outcome import final_lines, read_summary, verdict
 
 pytestmark = pytest.mark.service
 

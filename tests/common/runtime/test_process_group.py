@@ -12,8 +12,8 @@ from torch.distributed import TCPStore
 
 from common.config.endpoint import Endpoint
 from common.errors import ConfigError, LostRankError
-from common.runtime import ranks as module
-from common.runtime.ranks import TorchrunEnvironment, process_group, rendezvous
+from common.runtime import process_group as module
+from common.runtime.process_group import TorchrunEnvironment, process_group, rendezvous
 
 pytestmark = pytest.mark.service
 

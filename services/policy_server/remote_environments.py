@@ -21,7 +21,8 @@ from common.protocol import codec
 from common.protocol import events as e
 from common.protocol.env_side import EnvSide
 from common.protocol.messages import Envelope
-from common.transport.api import ConnectionLimit, Frame, LearnerTransport
+from common.transport.api import Frame, ServerTransport
+from common.transport.connection_limit import ConnectionLimit
 from common.units import Seconds
 
 WAIT_SECONDS: Seconds = 0.05
@@ -37,12 +38,12 @@ class RemoteEnvironments:
         self,
         *,
         side: EnvSide,
-        transport: LearnerTransport,
+        transport: ServerTransport,
         spec: EnvSpec,
         step_timeout: Seconds,
         stats: PolicyServerStats,
         clock: Callable[[], Seconds],
-        note: Callable[[e.LogEvent], None],
+        log_event: Callable[[e.LogEvent], None],
         idle: Callable[[], None],
         stopping: Callable[[], bool],
     ) -> None:
@@ -51,7 +52,7 @@ class RemoteEnvironments:
         self.num_envs = side.num_envs
         self._side, self._transport = side, transport
         self._step_timeout = step_timeout
-        self._stats, self._clock, self._note = stats, clock, note
+        self._stats, self._clock, self._log_event = stats, clock, log_event
         self._idle, self._stopping = idle, stopping
         self._limit = ConnectionLimit()
         self._rows = RowJoiner(spec, side.num_envs)
@@ -95,7 +96,7 @@ class RemoteEnvironments:
             self._ticked_at = now
             self._perform(self._side.handle(e.Tick(), now))
             if failures := self._transport.handshakes.handshake_failures(now):
-                self._note(failures)
+                self._log_event(failures)
             self._collect()
 
     def drain(self, reason: str) -> None:
@@ -128,12 +129,12 @@ class RemoteEnvironments:
             event = e.Undecodable(route=route, detail=str(error), protocol=isinstance(error, ProtocolVersionError))
         self._perform(self._side.handle(event, now))
         if answers == self._side.answers and (ignored := self._limit.count(route, now)):
-            self._note(ignored)
+            self._log_event(ignored)
 
     def _perform(self, instructions: list[e.Instruction]) -> None:
         for instruction in instructions:
             if isinstance(instruction, e.LogEvent):
-                self._note(instruction)
+                self._log_event(instruction)
             elif isinstance(instruction, e.Send):
                 frames = codec.encode(Envelope(run=self._side.config.run, message=instruction.message))
                 if self._transport.send(instruction.route, frames):

@@ -1,4 +1,4 @@
-"""Settings of a session (`SessionConfig`), and its workers by name and incarnation (`WorkerRegistry`).
+"""The workers of a session by name and incarnation.
 
 A role has as many slots as workers of it may be connected at once. A name holds a slot (`index`) from its first Hello on,
 while it is away and after it is closed, so that it has the same slot when it returns. It loses the slot only to a new
@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any
@@ -18,48 +17,9 @@ from typing import Any
 from common.protocol.events import Route, WorkerKey
 from common.protocol.incarnation import Worker, WorkerState, progress, restored
 from common.protocol.limits import INCARNATION_MAX
-from common.protocol.messages import ArraySpec, Hello
-from common.units import EnvSteps, Seconds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionConfig:
-    """Settings of a session, fixed for the life of the learner."""
-
-    run: str
-    run_config: str  # the run's configuration as JSON
-    env_signature: str
-    schema: tuple[ArraySpec, ...]
-    credits: int  # window of each actor, at least
-    rollout_env_steps: EnvSteps  # most env steps in one experience message
-    batch: int  # messages the learner takes at once: the windows together never hold less, or it would wait for ever
-    max_actors: int
-    rank: int = 0  # of the learner, among `ranks`: indices of workers differ between ranks
-    ranks: int = 1
-    lockstep: bool = False  # each batch needs all actors alike: no window is widened while some of them are not here
-    max_evaluators: int = 16  # each costs the learner a snapshot per evaluation, and more are of no use
-    heartbeat_seconds: Seconds = 1.0
-    silence_seconds: Seconds = 10.0  # without a message a worker is away
-    forget_seconds: Seconds = 60.0  # without a message for this long, its account is closed and its experience in flight dropped
-
-    def window(self, actors: int) -> int:
-        """Return the credits of each of so many actors: the setting, or more where few must fill one batch."""
-        return self.credits if self.lockstep else max(self.credits, -(-self.batch // max(1, actors)))
-
-    def in_flight(self, role: str) -> EnvSteps:
-        """Return the most env steps that a worker of this role can have stepped that reached the learner in no message.
-
-        They are the messages of the largest window, the rollout under way, and one rollout that a new incarnation dropped.
-        """
-        return (self.window(actors=1) + 2) * self.rollout_env_steps if role == "actor" else 0
-
-    def run_index(self, index: int) -> int:
-        """Return the index in the whole run, over all ranks of the learner, of the worker at slot `index` here."""
-        return index * self.ranks + self.rank
-
-    def slots(self, role: str) -> int:
-        """Return the most workers of this role that are connected at once."""
-        return self.max_actors if role == "actor" else self.max_evaluators
+from common.protocol.messages import Hello
+from common.protocol.session_config import SessionConfig
+from common.units import Seconds
 
 
 class WorkerRegistry:

@@ -14,7 +14,7 @@ from common.models.spec import ModelSettings
 from common.protocol.messages import Snapshot
 from common.protocol.worker_side import Identity, WorkerSide
 from common.transport.link import Link
-from services.acting import load_newest_policy
+from services.acting.policy import load_newest_policy
 from tests.support.memory import MemoryHub
 
 pytestmark = pytest.mark.service
@@ -39,7 +39,7 @@ def test_a_snapshot_that_does_not_fit_is_refused_and_the_next_one_taken(arrays, 
     """Without parameters, of another dtype, size or number of axes, with more: the policy before it acts on."""
     notes = []
     session = WorkerSide(Identity(role="actor", name="a", incarnation=1, software=""))
-    link = Link(transport=MemoryHub().connect(), session=session, clock=lambda: 0.0, note=notes.append)
+    link = Link(transport=MemoryHub().connect(), session=session, clock=lambda: 0.0, log_event=notes.append)
     policy = ActorCriticPolicy(model=MODEL, env=ENV, precision="fp32", seed=1)
 
     def arrive(version, content):

@@ -18,8 +18,8 @@ from common.errors import DecodeError
 from common.models.spec import ModelSettings
 from common.protocol.messages import ACTOR_STATE
 from common.protocol.plain import pack, unpack
-from services.actor.parts import ActorParts, begin_incarnation
-from services.actor.rollout import Rollout
+from services.acting.parts import ActorParts, begin_incarnation
+from services.acting.rollout import Rollout
 
 pytestmark = pytest.mark.service
 
@@ -86,7 +86,7 @@ def test_a_state_that_cannot_be_read_is_empty():
 
 def test_a_state_too_large_for_a_message_is_empty(monkeypatch):
     """The limit of a free length on the wire."""
-    monkeypatch.setattr("services.actor.parts.FREE_LENGTH", 100)
+    monkeypatch.setattr("services.acting.parts.FREE_LENGTH", 100)
     assert build().state().size == 0
 
 

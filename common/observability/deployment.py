@@ -11,15 +11,29 @@ from typing import Any, TypeAlias
 
 from common.observability import learner_metrics as learner
 from common.observability import worker_metrics as worker
-from common.observability.bottleneck import NO_QUOTA, Quota, Verdict, find_bottleneck
+from common.observability.bottleneck import NO_QUOTA, Kind, Quota, Verdict, find_bottleneck, shares
 from common.observability.cpu_limit import QUOTA_STATES
 from common.observability.metrics import Metric
 from common.units import Seconds
 
-LEARNER, ACTOR, EVALUATOR = "learner", "actor", "evaluator"
-ROLES = (LEARNER, ACTOR, EVALUATOR)
+LEARNER, ACTOR, EVALUATOR, ENV_WORKER = "learner", "actor", "evaluator", "env_worker"
+JOBS: Mapping[str, str] = MappingProxyType({
+    "learner": LEARNER,
+    "actor": ACTOR,
+    "policy-server": ACTOR,  # to its learner, and in its metrics
+    "evaluator": EVALUATOR,
+    "env-worker": ENV_WORKER,
+})  # fmt: skip
+"""All services: label `job` in Prometheus -> role, which the names of its metrics contain."""
+ROLES = tuple(dict.fromkeys(JOBS.values()))
 EXPERIENCE = ("trajectory", "gradient")
 """Kinds of message that wait for an acknowledgement."""
+
+MOSTLY_WAITS = 0.5
+"""Share of its time above which a learner that receives nothing stands still: below, its update is longer than the window."""
+
+ROLLOUTS = 2
+"""Rollouts by one policy that make it an old one: the second was begun after a newer policy had been published for a while."""
 
 Samples: TypeAlias = Mapping[tuple[str, str], float]
 """Metrics of one service: (name, value of its first label or "") -> value."""
@@ -48,7 +62,7 @@ def by_label(samples: Samples, name: str) -> dict[str, float]:
 
 def role_of(samples: Samples) -> str:
     """Return the role of the service that exports these; "" where it is no rookery service."""
-    return next((role for role in ROLES if (f"rookery_{role}_policy_version", "") in samples), "")
+    return next((role for role in ROLES if any(name.startswith(f"rookery_{role}_") for name, _ in samples)), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +80,7 @@ class Service:
     @property
     def title(self) -> str:
         """Return the name, with the role where the name does not contain it."""
-        return self.name if self.role in self.name else f"{self.role} {self.name}"
+        return self.name if self.role in self.name else f"{self.role.replace('_', ' ')} {self.name}"
 
     @property
     def seconds(self) -> Seconds:
@@ -129,12 +143,6 @@ class Service:
 
     def _full(self, metric: Metric[Any] | str) -> str:
         return metric if isinstance(metric, str) else f"rookery_{self.role}_{metric.short}"
-
-
-def shares(seconds: Mapping[str, Seconds]) -> dict[str, float]:
-    """Return the parts of a sum; empty where that is 0."""
-    whole = sum(seconds.values())
-    return {name: part / whole for name, part in seconds.items()} if whole > 0 else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,18 +228,51 @@ class Deployment:
         return Quota(min(limits), throttled / (throttled + free)) if limits and throttled else NO_QUOTA
 
     @property
+    def stale_actors(self) -> list[Service]:
+        """Return the actors whose last rollouts were all by one policy although a newer one had been published before."""
+        version, published = worker.ACTOR_POLICY_VERSION, self.learner.then(learner.POLICY_VERSION)
+        return [
+            actor
+            for actor in self.actors
+            if actor.experience_sent >= ROLLOUTS and actor.then(version) == actor.now(version) < published
+        ]
+
+    @property
+    def stands_still(self) -> bool:
+        """Return whether the learner waits while nothing moves: no update, no experience, no env step."""
+        arrived = sum(self.learner.grew(learner.MESSAGES_RECEIVED, kind) for kind in EXPERIENCE)
+        moved = self.learner.grew(learner.UPDATES) or arrived or sum(actor.grew(worker.ACTOR_ENV_STEPS) for actor in self.actors)
+        return not moved and self.learner.shares.get("wait", 0.0) > MOSTLY_WAITS
+
+    @property
     def bottleneck(self) -> Verdict:
         """Return the bottleneck of this time."""
         found = self.known_learner
+        if reason := self._unknown(found):
+            return Verdict(kind=Kind.UNKNOWN, share=0.0, sentence=f"unknown: {reason}")
+        assert found is not None
         return find_bottleneck(
-            learner=found.phases if found else {},
+            learner=found.phases,
             actors=self.actor_phases,
             wire=self.wire,
-            learner_cpu_lost=self.learner_cpu_lost if found else math.nan,
+            stale=len(self.stale_actors) / len(self.actors) if self.actors else 0.0,
+            learner_cpu_lost=self.learner_cpu_lost,
             actors_cpu_lost=self.actors_cpu_lost,
             learner_quota=self.quota(LEARNER),
             actors_quota=self.quota(ACTOR),
         )
+
+    def _unknown(self, found: Service | None) -> str:
+        """Return the reason why this time has no bottleneck; "" where it has one."""
+        if found is None:
+            return "no learner is known"
+        if found.after.unreachable:
+            return f"the learner is unreachable ({found.after.unreachable})"
+        if found.now(learner.TRAINING) == 0:
+            return "the learner does not train, it starts or has ended"
+        if not found.measured:
+            return "there is no earlier measurement of the learner"
+        return "no env step is made, received or trained on" if self.stands_still else ""
 
 
 ADDED = (learner.LEDGER_ENV_STEPS.name, learner.WORKERS_CONNECTED.name, learner.QUEUE_DEPTH.name, learner.QUEUE_CAPACITY.name)
@@ -246,10 +287,10 @@ def joined(ranks: Sequence[Service]) -> Service | None:
     if not ranks or not any(rank.now(learner.RANKS) > 1 for rank in ranks):
         return next(iter(ranks), None)
     parts = [rank for rank in ranks if rank.measured] or ranks
-    away = next((rank.after.unreachable for rank in ranks if rank.after.unreachable), "")
+    unreachable = next((rank.after.unreachable for rank in ranks if rank.after.unreachable), "")
     hung = next((rank.after.unhealthy for rank in ranks if rank.after.unhealthy), "")
     before, after = _sum([part.before for part in parts]), _sum([part.after for part in parts])
-    return replace(ranks[0], before=before, after=replace(after, unreachable=away, unhealthy=hung))
+    return replace(ranks[0], before=before, after=replace(after, unreachable=unreachable, unhealthy=hung))
 
 
 def _sum(parts: Sequence[ServiceSample]) -> ServiceSample:
