@@ -49,7 +49,7 @@ class HandshakeFailure(StrEnum):
     KEY = "key"  # the worker's key is not among those that may connect
     LEARNER_KEY = "learner_key"  # the worker takes the learner for one that has another key
     MECHANISM = "mechanism"  # one side has keys, and the other has none
-    BROKEN = "broken"  # ended or fell silent in the middle, or did not speak ZeroMQ
+    BROKEN = "broken"  # ended or fell silent in the middle, or did not use ZeroMQ's protocol
 
 
 class RookeryError(Exception):

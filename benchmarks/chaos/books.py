@@ -14,7 +14,7 @@ from common.units import EnvSteps
 class Books:
     """Counts of env steps over a whole run that has ended."""
 
-    stepped: EnvSteps = 0  # by the environments' own counters, over all lives of all actors
+    stepped: EnvSteps = 0  # by the environments' own counters, over all incarnations of all actors
     produced: EnvSteps = 0  # by the learner's ledger
     trained: EnvSteps = 0
     open: EnvSteps = 0  # queued or in flight, though the run has ended

@@ -96,7 +96,7 @@ class Deployment:
     folder: Path
     period: Seconds = PERIOD
     exits: list[Exit] = field(default_factory=list)
-    killed: int = 0  # lives of actors that could not say goodbye
+    killed: int = 0  # incarnations of actors that ended without a Goodbye
     _children: dict[str, _Child] = field(default_factory=dict)
     _caused: set[int] = field(default_factory=set)
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -159,7 +159,7 @@ class Deployment:
     # --- disturbing ---
 
     def pid(self, name: str) -> int:
-        """Return the process id of the service's present life."""
+        """Return the process id of the service now."""
         return self._children[name].process.pid
 
     def alive(self, name: str) -> bool:
@@ -200,7 +200,7 @@ class Deployment:
     # --- reading ---
 
     def steps(self) -> dict[int, EnvSteps]:
-        """Return the env steps of every life of every actor, by process id, as the environments counted them."""
+        """Return the env steps of every incarnation of every actor, by process id, as the environments counted them."""
         return environment.env_steps(self.steps_folder)
 
     def read(self, name: str) -> Samples:
@@ -243,14 +243,14 @@ class Deployment:
         return answer
 
     def mark(self) -> dict[str, EnvSteps]:
-        """Return the env steps of each actor's present life, for `flowing`."""
+        """Return the env steps of each actor's present incarnation, for `flowing`."""
         steps = self.steps()
         return {name: steps.get(self.pid(name), 0) for name in self.actors}
 
     def flowing(self, since: dict[str, EnvSteps], seconds: Seconds = WAIT) -> dict[str, Seconds]:
         """Wait until each actor stepped more than it can without the learner; return when each did, on the monotonic clock.
 
-        `since` is an earlier `mark`; a life that began later is counted from 0. A missing name did not get that far.
+        `since` is an earlier `mark`; an incarnation that began later is counted from 0. A missing name did not get that far.
         """
         pids = {name: self.pid(name) for name in since}
         done: dict[str, Seconds] = {}
@@ -272,7 +272,7 @@ class Deployment:
     # --- ending ---
 
     def finish(self) -> None:
-        """End the run cleanly: actors and evaluator say goodbye, then the learner saves."""
+        """End the run cleanly: actors and evaluator send a Goodbye, then the learner saves."""
         with self._lock:
             self._stopping.set()
             for name in self.workers:

@@ -135,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("endpoint")
     parser.add_argument(
-        "--inside", action="store_true", help="as a worker that speaks the protocol, with --keys if there are any"
+        "--inside", action="store_true", help="as a worker that keeps to the protocol, with --keys if there are any"
     )
     parser.add_argument("--keys", default="")
     parser.add_argument("--count", type=int, required=True)

@@ -68,7 +68,7 @@ def _ended(process: subprocess.Popen[str]) -> tuple[Seconds, float]:
 
 
 def half_open(scene: Scene) -> None:
-    """Open 1,000 connections, 200 in the short form, that say nothing, a part of a greeting, or a greeting and no more."""
+    """Open 1,000 connections, 200 in the short form, that send nothing, a part of a greeting, or a greeting and no more."""
     count = int(scene.scaled(1_000, 200))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4 * count)), hard))

@@ -57,7 +57,7 @@ def kill_actors(scene: Scene) -> None:
     for timer in timers:
         timer.join()
     scene.await_flow(timed=False)  # processes that start anew, which takes seconds
-    scene.notes.append(f"{deployment.killed} lives of actors ended without a goodbye")
+    scene.notes.append(f"{deployment.killed} incarnations of actors ended without a Goodbye")
 
 
 def kill_learners(scene: Scene) -> None:

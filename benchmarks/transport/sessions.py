@@ -132,7 +132,7 @@ class _Worker:
             self.handle(e.Received(envelope=codec.decode(frames)))
 
     def handle(self, event: e.Event) -> None:
-        """Let the session handle an event, and send what it says."""
+        """Let the session handle an event, and send its messages."""
         for instruction in self._session.handle(event, time.monotonic()):
             match instruction:
                 case e.Send(message=message):

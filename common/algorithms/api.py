@@ -54,7 +54,7 @@ class Algorithm(Protocol):
         """The network whose parameters are published (float32, owned by the learner)."""
 
     def calibrate(self, frames: Tensor) -> None:
-        """Begin the normalisation of observations with example frames [N, *frame], once, before the first update of a run."""
+        """Begin the normalisation with example observations [N, *frame], once, before the first update of a run."""
 
     def ingest(self, samples: Sequence[Experience]) -> Any:
         """Take in experience messages, all of one schema; return what `update` needs of them, valid until the next call.

@@ -114,7 +114,7 @@ class ObservationStatistics:
         self._moments: ComponentMoments | None = None
 
     def calibrate(self, frames: Tensor) -> None:
-        """Begin with the statistics of example frames [N, *frame]."""
+        """Begin with the statistics of example observations [N, *frame]."""
         for net in self._networks():
             net.calibrate(frames)
         if self._needed:

@@ -143,7 +143,7 @@ class ReplayLearner(ABC):
         """Return the trained networks and their targets."""
 
     def calibrate(self, frames: Tensor) -> None:
-        """Begin the normalisation of observations with example frames [N, *frame]."""
+        """Begin the normalisation of observations with example observations [N, *frame]."""
         self._observations.calibrate(frames)
 
     def observe(self, samples: Sequence[Experience]) -> None:

@@ -258,7 +258,7 @@ class ActorCriticLearner:
         return self._model
 
     def calibrate(self, frames: Tensor) -> None:
-        """Begin the normalisation of observations with example frames [N, *frame]."""
+        """Begin the normalisation of observations with example observations [N, *frame]."""
         self._observations.calibrate(frames)
 
     def observe(self, samples: Sequence[Experience]) -> None:

@@ -5,7 +5,7 @@ number.
 
 | array | dtype | shape | meaning |
 |---|---|---|---|
-| obs | the environment's | [T+S, B, *frame] | frames, not stacks: S-1 of context (zero where the stack seen was), then o_0..o_T |
+| obs | the environment's | [T+S, B, *frame] | images, not stacks: S-1 of context (zero where the stack seen was), then o_0..o_T |
 | start | bool | [T+1, B] | o_t is the first observation of an episode |
 | action | int64 / float32 | [T, B] / [T, B, *A] | a_t, chosen on o_t |
 | reward | float32 | [T, B] | raw, follows a_t |

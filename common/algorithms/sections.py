@@ -166,7 +166,7 @@ class ActorCriticSection(AlgorithmSection):
         if self.entropy_final != 0.0 and self.entropy_env_steps == 0:
             yield (
                 f"algorithm.entropy_final: found {self.entropy_final}, wanted 0.0 where algorithm.entropy_env_steps is 0: "
-                "the bonus then stays as it is; say after how many env steps it ends"
+                "the bonus then stays as it is; set the env steps after which it ends"
             )
         if self.least_advantage_std > 0.0 and not self.normalize_advantage:
             yield (

@@ -205,7 +205,7 @@ class NoisyPolicy(NetworkPolicy[nets.DeterministicActor]):
         seed: int,
         context: WorkerContext,
     ) -> None:
-        """Build the actor; an evaluator, as `context` says, never acts at random. Raises ConfigError as `TD3` does."""
+        """Build the actor; an evaluator, by `context`, never acts at random. Raises ConfigError as `TD3` does."""
         settings.require_actions(env.action)
         self._bounds = nets.ActionBounds.of(env.action)
         super().__init__(nets.build_td3_actor(model, env), precision=precision, seed=seed)

@@ -28,7 +28,7 @@ PICTURE = "rgb_array"  # gymnasium's render mode
 def make(settings: EnvSettings, *, num_envs: int | None = None, render: bool = False) -> VectorEnvironment:
     """Build `num_envs` (default: the setting) environments, outside Atari with pictures where `render` asks for them.
 
-    Raises `ConfigError` or `ResourceError`, saying what to do.
+    Raises `ConfigError` or `ResourceError`, with what to do.
     """
     wanted = settings.num_envs if num_envs is None else num_envs
     environment = build(settings, wanted, render=render)

@@ -1,6 +1,6 @@
-"""Stacks of frames from frames stored once: one function for the actor's network and the learner.
+"""Stacks of images from images stored once: one function for the actor's network and the learner.
 
-Axes: rows (time) first, then B environments; a frame has the shape `EnvSpec.observation_shape`. S is the stack size.
+Axes: rows (time) first, then B environments; `frame` is the shape of one image, `EnvSpec.observation_shape`. S is the stack size.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def stack(frames: Frames, start: NDArray[np.bool_], *, last: int | None = None, 
 
     Args:
         frames: [rows+S-1, B, *frame], any dtype: S-1 frames of context, zero where the first row's stack is to be zero,
-            then one new frame a row. S is what its length says.
+            then one new frame a row. S follows from its length.
         start: [rows, B] bool, whether a row's new frame is the first of an episode.
         last: how many of the newest rows to build; all of them where None. An actor asks for one, from the same frames
             and starts as the learner, and so gets the same bytes.

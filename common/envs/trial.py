@@ -1,4 +1,4 @@
-"""First look at an environment: its spec, its first env steps, which find its faults before a run starts, and example frames."""
+"""First look at an environment: its spec, its first env steps, which find its faults before a run starts, and examples."""
 
 from __future__ import annotations
 
@@ -50,22 +50,22 @@ def tried_out(settings: EnvSettings, *, env_steps: int = 0) -> Iterator[VectorEn
             found = f"{type(error).__name__}: {error}"
             stage = "is built or begins an episode" + (", or in its first env steps" if env_steps else "")
             fact = f"{settings.name} fails when it {stage}"
-            raise ConfigError(fact, found=found, wanted=wanted, fix="mend it, or env.kwargs") from error
+            raise ConfigError(fact, found=found, wanted=wanted, fix="correct the environment, or env.kwargs") from error
         yield environment
 
 
 def _require_observation(observation: Array, spec: EnvSpec, settings: EnvSettings) -> None:
     shown = observation.shape[1:]
     if shown != spec.observation_shape:
-        fact = f"{settings.name} shows what its observation space does not say"
-        raise ConfigError(fact, found=f"shape {shown}", wanted=f"shape {spec.observation_shape}", fix="mend it")
+        fact, found = f"{settings.name} returns observations outside its observation space", f"shape {shown}"
+        raise ConfigError(fact, found=found, wanted=f"shape {spec.observation_shape}", fix="correct the environment")
     _require_finite(observation, "observation", settings)
 
 
 def _require_finite(values: Array, what: str, settings: EnvSettings) -> None:
     if not np.isfinite(values).all():
         fact, found = f"{settings.name} returns a {what} that is not finite", str(values[~np.isfinite(values)][0])
-        raise ConfigError(fact, found=found, wanted="finite numbers", fix="mend it")
+        raise ConfigError(fact, found=found, wanted="finite numbers", fix="correct the environment")
 
 
 def example_frames(settings: EnvSettings, *, seed: int, num_envs: int = 2, steps: int = 512) -> Array:

@@ -117,7 +117,7 @@ class Network(nn.Module):
         return any(isinstance(module, VectorNormalisation) for module in self.modules())
 
     def calibrate(self, frames: Tensor) -> None:
-        """Fix the normalisation of images by example frames [N, *frame]; no effect where the network has none."""
+        """Fix the normalisation of images by example images [N, *frame]; no effect where the network has none."""
         for module in self.modules():
             if isinstance(module, ImageNormalisation):
                 module.calibrate(frames)

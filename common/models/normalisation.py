@@ -17,7 +17,7 @@ LEAST_DEVIATION = 1e-4
 
 
 class ImageNormalisation(nn.Module):
-    """Images centred on a fixed mean image and divided by one fixed number, both taken from example frames.
+    """Images centred on a fixed mean image and divided by one fixed number, both taken from examples.
 
     Every pixel has its own mean. They share one divisor, twice the largest deviation, which brings nearly all values into -1..1:
     dividing each by its own deviation would give pixels that hardly ever change the largest values.
@@ -39,7 +39,7 @@ class ImageNormalisation(nn.Module):
 
     @torch.no_grad()
     def calibrate(self, frames: Tensor) -> None:
-        """Take mean and divisor from example frames [N, *frame]."""
+        """Take mean and divisor from example images [N, *frame]."""
         values = frames.float()
         self.mean.copy_(values.mean(0))
         self.divisor.copy_(2.0 * values.std(0).max().clamp_min(1e-3))

@@ -134,7 +134,8 @@ def _alert(check: Check) -> str:
 
 
 def _after(check: Check) -> str:
-    return "at once" if check.lasting == "0m" else f"after {check.lasting.removesuffix('m')} minutes"
+    minutes = check.lasting.removesuffix("m")
+    return "at once" if minutes == "0" else f"after {minutes} minute{'s' if minutes != '1' else ''}"
 
 
 def _thresholds() -> str:

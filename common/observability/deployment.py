@@ -287,10 +287,10 @@ def joined(ranks: Sequence[Service]) -> Service | None:
     if not ranks or not any(rank.now(learner.RANKS) > 1 for rank in ranks):
         return next(iter(ranks), None)
     parts = [rank for rank in ranks if rank.measured] or ranks
-    away = next((rank.after.unreachable for rank in ranks if rank.after.unreachable), "")
+    unreachable = next((rank.after.unreachable for rank in ranks if rank.after.unreachable), "")
     hung = next((rank.after.unhealthy for rank in ranks if rank.after.unhealthy), "")
     before, after = _sum([part.before for part in parts]), _sum([part.after for part in parts])
-    return replace(ranks[0], before=before, after=replace(after, unreachable=away, unhealthy=hung))
+    return replace(ranks[0], before=before, after=replace(after, unreachable=unreachable, unhealthy=hung))
 
 
 def _sum(parts: Sequence[ServiceSample]) -> ServiceSample:

@@ -107,7 +107,7 @@ POLICY_SERVER_MESSAGES_SENT = PolicyServerMetric(
 
 ENV_WORKER_ENV_STEPS = EnvWorkerMetric(
     "rookery_env_worker_env_steps_total",
-    "Env steps played. Excludes reset rows; includes steps whose answer came too late for the policy server.",
+    "Env steps of this env worker. Excludes reset rows; includes steps whose answer came too late for the policy server.",
     read=lambda stats: stats.env_steps,
 )
 ENV_WORKER_ENV_FRAMES = EnvWorkerMetric(

@@ -154,7 +154,7 @@ class _Server(ThreadingMixIn, HTTPServer):
             request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
-        """A client that hung up or fell silent is everyday life, not a traceback on stderr."""
+        """Print no traceback of a client that hung up or fell silent."""
         _log.debug("http_connection_lost", error=sys.exception())
 
 

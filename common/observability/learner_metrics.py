@@ -275,7 +275,7 @@ UPLOAD_LAST_SUCCESS = LearnerMetric(
 )
 TRACKING_POINTS_DROPPED = LearnerMetric(
     "rookery_learner_tracking_points_dropped_total",
-    "Points of the curves that a tracker never got, because its server was away for too long. Excludes points that wait.",
+    "Points of the curves that a tracker never got, because its server was unreachable for too long. Excludes points that wait.",
     read=lambda stats: stats.tracking_points_dropped,
     labels={"tracker": ()},
 )

@@ -38,7 +38,7 @@ LEARNER_CAPACITY = RecordingRule(
 ACTORS_WANTED = RecordingRule(
     "namespace:rookery_actors_wanted:rate5m",
     promql.actors_wanted(ALL),
-    "learner capacity divided by the env steps that one actor plays per second of work: the actors that keep the learner busy",
+    "learner capacity divided by the env steps that one actor makes per second of work: the actors that keep the learner busy",
 )
 LEARNER_WAITS = RecordingRule(
     "namespace:rookery_learner_wait:share5m", promql.learner_waits(ALL), "share of its time that the learner waits for experience"

@@ -126,7 +126,7 @@ class EvaluatorMetric(Metric[EvaluatorStats]):
 
 ACTOR_ENV_STEPS = ActorMetric(
     "rookery_actor_env_steps_total",
-    "Env steps played, sent or not. Excludes reset rows.",
+    "Env steps of this actor, sent or not. Excludes reset rows.",
     read=lambda stats: stats.env_steps,
 )
 ACTOR_ENV_FRAMES = ActorMetric(

@@ -61,7 +61,7 @@ class Accounting:
         return ""
 
     def accept_hello(self, worker: Worker, hello: Hello, reason: DropReason) -> list[e.Instruction]:
-        """Take over the counters of an accepted Hello. Messages that it says will not come are dropped for `reason`."""
+        """Take over the counters of an accepted Hello. Messages that by its numbers will not come are dropped for `reason`."""
         out = self.skip(worker, hello.resend_from, *worker.missing(hello.resend_from, hello.completed), reason)
         self.ledger.report(worker.account, hello.produced)
         self.limit_claims(worker)

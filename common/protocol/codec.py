@@ -1,7 +1,7 @@
-"""Envelope <-> list of byte frames: a msgpack header, then one raw buffer per array. Pure, and safe on any bytes.
+"""Envelope <-> list of message parts: a msgpack header, then one raw buffer per array. Pure, and safe on any bytes.
 
-    frame 0      {"v": 2, "tag": "trajectory", "run": "...", <fields of the message>, "arrays": [[name, dtype, shape], ...]}
-    frame 1..n   the buffers, in the order of "arrays"
+    part 0      {"v": 2, "tag": "trajectory", "run": "...", <fields of the message>, "arrays": [[name, dtype, shape], ...]}
+    part 1..n   the buffers, in the order of "arrays"
 
 Only `DecodeError` (and its `ProtocolVersionError`) leaves `decode`, whatever the bytes. See `docs/protocol.md`.
 
@@ -43,7 +43,7 @@ _shown: Final = reprlib.repr
 
 
 def encode(envelope: Envelope) -> list[bytes | memoryview]:
-    """The frames of a message; array frames are views, so the arrays must not be written to until they are sent."""
+    """Return the parts of a message; those of arrays are views, so the arrays must not be written to until they are sent."""
     message, arrays = envelope.message, envelope.message.arrays
     buffers = [to_buffer(name, array) for name, array in arrays.items()]
     if len(buffers) > ARRAYS or sum(buffer.nbytes for buffer in buffers) > MESSAGE_BYTES:
@@ -57,9 +57,9 @@ def encode(envelope: Envelope) -> list[bytes | memoryview]:
 
 
 def decode(frames: Sequence[bytes | memoryview]) -> Envelope:
-    """The message in `frames`; its arrays are read-only views on them. Raises `DecodeError`."""
+    """Return the message whose parts are `frames`; its arrays are read-only views on them. Raises `DecodeError`."""
     if not frames:
-        raise DecodeError("frames of a message", found=0, wanted="at least 1")
+        raise DecodeError("parts of a message", found=0, wanted="at least 1")
     found = header.unpack(frames[0])
     version = _integer(found.get("v"), "header.v", 0)
     if version != PROTOCOL_VERSION:
@@ -79,7 +79,7 @@ def _message(cls: type[Message], values: dict[str, Any], arrays: Arrays) -> Mess
 def _arrays(declared: object, buffers: Sequence[bytes | memoryview]) -> Arrays:
     items = _sequence(declared, "header.arrays")
     if len(items) > ARRAYS or len(items) != len(buffers):
-        raise DecodeError("array frames", found=len(buffers), wanted=f"{len(items)} as declared, at most {ARRAYS}")
+        raise DecodeError("parts of arrays", found=len(buffers), wanted=f"{len(items)} as declared, at most {ARRAYS}")
     if (size := sum(map(len, buffers))) > MESSAGE_BYTES:
         raise DecodeError("bytes of the message", found=size, wanted=f"at most {MESSAGE_BYTES}")
     packed: bytes = msgpack.packb(items, buf_size=_KEPT_BYTES)  # its own is 256 KiB, whatever is packed

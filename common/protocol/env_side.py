@@ -214,7 +214,7 @@ class EnvSide:
 
     def _tick(self, slot: _Slot, now: Seconds) -> list[e.Instruction]:
         if (silent := now - slot.heard_at) > self.config.silence_seconds:
-            return self._lose(slot, f"no word for {silent:.1f} s")
+            return self._lose(slot, f"no message for {silent:.1f} s")
         if now - slot.sent_at < self.config.heartbeat_seconds:
             return []
         if slot.state is SlotState.RESETTING and slot.act is not None:  # the Act or its answer may have been lost

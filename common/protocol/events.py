@@ -39,14 +39,14 @@ def sentence(text: str) -> str:
 class RefusalCode(StrEnum):
     """Reason for which a learner refuses a worker, or a policy server an env worker."""
 
-    UNKNOWN_SENDER = "unknown_sender"  # spoke before it greeted, or greeted a learner that has since restarted: greet again
+    UNKNOWN_SENDER = "unknown_sender"  # sent a message before a Hello, or the learner has restarted since its Hello: greet again
     DECODE = "decode"  # sent bytes that are no message
-    PROTOCOL = "protocol"  # speaks another protocol version
+    PROTOCOL = "protocol"  # sends another protocol version
     RUN = "run"  # belongs to another run
     ENVIRONMENT = "environment"  # built another environment than the run's
     SUPERSEDED = "superseded"  # a newer incarnation of the same worker has greeted: start a new incarnation
     IN_USE = "in_use"  # a connected worker, or a worker of another key, has the name: greet again later
-    FORGOTTEN = "forgotten"  # was silent so long that its experience was given up: start a new incarnation
+    FORGOTTEN = "forgotten"  # was silent so long that its experience was dropped: start a new incarnation
     EVICTED = "evicted"  # sent nothing but messages that were refused: greet again later
     FULL = "full"  # the run has as many workers as it accepts
     ROLE = "role"  # neither actor nor evaluator, or the message or the name belongs to another role
@@ -55,7 +55,7 @@ class RefusalCode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerKey:
-    """One life of one worker, which has sequence numbers and a ledger account of its own."""
+    """One incarnation of one worker, which has sequence numbers and a ledger account of its own."""
 
     name: str
     incarnation: int

@@ -194,7 +194,7 @@ def _check_identity(hello: Hello, public_key: str, known: Worker | None, *, forg
         stepped = hello.produced or hello.completed or hello.resend_from
         return renew if stepped and hello.incarnation <= forgotten else None
     if known.state is not WorkerState.CLOSED and known.public_key and public_key and public_key != known.public_key:
-        # Only while the account is open: a worker that left, or was away for long, may come back with a new key.
+        # Only while the account is open: a worker that left, or was away for long, may return with a new key.
         return Objection(
             RefusalCode.IN_USE, f"the name {hello.worker!r} belongs to a worker of another key; {_OWN_NAME}", retry=True
         )
@@ -212,7 +212,8 @@ def _check_evicted(hello: Hello, known: Worker | None, now: Seconds) -> Objectio
     """Return why an evicted worker may not be welcomed yet; None where it may."""
     if known is None or now >= known.evicted_until:
         return None
-    fact = f"all that {hello.worker!r} sent was refused; mend it, or wait {known.evicted_until - now:.0f} s"
+    wait = f"correct its messages, and greet again after {known.evicted_until - now:.0f} s"
+    fact = f"{hello.worker!r} was evicted, because its messages were refused; {wait}"
     return Objection(RefusalCode.EVICTED, fact, retry=True)
 
 

@@ -1,4 +1,4 @@
-"""Frame 0: a msgpack map, packed and unpacked within the limits.
+"""Part 0 of a message: a msgpack map, packed and unpacked within the limits.
 
 msgpack turns one byte into much memory (an empty map: 1 byte in, 64 out), and its own limits bound each container but
 not their sum. So values and containers are counted first, in a walk over the bytes unless these are too few to pass a limit.
@@ -16,7 +16,7 @@ from common.protocol.limits import HEADER_BYTES, HEADER_CONTAINERS, HEADER_VALUE
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# The first byte of a msgpack value says its kind; the small ones hold their number or length too.
+# The first byte of a msgpack value gives its kind; that of small ones holds their number or length too.
 _SMALL_MAP, _SMALL_LIST, _SHORT_STRING, _OTHERS, _NEGATIVE = 0x80, 0x90, 0xA0, 0xC0, 0xE0
 # First byte of a msgpack value -> bytes after it (numbers), or bytes of the length after it (strings, containers).
 _SIZES: Final = (
@@ -40,7 +40,7 @@ def pack(fields: Mapping[str, object]) -> bytes:
 
 
 def unpack(frame: bytes | memoryview) -> dict[str, Any]:
-    """The map in `frame`. Raises `DecodeError`; allocates at most a few times the frame plus a fixed floor."""
+    """Return the map in `frame`. Raises `DecodeError`; allocates at most a few times its length plus a fixed floor."""
     size = memoryview(frame).nbytes
     if size > HEADER_BYTES:
         raise DecodeError("bytes of the header", found=size, wanted=f"at most {HEADER_BYTES}")

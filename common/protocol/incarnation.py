@@ -22,7 +22,7 @@ HOLES = 1024  # missing numbers remembered one by one: more than any window
 
 
 class WorkerState(StrEnum):
-    """State of one incarnation of a worker in the life of one learner."""
+    """State of one incarnation of a worker in one learner process."""
 
     EXPECTED = "expected"  # no Hello accepted yet: a new incarnation, or one in the checkpoint of a resumed learner
     CONNECTED = "connected"  # welcomed, and heard within the silence limit

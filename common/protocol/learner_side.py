@@ -178,8 +178,8 @@ class LearnerSide:
         self._accounting.close(worker)
         self.evictions += 1
         worker.evicted_until = now + EVICTED_SECONDS
-        again = f"mend it, and come back in {EVICTED_SECONDS:.0f} s"
-        fact = f"{worker.bad_messages} messages in a row were refused; {again}"
+        fix = f"correct them, and greet again after {EVICTED_SECONDS:.0f} s"
+        fact = f"{worker.bad_messages} messages were refused, and no experience between them was accepted; {fix}"
         fields = {"worker": worker.key.name, "messages": worker.bad_messages}
         note = e.LogEvent(event="worker_evicted", fields=fields, warning=True)
         return [*out, note, *refusal(route, RefusalCode.EVICTED, fact, retry=True)]

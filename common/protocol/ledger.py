@@ -26,7 +26,7 @@ class Account:
     produced: EnvSteps = 0  # as last reported
     received: EnvSteps = 0  # of all messages up to the newest, lost ones included: they are dropped, too
     lost: EnvSteps = 0  # of `received`: in flight when the account was closed
-    dropped_by_worker: dict[str, EnvSteps] = field(default_factory=dict)  # reason -> never sent: the actor said so
+    dropped_by_worker: dict[str, EnvSteps] = field(default_factory=dict)  # reason -> never sent, by the actor's reports
 
     @property
     def in_flight(self) -> EnvSteps:
@@ -59,7 +59,7 @@ class Ledger:
         self.dropped[str(reason)] += env_steps
 
     def receive(self, account: Account, env_steps: EnvSteps) -> None:
-        """Move `env_steps` of an actor out of flight; the caller says where to."""
+        """Move `env_steps` of an actor out of flight; the caller counts them in another column."""
         account.received += env_steps
         self.report(account, 0)
 

@@ -10,7 +10,7 @@ from typing import Final
 from common.units import KIB, MIB
 
 HEADER_BYTES: Final = 64 * KIB
-"""Frame 0. The largest honest header is a Welcome with the run's configuration, some KiB; checked before it is read."""
+"""Part 0 of a message. The largest honest header is a Welcome with the configuration, some KiB; checked before it is read."""
 
 HEADER_VALUES: Final = 1024
 """Values in a header, map keys too; the 64 arrays of a full message take 800. One byte of msgpack can become 60 of Python."""
@@ -56,7 +56,7 @@ FREE_LENGTH: Final = 1 << 20
 """A dimension that the schema leaves to the sender (-1): no rollout ends a million episodes."""
 
 ARRAY_BYTES: Final = 256 * MIB
-"""One array frame: 64 million float32 parameters, or 256 steps of 128 environments of 84x84. The sockets refuse more."""
+"""One array: 64 million float32 parameters, or 256 steps of 128 environments of 84x84. The sockets refuse more."""
 
 MESSAGE_BYTES: Final = 512 * MIB
-"""All frames of one message together."""
+"""All arrays of one message together."""

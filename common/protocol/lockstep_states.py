@@ -62,7 +62,7 @@ class LockstepStates:
         if state.size:
             return []
         if before is None:
-            consequence = "a restart of it or of the learner breaks lockstep; its log says why"
+            consequence = "a restart of it or of the learner breaks lockstep; its log has the reason"
             fields = {"worker": worker.key.name, "consequence": consequence}
             return [LogEvent(event="actor_state_unreadable", fields=fields, warning=True)]
         worker.continues = worker.continues and not before.actor.size  # it could not continue from the state that it got

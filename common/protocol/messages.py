@@ -65,7 +65,7 @@ class Reject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """Base of all messages. `arrays` is empty unless a message says what it carries."""
+    """Base of all messages. `arrays` is empty unless the class of the message describes them."""
 
     tag: ClassVar[str]
     arrays: Arrays = field(default_factory=lambda: NO_ARRAYS)
@@ -81,7 +81,7 @@ class Hello(Message):
     incarnation: Count  # larger at each start of the worker's process
     software: str  # rookery version, for people
     env_signature: str  # "" before the environment is built
-    resend_from: Sequence  # lowest number the worker may still send; all below were acknowledged or given up
+    resend_from: Sequence  # lowest number the worker may still send; all below were acknowledged or dropped
     completed: EnvSteps  # env steps of all experience messages below `resend_from`
     produced: EnvSteps  # env steps of the rollouts that this incarnation finished or dropped so far
     welcomed: bool = False  # whether a Welcome has reached this incarnation
@@ -101,14 +101,14 @@ class Welcome(Message):
     """
 
     tag: ClassVar[str] = "welcome"
-    index: Count  # number of the worker within its role, from 0; with `generation` it picks the worker's random streams
-    generation: Count  # how many incarnations, of this worker or another, held the index before
+    index: Count  # slot of the worker within its role, from 0; with `generation` it selects the worker's random streams
+    generation: Count  # slot generation: incarnations, of this worker or another, that held the slot before
     config: str  # the run's configuration, JSON
     env_signature: str
     schema: tuple[ArraySpec, ...]  # arrays of an experience message
     credits: Count  # most unacknowledged experience messages
     version: Annotated[Version, AtLeast(-1)]  # newest published policy; -1: none yet
-    heartbeat_seconds: Seconds  # either side speaks at least this often
+    heartbeat_seconds: Seconds  # either side sends a message at least this often
     incarnation: Annotated[Count, AtLeast(-1)] = -1  # that of the Hello; -1: whichever
 
 
@@ -207,7 +207,7 @@ class Goodbye(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain(Message):
-    """Learner → worker: the run ends; send nothing new, say Goodbye within `deadline_seconds`."""
+    """Learner → worker: the run ends; send nothing new but a Goodbye within `deadline_seconds`."""
 
     tag: ClassVar[str] = "drain"
     reason: str

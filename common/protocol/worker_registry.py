@@ -1,9 +1,8 @@
 """The workers of a session by name and incarnation.
 
-A role has as many slots as workers of it may be connected at once. A name holds a slot, its index, from its first Hello on,
-while it is away and after it is closed, so that it has the same index when it returns. It loses the slot only to a new
-name that finds none free, and is forgotten. So the registry is bounded however many names come and go, and an index is
-always below the number of slots.
+A role has as many slots as workers of it may be connected at once. A name holds a slot (`index`) from its first Hello on,
+while it is away and after it is closed, so that it has the same slot when it returns. It loses the slot only to a new
+name that finds none free, and is forgotten. So the registry is bounded however many names come and go.
 """
 
 from __future__ import annotations
@@ -173,7 +172,7 @@ class WorkerRegistry:
         older = self._newest.get(key.name)
         index = older.index if older is not None and older.role == role else self._free(role)
         worker = Worker(key=key, role=role, index=index, generation=self._generations[role, index])
-        self._generations[role, index] += 1  # of the index, not of the name: the next holder has random streams of its own
+        self._generations[role, index] += 1  # of the slot, not of the name: the next holder has random streams of its own
         self._add(worker)
         return worker
 

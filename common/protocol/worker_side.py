@@ -42,7 +42,7 @@ class ConnectionState(StrEnum):
 
     GREETING = "greeting"  # no answer to the Hello yet
     WELCOME = "welcome"
-    ENDED = "ended"  # said Goodbye, or was refused for good
+    ENDED = "ended"  # a Goodbye was sent, or it was refused for good
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ class WorkerSide:
             return self._greet(now) if now >= self._greet_at else []
         if self.state is ConnectionState.WELCOME:
             if now - self._heard_at > self.SILENCE_HEARTBEATS * self._heartbeat:
-                return self._lost(f"no word from the {self.identity.server} for {now - self._heard_at:.1f} s", now)
+                return self._lost(f"no message from the {self.identity.server} for {now - self._heard_at:.1f} s", now)
             if now - self._sent_at >= self._heartbeat:
                 return self._send(Report(produced=self._produced, dropped=self._dropped), now)
         return []
@@ -179,7 +179,7 @@ class WorkerSide:
             case Refusal():
                 return self._refused(message, now)
             case _ if self.state is ConnectionState.GREETING:
-                return []  # left over from before the loss: the Welcome will say it anew
+                return []  # left over from before the loss: the Welcome states it anew
             case Credit():
                 return self._credited(message)
             case Snapshot():
@@ -222,7 +222,7 @@ class WorkerSide:
             self._greet_at = now + self.GREET_SECONDS
             return [note]
         if refusal.code == RefusalCode.DECODE:
-            # The learner cannot decode it a second time either: it is not sent again, and the Hello says from where on.
+            # The learner cannot decode it a second time either: the Hello states the first number that may still be sent.
             # Some of it may have been read, and wait: all keep their credits until they are acknowledged.
             self._resend_from = self._next_seq
         was_welcome = self.state is ConnectionState.WELCOME

@@ -180,8 +180,8 @@ class Health:
     """Ticks of the loop of one service, from which probes are answered. Every method may be called from any thread.
 
     A loop that waits for credit or for experience is healthy: it goes round at its timeout and ticks. Work that takes longer than
-    the usual deadline must be announced (`within`). Liveness never depends on another process: a learner that is away must not
-    make Kubernetes restart its actors. Readiness may.
+    the usual deadline must be announced (`within`). Liveness never depends on another process: Kubernetes must not restart actors
+    because their learner does not answer. Readiness may.
     """
 
     def __init__(self, *, deadline: Seconds = 15.0, clock: Callable[[], Seconds] = time.monotonic) -> None:

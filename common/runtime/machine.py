@@ -104,7 +104,7 @@ def _quota(group: Path) -> float | None:
         quota = int(most) / int(period)
     except ValueError:  # "max"
         return None
-    return quota if quota > 0 else None  # version 1 says -1
+    return quota if quota > 0 else None  # -1 in version 1: none
 
 
 def _counts(stat: Path) -> dict[str, int]:

@@ -183,7 +183,7 @@ def rendezvous(own: TorchrunEnvironment, *, waiting: Callable[[], None], seconds
                 if group := _confirmed(own, store, token):
                     return PrefixStore(group, store)
                 present = sum(store.check([name]) for name in _names(own)) if overdue else 0
-        except RuntimeError:  # rank 0 has ended, and comes back
+        except RuntimeError:  # rank 0 has ended, and is restarted
             if serves:
                 raise
             store, token, overdue, deadline = None, "", False, time.monotonic() + limit
@@ -220,7 +220,7 @@ def _confirmed(own: TorchrunEnvironment, store: TCPStore, token: str) -> str:
 def _absent(own: TorchrunEnvironment, seconds: str, *, present: int, reached: bool, reached_before: bool) -> RookeryError:
     """Return the error for ranks that do not come: an invalid setting where one never came."""
     if reached_before and (not reached or present == own.world_size):
-        fix = "its own log says why; all ranks restart"
+        fix = "its own log has the reason; all ranks restart"
         found = f"no group of {own.world_size} in {seconds}"
         return LostRankError("another rank of the learner was lost while the ranks joined", found=found, fix=fix)
     if not reached:
@@ -281,5 +281,5 @@ def _lost_as_error() -> Iterator[None]:
         yield
     except RuntimeError as error:  # torch raises it for connections that end and for timeouts
         found = re.sub(r"^\[[^]]*\] *", "", str(error)).partition("\n")[0].partition(". ")[0]  # without torch's source file
-        fix = "its own log says why; all ranks restart from the newest checkpoint"
+        fix = "its own log has the reason; all ranks restart from the newest checkpoint"
         raise LostRankError("another rank of the learner was lost", found=found[:200], fix=fix) from error

@@ -1,4 +1,4 @@
-"""A tracker in a thread of its own, so that a server that is slow or away costs points and never the run's time."""
+"""A tracker in a thread of its own, so that a server that is slow or unreachable costs points and never the run's time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from itertools import islice
 from common.tracking.api import Point, Tracker
 from common.units import Seconds
 
-QUEUED_POINTS = 3600  # kept while the server is away: an hour at one point per second
+QUEUED_POINTS = 3600  # kept while the server is unreachable: an hour at one point per second
 POINTS_AT_ONCE = 50
 RETRY_SECONDS: Seconds = 30.0  # after an error, until the tracker is opened again
 LAST_RETRY_SECONDS: Seconds = 1.0  # the same, at the end of the run

@@ -1,7 +1,7 @@
-"""Interface of a transport at the two ends of the wire: it moves lists of byte frames and never waits without a limit.
+"""Interface of a transport at the two ends of the wire: it moves lists of message parts and never waits without a limit.
 
 `zmq` implements it; tests have one of threads in one process, with the real codec.
-A transport does not depend on message types: frames come from and go to `common.protocol.codec`.
+A transport does not depend on message types: parts come from and go to `common.protocol.codec`.
 """
 
 from __future__ import annotations

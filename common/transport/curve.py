@@ -135,7 +135,7 @@ def _read(path: Path) -> tuple[Key, Key]:
     """The public key in a file, and the secret one or nothing."""
     _need_curve()
     try:
-        with path.open("rb"):  # says why not; what follows only says that
+        with path.open("rb"):  # its error has the reason, which that of `load_certificate` lacks
             public, secret = load_certificate(path)
     except OSError as error:
         found = f"{error.strerror} at {path}"

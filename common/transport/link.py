@@ -66,7 +66,7 @@ class Link:
     def service(self, timeout: Seconds = 0.0) -> None:
         """Handle all that has arrived, waiting up to `timeout` seconds for the first of it.
 
-        Raises `ConfigError` when refused for good, or where the learner speaks another protocol version.
+        Raises `ConfigError` when refused for good, or where the learner sends another protocol version.
         """
         frames = self._transport.receive(timeout)
         self._count_under_way()

@@ -35,13 +35,13 @@ SILENT_SECONDS: Final = 4.0
 changed length leaves one that waits for the rest of a message. The transfer time of the largest message is added."""
 
 UNKNOWN_BYTES: Final = 12_000_000
-"""Size of the largest message until `expect` says it: a first policy may be that large."""
+"""Size of the largest message until `expect` sets it: a first policy may be that large."""
 
 REBIND_SECONDS: Final = 10.0
 REBIND_PAUSE: Final = 0.1
 
 _DEALER_MILLISECONDS: Final = {
-    zmq.CONNECT_TIMEOUT: 5_000,  # the system's own is two minutes: a network that comes back would not be noticed
+    zmq.CONNECT_TIMEOUT: 5_000,  # the system's own is two minutes: the end of an outage would not be noticed
     # First retry soon, since a restarted learner is back in a second; then doubling, so that 1,000 actors do not storm it.
     zmq.RECONNECT_IVL: 100,
     zmq.RECONNECT_IVL_MAX: 1_000,

@@ -30,7 +30,7 @@ LINGER: Final = 2.0
 """Seconds that `close` spends at most on what was handed over: a Goodbye or a last Credit, not a backlog."""
 
 COPY_BELOW: Final = 64 * 1024
-"""Bytes under which a frame is copied: cheaper than sharing it between threads, and it comes out aligned."""
+"""Bytes under which a message part is copied: cheaper than sharing it between threads, and it comes out aligned."""
 
 POLL_MONITOR_SECONDS: Final = 0.05
 """Between two polls of the handshake monitor while messages arrive: often enough for new workers, too rare to cost time."""
@@ -39,10 +39,10 @@ MILLISECONDS: Final = {
     # A connection is broken once what was sent stays unacknowledged this long; the session sends every second.
     zmq.TCP_MAXRT: 8_000,
     zmq.HEARTBEAT_IVL: 0,  # none: a heartbeat that is due on a connection with an error aborts the process
-    zmq.HANDSHAKE_IVL: 5_000,  # a port scanner that connects and says nothing
+    zmq.HANDSHAKE_IVL: 5_000,  # a port scanner that connects and sends nothing
 }
 OPTIONS: Final = {
-    zmq.MAXMSGSIZE: ARRAY_BYTES,  # of one frame; ZeroMQ closes the connection of a worker that announces a larger one
+    zmq.MAXMSGSIZE: ARRAY_BYTES,  # of one part; ZeroMQ closes the connection of a worker that announces a larger one
     zmq.SNDHWM: 64,  # messages per connection: many times what the credits allow
     zmq.RCVHWM: 0,  # no limit: a PING behind the message that meets one aborts the process
     zmq.TCP_KEEPALIVE: 1,  # for connections of senders that never greet, and connection trackers that forget idle ones

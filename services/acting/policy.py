@@ -1,4 +1,4 @@
-"""The policy of an actor, a policy server or an evaluator: built as the learner's Welcome says, loaded from its snapshots."""
+"""The policy of an actor, a policy server or an evaluator: built from the learner's Welcome, loaded from its snapshots."""
 
 from __future__ import annotations
 

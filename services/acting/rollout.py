@@ -1,6 +1,6 @@
 """One rollout, recorded row by row into the arrays of a Trajectory message.
 
-Axes: T env steps, B environments, S stacked frames. Each rollout has arrays of its own: a message may wait for its
+Axes: T env steps, B environments, S stacked images. Each rollout has arrays of its own: a message may wait for its
 acknowledgement, or be sent again, while the next rollouts are recorded. (A pool would need the completed messages, and save the
 page faults of fresh memory: under 1 % of the emulator's time at 84x84.)
 """
@@ -75,14 +75,14 @@ class Rollout:
         return self._arrays
 
     def begin_next(self) -> None:
-        """Begin the next rollout with the newest observation of this one, and the frames of its stack."""
+        """Begin the next rollout with the newest observation of this one, and the images of its stack."""
         frames, start = self._frames, self._start
         before = context(frames, start)
         self._begin(frames[-1], start[-1])
         self._frames[: self._size - 1] = before
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return the state of a rollout without rows: observations, the frames that they are stacked on, running episodes."""
+        """Return the state of a rollout without rows: observations, the images that they are stacked on, running episodes."""
         start, frames = self._start[0].copy(), self._frames[: self._size].copy()
         return {"frames": frames, "start": start, "returns": self._returns.copy(), "lengths": self._lengths.copy()}
 

@@ -28,7 +28,7 @@ def check_environment(settings: Settings) -> None:
         print(f"rookery: {name} has not taken its first env steps after {seconds:.0f} s; {waits}", file=stderr, flush=True)
 
     def on_limit(seconds: Seconds) -> None:
-        found = f"found nothing within {seconds:.0f} s; mend it, or env.kwargs"
+        found = f"found nothing within {seconds:.0f} s; correct the environment, or env.kwargs"
         print(f"rookery: error: {name} hangs when it is built, reset or stepped: {found}", file=stderr, flush=True)
 
     with (

@@ -1,4 +1,4 @@
-"""The env worker's root: build environments and loop as the policy server's Welcome says. Imports no torch."""
+"""The env worker's root: build environments and loop from the policy server's Welcome. Imports no torch."""
 
 from __future__ import annotations
 

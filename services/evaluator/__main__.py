@@ -1,4 +1,4 @@
-"""The evaluator's root: build environments, policy and loop as the learner's Welcome says. The rest is in `services.worker`."""
+"""The evaluator's root: build environments, policy and loop from the learner's Welcome. The rest is in `services.worker`."""
 
 from __future__ import annotations
 

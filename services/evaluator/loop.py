@@ -59,7 +59,7 @@ class EvaluatorLoop:
         self._alive = alive
         self._clock = clock
         self._played: set[tuple[Version, str]] = set()
-        self._unreported: dict[str, Evaluation] = {}  # by mode; of those that ended while the learner was away only the newest
+        self._unreported: dict[str, Evaluation] = {}  # by mode; of those that ended without a learner only the newest
 
     def run(self) -> str:
         """Evaluate every `every_seconds` until a stop is requested or the learner drains; return the reason."""
@@ -133,7 +133,7 @@ class EvaluatorLoop:
         self.stats.return_means[mode] = float(tally.returns.mean())
 
     def _report(self) -> None:
-        """Send the evaluations that were not sent yet; they are kept while the learner is away."""
+        """Send the evaluations that were not sent yet; they are kept while there is no learner."""
         for mode, evaluation in list(self._unreported.items()):
             if self._link.say(evaluation):
                 del self._unreported[mode]

@@ -63,7 +63,7 @@ from services.learner.startup import (
 )
 from services.learner.uploads import END_SECONDS, STOP_SECONDS, Uploads, open_uploads
 
-EXAMPLES_SECONDS: Seconds = 300.0  # for example frames: a simulator may take its time
+EXAMPLES_SECONDS: Seconds = 300.0  # for example observations: a simulator may take its time
 
 _log = logs.EventLog(__name__)
 
@@ -248,14 +248,14 @@ class _Root:
         )
 
     def calibrate(self, record: RunRecord) -> None:
-        """Begin the normalisation of observations of a new run with example frames, on all ranks with those of rank 0.
+        """Begin the normalisation of observations of a new run with examples, on all ranks with those of rank 0.
 
         Workers are welcomed meanwhile: they build their environments, which takes longer.
         """
         settings = self.invocation.settings
         if not settings.model.normalize_observation or record.updates or settings.run.init:
             return
-        self.health.tick(doing="plays for example frames", within=EXAMPLES_SECONDS)
+        self.health.tick(doing="collects example observations", within=EXAMPLES_SECONDS)
         seed = derive_seed(settings.run.seed, "environment", role="learner")
         own = torch.from_numpy(example_frames(settings.env, seed=seed))
         self.algorithm.calibrate(self.group.broadcast(own) if self.group else own)

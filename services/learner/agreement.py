@@ -116,7 +116,7 @@ class Agreement:
         if failure is not None:
             raise failure
         if failed := [rank for rank, (good, _) in enumerate(done) if not good]:
-            raise ResourceError("another rank cannot do its part", found=f"rank {failed[0]}", fix="its log says why")
+            raise ResourceError("another rank cannot do its part", found=f"rank {failed[0]}", fix="its log has the reason")
         return [result for _, result in done]
 
     def all(self, *, done: bool) -> bool:

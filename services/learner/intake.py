@@ -282,7 +282,7 @@ class Intake:
                 self._log_event(instruction)
 
     def _encoded(self, message: Message) -> Frames:
-        """Return the frames of a message; those of a snapshot are made once for all workers."""
+        """Return the parts of a message; those of a snapshot are made once for all workers."""
         if not isinstance(message, Snapshot):
             return codec.encode(Envelope(run=self._run, message=message))
         if self._snapshot is None or self._snapshot[0] is not message:

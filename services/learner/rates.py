@@ -65,7 +65,7 @@ class RateWindow:
             self._first = self._newest
         if not self._kept or now - self._kept[-1][0] >= RATE_SPACING:
             self._kept.append(self._newest)
-        # One reading older than the window stays, or the window would be shorter than it says.
+        # One reading older than the window stays, so that the rate is over the whole window.
         while len(self._kept) > 1 and self._kept[1][0] <= now - LONG_WINDOW:
             self._kept.popleft()
 

@@ -1,4 +1,4 @@
-"""Uploads of a run to its store, in a thread of its own: a store that is slow or away costs copies, and never the run's time."""
+"""Uploads of a run to its store, in a thread of its own: a slow or unreachable store costs copies, and never the run's time."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def test_a_gradient_is_as_large_as_the_network_and_a_rollout_as_its_frames() -> 
     assert traffic(PRESETS[1], (*SMALL, "algorithm.gradient_precision=bf16")).up == pytest.approx(gradient.up / 2, rel=0.001)
 
 
-def test_the_networks_on_either_side_of_the_crossover_are_told() -> None:
+def test_the_networks_on_either_side_of_the_crossover_are_named() -> None:
     """Gradients are smaller with the small network and cheaper to compute with the large one."""
     rows = [a_row(PRESETS[0], up=100.0, speed=900.0, network=name) for name in ("small", "large")]
     rows += [

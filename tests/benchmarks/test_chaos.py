@@ -91,7 +91,7 @@ def test_a_missed_goal_is_said(changes, sentence):
         ({"rate_during": 94.0}, "honest rate 94% of before, wanted 95%"),
     ],
 )
-def test_what_depends_on_the_speed_of_the_machine_is_judged_apart(changes, sentence):
+def test_goals_that_depend_on_the_speed_of_the_machine_are_reported_apart(changes, sentence):
     """A busy machine is no broken promise: the system test leaves these out, the benchmark does not."""
     assert faults(row(**changes)) == []
     assert slow(row(**changes)) == [sentence]

@@ -50,7 +50,7 @@ def test_what_is_named_is_found(written):
         ("x = 1\n\n1 +", "{0}:rooms", "{0}.py line 3), wanted {0}"),
     ],
 )
-def test_what_cannot_be_had_is_told_with_setting_module_and_cause(written, text, entry_point, line):
+def test_an_import_that_fails_is_refused_with_setting_module_and_cause(written, text, entry_point, line):
     """A slip in the name, a package that another machine has, a module with a mistake of its own."""
     module = written(text)
     with pytest.raises(ConfigError) as caught:

@@ -390,7 +390,7 @@ def test_services_lead_to_the_learners_port(combination):
 
 
 @pytest.mark.parametrize("component", ["autoscaling-hpa", "autoscaling-keda"])
-def test_who_scales_the_actors_has_the_only_say(component):
+def test_one_component_alone_sets_the_number_of_actors(component):
     """A number in the Deployment would throw the actors back to it at every apply."""
     manifests = overlay("cpu", component)
     assert "replicas" not in named(manifests, "Deployment", "actor")["spec"]

@@ -311,7 +311,7 @@ def stopped_when_refused_twice(guarded, monkeypatch):
 
 
 @each_role
-def test_who_is_not_let_in_says_so_and_goes_on_asking(role, learner, tmp_path, capsys, monkeypatch):
+def test_a_worker_that_is_refused_logs_it_and_retries(role, learner, tmp_path, capsys, monkeypatch):
     """A learner with keys and a worker without: it waits, since the keys may come later, and says what may be wrong."""
     make(tmp_path, ["worker"])
     guarded = learner(None, keys=ServerKeys.of(str(tmp_path / "learner")))
@@ -336,7 +336,7 @@ def test_an_env_worker_whose_key_is_not_allowed_names_the_policy_server(learner,
 
 
 @each_role
-def test_who_has_keys_is_welcomed_by_a_learner_that_knows_them(role, learner, tmp_path):
+def test_a_worker_with_keys_is_welcomed_by_a_learner_that_accepts_them(role, learner, tmp_path):
     """From the command line to the socket."""
     make(tmp_path, ["worker"])
     answer = frames(Refusal(code="draining", reason="the run is ending", retry=False))
@@ -368,7 +368,7 @@ def test_sigterm_before_a_learner_answered_ends_well(role, learner, capsys):
 
 
 @each_role
-def test_who_was_welcomed_says_goodbye_with_the_reason_for_leaving(role, learner, capsys):
+def test_a_welcomed_worker_sends_a_goodbye_with_the_reason_of_its_end(role, learner, capsys):
     """Under the name and role it greeted with, so that the learner can close its account; the log has the run."""
     drain = frames(Drain(reason="target reached", deadline_seconds=0.1))
     welcoming = learner(lambda message: {Hello: frames(welcome()), SnapshotWanted: drain}.get(type(message)))

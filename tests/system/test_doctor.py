@@ -94,7 +94,7 @@ def examined(colony, wait):
     return examine
 
 
-def test_a_slow_environment_is_the_actors_matter_and_a_killed_learner_is_away(colony, paced, examined):
+def test_a_slow_environment_is_actor_bound_and_a_killed_learner_is_unreachable(colony, paced, examined):
     """A simulator that takes 5 ms for a step: more actors are the cure, and the doctor says how many.
 
     When the learner has been killed, the actor still answers, and waits for another learner.
@@ -177,7 +177,7 @@ def test_a_straggler_is_found_among_the_actors(colony, paced, examined):
 
 
 def test_snapshots_that_stall_are_missed(colony, paced, examined, wait):
-    """Experience still flows, the credits too, and the actor plays on by a policy of long ago."""
+    """Experience still flows, the credits too, and the actor acts by a policy of long ago."""
     paced("", 0.002)
     with Proxy(colony.port) as line:
         learner, actor = colony.learner(OWN), colony.worker("actor", "one", "--learner", line.endpoint, *ALLOWED)

@@ -94,7 +94,7 @@ def test_a_run_of_an_environment_with_rewards_that_are_no_numbers_ends_with_the_
     (line,) = [line for line in run.output.splitlines() if "error:" in line]
     assert line.startswith("rookery train: error: actor-0 cannot work: all its experience is refused (")
     assert "array reward at [" in line
-    assert "found nan, wanted finite numbers; mend the environment (" in line
+    assert "found nan, wanted finite numbers; correct the environment (" in line
     assert "add actors" not in run.output
 
 

@@ -58,7 +58,7 @@ def test_a_run_is_watched_by_its_directory_while_it_goes_on(colony, wait, said):
 
 
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed (Debian package prometheus)")
-def test_a_prometheus_tells_the_same_of_a_run(colony, wait, said):
+def test_a_prometheus_gives_the_same_table_of_a_run(colony, wait, said):
     """Of a cluster one knows one address: that of the Prometheus which scrapes it."""
     run = colony.train()
     base = int(run.http.url.rpartition(":")[2])

@@ -1,4 +1,4 @@
-"""Checks of the way of experience: actors play the newest policy at an even pace, and their messages are trained on."""
+"""Checks of the way of experience: actors act by the newest policy at an even rate, and their messages are trained on."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _stale_snapshots(run: Deployment) -> Iterator[str]:
 STALE_SECONDS = 300
 SNAPSHOTS = Check(
     name="SnapshotsStale",
-    sentence="An actor plays an old policy",
+    sentence="An actor acts by an old policy",
     promql=f"changes({worker_metrics.ACTOR_POLICY_VERSION}[{STALE_SECONDS}s])",
     threshold=Threshold(
         value=STALE_SECONDS,
@@ -73,7 +73,7 @@ SNAPSHOTS = Check(
         f"and on (namespace) changes({learner.POLICY_VERSION}[{STALE_SECONDS}s]) > 0",
     ],
     lasting="2m",
-    detail=f"{{{{ $labels.instance }}}} plays and has loaded no policy for {STALE_SECONDS} s.",
+    detail=f"{{{{ $labels.instance }}}} steps and has loaded no policy for {STALE_SECONDS} s.",
     predicate=_stale_snapshots,
     runbook="""\
 1. Does one rollout take five minutes? Then shorten `rollout.length`.
@@ -86,7 +86,7 @@ SNAPSHOTS = Check(
 DROPPED_LIMIT = Threshold(
     value=0.01,
     unit="share of the env steps",
-    why="playing is the largest cost; one per cent is more than a replaced actor now and then",
+    why="stepping environments is the largest cost; one per cent is more than a replaced actor now and then",
 )
 
 
@@ -102,7 +102,7 @@ def _drops(run: Deployment) -> Iterator[str]:
 
 DROPPED = Check(
     name="ExperienceDropped",
-    sentence="Env steps are played and not trained on",
+    sentence="Env steps are dropped and not trained on",
     promql=str(DROPPED_SHARE),
     threshold=DROPPED_LIMIT,
     only=[TRAINS],
@@ -141,12 +141,13 @@ DECODE_ERRORS = Check(
     runbook="""\
 The learner's log names the sender and the fault.
 1. `decode`: another release on one side, or an unknown sender that reaches the port: close the port to the outside.
-2. `schema`: an actor plays another environment, or has other packages.
+2. `schema`: an actor steps another environment, or has other packages.
 3. `non_finite`: the environment returns NaN or infinity as reward or observation.
 4. `out_of_range`: a reward beyond 1e7, or an observation or action beyond 1e6: scale it in the environment (a wrapper).
 5. `episodes`: an actor reports returns that its rewards do not add up to: another release, or a forgery.
 
-A worker of which 16 messages in a row were refused is evicted for a minute: see [WorkersEvicted](#workersevicted).
+A worker of which 16 messages were refused, and no experience was accepted between them, is evicted for a minute: see
+[WorkersEvicted](#workersevicted).
 """,
 )
 
@@ -252,7 +253,7 @@ STRAGGLER = Check(
         f"unless on (namespace, instance) ({promql.actors_wait(ALL, by='namespace, instance')}) >= {WAITING.value:g}",
     ],
     lasting="10m",
-    detail=f"{{{{ $labels.instance }}}} plays at {PERCENT} of the median actor's rate.",
+    detail=f"{{{{ $labels.instance }}}} makes env steps at {PERCENT} of the median actor's rate.",
     predicate=_stragglers,
     runbook="""\
 It needs three actors or more. An actor that waits for credit is none: it could make more than the learner takes.

@@ -79,7 +79,7 @@ STALLED = Check(
     predicate=_stalled,
     runbook="""\
 1. `/healthz` of the learner names a gradient step that hangs.
-2. Dashboard Learner, "Phases". All `wait`: no batch fills. In lockstep one actor is missing; else check whether actors play
+2. Dashboard Learner, "Phases". All `wait`: no batch fills. In lockstep one actor is missing; else check whether actors step
    (dashboard Actors) and whether their messages are refused (dashboard Transport).
 3. All `checkpoint`: the disk does not answer.
 """,
@@ -96,7 +96,7 @@ WAITING_SHARE = Threshold(
 
 def _waiting(run: Deployment) -> Iterator[str]:
     if WAITING_SHARE.passed(_waits(run)) and not run.stands_still:
-        yield f"the learner waits {percent(_waits(run))} of its time for experience; the bottleneck says why"
+        yield f"the learner waits {percent(_waits(run))} of its time for experience; see the bottleneck"
 
 
 LEARNER_WAITING = Check(
@@ -146,7 +146,7 @@ SLOWED = Check(
     ),
     only=[TRAINS],
     lasting="10m",
-    detail=f"It trains on {PERCENT} of the frames per second of the last hour's median.",
+    detail=f"It trains on {PERCENT} of the emulator frames per second of the last hour's median.",
     runbook="""\
 1. Were actors removed, by hand or by an autoscaler? Then nothing is wrong.
 2. Dashboard Overview, "Bottleneck": if actor-bound, look at the actors; if learner-bound, at the learner's phases and CPU.

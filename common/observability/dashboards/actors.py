@@ -67,7 +67,7 @@ STATE = Row(
         ),
         Panel(
             "Return",
-            "Mean raw return of each actor's last 100 episodes. One that is far off plays another environment.",
+            "Mean raw return of each actor's last 100 episodes. One that is far off steps another environment.",
             {EACH: SHOWN.series(worker.ACTOR_EPISODE_RETURN_MEAN)},
         ),
         Panel(
@@ -120,7 +120,7 @@ POLICY_SERVERS = Row(
         ),
         Panel(
             "Emulator frames of env workers",
-            "Frames per second of each env worker.",
+            "Emulator frames per second of each env worker.",
             {EACH: SHOWN.rate(env.ENV_WORKER_ENV_FRAMES)},
         ),
         share(

@@ -25,7 +25,7 @@ AT_A_GLANCE = Row(
             "Raw return of the last 100 training episodes. It should rise; losses need not fall.",
             {"mean100": f"max by (namespace) ({SHOWN.series(learner.EPISODE_RETURN_MEAN)})"},
         ),
-        stat("Env frames per second", "Emulator frames trained on.", {"frames/s": SHOWN.total(learner.ENV_FRAMES_TRAINED)}),
+        stat("Emulator frames per second", "Trained on by the learner.", {"frames/s": SHOWN.total(learner.ENV_FRAMES_TRAINED)}),
         stat(
             "Bottleneck",
             "learner-bound: actors wait for credit. actor-bound: the learner waits for experience. "
@@ -84,9 +84,9 @@ LEARNING_AND_SPEED = Row(
             width=12,
         ),
         Panel(
-            "Env frames trained on and played",
-            "Emulator frames per second: trained on by the learner, and played by all actors.",
-            {"trained on": SHOWN.total(learner.ENV_FRAMES_TRAINED), "played": SHOWN.total(worker_metrics.ACTOR_ENV_FRAMES)},
+            "Emulator frames trained on and stepped",
+            "Emulator frames per second: trained on by the learner, and stepped by all actors.",
+            {"trained on": SHOWN.total(learner.ENV_FRAMES_TRAINED), "stepped": SHOWN.total(worker_metrics.ACTOR_ENV_FRAMES)},
             width=12,
         ),
     ],

@@ -129,11 +129,11 @@ class Prometheus:
             samples[_target(labels)][labels.get("__name__", ""), own] = value
         about = f'timestamp({{__name__="rookery_build_info"{self._narrowed}}})'
         scraped = {_target(labels): value for labels, value in self._query(about, at)}
-        away = {
+        unreachable = {
             _name(target): ServiceSample(at=at, role=role, unreachable="Prometheus could not scrape it")
             for target, role in down.items()
         }
-        return away | {
+        return unreachable | {
             _name(target): ServiceSample(at=moment, role=role_of(samples[target]), samples=samples[target])
             for target, moment in scraped.items()
             if role_of(samples[target])

@@ -34,7 +34,7 @@ DROPPED_FIRST = ("version", "drops/s", "memory", "frames/s", "queue", "lag", "CP
 SETTLED: Seconds = 60.0  # since the start of the learner, before the time left is estimated
 UPDATES_MEASURED = 3  # in the window: one update more or less would change a smaller number by half
 GAP = 2  # spaces between two columns
-AWAY = "away"  # state of a service that does not answer
+UNREACHABLE = "unreachable"  # state of a service that does not answer
 
 
 def top(source: Source, *, once: bool, stdout: TextIO, sleep: Callable[[Seconds], None] = time.sleep) -> int:
@@ -134,7 +134,7 @@ def duration(seconds: Seconds) -> str:
 def row(service: Service, run: Deployment) -> tuple[str, ...]:
     """Return the cells of one service; a dash where there is no value."""
     if service.after.unreachable:
-        return (service.title, AWAY)
+        return (service.title, UNREACHABLE)
     trains = service.role == LEARNER
     # Names of metrics are built with the service's role, so those of the actor serve the evaluator's row too.
     steps = metrics.ENV_STEPS_TRAINED if trains else worker.ACTOR_ENV_STEPS

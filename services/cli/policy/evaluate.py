@@ -1,4 +1,4 @@
-"""`rookery evaluate`: the returns of many whole episodes, their mean and its interval, and the protocol of the environment."""
+"""`rookery evaluate`: the returns of many whole episodes, their mean and its interval, and the evaluation rules."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def evaluate(policy: TrainedPolicy, *, episodes: int, seed: int, greedy: bool) -
     if not np.isfinite(played.tally.returns).all():
         bad = int((~np.isfinite(played.tally.returns)).sum())
         raise ConfigError(
-            "returns of episodes are not finite", found=f"{bad} of {episodes}", wanted="numbers", fix="mend the environment"
+            "returns of episodes are not finite", found=f"{bad} of {episodes}", wanted="numbers", fix="correct the environment"
         )
     return EvaluationResult(
         policy=policy,
@@ -157,7 +157,7 @@ class EvaluationResult:
             "episodes": f"{len(self.returns)}, {self.mode}, {self.num_envs} side by side, seed {self.seed}",
             "return": ", ".join(self._return_parts()),
             "length": f"mean {self.lengths.mean():,.1f} env steps, from {self.lengths.min():,} to {self.lengths.max():,}",
-            "protocol": ", ".join(_in_words(protocol(settings.env))),
+            "evaluation rules": ", ".join(_in_words(protocol(settings.env))),
         }
         if (reference := self.reference) is not None:
             percent = reference.normalized(self.mean)

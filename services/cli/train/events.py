@@ -111,7 +111,7 @@ Instruction: TypeAlias = Start | Terminate | Kill | Report
 
 
 class Outcome(StrEnum):
-    """End of the run as its processes show it; the learner's summary says if the target was reached."""
+    """End of the run as its processes show it; the learner's summary has whether the target was reached."""
 
     RUNNING = "running"
     FINISHED = "finished"  # the learner ended by itself

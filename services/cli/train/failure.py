@@ -57,7 +57,7 @@ def failure_lines(failure: ReportFailure, processes: Processes, *, debug: bool) 
     if failure.exit_code == CONFIG_EXIT_CODE and not debug:
         yield f"rookery train: error: {lines[-1].partition(': error: ')[2] or lines[-1]} (from {child})"
     elif reason and not debug:
-        yield f"rookery train: error: {child} cannot work: {failure.reason}: {reason}; mend the environment ({log})"
+        yield f"rookery train: error: {child} cannot work: {failure.reason}: {reason}; correct the environment ({log})"
     else:
         yield f"rookery train: {child} failed: {failure.reason}; the end of {log}:"
         yield from (f"  {line}" for line in lines)

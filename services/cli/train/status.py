@@ -188,8 +188,10 @@ class StatusPoller:
         """Return the status as of now; the last one, with its phase, while the learner does not answer."""
         answer = fetch_status(self._urls[LEARNER])
         if answer is None:  # it starts, ends, or is being restarted: its last status holds, but for the phase
-            away = self.latest.phase not in {STARTING, *ENDED}
-            return self.latest.model_copy(update={"phase": "learner away", "bottleneck": ""}) if away else self.latest
+            unreachable = self.latest.phase not in {STARTING, *ENDED}
+            return (
+                self.latest.model_copy(update={"phase": "learner unreachable", "bottleneck": ""}) if unreachable else self.latest
+            )
         known = {name: value for name, value in answer.items() if value is not None} | self._sums(answer)
         try:
             status = RunStatus.model_validate(known | {"bottleneck": self._bottleneck(time.monotonic())})

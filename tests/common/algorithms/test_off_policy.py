@@ -144,7 +144,7 @@ def test_a_memory_that_cannot_be_is_refused_when_the_learner_is_built(image_env)
 
 
 @pytest.mark.parametrize(("terminated", "taken"), [(0, 3.0), (1, 1.0)])
-def test_windows_shorter_than_asked_for_are_told(continuous_env, make_sample, terminated, taken):
+def test_windows_shorter_than_asked_for_are_measured(continuous_env, make_sample, terminated, taken):
     """n_step 3 where every episode lasts one step: nobody could know before, so the mean length of the windows is measured."""
     learner = Counter(env=continuous_env, n_step=3)
     ends = {"terminated": np.full((8, 2), terminated)}

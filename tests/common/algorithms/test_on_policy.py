@@ -165,7 +165,7 @@ def scene(image_env, make_sample):
     return net, collate([sample], image_env)
 
 
-def test_each_row_is_judged_by_its_own_observation(scene):
+def test_each_row_is_evaluated_by_its_own_observation(scene):
     """Row (t, b) of the answer belongs to o_t of environment b, whatever lies beside it in the pass."""
     net, batch = scene
     seen = network_outputs(net, batch, moments=PLAIN, precision="fp32")

@@ -141,7 +141,7 @@ def test_a_resumed_run_follows_a_learning_rate_that_was_changed(vector_env, make
 
 
 @pytest.mark.parametrize("steps", [0, 3])
-def test_an_update_that_is_told_to_stop_leaves_out_the_steps_to_come(vector_env, make_sample, steps):
+def test_an_update_that_is_stopped_leaves_out_the_steps_to_come(vector_env, make_sample, steps):
     """SIGTERM during an update of a hundred epochs: what was done stands, nothing is added."""
     cut, untouched = build(vector_env, epochs=100), build(vector_env)
     asked = iter(range(1_000_000))

@@ -292,7 +292,7 @@ def test_a_slip_in_what_is_the_users_own_reads_like_any_other(override, line):
 
 
 @pytest.mark.usefixtures("own")
-def test_a_run_tells_its_workers_of_an_algorithm_of_the_users(monkeypatch):
+def test_a_run_sends_its_workers_an_algorithm_of_the_users(monkeypatch):
     """The whole section goes to the actors, and where the package is not installed that is said in one line."""
     settings = load_settings(preset=None, overrides=[f"algorithm.name={OWN}", "algorithm.patience=9"], environ={}).settings
     run = RunConfig.of(settings, run_id="r")

@@ -72,7 +72,7 @@ def test_a_minibatch_may_be_the_whole_batch_and_no_more():
         _settings(algorithm=PPOSettings(minibatch=129))
 
 
-def test_all_conflicts_are_told_at_once():
+def test_all_conflicts_are_named_at_once():
     """Someone edits four numbers: the second start should not bring the second complaint."""
     with pytest.raises(ValidationError) as caught:
         _settings(

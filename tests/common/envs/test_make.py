@@ -509,7 +509,7 @@ def _raises(*_args: Any, **_kwargs: Any) -> Any:
         ({}, "probes:own fails when it is built or begins an episode: found RuntimeError: no licence, wanted an environment"),
     ],
 )
-def test_an_environment_that_fails_is_the_users_to_mend(own, spoil: dict[str, Any], said: str) -> None:
+def test_an_environment_that_fails_is_refused_with_its_fault(own, spoil: dict[str, Any], said: str) -> None:
     """A licence server that is away, frames of another size than the space says: found by the learner, before the run starts."""
 
     def build() -> Echo:

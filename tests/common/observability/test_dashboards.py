@@ -159,7 +159,7 @@ def test_the_first_row_answers_the_five_questions():
     first = [panel["title"] for panel in rest if panel["gridPos"]["y"] == 1]
     assert row["type"] == "row"
     assert first[:5] == [
-        "Mean return of 100 episodes", "Env frames per second", "Bottleneck", "Policy lag", "Env steps dropped",
+        "Mean return of 100 episodes", "Emulator frames per second", "Bottleneck", "Policy lag", "Env steps dropped",
     ]  # fmt: skip
     assert sum(panel["gridPos"]["w"] for panel in rest if panel["gridPos"]["y"] == 1) == 24
 

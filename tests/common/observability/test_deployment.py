@@ -77,7 +77,7 @@ def test_a_histogram_gives_the_mean_of_the_window():
     assert math.isnan(service({}, {}).mean(POLICY_LAG))
 
 
-def test_who_comes_has_nothing_to_compare_and_who_leaves_is_silent():
+def test_a_new_service_has_nothing_to_compare_and_one_that_left_is_silent():
     """A Prometheus forgets a target that is gone, and knows a new one only now."""
     old, new = reading(env_steps_total=1), reading(at=110.0, env_steps_total=1)
     fleet = compare({"old": old}, {"new": new})
@@ -106,7 +106,7 @@ def test_a_service_is_known_by_what_it_exports():
         ("10.0.0.7:9100", "", "10.0.0.7:9100"),
     ],
 )
-def test_a_title_tells_the_role_once(name, role, title):
+def test_a_title_names_the_role_once(name, role, title):
     """Names of a run contain it, addresses do not, and that of a service that never answered is not known."""
     assert Service(name=name, role=role, before=ServiceSample(at=0.0), after=ServiceSample(at=0.0)).title == title
 

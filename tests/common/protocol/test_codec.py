@@ -256,7 +256,7 @@ def test_another_protocol_version_is_told_apart_and_names_both() -> None:
         ({"seq": True}, "trajectory.seq: found True"),
         ({"seq": 2**63}, "trajectory.seq: found 9223372036854775808"),
         ({"arrays": {}}, "header.arrays: found {}, wanted a list"),
-        ({"arrays": []}, "array frames: found 5, wanted 0 as declared"),
+        ({"arrays": []}, "parts of arrays: found 5, wanted 0 as declared"),
         ({"arrays": [1] * 5}, "declaration of an array: found 1, wanted"),
         ({"arrays": [["obs", "uint8"]] * 5}, "declaration of an array"),
         ({"arrays": [["obs", 8, [1]]] * 5}, "declaration of an array"),

@@ -148,7 +148,7 @@ def test_a_greeting_said_twice_keeps_the_open_want() -> None:
         ({"name": "evaluator-1", "role": "evaluator"}, RefusalCode.FULL, True),
     ],
 )
-def test_who_does_not_fit_is_refused_with_the_reason(hello: dict[str, Any], code: RefusalCode, *, retry: bool) -> None:
+def test_a_worker_that_does_not_fit_is_refused_with_the_reason(hello: dict[str, Any], code: RefusalCode, *, retry: bool) -> None:
     """A wrong role, another environment, one actor or evaluator too many."""
     learner = Learner(max_actors=1, max_evaluators=1)
     learner.greet(incarnation=5)
@@ -260,7 +260,7 @@ def test_a_flood_of_hellos_by_one_name_sends_its_holder_one_credit_per_interval(
     assert sum(map(len, sent)) == 1
 
 
-def test_a_smaller_incarnation_is_told_which_one_to_greet_as() -> None:
+def test_a_smaller_incarnation_is_refused_with_the_one_to_greet_as() -> None:
     """The clock of its host stepped back between two starts; the earlier process said Goodbye, or was lost."""
     learner = Learner()
     learner.greet(incarnation=2**40)
@@ -390,7 +390,7 @@ def test_both_sides_of_silence_are_filled() -> None:
         ({"version": 1}, DropReason.VERSION),
     ],
 )
-def test_bad_experience_is_refused_counted_once_and_its_sender_told(fields: dict[str, Any], reason: DropReason) -> None:
+def test_bad_experience_is_refused_counted_once_and_rejected_in_a_credit(fields: dict[str, Any], reason: DropReason) -> None:
     """A shape, a surplus array, a lie about env steps, NaN, a policy that never was: the run goes on."""
     learner = Learner()
     learner.greet()
@@ -421,16 +421,22 @@ def test_the_algorithm_may_refuse_what_fits_the_schema() -> None:
 SICK = ARRAYS | {"reward": np.full(4, np.nan, np.float32)}
 
 
-def test_a_worker_that_sends_nothing_but_bad_messages_is_sent_away_for_a_while() -> None:
+def test_a_worker_that_sends_only_bad_messages_is_evicted_for_a_minute() -> None:
     """Each check costs the learner's time. Its account is closed, its Hello refused, and after a minute it starts anew."""
     learner = Learner()
     learner.greet(produced=8)
     for seq in range(BAD_MESSAGES - 1):
         assert of(Refusal, learner.send(seq, arrays=SICK)) == []
-    assert refusal(learner.send(BAD_MESSAGES - 1, arrays=SICK)) == (RefusalCode.EVICTED, True)
+    (answer,) = of(Refusal, learner.send(BAD_MESSAGES - 1, arrays=SICK))
+    assert (answer.code, answer.retry) == (RefusalCode.EVICTED, True)
+    assert answer.reason == (
+        "16 messages were refused, and no experience between them was accepted; correct them, and greet again after 60 s"
+    )
     assert (learner.side.evictions, learner.side.connected("actor"), learner.books["in_flight"]) == (1, 0, 0)
     assert refusal(learner.send(BAD_MESSAGES)) == (RefusalCode.UNKNOWN_SENDER, True)
-    assert refusal(learner.greet(incarnation=9)) == (RefusalCode.EVICTED, True)
+    (answer,) = of(Refusal, learner.greet(incarnation=9))
+    assert (answer.code, answer.retry) == (RefusalCode.EVICTED, True)
+    assert answer.reason == "'a' was evicted, because its messages were refused; correct its messages, and greet again after 60 s"
     learner.now += 60.0
     assert refusal(learner.greet()) == (RefusalCode.FORGOTTEN, True)
     assert of(Welcome, learner.greet(incarnation=9))
@@ -450,7 +456,7 @@ def test_a_sound_message_between_bad_ones_keeps_its_worker() -> None:
     assert (learner.side.evictions, learner.side.connected("actor")) == (0, 1)
 
 
-def test_a_welcomed_worker_that_sends_bytes_that_are_no_messages_is_sent_away_too() -> None:
+def test_a_welcomed_worker_that_sends_bytes_that_are_no_messages_is_evicted_too() -> None:
     """A flood after a Hello evicts the worker; a connection that never greeted has no worker to evict."""
     learner = Learner()
     learner.greet()
@@ -482,7 +488,7 @@ def test_reports_of_episodes_are_checked_for_each_worker_and_what_counts_enters_
     assert [list(admit.arrays) for admit in admitted] == [["valid"], ["valid"]]
 
 
-def test_a_refusal_that_did_not_arrive_is_told_again() -> None:
+def test_a_refusal_that_did_not_arrive_is_sent_again() -> None:
     """Its Credit was lost with the connection, or never left: the message would hold a credit for ever."""
     learner = Learner(credits=3)
     learner.greet()
@@ -632,7 +638,7 @@ def test_no_policy_is_kept_for_a_worker_that_left() -> None:
         ({"version": 1}, DropReason.VERSION),
     ],
 )
-def test_a_bad_evaluation_is_refused_counted_and_its_sender_told(fields: dict[str, Any], reason: DropReason) -> None:
+def test_a_bad_evaluation_is_refused_counted_and_rejected_in_a_credit(fields: dict[str, Any], reason: DropReason) -> None:
     """Of another release, of a broken environment, of a policy that died with an earlier learner: the evaluator reads why."""
     learner = Learner()
     learner.greet("evaluator", role="evaluator")
@@ -890,7 +896,7 @@ def test_a_thousand_names_leave_the_books_right_and_nothing_else() -> None:
     assert len(json.dumps(learner.side.saved.state_dict())) < 2000
 
 
-def test_a_name_finds_its_index_again_while_there_are_places() -> None:
+def test_a_name_finds_its_slot_again_while_slots_are_free() -> None:
     """An actor restarts an hour later; others have come meanwhile, and took what was free."""
     learner = Learner(max_actors=3)
     for name in "ab":
@@ -902,8 +908,8 @@ def test_a_name_finds_its_index_again_while_there_are_places() -> None:
     assert (welcome.index, welcome.generation) == (0, 1)
 
 
-def test_a_new_name_takes_the_index_of_who_is_gone_longest_with_random_streams_of_its_own() -> None:
-    """An index is below `max_actors`, so it is used again; (index, generation) never is."""
+def test_a_new_name_takes_the_slot_closed_longest_with_random_streams_of_its_own() -> None:
+    """A slot is below `max_actors`, so it is used again; (slot, slot generation) never is."""
     learner = Learner(max_actors=3)
     for name in "abc":
         learner.greet(name)
@@ -911,14 +917,14 @@ def test_a_new_name_takes_the_index_of_who_is_gone_longest_with_random_streams_o
     learner.hear(b"b", Goodbye(reason="", produced=0))
     learner.tick(1.0)
     learner.hear(b"c", Goodbye(reason="", produced=0))
-    seats = [of(Welcome, learner.greet(name), name.encode())[0] for name in "de"]
-    assert [(seat.index, seat.generation) for seat in seats] == [(1, 1), (2, 1)]
+    welcomes = [of(Welcome, learner.greet(name), name.encode())[0] for name in "de"]
+    assert [(welcome.index, welcome.generation) for welcome in welcomes] == [(1, 1), (2, 1)]
     (welcome,) = of(Welcome, learner.resumed(max_actors=3).greet("e", incarnation=2), b"e")
     assert (welcome.index, welcome.generation) == (2, 2)
 
 
-def test_who_is_only_away_loses_its_place_last_and_is_said_to() -> None:
-    """A cut cable, and a new actor that needs the place: what was in flight is given up before its time."""
+def test_an_away_worker_loses_its_slot_after_the_closed_ones_and_is_logged() -> None:
+    """A cut cable, and a new actor that needs the slot: what was in flight is dropped before 60 s are over."""
     learner = Learner(max_actors=2)
     learner.greet("gone")
     learner.tick(9.0)
@@ -1010,8 +1016,8 @@ def test_what_an_actor_stepped_after_its_last_report_is_in_its_closed_account() 
     assert learner.books["produced"] == 16
 
 
-def test_a_silent_actor_is_away_then_forgotten_then_reborn() -> None:
-    """Stopped for minutes: its credits go to the others, its experience is given up, and it may start over."""
+def test_a_silent_actor_is_away_then_forgotten_then_a_new_incarnation() -> None:
+    """Stopped for minutes: its credits go to the others, its experience is dropped, and it may start over."""
     learner = Learner()
     learner.greet(produced=10)
     learner.tick(10.1)
@@ -1224,7 +1230,7 @@ def test_an_event_of_the_workers_side_is_a_bug_of_ours() -> None:
         Learner().handle(e.Closed(reason=""))
 
 
-def test_in_lockstep_no_window_is_widened_for_those_who_are_not_here_yet():
+def test_in_lockstep_no_window_is_widened_for_actors_that_are_not_connected_yet():
     """The first of three actors would else collect their share, too, by a policy that is old when it is trained on."""
     learner = Learner(credits=1, batch=3, lockstep=True)
     (first,) = of(Welcome, learner.greet("a"))
@@ -1232,8 +1238,8 @@ def test_in_lockstep_no_window_is_widened_for_those_who_are_not_here_yet():
     assert Learner(credits=1, batch=3).greet("a")[0].message.credits == 3
 
 
-def test_experience_comes_with_the_place_of_its_sender():
-    """Lockstep goes by places: names and incarnations differ from run to run."""
+def test_experience_comes_with_the_slot_of_its_sender():
+    """Lockstep goes by slots: names and incarnations differ from run to run."""
     learner = Learner()
     learner.greet("a")
     learner.greet("b")

@@ -49,14 +49,14 @@ def train(side: Learner, *seqs: int, **sender: Any) -> list[e.Instruction]:
     return out + side.handle(e.Completed(items=items(*seqs, **sender)))
 
 
-def test_a_place_without_a_message_begins_as_the_first_that_held_it_did() -> None:
+def test_a_slot_without_a_message_begins_as_its_first_holder_did() -> None:
     """Killed in its first rollout: the streams of random numbers are those of the first process."""
     side = learner()
     assert (welcomed(side).generation, handed(welcomed(side, incarnation=2))) == (0, [])
     assert welcomed(side, incarnation=3).generation == 0
 
 
-def test_an_incarnation_goes_on_behind_the_newest_message_of_its_place_also_under_another_name() -> None:
+def test_an_incarnation_continues_after_the_newest_message_of_its_slot_also_under_another_name() -> None:
     """Trained on or waiting: it will be trained on."""
     side = learner()
     welcomed(side)
@@ -140,7 +140,7 @@ def test_a_state_that_cannot_be_read_is_noted_once() -> None:
     assert notes == ["actor_state_unreadable"]
 
 
-def test_a_dropped_message_is_no_place_to_resume_from() -> None:
+def test_a_dropped_message_is_no_state_to_resume_from() -> None:
     """Messages that were not trained on are not in the weights of the checkpoint."""
     side = learner()
     welcomed(side)

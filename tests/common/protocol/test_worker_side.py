@@ -33,7 +33,7 @@ pytestmark = pytest.mark.pure
 
 
 def actor() -> WorkerSide:
-    """A worker that has not spoken yet."""
+    """A worker that has sent nothing yet."""
     return WorkerSide(Identity(role="actor", name="a", incarnation=7, software="1"))
 
 
@@ -282,12 +282,12 @@ def test_a_full_run_is_asked_again_with_patience(code: RefusalCode) -> None:
     assert [type(m) for m in said(side.handle(e.Tick(), side.FULL_SECONDS))] == [Hello]
 
 
-def test_a_forgotten_worker_is_born_again() -> None:
-    """It was stopped for minutes, and its experience was given up: it starts over, as somebody else."""
+def test_a_forgotten_worker_starts_over_as_a_new_incarnation() -> None:
+    """It was stopped for minutes, and its experience was dropped."""
     side = greeted()
     offer(side)
-    _, reborn, send = refuse(side, RefusalCode.FORGOTTEN, retry=True)
-    assert reborn == e.NewIncarnation(incarnation=8)
+    _, started, send = refuse(side, RefusalCode.FORGOTTEN, retry=True)
+    assert started == e.NewIncarnation(incarnation=8)
     hello = send.message
     assert (hello.incarnation, hello.resend_from, hello.completed, hello.produced) == (8, 0, 0, 0)
     hear(side, welcome())

@@ -73,7 +73,7 @@ def test_an_unexpected_exception_is_code_1_with_its_traceback_though_nothing_was
     assert ended.stderr.count("Traceback") == 1
 
 
-def test_who_lingers_is_alive_and_ready_until_the_end_is_asked_for(monkeypatch):
+def test_a_lingering_service_is_alive_and_ready_until_its_end_is_requested(monkeypatch):
     """An orchestrator that restarts ended processes must see no reason to, for days."""
     monkeypatch.setattr(process, "LINGER_SECONDS", 0.001)
     clock = iter(range(0, 10**6, 10))
@@ -88,14 +88,14 @@ def test_who_lingers_is_alive_and_ready_until_the_end_is_asked_for(monkeypatch):
     assert answers == [(True, True)] * 3
 
 
-def test_who_lingers_does_not_hide_that_a_part_of_it_has_died(monkeypatch):
+def test_a_lingering_service_does_not_hide_that_a_part_of_it_has_died(monkeypatch):
     """Without the intake thread no worker gets the end of the run."""
     monkeypatch.setattr(process, "LINGER_SECONDS", 0.001)
     with pytest.raises(InternalError, match="died"):
         process.linger(Shutdown(), Health(), check=raises(InternalError("the intake thread died")))
 
 
-def test_who_was_told_to_end_does_not_linger():
+def test_a_service_that_was_stopped_does_not_linger():
     """SIGTERM ended the run: there is nothing to stay for."""
     shutdown, health = Shutdown(), Health()
     shutdown.request("SIGTERM")
@@ -109,7 +109,7 @@ def test_the_command_line_does_not_load_torch_with_this_module():
     assert ended.returncode == 0
 
 
-def test_torch_computes_on_as_many_threads_as_said_and_may_be_told_twice():
+def test_torch_computes_on_as_many_threads_as_set_and_may_be_set_twice():
     """One thread per process is what makes two processes on two cores fast."""
     ended = in_a_process(
         "import torch\nfrom common.runtime.process import set_torch_threads\n"

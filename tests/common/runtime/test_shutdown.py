@@ -31,7 +31,7 @@ def test_the_first_request_stands():
     assert (shutdown.requested, shutdown.reason) == (True, "target reached")
 
 
-def test_a_request_wakes_who_waits():
+def test_a_request_wakes_a_waiting_thread():
     """The train loop ends while the root waits for it."""
     shutdown = Shutdown()
     threading.Thread(target=shutdown.request, args=("done",)).start()

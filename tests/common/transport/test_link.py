@@ -326,7 +326,7 @@ def test_an_unknown_sender_that_greets_by_a_live_name_ends_no_worker(world):
     assert (world.link.session.state, session.identity.incarnation) == (ConnectionState.WELCOME, 6)
 
 
-def test_who_comes_when_the_run_is_over_is_drained_and_not_blamed(world):
+def test_a_worker_that_connects_after_the_run_is_drained_without_an_error(world):
     """A supervisor would take exit code 2 for a broken setting, and give up a run that has just been solved."""
     world.learner.handle(e.DrainAsked(reason="target reached", deadline_seconds=9.0))
     session = WorkerSide(Identity(role="actor", name="late", incarnation=1, software="test"))
@@ -446,7 +446,7 @@ def test_a_rejected_evaluation_is_noted(world):
     assert world.learner.evaluations == []
 
 
-def test_a_handshake_that_fails_is_told_with_what_may_be_wrong(world):
+def test_a_handshake_that_fails_is_logged_with_possible_reasons(world):
     """The learner has other keys, or none: said at once, then every ten seconds, for as long as it lasts."""
     world.worker.handshakes.detail = "the learner does not allow key x"
     for rounds, lines in ((1, 1), (40, 1), (10, 2)):  # 0.2 s each

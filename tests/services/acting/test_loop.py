@@ -248,7 +248,7 @@ def test_what_the_policy_makes_of_a_rollout_has_a_phase_of_its_own(scene):
     assert scene.link.offered[0].arrays["episode_return"].tolist() == [1.0]
 
 
-def test_who_waits_for_a_credit_can_be_told_to_stop(scene):
+def test_an_actor_that_waits_for_a_credit_can_be_stopped(scene):
     """SIGTERM reaches an actor while its learner is away."""
     scene.link.credits = 0
 

@@ -283,7 +283,7 @@ def test_an_evaluation_that_would_take_too_long_is_given_up(scene):
     scene.environment.close()
 
 
-def test_an_evaluation_is_abandoned_when_told_to_stop():
+def test_an_evaluation_is_abandoned_at_a_stop():
     """SIGTERM in the middle of a long episode: no report of half an episode, and an end at once."""
     scene = Scene(every_seconds=0.0, lengths=(100_000,))
 

@@ -21,12 +21,12 @@ def played(*words, environ=None):
     return evaluation_settings(parse("evaluator", ["--learner", "tcp://127.0.0.1:5999", *words], environ or {}).loaded, RUN)
 
 
-def test_an_evaluator_that_is_only_told_where_the_learner_is_plays_as_the_run_says():
-    """A run of a minute is judged every 10 s, on whichever machine its evaluator was started."""
+def test_an_evaluator_with_an_address_alone_has_the_settings_of_the_run():
+    """A run of a minute is evaluated every 10 s, on whichever machine its evaluator was started."""
     assert played() == RUN.evaluation == EvaluationSettings(every_seconds=10.0, episodes=20, cpu_share=0.5)
 
 
-def test_what_it_was_told_itself_wins_key_by_key(tmp_path):
+def test_its_own_settings_win_key_by_key(tmp_path):
     """On a machine of its own it may take every core; how many episodes make a score is still the run's."""
     file = tmp_path / "own.yaml"
     file.write_text("evaluator: {every_seconds: 5}\n")

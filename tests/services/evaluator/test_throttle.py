@@ -46,7 +46,7 @@ def test_the_share_is_kept_however_long_it_works(share, cores):
     assert used == pytest.approx(share * cores * passed, rel=0.01)
 
 
-def test_who_used_less_than_its_share_does_not_rest():
+def test_a_process_below_its_share_does_not_rest():
     """After an idle minute a short evaluation goes at full speed."""
     machine = Machine()
     rest = throttle(machine, share=0.1, cores=2)

@@ -76,5 +76,5 @@ def test_work_that_fails_on_one_rank_fails_on_all():
             Agreement(ranks).together(part)
         return str(raised.value), Agreement(ranks).together(lambda: ranks.index)
 
-    other = "another rank cannot do its part: found rank 1; its log says why"
+    other = "another rank cannot do its part: found rank 1; its log has the reason"
     assert on_every_rank(3, work) == [(text, [0, 1, 2]) for text in (other, "the disk is full", other)]

@@ -34,7 +34,7 @@ def test_settings_say_whose_messages_make_a_round():
 
 
 @given(st.integers(1, 4), st.integers(1, 3), st.randoms(use_true_random=False), st.sampled_from([0, 1, 2]))
-def test_a_round_does_not_depend_on_who_came_first(actors, share, random, surplus):
+def test_a_round_does_not_depend_on_the_order_of_arrival(actors, share, random, surplus):
     """Any interleaving of actors that each send in order: the round is the same, by place and number, and is as expected."""
     lockstep = Lockstep(actors=actors, share=share)
     coming = {index: [item(index, n) for n in range(share + surplus)] for index in range(actors)}
@@ -55,7 +55,7 @@ def test_a_round_waits_for_every_actor():
     assert lockstep.choose([item(0, 0), item(0, 1), item(0, 2), item(0, 3), item(1, 0)]) == []
 
 
-def test_a_round_does_not_wait_for_a_place_that_nobody_has():
+def test_a_round_does_not_wait_for_a_slot_without_a_holder():
     """Resumed with two actors of three, which kept their places 0 and 2: the run goes on."""
     lockstep = Lockstep(actors=2, share=1)
     assert names(lockstep.choose([item(2, 8), item(0, 5)])) == [(0, 5), (2, 8)]

@@ -111,7 +111,7 @@ def test_the_finding_of_a_waiting_learner_has_the_number_of_actors_to_add():
     assert "the learner waits 60 %" in faults(diagnosis)["LearnerWaiting"]
 
 
-def test_ranks_are_judged_together():
+def test_ranks_are_diagnosed_as_one_learner():
     """One waits 5 % of its time and the other 95 %: together half. The second has no actors."""
     ranks, waits = {"ranks": (2, 2)}, {"phase_seconds_total{wait}": (0, 9.5), "phase_seconds_total{train}": (0, 0.5)}
     first = LEARNER | ranks
@@ -127,7 +127,7 @@ def test_ranks_are_judged_together():
     assert "ActorsMissing" not in faults(diagnosis)
 
 
-def test_a_rank_that_is_away_is_named():
+def test_a_rank_that_is_unreachable_is_named():
     before = {f"learner{name}": sample(0, "learner", LEARNER | {"ranks": (2, 2)}) for name in ("", "-1")}
     after = {
         "learner": sample(1, "learner", LEARNER | {"ranks": (2, 2)}),
@@ -328,7 +328,7 @@ def test_what_belongs_to_a_healthy_run_is_no_fault(what):
 
 
 @pytest.mark.parametrize("ends", [(0, 1), (1, 1)])
-def test_an_evicted_actor_is_named_with_the_reason_while_it_is_away(ends):
+def test_an_evicted_actor_is_named_with_the_reason_while_it_is_not_connected(ends):
     """The learner received nothing from it in these ten seconds: the refusals are of before."""
     refused = {"workers_evicted_total": ends, "messages_dropped_total{non_finite}": (16, 16)}
     finding = faults(examined(refused | {"workers_connected{actor}": (3, 2)}))["WorkersEvicted"]
@@ -376,7 +376,7 @@ def test_what_a_probe_finds_wrong_is_passed_on():
     assert found == {"LoopHung": "learner: intake has not ticked for 40.0 s; wanted every 15 s; restart it"}
 
 
-def test_who_does_not_answer_is_away():
+def test_a_worker_that_does_not_answer_is_a_fault():
     """An actor of the run was killed, and nobody started it again."""
     begin = {"learner": sample(0, "learner", LEARNER), "actor-0": sample(0, "actor", ACTOR)}
     end = {"learner": sample(1, "learner", LEARNER), "actor-0": ServiceSample(at=NOW, unreachable="connection refused")}
@@ -385,7 +385,7 @@ def test_who_does_not_answer_is_away():
     )
 
 
-def test_a_learner_that_went_away_is_the_one_thing_to_say():
+def test_an_unreachable_learner_is_the_only_fault():
     """Without it nothing can be said about the run."""
     begin, end = {"learner": sample(0, "learner", LEARNER)}, {"learner": ServiceSample(at=NOW, unreachable="timed out")}
     diagnosis = diagnose(compare(begin, end))

@@ -35,7 +35,7 @@ def learner(at, wait, train, **changes):
 
 
 def actor(at):
-    """An actor that plays."""
+    """An actor that steps."""
     samples = {("rookery_actor_policy_version", ""): 3.0, ("rookery_actor_env_steps_total", ""): 100.0 * at}
     return ServiceSample(at=at, role="actor", samples=samples)
 
@@ -98,7 +98,7 @@ def test_a_killed_learner_ends_with_1_though_an_address_does_not_name_its_role()
     assert "LearnerDown: learner 10.0.0.7:9100 does not answer: connection refused; see its log" in words
 
 
-def test_nothing_is_judged_over_no_time():
+def test_no_time_gives_no_diagnosis():
     """A Prometheus that scrapes once a minute has one sample for both ends of a second."""
     moment = {"learner": learner(5.0, 9.0, 1.0), "a": actor(5.0)}
     with pytest.raises(ConfigError, match=r"nothing was measured: found two scrapes of one moment.*several scrape intervals"):

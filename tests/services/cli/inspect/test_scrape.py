@@ -98,7 +98,7 @@ def test_services_are_asked_by_their_addresses(serve, tmp_path):
     assert moment[actor].samples["rookery_actor_policy_version", ""] == -1
 
 
-def test_who_does_not_answer_is_one_of_the_readings(serve, deaf, tmp_path, monkeypatch):
+def test_a_service_that_does_not_answer_is_one_of_the_samples(serve, deaf, tmp_path, monkeypatch):
     """One actor was killed and one hangs: the others are read, and nobody waits for long."""
     learner = serve({"/metrics": (200, LEARNER)} | OK)
     source = opened(learner, folder=tmp_path)
@@ -253,7 +253,7 @@ def test_a_prometheus_gives_the_same_readings(prometheus, tmp_path):
     assert moment["l:9100"].samples["rookery_learner_phase_seconds_total", "wait"] == 2.5
 
 
-def test_a_target_that_a_prometheus_cannot_scrape_is_away(serve, tmp_path):
+def test_a_target_that_a_prometheus_cannot_scrape_is_unreachable(serve, tmp_path):
     """Its series are stale, and `up` names its job; the target of another job is no service of a run."""
     down = [({"__name__": "up", "job": job, "instance": f"{job}:9100"}, "0") for job in ("learner", "node")]
     up = [({"__name__": "up", "instance": "a:9100", "pod": "actor-x7", "job": "actor"}, "1")]
@@ -294,7 +294,7 @@ def test_a_prometheus_that_is_none_or_knows_nothing_of_us_is_refused(serve, tmp_
     assert hint in refused(prometheus=f"http://{serve(lambda _: page)}", folder=tmp_path)
 
 
-def test_a_prometheus_that_is_away_is_said_to_be(tmp_path):
+def test_a_prometheus_that_is_unreachable_is_named(tmp_path):
     """Its port, its host, and why."""
     assert refused(prometheus="http://127.0.0.1:1", folder=tmp_path).startswith(
         "the Prometheus does not answer: found connection refused at http://127.0.0.1:1"

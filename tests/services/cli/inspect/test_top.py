@@ -67,7 +67,7 @@ def test_the_learners_row_shows_what_it_trains_on():
     }  # fmt: skip
 
 
-def test_an_actors_row_shows_what_it_plays():
+def test_an_actors_row_shows_its_rates_and_its_policy():
     """Its lag is how far its policy is behind the learner's now."""
     assert cells("actor-0") == {
         "service": "actor-0", "state": "connected", "env steps/s": "600", "frames/s": "2,400", "busiest": "env 70 %",
@@ -75,9 +75,9 @@ def test_an_actors_row_shows_what_it_plays():
     }  # fmt: skip
 
 
-def test_a_service_that_does_not_answer_is_away_and_the_reason_is_below_the_table():
+def test_a_service_that_does_not_answer_is_unreachable_and_the_reason_is_below_the_table():
     """A missing service is what the user looks for."""
-    assert cells("actor-1") == {"service": "actor-1", "state": "away"}
+    assert cells("actor-1") == {"service": "actor-1", "state": "unreachable"}
     assert list(silent(DEPLOYMENT)) == ["actor-1 does not answer: connection refused"]
 
 
@@ -97,10 +97,10 @@ def test_the_head_adds_up_the_ranks_of_a_learner():
     assert cells("learner-1", run)["frames/s"] == "1,000"
 
 
-def test_a_killed_learner_is_away():
+def test_a_killed_learner_is_unreachable():
     """The head has the reason, so that it is not shown twice."""
     run = compare(BEFORE, AFTER | {"learner": sample("learner", 10.0, unreachable="connection refused")})
-    assert cells("learner", run) == {"service": "learner", "state": "away"}
+    assert cells("learner", run) == {"service": "learner", "state": "unreachable"}
     assert list(head(run)) == ["the learner does not answer: connection refused"]
     assert not [line for line in silent(run) if line.startswith("learner")]
 
@@ -117,7 +117,7 @@ def test_a_service_that_was_not_there_before_has_no_rates():
     ("width", "columns"),
     [
         (150, list(COLUMNS)),
-        (80, ["service", "state", "env steps/s", "frames/s", "busiest", "queue", "lag", "memory", "CPU"]),
+        (82, ["service", "state", "env steps/s", "frames/s", "busiest", "queue", "lag", "memory", "CPU"]),
         (60, ["service", "state", "env steps/s", "busiest", "lag", "CPU"]),
         (34, ["service", "state", "env steps/s"]),
     ],

@@ -44,7 +44,7 @@ def test_each_environment_plays_the_same_number_of_episodes(make_run, capsys):
     assert result["human_normalized_percent"] is None
 
 
-def test_the_table_has_score_and_protocol(make_run, capsys):
+def test_the_table_has_score_and_evaluation_rules(make_run, capsys):
     run, _ = make_run(*COUNTING)
     assert called("evaluate", run.path, "--episodes", "6", "env.num_envs=2") == 0
     out = capsys.readouterr().out
@@ -52,7 +52,7 @@ def test_the_table_has_score_and_protocol(make_run, capsys):
     assert "6, greedy, 2 side by side, seed 1" in out
     assert "version 7, 7,000 env steps" in out
     assert "mean 3.0 env steps, from 1 to 5" in out
-    assert "common.envs.probes:counting" in out
+    assert "evaluation rules  common.envs.probes:counting" in out
 
 
 def test_the_seed_and_the_mode_decide_what_is_played(make_run, capsys):
@@ -64,7 +64,7 @@ def test_the_seed_and_the_mode_decide_what_is_played(make_run, capsys):
     assert evaluated(capsys, *words, "--seed", 3)["returns"] != first
 
 
-def test_atari_scores_come_with_their_protocol(make_run, capsys):
+def test_atari_scores_come_with_their_evaluation_rules(make_run, capsys):
     run, _ = make_run(*SMALL_PONG, "env.max_episode_frames=200", preset="pong")
     result = evaluated(capsys, run.path, "--episodes", 2, "env.sticky_actions=0.25", "env.noop_max=0")
     wanted = {"environment": "ALE/Pong-v5", "sticky_actions": 0.25, "noop_max": 0, "frame_skip": 4, "full_action_space": False}

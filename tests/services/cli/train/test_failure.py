@@ -72,7 +72,7 @@ def test_an_actor_that_cannot_work_is_one_line_and_with_debug_the_end_of_its_log
         "rookery train: error: actor-0 cannot work: all its experience is refused (3 messages): array reward at [3, 0]: found nan"
     )
     assert line.startswith(said)
-    assert "; mend the environment (" in line
+    assert "; correct the environment (" in line
     assert list(failure_lines(failure, processes, debug=True))[-1] == f"  {EVICTED}"
 
 

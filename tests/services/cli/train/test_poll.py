@@ -15,7 +15,7 @@ URLS = {"learner": "http://learner", "actor-0": "http://actor-0", "actor-1": "ht
 
 @pytest.fixture
 def world(monkeypatch):
-    """Answers by address: `status` is the learner's, `phases` the seconds that each service has spent; None: it is away."""
+    """Answers by address: `status` is the learner's, `phases` the seconds that each service has spent; None: no answer."""
     world = SimpleNamespace(status=None, others={}, refused={}, phases={}, now=0.0)
 
     def metrics(url):
@@ -48,16 +48,16 @@ def test_what_the_learner_leaves_open_is_no_error(world):
 
 
 def test_while_the_learner_is_restarted_its_last_values_stay(world):
-    """The learner was killed: the panel shows where the run stood, and that the learner is away."""
+    """The learner was killed: the panel shows where the run stood, and that the learner is unreachable."""
     poller = StatusPoller(URLS)
     world.status = {"phase": "training", "env_steps": 5000}
     poller.latest = poller.poll()
     world.status = None
-    assert (poller.poll().phase, poller.poll().env_steps) == ("learner away", 5000)
+    assert (poller.poll().phase, poller.poll().env_steps) == ("learner unreachable", 5000)
 
 
 @pytest.mark.parametrize("phase", ["stopping", "finished"])
-def test_a_learner_that_ends_as_it_should_is_not_away(world, phase):
+def test_a_learner_that_ends_as_it_should_is_not_unreachable(world, phase):
     """Its HTTP port closes before its process ends."""
     poller = StatusPoller(URLS)
     world.status = {"phase": phase, "env_steps": 5000}
@@ -68,7 +68,7 @@ def test_a_learner_that_ends_as_it_should_is_not_away(world, phase):
 
 @pytest.mark.parametrize("answer", [{"env_steps": "many"}, {"policy_lag": 3}, {"queue": []}])
 def test_another_program_that_answers_for_the_learner_changes_nothing(world, answer):
-    """Another program took the port while the learner was away, and speaks JSON too: the view keeps what it knows."""
+    """Another program took the port while the learner was down, and answers with JSON too: the view keeps what it knows."""
     poller = StatusPoller(URLS)
     world.status = {"phase": "training", "env_steps": 5000}
     poller.latest = poller.poll()
@@ -77,7 +77,7 @@ def test_another_program_that_answers_for_the_learner_changes_nothing(world, ans
 
 
 def test_the_bottleneck_is_that_of_the_last_seconds_not_of_the_whole_run(world):
-    """An hour of training ended with a waiting learner a while ago: what counts is now, over all actors, even if one is away."""
+    """An hour of training ended with a waiting learner a while ago: what counts is now, over all actors that answer."""
     poller = StatusPoller(URLS)
     world.status = {"phase": "training"}
     for second in range(30):

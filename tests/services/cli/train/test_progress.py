@@ -22,7 +22,7 @@ def test_before_anything_is_known_nothing_is_claimed():
     assert (estimate.fraction, estimate.seconds_left) == (0.0, None)
 
 
-def test_without_a_trend_the_budget_tells_the_time():
+def test_without_a_trend_the_budget_gives_the_time():
     """Pong in its first minute: the score does not move, the pace is known."""
     progress = ProgressEstimator()
     progress.update(at(10.0, 1000, -21.0))
@@ -31,7 +31,7 @@ def test_without_a_trend_the_budget_tells_the_time():
     assert estimate.seconds_left == 750.0
 
 
-def test_a_rising_score_tells_the_time_to_the_target():
+def test_a_rising_score_gives_the_time_to_the_target():
     """One point every ten seconds, ten points to go: some hundred seconds, far less than the budget allows."""
     progress = ProgressEstimator()
     for step in range(30):
@@ -56,7 +56,7 @@ def test_at_the_target_the_bar_is_full():
 
 
 def test_two_readings_of_one_moment_are_no_trend():
-    """The learner is away and its last status is seen again and again: the estimate stands, nothing divides by zero."""
+    """The learner is unreachable and its last status is seen again and again: the estimate stands, nothing divides by zero."""
     progress = ProgressEstimator()
     progress.update(at(10.0, 1000, 3.0))
     first = progress.update(at(50.0, 100_000, 3.0))

@@ -199,7 +199,7 @@ def test_a_run_whose_actor_crashes_twice_ends_with_its_error_and_without_advice(
     assert code == 1
     assert shown.count("actor-0 crashed and is restarted: ValueError: no such level (") == 1
     assert errors.startswith("rookery train: error: actor-0 cannot work: 2 crashes before any of its experience was ")
-    assert "(exit code 1): ValueError: no such level; mend the environment (" in errors
+    assert "(exit code 1): ValueError: no such level; correct the environment (" in errors
     assert errors.count("\n") == 1
     assert "learner waits" not in shown
     assert "--resume" not in shown
@@ -214,7 +214,7 @@ def test_a_run_without_experience_shows_what_its_first_actor_logged_last(vain, m
 def test_a_run_whose_experience_is_all_refused_ends_with_the_reason(vain):
     code, shown, errors = vain(REFUSED, refused=3)
     assert code == 1
-    assert "all its experience is refused (3 messages): array reward at [3, 0]: found nan; mend the environment" in errors
+    assert "all its experience is refused (3 messages): array reward at [3, 0]: found nan; correct the environment" in errors
     assert "learner waits" not in shown
 
 

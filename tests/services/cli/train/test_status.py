@@ -92,7 +92,7 @@ def test_pages_are_fetched_over_http(site):
     assert fetch_metrics(url) == {("up", ""): 1.0}
 
 
-def test_a_service_that_is_away_or_in_trouble_has_no_status(site):
+def test_a_service_that_is_unreachable_or_fails_has_no_status(site):
     """While a service starts nobody listens, and a page may fail: neither may break the view."""
     _, url = site
     assert fetch_status(url) is None

@@ -286,7 +286,7 @@ def test_actors_drained_before_the_learner_has_written_its_end_are_not_started_a
 
 
 def test_an_actor_sent_away_while_the_run_goes_on_comes_back():
-    """One actor gets SIGTERM by hand: it says Goodbye, and the supervisor restarts it."""
+    """One actor gets SIGTERM by hand: it sends a Goodbye, and the supervisor restarts it."""
     core = begun(actors=1, evaluator=False)
     core.handle(Exited("actor-0", 0), 100.0)
     assert core.handle(Tick(), 160.0) == [Start("actor-0")]
