@@ -97,7 +97,7 @@ def wrong_keys(scene: Scene) -> None:
     assert learner_key is not None
     before = deployment.read("learner").get(UNREADABLE, 0.0)
     endpoint = f"tcp://127.0.0.1:{deployment.port}"
-    outcomes = keys_storm.storm(endpoint, count, scene.chance.randrange(2**31), learner_key=learner_key.learner)
+    outcomes = keys_storm.storm(endpoint, count, scene.chance.randrange(2**31), learner_key=learner_key.server)
     arrived = deployment.read("learner").get(UNREADABLE, 0.0) - before
     scene.notes.append(", ".join(f"{outcome} {times}" for outcome, times in sorted(outcomes.items())))
     if accepted := sum(times for outcome, times in outcomes.items() if outcome.endswith("accepted")):

@@ -85,7 +85,7 @@ def on_the_wire(scope: Scope) -> str:
 
 
 def actors_stale(scope: Scope) -> str:
-    """Share of the actors whose last rollouts were all by one policy, as `Deployment.stale_actors` finds; no series for 0."""
+    """Share of the actors whose last rollouts were all by one policy, as `Deployment.stale_actors` finds."""
     each, kinds = "namespace, instance", _one_of("kind", EXPERIENCE)
     version, window = worker.ACTOR_POLICY_VERSION, f"[{scope.window}]"
     rollouts = scope.of_runs(f"increase({scope.selector(worker.ACTOR_MESSAGES_SENT, kinds)}{window})")
@@ -93,7 +93,8 @@ def actors_stale(scope: Scope) -> str:
     published = scope.of_runs(f"min_over_time({scope.selector(learner.POLICY_VERSION)}{window})")  # at the start of the window
     older = f"{scope.series(version)} < on (namespace) group_left () max by (namespace) ({published})"
     stale = f"sum by ({each}) ({rollouts}) >= {ROLLOUTS} and on ({each}) {loaded} == 0 and on ({each}) {older}"
-    return f"count by (namespace) ({stale}) / count by (namespace) ({scope.series(version)})"
+    actors = f"count by (namespace) ({scope.series(version)})"
+    return f"(count by (namespace) ({stale}) or on (namespace) 0 * {actors}) / {actors}"
 
 
 def learner_cpu_lost(scope: Scope) -> str:

@@ -33,7 +33,7 @@ def test_the_exit_code_is_that_of_the_run(tmp_path):
 
 
 def test_a_stop_signal_reaches_the_run_once(tmp_path):
-    ready = tmp_path / "ready"
+    ready, before = tmp_path / "ready", signal.getsignal(signal.SIGINT)
 
     def interrupt():
         if ready.exists() and not trainer.stopped:
@@ -43,7 +43,7 @@ def test_a_stop_signal_reaches_the_run_once(tmp_path):
     with child() as trainer:
         assert trainer.train([str(ready), "1"], over=interrupt) == 41
         assert trainer.stopped
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_run_that_is_to_end_early_gets_one_signal_and_is_no_stop(tmp_path):
