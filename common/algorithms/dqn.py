@@ -106,7 +106,6 @@ class DQN(ReplayLearner):
         self._target = copy.deepcopy(self._model).requires_grad_(requires_grad=False)
         self._optimizer = torch.optim.Adam(self._model.parameters(), lr=settings.learning_rate, eps=settings.adam_eps, fused=True)
         self._average = copy.deepcopy(self._target) if settings.average_rate < 1.0 else None
-        self._gradient_steps = 0  # of the whole run
 
     @property
     def model(self) -> nets.QNetwork:
@@ -138,11 +137,10 @@ class DQN(ReplayLearner):
             rows=len(rows.reward),
             ranks=self._ranks,
         )
-        self._gradient_steps += 1
         if self._gradient_steps % settings.target_every == 0:
-            optim.polyak_update(self._target, self._model, settings.target_rate)
+            optim.polyak_update(self._target, self._model, settings.target_rate, finite=norm)
         if self._average is not None:
-            optim.polyak_update(self._average, self._model, settings.average_rate)
+            optim.polyak_update(self._average, self._model, settings.average_rate, finite=norm)
         measured = {"loss": loss.detach(), "q_mean": value.mean(), "td_abs": td_error.abs().mean(), "grad_norm": norm}
         return measured | {NONFINITE_STEPS: norm.isnan()}
 
@@ -162,7 +160,6 @@ class DQN(ReplayLearner):
             "target": snapshot.network_state(self._target),
             "average": {} if self._average is None else snapshot.network_state(self._average),
             "adam": snapshot.optimizer_state(self._optimizer, self._model),
-            "gradient_steps": self._gradient_steps,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -172,7 +169,6 @@ class DQN(ReplayLearner):
         if self._average is not None:  # a run without an average resumes with one that begins at the online network
             snapshot.restore_network(self._average, state.get("average") or state["parameters"])
         snapshot.restore_optimizer(self._optimizer, self._model, state["adam"])
-        self._gradient_steps = state["gradient_steps"]
         super().load_state_dict(state)
 
     def load_parameters(self, state: Mapping[str, Any]) -> None:

@@ -128,6 +128,7 @@ class ReplayLearner(ABC):
         )
         self._settings, self._learning_rate = settings, settings.learning_rate
         self._device = device  # of the networks; the memory is on the CPU
+        self._gradient_steps = 0  # taken in the whole run, and begun in this update
         self._rng = np.random.default_rng(seed + ranks.index)
         self._observations = ObservationStatistics(self._networks, shape=env.observation_shape, ranks=ranks)
         self._replay = Replay(
@@ -155,9 +156,9 @@ class ReplayLearner(ABC):
 
     @abstractmethod
     def _gradient_step(self, rows: Transitions) -> Measured:
-        """Train on one minibatch. No value is read, because the read would wait for a GPU.
+        """Train on one minibatch; where the loss is not finite, no network moves.
 
-        Where the loss is not finite, no trained network moves. Targets may follow the unchanged networks.
+        No value is read, because the read would wait for a GPU.
         """
 
     @property
@@ -195,7 +196,9 @@ class ReplayLearner(ABC):
         """Take gradient steps while the rate limiter allows samples; none before the warm-up is over.
 
         A step with a loss that is not finite is left out and counted (`nonfinite_steps`); its samples count too, so that bad
-        numbers do not make the run train more often on the others. Metrics that no step measured are left out.
+        numbers do not make the run train more often on the others. Toward the delays of targets and actor it does not count from
+        the end of the update on, when it is known: a read after each step would wait for a GPU. Metrics that no step measured are
+        left out.
 
         The rate limiter counts the inserts and the samples of all ranks, so that all of them take the same number of steps. A
         minibatch of a rank whose memory is empty has no rows.
@@ -209,9 +212,11 @@ class ReplayLearner(ABC):
             self._rate_limiter.count_sample()
             rows = self._replay.sample(own, self._rng)
             windows.append(rows.env_steps)
+            self._gradient_steps += 1
             measured = self._gradient_step(rows)
             steps.append(measured if own else {NONFINITE_STEPS: measured[NONFINITE_STEPS]})
-        left_out = _read(steps, NONFINITE_STEPS).count_nonzero().item()
+        left_out = int(_read(steps, NONFINITE_STEPS).count_nonzero())
+        self._gradient_steps -= left_out
         metrics = {
             "learning_rate": self._learning_rate,
             "gradient_steps": float(len(steps) - left_out),
@@ -234,13 +239,18 @@ class ReplayLearner(ABC):
         return bool(ready)
 
     def state_dict(self) -> dict[str, Any]:
-        """The random state of sampling, and the moments of observations."""
-        return {"replay_rng": dict(self._rng.bit_generator.state), "observation_moments": self._observations.state_dict()}
+        """The random state of sampling, the moments of observations, and the number of gradient steps."""
+        return {
+            "replay_rng": dict(self._rng.bit_generator.state),
+            "observation_moments": self._observations.state_dict(),
+            "gradient_steps": self._gradient_steps,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state_dict`."""
         self._rng.bit_generator.state = state["replay_rng"]
         self._observations.load_state_dict(state.get("observation_moments", {}))
+        self._gradient_steps = state["gradient_steps"]
 
 
 def _means(steps: Sequence[Measured]) -> dict[str, float]:

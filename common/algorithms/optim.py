@@ -74,12 +74,15 @@ def step(optimizer: torch.optim.Optimizer, *, lr: float, finite: Tensor) -> None
 
 
 @torch.no_grad()
-def polyak_update(target: nn.Module, online: nn.Module, rate: float) -> None:
+def polyak_update(target: nn.Module, online: nn.Module, rate: float, *, finite: Tensor) -> None:
     """Move `target` towards `online`, of one architecture: theta' := rate * theta + (1 - rate) * theta', in place.
 
-    Polyak averaging for rates below 1 (Lillicrap et al. 2016, arXiv:1509.02971, section 3; tau), a copy for 1.
+    Polyak averaging for rates below 1 (Lillicrap et al. 2016, arXiv:1509.02971, section 3; tau), a copy for 1. Nothing moves
+    where the scalar `finite` is not finite; it is not read.
     """
-    torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), rate)  # one call for all tensors
+    weight = torch.where(finite.isfinite(), rate, 0.0)
+    for parameter, towards in zip(target.parameters(), online.parameters(), strict=True):
+        parameter.lerp_(towards, weight)
 
 
 class RMSprop(torch.optim.Optimizer):

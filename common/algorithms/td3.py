@@ -103,7 +103,6 @@ class TD3(ReplayLearner):
         self._trained_by_critic_loss = [parameter for parameter in self._nets.critics.parameters() if parameter.requires_grad]
         self._trained_by_actor_loss = [parameter for parameter in self._nets.actor.parameters() if parameter.requires_grad]
         self._generator = torch.Generator().manual_seed(seed + ranks.index)
-        self._gradient_steps = 0  # of the whole run
 
     @property
     def model(self) -> nets.DeterministicActor:
@@ -124,13 +123,12 @@ class TD3(ReplayLearner):
         loss = critic_loss(values, target=target)
         joint = self._differentiated(self._critic_optimizer, loss, self._trained_by_critic_loss, rows=len(observation))
         optim.step(self._critic_optimizer, lr=self._learning_rate, finite=joint)
-        self._gradient_steps += 1
         values = values.detach()
         measured = {"critic_loss": loss.detach(), "td_abs": (values - target).abs().mean(), "q_mean": values.mean()}
         measured[NONFINITE_STEPS] = ~joint.isfinite()
         if self._gradient_steps % self._settings.policy_delay == 0:
             measured |= self._update_actor(observation, critic_loss=joint)
-            optim.polyak_update(self._targets, self._nets, self._settings.target_rate)
+            optim.polyak_update(self._targets, self._nets, self._settings.target_rate, finite=joint)
         return measured
 
     @torch.no_grad()
@@ -171,7 +169,6 @@ class TD3(ReplayLearner):
             "actor_adam": snapshot.optimizer_state(self._actor_optimizer, self._nets.actor),
             "critic_adam": snapshot.optimizer_state(self._critic_optimizer, self._nets.critics),
             "generator": self._generator.get_state(),
-            "gradient_steps": self._gradient_steps,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -181,7 +178,6 @@ class TD3(ReplayLearner):
         snapshot.restore_optimizer(self._actor_optimizer, self._nets.actor, state["actor_adam"])
         snapshot.restore_optimizer(self._critic_optimizer, self._nets.critics, state["critic_adam"])
         self._generator.set_state(state["generator"])
-        self._gradient_steps = state["gradient_steps"]
         super().load_state_dict(state)
 
     def load_parameters(self, state: Mapping[str, Any]) -> None:

@@ -62,7 +62,7 @@ class Head(nn.Linear):
 
 
 class Trunk(nn.Module):
-    """Observation [N, *input] in the environment's dtype → features [N, F] in the weights' dtype (or autocast's).
+    """Observation [N, *input] in the environment's dtype → features [N, F] in the dtype to compute in.
 
     A module of the user replaces the convolutions; it too gets bytes as 0..1, and normalised observations if asked.
     """
@@ -92,9 +92,8 @@ class Trunk(nn.Module):
             inputs = channels
         return (inputs, *size_after(layers, shape[1:]))
 
-    def forward(self, observation: Tensor) -> Tensor:
-        """See the class."""
-        dtype = _compute_dtype(self, observation.device)
+    def forward(self, observation: Tensor, dtype: torch.dtype) -> Tensor:
+        """See the class; `dtype` is the network's (`Network.compute_dtype`), because a trunk may have no weights."""
         x = observation.to(dtype) if self.normalisation is None else self.normalisation(observation, dtype)
         if self.conv:
             # channels_last makes training in float32 a quarter faster. Flattening in that order copies nothing.
@@ -110,6 +109,13 @@ class Trunk(nn.Module):
 
 class Network(nn.Module):
     """Base of whole networks, with one or more trunks."""
+
+    def compute_dtype(self, device: torch.device) -> torch.dtype:
+        """Return the dtype that the layers compute in: autocast's, else that of the weights.
+
+        A trunk converts its input to autocast's dtype at once, which saves autocast a second pass over it.
+        """
+        return autocast_dtype(device) or next(self.parameters()).dtype
 
     @property
     def normalizes_vectors(self) -> bool:
@@ -170,11 +176,6 @@ def _require_vector_actions(env: EnvSpec) -> None:
     if len(env.action.shape) > 1:
         found, fix = f"observations {env.observation_shape}, actions {env.action.shape}", "flatten them in your env.entry_point"
         raise ConfigError("no network for these spaces", found=found, wanted="actions that are numbers or vectors", fix=fix)
-
-
-def _compute_dtype(module: nn.Module, device: torch.device) -> torch.dtype:
-    """Return the dtype the layers compute in: converting the input to it at once saves autocast a second pass over it."""
-    return autocast_dtype(device) or next((parameter.dtype for parameter in module.parameters()), torch.float32)
 
 
 def _initialise(net: Network, generator: torch.Generator) -> None:

@@ -94,12 +94,13 @@ class ActorCritic(Network):
 
     def policy(self, observation: Tensor) -> Distribution:
         """The distribution alone, for acting: no value is computed."""
-        return self._policy(self.trunk(observation))
+        return self._policy(self.trunk(observation, self.compute_dtype(observation.device)))
 
     def forward(self, observation: Tensor) -> Output:
         """Observation [N, *input] in the environment's dtype → distribution and value, in float32 whatever the weights are."""
-        features = self.trunk(observation)
-        value_features = features if self.value_trunk is None else self.value_trunk(observation)
+        dtype = self.compute_dtype(observation.device)
+        features = self.trunk(observation, dtype)
+        value_features = features if self.value_trunk is None else self.value_trunk(observation, dtype)
         return Output(self._policy(features), self.value_head(value_features).squeeze(-1))
 
     def _policy(self, features: Tensor) -> Distribution:
@@ -140,7 +141,7 @@ class QNetwork(Network):
 
     def forward(self, observation: Tensor) -> Tensor:
         """Observation [N, *input] in the environment's dtype → Q [N, n] float32 whatever the weights are."""
-        features = self.trunk(observation)
+        features = self.trunk(observation, self.compute_dtype(observation.device))
         action: Tensor = self.action_stream(features)
         return action if self.value_stream is None else duel(self.value_stream(features), action)
 
@@ -172,7 +173,7 @@ class DeterministicActor(Network):
 
     def forward(self, observation: Tensor) -> Tensor:
         """Observation [N, *input] in the environment's dtype → [N, A] float32 in -1..1, whatever the weights are."""
-        action: Tensor = self.head(self.trunk(observation)).tanh_()
+        action: Tensor = self.head(self.trunk(observation, self.compute_dtype(observation.device))).tanh_()
         return action
 
 
@@ -188,7 +189,7 @@ class Critic(Network):
 
     def forward(self, observation: Tensor, action: Tensor) -> Tensor:
         """Observation [N, *input] in the environment's dtype, action [N, A] in -1..1 → [N, 1] float32."""
-        features = self.trunk(observation)
+        features = self.trunk(observation, self.compute_dtype(observation.device))
         joined = torch.cat([features, action.to(features.dtype)], dim=1)
         value: Tensor = self.head(self.hidden(joined))
         return value

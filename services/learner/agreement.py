@@ -39,6 +39,7 @@ class Decision:
     """The decision of all ranks."""
 
     train: bool
+    idle: bool = False  # whether every rank is ready, and none has experience
     env_steps: EnvSteps = 0  # of all ranks, in this update
     episodes: int = 0  # most of one rank, in this update
     reason: str = ""  # why the run ends; "": it does not
@@ -55,9 +56,10 @@ def decide(votes: Sequence[Vote]) -> Decision:
         found = [f"{vote.weights:012x}" for vote in votes]
         raise InternalError("the weights of the ranks differ", found=found, wanted="one hash", fix="report this")
     reason = next((REASONS[vote.reason] for vote in votes if vote.reason), "")
-    train = not reason and all(vote.ready for vote in votes) and any(vote.messages for vote in votes)
+    ready, experience = all(vote.ready for vote in votes), any(vote.messages for vote in votes)
     return Decision(
-        train=train,
+        train=not reason and ready and experience,
+        idle=ready and not experience,
         env_steps=sum(vote.env_steps for vote in votes),
         episodes=max(vote.episodes for vote in votes),
         reason=reason,

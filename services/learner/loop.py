@@ -59,6 +59,7 @@ class TrainLoop:
         with the other ranks; None: there are none.
         """
         self._ready_since: Seconds | None = None  # for the other ranks; None: this one is not ready
+        self._idle = False  # whether no rank had experience at the last vote
         self._algorithm = algorithm
         self._intake = intake
         self._results = results
@@ -139,6 +140,7 @@ class TrainLoop:
         now = self._clock()
         self._stats.ranks_wait_seconds += now - began if ready else 0.0
         self._ready_since = now if ready and not decision.train else None
+        self._idle = decision.idle
         return decision
 
     def _is_ready(self) -> bool:
@@ -165,10 +167,22 @@ class TrainLoop:
 
     def _taken(self) -> list[Experience]:
         if self._lockstep is None:
-            return self._intake.take(self._settings.learner.batch - len(self._fresh), WAIT_SECONDS, patience=self._patience)
+            missing = self._settings.learner.batch - len(self._fresh)
+            return self._intake.take(missing, self._longest_wait(), patience=self._patience)
         items = self._intake.take_round(self._lockstep.choose, WAIT_SECONDS)
         self._break_lockstep(self._lockstep.broken(items, self._record.version))
         return items
+
+    def _longest_wait(self) -> Seconds:
+        """Return how long to wait for a batch: of several ranks, one that is ready without it waits for the others in the vote.
+
+        Where no rank has experience, all wait here, because votes would otherwise follow each other without a pause.
+        """
+        if self._agreement is None or self._idle:
+            return WAIT_SECONDS
+        if self._intake.stats.actors == 0:
+            return 0.0
+        return min(WAIT_SECONDS, max(0.0, self._updated_at + self._patience - self._clock()))
 
     def _break_lockstep(self, why: str) -> None:
         """Log once, and note in the summary, that the run cannot be repeated, and go on; "": nothing happened."""

@@ -16,7 +16,8 @@ from common.envs.trial import spec_of
 from common.errors import ConfigError
 from common.observability import logs
 from common.observability.env_metrics import POLICY_SERVER_METRICS, PolicyServerStats
-from common.protocol.env_side import SILENCE_SECONDS, EnvSessionConfig, EnvSide
+from common.protocol.env_side import EnvSide
+from common.protocol.env_slots import SILENCE_SECONDS, EnvSessionConfig
 from common.protocol.messages import ACTOR_STATE
 from common.runtime import process
 from common.runtime.machine import cpu_limit

@@ -8,11 +8,15 @@ import torch
 
 from common.algorithms.api import HasReplay, RunProgress
 from common.algorithms.off_policy import NONFINITE_STEPS, ReplayLearner
+from common.algorithms.registry import build_algorithm
 from common.algorithms.sections import ReplaySection
+from common.algorithms.settings import DQNSettings, TD3Settings
 from common.errors import ConfigError
+from common.models.spec import ModelSettings
 from common.protocol.events import WorkerKey
 
 WORKER = WorkerKey(name="a", incarnation=1)
+ONE_STEP = {"replay_capacity": 1_000, "warmup": 0, "minibatch": 4, "samples_per_insert": 0.5}  # of 4 samples, after each message
 pytestmark = pytest.mark.pure
 
 
@@ -38,6 +42,12 @@ class Counter(ReplayLearner):
 def train(learner, *samples, version=0, **stop):
     """One update, as the learner's loop does it."""
     return learner.update(learner.ingest(samples), RunProgress(env_steps=0, env_steps_planned=1000, version=version), **stop)
+
+
+def targets(learner):
+    """All parameters of the target networks as one vector."""
+    state = learner.state_dict()
+    return torch.cat([parameter.flatten() for parameter in (state.get("target") or state["targets"]).values()])
 
 
 def messages(make_sample, env, number, **shape):
@@ -92,10 +102,30 @@ def test_a_stop_is_asked_for_before_each_step_and_the_rest_stays_owed(continuous
 
 def test_steps_that_are_not_finite_are_counted_and_paid_for(continuous_env, make_sample):
     """Otherwise bad numbers would make the run train more often on the others, or for ever."""
-    metrics = train(Counter(env=continuous_env, bad=2), *messages(make_sample, continuous_env, 1)).metrics
+    learner = Counter(env=continuous_env, bad=2)
+    metrics = train(learner, *messages(make_sample, continuous_env, 1)).metrics
+    assert learner.state_dict()["gradient_steps"] == 2
     assert (metrics["gradient_steps"], metrics["nonfinite_steps"], metrics["samples_per_insert"]) == (2.0, 2.0, 2.0)
     assert metrics["loss"] == 2.0  # of steps 1 and 3
     assert "rare" not in metrics  # of steps 2 and 4
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [DQNSettings(**ONE_STEP, target_every=2), TD3Settings(**ONE_STEP, policy_delay=2)],
+    ids=lambda settings: settings.name,
+)
+def test_targets_move_after_so_many_steps_that_were_taken(vector_env, continuous_env, make_sample, settings):
+    """After each second one; of these five the second and the third are left out."""
+    env = continuous_env if settings.name == "td3" else vector_env
+    learner = build_algorithm(settings, model=ModelSettings(hidden=(8,)), env=env, seed=0)
+    draw, moved = learner._replay.sample, []
+    for message, reward in zip(messages(make_sample, env, 5), (1.0, np.nan, np.nan, 1.0, 1.0), strict=True):
+        learner._replay.sample = lambda *given, reward=reward: replace(draw(*given), reward=np.full(4, reward, np.float32))
+        before = targets(learner)
+        train(learner, message)
+        moved.append(not torch.equal(targets(learner), before))
+    assert moved == [False, False, False, True, False]
 
 
 def test_a_metric_is_the_mean_over_the_steps_that_measured_it(continuous_env, make_sample):

@@ -244,13 +244,13 @@ def test_another_architecture_is_refused_by_what_differs_and_changes_nothing():
 
 
 def test_a_target_goes_a_part_of_the_way_and_its_network_stays():
-    """A rate of 0.25 from 0 to 8: 2, then 3.5; a rate of 1 copies."""
+    """A rate of 0.25 from 0 to 8: 2, then 3.5; a rate of 1 copies. Nothing moves after a step that was left out."""
     target, online = nn.Linear(2, 1), nn.Linear(2, 1)
     for net, value in ((target, 0.0), (online, 8.0)):
         for parameter in net.parameters():
             parameter.data.fill_(value)
-    for rate, wanted in ((0.25, 2.0), (0.25, 3.5), (1.0, 8.0)):
-        optim.polyak_update(target, online, rate)
+    for rate, norm, wanted in ((0.25, 1.0, 2.0), (1.0, math.nan, 2.0), (0.25, 1.0, 3.5), (1.0, 1.0, 8.0)):
+        optim.polyak_update(target, online, rate, finite=torch.tensor(norm))
         assert target.weight.tolist() == [[wanted, wanted]]
         assert target.bias.tolist() == [wanted]
     assert online.weight.tolist() == [[8.0, 8.0]]

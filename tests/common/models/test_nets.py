@@ -94,9 +94,10 @@ def test_layer_normalisation_makes_features_of_one_size_from_inputs_of_any(preci
     near = observations(env, count=16)
     far = near * 100.0
     for layer_norm in (True, False):
-        trunk = nets.build_actor_critic(SMALL.model_copy(update={"hidden": (32, 32), "layer_norm": layer_norm}), env).trunk
+        net = nets.build_actor_critic(SMALL.model_copy(update={"hidden": (32, 32), "layer_norm": layer_norm}), env)
         with autocast(precision, torch.device("cpu")):
-            sizes = [features.float().norm().item() for features in trunk(torch.cat([near, far])).chunk(2)]
+            features = net.trunk(torch.cat([near, far]), net.compute_dtype(near.device))
+        sizes = [half.float().norm().item() for half in features.chunk(2)]
         assert sizes[1] / sizes[0] == pytest.approx(1.0 if layer_norm else 100.0, rel=0.02)
 
 
@@ -109,14 +110,15 @@ def test_an_image_is_seen_as_bytes_over_255():
     for layer in (net.trunk.conv[0], net.trunk.conv[2]):
         x = functional.conv2d(x, layer.weight, layer.bias, layer.stride).relu()
     x = net.trunk.hidden(x.permute(0, 2, 3, 1).flatten(1))
-    torch.testing.assert_close(net.trunk(image), x, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(net.trunk(image, torch.float32), x, atol=1e-5, rtol=1e-5)
 
 
 def test_a_vector_of_bytes_is_scaled_too():
     """Atari's RAM as observation: 255 counts as 1."""
     env = env_spec(frame=(3,), stack=1)
     net = nets.build_actor_critic(ModelSettings(hidden=()), env)
-    torch.testing.assert_close(net.trunk(torch.tensor([[0, 51, 255]], dtype=torch.uint8)), torch.tensor([[0.0, 0.2, 1.0]]))
+    features = net.trunk(torch.tensor([[0, 51, 255]], dtype=torch.uint8), torch.float32)
+    torch.testing.assert_close(features, torch.tensor([[0.0, 0.2, 1.0]]))
 
 
 def test_initial_weights_are_orthogonal_and_the_first_policy_nearly_uniform():

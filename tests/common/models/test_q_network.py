@@ -62,13 +62,15 @@ def test_the_streams_share_all_but_the_last_hidden_layer():
 
 
 @pytest.mark.parametrize("dueling", [True, False])
-def test_in_bfloat16_the_heads_still_compute_in_float32(dueling):
+@pytest.mark.parametrize("hidden", [(16, 8), (8,), ()])
+@pytest.mark.parametrize("env", [IMAGES, VECTORS], ids=["images", "vectors"])
+def test_in_bfloat16_the_heads_still_compute_in_float32(env, hidden, dueling):
     """A bf16 actor, and training under autocast: values near those in float32, and float32 themselves."""
-    net = nets.build_q_network(MODEL, IMAGES, dueling=dueling, seed=1)
-    exact = net(observations(IMAGES))
+    net = nets.build_q_network(MODEL.model_copy(update={"hidden": hidden}), env, dueling=dueling, seed=1)
+    exact = net(observations(env))
     with torch.autocast("cpu", torch.bfloat16):
-        mixed = net(observations(IMAGES))
-    rounded = net.bfloat16()(observations(IMAGES))
+        mixed = net(observations(env))
+    rounded = net.bfloat16()(observations(env))
     for values in (mixed, rounded):
         assert values.dtype == torch.float32
         torch.testing.assert_close(values, exact, atol=2e-3, rtol=0)

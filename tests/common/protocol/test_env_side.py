@@ -7,7 +7,8 @@ import pytest
 
 from common.errors import DropReason
 from common.protocol import events as e
-from common.protocol.env_side import EnvSessionConfig, EnvSide
+from common.protocol.env_side import EnvSide
+from common.protocol.env_slots import EnvSessionConfig
 from common.protocol.events import RefusalCode
 from common.protocol.messages import (
     Act,

@@ -23,6 +23,12 @@ def test_an_update_begins_when_every_rank_is_ready_and_one_has_experience():
     assert not decide([vote(messages=0), vote(messages=0)]).train
 
 
+def test_ranks_are_idle_where_all_are_ready_and_none_has_experience():
+    assert decide([vote(messages=0), vote(messages=0)]).idle
+    assert not decide([vote(messages=0), vote(messages=0, ready=False)]).idle
+    assert not decide([vote(messages=0), vote()]).idle
+
+
 def test_one_rank_ends_the_run_of_all_and_no_update_begins():
     decision = decide([vote(), vote(reason=REASONS.index("stopped"))])
     assert (decision.reason, decision.train) == ("stopped", False)

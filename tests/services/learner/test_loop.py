@@ -46,13 +46,14 @@ class FakeIntake:
         """An empty script."""
         self.script, self.evaluations, self.log, self.clock = [], [], [], clock
         self.stats = IntakeStats(ledger=LEDGER)
-        self.asked = []
+        self.asked, self.waits = [], []
 
     def take(self, count, timeout, *, patience):
         """The next list of the script; an empty script passes the time."""
         self.asked.append(count)
+        self.waits.append(timeout)
         self.patience = patience
-        self.clock.now += timeout
+        self.clock.now += timeout or 0.01  # so that a loop that never waits ends, too
         return self.script.pop(0) if self.script else []
 
     def take_round(self, choose, timeout):
@@ -757,6 +758,36 @@ def test_a_rank_with_workers_is_ready_with_a_batch_or_after_its_deadline(tmp_pat
         scene.intake.stats = replace(scene.intake.stats, actors=1)
     assert {ready for _, ready in votes_of(waits)} == {False}
     assert all(ready == (at >= 130.0) for at, ready in votes_of(late))
+
+
+def test_a_rank_without_workers_keeps_no_other_waiting(tmp_path):
+    def prepare(scene, ranks):
+        if ranks.index == 0:
+            scene.intake.stats = replace(scene.intake.stats, actors=1)
+            scene.intake.script = [[item(0)], [], [item(1, version=1)]]
+
+    busy, idle = on_two_ranks(tmp_path, prepare)
+    assert busy.algorithm.batches == [[0], [1]]
+    assert set(busy.intake.waits) == {WAIT_SECONDS}
+    assert set(idle.intake.waits) == {0.0}
+
+
+def test_a_rank_with_workers_waits_for_its_batch_no_longer_than_its_deadline(tmp_path):
+    scene = Scene(tmp_path, batch=4, batch_seconds=0.75 * WAIT_SECONDS)
+    scene.intake.stats = replace(scene.intake.stats, actors=1)
+    (_, ready), *_ = votes_of(scene)
+    assert scene.intake.waits[0] == pytest.approx(0.75 * WAIT_SECONDS)
+    assert ready
+
+
+def test_ranks_wait_between_their_votes_while_none_has_experience(tmp_path):
+    def prepare(scene, ranks):
+        if ranks.index == 0:
+            scene.intake.script = [[], [], [item(0)], [item(1, version=1)]]
+
+    for scene in on_two_ranks(tmp_path, prepare):
+        assert scene.intake.waits[:5] == [0.0, WAIT_SECONDS, WAIT_SECONDS, 0.0, 0.0]
+        assert set(scene.intake.waits[5:]) == {WAIT_SECONDS}
 
 
 def test_a_rank_in_lockstep_is_never_ready_without_its_batch(tmp_path):

@@ -16,7 +16,8 @@ from common.envs.remote import observe_schema
 from common.envs.spec import EnvSettings
 from common.errors import ConfigError
 from common.observability.env_metrics import EnvWorkerStats, PolicyServerStats
-from common.protocol.env_side import EnvSessionConfig, EnvSide, SlotState
+from common.protocol.env_side import EnvSide
+from common.protocol.env_slots import EnvSessionConfig, SlotState
 from common.protocol.messages import ENV_WORKER, Trajectory
 from common.protocol.worker_side import Identity, WorkerSide
 from common.replay.blocks import spans
@@ -105,6 +106,10 @@ class Stage:
         self.workers = {}
         for number in range(workers):
             self.start(f"w{number}")
+
+    def restart_server(self, **config):
+        """Begin a new session, by another `config`, on the same connections."""
+        self.remote._side = self.side = EnvSide(replace(self.side.config, **config))
 
     def start(self, name):
         """Start an env worker, or its next incarnation."""
@@ -249,7 +254,7 @@ def test_an_env_worker_that_is_replaced_between_two_rows_leaves_a_missing_row(ki
             stage.kill("w0")
             stage.remote.service(0.05)
             stage.start("w0")
-            while stage.side._slots[0].state is not SlotState.BEGUN:
+            while next(iter(stage.side._slots)).state is not SlotState.BEGUN:
                 stage.remote.service(0.05)
 
     produced = 0
@@ -269,7 +274,7 @@ def test_a_policy_server_that_was_restarted_gets_rows_again():
     stage.remote.reset(1)
     for _ in range(20):
         stage.remote.step(np.zeros(B, np.int64))
-    stage.remote._side = stage.side = EnvSide(stage.side.config)
+    stage.restart_server()
     stage.remote.reset(2)
     transition = stage.remote.step(np.zeros(B, np.int64))
     assert transition.valid.all() or transition.start.all()
@@ -334,7 +339,7 @@ def test_a_connection_that_floods_is_ignored_and_costs_no_row():
 def test_an_env_worker_with_another_environment_ends_with_one_line():
     stage = Stage()
     config = EnvRunConfig(run_id="run-1", seed=1, algorithm="ppo", env=CARTPOLE).model_dump_json()
-    stage.side.config = replace(stage.side.config, env_config=config)
+    stage.restart_server(env_config=config)
     with pytest.raises(ConfigError, match="the environment here is not the policy server's: found signature"):
         stage.join()
 
@@ -343,6 +348,6 @@ def test_an_env_worker_of_other_rows_ends_with_one_line():
     stage = Stage()
     env = COUNTING.model_copy(update={"num_envs": 3})
     config = EnvRunConfig(run_id="run-1", seed=1, algorithm="ppo", env=env).model_dump_json()
-    stage.side.config = replace(stage.side.config, env_config=config)
+    stage.restart_server(env_config=config)
     with pytest.raises(ConfigError, match="the policy server wants other rows than the environments here have"):
         stage.join()
