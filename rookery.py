@@ -19,13 +19,13 @@ from common.algorithms.api import (
     UpdateResult,
     WorkerContext,
 )
+from common.algorithms.batch import Batch
 from common.algorithms.dqn import QLoss, next_value, q_loss
 from common.algorithms.losses import PolicyLoss, explained_variance, importance_weight, policy_loss, standardized, value_loss
 from common.algorithms.off_policy import ReplayLearner, td_target
 from common.algorithms.on_policy import (
     ActorCriticLearner,
     ActorCriticPolicy,
-    Batch,
     NetworkOutputs,
     network_outputs,
     recorded_log_prob,

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from common.algorithms import losses, optim
 from common.algorithms.api import Entry, RunProgress, UpdateResult
+from common.algorithms.batch import Batch
 from common.algorithms.on_policy import (
     ActorCriticLearner,
     ActorCriticPolicy,
-    Batch,
     NetworkOutputs,
     network_outputs,
     recorded_log_prob,

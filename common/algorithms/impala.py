@@ -9,7 +9,8 @@ from torch import Tensor
 
 from common.algorithms.a3c import SinglePassLearner
 from common.algorithms.api import Entry
-from common.algorithms.on_policy import ActorCriticPolicy, Batch, NetworkOutputs, recorded_log_prob, return_inputs
+from common.algorithms.batch import Batch
+from common.algorithms.on_policy import ActorCriticPolicy, NetworkOutputs, recorded_log_prob, return_inputs
 from common.algorithms.returns import Returns, vtrace
 from common.algorithms.settings import ImpalaSettings
 

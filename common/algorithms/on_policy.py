@@ -1,33 +1,30 @@
 """The parts that all actor-critic algorithms share, in the order in which experience passes through them.
 
-`ActorCriticPolicy` acts, `collate` joins rollouts into a `Batch`, `network_outputs` passes it through the network, and
-`ActorCriticLearner` owns network, optimizer and running statistics. An algorithm adds its update.
-
-Axes: T env steps first, then B, the environments of all actors together, in the order of the messages.
+`ActorCriticPolicy` acts, `network_outputs` passes a batch of its experience through the network, and `ActorCriticLearner` owns
+network, optimizer and running statistics. An algorithm adds its update. T and B are the axes of `Batch`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from common.algorithms import optim
 from common.algorithms.api import NetworkPolicy
+from common.algorithms.batch import Batch, collate
 from common.algorithms.moments import Moments, ObservationStatistics
 from common.algorithms.optim import OptimizerName
 from common.algorithms.ranks import ALONE, Ranks
 from common.algorithms.sections import ActorCriticSection
 from common.envs.spec import EnvSpec
-from common.envs.stacking import stack
 from common.errors import ResourceError
 from common.models import nets, snapshot
-from common.models.arithmetic import CPU, autocast, to_device
+from common.models.arithmetic import CPU, autocast
 from common.models.spec import ModelSettings, Precision
 from common.protocol.events import Experience
 from common.protocol.messages import ArraySpec
@@ -59,113 +56,6 @@ class ActorCriticPolicy(NetworkPolicy[nets.ActorCritic]):
 def recorded_log_prob(*, length: int, num_envs: int, **_: object) -> tuple[ArraySpec, ...]:
     """The array that an actor-critic records per env step besides the action: its log-probability."""
     return (ArraySpec(name="log_prob", dtype="float32", shape=(length, num_envs)),)
-
-
-# --- one batch of tensors from experience messages ---
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """Experience as an algorithm trains on it; `*input` is `EnvSpec.network_input_shape`."""
-
-    observation: Tensor  # [T+1, B, *input] environment's dtype: o_0 .. o_T
-    start: Tensor  # [T+1, B] bool: o_t is the first of an episode
-    action: Tensor  # [T, B] int64 or [T, B, A] float32
-    reward: Tensor  # [T, B] float32, raw
-    terminated: Tensor  # [T, B] bool
-    truncated: Tensor  # [T, B] bool
-    valid: Tensor  # [T, B] bool: False for a reset row
-    log_prob: Tensor  # [T, B] float32, of the policy that acted
-    final_observation: Tensor  # [K, *input]: what followed a_t where that is not o_{t+1} (truncated, same_step autoreset)
-    final_index: Tensor  # [K] int64: t*B + b of each
-    version: Tensor  # [B] int64: policy that acted
-
-    def to(self, device: torch.device) -> Batch:
-        """The same on another device; itself where it is there."""
-        return self if device == self.reward.device else Batch(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
-
-
-def collate(samples: Sequence[Experience], env: EnvSpec, device: torch.device = CPU) -> Batch:
-    """Join messages of one schema (T the same, B may differ), checked before against it and by `check_trajectory`.
-
-    No messages, as on a rank of the learner that has no actors, are a batch of no environments.
-    """
-    if not samples:
-        return _empty(env).to(device)
-    frames, newest = _joined(samples, "obs"), np.concatenate([sample.arrays["final_obs"] for sample in samples])
-    arrays = {
-        name: _joined(samples, name) for name in ("start", "action", "reward", "terminated", "truncated", "valid", "log_prob")
-    }
-    widths = [sample.arrays["start"].shape[1] for sample in samples]
-    arrays |= {"final_index": _final_index(samples), "version": np.repeat([sample.version for sample in samples], widths)}
-    tensors = {name: to_device(_tensor(array), device) for name, array in arrays.items()}
-    if device.type == "cpu":
-        stacks = stack(frames, arrays["start"])
-        observation, final = _tensor(stacks), _tensor(final_stacks(env, stacks, newest, arrays["final_index"]))
-    else:  # a frame is part of several stacks, and is copied to the device once
-        observation, final = (to_device(_tensor(array), device) for array in (frames, newest))
-        if env.network_input_shape != env.observation_shape:
-            observation = stacked(observation, tensors["start"])
-            older = observation.flatten(0, 1).index_select(0, tensors["final_index"])[:, 1:]
-            final = torch.cat([older, final.unsqueeze(1)], dim=1)
-    return Batch(observation=observation, final_observation=final, **tensors)
-
-
-def stacked(frames: Tensor, start: Tensor) -> Tensor:
-    """As `common.envs.stacking.stack`, on a GPU: frames [rows+S-1, B, *frame], start [rows, B] bool → [rows, B, S, *frame]."""
-    size = len(frames) - len(start) + 1
-    episode = torch.cat([start.new_zeros(size - 1, start.shape[1], dtype=torch.int64), start.cumsum(0)])  # of each frame
-    same = episode.unfold(0, size, 1) == episode[size - 1 :].unsqueeze(-1)
-    stacks = frames.unfold(0, size, 1).movedim(-1, 2)
-    return stacks.where(same.view(*same.shape, *[1] * (frames.ndim - 2)), 0).contiguous()
-
-
-def _empty(env: EnvSpec) -> Batch:
-    dtype = _tensor(np.empty(0, env.observation_dtype)).dtype
-    action = torch.int64 if env.action.discrete else torch.float32
-    return Batch(
-        observation=torch.empty(2, 0, *env.network_input_shape, dtype=dtype),
-        start=torch.empty(2, 0, dtype=torch.bool),
-        action=torch.empty(1, 0, *env.action.shape, dtype=action),
-        final_observation=torch.empty(0, *env.network_input_shape, dtype=dtype),
-        final_index=torch.empty(0, dtype=torch.int64),
-        version=torch.empty(0, dtype=torch.int64),
-        **{name: torch.empty(1, 0) for name in ("reward", "log_prob")},
-        **{name: torch.empty(1, 0, dtype=torch.bool) for name in ("terminated", "truncated", "valid")},
-    )
-
-
-def _joined(samples: Sequence[Experience], name: str) -> np.ndarray:
-    """Side by side along B; one message alone is not copied."""
-    parts = [sample.arrays[name] for sample in samples]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-
-
-def _final_index(samples: Sequence[Experience]) -> np.ndarray:
-    """t*B + b of each message, with its own B, as t*B + b of the batch."""
-    widths = [sample.arrays["start"].shape[1] for sample in samples]
-    offsets = np.cumsum([0, *widths])
-    parts = []
-    for sample, width, offset in zip(samples, widths, offsets, strict=False):
-        row, column = np.divmod(sample.arrays["final_index"].astype(np.int64), width)
-        parts.append(row * offsets[-1] + offset + column)
-    return np.concatenate(parts)
-
-
-def final_stacks(env: EnvSpec, observation: np.ndarray, newest: np.ndarray, final_index: np.ndarray) -> np.ndarray:
-    """The stacks [K, *input] that end with the frames `newest` [K, *frame], seen after the steps `final_index` [K] (t*B + b).
-
-    Each is the stack of `observation` [T+1, B, *input] at t, moved on by one frame; older episodes are zero in it already.
-    """
-    if env.network_input_shape == env.observation_shape:
-        return newest
-    row, column = np.divmod(final_index, observation.shape[1])
-    return np.concatenate([observation[row, column, 1:], newest[:, None]], axis=1)
-
-
-def _tensor(array: np.ndarray) -> Tensor:
-    """Without a copy where the memory is ours. Memory of the wire is read-only, which torch cannot express."""
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 # --- the network's outputs for a batch ---

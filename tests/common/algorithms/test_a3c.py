@@ -8,9 +8,10 @@ import torch
 
 from common.algorithms.a3c import A3C, LOSS_PARTS, single_pass_loss
 from common.algorithms.api import RunProgress
+from common.algorithms.batch import collate
 from common.algorithms.impala import Impala
 from common.algorithms.moments import Moments
-from common.algorithms.on_policy import NetworkOutputs, collate, network_outputs, return_inputs
+from common.algorithms.on_policy import NetworkOutputs, network_outputs, return_inputs
 from common.algorithms.ppo import PPO
 from common.algorithms.returns import Returns, gae, vtrace
 from common.algorithms.settings import A3CSettings, ImpalaSettings, PPOSettings

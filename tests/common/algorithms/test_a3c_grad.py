@@ -9,8 +9,9 @@ import torch
 from common.algorithms.a3c import LOSS_PARTS, single_pass_loss
 from common.algorithms.a3c_grad import A3CGrad, GradientPolicy, gradient_payload
 from common.algorithms.api import RunProgress, WorkerContext
+from common.algorithms.batch import collate
 from common.algorithms.moments import Moments
-from common.algorithms.on_policy import collate, network_outputs, return_inputs
+from common.algorithms.on_policy import network_outputs, return_inputs
 from common.algorithms.returns import gae
 from common.algorithms.settings import A3CGradSettings
 from common.errors import DropReason, ProtocolError

@@ -17,7 +17,7 @@ import torch.fx.experimental._config
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.algorithms.api import RunProgress
-from common.algorithms.on_policy import collate, stacked
+from common.algorithms.batch import collate, stacked
 from common.algorithms.registry import build_algorithm
 from common.algorithms.settings import A3CSettings, DQNSettings, ImpalaSettings, PPOSettings, TD3Settings
 from common.envs.stacking import stack

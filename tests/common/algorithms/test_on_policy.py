@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from common.algorithms import on_policy
+from common.algorithms.batch import collate
 from common.algorithms.moments import Moments
-from common.algorithms.on_policy import ActorCriticPolicy, collate, network_outputs, recorded_log_prob, return_inputs
+from common.algorithms.on_policy import ActorCriticPolicy, network_outputs, recorded_log_prob, return_inputs
 from common.envs.spec import ActionSpec
 from common.models import nets, snapshot
 from common.models.spec import ModelSettings
