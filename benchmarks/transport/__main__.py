@@ -6,7 +6,7 @@ Examples, all of `python -m benchmarks.transport`, with env steps/s of large mes
     --actors 1 16 64 256 1000    CPU time of one small message, by the number of workers
     --actors 1000 --restart      seconds until all workers are welcomed by a restarted learner
 
-`--keys` and the large messages take `--repeats` turns; small messages and restarts are measured once for each number of actors.
+Each measurement is repeated `--repeats` times; those that are compared take turns.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(argv)
     print(f"load before: {os.getloadavg()[0]:.1f}", flush=True)
     if asked.restart:
-        for workers in asked.actors:
+        for workers in asked.actors * asked.repeats:
             print(restart.report(restart.measure(workers, rate=asked.rate)), flush=True)
     elif len(asked.actors) > 1:
-        costs = [messages.measure(workers, rate=asked.rate, seconds=asked.seconds) for workers in asked.actors]
+        turns = asked.actors * asked.repeats
+        costs = [messages.measure(workers, rate=asked.rate, seconds=asked.seconds) for workers in turns]
         print(messages.table(costs, messages.crowd_of(1, asked.rate)), flush=True)
     else:
         _bandwidth(asked)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
@@ -142,20 +143,27 @@ def consume(intake: Intake, seconds: Seconds, processes: list[BaseProcess]) -> N
         require_alive(processes)
 
 
-def table(costs: list[Cost], crowd: Crowd) -> str:
-    """Return the costs as lines of text, and how far they lie apart."""
+def table(costs: Sequence[Cost], crowd: Crowd) -> str:
+    """Return the medians of the costs for each number of workers as lines of text, and how far these lie apart."""
     size = sum(array.nbytes for array in crowd.arrays.values())
     lines = [
         f"messages of {LENGTH} env steps, {len(crowd.arrays)} arrays, {size} bytes; {crowd.rate:.0f} messages/s in all; loopback",
-        f"{'workers':>8} {'messages/s':>11} {'others/s':>9} {'intake us':>10} {'ZeroMQ us':>10} {'MiB':>5} {'descriptors':>12}",
+        "medians of the turns; in brackets the least and the most",
+        f"{'workers':>8} {'messages/s':>11} {'others/s':>9} {'intake us':>16} {'ZeroMQ us':>10} {'MiB':>5} {'descriptors':>12}",
     ]
-    lines += [
-        f"{cost.workers:8,} {cost.messages / cost.seconds:11.0f} {cost.others / cost.seconds:9.1f} {cost.intake_us:10.0f} "
-        f"{cost.zmq_us:10.0f} {cost.memory_bytes / MIB:5.0f} {cost.descriptors:12,}"
-        for cost in costs
-    ]
-    least, most = (choose(cost.intake_us for cost in costs) for choose in (min, max))
-    return "\n".join([*lines, f"intake: largest over smallest {most / least:.2f}"])
+    medians = []
+    for workers in sorted({cost.workers for cost in costs}):
+        turns = [cost for cost in costs if cost.workers == workers]
+        intake = [cost.intake_us for cost in turns]
+        medians.append(median(intake))
+        lines.append(
+            f"{workers:8,} {median(cost.messages / cost.seconds for cost in turns):11.0f} "
+            f"{median(cost.others / cost.seconds for cost in turns):9.1f} "
+            f"{f'{medians[-1]:.0f} ({min(intake):.0f}, {max(intake):.0f})':>16} "
+            f"{median(cost.zmq_us for cost in turns):10.0f} {median(cost.memory_bytes for cost in turns) / MIB:5.0f} "
+            f"{max(cost.descriptors for cost in turns):12,}"
+        )
+    return "\n".join([*lines, f"intake: largest median over smallest {max(medians) / min(medians):.2f}"])
 
 
 def _raise(error: Exception) -> None:

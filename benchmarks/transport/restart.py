@@ -81,6 +81,7 @@ def _serve(crowd: Crowd, endpoint: str, resumed: bool, results: Connection) -> N
         results.send((time.monotonic() - began, intake.stats.received["hello"], failed))
         while not results.poll():
             _train(intake)
+        results.recv()  # unread it would reset the connection instead of ending it
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -35,10 +35,12 @@ class TrajectoryEpisodes:
     def __call__(self, message: ExperienceMessage) -> ExperienceMessage:
         """Return the message with the episodes received whole; raise `ProtocolError` where its report contradicts its rows."""
         arrays, valid, reward = message.arrays, message.arrays["valid"], message.arrays["reward"]
-        self._begin(message)
-        over, cut_off = (arrays["terminated"] | arrays["truncated"]) & valid, _cut_off(arrays)
-        reports = len(arrays["episode_length"]) or len(arrays["episode_return"])
-        if reports or over.any() or cut_off.any():
+        if message.seq == self._following and _only_continues(arrays):
+            self._lengths = self._lengths + len(valid)
+            self._returns = self._returns + np.add.reduce(reward, 0, np.float64)
+        else:
+            self._begin(message)
+            over, cut_off = (arrays["terminated"] | arrays["truncated"]) & valid, _cut_off(arrays)
             lengths = self._lengths + valid.cumsum(0)
             returns = self._returns + reward.cumsum(0, np.float64)
             ends = _find_ends(arrays, over, cut_off, lengths=lengths, returns=returns, whole=self._whole)
@@ -46,9 +48,6 @@ class TrajectoryEpisodes:
             closed = np.union1d(reported, np.flatnonzero(ends.cut_off))
             self._carry(ends.t[closed], ends.env[closed], lengths, returns)
             message = _only(message, ends.whole[reported])
-        else:  # most short messages
-            self._lengths = self._lengths + np.add.reduce(valid, 0, np.int64)
-            self._returns = self._returns + np.add.reduce(reward, 0, np.float64)
         self._following = message.seq + 1
         return message
 
@@ -113,6 +112,19 @@ class _Ends(NamedTuple):
     length: NDArray[np.int64]  # env steps of the episode up to the row
     total: NDArray[np.float64]  # rewards of the episode up to the row
     whole: NDArray[np.bool_]  # the episode was received from its beginning
+
+
+def _only_continues(arrays: Arrays) -> bool:
+    """Return whether no episode begins, ends or is reported and no row is missing, as in most short messages."""
+    count = np.count_nonzero
+    return (
+        count(arrays["valid"]) == arrays["valid"].size
+        and not count(arrays["terminated"])
+        and not count(arrays["truncated"])
+        and not count(arrays["start"][0])
+        and not len(arrays["episode_length"])
+        and not len(arrays["episode_return"])
+    )
 
 
 def _cut_off(arrays: Arrays) -> NDArray[np.bool_]:

@@ -91,7 +91,7 @@ def check_trajectory(env: EnvSpec, arrays: Arrays) -> None:
         raise ProtocolError(DropReason.SCHEMA, "final_index outside the rollout", found=found, wanted=f"0 to {valid.size - 1}")
     # Same-step autoreset shows as an end followed at once by a start; without its last observation a truncated episode
     # would bootstrap from the next one.
-    if not np.logical_or.reduce(arrays["truncated"], axis=None):
+    if not np.count_nonzero(arrays["truncated"]):
         return
     lacking = arrays["truncated"] & ~arrays["terminated"] & valid & arrays["start"][1:]
     lacking.reshape(-1)[final_index] = False

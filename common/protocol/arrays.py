@@ -30,6 +30,7 @@ DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
 }
 _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 _BYTE: Final = np.dtype(np.uint8)
+_BOOL: Final = DTYPES["bool"]
 
 
 def dtype_name(array: np.ndarray) -> str:
@@ -74,8 +75,8 @@ def from_buffer(declared: Layout, buffer: bytes | memoryview) -> np.ndarray:
         raise DecodeError(f"bytes of array {name} {list(shape)} {kind.name}", found=found, wanted=min(wanted, ARRAY_BYTES))
     array: np.ndarray = np.ndarray(shape, kind, buffer=buffer)
     # numpy's loops assume that a bool is 0 or 1: any other byte would be neither true nor false.
-    if kind.kind == "b" and found and (most := int(np.maximum.reduce(array.view(_BYTE), axis=None))) > 1:
-        raise DecodeError(f"bytes of bool array {name}", found=most, wanted="0 or 1")
+    if kind is _BOOL and (others := bytes(buffer).translate(None, b"\0\1")):
+        raise DecodeError(f"bytes of bool array {name}", found=max(others), wanted="0 or 1")
     if not array.flags.aligned:  # torch takes the pointer as it is
         array = array.copy()
     array.flags.writeable = False

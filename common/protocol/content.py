@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -84,6 +85,7 @@ def check_schema(arrays: Arrays, schema: Sequence[ArraySpec]) -> None:
         raise ProtocolError(DropReason.SCHEMA, "arrays outside the schema", found=surplus, wanted=[spec.name for spec in schema])
 
 
+@lru_cache(maxsize=256)  # the messages of a run repeat a few shapes
 def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
     return shape == wanted or (
         len(shape) == len(wanted)
@@ -97,18 +99,17 @@ def _described(dtype: str, shape: Sequence[int]) -> str:
 
 def check_numbers(arrays: Arrays, largest: Mapping[str, float] = MappingProxyType({})) -> None:
     """Raise `ProtocolError` where a float array holds NaN or infinity (non_finite), or more than its `largest` (out_of_range)."""
-    with np.errstate(all="ignore"):
-        for name, array in arrays.items():
-            if array.dtype.kind != "f" or not array.size:
-                continue
-            limit = largest.get(name, math.inf)
-            if not (_finite(array) if limit == math.inf else _between(array, -limit, limit)):
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and array.size:
+            limit = largest.get(name, sys.float_info.max)
+            if not _between(array, -limit, limit):
                 raise _bad_number(name, array, limit)
 
 
 def _bad_number(name: str, array: np.ndarray, limit: float) -> ProtocolError:
     finite = np.isfinite(array)
-    row = tuple(int(i) for i in np.argwhere(~(finite & (np.abs(array) <= limit)))[0])
+    with np.errstate(over="ignore"):  # a small dtype cannot hold the limit
+        row = tuple(int(i) for i in np.argwhere(~(finite & (np.abs(array) <= limit)))[0])
     fact, found = f"array {name} at {list(row)}", str(array[row])
     if not finite[row]:
         return ProtocolError(DropReason.NON_FINITE, fact, found=found, wanted="finite numbers")
@@ -117,11 +118,5 @@ def _bad_number(name: str, array: np.ndarray, limit: float) -> ProtocolError:
 
 
 def _between(array: np.ndarray, least: float, most: float) -> bool:
-    """Return whether all values, of at least one, are in the range; no for NaN."""
-    return bool(least <= np.minimum.reduce(array, axis=None) and np.maximum.reduce(array, axis=None) <= most)
-
-
-def _finite(array: np.ndarray) -> bool:
-    # One bad value spoils the sum, so a finite sum clears the array in one pass that allocates nothing.
-    # A sum can also overflow by itself; only then is each value looked at.
-    return math.isfinite(np.add.reduce(array, axis=None)) or bool(np.isfinite(array).all())
+    """Return whether all values, of at least one, are in the range; no for NaN, which a reduction returns where it finds one."""
+    return least <= float(np.minimum.reduce(array, axis=None)) and float(np.maximum.reduce(array, axis=None)) <= most

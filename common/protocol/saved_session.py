@@ -46,9 +46,11 @@ class SavedSession:
         """Return accounts that changed since they were last returned: at `routes`, and the `closed` ones. None: none changed."""
         workers = [worker for route in routes if (worker := self._registry.routes.get(route))]
         workers += self._registry.take_closed() if closed else []
-        changed = [worker for worker in workers if worker.mark != worker.written]
-        for worker in changed:
-            worker.written = worker.mark
+        changed = []
+        for worker in workers:
+            if (mark := worker.mark) != worker.written:
+                worker.written = mark
+                changed.append(worker)
         return self._registry.state_of(changed) if changed else None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

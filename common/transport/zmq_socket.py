@@ -78,7 +78,7 @@ class ZmqSocket:
             self._socket.setsockopt(option, value)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._wakened, zmq.POLLIN)
+        self._poller.register(self._wakened.fileno(), zmq.POLLIN)
 
     def _shut(self) -> None:
         """Close the socket and its context, within the socket's linger."""
@@ -107,14 +107,15 @@ class ZmqSocket:
 
     def _send(self, frames: Sequence[Frame]) -> bool:
         sent = True
-        for more, frame in zip(range(len(frames) - 1, -1, -1), frames, strict=True):
+        last = len(frames) - 1
+        for number, frame in enumerate(frames):
             try:
-                self._socket.send(frame, zmq.DONTWAIT | (zmq.SNDMORE if more else 0), copy=False)
+                self._socket.send(frame, _NOW if number == last else _NOW_AND_MORE, copy=False)
             except zmq.ZMQError as error:
                 # Buffers full or no connection (EAGAIN), route gone (EHOSTUNREACH), closed (ENOTSOCK).
                 if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH, zmq.ENOTSOCK):
                     raise
-                if frame is frames[0]:
+                if number == 0:
                     return False
                 # The connection broke inside the message. ZeroMQ drops the rest of it, and must be given that rest:
                 # otherwise it would take the next message for it.
@@ -127,24 +128,21 @@ class ZmqSocket:
         if time.monotonic() >= self._poll_monitor_at:
             self._poll_monitor()
             self._poll_monitor_at = time.monotonic() + POLL_MONITOR_SECONDS
-        frames = self._receive_now()
-        if frames is None and timeout > 0 and self._wait(timeout):
-            frames = self._receive_now()
-        return frames
+        return self._receive_now() if timeout <= 0 or self._wait(timeout) else None
 
     def _wait(self, timeout: Seconds) -> bool:
-        """Return whether the socket may have a message. A wake is spent here, and waiting handshakes are answered."""
+        """Return whether the socket has a message. A wake is spent only where it has none; waiting handshakes are answered."""
         deadline = time.monotonic() + timeout
         while True:
             ready = dict(self._poller.poll(max(0, math.ceil((deadline - time.monotonic()) * 1000))))
+            if self._socket in ready:
+                return True
             if self._wakened.fileno() in ready:
-                with contextlib.suppress(BlockingIOError):
-                    while self._wakened.recv(4096):
-                        pass
-            elif self._authenticator and list(ready) == [self._authenticator.socket]:
-                self._authenticator.answer()
-                continue
-            return self._socket in ready
+                self._wakened.recv(4096)
+                return False
+            if self._authenticator is None or not ready:
+                return False
+            self._authenticator.answer()
 
     def _poll_monitor(self) -> None:
         """Answer waiting handshakes and read the events of the monitor."""
@@ -158,7 +156,7 @@ class ZmqSocket:
 
     def _receive_now(self) -> list[Frame] | None:
         try:
-            part = self._socket.recv(zmq.DONTWAIT, copy=False)
+            part = self._socket.recv(_NOW, copy=False)
         except zmq.Again:
             return None
         if self._authenticator:
@@ -173,6 +171,9 @@ class ZmqSocket:
 
 _MOST_FRAMES: Final = 2 + ARRAYS
 """Route, header, arrays."""
+
+_NOW: Final = int(zmq.DONTWAIT)  # plain numbers: `|` of an enumeration takes longer than to send a small frame
+_NOW_AND_MORE: Final = int(zmq.DONTWAIT | zmq.SNDMORE)
 
 
 def _content(part: zmq.Frame) -> Frame:

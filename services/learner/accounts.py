@@ -58,9 +58,11 @@ class AccountsFile:
 
     def write(self, session: LearnerSide, instructions: Iterable[Instruction], *, closed: bool) -> None:
         """Write the accounts of the workers that `instructions` give credits, and those `closed` since the last time."""
+        routes = [send.route for send in instructions if isinstance(send, Send) and isinstance(send.message, Credit)]
+        if not routes and not closed:
+            return
         if self.due:
             self.restart(session.saved.accounts())
-        routes = [send.route for send in instructions if isinstance(send, Send) and isinstance(send.message, Credit)]
         if changes := session.saved.changed_accounts(routes, closed=closed):
             self.append(changes)
 
@@ -105,8 +107,11 @@ class AccountsFile:
             on_loss(error)
 
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would build an encoder for each line
+
+
 def _line(values: Mapping[str, Any]) -> bytes:
-    return json.dumps(values, separators=(",", ":")).encode() + b"\n"
+    return _encode(values).encode() + b"\n"
 
 
 def read(path: Path, *, run_id: str, produced: int) -> Mapping[str, Any] | None:

@@ -203,10 +203,14 @@ class Intake:
 
     def _receive(self) -> None:
         """Handle the messages that are there, waiting for the first of them; at most `MESSAGES_AT_ONCE`."""
+        admitted = self._admitted
         number, arrived = 1, self._transport.receive(TICK_SECONDS)
         while arrived is not None:
             self._arrived(*arrived)
             number, arrived = number + 1, self._transport.receive(0.0) if number < MESSAGES_AT_ONCE else None
+        if self._admitted != admitted:  # once for all: the train loop competes with this thread for the interpreter
+            with self._changed:
+                self._changed.notify_all()
 
     def _arrived(self, route: e.Route, frames: list[Frame]) -> None:
         now, admitted = self._clock(), self._admitted
@@ -272,12 +276,10 @@ class Intake:
             case Experience():
                 with self._changed:
                     self._queue.append(instruction)
-                    self._changed.notify_all()
                 self._admitted += 1
             case e.Evaluated():
                 with self._changed:
                     self._evaluations.append(instruction)
-                    self._changed.notify_all()
             case e.LogEvent():
                 self._log_event(instruction)
 

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from benchmarks.transport import messages
+from benchmarks.transport import messages, restart
 from benchmarks.transport.bandwidth import ENV, Load, benchmark, compare, report, report_pairs, rollout
+from benchmarks.transport.machine import ThreadSeconds
 from common.algorithms.payload import check_trajectory
 from common.protocol.content import check_numbers, check_schema
 
@@ -52,6 +53,32 @@ def test_many_workers_in_one_process_send_messages_that_are_admitted():
     assert cost.messages > 0
     assert cost.intake_us > 0.0
     assert cost.zmq_us > 0.0
-    text = messages.table([cost], messages.crowd_of(3, 60.0))
-    assert "intake us" in text
-    assert "largest over smallest 1.00" in text
+
+
+def test_the_table_has_the_median_of_the_turns_of_each_number_of_workers():
+    costs = [
+        messages.Cost(
+            workers=workers,
+            seconds=1.0,
+            messages=100,
+            others=0,
+            cpu=ThreadSeconds(us / 1e4, 0.001),
+            memory_bytes=0,
+            descriptors=9,
+        )
+        for workers, us in ((1, 200), (16, 300), (1, 900), (16, 270), (1, 210), (16, 240))
+    ]
+    lines = messages.table(costs, messages.crowd_of(1, 60.0)).splitlines()
+    assert [line.split()[:6] for line in lines[-3:-1]] == [
+        ["1", "100", "0.0", "210", "(200,", "900)"],
+        ["16", "100", "0.0", "270", "(240,", "300)"],
+    ]
+    assert lines[-1].endswith("1.29")
+
+
+def test_workers_are_welcomed_by_the_successor_of_a_killed_learner(monkeypatch):
+    monkeypatch.setattr(restart, "AWAY_SECONDS", 0.0)
+    monkeypatch.setattr(restart, "WARM_SECONDS", 0.0)
+    result = restart.measure(3, rate=60.0)
+    assert result.hellos >= 3
+    assert "3 workers: all welcomed" in restart.report(result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,32 @@ def test_an_end_that_is_kept_back_shows_in_the_next_message() -> None:
         check(trajectory(1, episodes=[], valid=[(0, 0)], start=[(1, 0)]))
 
 
+@pytest.mark.parametrize(
+    "rows", [{"terminated": [(1, 0)], "start": [(2, 0)]}, {"truncated": [(1, 0)], "start": [(2, 0)]}, {"start": [(0, 0)]}]
+)
+def test_an_end_that_a_later_message_does_not_report_is_refused(rows: dict[str, Any]) -> None:
+    check = TrajectoryEpisodes()
+    check(trajectory(episodes=[], start=FIRST))
+    with pytest.raises(ProtocolError, match="of the message"):
+        check(trajectory(1, episodes=[], **rows))
+
+
+@pytest.mark.parametrize("name", ["episode_return", "episode_length"])
+def test_a_report_in_a_later_message_without_ends_is_refused(name: str) -> None:
+    check = TrajectoryEpisodes()
+    check(trajectory(episodes=[], start=FIRST))
+    message = trajectory(1, episodes=[(21.0, 1)])
+    with pytest.raises(ProtocolError, match="episodes of the message"):
+        check(replace(message, arrays={**message.arrays, name: message.arrays[name][:0]}))
+
+
+def test_after_a_gap_the_running_episode_does_not_count() -> None:
+    check = TrajectoryEpisodes()
+    check(trajectory(episodes=[], start=FIRST))
+    check(trajectory(2, episodes=[]))
+    assert counted(check(trajectory(3, episodes=[(13.0, 13)], terminated=[(0, 0)], start=[(1, 0)]))) == []
+
+
 MISSING = [(2, 0), (3, 0)]  # rows that no env worker brought: environment 0 begins anew in the last one
 
 
@@ -123,6 +150,13 @@ def test_missing_rows_between_two_messages_abandon_the_running_episode() -> None
     check(trajectory(episodes=[], start=FIRST))
     rows = {"start": [(2, 0), (4, 0)], "terminated": [(3, 0)]}
     assert counted(check(with_missing_rows(1, missing=[(0, 0), (1, 0)], episodes=[(2.0, 2)], **rows))) == [(2.0, 2)]
+
+
+def test_an_episode_that_begins_after_missing_rows_counts_from_there() -> None:
+    check = TrajectoryEpisodes()
+    check(trajectory(episodes=[], start=FIRST))
+    check(with_missing_rows(1, missing=[(0, 0), (1, 0)], episodes=[], start=[(2, 0)]))
+    assert counted(check(trajectory(2, episodes=[(3.0, 3)], terminated=[(0, 0)], start=[(1, 0)]))) == [(3.0, 3)]
 
 
 def test_a_truncated_episode_before_missing_rows_must_be_reported() -> None:

@@ -116,25 +116,44 @@ def test_the_queue_never_holds_more_than_its_capacity(make_colony, make_trajecto
     assert_balances(stats)
 
 
-def test_an_account_is_on_disk_before_its_worker_gets_credits(tmp_path, make_trajectory):
-    """A kill of all processes loses at most the env steps that the credits of the workers stand for."""
+@pytest.fixture
+def accounting(tmp_path):
+    """An intake that writes accounts, and a function that reads those of its workers."""
     hub, path = MemoryHub(), tmp_path / "accounts.jsonl"
     accounts = AccountsFile(path, run_id="run", clock=time.monotonic, on_loss=pytest.fail)
     session = LearnerSide(session_config(credits=2))
     intake = Intake(transport=hub.bind(), session=session, clock=time.monotonic, log_event=print, accounts=accounts)
-    colony = Colony(hub=hub, session=session, intake=intake)
     with closing(intake):
         intake.start()
         intake.publish(policy(0))
-        link = colony.welcome()
-        for sent in range(2, 20):
-            while link.has_credit:
-                link.offer(make_trajectory())
-            colony.until(lambda wanted=sent: intake.update_stats() or intake.stats.ledger["produced"] == wanted * STEPS)
-            assert intake.take(1, PATIENCE)
-            colony.until(lambda: link.has_credit)
-            (found,) = read(path, run_id="run", produced=0)["registry"]["workers"]
-            assert found["account"]["produced"] == sent * STEPS
+        yield Colony(hub=hub, session=session, intake=intake), lambda: read(path, run_id="run", produced=0)["registry"]["workers"]
+
+
+def test_an_account_is_on_disk_before_its_worker_gets_credits(accounting, make_trajectory):
+    """A kill of all processes loses at most the env steps that the credits of the workers stand for."""
+    colony, written = accounting
+    link = colony.welcome()
+    for sent in range(2, 20):
+        while link.has_credit:
+            link.offer(make_trajectory())
+        colony.until(lambda wanted=sent: colony.intake.update_stats() or produced(colony) == wanted * STEPS)
+        assert colony.intake.take(1, PATIENCE)
+        colony.until(lambda: link.has_credit)
+        (found,) = written()
+        assert found["account"]["produced"] == sent * STEPS
+
+
+def test_the_closed_account_of_a_worker_that_left_is_on_disk(accounting):
+    colony, written = accounting
+    link = colony.welcome()
+    assert not written()[0]["closed"]
+    link.close("done")
+    colony.until(lambda: written()[0]["closed"])
+
+
+def produced(colony):
+    """Return the env steps of the ledger that actors reported."""
+    return colony.intake.stats.ledger["produced"]
 
 
 def test_a_connection_that_floods_is_ignored_and_others_are_served(make_trajectory):
