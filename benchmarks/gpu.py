@@ -5,7 +5,7 @@
 
 | part | measured |
 |---|---|
-| update | one process trains on random images of the size of `pong-nature`: milliseconds of an update, of collating, of copying |
+| update | one process trains on random images of the size of `pong-nature`: milliseconds of an update, of ingesting, of copying |
 | pipeline | `pong-nature` with one actor for each core but one: env steps trained per second |
 | pong | `rookery train pong` until it is solved, once |
 

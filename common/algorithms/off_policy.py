@@ -250,7 +250,7 @@ class ReplayLearner(ABC):
         """Inverse of `state_dict`."""
         self._rng.bit_generator.state = state["replay_rng"]
         self._observations.load_state_dict(state.get("observation_moments", {}))
-        self._gradient_steps = state["gradient_steps"]
+        self._gradient_steps = state.get("gradient_steps", 0)
 
 
 def _means(steps: Sequence[Measured]) -> dict[str, float]:

@@ -271,7 +271,7 @@ class Deployment:
         if found.now(learner.TRAINING) == 0:
             return "the learner does not train, it starts or has ended"
         if not found.measured:
-            return "there is no earlier measurement of the learner"
+            return "the learner was not measured at both ends of this time"
         return "no env step is made, received or trained on" if self.stands_still else ""
 
 

@@ -189,7 +189,8 @@ MESSAGES_IGNORED = LearnerMetric(
 )
 WORKERS_EVICTED = LearnerMetric(
     "rookery_learner_workers_evicted_total",
-    "Workers evicted because 16 messages in a row were refused. They may join again after a minute.",
+    "Workers evicted because 16 messages were refused, and no experience between them was accepted. "
+    "They may join again after a minute.",
     read=lambda stats: stats.intake.evictions,
 )
 HANDSHAKES_FAILED = LearnerMetric(

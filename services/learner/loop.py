@@ -122,12 +122,15 @@ class TrainLoop:
             return Decision(train=self._batch_is_due())
         compared = self._record.version % COMPARED_UPDATES == 1
         weights = int(snapshot.digest(self._algorithm.model)[:12], 16) if compared else 0
-        self._take_late_batch()
-        ready, now = self._is_ready(), self._clock()
+        late = not self._lockstep and self._clock() - self._updated_at >= self._patience  # too late to wait for a full batch
+        if late and not self._batch_is_due():
+            self._admit(self._intake.take(self._settings.learner.batch - len(self._fresh), 0.0, patience=0.0))
+        alone = not self._lockstep and self._intake.stats.actors == 0
+        ready, now = late or alone or self._batch_is_due(), self._clock()
         began = now if self._ready_since is None else self._ready_since
         decision = self._agreement.decide(
             Vote(
-                ready=ready,
+                ready=ready,  # the others need not wait for this rank
                 messages=len(self._fresh),
                 env_steps=sum(item.env_steps for item in self._fresh),
                 episodes=sum(len(item.arrays["episode_return"]) for item in self._fresh),
@@ -142,19 +145,6 @@ class TrainLoop:
         self._ready_since = now if ready and not decision.train else None
         self._idle = decision.idle
         return decision
-
-    def _is_ready(self) -> bool:
-        """Return whether the other ranks need not wait for this one: its batch is due, it waits too long, or it has no actors."""
-        return self._batch_is_due() or self._is_late() or (not self._lockstep and self._intake.stats.actors == 0)
-
-    def _is_late(self) -> bool:
-        """Return whether the last update was too long ago to wait for a full batch. Never in lockstep."""
-        return not self._lockstep and self._clock() - self._updated_at >= self._patience
-
-    def _take_late_batch(self) -> None:
-        """Take the messages that are there, where the batch is late."""
-        if self._is_late() and not self._batch_is_due():
-            self._admit(self._intake.take(self._settings.learner.batch - len(self._fresh), 0.0, patience=0.0))
 
     # --- a batch ---
 

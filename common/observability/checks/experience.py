@@ -165,7 +165,9 @@ EVICTED = Check(
     name="WorkersEvicted",
     sentence="The learner evicted a worker that sends only experience that cannot be trained on",
     promql=f"increase({learner.WORKERS_EVICTED}[10m])",
-    threshold=Threshold(value=0, unit="workers", why="no worker sends 16 bad messages in a row by accident"),
+    threshold=Threshold(
+        value=0, unit="workers", why="no worker sends 16 bad messages by accident, and no good experience between them"
+    ),
     detail=f"{COUNT} evictions in 10 minutes.",
     predicate=_evicted,
     runbook="""\

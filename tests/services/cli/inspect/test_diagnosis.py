@@ -398,7 +398,7 @@ def test_a_learner_that_came_within_the_measurement_has_no_bottleneck_yet():
     idle = STILL | {"workers_connected{actor}": (1, 1)}
     actor = {"actor-0": sample(0, "actor", ACTOR)}, {"actor-0": sample(1, "actor", ACTOR)}
     diagnosis = diagnose(compare(actor[0], actor[1] | {"learner": sample(1, "learner", LEARNER | idle)}))
-    assert diagnosis.verdict.sentence == "unknown: there is no earlier measurement of the learner"
+    assert diagnosis.verdict.sentence == "unknown: the learner was not measured at both ends of this time"
     assert diagnosis.findings == ()
 
 
