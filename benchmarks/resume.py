@@ -22,9 +22,9 @@ from benchmarks.learning import machine
 from common.units import EnvSteps, Seconds
 
 PRESET = "cartpole-dqn"
-KILLED_AT: EnvSteps = 5_000  # env steps
-MORE: EnvSteps = 2_500  # env steps after the resume
-SOON: EnvSteps = 400  # after the resume, and less than the warm-up of the preset, which is 500
+KILLED_AT: EnvSteps = 10_000  # env steps
+MORE: EnvSteps = 5_000  # env steps after the resume
+SOON: EnvSteps = 400  # after the resume, and less than the warm-up of the preset, which is 1,000
 LOOK: Seconds = 0.05
 
 
@@ -67,7 +67,7 @@ def train(run_dir: Path, *, seed: int, replay: bool, until: EnvSteps) -> list[Up
     """Run until this many env steps were trained on, then kill all processes; return the status after each update."""
     overrides = (
         f"run.seed={seed}",
-        "checkpoint.every_seconds=2",
+        "checkpoint.every_seconds=0.5",
         f"checkpoint.replay={str(replay).lower()}",
         "target.mean100=null",
     )
