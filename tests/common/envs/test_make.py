@@ -527,7 +527,7 @@ def test_a_vector_environment_that_shows_another_shape_is_refused(own, monkeypat
     """Written by hand: its pictures are larger than its space says. Nothing else would notice."""
     built = SyncVectorEnv([lambda: Echo(Box(0, 255, (20, 16), np.uint8), DISCRETE)])
     monkeypatch.setattr(built, "reset", lambda **_: (np.zeros((1, 32, 16), np.uint8), {}))
-    said = r"shows what its observation space does not say: found shape \(32, 16\), wanted shape \(20, 16\)"
+    said = r"returns observations outside its observation space: found shape \(32, 16\), wanted shape \(20, 16\)"
     with pytest.raises(ConfigError, match=said):
         spec_of(own(lambda: built))
 
