@@ -28,22 +28,22 @@ class MemoryGuard:
         self,
         *,
         available: Callable[[], int | None] | None = None,
-        resident: Callable[[], int] | None = None,
+        anonymous: Callable[[], int] | None = None,
     ) -> None:
         """Create it before there is anything to free. By default it reads the memory of this process and its machine."""
         self._available = available or available_bytes
-        self._resident = resident or resident_bytes
+        self._anonymous = anonymous or anonymous_bytes
         room = self._available() or 0
         self.reserve = round(min(room / 2, max(LEAST_RESERVE, room * RESERVE_SHARE)))
         """Bytes that must stay free; 0, and the guard is off, where the system does not report free memory."""
-        self._base = self._seen = self._resident()
+        self._base = self._seen = self._anonymous()
 
     def short(self) -> bool:
         """Return whether less than the reserve is free, and this process has grown by half of it since the last `freed`.
 
         Without that growth other processes took the memory, or the growth cannot be freed: freeing again would gain nothing.
         """
-        self._seen = self._resident()
+        self._seen = self._anonymous()
         if self._seen - self._base <= self.reserve / 2:
             return False
         available = self._available()
@@ -54,7 +54,7 @@ class MemoryGuard:
         with suppress(AttributeError, OSError):  # a C library other than glibc
             # glibc keeps freed memory where something in use lies above it, and a container counts that memory.
             ctypes.CDLL(None).malloc_trim(0)
-        self._base = self._resident()
+        self._base = self._anonymous()
         return max(0, self._seen - self._base)
 
 
@@ -114,12 +114,28 @@ def _counts(stat: Path) -> dict[str, int]:
     return {}
 
 
+def anonymous_bytes() -> int:
+    """Return the physical memory of this process without files and libraries; 0 where the system does not report it.
+
+    The kernel gives pages of files up and reads them again as it likes: they show neither growth nor freed memory.
+    """
+    resident, shared = _statm(STATM)
+    return resident - shared
+
+
 def resident_bytes(*, statm: Path = STATM) -> int:
-    """Return the physical memory of this process; 0 where the system does not report it."""
+    """Return the physical memory of this process, files and libraries included; 0 where the system does not report it."""
+    return _statm(statm)[0]
+
+
+def _statm(statm: Path) -> tuple[int, int]:
+    """Return the bytes of physical memory, and of its part in files and shared memory."""
     try:
-        return int(statm.read_text(encoding="ascii").split()[1]) * resource.getpagesize()
+        resident, shared = (int(pages) for pages in statm.read_text(encoding="ascii").split()[1:3])
     except OSError:  # no Linux
-        return 0
+        return 0, 0
+    page = resource.getpagesize()
+    return resident * page, shared * page
 
 
 def available_bytes(*, meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:

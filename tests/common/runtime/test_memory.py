@@ -1,8 +1,10 @@
 """Tests of free memory: by the kernel, by the container's limit, or unknown."""
 
+import mmap
+
 import pytest
 
-from common.runtime.machine import MemoryGuard, available_bytes, resident_bytes
+from common.runtime.machine import MemoryGuard, anonymous_bytes, available_bytes, resident_bytes
 
 pytestmark = pytest.mark.pure
 
@@ -75,7 +77,7 @@ class Process:
     def __init__(self, room: int = 4096) -> None:
         """Begin with 100 MiB."""
         self.resident, self.left = 100, room
-        self.guard = MemoryGuard(available=lambda: self.left * MIB, resident=lambda: self.resident * MIB)
+        self.guard = MemoryGuard(available=lambda: self.left * MIB, anonymous=lambda: self.resident * MIB)
 
     def grow(self, mib: int) -> None:
         """Take memory, or return it."""
@@ -130,10 +132,20 @@ def test_what_was_freed_is_measured() -> None:
 def test_where_nothing_is_known_of_memory_the_guard_is_off(tmp_path) -> None:
     """A Mac."""
     assert resident_bytes(statm=tmp_path / "none") == 0
-    guard = MemoryGuard(available=lambda: None, resident=lambda: 2**40)
+    guard = MemoryGuard(available=lambda: None, anonymous=lambda: 2**40)
     assert not guard.short()
 
 
 def test_the_memory_of_this_process_is_known() -> None:
     """More than an interpreter, less than a machine."""
-    assert 2**20 < resident_bytes() < 2**40
+    assert 2**20 < anonymous_bytes() < resident_bytes() < 2**40
+
+
+def test_a_file_that_was_read_is_no_memory_of_the_process(tmp_path) -> None:
+    """The kernel gives its pages up when it likes: neither growth nor freed memory may be read from them."""
+    (tmp_path / "library").write_bytes(bytes(64 * MIB))
+    allocated, resident = anonymous_bytes(), resident_bytes()
+    with (tmp_path / "library").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages:
+        assert sum(pages[at] for at in range(0, 64 * MIB, mmap.PAGESIZE)) == 0
+        assert resident_bytes() - resident > 60 * MIB
+        assert anonymous_bytes() - allocated < MIB

@@ -11,7 +11,7 @@ import pytest
 
 from common.protocol.learner_side import LearnerSide
 from common.protocol.worker_side import Identity, WorkerSide
-from common.runtime.machine import MemoryGuard, resident_bytes
+from common.runtime.machine import MemoryGuard, anonymous_bytes
 from common.transport.link import Link
 from common.transport.zmq import ZmqServer, ZmqWorker
 from services.learner.intake import Intake
@@ -29,8 +29,8 @@ def limited_to(room: int) -> MemoryGuard:
     """A guard in a container that has `room` bytes left, after what earlier tests left behind was freed."""
     gc.collect()
     MemoryGuard().freed()
-    limit = resident_bytes() + room
-    return MemoryGuard(available=lambda: max(0, limit - resident_bytes()))
+    limit = anonymous_bytes() + room
+    return MemoryGuard(available=lambda: max(0, limit - anonymous_bytes()))
 
 
 def test_an_unfinished_message_frees_memory_and_costs_no_experience() -> None:
