@@ -8,7 +8,6 @@ waits up to their time limit.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 
 from common.algorithms.api import Algorithm, ObservesExperience, RunProgress
@@ -18,20 +17,16 @@ from common.observability import logs
 from common.protocol.events import Evaluated, Experience
 from common.protocol.messages import Snapshot
 from common.runtime.lifecycle import Health
-from common.runtime.process_group import TIMEOUT
 from common.units import Seconds
 from services.learner.agreement import REASONS, Agreement, Decision, Vote
+from services.learner.ending import RANKS_SECONDS, RunEnd
 from services.learner.intake import Intake
 from services.learner.lockstep import Lockstep
 from services.learner.results import Results
 from services.learner.saving import RunCheckpoints
 
 WAIT_SECONDS: Seconds = 0.2
-END_SECONDS: Seconds = 120.0  # for a last evaluation, when a run ends by itself; half of it to play whole games, however long
-STOP_SECONDS: Seconds = 4.0  # for the workers' goodbyes, when a stop is requested
-RANKS_SECONDS: Seconds = TIMEOUT + 15.0  # for another rank: `TIMEOUT` ends the wait
 COMPARED_UPDATES = 100  # between two comparisons of the weights of all ranks
-BARRIER_SECONDS: Seconds = 0.1  # between two questions whether the other ranks are done
 STEP_SECONDS: Seconds = 300.0  # a gradient step, with all that is done before the first, that takes longer counts as hung
 
 _log = logs.EventLog(__name__)
@@ -53,10 +48,9 @@ class TrainLoop:
         agreement: Agreement | None = None,
         clock: Callable[[], Seconds],
     ) -> None:
-        """`stopping` returns whether a stop is requested.
+        """`stopping` returns whether a stop is requested, after which the process `will_restart` or not.
 
-        Where the process `will_restart` after a stop, its workers are not drained: they wait for the next learner. `agreement`:
-        with the other ranks; None: there are none.
+        `agreement`: with the other ranks; None: there are none.
         """
         self._ready_since: Seconds | None = None  # for the other ranks; None: this one is not ready
         self._idle = False  # whether no rank had experience at the last vote
@@ -68,8 +62,18 @@ class TrainLoop:
         self._phases = self._stats.phases
         self._checkpoints = checkpoints
         self._health = health
+        self._ending = RunEnd(
+            algorithm=algorithm,
+            intake=intake,
+            results=results,
+            checkpoints=checkpoints,
+            health=health,
+            stopping=stopping,
+            will_restart=will_restart,
+            agreement=agreement,
+            clock=clock,
+        )
         self._stopping = stopping
-        self._will_restart = will_restart
         self._agreement = agreement
         self._clock = clock
         self._updated_at = clock()
@@ -109,7 +113,9 @@ class TrainLoop:
             reason = decision.reason if self._agreement else self._reason()
             if not reason and (decision.save if self._agreement else self._checkpoints.due):
                 self._checkpoints.save()
-        self._end(reason)
+        self._ending.drain(reason, self._fresh)
+        self._record_evaluations(self._intake.take_evaluations())
+        self._ending.finish(reason)
         return reason
 
     def _reason(self) -> str:
@@ -160,7 +166,7 @@ class TrainLoop:
             missing = self._settings.learner.batch - len(self._fresh)
             return self._intake.take(missing, self._longest_wait(), patience=self._patience)
         items = self._intake.take_round(self._lockstep.choose, WAIT_SECONDS)
-        self._break_lockstep(self._lockstep.broken(items, self._record.version))
+        self._results.break_lockstep(self._lockstep.broken(items, self._record.version))
         return items
 
     def _longest_wait(self) -> Seconds:
@@ -173,12 +179,6 @@ class TrainLoop:
         if self._intake.stats.actors == 0:
             return 0.0
         return min(WAIT_SECONDS, max(0.0, self._updated_at + self._patience - self._clock()))
-
-    def _break_lockstep(self, why: str) -> None:
-        """Log once, and note in the summary, that the run cannot be repeated, and go on; "": nothing happened."""
-        if self._lockstep and why and not self._record.lockstep_broken:
-            self._record.lockstep_broken = why
-            _log.info("lockstep_broken", why=why)
 
     def _batch_is_due(self) -> bool:
         """Return whether the batch is full, or its first message has waited for the others long enough."""
@@ -241,53 +241,3 @@ class TrainLoop:
         for evaluated in evaluations:
             self._results.evaluated(evaluated.message)
             self._checkpoints.save_if_best(evaluated)
-
-    # --- the end ---
-
-    def _end(self, reason: str) -> None:
-        """Drain the workers, account for the rest of the queue, save everything."""
-        stopped = reason == "stopped"
-        self._stats.training = False
-        self._stats.ended = not (stopped and self._will_restart)
-        self._record.parameters_sha256 = snapshot.digest(self._algorithm.model)
-        self._intake.complete(self._fresh, DropReason.RUN_ENDED)
-        if stopped and self._will_restart:
-            self._intake.update_stats()  # the actors send the queue's messages again, to the next learner
-        else:
-            self._drain_workers(reason, stopped=stopped)
-        self._wait_for_ranks()
-        self._record_evaluations(self._intake.take_evaluations())
-        self._record.phase = "stopping"
-        self._results.add_curve_row()
-        lost = self._checkpoints.save()
-        if stopped:  # a run that resumes from this checkpoint is reproducible again
-            self._break_lockstep("stopped on request, not by the run's own settings")
-        self._results.summarise(self._intake.stats, complete=not stopped)
-        if stopped and lost is not None:
-            raise lost  # an exit code of 0 after a stop means that the work is saved
-        if not stopped:
-            self._record.finish(self._clock())
-        self._phases.stop()
-
-    def _drain_workers(self, reason: str, *, stopped: bool) -> None:
-        """Send the workers the end of the run (an evaluator plays the final policy first), and close the accounts."""
-        self._record.phase = "stopping" if stopped else "evaluating"
-        seconds = STOP_SECONDS if stopped else END_SECONDS
-        self._intake.drain(reason, seconds)
-        self._phases.enter("wait")
-        self._intake.wait_for_goodbyes(seconds, alive=self._still_draining, abort=lambda: not stopped and self._stopping())
-        self._intake.finish()
-
-    def _still_draining(self) -> None:
-        if self._agreement:
-            self._health.tick(doing="waits for the other ranks", within=RANKS_SECONDS)
-            self._agreement.all(done=False)
-        self._health.tick()
-
-    def _wait_for_ranks(self) -> None:
-        """Wait until the workers of every rank have left: the ranks write their last checkpoint together."""
-        while self._agreement:
-            self._health.tick(doing="waits for the other ranks", within=RANKS_SECONDS)
-            if self._agreement.all(done=True):
-                return
-            time.sleep(BARRIER_SECONDS)

@@ -95,6 +95,12 @@ class Results:
             self.add_curve_row(evaluation=result["mean"])
         _log.info("evaluated", **result)
 
+    def break_lockstep(self, why: str) -> None:
+        """Log once, and note in the summary, that a run in lockstep cannot be repeated, and go on; "": nothing happened."""
+        if self.record.settings.lockstep and why and not self.record.lockstep_broken:
+            self.record.lockstep_broken = why
+            _log.info("lockstep_broken", why=why)
+
     def add_curve_row(self, evaluation: float | None = None) -> None:
         """Add a row to the learning curve, as of now."""
         record = self.record

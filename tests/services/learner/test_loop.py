@@ -25,8 +25,9 @@ from common.protocol.messages import Evaluation, Snapshot
 from common.runtime.lifecycle import Health
 from common.runtime.run_directory import create
 from services.learner.agreement import Agreement
+from services.learner.ending import END_SECONDS, STOP_SECONDS
 from services.learner.journal import Journal
-from services.learner.loop import END_SECONDS, STOP_SECONDS, WAIT_SECONDS, TrainLoop
+from services.learner.loop import WAIT_SECONDS, TrainLoop
 from services.learner.record import RunRecord
 from services.learner.results import Results
 from services.learner.saving import RunCheckpoints
