@@ -187,25 +187,25 @@ def _check_identity(hello: Hello, public_key: str, known: Worker | None, *, forg
         return Objection(RefusalCode.SUPERSEDED, fact, retry=True, new_incarnation=True)
     fact = "the account of this incarnation is closed; greet as the one named here"
     renew = Objection(RefusalCode.FORGOTTEN, fact, retry=True, new_incarnation=True)
-    if known is None:
-        # The counters of a forgotten name are lost, so its trained experience is unknown. All its incarnations are at most
-        # `forgotten`: an incarnation in that range with env steps may be one of them and must start anew. (It may also have
-        # met only a learner that was killed, and then loses the messages that it kept.) An incarnation without env steps is safe.
-        stepped = hello.produced or hello.completed or hello.resend_from
-        return renew if stepped and hello.incarnation <= forgotten else None
-    if known.state is not WorkerState.CLOSED and known.public_key and public_key and public_key != known.public_key:
-        # Only while the account is open: a worker that left, or was away for long, may return with a new key.
-        return Objection(
-            RefusalCode.IN_USE, f"the name {hello.worker!r} belongs to a worker of another key; {_OWN_NAME}", retry=True
-        )
-    if known.state is not WorkerState.CLOSED and hello.role != known.role:
-        return Objection(RefusalCode.IN_USE, f"the name {hello.worker!r} belongs to an {known.role}; {_OWN_NAME}", retry=True)
-    if hello.incarnation > known.key.incarnation:
-        return None
-    if hello.incarnation < known.key.incarnation:
-        fact = f"a newer incarnation of {hello.worker!r} has greeted; greet as the one named here"
-        return Objection(RefusalCode.SUPERSEDED, fact, retry=True, new_incarnation=True)
-    return renew if known.state is WorkerState.CLOSED else None
+    if known is not None:
+        if known.state is not WorkerState.CLOSED and known.public_key and public_key and public_key != known.public_key:
+            # Only while the account is open: a worker that left, or was away for long, may return with a new key.
+            return Objection(
+                RefusalCode.IN_USE, f"the name {hello.worker!r} belongs to a worker of another key; {_OWN_NAME}", retry=True
+            )
+        if known.state is not WorkerState.CLOSED and hello.role != known.role:
+            return Objection(RefusalCode.IN_USE, f"the name {hello.worker!r} belongs to an {known.role}; {_OWN_NAME}", retry=True)
+        if hello.incarnation < known.key.incarnation:
+            fact = f"a newer incarnation of {hello.worker!r} has greeted; greet as the one named here"
+            return Objection(RefusalCode.SUPERSEDED, fact, retry=True, new_incarnation=True)
+        if hello.incarnation == known.key.incarnation:
+            return renew if known.state is WorkerState.CLOSED else None
+    # The counters of a forgotten name are lost, so its trained experience is unknown. All its incarnations are at most
+    # `forgotten`: an incarnation in that range with env steps may be one of them and must start anew, also where an older one
+    # has taken the name since. (It may also have met only a learner that was killed, and then loses the messages that it kept.)
+    # An incarnation without env steps is safe.
+    stepped = hello.produced or hello.completed or hello.resend_from
+    return renew if stepped and hello.incarnation <= forgotten else None
 
 
 def _check_evicted(hello: Hello, known: Worker | None, now: Seconds) -> Objection | None:

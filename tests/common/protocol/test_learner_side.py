@@ -960,6 +960,20 @@ def test_an_incarnation_that_was_forgotten_cannot_come_back_as_new_work(resumed:
     assert of(Welcome, learner.greet(incarnation=2, route=b"x"), b"x")
 
 
+def test_a_forgotten_incarnation_starts_anew_where_an_older_one_has_taken_its_name() -> None:
+    """Two hosts with one name and other clocks: what the paused one had stepped is in the ledger, and is not counted twice."""
+    learner = Learner(max_actors=1)
+    learner.greet("a", incarnation=9, produced=8)
+    learner.tick(61.0)
+    learner.greet("b", incarnation=1)
+    learner.hear(b"b", Goodbye(reason="", produced=0))
+    learner.greet("a", incarnation=5)
+    learner = learner.resumed(max_actors=1)
+    before = learner.books
+    assert refusal(learner.greet("a", incarnation=9, produced=8, route=b"x"), b"x") == (RefusalCode.FORGOTTEN, True)
+    assert learner.books == before
+
+
 def test_an_incarnation_that_was_forgotten_is_known_by_its_queued_messages() -> None:
     """Even one that hides that it has stepped: its messages are still to be completed."""
     learner = Learner(max_actors=1)
