@@ -105,7 +105,7 @@ class SendRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotRequested:
-    """The application wants the newest policy after this version: an actor whenever there is one, an evaluator once."""
+    """The application wants the newest policy, as soon as there is another than this version."""
 
     after: Version
 

@@ -1,7 +1,7 @@
 """The protocol as a worker sees it: an actor, an evaluator, which sends no experience, or an env worker of a policy server.
 
 Greet until welcomed; number and keep every experience message until it is acknowledged; after any loss of the
-learner greet again and re-send the messages that were kept, in order; keep one SnapshotWanted open; end with a Goodbye.
+learner greet again and re-send the messages that were kept, in order; have one SnapshotWanted open at most; end with a Goodbye.
 All decisions of the worker's side are in this file. It has no socket and no clock: see `events`.
 """
 
@@ -88,8 +88,8 @@ class WorkerSide:
         self._env_steps_sent: EnvSteps = 0
         self._produced: EnvSteps = 0
         self._dropped: tuple[Dropped, ...] = ()
-        self._wanted: Version | None = None
-        self._request_open = False
+        self._wanted: Version | None = None  # the application waits for another policy than this one
+        self._request_open = False  # whether this learner knows
         self._heartbeat: Seconds = 1.0
         self._greet_at: Seconds = float("-inf")
         self._heard_at: Seconds = 0.0
@@ -183,7 +183,7 @@ class WorkerSide:
             case Credit():
                 return self._credited(message)
             case Snapshot():
-                return self._arrived(message, now)
+                return self._arrived(message)
             case Drain():
                 return [e.Draining(drain=message)]
             case Act() if self.identity.role == ENV_WORKER:
@@ -254,13 +254,10 @@ class WorkerSide:
     def _set_window(self, size: int) -> None:
         self.window, self._largest_window = size, max(size, self._largest_window)
 
-    def _arrived(self, snapshot: Snapshot, now: Seconds) -> list[e.Instruction]:
-        self._request_open = False
+    def _arrived(self, snapshot: Snapshot) -> list[e.Instruction]:
+        self._wanted, self._request_open = None, False
         self.version = snapshot.version
-        out: list[e.Instruction] = [e.SnapshotArrived(snapshot=snapshot)]
-        if self.identity.role == "evaluator":  # it requests each policy that it plays: the last one sent is the one it plays
-            self._wanted = None
-        return out + (self._request_snapshot(snapshot.version, now) if self._wanted is not None else [])
+        return [e.SnapshotArrived(snapshot=snapshot)]
 
     # --- events of the application ---
 
@@ -274,7 +271,7 @@ class WorkerSide:
         return self._send(numbered, now) if self.state is ConnectionState.WELCOME else []
 
     def _request_snapshot(self, after: Version, now: Seconds) -> list[e.Instruction]:
-        again = self._wanted is not None and after < self._wanted  # the snapshot that came cannot be used
+        again = self._wanted is not None and after < self._wanted  # a snapshot that came before cannot be used
         self._wanted = after
         if (self._request_open and not again) or self.state is not ConnectionState.WELCOME:
             return []

@@ -147,8 +147,8 @@ class Link:
         self._count_under_way()
         self._handle(e.ExperienceOffered(experience=experience))
 
-    def want_snapshots(self, after: Version) -> None:
-        """Let the newest policy come once there is one newer than `after`; to an actor then each time there is a newer one."""
+    def want_snapshot(self, after: Version) -> None:
+        """Let the newest policy come, once, as soon as there is another than `after`. May be repeated while none has come."""
         self._handle(e.SnapshotRequested(after=after))
 
     def take_snapshot(self) -> Snapshot | None:

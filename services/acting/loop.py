@@ -1,7 +1,9 @@
 """The actor's loop: wait for a credit, load the newest policy, collect a rollout, send it.
 
 A credit is the permission to collect: the loop waits for it before the rollout begins, so that waiting makes no experience old.
-One rollout is acted by one policy version. The loop has no sockets (`Link`), no signals and no HTTP.
+One rollout is acted by one policy version. The policy of the next is requested late in the rollout, and again while the loop waits:
+most of the versions that are published during a rollout are never sent, so that snapshots do not grow with the square of the number
+of actors. The loop has no sockets (`Link`), no signals and no HTTP.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from services.acting.parts import ActorParts
 from services.acting.policy import load_newest_policy, load_policy
 
 WAIT_SECONDS: Seconds = 0.05
+REQUEST_SHARE = 1 / 4  # of a rollout that is left when the policy of the next one is requested: time for its way here
 
 _log = logs.EventLog(__name__)
 
@@ -56,24 +59,24 @@ class ActorLoop:
 
     def run(self) -> str:
         """Collect and send until there is a reason to stop; return the reason. Counts an unfinished rollout as dropped."""
-        self._link.want_snapshots(after=-1)
         while self._ready():
-            self._phases.enter("snapshot")
-            self._load_newest()
             if self._collect():
                 self._send()
         self._phases.stop()
         return self._link.drain.reason if self._link.drain else "stopped"
 
     def _ready(self) -> bool:
-        """Wait for a credit and a policy; return False when it is time to stop."""
-        self._phases.enter("credit_wait")
+        """Wait for a credit, and load the newest policy; return False when it is time to stop."""
         self._link.service()
         while not self._over():
+            self._phases.enter("snapshot")
+            self._load_newest()
             if self._restart and self._link.new_incarnation:
                 self._begin_again(self._restart)
             elif self._link.has_credit and self._has_policy():
                 return True
+            self._phases.enter("credit_wait")
+            self._link.want_snapshot(after=self.stats.version)
             self._alive()
             self._link.service(WAIT_SECONDS)
         return False
@@ -93,24 +96,18 @@ class ActorLoop:
 
     def _has_policy(self) -> bool:
         """Return whether a policy is loaded: any, or in lockstep the learner's newest, for which the actor waits."""
-        if self._restart is None:
-            return self.stats.version >= 0 or self._load_newest()
-        self._load_newest()
-        return self.stats.version >= 0 and self.stats.version == self._link.session.version
+        return self.stats.version >= 0 and (self._restart is None or self.stats.version == self._link.session.version)
 
-    def _load_newest(self) -> bool:
+    def _load_newest(self) -> None:
         snapshot = load_newest_policy(self._link, self._parts.policy)
-        if snapshot is None:
-            return False
-        self.stats.version = snapshot.version
-        if self._restart:
-            self._snapshot = snapshot
-        return True
+        if snapshot is not None:
+            self.stats.version = snapshot.version
+            self._snapshot = snapshot if self._restart else None
 
     def _collect(self) -> bool:
         """Record one rollout; return False, and drop the rows, when it is time to stop or to begin a new incarnation."""
         parts, rollout = self._parts, self._parts.rollout
-        before = self.stats.env_steps
+        before, request_at = self.stats.env_steps, rollout.length - 1 - round(REQUEST_SHARE * rollout.length)
         for t in range(rollout.length):
             self._phases.enter("act")
             acted = {name: value.numpy() for name, value in parts.policy.act(torch.from_numpy(rollout.observation(t))).items()}
@@ -120,6 +117,8 @@ class ActorLoop:
             rollout.record(t, action, acted, transition)
             self.stats.env_steps = before + rollout.env_steps
             self._phases.enter("snapshot")
+            if t == request_at:
+                self._link.want_snapshot(after=self.stats.version)
             self._link.service()
             self._alive()
             again = self._restart is not None and self._link.new_incarnation

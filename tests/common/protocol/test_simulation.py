@@ -282,13 +282,16 @@ class World:
             evaluation = Evaluation(version=process.version or 0, mode="greedy", arrays=EVALUATION)
             self._tell(process, e.SendRequested(message=evaluation))
             self._tell(process, e.SnapshotRequested(after=evaluation.version))
-        elif process.version is not None and process.rollout:
+        elif process.version is None or not (process.rollout or process.side.has_credit):
+            self._tell(process, e.SnapshotRequested(after=-1 if process.version is None else process.version))
+        elif process.rollout:
+            self._tell(process, e.SnapshotRequested(after=process.version))
             self._step(process, self.random.randint(0, 4))
             steps, process.rollout = process.rollout, 0
             arrays = {"reward": SICK if process.sick and self.random.random() < 0.3 else SOUND, "valid": VALID[steps]}
             experience = Trajectory(seq=0, env_steps_sent=0, version=process.version, env_steps=steps, arrays=arrays)
             self._tell(process, e.ExperienceOffered(experience=experience))
-        elif process.version is not None and process.side.has_credit:
+        else:
             self._step(process, self.random.randint(1, 4))
 
     def _step(self, process: Process, steps: int) -> None:

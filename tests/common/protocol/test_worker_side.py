@@ -179,30 +179,25 @@ def test_a_silent_worker_reports_its_counters() -> None:
     assert said(side.handle(e.Tick(), 1.5)) == []
 
 
-def test_exactly_one_snapshot_wanted_is_open() -> None:
-    """The application may ask as often as it likes; each answer opens the next question."""
+def test_each_request_is_answered_by_one_snapshot() -> None:
+    """The application may repeat it while none has come; a learner that takes over is asked again, until one has."""
     side = greeted()
     assert said(side.handle(e.SnapshotRequested(after=-1), 0.0)) == [SnapshotWanted(after=-1)]
     assert side.handle(e.SnapshotRequested(after=-1), 0.1) == []
-    snapshot = Snapshot(version=4, env_steps=0, precision="fp32", layout="x")
-    assert hear(side, snapshot) == [e.SnapshotArrived(snapshot=snapshot), e.Send(message=SnapshotWanted(after=4))]
     side.handle(e.Unsent(message=Report(produced=0)), 1.0)
-    assert SnapshotWanted(after=4) in said(hear(side, welcome(), 2.0))
-
-
-def test_an_evaluator_gets_one_snapshot_for_each_request() -> None:
-    """The learner keeps the last one that it sent: that must be the policy that is played, and no later one."""
-    side = WorkerSide(Identity(role="evaluator", name="e", incarnation=7, software="1"))
-    side.handle(e.Tick(), 0.0)
-    hear(side, welcome())
-    assert said(side.handle(e.SnapshotRequested(after=-1), 0.0)) == [SnapshotWanted(after=-1)]
+    assert SnapshotWanted(after=-1) in said(hear(side, welcome(), 2.0))
     snapshot = Snapshot(version=4, env_steps=0, precision="fp32", layout="x")
     assert hear(side, snapshot) == [e.SnapshotArrived(snapshot=snapshot)]
-    side.handle(e.Unsent(message=Report(produced=0)), 1.0)
-    assert not any(isinstance(message, SnapshotWanted) for message in said(hear(side, welcome(), 2.0)))
-    assert said(side.handle(e.SnapshotRequested(after=4), 3.0)) == [SnapshotWanted(after=4)]
-    side.handle(e.Unsent(message=Report(produced=0)), 4.0)
-    assert SnapshotWanted(after=4) in said(hear(side, welcome(), 5.0))
+    side.handle(e.Unsent(message=Report(produced=0)), 3.0)
+    assert not any(isinstance(message, SnapshotWanted) for message in said(hear(side, welcome(), 4.0)))
+    assert said(side.handle(e.SnapshotRequested(after=4), 5.0)) == [SnapshotWanted(after=4)]
+
+
+def test_a_snapshot_that_cannot_be_used_is_requested_again_at_once() -> None:
+    """Also where the next one is requested already: the learner may have none newer than the one that came."""
+    side = greeted()
+    side.handle(e.SnapshotRequested(after=4), 0.0)
+    assert said(side.handle(e.SnapshotRequested(after=-1), 0.1)) == [SnapshotWanted(after=-1)]
 
 
 FINAL = [

@@ -40,7 +40,7 @@ class FakeLink:
         """Return whether a credit is free."""
         return self.credits > 0
 
-    def want_snapshots(self, after):
+    def want_snapshot(self, after):
         """Remember."""
         self.log.append(("want", after))
 
@@ -164,7 +164,7 @@ def test_nothing_is_collected_before_there_is_a_credit_and_a_policy(scene):
     assert all(steps == 0 for n, steps in seen if n <= 6)
     assert len(scene.link.offered) == 1
     assert scene.turns >= 5
-    assert scene.link.log[0] == ("want", -1)
+    assert scene.link.log[0] == ("want", -1)  # of no policy
 
 
 def test_one_rollout_is_acted_by_one_policy(scene):
@@ -185,6 +185,39 @@ def test_one_rollout_is_acted_by_one_policy(scene):
     assert np.unique(second.arrays["log_prob"]).tolist() == [2.0]
     assert scene.policy.loaded == [0, 2]
     assert scene.lags == [2, 0]
+
+
+def test_a_policy_is_requested_late_in_each_rollout(scene):
+    """Of the versions that are published during a rollout one is sent, and it is there when the next rollout begins."""
+
+    def learner(n):
+        scene.link.credits = 1
+        if n == 1:
+            scene.link.publish(0)
+        if len(scene.link.offered) == 3:
+            scene.link.drain = DRAIN
+
+    scene.link.on_service = learner
+    scene.actor.run()
+    assert [entry[0] for entry in scene.link.log] == ["want", "offer"] * 3
+    assert [entry[1] for entry in scene.link.log if entry[0] == "want"] == [0] * 3
+
+
+def test_an_actor_that_waits_requests_each_newer_policy(scene):
+    """The wait may be long: what it begins with is the newest."""
+
+    def learner(n):
+        if n < 5:
+            scene.link.publish(n)
+        scene.link.credits = int(n == 5)
+        if scene.link.offered:
+            scene.link.drain = DRAIN
+
+    scene.link.credits = 0
+    scene.link.on_service = learner
+    scene.actor.run()
+    assert [entry[1] for entry in scene.link.log if entry[0] == "want"][:4] == [1, 2, 3, 4]
+    assert scene.link.offered[0].version == 4
 
 
 def test_the_message_holds_what_was_stepped(scene):
