@@ -1,9 +1,9 @@
 """The actor's loop: wait for a credit, load the newest policy, collect a rollout, send it.
 
 A credit is the permission to collect: the loop waits for it before the rollout begins, so that waiting makes no experience old.
-One rollout is acted by one policy version. The policy of the next is requested late in the rollout, and again while the loop waits:
-most of the versions that are published during a rollout are never sent, so that snapshots do not grow with the square of the number
-of actors. The loop has no sockets (`Link`), no signals and no HTTP.
+One rollout is acted by one policy version. The policy of the next is requested late in the rollout, and again while the loop
+waits: most versions that are published during a rollout are never sent, so that snapshots do not grow with the square of the
+number of actors. The loop has no sockets (`Link`), no signals and no HTTP.
 """
 
 from __future__ import annotations
