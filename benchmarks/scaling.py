@@ -4,7 +4,8 @@
 
 A slow simulator leaves the CPU to others: here a step sleeps for 20 ms. So one machine can hold as many actors as a cluster would
 have, and what is seen is the cost of the system itself: its learner, its messages and its snapshots. An actor steps one
-environment; a rollout of 64 env steps is a message, and each message is an update.
+environment; a rollout of 64 env steps is a message, and each message is an update, so that the policy lag is about the number of
+actors.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ STEP: Seconds = 0.02
 ROLLOUT, EPISODE = 64, 500  # env steps
 OVERRIDES = (
     *("env.id=", "env.entry_point=benchmarks.scaling:SleepingEnv", "env.num_envs=1", f"rollout.length={ROLLOUT}"),
-    *("learner.batch=1", "learner.credits=2", NO_EVALUATOR),
+    *("learner.batch=1", "learner.credits=2", "learner.max_policy_lag=100", NO_EVALUATOR),
 )
 
 
