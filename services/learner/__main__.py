@@ -156,7 +156,7 @@ class _Root:
         record = run.record
         uploads = opened(closing(open_uploads(settings, run.directory)))
         journal = opened(closing(_open_journal(record, run.directory)))
-        accounts = AccountsFile(run.directory.accounts, run_id=record.run_id, clock=time.monotonic, on_loss=_accounts_lost)
+        accounts = AccountsFile(run.directory.accounts, run_id=record.run_id, clock=time.monotonic)
         intake = Intake(
             transport=run.transport, session=run.session, clock=time.monotonic, log_event=_log.log_event, accounts=accounts
         )
@@ -274,26 +274,10 @@ def _open_journal(record: RunRecord, directory: RunDirectory) -> Journal:
     return Journal(
         directory,
         env_steps=record.env_steps,
-        on_loss=_results_lost,
-        on_recovery=_results_resumed,
         run=run,
         tensorboard="tensorboard" in settings.run.tracking,
         trackers=open_trackers(settings, run),
     )
-
-
-def _accounts_lost(error: Exception) -> None:
-    _log.warning(
-        "accounts_lost", error=error, consequence="if it is killed, what it trained on since its checkpoint is not counted"
-    )
-
-
-def _results_lost(error: OSError) -> None:
-    _log.warning("results_lost", error=error, consequence="the run goes on; its curve and events have holes")
-
-
-def _results_resumed() -> None:
-    _log.info("results_resumed")
 
 
 if __name__ == "__main__":
