@@ -26,7 +26,7 @@ from common.transport.curve import ServerKeys, WorkerKeys
 from common.transport.zmq import ZmqServer
 from services.cli.precheck import check_environment
 from services.cli.train.events import ENV_WORKER, LEARNER, Start, actor_names, rank_names
-from services.cli.train.ports import binds, free_block, free_ports, metrics_ports, policy_servers
+from services.cli.train.ports import binds, free_ports, metrics_ports, policy_servers
 from services.cli.train.search import ActorSearch
 from services.cli.train.supervisor import Supervisor
 
@@ -260,7 +260,7 @@ def _with_addresses(loaded: LoadedSettings, path: Path, now: datetime, *, resume
     bind = parse_endpoint(settings.learner.bind)
     port = bind.port
     if loaded.provenance["learner.bind"] == DEFAULT or port == 0:
-        port = free_block(settings.learner.ranks)
+        port = free_ports(settings.learner.ranks, in_a_row=True)[0]
     chosen: dict[str, Any] = {
         "run.id": settings.run.id or f"{settings.run.preset or 'run'}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
         "run.dir": str(path),
