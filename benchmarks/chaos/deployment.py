@@ -338,7 +338,7 @@ class Deployment:
 
     def _start(self, name: str) -> subprocess.Popen[bytes]:
         own = {name_: value for name_, value in os.environ.items() if not name_.startswith("ROOKERY_")}
-        words = [sys.executable, "-I", "-S", exit_with_parent.__file__, str(os.getpid())]
+        words = exit_with_parent.wrapper()
         words += [sys.executable, "-m", *(["benchmarks.chaos.clock", str(self.clock.path)] if self.setup.clock else [])]
         words += [*self._words(name), f"metrics.port={self.http[name]}"]
         if self.setup.shm:

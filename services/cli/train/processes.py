@@ -10,7 +10,6 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -71,11 +70,10 @@ class Processes:
 
     def start(self, instruction: Start) -> None:
         """Start one child, which appends to its log. Where the log cannot be opened, as on a full disk, its output is lost."""
-        wrapper = [sys.executable, "-I", "-S", exit_with_parent.__file__, str(os.getpid())]
         inherited = () if self._lock is None or instruction.child != LEARNER else (self._lock,)
         with self._output(instruction.child) as log:
             self._running[instruction.child] = subprocess.Popen(
-                [*wrapper, *self._command(instruction)],
+                [*exit_with_parent.wrapper(), *self._command(instruction)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
