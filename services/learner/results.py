@@ -68,7 +68,7 @@ class Results:
         returns, lengths = ([value for sample in samples for value in sample.arrays[name].tolist()] for name in EPISODES)
         stats.episodes += len(returns)
         if self._agreement:
-            stats.all_reduce_seconds = self._agreement.all_reduce_seconds
+            stats.all_reduce_seconds = self._agreement.group.sum_seconds
             returns, lengths = self._agreement.episodes(returns, lengths, decision.episodes)
         record.ended(returns, lengths, now)
         stats.updates += 1
@@ -115,6 +115,6 @@ class Results:
         """Write summary.json, with the ledgers of all ranks; a stopped run is not `complete`."""
         summary = self.record.summary(stats, self._clock())
         if self._agreement:
-            summary["ledgers"] = self._agreement.ledgers(summary["ledger"])  # of each rank
+            summary["ledgers"] = self._agreement.group.gather_json(summary["ledger"])  # of each rank
             summary["ledger"] = sum_ledgers(summary["ledgers"])
         self._journal.summary(summary, complete=complete)

@@ -109,8 +109,8 @@ class RunCheckpoints:
             self._save_checkpoint(replace(own[0], counters={**own[0].counters, "ledgers": ledgers}))
 
         ledgers = self._work_together(agreement, collect)
-        self._work_together(agreement, save if agreement.rank else _nothing)
-        self._work_together(agreement, _nothing if agreement.rank else save)
+        self._work_together(agreement, save if agreement.group.index else _nothing)
+        self._work_together(agreement, _nothing if agreement.group.index else save)
 
     def _work_together(self, agreement: Agreement, work: Callable[[], Any]) -> list[Any]:
         self._health.tick(doing="saves, or waits for a rank that saves", within=SLOW_RANKS_SECONDS)
