@@ -86,14 +86,16 @@ class Results:
             self._curve_at = now
             self.add_curve_row()
 
-    def evaluated(self, evaluation: Evaluation) -> None:
-        """Enter an evaluation; a greedy one has a row in the learning curve."""
+    def evaluated(self, evaluation: Evaluation) -> float:
+        """Enter an evaluation, of which a greedy one has a row in the learning curve; return its mean return."""
         result = self.record.evaluated(evaluation, self._clock())
-        self.stats.evaluation_return_means[evaluation.mode] = result["mean"]
-        self._journal.evaluation(self.record.env_steps, mode=evaluation.mode, mean=result["mean"])
+        mean: float = result["mean"]
+        self.stats.evaluation_return_means[evaluation.mode] = mean
+        self._journal.evaluation(self.record.env_steps, mode=evaluation.mode, mean=mean)
         if evaluation.mode == "greedy":
-            self.add_curve_row(evaluation=result["mean"])
+            self.add_curve_row(evaluation=mean)
         _log.info("evaluated", **result)
+        return mean
 
     def break_lockstep(self, why: str) -> None:
         """Log once, and note in the summary, that a run in lockstep cannot be repeated, and go on; "": nothing happened."""
