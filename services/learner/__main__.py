@@ -20,7 +20,6 @@ import torch
 
 from common.algorithms.api import Algorithm
 from common.algorithms.ranks import ALONE
-from common.config.schema import Settings
 from common.envs.spec import EnvSpec
 from common.envs.trial import example_frames, spec_of
 from common.observability import logs
@@ -210,7 +209,9 @@ class _Root:
         record, session = open_state(invocation, directory, algorithm=self.algorithm, env=self.env, store=store, group=self.group)
         if self.group:
             check_same_data(self.group, env=self.env, run_id=record.run_id, model=self.algorithm.model)
-        self.stats.run = _name_run(settings, record.run_id)
+        logs.belong_to(record.run_id)  # of the checkpoint, where there is one
+        algorithm, seed = settings.algorithm.name, settings.run.seed
+        self.stats.run = run_labels(run_id=record.run_id, env=settings.env.name, algorithm=algorithm, seed=seed)
         transport = bind()
         write_config(invocation, directory)
         return _Run(directory, store, record, session, transport)
@@ -259,12 +260,6 @@ class _Root:
         seed = derive_seed(settings.run.seed, "environment", role="learner")
         own = torch.from_numpy(example_frames(settings.env, seed=seed))
         self.algorithm.calibrate(self.group.broadcast(own) if self.group else own)
-
-
-def _name_run(settings: Settings, run_id: str) -> tuple[str, ...]:
-    """Add the id of the run, which may be that of a checkpoint, to the log; return the labels of the run for the metrics."""
-    logs.belong_to(run_id)
-    return run_labels(run_id=run_id, env=settings.env.name, algorithm=settings.algorithm.name, seed=settings.run.seed)
 
 
 def _open_journal(record: RunRecord, directory: RunDirectory) -> Journal:

@@ -251,7 +251,7 @@ class _Display:
 
     def frame(self) -> ViewFrame:
         """Return the current status, with the values that the supervisor adds."""
-        added: dict[str, object] = {"actors_wanted": self.supervisor.actors, "restarts": sum(self.supervisor.restarts.values())}
+        added: dict[str, object] = {"actors_wanted": self.supervisor.actors, "restarts": self.supervisor.restarts}
         status = self.watch.latest
         if status.phase == STARTING:
             added["wall_seconds"] = self.clock() - self._started_at

@@ -90,7 +90,7 @@ class Supervisor:
     resume: bool = False
     timeouts: Timeouts = field(default_factory=Timeouts)
     outcome: Outcome = Outcome.RUNNING
-    restarts: dict[str, int] = field(default_factory=dict)  # by child, for the view
+    restarts: int = 0  # of all children
     works: bool = False  # True once the learner has accepted experience since the start
     _children: dict[str, _Child] = field(default_factory=dict)
     _accepted: EnvSteps | None = None  # env steps in the newest count; None: unknown yet
@@ -107,7 +107,6 @@ class Supervisor:
         names = [*rank_names(self.ranks), *([EVALUATOR] if self.evaluator else []), *actor_names(self.actors)]
         names += [name for number in range(self.actors) for name in env_worker_names(number, self.env_workers)]
         self._children = {name: _Child() for name in names}
-        self.restarts = dict.fromkeys(names, 0)
 
     @property
     def children(self) -> tuple[str, ...]:
@@ -223,7 +222,6 @@ class Supervisor:
         self.actors, names = actors, actor_names(actors)
         for name in names:
             self._children.setdefault(name, _Child()).wanted = True
-            self.restarts.setdefault(name, 0)
         self._due = [(at, instruction) for at, instruction in self._due if instruction.child not in names]
         surplus = [
             name for name in self._running() if name.startswith(ACTOR) and name not in names and self._children[name].wanted
@@ -243,8 +241,7 @@ class Supervisor:
         if refused := self._check_refusals(now):
             return [*due, *refused]
         restarts = [name for name, child in self._children.items() if child.restart_at is not None and child.restart_at <= now]
-        for name in restarts:
-            self.restarts[name] += 1
+        self.restarts += len(restarts)
         return [*due, *(self._start(name, now, resume=True) for name in restarts)]
 
     def _stop_requested(self, now: Seconds) -> list[Instruction]:
