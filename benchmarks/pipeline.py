@@ -20,9 +20,10 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from common.errors import ResourceError
+from common.observability.deployment import LEARNER
 from common.runtime.machine import resident_bytes
 from common.units import Seconds
-from services.cli.train.events import LEARNER, Start
+from services.cli.train.events import Start
 from services.cli.train.plan import Plan, Request, make_plan
 from services.cli.train.processes import Processes
 

@@ -6,12 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
+from common.observability.deployment import ACTOR, ENV_WORKER, LEARNER
 from common.units import EnvSteps
 
-LEARNER = "learner"
-EVALUATOR = "evaluator"
-ACTOR = "actor"
-ENV_WORKER = "env_worker"
 CONFIG_EXIT_CODE = 2
 
 

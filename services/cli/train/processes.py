@@ -17,11 +17,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
+from common.observability.deployment import LEARNER
 from common.runtime.lifecycle import Echo, handled
 from common.units import KIB, MIB, Seconds
 from services.cli.train import exit_with_parent
 from services.cli.train.events import (
-    LEARNER,
     ActorsRequested,
     Begin,
     Event,

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TextIO
 
 from common.config.load import ENV_PREFIX
+from common.observability.deployment import LEARNER
 from common.runtime.disk import write_atomically
 from common.runtime.run_directory import RunDirectory
 from common.units import Seconds
 from services.cli.train.events import (
     CONFIG_EXIT_CODE,
-    LEARNER,
     ActorsRequested,
     ExperienceCounted,
     Outcome,

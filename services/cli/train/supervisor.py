@@ -15,13 +15,10 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, field
 
+from common.observability.deployment import ACTOR, ENV_WORKER, EVALUATOR, LEARNER
 from common.units import EnvSteps, Seconds
 from services.cli.train.events import (
-    ACTOR,
     CONFIG_EXIT_CODE,
-    ENV_WORKER,
-    EVALUATOR,
-    LEARNER,
     ActorsRequested,
     Begin,
     Event,

@@ -16,7 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.cli.train.events import LEARNER, ActorsRequested, Exited, Outcome, Start, StopRequested
+from common.observability.deployment import LEARNER
+from services.cli.train.events import ActorsRequested, Exited, Outcome, Start, StopRequested
 from services.cli.train.processes import Processes, stop_signals, supervise
 from services.cli.train.supervisor import Supervisor, Timeouts
 
