@@ -112,13 +112,6 @@ class Agreement:
         return bool(self.group.gather(torch.tensor([int(done)])).all())
 
 
-def sum_ledgers(ledgers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the sums of ledgers in the form of `Ledger.as_dict`."""
-    counts = {name: sum(ledger[name] for ledger in ledgers) for name in ledgers[0] if name != "dropped"}
-    dropped = {reason: sum(ledger["dropped"].get(reason, 0) for ledger in ledgers) for reason in ledgers[0]["dropped"]}
-    return {**counts, "dropped": dropped}
-
-
 def common_version(group: ProcessGroup, newest: Any) -> Version:
     """Return the newest version of which every rank has a good checkpoint; -1 where there is none.
 

@@ -14,9 +14,10 @@ from common.algorithms.api import UpdateResult
 from common.observability import logs
 from common.observability.learner_stats import IntakeStats, LearnerStats
 from common.protocol.events import Experience
+from common.protocol.ledger import sum_counts
 from common.protocol.messages import Evaluation
 from common.units import Seconds
-from services.learner.agreement import Agreement, Decision, sum_ledgers
+from services.learner.agreement import Agreement, Decision
 from services.learner.journal import Journal
 from services.learner.record import RunRecord
 
@@ -118,5 +119,5 @@ class Results:
         summary = self.record.summary(stats, self._clock())
         if self._agreement:
             summary["ledgers"] = self._agreement.group.gather_json(summary["ledger"])  # of each rank
-            summary["ledger"] = sum_ledgers(summary["ledgers"])
+            summary["ledger"] = sum_counts(summary["ledgers"])
         self._journal.summary(summary, complete=complete)
