@@ -30,8 +30,8 @@ from common.transport.curve import make as make_keys
 from common.units import EnvSteps, Seconds
 from services.cli.http_pages import get, parse_metrics
 from services.cli.train import exit_with_parent
+from services.cli.train.instructions import rank_names
 from services.cli.train.ports import free_ports
-from services.cli.train.supervisor import rank_names
 
 ROOT = Path(__file__).parents[2]
 PERIOD: Seconds = 0.005  # of one step of one environment

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from common.observability.deployment import ACTOR, ENV_WORKER, LEARNER
-from services.cli.train.events import (
+from services.cli.train.instructions import (
     CONFIG_EXIT_CODE,
     ReportCrash,
     ReportFailure,

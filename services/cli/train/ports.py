@@ -10,7 +10,7 @@ from common.config.endpoint import MAX_PORT, Endpoint, parse_endpoint
 from common.config.schema import Settings
 from common.errors import ConfigError, ResourceError
 from common.observability.http import check_port
-from services.cli.train.events import actor_names
+from services.cli.train.instructions import actor_names
 from services.cli.train.supervisor import Supervisor
 
 # Below the range from which Linux and macOS take the ports of outgoing connections: an actor that tries to reach a learner that

@@ -16,7 +16,7 @@ from common.runtime.checkpoints import CheckpointStore
 from common.runtime.run_directory import held
 from common.runtime.store import RunStore
 from common.transport.curve import ServerKeys, WorkerKeys, make
-from services.cli.train.events import Start
+from services.cli.train.instructions import Start
 from services.cli.train.plan import Request, make_plan
 from services.cli.train.ports import free_ports
 
