@@ -30,9 +30,9 @@ from common.config.load import load_settings
 from common.envs.trial import spec_of
 from common.models import nets
 from common.models.snapshot import ParameterLayout
+from common.observability.deployment import LEARNER
 from common.runtime.machine import cores
 from common.units import Seconds
-from services.cli.train.events import LEARNER
 
 PRESETS = ("pong-a3c", "pong-a3c-grad")
 NATURE = ("model.conv=[[32,8,4],[64,4,2],[64,3,1]]", "model.hidden=[512]", "env.height=84", "env.width=84")

@@ -15,8 +15,8 @@ from statistics import median
 
 from benchmarks.pipeline import Window, running
 from common.config.load import load_settings
+from common.observability.deployment import EVALUATOR
 from common.units import Seconds
-from services.cli.train.events import EVALUATOR
 
 ALWAYS = "evaluator.every_seconds=0"
 NEVER = "evaluator.enabled=false"

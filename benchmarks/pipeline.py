@@ -20,9 +20,10 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from common.errors import ResourceError
+from common.observability.deployment import LEARNER
 from common.runtime.machine import resident_bytes
 from common.units import Seconds
-from services.cli.train.events import LEARNER, Start
+from services.cli.train.instructions import Start
 from services.cli.train.plan import Plan, Request, make_plan
 from services.cli.train.processes import Processes
 
@@ -92,8 +93,8 @@ class Run:
         while self._trained() < wanted:
             time.sleep(POLL_SECONDS)
             if gone := self._processes.exited():
-                words = self._processes.log_end(gone[0].child)
-                raise ResourceError(f"{gone[0].child} ended", found="\n".join(words))
+                child = next(iter(gone))
+                raise ResourceError(f"{child} ended", found="\n".join(self._processes.log_end(child)))
             if time.monotonic() > deadline:
                 raise ResourceError("the run does not train", found=f"{self._trained():.0f} env steps", wanted=f"{wanted:.0f}")
 

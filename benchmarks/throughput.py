@@ -23,9 +23,9 @@ from benchmarks.parts import Parts, measure, warm_up
 from benchmarks.pipeline import Window, running
 from common.config.load import load_settings
 from common.envs.trial import spec_of
+from common.observability.deployment import LEARNER
 from common.runtime.machine import cores
 from common.units import Seconds
-from services.cli.train.events import LEARNER
 
 NO_EVALUATOR = "evaluator.enabled=false"
 PONG_NATURE = str(Path(__file__).with_name("pong-nature.yaml"))

@@ -30,8 +30,8 @@ from common.transport.curve import make as make_keys
 from common.units import EnvSteps, Seconds
 from services.cli.http_pages import get, parse_metrics
 from services.cli.train import exit_with_parent
+from services.cli.train.instructions import rank_names
 from services.cli.train.ports import free_ports
-from services.cli.train.supervisor import rank_names
 
 ROOT = Path(__file__).parents[2]
 PERIOD: Seconds = 0.005  # of one step of one environment
@@ -338,7 +338,7 @@ class Deployment:
 
     def _start(self, name: str) -> subprocess.Popen[bytes]:
         own = {name_: value for name_, value in os.environ.items() if not name_.startswith("ROOKERY_")}
-        words = [sys.executable, "-I", "-S", exit_with_parent.__file__, str(os.getpid())]
+        words = exit_with_parent.wrapper()
         words += [sys.executable, "-m", *(["benchmarks.chaos.clock", str(self.clock.path)] if self.setup.clock else [])]
         words += [*self._words(name), f"metrics.port={self.http[name]}"]
         if self.setup.shm:

@@ -83,6 +83,13 @@ def crowd_of(workers: int, rate: float, *, heartbeat_seconds: Seconds = HEARTBEA
     return Crowd(workers=workers, rate=rate, config=config, arrays=arrays)
 
 
+class _Accounts(AccountsFile):
+    """Raises the first failure, because messages after it would be measured without their accounts."""
+
+    def _lost(self, error: Exception) -> None:
+        raise ResourceError("the accounts file failed", found=str(error))
+
+
 @contextmanager
 def serving(crowd: Crowd, endpoint: str = "tcp://127.0.0.1:0", *, resumed: bool = False) -> Iterator[tuple[Intake, str]]:
     """Run a learner's intake with a published policy; yields it with its endpoint."""
@@ -96,7 +103,7 @@ def serving(crowd: Crowd, endpoint: str = "tcp://127.0.0.1:0", *, resumed: bool 
     transport = ZmqServer(endpoint)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "accounts.jsonl"
-        accounts = AccountsFile(path, run_id="benchmark", clock=time.monotonic, on_loss=_raise)
+        accounts = _Accounts(path, run_id="benchmark", clock=time.monotonic)
         log_event = (lambda _: None) if resumed else raise_warning
         intake = Intake(transport=transport, session=session, clock=time.monotonic, log_event=log_event, accounts=accounts)
         intake.start()
@@ -164,7 +171,3 @@ def table(costs: Sequence[Cost], crowd: Crowd) -> str:
             f"{max(cost.descriptors for cost in turns):12,}"
         )
     return "\n".join([*lines, f"intake: largest median over smallest {max(medians) / min(medians):.2f}"])
-
-
-def _raise(error: Exception) -> None:
-    raise ResourceError("the accounts file failed", found=str(error))

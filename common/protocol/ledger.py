@@ -100,3 +100,12 @@ class Ledger:
         ledger = cls(produced=state["produced"], trained=state["trained"], dropped=Counter(state["dropped"]))
         ledger.drop(DropReason.ROLLED_BACK, ledger.in_flight - accounts_in_flight)
         return ledger
+
+
+def sum_counts(counts: Sequence[Any]) -> Any:
+    """Return the sum of numbers, or of each number in nested mappings, such as the ledgers of several ranks.
+
+    Raises `KeyError` or `TypeError` where one lacks a key of the first, or has another form.
+    """
+    first = counts[0]
+    return {name: sum_counts([each[name] for each in counts]) for name in first} if isinstance(first, dict) else sum(counts)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import islice
 
+from common.observability import logs
 from common.tracking.api import Point, Tracker
 from common.units import Seconds
 
@@ -17,12 +18,14 @@ POINTS_AT_ONCE = 50
 RETRY_SECONDS: Seconds = 30.0  # after an error, until the tracker is opened again
 LAST_RETRY_SECONDS: Seconds = 1.0  # the same, at the end of the run
 
+_log = logs.EventLog(__name__)
+
 
 class BackgroundTracker:
     """Queue of points for one tracker, and the thread that opens the tracker and sends them.
 
-    After an error `on_loss` is called once, and the tracker is opened again every `retry_seconds` until the points were sent;
-    then `on_recovery` is called. Both are called in the thread. Of more than `capacity` points the oldest are dropped.
+    The first error is logged, and the tracker is opened again every `retry_seconds` until the points were sent; then that is
+    logged. Of more than `capacity` points the oldest are dropped.
     """
 
     def __init__(
@@ -30,14 +33,11 @@ class BackgroundTracker:
         name: str,
         open_tracker: Callable[[], Tracker],
         *,
-        on_loss: Callable[[str, Exception], None],
-        on_recovery: Callable[[str], None],
         capacity: int = QUEUED_POINTS,
         retry_seconds: Seconds = RETRY_SECONDS,
     ) -> None:
         """Start the thread, which opens the tracker."""
         self.name, self._open, self._capacity, self._retry_seconds = name, open_tracker, capacity, retry_seconds
-        self._on_loss, self._on_recovery = on_loss, on_recovery
         self._changed = threading.Condition()
         self._points: deque[Point] = deque()
         self._removed = 0  # points that have left the queue, sent or dropped
@@ -108,14 +108,15 @@ class BackgroundTracker:
             return self._failed(error)
         if self._losing:
             self._losing = False
-            self._on_recovery(self.name)
+            _log.info("tracker_resumed", tracker=self.name)
         return True
 
     def _failed(self, error: Exception) -> bool:
-        """Report the first error of an outage and wait; return False where the run ends."""
+        """Log the first error of an outage and wait; return False where the run ends."""
         if not self._losing:
             self._losing = True
-            self._on_loss(self.name, error)
+            consequence = "the run goes on; points are kept and sent later"
+            _log.warning("tracker_lost", tracker=self.name, error=error, consequence=consequence)
         broken, self._tracker = self._tracker, None
         with suppress(Exception):
             if broken:

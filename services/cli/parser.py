@@ -42,8 +42,8 @@ def add_command(
     return parser
 
 
-def count(text: str) -> int:
-    """Return a number from 1 that is the value of an option."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"found {text!r}, wanted a number from 1")
+def count(text: str, *, least: int = 1) -> int:
+    """Return a number from `least` on that is the value of an option."""
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"found {text!r}, wanted a number from {least}")
     return int(text)

@@ -20,7 +20,6 @@ import torch
 
 from common.algorithms.api import Algorithm
 from common.algorithms.ranks import ALONE
-from common.config.schema import Settings
 from common.envs.spec import EnvSpec
 from common.envs.trial import example_frames, spec_of
 from common.observability import logs
@@ -156,7 +155,7 @@ class _Root:
         record = run.record
         uploads = opened(closing(open_uploads(settings, run.directory)))
         journal = opened(closing(_open_journal(record, run.directory)))
-        accounts = AccountsFile(run.directory.accounts, run_id=record.run_id, clock=time.monotonic, on_loss=_accounts_lost)
+        accounts = AccountsFile(run.directory.accounts, run_id=record.run_id, clock=time.monotonic)
         intake = Intake(
             transport=run.transport, session=run.session, clock=time.monotonic, log_event=_log.log_event, accounts=accounts
         )
@@ -210,7 +209,9 @@ class _Root:
         record, session = open_state(invocation, directory, algorithm=self.algorithm, env=self.env, store=store, group=self.group)
         if self.group:
             check_same_data(self.group, env=self.env, run_id=record.run_id, model=self.algorithm.model)
-        self.stats.run = _name_run(settings, record.run_id)
+        logs.belong_to(record.run_id)  # of the checkpoint, where there is one
+        algorithm, seed = settings.algorithm.name, settings.run.seed
+        self.stats.run = run_labels(run_id=record.run_id, env=settings.env.name, algorithm=algorithm, seed=seed)
         transport = bind()
         write_config(invocation, directory)
         return _Run(directory, store, record, session, transport)
@@ -261,12 +262,6 @@ class _Root:
         self.algorithm.calibrate(self.group.broadcast(own) if self.group else own)
 
 
-def _name_run(settings: Settings, run_id: str) -> tuple[str, ...]:
-    """Add the id of the run, which may be that of a checkpoint, to the log; return the labels of the run for the metrics."""
-    logs.belong_to(run_id)
-    return run_labels(run_id=run_id, env=settings.env.name, algorithm=settings.algorithm.name, seed=settings.run.seed)
-
-
 def _open_journal(record: RunRecord, directory: RunDirectory) -> Journal:
     """Return the journal of the run, with its trackers started."""
     settings = record.settings
@@ -274,26 +269,10 @@ def _open_journal(record: RunRecord, directory: RunDirectory) -> Journal:
     return Journal(
         directory,
         env_steps=record.env_steps,
-        on_loss=_results_lost,
-        on_recovery=_results_resumed,
         run=run,
         tensorboard="tensorboard" in settings.run.tracking,
         trackers=open_trackers(settings, run),
     )
-
-
-def _accounts_lost(error: Exception) -> None:
-    _log.warning(
-        "accounts_lost", error=error, consequence="if it is killed, what it trained on since its checkpoint is not counted"
-    )
-
-
-def _results_lost(error: OSError) -> None:
-    _log.warning("results_lost", error=error, consequence="the run goes on; its curve and events have holes")
-
-
-def _results_resumed() -> None:
-    _log.info("results_resumed")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from common.errors import ResourceError
+from common.observability import logs
 from common.protocol.events import Instruction, Send
 from common.protocol.learner_side import LearnerSide
 from common.protocol.messages import Credit
@@ -24,6 +25,8 @@ from common.units import MIB, Seconds
 MOST_BYTES = 4 * MIB  # then the file starts again with one line
 RETRY_SECONDS: Seconds = 30.0  # after the disk refused a line, or was slow
 SLOW_SECONDS: Seconds = 0.5  # for one line: the intake thread writes it, and workers wait for that thread
+
+_log = logs.EventLog(__name__)
 
 
 class AccountsFile:
@@ -38,18 +41,17 @@ class AccountsFile:
         *,
         run_id: str,
         clock: Callable[[], Seconds],
-        on_loss: Callable[[Exception], None],
         disk: Disk = DISK,
     ) -> None:
-        """The first failure goes to `on_loss`, later ones are silent."""
+        """The first failure is logged, later ones are silent."""
         self._path = path
         self._run_id = run_id
         self._clock = clock
-        self._on_loss: Callable[[Exception], None] | None = on_loss
         self._disk = disk
         self._file: BinaryIO | None = None
         self._bytes = 0
         self._retry_at: Seconds = clock()
+        self._loss_logged = False
 
     @property
     def due(self) -> bool:
@@ -102,9 +104,10 @@ class AccountsFile:
     def _lost(self, error: Exception) -> None:
         self.close()
         self._retry_at = self._clock() + RETRY_SECONDS
-        on_loss, self._on_loss = self._on_loss, None
-        if on_loss is not None:
-            on_loss(error)
+        if not self._loss_logged:
+            self._loss_logged = True
+            consequence = "if it is killed, what it trained on since its checkpoint is not counted"
+            _log.warning("accounts_lost", error=error, consequence=consequence)
 
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would build an encoder for each line

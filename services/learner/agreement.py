@@ -14,7 +14,7 @@ import torch
 
 from common.errors import InternalError, ResourceError
 from common.runtime.process_group import ProcessGroup
-from common.units import EnvSteps, Seconds, Version
+from common.units import EnvSteps, Version
 
 REASONS = ("", "stopped", "target reached", "env step budget spent", "wall-clock budget spent")
 """Reasons why a run ends, by the numbers under which ranks exchange them."""
@@ -72,21 +72,11 @@ class Agreement:
     """The exchange of votes and results with the other ranks. The train loop's thread owns it."""
 
     def __init__(self, group: ProcessGroup) -> None:
-        self._group = group
-
-    @property
-    def rank(self) -> int:
-        """This rank."""
-        return self._group.index
-
-    @property
-    def all_reduce_seconds(self) -> Seconds:
-        """Time in sums over all ranks so far."""
-        return self._group.sum_seconds
+        self.group = group
 
     def decide(self, vote: Vote) -> Decision:
         """Return the decision of all ranks. Raises `LostRankError`, and `InternalError` where the ranks' weights differ."""
-        rows = self._group.gather(torch.tensor(astuple(vote), dtype=torch.int64)).tolist()
+        rows = self.group.gather(torch.tensor(astuple(vote), dtype=torch.int64)).tolist()
         return decide([Vote(**{field.name: value for field, value in zip(fields(Vote), row, strict=True)}) for row in rows])
 
     def episodes(self, returns: Sequence[float], lengths: Sequence[float], most: int) -> tuple[list[float], list[int]]:
@@ -96,13 +86,9 @@ class Agreement:
         own = torch.full((2, most), float("nan"), dtype=torch.float64)
         own[0, : len(returns)] = torch.tensor(list(returns), dtype=torch.float64)
         own[1, : len(lengths)] = torch.tensor(list(lengths), dtype=torch.float64)
-        gathered = self._group.gather(own)
+        gathered = self.group.gather(own)
         known = ~gathered[:, 1].isnan()  # a length is always a number
         return gathered[:, 0][known].tolist(), [int(length) for length in gathered[:, 1][known].tolist()]
-
-    def ledgers(self, own: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the ledgers of all ranks, by rank."""
-        return self._group.gather_json(own)
 
     def together(self, work: Callable[[], Any]) -> list[Any]:
         """Return what `work` returns on each rank, JSON values by rank, which may take minutes.
@@ -114,7 +100,7 @@ class Agreement:
             result = work()
         except ResourceError as error:
             failure = error
-        done = self._group.gather_json([failure is None, result])
+        done = self.group.gather_json([failure is None, result])
         if failure is not None:
             raise failure
         if failed := [rank for rank, (good, _) in enumerate(done) if not good]:
@@ -123,14 +109,7 @@ class Agreement:
 
     def all(self, *, done: bool) -> bool:
         """Return whether every rank is done."""
-        return bool(self._group.gather(torch.tensor([int(done)])).all())
-
-
-def sum_ledgers(ledgers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the sums of ledgers in the form of `Ledger.as_dict`."""
-    counts = {name: sum(ledger[name] for ledger in ledgers) for name in ledgers[0] if name != "dropped"}
-    dropped = {reason: sum(ledger["dropped"].get(reason, 0) for ledger in ledgers) for reason in ledgers[0]["dropped"]}
-    return {**counts, "dropped": dropped}
+        return bool(self.group.gather(torch.tensor([int(done)])).all())
 
 
 def common_version(group: ProcessGroup, newest: Any) -> Version:

@@ -36,9 +36,9 @@ _log = logs.EventLog(__name__)
 class Journal:
     """Writer of the run's results. The x axis of all of them is env steps trained on. `close` it.
 
-    A disk that is full or read-only costs results, never the run, at the start as later. `on_loss` is called with the first
-    error; the files are opened again after `RETRY_SECONDS`, and `on_recovery` is called once results are written again.
-    Trackers with a server have threads of their own. Of `run` the events have settings and hyperparameters.
+    A disk that is full or read-only costs results, never the run, at the start as later. The first error is logged; the files
+    are opened again after `RETRY_SECONDS`, and it is logged once results are written again. Trackers with a server have
+    threads of their own. Of `run` the events have settings and hyperparameters.
     """
 
     def __init__(
@@ -46,8 +46,6 @@ class Journal:
         directory: RunDirectory,
         *,
         env_steps: EnvSteps,
-        on_loss: Callable[[OSError], None],
-        on_recovery: Callable[[], None] = lambda: None,
         run: TrackedRun | None = None,
         tensorboard: bool = True,
         trackers: Sequence[BackgroundTracker] = (),
@@ -55,7 +53,6 @@ class Journal:
     ) -> None:
         """Continue from `env_steps`: points beyond them, of a process that left no checkpoint of them, are removed."""
         self._directory, self._clock = directory, clock
-        self._on_loss, self._on_recovery = on_loss, on_recovery
         self._run, self._tensorboard, self._trackers = run, tensorboard, trackers
         self._files: _Files | None = None
         self._written = env_steps  # points up to here are kept
@@ -158,12 +155,12 @@ class Journal:
             return
         if self._losing:
             self._losing = False
-            self._on_recovery()
+            _log.info("results_resumed")
 
     def _lost(self, error: OSError) -> None:
         if not self._losing:
             self._losing = True
-            self._on_loss(error)
+            _log.warning("results_lost", error=error, consequence="the run goes on; its curve and events have holes")
 
 
 class _IntervalScalars:
@@ -273,15 +270,4 @@ def _plain(value: Any) -> Setting:
 def open_trackers(settings: Settings, run: TrackedRun) -> list[BackgroundTracker]:
     """Return the trackers that have a package of their own, each with its thread started."""
     remote = [name for name in dict.fromkeys(settings.run.tracking) if name in REMOTE]
-    return [
-        BackgroundTracker(name, partial(REMOTE[name], run), on_loss=_tracker_lost, on_recovery=_tracker_resumed)
-        for name in remote
-    ]
-
-
-def _tracker_lost(name: str, error: Exception) -> None:
-    _log.warning("tracker_lost", tracker=name, error=error, consequence="the run goes on; points are kept and sent later")
-
-
-def _tracker_resumed(name: str) -> None:
-    _log.info("tracker_resumed", tracker=name)
+    return [BackgroundTracker(name, partial(REMOTE[name], run)) for name in remote]

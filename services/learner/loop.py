@@ -239,5 +239,5 @@ class TrainLoop:
 
     def _record_evaluations(self, evaluations: Sequence[Evaluated]) -> None:
         for evaluated in evaluations:
-            self._results.evaluated(evaluated.message)
-            self._checkpoints.save_if_best(evaluated)
+            mean = self._results.evaluated(evaluated.message)
+            self._checkpoints.save_if_best(evaluated, mean=mean)

@@ -47,20 +47,16 @@ class StepRates:
 
 
 class RateWindow:
-    """Readings of one counter, by one thread. A counter that falls has started again from 0."""
+    """Readings of one counter, which never falls, by one thread."""
 
     def __init__(self) -> None:
         """No reading yet."""
         self._kept: deque[tuple[Seconds, float]] = deque()
         self._first = self._newest = (0.0, 0.0)
-        self._raw, self._lost = 0.0, 0.0
 
     def add(self, now: Seconds, total: float) -> None:
         """Add a reading of the counter."""
-        if total < self._raw:
-            self._lost += self._raw
-        self._raw = total
-        self._newest = (now, total + self._lost)
+        self._newest = (now, total)
         if not self._kept:
             self._first = self._newest
         if not self._kept or now - self._kept[-1][0] >= RATE_SPACING:

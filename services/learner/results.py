@@ -14,9 +14,10 @@ from common.algorithms.api import UpdateResult
 from common.observability import logs
 from common.observability.learner_stats import IntakeStats, LearnerStats
 from common.protocol.events import Experience
+from common.protocol.ledger import sum_counts
 from common.protocol.messages import Evaluation
 from common.units import Seconds
-from services.learner.agreement import Agreement, Decision, sum_ledgers
+from services.learner.agreement import Agreement, Decision
 from services.learner.journal import Journal
 from services.learner.record import RunRecord
 
@@ -68,7 +69,7 @@ class Results:
         returns, lengths = ([value for sample in samples for value in sample.arrays[name].tolist()] for name in EPISODES)
         stats.episodes += len(returns)
         if self._agreement:
-            stats.all_reduce_seconds = self._agreement.all_reduce_seconds
+            stats.all_reduce_seconds = self._agreement.group.sum_seconds
             returns, lengths = self._agreement.episodes(returns, lengths, decision.episodes)
         record.ended(returns, lengths, now)
         stats.updates += 1
@@ -86,14 +87,16 @@ class Results:
             self._curve_at = now
             self.add_curve_row()
 
-    def evaluated(self, evaluation: Evaluation) -> None:
-        """Enter an evaluation; a greedy one has a row in the learning curve."""
+    def evaluated(self, evaluation: Evaluation) -> float:
+        """Enter an evaluation, of which a greedy one has a row in the learning curve; return its mean return."""
         result = self.record.evaluated(evaluation, self._clock())
-        self.stats.evaluation_return_means[evaluation.mode] = result["mean"]
-        self._journal.evaluation(self.record.env_steps, mode=evaluation.mode, mean=result["mean"])
+        mean: float = result["mean"]
+        self.stats.evaluation_return_means[evaluation.mode] = mean
+        self._journal.evaluation(self.record.env_steps, mode=evaluation.mode, mean=mean)
         if evaluation.mode == "greedy":
-            self.add_curve_row(evaluation=result["mean"])
+            self.add_curve_row(evaluation=mean)
         _log.info("evaluated", **result)
+        return mean
 
     def break_lockstep(self, why: str) -> None:
         """Log once, and note in the summary, that a run in lockstep cannot be repeated, and go on; "": nothing happened."""
@@ -115,6 +118,6 @@ class Results:
         """Write summary.json, with the ledgers of all ranks; a stopped run is not `complete`."""
         summary = self.record.summary(stats, self._clock())
         if self._agreement:
-            summary["ledgers"] = self._agreement.ledgers(summary["ledger"])  # of each rank
-            summary["ledger"] = sum_ledgers(summary["ledgers"])
+            summary["ledgers"] = self._agreement.group.gather_json(summary["ledger"])  # of each rank
+            summary["ledger"] = sum_counts(summary["ledgers"])
         self._journal.summary(summary, complete=complete)

@@ -13,8 +13,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from common.algorithms.api import Algorithm, HasReplay, SavesReplay
 from common.errors import ResourceError
 from common.models.snapshot import ParameterLayout, to_tensor
@@ -83,9 +81,9 @@ class RunCheckpoints:
             self._stats.checkpoint_last_success = time.time()
         return error
 
-    def save_if_best(self, evaluated: Evaluated) -> None:
-        """Write the checkpoint of the best policy where this evaluation is the best one of the run."""
-        best = better_policy(evaluated, self._record.best, run_id=self._record.run_id)
+    def save_if_best(self, evaluated: Evaluated, *, mean: float) -> None:
+        """Write the checkpoint of the best policy where this evaluation, of the return `mean`, is the best one of the run."""
+        best = better_policy(evaluated, self._record.best, mean=mean, run_id=self._record.run_id)
         if best is not None and self._write(partial(self._save_best, best)) is None:
             self._record.best = facts_of(best)
 
@@ -109,8 +107,8 @@ class RunCheckpoints:
             self._save_checkpoint(replace(own[0], counters={**own[0].counters, "ledgers": ledgers}))
 
         ledgers = self._work_together(agreement, collect)
-        self._work_together(agreement, save if agreement.rank else _nothing)
-        self._work_together(agreement, _nothing if agreement.rank else save)
+        self._work_together(agreement, save if agreement.group.index else _nothing)
+        self._work_together(agreement, _nothing if agreement.group.index else save)
 
     def _work_together(self, agreement: Agreement, work: Callable[[], Any]) -> list[Any]:
         self._health.tick(doing="saves, or waits for a rank that saves", within=SLOW_RANKS_SECONDS)
@@ -154,8 +152,8 @@ def _nothing() -> None:
 # --- the best policy ---
 
 
-def better_policy(evaluated: Evaluated, best: Mapping[str, Any] | None, *, run_id: str) -> Checkpoint | None:
-    """Return the checkpoint of the evaluated policy where its mean greedy return is higher than that of `best`, else None.
+def better_policy(evaluated: Evaluated, best: Mapping[str, Any] | None, *, mean: float, run_id: str) -> Checkpoint | None:
+    """Return the checkpoint of the evaluated policy where its `mean` greedy return is higher than that of `best`, else None.
 
     Of equal returns the newer policy wins: a few perfect episodes of an early one may be luck. The facts of the policy are in
     `counters["best"]`, as the record has them. None also where the session does not know the policy any more.
@@ -163,11 +161,10 @@ def better_policy(evaluated: Evaluated, best: Mapping[str, Any] | None, *, run_i
     evaluation, played = evaluated.message, evaluated.snapshot
     if evaluation.mode != "greedy" or played is None:
         return None
-    returns = evaluation.arrays["episode_return"]
-    mean = round(float(returns.mean(dtype=np.float64)), 3)
     if best is not None and (mean, played.version) <= (best["mean"], best["version"]):
         return None
-    facts = {"version": played.version, "mean": mean, "episodes": len(returns), "env_steps": played.env_steps}
+    episodes = len(evaluation.arrays["episode_return"])
+    facts = {"version": played.version, "mean": mean, "episodes": episodes, "env_steps": played.env_steps}
     return Checkpoint(
         run_id=run_id,
         version=played.version,

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.pipeline import CPU, TRAINED, Window
 from common.config.load import load_settings
-from services.cli.train.events import EVALUATOR, LEARNER
+from common.observability.deployment import EVALUATOR, LEARNER
 
 
 class Watched:

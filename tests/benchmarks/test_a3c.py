@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.a3c import LADDER, PRESETS, Row, Traffic, crossovers, measure, page, solved, table, traffic
 from benchmarks.pipeline import Window
-from services.cli.train.events import LEARNER
+from common.observability.deployment import LEARNER
 
 pytestmark = pytest.mark.pure
 SMALL = LADDER["pong x 1/4"]

@@ -5,7 +5,7 @@ import pytest
 from benchmarks import evaluator
 from benchmarks.evaluator import Pair, benchmark, report
 from benchmarks.pipeline import TRAINED, Window
-from services.cli.train.events import EVALUATOR, LEARNER
+from common.observability.deployment import EVALUATOR, LEARNER
 
 pytestmark = pytest.mark.pure
 

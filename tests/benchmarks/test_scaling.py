@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import scaling
 from benchmarks.pipeline import CPU, TRAINED, Window
-from services.cli.train.events import LEARNER
+from common.observability.deployment import LEARNER
 
 pytestmark = pytest.mark.service
 

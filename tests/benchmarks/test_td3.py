@@ -5,7 +5,7 @@ import pytest
 from benchmarks import td3
 from benchmarks.pipeline import TRAINED, Window
 from common.errors import ConfigError
-from services.cli.train.events import LEARNER
+from common.observability.deployment import LEARNER
 
 pytestmark = pytest.mark.system
 

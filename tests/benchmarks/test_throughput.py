@@ -8,8 +8,8 @@ from benchmarks.parts import Parts, Worker
 from benchmarks.pipeline import Window
 from benchmarks.throughput import Result, account, benchmark, report
 from common.config.load import load_settings
+from common.observability.deployment import LEARNER
 from common.runtime.machine import cores
-from services.cli.train.events import LEARNER
 
 pytestmark = pytest.mark.system
 

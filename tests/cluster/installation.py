@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from services.cli.train.status import add_up
+from common.protocol.ledger import sum_counts
 from tests.k8s.manifests import on_top
 
 RUN = """
@@ -211,7 +211,7 @@ class Installation:
 
     def workers(self) -> dict[str, int]:
         """Return the connected workers of all ranks by role."""
-        return add_up([status.get("workers", {}) for status in self.statuses()] or [{}])
+        return sum_counts([status.get("workers", {}) for status in self.statuses()] or [{}])
 
     def signal(self, pod: Pod, number: int) -> None:
         """Send a signal to the service in a pod, from within its container; the container may end with it."""

@@ -11,8 +11,8 @@ import signal
 import pytest
 
 from common.errors import LostRankError
+from common.protocol.ledger import sum_counts
 from common.transport.curve import make as make_keys
-from services.cli.train.status import add_up
 from tests.cluster.installation import DEADLINE, RUN, unexplained
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(4 * DEADLINE)]
@@ -242,7 +242,7 @@ def test_the_ledgers_of_all_ranks_add_up_to_the_env_steps_of_the_run(ranks):
     read = ("exec", "learner-0", "--", "cat", "/var/lib/rookery/run/summary.json")
     summary = json.loads(ranks.wait(lambda: ranks.kubectl(*read, check=False).stdout, "the result can be read"))
     assert [unexplained(ledger) for ledger in summary["ledgers"]] == [0, 0]
-    assert summary["ledger"] == add_up(summary["ledgers"])
+    assert summary["ledger"] == sum_counts(summary["ledgers"])
     assert summary["ledger"]["trained"] == summary["env_steps"]
 
 

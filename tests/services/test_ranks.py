@@ -13,10 +13,10 @@ from common.algorithms.registry import build_algorithm
 from common.config.load import load_settings
 from common.config.schema import ActorSettings, CheckpointSettings, RunSettings, Settings
 from common.envs.trial import spec_of
+from common.protocol.ledger import sum_counts
 from common.runtime.checkpoints import CheckpointStore
 from common.runtime.run_directory import RunDirectory
 from services.learner import resume, startup
-from services.learner.agreement import sum_ledgers
 from tests.ranks import on_every_rank
 from tests.services.test_lockstep import held_up, recipe
 from tests.services.test_whole_run import Colony
@@ -64,7 +64,7 @@ def test_two_ranks_in_lockstep_end_twice_with_the_same_weights(tmp_path, algorit
     assert one == other
     assert one["reproducible"]
     assert one["learner_updates"] > 3
-    ledger = sum_ledgers([run.stats.ledger for run, _ in first])
+    ledger = sum_counts([run.stats.ledger for run, _ in first])
     assert ledger["trained"] == one["env_steps"]
     assert ledger["produced"] == sum(actor.stats.env_steps for run, _ in first for actor in run.actors)
 
@@ -121,13 +121,13 @@ def resumed(settings, folder, count):
 def test_another_number_of_ranks_continues_with_the_weights_and_the_ledgers_of_all(tmp_path):
     settings = of_ranks(recipe("ppo"))
     runs = trained(settings, tmp_path)
-    ledger = sum_ledgers([run.stats.ledger for run, _ in runs])
+    ledger = sum_counts([run.stats.ledger for run, _ in runs])
     for count in (2, 3, 1):
         continued = resumed(settings, tmp_path, count)
         for record, weights, _ in continued:
             assert record.version == runs[0][0].record.version
             torch.testing.assert_close(weights, continued[0][1], rtol=0, atol=0)
-        found = sum_ledgers([ledger for _, _, ledger in continued])
+        found = sum_counts([ledger for _, _, ledger in continued])
         assert found["trained"] == ledger["trained"]
         assert found["produced"] == ledger["produced"]
         assert found["produced"] == found["trained"] + found["in_flight"] + sum(found["dropped"].values())
@@ -156,10 +156,10 @@ def test_accounts_of_sessions_that_ended_with_another_number_of_ranks_are_counte
     """They are in the ledgers of the checkpoint: accounts that stay beside it would count them again."""
     settings, directories = saved_by_two_ranks(tmp_path)
     accounts = [directory.accounts.read_bytes() for directory in directories]
-    before = sum_ledgers([ledger for _, _, ledger in resumed(settings, tmp_path, 2)])
+    before = sum_counts([ledger for _, _, ledger in resumed(settings, tmp_path, 2)])
     for count in (3, 1):
         for directory, text in zip(directories, accounts, strict=True):
             directory.accounts.write_bytes(text)
-        found = sum_ledgers([ledger for _, _, ledger in resumed(settings, tmp_path, count)])
+        found = sum_counts([ledger for _, _, ledger in resumed(settings, tmp_path, count)])
         assert found["produced"] == before["produced"]
         assert [directory.accounts.exists() for directory in directories] == [rank >= count for rank in range(2)]

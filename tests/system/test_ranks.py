@@ -12,7 +12,7 @@ from contextlib import ExitStack
 import psutil
 import pytest
 
-from services.cli.train.status import add_up
+from common.protocol.ledger import sum_counts
 from tests.ports import free_ports
 from tests.system.conftest import Http
 
@@ -46,7 +46,7 @@ def test_a_killed_rank_comes_back_and_the_ledgers_of_both_add_up(colony, wait, b
     balances(summary["ledger"])
     assert len(summary["ledgers"]) == 2
     assert all(ledger["trained"] > 0 for ledger in summary["ledgers"])
-    assert summary["ledger"] == add_up(summary["ledgers"])
+    assert summary["ledger"] == sum_counts(summary["ledgers"])
     assert summary["ledger"]["trained"] == summary["env_steps"]
     assert summary["ledger"]["in_flight"] == summary["ledger"]["queued"] == 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,8 @@ examples:
 exit code: 0 written; 1 it acts differently and was not written; 2 bad input, or a package is missing; 130 interrupted.
 """
 
+_number = partial(count, least=0)
+
 
 def add(commands: Any) -> None:
     """Add all."""
@@ -89,12 +92,6 @@ def _add(
 def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
     help_checkpoint = "newest, best (by the run's evaluations) or a version; default: newest"
     parser.add_argument("--checkpoint", metavar="NAME", default="newest", help=help_checkpoint)
-
-
-def _number(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"found {text!r}, wanted a number from 0")
-    return int(text)
 
 
 def _load(options: argparse.Namespace, *, seed: int = 1) -> TrainedPolicy:

@@ -59,7 +59,7 @@ def _sweep(options: argparse.Namespace) -> int:
     if importlib.util.find_spec("optuna") is None:
         raise ResourceError("rookery sweep needs a package", found="no optuna", fix="pip install 'rookery[sweep]'")
 
-    from services.cli.series.processes import TrainProcesses  # noqa: PLC0415
+    from services.cli.series.processes import train_processes  # noqa: PLC0415
     from services.cli.series.sweep import open_sweep, run_sweep  # noqa: PLC0415
     from services.cli.train.view import make_view  # noqa: PLC0415
 
@@ -67,5 +67,5 @@ def _sweep(options: argparse.Namespace) -> int:
     sweep = open_sweep(file, folder, resume=options.resume, environ=os.environ)
     passed = ("--log-format", options.log_format) if options.log_format else ()
     show = make_view(sys.stdout, options.log_format or "auto").print_message
-    with TrainProcesses() as trainer:
+    with train_processes() as trainer:
         return run_sweep(sweep, folder, trainer=trainer, show=show, stdout=sys.stdout, environ=os.environ, options=passed)

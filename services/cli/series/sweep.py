@@ -6,7 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -65,7 +65,9 @@ def run_sweep(
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = optuna.storages.RDBStorage(f"sqlite:///{(folder / STUDY).absolute()}")
-    with closing(_Storage(storage)):
+    with ExitStack() as opened:  # connections to the file of the study
+        opened.callback(storage.engine.dispose)
+        opened.callback(storage.remove_session)
         study = optuna.create_study(
             storage=storage, study_name="sweep", load_if_exists=True, direction="maximize", pruner=_pruner(sweep)
         )
@@ -82,17 +84,6 @@ def run_sweep(
             code = max(code, ended)
         _show_best(study, sweep, folder, show=show, stdout=stdout)
     return code
-
-
-@dataclass(frozen=True, slots=True)
-class _Storage:
-    """Closes the connections to the file of the study."""
-
-    storage: optuna.storages.RDBStorage
-
-    def close(self) -> None:
-        self.storage.remove_session()
-        self.storage.engine.dispose()
 
 
 def _pruner(sweep: Sweep) -> optuna.pruners.BasePruner:

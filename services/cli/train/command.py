@@ -124,7 +124,7 @@ def _train_one(options: argparse.Namespace) -> int:
 
 def _train_series(options: argparse.Namespace, folder: Path | None) -> int:
     from common.runtime.copies import is_address  # noqa: PLC0415
-    from services.cli.series.processes import TrainProcesses  # noqa: PLC0415
+    from services.cli.series.processes import train_processes  # noqa: PLC0415
     from services.cli.series.run import SeriesRequest, open_series, run_series  # noqa: PLC0415
     from services.cli.train.view import make_view  # noqa: PLC0415
 
@@ -145,7 +145,7 @@ def _train_series(options: argparse.Namespace, folder: Path | None) -> int:
     )
     series, folder = open_series(request, environ=os.environ, now=datetime.now().astimezone())
     show = make_view(sys.stdout, options.log_format or "auto").print_message
-    with TrainProcesses() as trainer:
+    with train_processes() as trainer:
         return run_series(
             series,
             folder,

@@ -20,6 +20,11 @@ import sys
 PR_SET_PDEATHSIG = 1
 
 
+def wrapper() -> list[str]:
+    """Return what precedes a command that is killed when this process ends."""
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid())]
+
+
 def exit_with_parent(parent: int) -> bool:
     """Have the kernel kill this process when `parent` ends; False where it ended before."""
     if sys.platform == "linux" and ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:

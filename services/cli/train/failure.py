@@ -6,11 +6,9 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 
-from services.cli.train.events import (
-    ACTOR,
+from common.observability.deployment import ACTOR, ENV_WORKER, LEARNER
+from services.cli.train.instructions import (
     CONFIG_EXIT_CODE,
-    ENV_WORKER,
-    LEARNER,
     ReportCrash,
     ReportFailure,
     ReportRefusal,

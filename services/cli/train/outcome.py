@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from common.runtime.run_directory import RunDirectory
-from services.cli.train.events import Outcome
+from services.cli.train.instructions import Outcome
 from services.cli.train.view import clock, score
 
 Summary = Mapping[str, Any]

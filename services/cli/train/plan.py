@@ -17,6 +17,7 @@ from common.config.layers import DEFAULT
 from common.config.load import COMMAND_LINE, LoadedSettings, as_yaml, load_settings, with_absolute_key_paths, with_chosen
 from common.config.schema import Settings
 from common.errors import ConfigError, ResourceError
+from common.observability.deployment import ENV_WORKER, LEARNER
 from common.runtime.copies import check_new, restore, restore_missing
 from common.runtime.disk import write_atomically
 from common.runtime.machine import cores
@@ -25,8 +26,8 @@ from common.tracking.remote import check_tracking
 from common.transport.curve import ServerKeys, WorkerKeys
 from common.transport.zmq import ZmqServer
 from services.cli.precheck import check_environment
-from services.cli.train.events import ENV_WORKER, LEARNER, Start, actor_names, rank_names
-from services.cli.train.ports import binds, free_block, free_ports, metrics_ports, policy_servers
+from services.cli.train.instructions import Start, actor_names, rank_names
+from services.cli.train.ports import binds, free_ports, metrics_ports, policy_servers
 from services.cli.train.search import ActorSearch
 from services.cli.train.supervisor import Supervisor
 
@@ -260,7 +261,7 @@ def _with_addresses(loaded: LoadedSettings, path: Path, now: datetime, *, resume
     bind = parse_endpoint(settings.learner.bind)
     port = bind.port
     if loaded.provenance["learner.bind"] == DEFAULT or port == 0:
-        port = free_block(settings.learner.ranks)
+        port = free_ports(settings.learner.ranks, in_a_row=True)[0]
     chosen: dict[str, Any] = {
         "run.id": settings.run.id or f"{settings.run.preset or 'run'}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
         "run.dir": str(path),

@@ -5,13 +5,12 @@ from __future__ import annotations
 import secrets
 import socket
 from collections.abc import Collection
-from contextlib import ExitStack, suppress
 
 from common.config.endpoint import MAX_PORT, Endpoint, parse_endpoint
 from common.config.schema import Settings
 from common.errors import ConfigError, ResourceError
 from common.observability.http import check_port
-from services.cli.train.events import actor_names
+from services.cli.train.instructions import actor_names
 from services.cli.train.supervisor import Supervisor
 
 # Below the range from which Linux and macOS take the ports of outgoing connections: an actor that tries to reach a learner that
@@ -30,8 +29,7 @@ def metrics_ports(settings: Settings, *, actors: int | None) -> dict[str, int]:
     first = settings.metrics.port
     if first == 0:
         taken = {parse_endpoint(endpoint).port for endpoint in binds(settings)}  # chosen before, and not bound yet
-        block = free_block(ranks, without=taken)
-        learners = [block + rank for rank in range(ranks)]
+        learners = free_ports(ranks, without=taken, in_a_row=True)
         others = free_ports(len(children) - ranks, without={*taken, *learners})
         return dict(zip(children, [*learners, *others], strict=True))
     if first + len(children) - 1 > MAX_PORT:
@@ -61,48 +59,31 @@ def policy_servers(settings: Settings, *, without: Collection[int]) -> dict[str,
 # --- of the machine ---
 
 
-def free_block(count: int, *, without: Collection[int] = ()) -> int:
-    """Return the first of `count` ports in a row on which no process listens, none of them in `without`.
-
-    Raises `ResourceError` where there are none.
-    """
-    unusable = set(without)
-    while True:
-        (first,) = free_ports(1, without=unusable)
-        if count == 1 or set(range(first, first + count)) <= {first, *_free(range(first + 1, first + count), unusable)}:
-            return first
-        unusable.add(first)
-
-
-def _free(ports: Collection[int], without: Collection[int]) -> set[int]:
-    """Return those of `ports` on which no process listens."""
-    found = set()
-    for port in set(ports) - set(without):
-        with socket.socket() as candidate, suppress(OSError, OverflowError):
-            candidate.bind(("127.0.0.1", port))
-            found.add(port)
-    return found
-
-
-def free_ports(count: int, *, without: Collection[int] = ()) -> list[int]:
-    """Return `count` different ports on which no process listens, none of them in `without`.
+def free_ports(count: int, *, without: Collection[int] = (), in_a_row: bool = False) -> list[int]:
+    """Return `count` different ports on which no process listens, none of them in `without`; each the next one if `in_a_row`.
 
     Raises `ResourceError` where there are not as many.
     """
     ports: list[int] = []
     start, span = secrets.randbelow(LAST_PORT - FIRST_PORT), LAST_PORT - FIRST_PORT
-    with ExitStack() as bound:  # all at once, so that no port is found twice
-        for offset in range(span):
-            if len(ports) == count:
-                break
-            port = FIRST_PORT + (start + offset) % span
-            candidate = bound.enter_context(socket.socket())
-            try:
-                candidate.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            if port not in without:
-                ports.append(port)
+    for offset in range(span):
+        if len(ports) == count:
+            break
+        port = FIRST_PORT + (start + offset) % span
+        if port in without or not _is_free(port):
+            continue
+        if in_a_row and ports and port != ports[-1] + 1:
+            ports.clear()
+        ports.append(port)
     if len(ports) < count:
         raise ResourceError("no free ports", found=len(ports), wanted=f"{count} in {FIRST_PORT}..{LAST_PORT}")
     return ports
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as candidate:
+        try:
+            candidate.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

@@ -10,33 +10,27 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
+from common.observability.deployment import LEARNER
 from common.runtime.lifecycle import Echo, handled
 from common.units import KIB, MIB, Seconds
 from services.cli.train import exit_with_parent
-from services.cli.train.events import (
-    LEARNER,
-    ActorsRequested,
-    Begin,
-    Event,
-    Exited,
-    ExperienceCounted,
+from services.cli.train.instructions import (
+    Instruction,
     Kill,
     Report,
     ReportCrash,
     ReportFailure,
     ReportRefusal,
     Start,
-    StopRequested,
     Terminate,
-    Tick,
 )
 from services.cli.train.supervisor import Supervisor
 
@@ -71,11 +65,10 @@ class Processes:
 
     def start(self, instruction: Start) -> None:
         """Start one child, which appends to its log. Where the log cannot be opened, as on a full disk, its output is lost."""
-        wrapper = [sys.executable, "-I", "-S", exit_with_parent.__file__, str(os.getpid())]
         inherited = () if self._lock is None or instruction.child != LEARNER else (self._lock,)
         with self._output(instruction.child) as log:
             self._running[instruction.child] = subprocess.Popen(
-                [*wrapper, *self._command(instruction)],
+                [*exit_with_parent.wrapper(), *self._command(instruction)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -94,11 +87,11 @@ class Processes:
         with suppress(KeyError, ProcessLookupError):
             os.killpg(self._running[child].pid, signal.SIGKILL)
 
-    def exited(self) -> list[Exited]:
-        """Return the children that ended since the last call."""
-        ended = [Exited(name, code) for name, process in self._running.items() if (code := process.poll()) is not None]
-        for event in ended:
-            del self._running[event.child]
+    def exited(self) -> dict[str, int]:
+        """Return the exit codes of the children that ended since the last call, negative for a signal."""
+        ended = {name: code for name, process in self._running.items() if (code := process.poll()) is not None}
+        for name in ended:
+            del self._running[name]
         return ended
 
     def pids(self) -> dict[str, int]:
@@ -152,8 +145,10 @@ def _end_of(path: Path, size: int) -> bytes:
     return b""
 
 
-Request: TypeAlias = StopRequested | ActorsRequested | ExperienceCounted
-Requests = queue.SimpleQueue[Request]
+Event: TypeAlias = Callable[[Seconds], list[Instruction]]
+"""The method of the supervisor for an event, with all its arguments but the time."""
+
+Requests = queue.SimpleQueue[Event]
 """Events for the supervisor. The `put` of a SimpleQueue is safe inside a signal handler."""
 
 
@@ -179,11 +174,11 @@ def supervise(
     on_report: Callable[[Report], None],
 ) -> None:
     """Pass events to `supervisor` and execute its instructions until all children have ended. `on_tick` must not block."""
-    events: list[Event] = [Begin()]
+    events: list[Event] = [supervisor.begin]
     try:
         while True:
             for event in events:
-                for instruction in supervisor.handle(event, time.monotonic()):
+                for instruction in event(time.monotonic()):
                     match instruction:
                         case Start():
                             processes.start(instruction)
@@ -197,9 +192,10 @@ def supervise(
             on_tick()
             if supervisor.done:
                 return
-            received: list[Request] = []
+            received: list[Event] = []
             with suppress(queue.Empty):
                 received.append(requests.get(timeout=POLL_SECONDS))
-            events = [*processes.exited(), *received, Tick()]
+            exited = [partial(supervisor.exited, child, code) for child, code in processes.exited().items()]
+            events = [*exited, *received, supervisor.tick]
     finally:
         processes.kill_all()

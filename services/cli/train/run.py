@@ -9,28 +9,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
 from common.config.load import ENV_PREFIX
+from common.observability.deployment import LEARNER
 from common.runtime.disk import write_atomically
 from common.runtime.run_directory import RunDirectory
-from common.units import Seconds
-from services.cli.train.events import (
+from common.units import EnvSteps, Seconds
+from services.cli.train.failure import crash_line, failure_lines, newest_line, refusal_line
+from services.cli.train.instructions import (
     CONFIG_EXIT_CODE,
-    LEARNER,
-    ActorsRequested,
-    ExperienceCounted,
     Outcome,
     Report,
     ReportCrash,
     ReportFailure,
     ReportRefusal,
-    StopRequested,
     actor_names,
     rank_names,
 )
-from services.cli.train.failure import crash_line, failure_lines, newest_line, refusal_line
 from services.cli.train.outcome import draw_curve, final_lines, read_summary, verdict
 from services.cli.train.plan import Plan, Request, make_plan
 from services.cli.train.processes import Processes, Requests, stop_signals, supervise
@@ -72,7 +70,7 @@ def _run(plan: Plan, *, environ: Mapping[str, str], stdout: TextIO, stderr: Text
     requests: Requests = Requests()
     failures: list[ReportFailure] = []
     view = make_view(stdout, plan.settings.log.format, run_id=plan.settings.run.id)
-    with stop_signals(lambda: requests.put(StopRequested())):
+    with stop_signals(lambda: requests.put(supervisor.request_stop)):
         with view, _addresses_written(plan, view), StatusPoller(plan.urls) as watch:
             view.print_message(f"{plan.title}: run directory {plan.directory.path}")
             if plan.loaded.inherited:
@@ -190,7 +188,7 @@ class _Display:
     _next: Seconds = 0.0
     _started_at: Seconds = field(init=False)  # until the learner answers, which has its own clock
     _stop_shown: bool = False
-    _counted: ExperienceCounted | None = None
+    _counted: tuple[EnvSteps, int] | None = None  # accepted env steps and refused messages, as the supervisor has them
     _trains_since: Seconds | None = None  # first answer of a learner that trains
     _silence_shown: bool = False
 
@@ -212,10 +210,10 @@ class _Display:
             self.view.show(self.frame())
 
     def _count_experience(self, status: RunStatus) -> None:
-        counted = ExperienceCounted(status.ledger.accepted, status.refused_messages)
+        counted = status.ledger.accepted, status.refused_messages
         if status.phase != STARTING and counted != self._counted:
             self._counted = counted
-            self.requests.put(counted)
+            self.requests.put(partial(self.supervisor.count_experience, *counted))
 
     def _show_silence(self, status: RunStatus) -> None:
         """Show once what the first actor logged last, where no experience has come for a while: it may hang."""
@@ -231,7 +229,7 @@ class _Display:
         before = search.actors
         search.observe(self.watch.latest, self.clock())
         if search.actors != before:
-            self.requests.put(ActorsRequested(search.actors))
+            self.requests.put(partial(self.supervisor.set_actors, search.actors))
         if search.done:
             self._keep_choice(search)
 
@@ -251,7 +249,7 @@ class _Display:
 
     def frame(self) -> ViewFrame:
         """Return the current status, with the values that the supervisor adds."""
-        added: dict[str, object] = {"actors_wanted": self.supervisor.actors, "restarts": sum(self.supervisor.restarts.values())}
+        added: dict[str, object] = {"actors_wanted": self.supervisor.actors, "restarts": self.supervisor.restarts}
         status = self.watch.latest
         if status.phase == STARTING:
             added["wall_seconds"] = self.clock() - self._started_at

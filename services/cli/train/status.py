@@ -10,7 +10,7 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from common.errors import BAD_CONTENT, DropReason
 from common.observability.deployment import LEARNER, Samples, Scrape, ServiceSample, by_label, compare
 from common.observability.learner_metrics import MESSAGES_DROPPED
+from common.protocol.ledger import sum_counts
 from common.units import EnvSteps, Seconds, Version
 from services.cli.http_pages import get, parse_metrics
 
@@ -150,12 +151,6 @@ def fetch_metrics(base_url: str) -> Samples | None:
         return None
 
 
-def add_up(values: Sequence[Any]) -> Any:
-    """Return the sum of numbers, or of each number in nested mappings of the same keys."""
-    first = values[0]
-    return {name: add_up([value[name] for value in values]) for name in first} if isinstance(first, dict) else sum(values)
-
-
 class StatusPoller:
     """`latest` is the newest status; it is replaced whole, so that any thread may read it."""
 
@@ -210,7 +205,7 @@ class StatusPoller:
                 self._of_rank[rank] = answer
         answers = [first, *self._of_rank.values()]
         try:
-            return {name: add_up([answer[name] for answer in answers]) for name in OF_EACH_RANK} if len(answers) > 1 else {}
+            return {name: sum_counts([answer[name] for answer in answers]) for name in OF_EACH_RANK} if len(answers) > 1 else {}
         except (KeyError, TypeError):  # another program answers at one of the addresses
             return {}
 

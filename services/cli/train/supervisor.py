@@ -1,6 +1,6 @@
 """The decisions of `rookery train`: which child process starts, restarts or stops, and when.
 
-Pure: events and the time come in, instructions come out, and `processes.py` executes them. The rules:
+Pure: a method for each event gets the time and returns instructions, which `processes.py` executes. The rules:
 
     an actor, env worker or evaluator that dies restarts with exponential back-off; so does the learner, up to a number of times
     a run fails where all actors or all env workers crash again and again, or all experience is refused, and none is accepted
@@ -15,18 +15,10 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, field
 
+from common.observability.deployment import ACTOR, ENV_WORKER, EVALUATOR, LEARNER
 from common.units import EnvSteps, Seconds
-from services.cli.train.events import (
-    ACTOR,
+from services.cli.train.instructions import (
     CONFIG_EXIT_CODE,
-    ENV_WORKER,
-    EVALUATOR,
-    LEARNER,
-    ActorsRequested,
-    Begin,
-    Event,
-    Exited,
-    ExperienceCounted,
     Instruction,
     Kill,
     Outcome,
@@ -34,9 +26,7 @@ from services.cli.train.events import (
     ReportFailure,
     ReportRefusal,
     Start,
-    StopRequested,
     Terminate,
-    Tick,
     actor_names,
     describe_exit,
     env_worker_names,
@@ -81,7 +71,10 @@ class _Child:
 
 @dataclass(slots=True, kw_only=True)
 class Supervisor:
-    """Restarts and stops the children of one run. Call `handle` with every event and execute its instructions, until `done`."""
+    """Restarts and stops the children of one run, until it is `done`.
+
+    Call the method of each event, with the time `now` of a monotonic clock, and execute the instructions that it returns.
+    """
 
     actors: int
     evaluator: bool
@@ -90,7 +83,7 @@ class Supervisor:
     resume: bool = False
     timeouts: Timeouts = field(default_factory=Timeouts)
     outcome: Outcome = Outcome.RUNNING
-    restarts: dict[str, int] = field(default_factory=dict)  # by child, for the view
+    restarts: int = 0  # of all children
     works: bool = False  # True once the learner has accepted experience since the start
     _children: dict[str, _Child] = field(default_factory=dict)
     _accepted: EnvSteps | None = None  # env steps in the newest count; None: unknown yet
@@ -107,7 +100,6 @@ class Supervisor:
         names = [*rank_names(self.ranks), *([EVALUATOR] if self.evaluator else []), *actor_names(self.actors)]
         names += [name for number in range(self.actors) for name in env_worker_names(number, self.env_workers)]
         self._children = {name: _Child() for name in names}
-        self.restarts = dict.fromkeys(names, 0)
 
     @property
     def children(self) -> tuple[str, ...]:
@@ -119,31 +111,12 @@ class Supervisor:
         """True once the run is over and no child runs."""
         return self._stopping and not self._running()
 
-    def handle(self, event: Event, now: Seconds) -> list[Instruction]:
-        """Return the instructions that follow from `event` at the time `now` of a monotonic clock."""
-        match event:
-            case Begin():
-                return [self._start(name, now, resume=self.resume) for name in self._children]
-            case Exited(child, code):
-                return self._exited(child, code, now)
-            case Tick():
-                return self._tick(now)
-            case StopRequested():
-                return self._stop_requested(now)
-            case ActorsRequested(actors):
-                return self._set_actors(actors, now)
-            case ExperienceCounted(accepted, refused):
-                return self._count_experience(accepted, refused, now)
+    def begin(self, now: Seconds) -> list[Instruction]:
+        """Start all children."""
+        return [self._start(name, now, resume=self.resume) for name in self._children]
 
-    def _start(self, name: str, now: Seconds, *, resume: bool) -> Start:
-        child = self._children[name]
-        child.running, child.started_at, child.restart_at = True, now, None
-        return Start(name, resume=resume and name in rank_names(self.ranks))
-
-    def _running(self) -> list[str]:
-        return [name for name, child in self._children.items() if child.running]
-
-    def _exited(self, name: str, code: int, now: Seconds) -> list[Instruction]:
+    def exited(self, name: str, code: int, now: Seconds) -> list[Instruction]:
+        """Restart a child that ended with `code`, negative for a signal, or fail or end the run."""
         child = self._children[name]
         child.running = False
         if self._stopping:
@@ -161,6 +134,69 @@ class Supervisor:
         child.restart_at = now + self._restart_delay(child, code, now)
         return self._crashed(name, code, now) if code != 0 else []
 
+    def tick(self, now: Seconds) -> list[Instruction]:
+        """Return the instructions that are due by now: restarts, signals after a time limit, a failure."""
+        running = set(self._running())
+        due: list[Instruction] = [instruction for at, instruction in self._due if at <= now and instruction.child in running]
+        self._due = [entry for entry in self._due if entry[0] > now]
+        if self._stopping:
+            return due
+        if refused := self._check_refusals(now):
+            return [*due, *refused]
+        restarts = [name for name, child in self._children.items() if child.restart_at is not None and child.restart_at <= now]
+        self.restarts += len(restarts)
+        return [*due, *(self._start(name, now, resume=True) for name in restarts)]
+
+    def request_stop(self, now: Seconds) -> list[Instruction]:
+        """Stop the run; at the second request kill all children."""
+        if not self._stopping:
+            self.outcome = Outcome.STOPPED
+            return self._stop(now)
+        self.outcome = Outcome.KILLED
+        return [Kill(name) for name in self._running()]
+
+    def set_actors(self, actors: int, now: Seconds) -> list[Instruction]:
+        """Start the actors that are missing of this number, or terminate those with the highest numbers."""
+        if self._stopping:
+            return []
+        self.actors, names = actors, actor_names(actors)
+        for name in names:
+            self._children.setdefault(name, _Child()).wanted = True
+        self._due = [(at, instruction) for at, instruction in self._due if instruction.child not in names]
+        surplus = [
+            name for name in self._running() if name.startswith(ACTOR) and name not in names and self._children[name].wanted
+        ]
+        for name in {name for name in self._children if name.startswith(ACTOR)} - set(names):
+            self._children[name].wanted, self._children[name].restart_at = False, None
+        self._due += [(now + self.timeouts.terminate, Kill(name)) for name in surplus]
+        absent = [name for name in names if not self._children[name].running and self._children[name].restart_at is None]
+        return [*(self._start(name, now, resume=False) for name in absent), *map(Terminate, surplus)]
+
+    def count_experience(self, accepted: EnvSteps, refused: int, now: Seconds) -> list[Instruction]:
+        """Report refusals, and fail the run where all experience is refused.
+
+        The learner has admitted `accepted` env steps and refused `refused` messages of actors, as of now.
+        """
+        before = self._accepted if self._accepted is not None else accepted if self.resume else 0
+        self._accepted = accepted
+        if refused < self._refused:  # the learner was restarted, and counts from 0
+            self._refused_before = self._refusals_reported = 0
+        self._refused = refused
+        if accepted > before:
+            self.works, self._accepted_at = True, now
+            self._refused_before = refused
+            for child in self._children.values():
+                child.crashes_in_vain = 0
+        return self._check_refusals(now)
+
+    def _start(self, name: str, now: Seconds, *, resume: bool) -> Start:
+        child = self._children[name]
+        child.running, child.started_at, child.restart_at = True, now, None
+        return Start(name, resume=resume and name in rank_names(self.ranks))
+
+    def _running(self) -> list[str]:
+        return [name for name, child in self._children.items() if child.running]
+
     def _crashed(self, name: str, code: int, now: Seconds) -> list[Instruction]:
         """Report a crash; fail the run where no actor, or no env worker, works any more."""
         self._children[name].crashes_in_vain += 1
@@ -173,20 +209,6 @@ class Supervisor:
             reason = f"{limit} crashes {when} ({describe_exit(code)})"
             return self._fail(name, reason, Outcome.FAILED, code, now)
         return [ReportCrash(name, code)]
-
-    def _count_experience(self, accepted: EnvSteps, refused: int, now: Seconds) -> list[Instruction]:
-        """Note whether experience was accepted since the last count; report refusals, and fail the run where all is refused."""
-        before = self._accepted if self._accepted is not None else accepted if self.resume else 0
-        self._accepted = accepted
-        if refused < self._refused:  # the learner was restarted, and counts from 0
-            self._refused_before = self._refusals_reported = 0
-        self._refused = refused
-        if accepted > before:
-            self.works, self._accepted_at = True, now
-            self._refused_before = refused
-            for child in self._children.values():
-                child.crashes_in_vain = 0
-        return self._check_refusals(now)
 
     def _check_refusals(self, now: Seconds) -> list[Instruction]:
         """Fail the run where all experience is refused; report the first refusal of a run that works, and later ones at times."""
@@ -216,44 +238,6 @@ class Supervisor:
         rank.crashed_at = [*(at for at in rank.crashed_at if now - at < self.timeouts.learner_window), now]
         return len(rank.crashed_at) > self.timeouts.learner_restarts
 
-    def _set_actors(self, actors: int, now: Seconds) -> list[Instruction]:
-        """Start the missing actors, or terminate those with the highest numbers."""
-        if self._stopping:
-            return []
-        self.actors, names = actors, actor_names(actors)
-        for name in names:
-            self._children.setdefault(name, _Child()).wanted = True
-            self.restarts.setdefault(name, 0)
-        self._due = [(at, instruction) for at, instruction in self._due if instruction.child not in names]
-        surplus = [
-            name for name in self._running() if name.startswith(ACTOR) and name not in names and self._children[name].wanted
-        ]
-        for name in {name for name in self._children if name.startswith(ACTOR)} - set(names):
-            self._children[name].wanted, self._children[name].restart_at = False, None
-        self._due += [(now + self.timeouts.terminate, Kill(name)) for name in surplus]
-        absent = [name for name in names if not self._children[name].running and self._children[name].restart_at is None]
-        return [*(self._start(name, now, resume=False) for name in absent), *map(Terminate, surplus)]
-
-    def _tick(self, now: Seconds) -> list[Instruction]:
-        running = set(self._running())
-        due: list[Instruction] = [instruction for at, instruction in self._due if at <= now and instruction.child in running]
-        self._due = [entry for entry in self._due if entry[0] > now]
-        if self._stopping:
-            return due
-        if refused := self._check_refusals(now):
-            return [*due, *refused]
-        restarts = [name for name, child in self._children.items() if child.restart_at is not None and child.restart_at <= now]
-        for name in restarts:
-            self.restarts[name] += 1
-        return [*due, *(self._start(name, now, resume=True) for name in restarts)]
-
-    def _stop_requested(self, now: Seconds) -> list[Instruction]:
-        if not self._stopping:
-            self.outcome = Outcome.STOPPED
-            return self._stop(now)
-        self.outcome = Outcome.KILLED
-        return [Kill(name) for name in self._running()]
-
     def _fail(self, name: str, reason: str, outcome: Outcome, code: int, now: Seconds) -> list[Instruction]:
         self.outcome = outcome
         return [ReportFailure(name, reason, code), *self._stop(now)]
@@ -278,4 +262,4 @@ class Supervisor:
         running = self._running()
         kills: list[tuple[Seconds, Terminate | Kill]] = [(terminate_at + self.timeouts.terminate, Kill(name)) for name in running]
         self._due = [*((terminate_at, Terminate(name)) for name in running), *kills]
-        return self._tick(now)
+        return self.tick(now)

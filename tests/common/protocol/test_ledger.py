@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.errors import DropReason, InternalError
-from common.protocol.ledger import Account, Ledger
+from common.protocol.ledger import Account, Ledger, sum_counts
 from common.protocol.messages import Dropped
 
 pytestmark = pytest.mark.pure
@@ -75,3 +75,10 @@ def test_a_restored_ledger_rolls_back_what_has_no_account() -> None:
 
 def test_every_reason_is_in_the_summary() -> None:
     assert set(Ledger().as_dict()["dropped"]) == {str(reason) for reason in DropReason}
+
+
+def test_ledgers_of_ranks_are_summed_by_column_and_reason() -> None:
+    one = {"produced": 5, "trained": 2, "dropped": {"stale": 3, "gap": 0}}
+    assert sum_counts([one, one]) == {"produced": 10, "trained": 4, "dropped": {"stale": 6, "gap": 0}}
+    with pytest.raises(KeyError):
+        sum_counts([one, {"produced": 5}])

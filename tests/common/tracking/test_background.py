@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -49,12 +50,19 @@ class Server:
     def close(self):
         self.closed += 1
 
-    def report(self, *what):
-        self.reports.append(what[0] if len(what) == 1 else (what[0], str(what[1])))
+    def report(self, event, *, tracker, error="", **_):
+        self.reports.append((event, tracker, str(error)))
         self.reported.set()
 
     def tracker(self, **settings):
-        return BackgroundTracker("fake", self, on_loss=self.report, on_recovery=self.report, **settings)
+        return BackgroundTracker("fake", self, **settings)
+
+
+@pytest.fixture
+def server(monkeypatch):
+    server = Server()
+    monkeypatch.setattr("common.tracking.background._log", SimpleNamespace(warning=server.report, info=server.report))
+    return server
 
 
 def point(env_steps):
@@ -65,8 +73,7 @@ def close(tracker):
     tracker.close(time.monotonic() + PATIENCE)
 
 
-def test_all_points_arrive_in_order_and_the_result_after_them():
-    server = Server()
+def test_all_points_arrive_in_order_and_the_result_after_them(server):
     server.hanging.clear()
     tracker = server.tracker()
     for env_steps in range(120):
@@ -80,8 +87,7 @@ def test_all_points_arrive_in_order_and_the_result_after_them():
     assert (server.opened, server.closed, tracker.dropped, server.reports) == (1, 1, 0, [])
 
 
-def test_a_server_that_goes_away_is_reported_once_and_gets_the_points_when_it_is_back():
-    server = Server()
+def test_a_server_that_goes_away_is_reported_once_and_gets_the_points_when_it_is_back(server):
     tracker = server.tracker(retry_seconds=0.001)
     server.up = False
     for env_steps in range(5):
@@ -92,12 +98,11 @@ def test_a_server_that_goes_away_is_reported_once_and_gets_the_points_when_it_is
     server.up = True
     close(tracker)
     assert server.received == list(range(5))
-    assert server.reports == [("fake", "away"), "fake"]
+    assert server.reports == [("tracker_lost", "fake", "away"), ("tracker_resumed", "fake", "")]
     assert tracker.dropped == 0
 
 
-def test_of_more_points_than_are_kept_the_oldest_are_dropped_and_counted():
-    server = Server()
+def test_of_more_points_than_are_kept_the_oldest_are_dropped_and_counted(server):
     server.hanging.clear()
     tracker = server.tracker(capacity=3)
     for env_steps in range(10):
@@ -109,8 +114,7 @@ def test_of_more_points_than_are_kept_the_oldest_are_dropped_and_counted():
     assert tracker.dropped == 7
 
 
-def test_points_that_are_dropped_while_they_are_sent_do_not_take_later_ones_with_them():
-    server = Server()
+def test_points_that_are_dropped_while_they_are_sent_do_not_take_later_ones_with_them(server):
     tracker = server.tracker(capacity=3)
     assert server.ready.wait(PATIENCE)
     server.asked.clear()
@@ -125,8 +129,7 @@ def test_points_that_are_dropped_while_they_are_sent_do_not_take_later_ones_with
     assert server.received[-3:] == [3, 4, 5]
 
 
-def test_the_end_waits_for_no_server_that_hangs():
-    server = Server()
+def test_the_end_waits_for_no_server_that_hangs(server):
     server.hanging.clear()
     tracker = server.tracker()
     for env_steps in range(4):
@@ -137,8 +140,7 @@ def test_the_end_waits_for_no_server_that_hangs():
     server.hanging.set()
 
 
-def test_the_end_of_a_run_whose_server_is_away_waits_for_it_until_the_deadline_alone():
-    server = Server()
+def test_the_end_of_a_run_whose_server_is_away_waits_for_it_until_the_deadline_alone(server):
     server.up = False
     tracker = server.tracker(retry_seconds=PATIENCE * 10)
     tracker.write(point(1))
@@ -147,8 +149,7 @@ def test_the_end_of_a_run_whose_server_is_away_waits_for_it_until_the_deadline_a
     assert (server.received, tracker.dropped) == ([], 1)
 
 
-def test_a_server_that_comes_back_at_the_end_gets_all_points():
-    server = Server()
+def test_a_server_that_comes_back_at_the_end_gets_all_points(server):
     server.up = False
     tracker = server.tracker(retry_seconds=PATIENCE * 10)
     tracker.write(point(1))

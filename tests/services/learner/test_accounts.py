@@ -45,12 +45,18 @@ def make(path):
     made = []
 
     def build(**given):
-        made.append(AccountsFile(path, **({"run_id": "run-1", "clock": lambda: 0.0, "on_loss": pytest.fail} | given)))
+        made.append(AccountsFile(path, **({"run_id": "run-1", "clock": lambda: 0.0} | given)))
         return made[-1]
 
     yield build
     for file in made:
         file.close()
+
+
+@pytest.fixture
+def losses(caplog):
+    """Return a function that returns the losses that were logged: event and error."""
+    return lambda: [(record.message, record.exc_info[1]) for record in caplog.records]
 
 
 def workers(path):
@@ -118,20 +124,20 @@ def test_the_file_starts_again_after_some_megabytes(path, make):
     assert path.stat().st_size < 1000
 
 
-def test_a_failing_disk_costs_one_warning_and_is_tried_again(path, make):
+def test_a_failing_disk_costs_one_warning_and_is_tried_again(path, make, losses):
     """A full disk costs the accounts, not the run."""
-    disk, lost, now = [True], [], [0.0]
+    disk, now = [True], [0.0]
 
     def write(path: Path, data):
         if disk[0]:
             raise OSError(28, "No space left on device")
         path.write_bytes(data)
 
-    file = make(on_loss=lost.append, disk=Disk(write=write), clock=lambda: now[0])
+    file = make(disk=Disk(write=write), clock=lambda: now[0])
     for _ in range(3):
         file.restart(state())
         file.append(changes(account()))
-    assert [error.strerror for error in lost] == ["No space left on device"]
+    assert [(event, error.strerror) for event, error in losses()] == [("accounts_lost", "No space left on device")]
     assert not file.due
     disk[0], now[0] = False, RETRY_SECONDS
     assert file.due
@@ -139,31 +145,31 @@ def test_a_failing_disk_costs_one_warning_and_is_tried_again(path, make):
     assert workers(path) == [("actor-0", 1, 5, False)]
 
 
-def test_a_disk_that_fills_while_lines_are_added(path, make):
+def test_a_disk_that_fills_while_lines_are_added(make, losses):
     """The file starts again later, with everything in it."""
-    lost, now = [], [0.0]
+    now = [0.0]
     disk = Disk(rename=lambda _, target: target.symlink_to("/dev/full"))
-    file = make(on_loss=lost.append, clock=lambda: now[0], disk=disk)
+    file = make(clock=lambda: now[0], disk=disk)
     file.restart(state())
     file.append(changes(account()))
     file.append(changes(account()))
-    assert [error.strerror for error in lost] == ["No space left on device"]
+    assert [error.strerror for _, error in losses()] == ["No space left on device"]
     now[0] = RETRY_SECONDS
     assert file.due
 
 
-def test_a_slow_disk_is_left_alone_for_a_while(path, make):
+def test_a_slow_disk_is_left_alone_for_a_while(path, make, losses):
     """The intake thread writes, and the workers wait for it."""
-    lost, moments = [], [0.0]
+    moments = [0.0]
 
     def clock():
         return moments.pop(0) if len(moments) > 1 else moments[0]
 
-    file = make(on_loss=lost.append, clock=clock)
+    file = make(clock=clock)
     file.restart(state())
     moments[:] = [1.0, 1.0 + 2 * SLOW_SECONDS]
     file.append(changes(account(produced=5)))
-    assert [type(error) for error in lost] == [TimeoutError]
+    assert [type(error) for _, error in losses()] == [TimeoutError]
     file.append(changes(account(produced=7)))
     assert workers(path) == [("actor-0", 1, 5, False)]
     assert not file.due

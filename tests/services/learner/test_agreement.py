@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.errors import InternalError, ResourceError
-from services.learner.agreement import REASONS, Agreement, Vote, common_version, decide, sum_ledgers
+from services.learner.agreement import REASONS, Agreement, Vote, common_version, decide
 from tests.ranks import on_every_rank
 
 pytestmark = pytest.mark.pure
@@ -64,11 +64,6 @@ def test_ranks_continue_from_the_newest_version_that_all_have(versions, wanted):
         return common_version(ranks, lambda most: max((each for each in own if most is None or each <= most), default=-1))
 
     assert on_every_rank(len(versions), work) == [wanted] * len(versions)
-
-
-def test_ledgers_are_summed_by_reason():
-    one = {"produced": 5, "trained": 2, "dropped": {"stale": 3, "gap": 0}}
-    assert sum_ledgers([one, one]) == {"produced": 10, "trained": 4, "dropped": {"stale": 6, "gap": 0}}
 
 
 def test_work_that_fails_on_one_rank_fails_on_all():

@@ -120,7 +120,7 @@ def test_the_queue_never_holds_more_than_its_capacity(make_colony, make_trajecto
 def accounting(tmp_path):
     """An intake that writes accounts, and a function that reads those of its workers."""
     hub, path = MemoryHub(), tmp_path / "accounts.jsonl"
-    accounts = AccountsFile(path, run_id="run", clock=time.monotonic, on_loss=pytest.fail)
+    accounts = AccountsFile(path, run_id="run", clock=time.monotonic)
     session = LearnerSide(session_config(credits=2))
     intake = Intake(transport=hub.bind(), session=session, clock=time.monotonic, log_event=print, accounts=accounts)
     with closing(intake):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import errno
 import json
+import logging
 import math
 from contextlib import ExitStack
 
@@ -25,6 +26,13 @@ pytestmark = pytest.mark.service
 def directory(tmp_path):
     """A run directory that was just begun."""
     return create(tmp_path / "run", config="run: {}\n", command=["rookery"])
+
+
+@pytest.fixture
+def logged(caplog):
+    """Return a function that returns what a journal logged: each event, and the code of its error."""
+    caplog.set_level(logging.INFO, "services.learner.journal")
+    return lambda: [(record.message, record.exc_info and errno.errorcode[record.exc_info[1].errno]) for record in caplog.records]
 
 
 def rows(directory):
@@ -57,7 +65,7 @@ class Clock:
 def test_slow_updates_are_points_of_their_own(directory):
     """Names with slashes group the charts, the x axis is env steps; a loss that is not finite leaves a hole."""
     clock = Clock()
-    journal = Journal(directory, env_steps=0, on_loss=pytest.fail, clock=clock)
+    journal = Journal(directory, env_steps=0, clock=clock)
     update(journal, 256, {"train/policy_loss": 0.5, "train/entropy": math.nan})
     clock.now += SCALARS_SECONDS
     update(journal, 512, {"train/policy_loss": 0.25, "train/entropy": math.inf, "x": 7})
@@ -68,7 +76,7 @@ def test_slow_updates_are_points_of_their_own(directory):
 def test_updates_within_a_second_share_one_point(directory):
     """CartPole has hundreds of updates per second: losses are averaged, windowed means are not, no episode counts twice."""
     clock = Clock()
-    journal = Journal(directory, env_steps=0, on_loss=pytest.fail, clock=clock)
+    journal = Journal(directory, env_steps=0, clock=clock)
     for number in range(1, 400):
         clock.now += SCALARS_SECONDS / 100
         returns = [10.0, 20.0, 60.0] if number == 2 else [50.0] * (number == 3)
@@ -103,7 +111,7 @@ def test_tensorboard_has_the_settings_as_text_and_the_result_beside_the_hyperpar
     results = {"last_evaluation": {"mean": 500.0}, "solved": True, "mean100": None}
     for env_steps, rate in ((100, 0.1), (200, 0.2)):
         run = tracked(directory, **{"algorithm.learning_rate": rate})
-        journal = Journal(directory, env_steps=env_steps - 100, on_loss=pytest.fail, run=run)
+        journal = Journal(directory, env_steps=env_steps - 100, run=run)
         update(journal, env_steps, {"x": 1.0})
         journal.summary(results | {"env_steps": env_steps})
         journal.close()
@@ -121,7 +129,7 @@ def test_tensorboard_has_the_settings_as_text_and_the_result_beside_the_hyperpar
 
 
 def test_without_tensorboard_there_are_no_events(directory):
-    journal = Journal(directory, env_steps=0, on_loss=pytest.fail, run=tracked(directory), tensorboard=False)
+    journal = Journal(directory, env_steps=0, run=tracked(directory), tensorboard=False)
     update(journal, 100, {"x": 1.0})
     journal.curve(wall_seconds=1.0, env_steps=100, mean=1.0)
     journal.summary({})
@@ -132,10 +140,10 @@ def test_without_tensorboard_there_are_no_events(directory):
 
 def test_the_curve_goes_on_after_a_resume_under_one_heading(directory):
     """The learner was killed and came back: one table, and what was written before the checkpoint is there."""
-    first = Journal(directory, env_steps=0, on_loss=pytest.fail)
+    first = Journal(directory, env_steps=0)
     first.curve(wall_seconds=1.04, env_steps=100, mean=math.nan)
     assert rows(directory)[1:] == [["1.0", "100", "", ""]]  # flushed at once: a kill loses no row
-    second = Journal(directory, env_steps=100, on_loss=pytest.fail)
+    second = Journal(directory, env_steps=100)
     second.curve(wall_seconds=2.0, env_steps=200, mean=1.23456, evaluation=3.0)
     second.close()
     first.close()
@@ -144,7 +152,7 @@ def test_the_curve_goes_on_after_a_resume_under_one_heading(directory):
 
 def written_then_killed(directory, *env_steps):
     """A life of the run that left a point at each of `env_steps`, and no word of farewell."""
-    journal = Journal(directory, env_steps=0, on_loss=pytest.fail)
+    journal = Journal(directory, env_steps=0)
     for steps in env_steps:
         journal.curve(wall_seconds=steps / 100, env_steps=steps, mean=1.0)
         journal.evaluation(steps, mode="greedy", mean=steps)
@@ -154,7 +162,7 @@ def written_then_killed(directory, *env_steps):
 def test_what_came_after_the_checkpoint_is_taken_back(directory):
     """The learner was killed at 300 env steps and resumed at 200: no curve goes back in time, no step is drawn twice."""
     written_then_killed(directory, 100, 200, 300)
-    resumed = Journal(directory, env_steps=200, on_loss=pytest.fail)
+    resumed = Journal(directory, env_steps=200)
     assert [row[1] for row in rows(directory)] == ["env_steps", "100", "200"]
     resumed.curve(wall_seconds=2.5, env_steps=250, mean=2.0)
     resumed.evaluation(250, mode="greedy", mean=250)
@@ -168,13 +176,13 @@ def test_a_row_that_was_cut_short_is_taken_back_too(directory):
     written_then_killed(directory, 100)
     with directory.learning_curve_csv.open("a") as file:
         file.write("1.5,15")
-    resumed = Journal(directory, env_steps=200, on_loss=pytest.fail)
+    resumed = Journal(directory, env_steps=200)
     resumed.curve(wall_seconds=2.5, env_steps=250, mean=2.0)
     resumed.close()
     assert rows(directory)[1:] == [["1.0", "100", "1.0", ""], ["2.5", "250", "2.0", ""]]
 
 
-def test_a_curve_that_cannot_be_replaced_stays_whole(directory, monkeypatch):
+def test_a_curve_that_cannot_be_replaced_stays_whole(directory, monkeypatch, logged):
     """No room for the copy: one warning, the old rows are all there, and the run goes on."""
     written_then_killed(directory, 100, 200)
 
@@ -182,15 +190,14 @@ def test_a_curve_that_cannot_be_replaced_stays_whole(directory, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("services.learner.journal.write_atomically", full)
-    losses = []
-    Journal(directory, env_steps=100, on_loss=losses.append).close()
-    assert [error.errno for error in losses] == [errno.ENOSPC]
+    Journal(directory, env_steps=100).close()
+    assert logged() == [("results_lost", "ENOSPC")]
     assert [row[1] for row in rows(directory)] == ["env_steps", "100", "200"]
 
 
 def test_the_summary_is_replaced_whole(directory):
     """A summary that cannot be written leaves the one before untouched, and no half file beside it."""
-    journal = Journal(directory, env_steps=0, on_loss=pytest.fail)
+    journal = Journal(directory, env_steps=0)
     journal.summary({"solved": False, "mean100": None})
     with pytest.raises(ValueError, match="JSON"):
         journal.summary({"mean100": math.nan})
@@ -205,27 +212,10 @@ def written(directory):
     return [row[1] for row in rows(directory)[1:]], [step for step, _ in points(directory)["evaluation/return_greedy"]]
 
 
-class Losses:
-    """The losses and recoveries that a journal reports."""
-
-    def __init__(self):
-        self.now, self.said = 0.0, []
-
-    def journal(self, directory, env_steps=0):
-        """A journal on this clock."""
-        return Journal(
-            directory,
-            env_steps=env_steps,
-            on_loss=lambda error: self.said.append(errno.errorcode[error.errno]),
-            on_recovery=lambda: self.said.append("resumed"),
-            clock=lambda: self.now,
-        )
-
-
-def test_a_full_disk_costs_records_and_one_word_not_the_run(directory, no_room):
+def test_a_full_disk_costs_records_and_one_word_not_the_run(directory, no_room, logged):
     """The volume of a week-long run fills up: the learner logs that once, trains on, and writes again when there is room."""
-    losses = Losses()
-    journal = losses.journal(directory)
+    clock = Clock()
+    journal = Journal(directory, env_steps=0, clock=clock)
     for env_steps in range(1, 7):
         with ExitStack() as stack:
             if env_steps in (2, 3, 4):
@@ -233,46 +223,46 @@ def test_a_full_disk_costs_records_and_one_word_not_the_run(directory, no_room):
             journal.curve(wall_seconds=1.0, env_steps=env_steps, mean=1.0)
             journal.evaluation(env_steps, mode="greedy", mean=1.0)
             journal.summary({"env_steps": env_steps})
-        losses.now += RETRY_SECONDS / 2
+        clock.now += RETRY_SECONDS / 2
     journal.close()
-    assert losses.said == ["EFBIG", "resumed"]
+    assert logged() == [("results_lost", "EFBIG"), ("results_resumed", None)]
     assert written(directory) == (["1", "6"], [1, 6])
     assert json.loads(directory.summary.read_text()) == {"env_steps": 6}
 
 
 @pytest.mark.parametrize("before", [(), (100, 200, 255)])
-def test_a_learner_that_starts_on_a_full_disk_writes_when_there_is_room(directory, no_room, before):
+def test_a_learner_that_starts_on_a_full_disk_writes_when_there_is_room(directory, no_room, before, logged):
     """It ended the learner, and did so again at each restart: the event file was opened outside of what may fail."""
     if before:
-        journal = Journal(directory, env_steps=0, on_loss=pytest.fail)
+        journal = Journal(directory, env_steps=0)
         for env_steps in before:
             journal.curve(wall_seconds=1.0, env_steps=env_steps, mean=1.0)
             journal.evaluation(env_steps, mode="greedy", mean=1.0)
         journal.close()
-    losses = Losses()
+    clock = Clock()
     with no_room():
-        journal = losses.journal(directory, env_steps=200)
+        journal = Journal(directory, env_steps=200, clock=clock)
         journal.curve(wall_seconds=1.0, env_steps=250, mean=1.0)
-        losses.now += RETRY_SECONDS
+        clock.now += RETRY_SECONDS
         journal.curve(wall_seconds=1.0, env_steps=260, mean=1.0)
-    losses.now += RETRY_SECONDS
+    clock.now += RETRY_SECONDS
     journal.curve(wall_seconds=1.0, env_steps=270, mean=1.0)
     journal.evaluation(270, mode="greedy", mean=1.0)
     journal.close()
-    assert losses.said == ["EFBIG", "resumed"]
+    assert logged() == [("results_lost", "EFBIG"), ("results_resumed", None)]
     kept = [*before[:2], 270]  # 255 is of a life that left no checkpoint of it
     assert written(directory) == ([*map(str, kept)], kept)
     assert len(list(directory.tensorboard.iterdir())) == (2 if before else 1), "no empty file is left for each attempt"
 
 
-def test_a_folder_that_cannot_be_made_is_a_loss_too(directory):
+def test_a_folder_that_cannot_be_made_is_a_loss_too(directory, logged):
     """A file of another owner is in the way."""
     directory.tensorboard.touch()
-    losses = Losses()
-    journal = losses.journal(directory)
+    clock = Clock()
+    journal = Journal(directory, env_steps=0, clock=clock)
     directory.tensorboard.unlink()
-    losses.now += RETRY_SECONDS
+    clock.now += RETRY_SECONDS
     journal.evaluation(1, mode="greedy", mean=1.0)
     journal.close()
-    assert losses.said == ["EEXIST", "resumed"]
+    assert logged() == [("results_lost", "EEXIST"), ("results_resumed", None)]
     assert written(directory)[1] == [1]

@@ -41,14 +41,6 @@ def test_a_resumed_total_is_not_counted_as_work_of_this_run():
     assert window.rates().run == 10.0
 
 
-def test_a_counter_that_falls_has_restarted():
-    """The learner came back: the rate must not turn negative."""
-    window = RateWindow()
-    for now, total in ((0.0, 0.0), (5.0, 500.0), (6.0, 0.0), (10.0, 100.0)):
-        window.add(now, total)
-    assert window.rates().run == 60.0
-
-
 def test_a_stall_shows_as_zero():
     """Nothing moved for ten seconds."""
     window = RateWindow()

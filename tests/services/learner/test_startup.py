@@ -167,7 +167,7 @@ def test_a_resumed_run_knows_its_best_policy():
     )
     arrays = {"episode_return": np.array([3.0, 4.0], np.float32), "episode_length": np.ones(2, np.int32)}
     evaluated = Evaluated(message=Evaluation(version=9, mode="greedy", arrays=arrays), snapshot=played)
-    CheckpointStore(first[1].checkpoints, keep=3).save_best(better_policy(evaluated, None, run_id="run-1"))
+    CheckpointStore(first[1].checkpoints, keep=3).save_best(better_policy(evaluated, None, mean=3.5, run_id="run-1"))
     record, _ = state(*begun("--resume"))
     assert record.best == {"version": 9, "mean": 3.5, "episodes": 2, "env_steps": 1200}
     assert record.version == 7

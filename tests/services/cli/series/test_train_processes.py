@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from services.cli.series.processes import TrainProcesses
+from services.cli.series.processes import train_processes
 
 pytestmark = pytest.mark.system
 
@@ -23,7 +23,7 @@ sys.exit(40 + int(sys.argv[2]) + (another is not None))
 
 
 def child():
-    return TrainProcesses(command=(sys.executable, "-c", CHILD))
+    return train_processes(command=(sys.executable, "-c", CHILD))
 
 
 def test_the_exit_code_is_that_of_the_run(tmp_path):

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from services.cli.train.events import ReportCrash, ReportFailure, ReportRefusal
 from services.cli.train.failure import crash_line, failure_lines, logged_reason, refusal_line
+from services.cli.train.instructions import ReportCrash, ReportFailure, ReportRefusal
 from services.cli.train.processes import Processes
 
 pytestmark = pytest.mark.pure

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from services.cli.train.events import Outcome
+from services.cli.train.instructions import Outcome
 from services.cli.train.outcome import final_lines, read_summary, verdict
 
 pytestmark = pytest.mark.service

@@ -16,7 +16,7 @@ from common.runtime.checkpoints import CheckpointStore
 from common.runtime.run_directory import held
 from common.runtime.store import RunStore
 from common.transport.curve import ServerKeys, WorkerKeys, make
-from services.cli.train.events import Start
+from services.cli.train.instructions import Start
 from services.cli.train.plan import Request, make_plan
 from services.cli.train.ports import free_ports
 
@@ -148,16 +148,9 @@ def test_port_zero_means_any_free_one_that_a_restarted_learner_finds_again():
     assert int(port) > 0
 
 
-def ports_in_a_row(count):
-    """The first of `count` free ports that follow one another."""
-    while (found := free_ports(count))[-1] - found[0] != count - 1:
-        pass
-    return found[0]
-
-
 def test_metrics_ports_count_up_from_the_one_asked_for():
     """A Prometheus with fixed targets."""
-    first = ports_in_a_row(4)
+    first = free_ports(4, in_a_row=True)[0]
     plan = planned(f"metrics.port={first}", "actor.count=2", "metrics.host=0.0.0.0")
     assert plan.metrics_ports == {"learner": first, "evaluator": first + 1, "actor-0": first + 2, "actor-1": first + 3}
     assert plan.urls["actor-1"] == f"http://127.0.0.1:{first + 3}"
@@ -171,7 +164,7 @@ def test_a_port_in_use_is_reported_before_anything_is_written(key, resume):
     """Another run has it: the error names the setting, and comes before any service starts."""
     planned(run_dir=Path("before"))
     written = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
-    first = ports_in_a_row(4)
+    first = free_ports(4, in_a_row=True)[0]
     request = {"run_dir": Path("before"), "preset": None, "resume": True} if resume else {"run_dir": Path("new")}
     with socket.socket() as other:
         other.bind(("127.0.0.1", first + 2))

@@ -27,3 +27,13 @@ def test_a_port_in_use_is_passed_over(monkeypatch):
         other.listen()
         monkeypatch.setattr("secrets.randbelow", lambda _: taken - FIRST_PORT)
         assert taken not in free_ports(2)
+
+
+@pytest.mark.parametrize("first", [FIRST_PORT, LAST_PORT - 2])
+def test_ports_in_a_row_have_no_gap_where_one_is_in_use_and_do_not_wrap(monkeypatch, first):
+    """The ranks of a learner count up from the port of rank 0."""
+    monkeypatch.setattr("secrets.randbelow", lambda _: first - FIRST_PORT)
+    ports = free_ports(3, without={FIRST_PORT + 1}, in_a_row=True)
+    assert ports == list(range(ports[0], ports[0] + 3))
+    assert ports[0] > FIRST_PORT + 1
+    assert ports[-1] < LAST_PORT

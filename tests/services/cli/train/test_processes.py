@@ -11,12 +11,14 @@ import subprocess
 import sys
 import textwrap
 import threading
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
-from services.cli.train.events import LEARNER, ActorsRequested, Exited, Outcome, Start, StopRequested
+from common.observability.deployment import LEARNER
+from services.cli.train.instructions import Outcome, Start
 from services.cli.train.processes import Processes, stop_signals, supervise
 from services.cli.train.supervisor import Supervisor, Timeouts
 
@@ -93,7 +95,7 @@ def test_a_run_survives_the_death_of_actor_and_learner_and_ends_cleanly_on_ctrl_
 
     inbox = queue.SimpleQueue()
     narrator = threading.Thread(target=story)
-    with stop_signals(lambda: inbox.put(StopRequested())):
+    with stop_signals(lambda: inbox.put(core.request_stop)):
         narrator.start()
         supervise(core, processes, requests=inbox, on_tick=lambda: None, on_report=lambda _: None)
         narrator.join()
@@ -101,17 +103,17 @@ def test_a_run_survives_the_death_of_actor_and_learner_and_ends_cleanly_on_ctrl_
     assert heard[3][0] == "learner", "the learner ends first, the others after it has"
     assert sorted(heard[3]) == ["actor-0", "evaluator", "learner"]
     assert core.outcome is Outcome.STOPPED
-    assert core.restarts == {"learner": 1, "evaluator": 0, "actor-0": 1}
+    assert core.restarts == 2
     assert processes.log("actor-0").read_text() == "a word for the log of actor-0\n" * 2
 
 
 def test_one_request_that_comes_twice_is_one():
     """`timeout 1h rookery train pong` sends its SIGTERM to the command, and then to the process group that the command is in."""
     inbox = queue.SimpleQueue()
-    with stop_signals(lambda: inbox.put(StopRequested())):
+    with stop_signals(lambda: inbox.put("stop")):
         for number in (signal.SIGTERM, signal.SIGINT):
             os.kill(os.getpid(), number)
-    assert inbox.get(timeout=120.0) == StopRequested()
+    assert inbox.get(timeout=120.0) == "stop"
     assert inbox.empty()
 
 
@@ -122,12 +124,12 @@ def test_actors_come_and_go_while_the_run_goes_on(scene):
     def story():
         try:
             scene.heard(), scene.heard()
-            inbox.put(ActorsRequested(3))
+            inbox.put(partial(core.set_actors, 3))
             heard.append(sorted(scene.heard()[0] for _ in range(2)))
-            inbox.put(ActorsRequested(2))
+            inbox.put(partial(core.set_actors, 2))
             heard.append(scene.heard())
         finally:
-            inbox.put(StopRequested())
+            inbox.put(core.request_stop)
         heard.append(sorted(scene.heard()[0] for _ in range(3)))
 
     core = Supervisor(actors=1, evaluator=False, timeouts=QUICK)
@@ -136,7 +138,7 @@ def test_actors_come_and_go_while_the_run_goes_on(scene):
     supervise(core, processes, requests=inbox, on_tick=lambda: None, on_report=lambda _: None)
     narrator.join()
     assert heard == [["actor-1", "actor-2"], ["actor-2", "leaves"], ["actor-0", "actor-1", "learner"]]
-    assert (core.outcome, core.restarts["actor-2"]) == (Outcome.STOPPED, 0)
+    assert (core.outcome, core.restarts) == (Outcome.STOPPED, 0)
 
 
 def test_a_child_that_refuses_its_settings_is_quoted(scene):
@@ -174,8 +176,8 @@ def test_a_learner_deaf_to_sigterm_is_killed_with_all_that_it_started(scene):
     def on_tick():
         if not grandchildren:
             grandchildren.append(psutil.Process(int(scene.heard()[0])))
-            inbox.put(StopRequested())
-            inbox.put(StopRequested())
+            inbox.put(core.request_stop)
+            inbox.put(core.request_stop)
 
     core = Supervisor(actors=0, evaluator=False)
     supervise(core, processes, requests=inbox, on_tick=on_tick, on_report=lambda _: None)
@@ -190,7 +192,7 @@ def test_children_do_not_outlive_a_supervisor_that_is_killed(scene):
         import os, sys
         from pathlib import Path
         from services.cli.train.processes import Processes
-        from services.cli.train.supervisor import Start
+        from services.cli.train.instructions import Start
         command = lambda start: [sys.executable, "-c", {FAKE!r}, start.child, {str(scene.pipe)!r}]
         processes = Processes(command=command, logs=Path({str(scene.folder / "logs")!r}), environment=os.environ)
         processes.start(Start("learner"))
@@ -214,7 +216,7 @@ def test_the_terminals_ctrl_c_does_not_reach_the_children(scene):
     assert os.getpgid(pid) == pid == processes.pids()[LEARNER]
     assert os.getpgid(pid) != os.getpgid(0)
     processes.kill_all()
-    assert processes.exited() == [Exited(LEARNER, -signal.SIGKILL)]
+    assert processes.exited() == {LEARNER: -signal.SIGKILL}
 
 
 def test_the_log_of_a_child_is_bounded_whatever_it_writes(scene, monkeypatch):
@@ -238,7 +240,7 @@ def test_a_log_that_cannot_be_opened_costs_the_log_not_the_child(scene):
     (scene.folder / "logs").touch()
     core = Supervisor(actors=0, evaluator=False, timeouts=QUICK)
     processes, inbox = scene.processes(), queue.SimpleQueue()
-    inbox.put(StopRequested())
+    inbox.put(core.request_stop)
     supervise(core, processes, requests=inbox, on_tick=lambda: None, on_report=pytest.fail)
     assert core.outcome is Outcome.STOPPED
 

@@ -1,4 +1,4 @@
-"""Events that the supervisor of `rookery train` handles, the instructions that it returns, and the names of its children."""
+"""Instructions that the supervisor of `rookery train` returns, the outcomes of a run, and the names of its children."""
 
 from __future__ import annotations
 
@@ -6,54 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-from common.units import EnvSteps
+from common.observability.deployment import ACTOR, ENV_WORKER, LEARNER
 
-LEARNER = "learner"
-EVALUATOR = "evaluator"
-ACTOR = "actor"
-ENV_WORKER = "env_worker"
 CONFIG_EXIT_CODE = 2
-
-
-# --- events ---
-
-
-@dataclass(frozen=True, slots=True)
-class Begin:
-    """The run starts."""
-
-
-@dataclass(frozen=True, slots=True)
-class Exited:
-    """A child process ended with `code` as `subprocess` gives it: negative for a signal."""
-
-    child: str
-    code: int
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
-
-
-@dataclass(frozen=True, slots=True)
-class StopRequested:
-    """The supervisor received Ctrl-C or SIGTERM."""
-
-
-@dataclass(frozen=True, slots=True)
-class ActorsRequested:
-    """The run is to have this number of actors from now on."""
-
-    actors: int
-
-
-@dataclass(frozen=True, slots=True)
-class ExperienceCounted:
-    """The learner has admitted `accepted` env steps and refused `refused` messages of actors, as of now."""
-
-    accepted: EnvSteps
-    refused: int
 
 
 # --- instructions ---
@@ -105,7 +60,6 @@ class ReportFailure:
     exit_code: int
 
 
-Event: TypeAlias = Begin | Exited | Tick | StopRequested | ActorsRequested | ExperienceCounted
 Report: TypeAlias = ReportCrash | ReportRefusal | ReportFailure
 Instruction: TypeAlias = Start | Terminate | Kill | Report
 
