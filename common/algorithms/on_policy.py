@@ -18,7 +18,6 @@ from common.algorithms import optim
 from common.algorithms.api import NetworkPolicy
 from common.algorithms.batch import Batch, collate
 from common.algorithms.moments import Moments, ObservationStatistics
-from common.algorithms.optim import OptimizerName
 from common.algorithms.ranks import ALONE, Ranks
 from common.algorithms.sections import ActorCriticSection
 from common.envs.spec import EnvSpec
@@ -126,19 +125,20 @@ class ActorCriticLearner:
         model: ModelSettings,
         env: EnvSpec,
         seed: int,
-        optimizer: OptimizerName,
-        eps: float,
         device: torch.device = CPU,
         ranks: Ranks = ALONE,
     ) -> None:
-        """Build network (initial weights by `seed`) and optimizer. ConfigError where observations cannot be as `model` asks."""
+        """Build network (initial weights by `seed`) and the optimizer of `settings.optimizer_recipe`.
+
+        ConfigError where observations cannot be as `model` asks.
+        """
         settings.require_observations(env, model)
         self._ranks = ranks
         self._settings: ActorCriticSection = settings.for_actions(discrete=env.action.discrete)
         self._env, self._device = env, device
         self._model = nets.build_actor_critic(model, env, seed=seed).to(device)
-        self._optimizer_name = optimizer
-        self._optimizer = optim.build_optimizer(optimizer, self._model, lr=settings.learning_rate, eps=eps)
+        self._optimizer_name, eps = settings.optimizer_recipe
+        self._optimizer = optim.build_optimizer(self._optimizer_name, self._model, lr=settings.learning_rate, eps=eps)
         self._moments = Moments()  # of the value targets of the run
         self._observations = ObservationStatistics(lambda: [self._model], shape=env.observation_shape, ranks=ranks)
 
