@@ -6,7 +6,6 @@ network, optimizer and running statistics. An algorithm adds its update. T and B
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
@@ -165,7 +164,7 @@ class ActorCriticLearner:
         With several ranks the targets of all of them are merged.
         """
         merged = self._moments.merge(Moments.of(target[valid]).over(self._ranks))
-        if math.isfinite(merged.m2):  # the gradient steps on targets that are not finite are left out too
+        if merged.m2.isfinite():  # the gradient steps on targets that are not finite are left out too
             self._moments = merged
         return self._moments.normalize(target)
 
@@ -188,7 +187,7 @@ class ActorCriticLearner:
             )
         self.load_parameters(state)
         snapshot.restore_optimizer(self._optimizer, self._model, optimizers[self._optimizer_name])
-        self._moments = Moments(**state["value_moments"])
+        self._moments = Moments.restored(state["value_moments"])
 
     def load_parameters(self, state: Mapping[str, Any]) -> None:
         """Take the network and the statistics of its observations; the moments of the value targets are those of this run."""
