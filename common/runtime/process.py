@@ -15,8 +15,9 @@ from typing import Literal, NoReturn, TypeAlias
 import numpy as np
 
 from common.errors import RookeryError
+from common.observability.health import Health
 from common.observability.logs import EventLog, configure, flush
-from common.runtime.lifecycle import BUILD_SECONDS, Health, Shutdown, time_limit
+from common.runtime.lifecycle import BUILD_SECONDS, Shutdown, time_limit
 from common.units import Seconds
 
 INTERRUPTED = 130  # what a shell reports after Ctrl-C

@@ -10,8 +10,9 @@ import sys
 import pytest
 
 from common.errors import ConfigError, InternalError, ResourceError
+from common.observability.health import Health
 from common.runtime import process
-from common.runtime.lifecycle import Health, Shutdown
+from common.runtime.lifecycle import Shutdown
 
 pytestmark = pytest.mark.service
 
