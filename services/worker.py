@@ -208,7 +208,7 @@ class _Root:
         address = rank_address(own.server, role=service.role, name=name)
         where: dict[str, Any] = {service.server_key: address}
         logs.configure(event, level=settings.log.level, form=settings.log.format, debug=self.invocation.debug)
-        process.yield_cpu(service.niceness)
+        os.nice(service.niceness)  # other processes go first; this cannot be undone
         with (
             # An open socket would delay the exit.
             closing(ZmqWorker(address, keys=WorkerKeys.of(own.keys), server=service.server)) as transport,

@@ -22,7 +22,6 @@ from common.algorithms.moments import ObservationStatistics
 from common.algorithms.ranks import ALONE, Ranks
 from common.algorithms.sections import ReplaySection
 from common.envs.spec import EnvSpec
-from common.errors import ConfigError
 from common.models import snapshot
 from common.models.arithmetic import CPU, to_device
 from common.models.layers import Network
@@ -60,11 +59,7 @@ class RateLimiter:
     """
 
     def __init__(self, *, samples_per_insert: float, minibatch_size: int, warm_up: EnvSteps = 0) -> None:
-        """Allow no samples for the first `warm_up` env steps. Raises `ConfigError` for a ratio or size that is not positive."""
-        if not 0 < samples_per_insert < float("inf"):
-            raise ConfigError("samples per insert", found=samples_per_insert, wanted="a number above 0")
-        if minibatch_size < 1:
-            raise ConfigError("samples in a minibatch", found=minibatch_size, wanted="at least 1")
+        """Allow no samples for the first `warm_up` env steps; ratio and size are positive."""
         self.samples_per_insert = samples_per_insert
         self.minibatch_size = minibatch_size
         self.warm_up = warm_up

@@ -63,11 +63,6 @@ def critic_loss(values: Tensor, *, target: Tensor) -> Tensor:
     return (values - target).square().mean(dim=1).sum()
 
 
-def actor_loss(value: Tensor) -> Tensor:
-    """- mean_i Q_1(o_i, mu(o_i)), a scalar: the deterministic policy gradient (eq. 2) by the first critic."""
-    return -value.mean()
-
-
 def _require_both_critics(values: Tensor) -> None:
     if values.ndim != 2 or len(values) != 2:  # noqa: PLR2004 - two critics
         raise InternalError("the values of both critics are needed", found=tuple(values.shape), wanted="[2, N]")
@@ -153,7 +148,7 @@ class TD3(ReplayLearner):
         with autocast(self._settings.precision, self._device):
             action = self._nets.actor(observation)
             value = self._nets.critics[0](observation, action).squeeze(1)
-        loss = actor_loss(value)
+        loss = -value.mean()  # its gradient is the deterministic policy gradient (eq. 2)
         joint = self._differentiated(self._actor_optimizer, loss, self._trained_by_actor_loss, rows=len(observation))
         optim.step(self._actor_optimizer, lr=self._learning_rate, finite=joint + critic_loss)
         return {"actor_loss": loss.detach(), "action_abs": action.detach().abs().mean()}

@@ -110,11 +110,6 @@ def allow_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def yield_cpu(niceness: int) -> None:
-    """Raise the niceness of this process, so that others go first. Cannot be undone."""
-    os.nice(niceness)
-
-
 def derive_seed(seed: int, purpose: Purpose, *, role: str, index: int = 0, generation: int = 0) -> int:
     """Return a seed below 2**31 for one purpose of one incarnation of one process, from the one seed of the run.
 
