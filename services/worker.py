@@ -26,12 +26,13 @@ from common.config.run_config import EnvRunConfig, RunConfig
 from common.config.schema import ConnectedSettings, Settings
 from common.errors import ConfigError, ResourceError
 from common.observability import logs
+from common.observability.health import Health
 from common.observability.http import HttpServer
 from common.observability.metrics import Exporter, Metric, run_labels
 from common.protocol.messages import ENV_WORKER, Welcome
 from common.protocol.worker_side import Identity, WorkerSide
 from common.runtime import process
-from common.runtime.lifecycle import BUILD_SECONDS, Health, Shutdown, on_signals
+from common.runtime.lifecycle import BUILD_SECONDS, Shutdown, on_signals
 from common.runtime.process import Purpose, derive_seed
 from common.transport.curve import WorkerKeys
 from common.transport.link import Link
@@ -207,7 +208,7 @@ class _Root:
         address = rank_address(own.server, role=service.role, name=name)
         where: dict[str, Any] = {service.server_key: address}
         logs.configure(event, level=settings.log.level, form=settings.log.format, debug=self.invocation.debug)
-        process.yield_cpu(service.niceness)
+        os.nice(service.niceness)  # other processes go first; this cannot be undone
         with (
             # An open socket would delay the exit.
             closing(ZmqWorker(address, keys=WorkerKeys.of(own.keys), server=service.server)) as transport,

@@ -22,7 +22,7 @@ from statistics import fmean, median
 
 import numpy as np
 
-from benchmarks.transport.machine import ThreadSeconds, raise_warning, resident_bytes
+from benchmarks.transport.machine import ThreadSeconds, raise_warning
 from common.algorithms.payload import check_trajectory, trajectory_schema
 from common.envs.spec import ActionSpec, EnvSpec
 from common.errors import ResourceError
@@ -30,6 +30,7 @@ from common.protocol.learner_side import LearnerSide
 from common.protocol.messages import Arrays, ArraySpec, Snapshot, Trajectory
 from common.protocol.session_config import SessionConfig
 from common.protocol.worker_side import Identity, WorkerSide
+from common.runtime.machine import resident_bytes
 from common.transport.curve import ServerKeys, WorkerKeys, make
 from common.transport.link import Link
 from common.transport.zmq import ZmqServer, ZmqWorker

@@ -1,8 +1,7 @@
-"""CPU seconds of the learner's two threads that move messages, and the memory and descriptors of this process."""
+"""CPU seconds of the learner's two threads that move messages, and the descriptors of this process."""
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from pathlib import Path
@@ -36,11 +35,6 @@ class ThreadSeconds(NamedTuple):
     def __sub__(self, other: ThreadSeconds) -> ThreadSeconds:
         """Return the seconds between two readings."""
         return ThreadSeconds(self.intake - other.intake, self.zmq - other.zmq)
-
-
-def resident_bytes() -> int:
-    """Return the memory of this process that is in RAM."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def open_descriptors() -> int:

@@ -18,7 +18,7 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks.transport.machine import ThreadSeconds, open_descriptors, raise_warning, resident_bytes
+from benchmarks.transport.machine import ThreadSeconds, open_descriptors, raise_warning
 from benchmarks.transport.sessions import ENV, UNDER_WAY, Crowd, connected, require_alive
 from common.algorithms.episode_reports import TrajectoryEpisodes
 from common.algorithms.payload import check_trajectory, trajectory_schema
@@ -26,6 +26,7 @@ from common.errors import ResourceError
 from common.protocol.learner_side import LearnerSide
 from common.protocol.messages import ArraySpec, Snapshot
 from common.protocol.session_config import SessionConfig
+from common.runtime.machine import resident_bytes
 from common.runtime.process import allow_descriptors
 from common.transport.zmq import ZmqServer
 from common.units import MIB, Seconds

@@ -30,9 +30,6 @@ from common.algorithms.on_policy import (
 from common.algorithms.ranks import ALONE, Ranks, total
 from common.algorithms.returns import Returns, vtrace
 from common.algorithms.settings import A3CSettings, ImpalaSettings, SinglePassSection
-from common.envs.spec import EnvSpec
-from common.models.arithmetic import CPU
-from common.models.spec import ModelSettings
 
 
 class SinglePassLoss(NamedTuple):
@@ -80,33 +77,7 @@ def single_pass_loss(
     return SinglePassLoss(total, policy_loss.detach(), value_loss.detach(), entropy.detach(), explained)
 
 
-class OneStepLearner(ActorCriticLearner):
-    """Base of the learners that take one gradient step for each batch, with the optimizer that their settings name."""
-
-    def __init__(
-        self,
-        *,
-        settings: SinglePassSection,
-        model: ModelSettings,
-        env: EnvSpec,
-        seed: int,
-        device: torch.device = CPU,
-        ranks: Ranks = ALONE,
-    ) -> None:
-        """Build the network and optimizer; `seed` fixes initial weights."""
-        super().__init__(
-            settings=settings,
-            model=model,
-            env=env,
-            seed=seed,
-            optimizer=settings.optimizer,
-            eps=settings.optimizer_eps,
-            device=device,
-            ranks=ranks,
-        )
-
-
-class SinglePassLearner(OneStepLearner):
+class SinglePassLearner(ActorCriticLearner):
     """`common.algorithms.api.Algorithm` but for `returns`, in which A3C and IMPALA differ."""
 
     _settings: A3CSettings | ImpalaSettings

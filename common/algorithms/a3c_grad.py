@@ -25,12 +25,12 @@ import torch
 from torch import Tensor
 
 from common.algorithms import optim
-from common.algorithms.a3c import LOSS_PARTS, OneStepLearner, single_pass_loss
+from common.algorithms.a3c import LOSS_PARTS, single_pass_loss
 from common.algorithms.api import Entry, RunProgress, UpdateResult, WorkerContext
 from common.algorithms.batch import collate
 from common.algorithms.episode_reports import check_gradient_episodes
 from common.algorithms.moments import Moments
-from common.algorithms.on_policy import ActorCriticPolicy, network_outputs, recorded_log_prob, return_inputs
+from common.algorithms.on_policy import ActorCriticLearner, ActorCriticPolicy, network_outputs, recorded_log_prob, return_inputs
 from common.algorithms.payload import Payload
 from common.algorithms.ranks import average_gradients, total
 from common.algorithms.returns import gae
@@ -135,7 +135,7 @@ class GradientBatch(NamedTuple):
     version: Tensor  # [K] int64: policy that acted and was differentiated
 
 
-class A3CGrad(OneStepLearner):
+class A3CGrad(ActorCriticLearner):
     """`common.algorithms.api.Algorithm` for actor-critic networks."""
 
     _settings: A3CGradSettings

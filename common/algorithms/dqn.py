@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from common.algorithms import optim
@@ -104,7 +104,7 @@ class DQN(ReplayLearner):
         super().__init__(settings=settings, env=env, seed=seed, device=device, ranks=ranks)
         self._model = nets.build_q_network(model, env, dueling=settings.dueling, seed=seed).to(device)
         self._target = copy.deepcopy(self._model).requires_grad_(requires_grad=False)
-        self._optimizer = torch.optim.Adam(self._model.parameters(), lr=settings.learning_rate, eps=settings.adam_eps, fused=True)
+        self._optimizer = optim.build_optimizer("adam", self._model, lr=settings.learning_rate, eps=settings.adam_eps)
         self._average = copy.deepcopy(self._target) if settings.average_rate < 1.0 else None
 
     @property
@@ -112,8 +112,12 @@ class DQN(ReplayLearner):
         """The published network (float32): the online one, or its average."""
         return self._model if self._average is None else self._average
 
-    def _networks(self) -> tuple[nets.QNetwork, ...]:
-        return (self._model, self._target, *([self._average] if self._average is not None else []))
+    def _networks(self) -> dict[str, nets.QNetwork]:
+        average = {} if self._average is None else {"average": self._average}
+        return {"parameters": self._model, "target": self._target} | average
+
+    def _optimizers(self) -> dict[str, tuple[torch.optim.Optimizer, nn.Module]]:
+        return {"adam": (self._optimizer, self._model)}
 
     def update(self, batch: Inserted, progress: RunProgress, stop: Callable[[], bool] = lambda: False) -> UpdateResult:
         """Train as `ReplayLearner` does; add the metric `epsilon`."""
@@ -153,32 +157,11 @@ class DQN(ReplayLearner):
             value = next_value(self._target(following), selecting)
         return td_target(reward=self._tensor(rows.reward), discount=self._tensor(rows.discount), value=value)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Copies, in nested dicts with string keys; leaves are tensors and JSON scalars."""
-        return super().state_dict() | {
-            "parameters": snapshot.network_state(self._model),
-            "target": snapshot.network_state(self._target),
-            "average": {} if self._average is None else snapshot.network_state(self._average),
-            "adam": snapshot.optimizer_state(self._optimizer, self._model),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state_dict`; ResourceError, and nothing changed, where the state is of another architecture."""
-        snapshot.restore_network(self._model, state.get("parameters", {}))
-        snapshot.restore_network(self._target, state["target"])
-        if self._average is not None:  # a run without an average resumes with one that begins at the online network
-            snapshot.restore_network(self._average, state.get("average") or state["parameters"])
-        snapshot.restore_optimizer(self._optimizer, self._model, state["adam"])
-        super().load_state_dict(state)
-
     def load_parameters(self, state: Mapping[str, Any]) -> None:
-        """Take networks and statistics of observations; the target network begins at the online one, an average at its own."""
-        parameters = state.get("parameters", {})
-        snapshot.restore_network(self._model, parameters)
-        snapshot.restore_network(self._target, parameters)
-        if self._average is not None:
-            snapshot.restore_network(self._average, state.get("average") or parameters)
-        self._observations.load_state_dict(state.get("observation_moments", {}))
+        """As the base; an average begins at that of the other run, if it had one."""
+        super().load_parameters(state)
+        if self._average is not None and (average := state.get("average")):
+            snapshot.restore_network(self._average, average)
 
 
 class EpsilonGreedyPolicy(NetworkPolicy[nets.QNetwork]):

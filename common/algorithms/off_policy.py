@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from common.algorithms import optim
 from common.algorithms.api import RunProgress, UpdateResult
@@ -22,7 +22,7 @@ from common.algorithms.moments import ObservationStatistics
 from common.algorithms.ranks import ALONE, Ranks
 from common.algorithms.sections import ReplaySection
 from common.envs.spec import EnvSpec
-from common.errors import ConfigError
+from common.models import snapshot
 from common.models.arithmetic import CPU, to_device
 from common.models.layers import Network
 from common.protocol.events import Experience
@@ -59,11 +59,7 @@ class RateLimiter:
     """
 
     def __init__(self, *, samples_per_insert: float, minibatch_size: int, warm_up: EnvSteps = 0) -> None:
-        """Allow no samples for the first `warm_up` env steps. Raises `ConfigError` for a ratio or size that is not positive."""
-        if not 0 < samples_per_insert < float("inf"):
-            raise ConfigError("samples per insert", found=samples_per_insert, wanted="a number above 0")
-        if minibatch_size < 1:
-            raise ConfigError("samples in a minibatch", found=minibatch_size, wanted="at least 1")
+        """Allow no samples for the first `warm_up` env steps; ratio and size are positive."""
         self.samples_per_insert = samples_per_insert
         self.minibatch_size = minibatch_size
         self.warm_up = warm_up
@@ -106,8 +102,8 @@ class RateLimiter:
 class ReplayLearner(ABC):
     """Base of a `common.algorithms.api.Algorithm` with a replay memory: inserts, rate limit, update loop, metrics.
 
-    A subclass adds its networks and `_gradient_step`. The memory is not part of `state_dict` because of its size: checkpoints
-    hold it separately (`common.algorithms.api.SavesReplay`), or a resumed run fills it again and warms up.
+    A subclass adds networks, optimizers and `_gradient_step`. The memory is not part of `state_dict` because of its size:
+    checkpoints hold it separately (`common.algorithms.api.SavesReplay`), or a resumed run fills it again and warms up.
     """
 
     def __init__(
@@ -130,7 +126,7 @@ class ReplayLearner(ABC):
         self._device = device  # of the networks; the memory is on the CPU
         self._gradient_steps = 0  # taken in the whole run, and begun in this update
         self._rng = np.random.default_rng(seed + ranks.index)
-        self._observations = ObservationStatistics(self._networks, shape=env.observation_shape, ranks=ranks)
+        self._observations = ObservationStatistics(lambda: self._networks().values(), shape=env.observation_shape, ranks=ranks)
         self._replay = Replay(
             env=env,
             capacity=settings.replay_capacity,
@@ -140,8 +136,12 @@ class ReplayLearner(ABC):
         )
 
     @abstractmethod
-    def _networks(self) -> Iterable[Network]:
-        """Return the trained networks and their targets."""
+    def _networks(self) -> Mapping[str, Network]:
+        """Return the trained network as "parameters", and its targets and averages, by their keys in `state_dict`."""
+
+    @abstractmethod
+    def _optimizers(self) -> Mapping[str, tuple[torch.optim.Optimizer, nn.Module]]:
+        """Return each optimizer with its network, by its key in `state_dict`."""
 
     def calibrate(self, frames: Tensor) -> None:
         """Begin the normalisation of observations with example observations [N, *frame]."""
@@ -239,18 +239,34 @@ class ReplayLearner(ABC):
         return bool(ready)
 
     def state_dict(self) -> dict[str, Any]:
-        """The random state of sampling, the moments of observations, and the number of gradient steps."""
-        return {
+        """Copies, in nested dicts with string keys; leaves are tensors and JSON scalars."""
+        state: dict[str, Any] = {
             "replay_rng": dict(self._rng.bit_generator.state),
             "observation_moments": self._observations.state_dict(),
             "gradient_steps": self._gradient_steps,
         }
+        state |= {key: snapshot.network_state(net) for key, net in self._networks().items()}
+        return state | {key: snapshot.optimizer_state(*trained) for key, trained in self._optimizers().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state_dict`."""
+        """Inverse of `state_dict`; ResourceError, and nothing changed, where the state is of another architecture.
+
+        A network that the state lacks begins at the trained one.
+        """
+        parameters = state.get("parameters", {})
+        for key, net in self._networks().items():
+            snapshot.restore_network(net, state.get(key) or parameters)
+        for key, trained in self._optimizers().items():
+            snapshot.restore_optimizer(*trained, state[key])
         self._rng.bit_generator.state = state["replay_rng"]
         self._observations.load_state_dict(state.get("observation_moments", {}))
         self._gradient_steps = state.get("gradient_steps", 0)
+
+    def load_parameters(self, state: Mapping[str, Any]) -> None:
+        """Take networks and statistics of observations; targets and averages begin at the trained network."""
+        for net in self._networks().values():
+            snapshot.restore_network(net, state.get("parameters", {}))
+        self._observations.load_state_dict(state.get("observation_moments", {}))
 
 
 def _means(steps: Sequence[Measured]) -> dict[str, float]:

@@ -6,7 +6,6 @@ network, optimizer and running statistics. An algorithm adds its update. T and B
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
@@ -18,7 +17,6 @@ from common.algorithms import optim
 from common.algorithms.api import NetworkPolicy
 from common.algorithms.batch import Batch, collate
 from common.algorithms.moments import Moments, ObservationStatistics
-from common.algorithms.optim import OptimizerName
 from common.algorithms.ranks import ALONE, Ranks
 from common.algorithms.sections import ActorCriticSection
 from common.envs.spec import EnvSpec
@@ -126,19 +124,20 @@ class ActorCriticLearner:
         model: ModelSettings,
         env: EnvSpec,
         seed: int,
-        optimizer: OptimizerName,
-        eps: float,
         device: torch.device = CPU,
         ranks: Ranks = ALONE,
     ) -> None:
-        """Build network (initial weights by `seed`) and optimizer. ConfigError where observations cannot be as `model` asks."""
+        """Build network (initial weights by `seed`) and the optimizer of `settings.optimizer_recipe`.
+
+        ConfigError where observations cannot be as `model` asks.
+        """
         settings.require_observations(env, model)
         self._ranks = ranks
         self._settings: ActorCriticSection = settings.for_actions(discrete=env.action.discrete)
         self._env, self._device = env, device
         self._model = nets.build_actor_critic(model, env, seed=seed).to(device)
-        self._optimizer_name = optimizer
-        self._optimizer = optim.build_optimizer(optimizer, self._model, lr=settings.learning_rate, eps=eps)
+        self._optimizer_name, eps = settings.optimizer_recipe
+        self._optimizer = optim.build_optimizer(self._optimizer_name, self._model, lr=settings.learning_rate, eps=eps)
         self._moments = Moments()  # of the value targets of the run
         self._observations = ObservationStatistics(lambda: [self._model], shape=env.observation_shape, ranks=ranks)
 
@@ -165,7 +164,7 @@ class ActorCriticLearner:
         With several ranks the targets of all of them are merged.
         """
         merged = self._moments.merge(Moments.of(target[valid]).over(self._ranks))
-        if math.isfinite(merged.m2):  # the gradient steps on targets that are not finite are left out too
+        if merged.m2.isfinite():  # the gradient steps on targets that are not finite are left out too
             self._moments = merged
         return self._moments.normalize(target)
 
@@ -188,7 +187,7 @@ class ActorCriticLearner:
             )
         self.load_parameters(state)
         snapshot.restore_optimizer(self._optimizer, self._model, optimizers[self._optimizer_name])
-        self._moments = Moments(**state["value_moments"])
+        self._moments = Moments.restored(state["value_moments"])
 
     def load_parameters(self, state: Mapping[str, Any]) -> None:
         """Take the network and the statistics of its observations; the moments of the value targets are those of this run."""

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from common.algorithms.api import RunProgress
 from common.algorithms.ranks import ALONE, Ranks, average_gradients
-from common.algorithms.sections import ActorCriticSection, AlgorithmSection
+from common.algorithms.sections import ActorCriticSection, AlgorithmSection, OptimizerName
 from common.algorithms.settings import HIGHEST_ADAPTIVE_RATE, LOWEST_ADAPTIVE_RATE
 from common.errors import InternalError
 from common.units import EnvSteps
-
-OptimizerName: TypeAlias = Literal["adam", "rmsprop"]
 
 RMSPROP_DECAY = 0.99
 """Of the running mean of squared gradients in `RMSprop`, as in A3C and IMPALA."""

@@ -71,16 +71,7 @@ class PPO(ActorCriticLearner):
         ranks: Ranks = ALONE,
     ) -> None:
         """Build the network and optimizer; `seed` fixes initial weights and minibatches."""
-        super().__init__(
-            settings=settings,
-            model=model,
-            env=env,
-            seed=seed,
-            optimizer="adam",
-            eps=settings.adam_eps,
-            device=device,
-            ranks=ranks,
-        )
+        super().__init__(settings=settings, model=model, env=env, seed=seed, device=device, ranks=ranks)
         self._learning_rate = settings.learning_rate  # of the next update
         self._generator = torch.Generator().manual_seed(seed)
 

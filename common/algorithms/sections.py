@@ -21,7 +21,7 @@ LearningRate: TypeAlias = Annotated[float, Field(gt=0.0, le=1.0, description="of
 NormalizeValue: TypeAlias = Annotated[
     bool, Field(description="bring value targets to mean 0 and deviation 1, by the statistics of the whole run")
 ]
-Optimizer: TypeAlias = Annotated[
+OptimizerName: TypeAlias = Annotated[
     Literal["adam", "rmsprop"],
     Field(description="adam, or rmsprop as TensorFlow computes it: epsilon inside the root, first steps small"),
 ]
@@ -151,6 +151,11 @@ class ActorCriticSection(AlgorithmSection):
         ge=0.0,
         description="normalize_advantage: a deviation below this counts as this, so that what makes no difference stays small",
     )
+
+    @property
+    def optimizer_recipe(self) -> tuple[OptimizerName, float]:
+        """Name and epsilon of the optimizer that `ActorCriticLearner` builds; a section with settings for these returns them."""
+        return "adam", 1e-5
 
     def for_actions(self, *, discrete: bool) -> Self:
         """These settings with the entropy bonus of this kind of action, where none is set.

@@ -13,7 +13,7 @@ from common.algorithms.sections import (
     Minibatch,
     NormalizeValue,
     NStep,
-    Optimizer,
+    OptimizerName,
     ReplayCapacity,
     ReplaySection,
     RunScale,
@@ -55,6 +55,11 @@ class PPOSettings(ActorCriticSection):
         description="policy lag (versions) above which the clip is centred on the newest policy, not on the actor's",
     )
 
+    @property
+    def optimizer_recipe(self) -> tuple[OptimizerName, float]:
+        """Adam with `adam_eps`."""
+        return "adam", self.adam_eps
+
     @model_validator(mode="after")
     def _adaptive_rate_starts_inside(self) -> Self:
         low, high = LOWEST_ADAPTIVE_RATE, HIGHEST_ADAPTIVE_RATE
@@ -76,10 +81,15 @@ class PPOSettings(ActorCriticSection):
 class SinglePassSection(ActorCriticSection):
     """Base of the sections of algorithms that take one gradient step for each batch; losses are means over its env steps."""
 
-    optimizer: Optimizer = "adam"
+    optimizer: OptimizerName = "adam"
     optimizer_eps: float = Field(
         default=1e-5, gt=0.0, description="epsilon of the optimizer, part of the recipe: damps steps on tiny gradients"
     )
+
+    @property
+    def optimizer_recipe(self) -> tuple[OptimizerName, float]:
+        """The settings `optimizer` and `optimizer_eps`."""
+        return self.optimizer, self.optimizer_eps
 
     def conflicts(self, scale: RunScale) -> Iterator[str]:
         """One env step alone has no deviation."""
@@ -100,7 +110,7 @@ class ImpalaSettings(SinglePassSection):
     name: Literal["impala"] = Field(default="impala", description="importance-weighted actor-learner: V-trace, one pass")
     learning_rate: LearningRate = 6e-4
     gae_lambda: float = Field(default=1.0, ge=0.0, le=1.0, description="lambda of V-trace: 1 is the paper's")
-    optimizer: Optimizer = "rmsprop"
+    optimizer: OptimizerName = "rmsprop"
     rho_clip: float | None = Field(
         default=1.0, ge=0.0, description="most that a step's probability ratio weighs in value targets (rho-bar); null: no limit"
     )

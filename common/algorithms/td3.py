@@ -20,7 +20,7 @@ from common.algorithms.ranks import ALONE, Ranks, average_gradients
 from common.algorithms.settings import TD3Settings
 from common.envs.spec import EnvSpec
 from common.errors import InternalError
-from common.models import nets, snapshot
+from common.models import nets
 from common.models.arithmetic import CPU, autocast, to_device
 from common.models.spec import ModelSettings, Precision
 from common.replay.buffer import Transitions
@@ -61,11 +61,6 @@ def critic_loss(values: Tensor, *, target: Tensor) -> Tensor:
     if target.shape != values.shape[1:]:
         raise InternalError("targets of another shape", found=tuple(target.shape), wanted=f"{tuple(values.shape[1:])}, [N]")
     return (values - target).square().mean(dim=1).sum()
-
-
-def actor_loss(value: Tensor) -> Tensor:
-    """- mean_i Q_1(o_i, mu(o_i)), a scalar: the deterministic policy gradient (eq. 2) by the first critic."""
-    return -value.mean()
 
 
 def _require_both_critics(values: Tensor) -> None:
@@ -109,8 +104,14 @@ class TD3(ReplayLearner):
         """The actor, which is published (float32)."""
         return self._nets.actor
 
-    def _networks(self) -> tuple[nets.TD3Networks, ...]:
-        return self._nets, self._targets
+    def _networks(self) -> dict[str, nets.TD3Networks]:
+        return {"parameters": self._nets, "targets": self._targets}
+
+    def _optimizers(self) -> dict[str, tuple[torch.optim.Optimizer, nn.Module]]:
+        return {
+            "actor_adam": (self._actor_optimizer, self._nets.actor),
+            "critic_adam": (self._critic_optimizer, self._nets.critics),
+        }
 
     def _gradient_step(self, rows: Transitions) -> Measured:
         """Train both critics; at every `policy_delay`-th step train the actor, then move all targets."""
@@ -147,7 +148,7 @@ class TD3(ReplayLearner):
         with autocast(self._settings.precision, self._device):
             action = self._nets.actor(observation)
             value = self._nets.critics[0](observation, action).squeeze(1)
-        loss = actor_loss(value)
+        loss = -value.mean()  # its gradient is the deterministic policy gradient (eq. 2)
         joint = self._differentiated(self._actor_optimizer, loss, self._trained_by_actor_loss, rows=len(observation))
         optim.step(self._actor_optimizer, lr=self._learning_rate, finite=joint + critic_loss)
         return {"actor_loss": loss.detach(), "action_abs": action.detach().abs().mean()}
@@ -163,29 +164,12 @@ class TD3(ReplayLearner):
 
     def state_dict(self) -> dict[str, Any]:
         """Copies, in nested dicts with string keys; leaves are tensors and JSON scalars."""
-        return super().state_dict() | {
-            "parameters": snapshot.network_state(self._nets),
-            "targets": snapshot.network_state(self._targets),
-            "actor_adam": snapshot.optimizer_state(self._actor_optimizer, self._nets.actor),
-            "critic_adam": snapshot.optimizer_state(self._critic_optimizer, self._nets.critics),
-            "generator": self._generator.get_state(),
-        }
+        return super().state_dict() | {"generator": self._generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state_dict`; ResourceError, and nothing changed, where the state is of another architecture."""
-        snapshot.restore_network(self._nets, state.get("parameters", {}))
-        snapshot.restore_network(self._targets, state["targets"])
-        snapshot.restore_optimizer(self._actor_optimizer, self._nets.actor, state["actor_adam"])
-        snapshot.restore_optimizer(self._critic_optimizer, self._nets.critics, state["critic_adam"])
-        self._generator.set_state(state["generator"])
         super().load_state_dict(state)
-
-    def load_parameters(self, state: Mapping[str, Any]) -> None:
-        """Take networks and statistics of observations; the targets begin at the trained networks."""
-        parameters = state.get("parameters", {})
-        snapshot.restore_network(self._nets, parameters)
-        snapshot.restore_network(self._targets, parameters)
-        self._observations.load_state_dict(state.get("observation_moments", {}))
+        self._generator.set_state(state["generator"])
 
 
 class NoisyPolicy(NetworkPolicy[nets.DeterministicActor]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Self
+from typing import Self, TypeVar
 
 from pydantic import ValidationError
 
@@ -12,6 +12,8 @@ from common.config.schema import EvaluationSettings, RolloutSettings, Section, S
 from common.envs.spec import EnvSettings
 from common.errors import ConfigError
 from common.models.spec import ModelSettings, Precision
+
+C = TypeVar("C", bound=Section)
 
 
 class EnvRunConfig(Section):
@@ -31,10 +33,7 @@ class EnvRunConfig(Section):
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Return the configuration in a Welcome. Raises `ConfigError` for a setting or value unknown to this version."""
-        try:
-            return cls.model_validate_json(text, strict=True)
-        except ValidationError as error:
-            raise _misfit("policy server", error) from error
+        return _read(cls, text, server="policy server")
 
 
 class RunConfig(Section):
@@ -79,20 +78,20 @@ class RunConfig(Section):
 
         Imports the package of a user's algorithm: for text from a learner use `services.allowed_code.read_run`.
         """
-        try:
-            return with_algorithm_section(cls, _algorithm_in(text)).model_validate_json(text, strict=True)
-        except ValidationError as error:
-            raise _misfit("learner", error) from error
+        return _read(with_algorithm_section(cls, _algorithm_in(text)), text, server="learner")
 
 
-def _misfit(server: str, error: ValidationError) -> ConfigError:
-    first = error.errors(include_url=False, include_context=False)[0]
-    return ConfigError(
-        f"the {server}'s run configuration does not fit here ({'.'.join(map(str, first['loc']))})",
-        found=first["input"],
-        wanted=first["msg"],
-        fix="run the same rookery version on both sides, and the same versions of your own packages",
-    )
+def _read(section: type[C], text: str, *, server: str) -> C:
+    try:
+        return section.model_validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        raise ConfigError(
+            f"the {server}'s run configuration does not fit here ({'.'.join(map(str, first['loc']))})",
+            found=first["input"],
+            wanted=first["msg"],
+            fix="run the same rookery version on both sides, and the same versions of your own packages",
+        ) from error
 
 
 def _algorithm_in(text: str) -> object:

@@ -1,4 +1,4 @@
-"""Rows of environments as an env worker sends them and as a policy server joins them: arrays of an Observe, and `Transition`.
+"""Rows of environments: an env worker sends the arrays of a `Transition` in an Observe, and a policy server joins them.
 
 | array | dtype | shape | meaning |
 |---|---|---|---|
@@ -18,7 +18,7 @@ import numpy as np
 from common.envs.spec import EnvSpec
 from common.envs.vector import Array, Transition
 from common.protocol.env_side import SlotRows
-from common.protocol.messages import Arrays, ArraySpec
+from common.protocol.messages import ArraySpec
 
 FLAGS = ("terminated", "truncated", "valid", "start", "life_lost")
 
@@ -38,11 +38,6 @@ def observe_schema(env: EnvSpec, *, rows: int) -> tuple[ArraySpec, ...]:
 def act_schema(env: EnvSpec, *, rows: int) -> tuple[ArraySpec, ...]:
     """Return the arrays of an Act that asks for an env step."""
     return (ArraySpec(name="action", dtype="int64" if env.action.discrete else "float32", shape=(rows, *env.action.shape)),)
-
-
-def arrays_of(transition: Transition) -> Arrays:
-    """Return the arrays of an Observe, not copied."""
-    return transition._asdict()
 
 
 def first_row(observation: Array) -> Transition:

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from common.errors import ConfigError
+
 IMAGE_RANK = 2
 """Axes of an observation that is an image: [H, W], grey. Its stack [S, H, W] is the input of convolutions, also where S is 1."""
 
@@ -67,12 +69,18 @@ class EnvSettings(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionSpec:
-    """Discrete (`n` > 0, `shape` ()) or continuous (`n` 0, bounds per component)."""
+    """Discrete (`n` > 0, `shape` ()) or continuous (`n` 0, `shape` (A,), a bound of each component in `low` and in `high`)."""
 
     n: int
     shape: tuple[int, ...]
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raise `ConfigError` for actions of another form."""
+        if self.shape != (() if self.discrete else (len(self.low),)) or len(self.low) != len(self.high):
+            wanted, fix = "numbers, or a vector with both bounds of each component", "flatten them in your env.entry_point"
+            raise ConfigError("actions of this form are not supported", found=self, wanted=wanted, fix=fix)
 
     @property
     def discrete(self) -> bool:

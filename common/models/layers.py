@@ -155,9 +155,8 @@ def dense(features: int, widths: Sequence[int], settings: ModelSettings) -> nn.S
     return layers
 
 
-def initialised(make: Callable[[], N], env: EnvSpec, *, seed: int) -> N:
-    """The network that `make` describes, float32, its weights drawn from `seed`. Raises ConfigError for spaces without one."""
-    _require_vector_actions(env)
+def initialised(make: Callable[[], N], *, seed: int) -> N:
+    """The network that `make` describes, float32, its weights drawn from `seed`. Raises ConfigError as `make`."""
     with torch.random.fork_rng(devices=()):  # a user's module draws from torch's global generator
         torch.default_generator.manual_seed(seed)
         net = make()
@@ -165,17 +164,10 @@ def initialised(make: Callable[[], N], env: EnvSpec, *, seed: int) -> N:
     return net
 
 
-def outlined(make: Callable[[], N], env: EnvSpec) -> N:
-    """The network that `make` describes, without storage. Raises ConfigError for spaces without one."""
-    _require_vector_actions(env)
+def outlined(make: Callable[[], N]) -> N:
+    """The network that `make` describes, without storage. Raises ConfigError as `make`."""
     with torch.random.fork_rng(devices=()), torch.device("meta"):
         return make()
-
-
-def _require_vector_actions(env: EnvSpec) -> None:
-    if len(env.action.shape) > 1:
-        found, fix = f"observations {env.observation_shape}, actions {env.action.shape}", "flatten them in your env.entry_point"
-        raise ConfigError("no network for these spaces", found=found, wanted="actions that are numbers or vectors", fix=fix)
 
 
 def _initialise(net: Network, generator: torch.Generator) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple, Self
 
 import torch
@@ -32,11 +31,8 @@ class ActionBounds(NamedTuple):
 
     @classmethod
     def of(cls, action: ActionSpec) -> Self:
-        """Raises ConfigError for continuous actions that are not a vector between finite bounds."""
+        """Of continuous actions. Raises ConfigError unless each component has finite bounds, low < high."""
         low, high = _bounds(action)
-        if len(action.shape) != 1 or len(low) != action.shape[0]:
-            fact, found = "actions of this shape cannot be scaled to -1 to 1", f"shape {action.shape}"
-            raise ConfigError(fact, found=found, wanted="a vector with bounds", fix="flatten them in your env.entry_point")
         half_range = (high - low) / 2
         if not (half_range.isfinite().all() and half_range.gt(0).all()):
             raise ConfigError(
@@ -50,7 +46,7 @@ class ActionBounds(NamedTuple):
     @classmethod
     def where_finite(cls, action: ActionSpec) -> Self:
         """Of continuous actions [A]; a component without finite bounds keeps its own unit: center 0, half_range 1."""
-        low, high = _bounds(action) if action.low else torch.full((2, math.prod(action.shape)), torch.inf, device="cpu")
+        low, high = _bounds(action)
         half_range = (high - low) / 2
         bounded = half_range.isfinite() & half_range.gt(0)
         return cls(torch.where(bounded, low + half_range, 0.0).float(), torch.where(bounded, half_range, 1.0).float())
@@ -86,7 +82,7 @@ class ActorCritic(Network):
         discrete = env.action.discrete
         self.trunk = Trunk(settings, env)
         self.value_trunk = None if settings.shared_trunk else Trunk(settings, env)
-        outputs = env.action.n if discrete else math.prod(env.action.shape)
+        outputs = env.action.n if discrete else env.action.shape[0]
         self.policy_head = Head(self.trunk.features, outputs, gain=0.01)
         self.value_head = Head(self.trunk.features, 1, gain=1.0)
         self.unit_log_std = None if discrete else nn.Parameter(torch.full((outputs,), settings.initial_log_std))
@@ -115,12 +111,12 @@ class ActorCritic(Network):
 
 def build_actor_critic(settings: ModelSettings, env: EnvSpec, *, seed: int = 0) -> ActorCritic:
     """The actor-critic of a run, float32, freshly initialised from `seed`. Raises ConfigError where it does not fit the input."""
-    return initialised(lambda: ActorCritic(settings, env), env, seed=seed)
+    return initialised(lambda: ActorCritic(settings, env), seed=seed)
 
 
 def outline_actor_critic(settings: ModelSettings, env: EnvSpec) -> ActorCritic:
     """The actor-critic's names and shapes alone, without storage. Raises ConfigError where it does not fit the input."""
-    return outlined(lambda: ActorCritic(settings, env), env)
+    return outlined(lambda: ActorCritic(settings, env))
 
 
 class QNetwork(Network):
@@ -160,7 +156,7 @@ def duel(value: Tensor, advantage: Tensor) -> Tensor:
 
 def build_q_network(settings: ModelSettings, env: EnvSpec, *, dueling: bool, seed: int = 0) -> QNetwork:
     """The Q network of a run, float32, freshly initialised from `seed`. Raises ConfigError where it does not fit the input."""
-    return initialised(lambda: QNetwork(settings, env, dueling=dueling), env, seed=seed)
+    return initialised(lambda: QNetwork(settings, env, dueling=dueling), seed=seed)
 
 
 class DeterministicActor(Network):
@@ -169,7 +165,7 @@ class DeterministicActor(Network):
     def __init__(self, settings: ModelSettings, env: EnvSpec) -> None:
         super().__init__()
         self.trunk = Trunk(settings.model_copy(update={"layer_norm": False}), env)
-        self.head = Head(self.trunk.features, math.prod(env.action.shape), gain=_NEAR_ZERO)
+        self.head = Head(self.trunk.features, env.action.shape[0], gain=_NEAR_ZERO)
 
     def forward(self, observation: Tensor) -> Tensor:
         """Observation [N, *input] in the environment's dtype → [N, A] float32 in -1..1, whatever the weights are."""
@@ -183,7 +179,7 @@ class Critic(Network):
     def __init__(self, settings: ModelSettings, env: EnvSpec) -> None:
         super().__init__()
         self.trunk = Trunk(settings.model_copy(update={"hidden": ()}), env)
-        features = self.trunk.features + math.prod(env.action.shape)
+        features = self.trunk.features + env.action.shape[0]
         self.hidden = dense(features, settings.hidden, settings)
         self.head = Head(settings.hidden[-1] if settings.hidden else features, 1, gain=_NEAR_ZERO)
 
@@ -210,9 +206,9 @@ class TD3Networks(Network):
 
 def build_td3_networks(settings: ModelSettings, env: EnvSpec, *, seed: int = 0) -> TD3Networks:
     """All networks of a run, float32, freshly initialised from `seed`. Raises ConfigError where they do not fit `env`."""
-    return initialised(lambda: TD3Networks(settings, env), env, seed=seed)
+    return initialised(lambda: TD3Networks(settings, env), seed=seed)
 
 
 def build_td3_actor(settings: ModelSettings, env: EnvSpec) -> DeterministicActor:
     """The actor alone, for parameters that come from elsewhere. Errors as in `build_td3_networks`."""
-    return initialised(lambda: DeterministicActor(settings, env), env, seed=0)
+    return initialised(lambda: DeterministicActor(settings, env), seed=0)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
 
-from common.observability.metrics import Metric, Phases, build_info, kinds, run_info
+from common.observability.metrics import Metric, Phases, build_info, declared, kinds, run_info
 from common.observability.worker_metrics import ACTOR_METRICS, ActorStats, LinkStats, connection_metrics
 from common.protocol.messages import Act, Credit, Drain, Goodbye, Hello, Observe, Refusal, Report, Welcome
 from common.units import EnvSteps, Seconds
@@ -130,12 +129,6 @@ ENV_WORKER_MESSAGES_SENT, ENV_WORKER_MESSAGES_RECEIVED, ENV_WORKER_RECONNECTS, E
     "env_worker", ENV_WORKER_SENT, ENV_WORKER_RECEIVED, server="policy server"
 )
 
-
-def _declared(role: str) -> tuple[Metric[Any], ...]:
-    metrics = (value for value in tuple(globals().values()) if isinstance(value, Metric))
-    return tuple(metric for metric in metrics if metric.name.startswith(f"rookery_{role}_"))
-
-
-OWN_POLICY_SERVER_METRICS = _declared("policy_server")
+OWN_POLICY_SERVER_METRICS = declared(globals(), "policy_server")
 POLICY_SERVER_METRICS = (*ACTOR_METRICS, *OWN_POLICY_SERVER_METRICS)
-ENV_WORKER_METRICS = build_info("env_worker"), run_info(), *_declared("env_worker")
+ENV_WORKER_METRICS = build_info("env_worker"), run_info(), *declared(globals(), "env_worker")

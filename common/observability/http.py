@@ -18,9 +18,10 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from socketserver import TCPServer, ThreadingMixIn
 from threading import Lock, Thread
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from common.errors import ResourceError
+from common.observability.health import Answer, Health
 from common.observability.logs import EventLog
 from common.units import Seconds
 
@@ -35,28 +36,6 @@ TEXT = "text/plain; charset=utf-8"
 EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 _log = EventLog(__name__)
-
-
-class Answer(Protocol):
-    """Answer to a probe: HTTP 200 where `ok`, else 503, with `sentence` as its text."""
-
-    @property
-    def ok(self) -> bool:
-        """Return whether the probe succeeds."""
-
-    @property
-    def sentence(self) -> str:
-        """Return the reason in one sentence."""
-
-
-class Health(Protocol):
-    """Source of the answers to both probes; `common.runtime.lifecycle` has the one that services use."""
-
-    def liveness(self) -> Answer:
-        """Answer `/healthz`."""
-
-    def readiness(self) -> Answer:
-        """Answer `/readyz`."""
 
 
 class HttpServer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from common.errors import DropReason, HandshakeFailure
 from common.observability.cpu_limit import cpu_limit_metrics
 from common.observability.learner_stats import LEDGER_STATES, PHASES, LearnerStats
-from common.observability.metrics import UNKNOWN, Metric, build_info, run_info
+from common.observability.metrics import UNKNOWN, Metric, build_info, declared, run_info
 from common.observability.worker_metrics import ACTOR_SENT, EVALUATOR_SENT
 from common.observability.worker_metrics import RECEIVED as SENT
 from common.protocol.messages import MODES, ROLES
@@ -281,4 +281,4 @@ TRACKING_POINTS_DROPPED = LearnerMetric(
     labels={"tracker": ()},
 )
 
-METRICS = tuple(declared for declared in tuple(globals().values()) if isinstance(declared, Metric))
+METRICS = BUILD_INFO, RUN_INFO, *declared(globals(), "learner")

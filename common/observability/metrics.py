@@ -131,6 +131,12 @@ def build_info(service: str) -> Metric[Any]:
     )
 
 
+def declared(module: Mapping[str, object], service: str) -> tuple[Metric[Any], ...]:
+    """Return the metrics of a service, `rookery_<service>_...`, among the globals of a module, in the order of the module."""
+    metrics = (value for value in module.values() if isinstance(value, Metric))
+    return tuple(metric for metric in metrics if metric.name.startswith(f"rookery_{service}_"))
+
+
 RUN_LABELS = ("run_id", "env", "algorithm", "seed", "version")
 LABEL_CHARACTERS = 200  # of a label of the run, whose text a worker has from its learner
 

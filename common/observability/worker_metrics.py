@@ -9,7 +9,18 @@ from typing import Any
 
 from common.errors import DropReason
 from common.observability.cpu_limit import CpuLimit, cpu_limit_metrics, no_cpu_limit
-from common.observability.metrics import POLICY_LAGS, UNKNOWN, Histogram, Metric, Phases, build_info, kinds, mean, run_info
+from common.observability.metrics import (
+    POLICY_LAGS,
+    UNKNOWN,
+    Histogram,
+    Metric,
+    Phases,
+    build_info,
+    declared,
+    kinds,
+    mean,
+    run_info,
+)
 from common.protocol.messages import (
     MODES,
     Credit,
@@ -244,11 +255,5 @@ EVALUATOR_MESSAGES_SENT, EVALUATOR_MESSAGES_RECEIVED, EVALUATOR_RECONNECTS, EVAL
     "evaluator", EVALUATOR_SENT
 )
 
-
-def _declared(role: str) -> tuple[Metric[Any], ...]:
-    metrics = (value for value in tuple(globals().values()) if isinstance(value, Metric))
-    return build_info(role), run_info(), *(metric for metric in metrics if metric.name.startswith(f"rookery_{role}_"))
-
-
-ACTOR_METRICS = _declared("actor")
-EVALUATOR_METRICS = _declared("evaluator")
+ACTOR_METRICS = build_info("actor"), run_info(), *declared(globals(), "actor")
+EVALUATOR_METRICS = build_info("evaluator"), run_info(), *declared(globals(), "evaluator")

@@ -29,9 +29,6 @@ from common.protocol.limits import ARRAYS, INTEGER_MAX, MESSAGE_BYTES
 from common.protocol.messages import MESSAGE_TYPES, PROTOCOL_VERSION, Arrays, Envelope, Message
 from common.units import KIB, AtLeast
 
-RESERVED: Final = ("v", "tag", "run", "arrays")
-"""Keys of the header that no message may use as a field. `v` and `tag` keep their place in every protocol version."""
-
 _DECLARED: Final = 3  # name, dtype, shape
 _TYPES: Final = {cls.tag: cls for cls in MESSAGE_TYPES}
 
@@ -51,6 +48,7 @@ def encode(envelope: Envelope) -> list[bytes | memoryview]:
         raise InternalError(
             "message too large", found=f"{len(buffers)} arrays, {size} bytes", wanted=f"{ARRAYS}, {MESSAGE_BYTES}"
         )
+    # No message may use these keys as a field, nor `arrays`. `v` and `tag` keep their place in every protocol version.
     first = {"v": PROTOCOL_VERSION, "tag": message.tag, "run": envelope.run}
     last = {"arrays": [[name, dtype_name(array), array.shape] for name, array in arrays.items()]}
     return [header.pack(first | write_fields(message, _PLANS[message.tag]) | last), *buffers]

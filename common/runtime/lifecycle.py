@@ -1,4 +1,4 @@
-"""The life of a process as values that are passed in: the request to stop it, and whether it is alive and ready.
+"""The life of a process: the request to stop it, which is a value that is passed in, and time limits.
 
 No function calls `sys.exit` in the middle: a loop reads `Shutdown`, finishes its work, and returns. Imports nothing that
 is slow, because `exit_on_signals` runs before the imports of a service.
@@ -11,7 +11,6 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from threading import Event, Lock, Thread
 from types import FrameType
 from typing import NoReturn
@@ -155,59 +154,3 @@ class Echo:
 
 def _exit(number: int, _: FrameType | None = None) -> NoReturn:
     os._exit(128 + number)  # the default action of a signal cannot end process 1
-
-
-# --- health ---
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """Answer to a probe: whether all is well, and one sentence; `age` is the time since the last tick."""
-
-    ok: bool
-    sentence: str
-    age: Seconds = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Tick:
-    at: Seconds
-    within: Seconds
-    doing: str
-
-
-class Health:
-    """Ticks of the loop of one service, from which probes are answered. Every method may be called from any thread.
-
-    A loop that waits for credit or for experience is healthy: it goes round at its timeout and ticks. Work that takes longer than
-    the usual deadline must be announced (`within`). Liveness never depends on another process: Kubernetes must not restart actors
-    because their learner does not answer. Readiness may.
-    """
-
-    def __init__(self, *, deadline: Seconds = 15.0, clock: Callable[[], Seconds] = time.monotonic) -> None:
-        """The loop owes a tick at most `deadline` seconds after the last one, the first counted from here."""
-        self._clock, self._deadline = clock, deadline
-        self._tick = _Tick(clock(), deadline, "starts")  # replaced as a whole, so that no reader needs a lock
-        self._obstacle: Callable[[], str] = lambda: "starting"
-
-    def tick(self, *, doing: str = "", within: Seconds | None = None) -> None:
-        """Report that the loop goes round. It is `doing` something (reported if it hangs) and ticks again `within` seconds."""
-        self._tick = _Tick(self._clock(), self._deadline if within is None else within, doing)
-
-    def ready(self, unless: Callable[[], str] = lambda: "") -> None:
-        """Report the service as ready from now on, except while `unless`, called at each probe, returns a reason; "" is none."""
-        self._obstacle = unless
-
-    def liveness(self) -> Answer:
-        """Return not ok once the loop is overdue."""
-        tick = self._tick
-        age = self._clock() - tick.at
-        if age <= tick.within:
-            return Answer(ok=True, sentence="ok", age=age)
-        doing = f" while it {tick.doing}" if tick.doing else ""
-        return Answer(ok=False, sentence=f"loop has not ticked for {age:.1f} s{doing}; wanted every {tick.within:g} s", age=age)
-
-    def readiness(self) -> Answer:
-        """Return not ok until the service has reported that it is ready, and while there is a reason against it."""
-        obstacle = self._obstacle()
-        return Answer(ok=not obstacle, sentence=obstacle or "ok")

@@ -15,8 +15,9 @@ from typing import Literal, NoReturn, TypeAlias
 import numpy as np
 
 from common.errors import RookeryError
+from common.observability.health import Health
 from common.observability.logs import EventLog, configure, flush
-from common.runtime.lifecycle import BUILD_SECONDS, Health, Shutdown, time_limit
+from common.runtime.lifecycle import BUILD_SECONDS, Shutdown, time_limit
 from common.units import Seconds
 
 INTERRUPTED = 130  # what a shell reports after Ctrl-C
@@ -107,11 +108,6 @@ def allow_descriptors() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):  # a system that does not let a process go to its hard limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def yield_cpu(niceness: int) -> None:
-    """Raise the niceness of this process, so that others go first. Cannot be undone."""
-    os.nice(niceness)
 
 
 def derive_seed(seed: int, purpose: Purpose, *, role: str, index: int = 0, generation: int = 0) -> int:

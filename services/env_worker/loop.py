@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from common.envs.remote import act_schema, arrays_of, first_row, observe_schema
+from common.envs.remote import act_schema, first_row, observe_schema
 from common.envs.vector import VectorEnvironment
 from common.errors import ConfigError, ProtocolError
 from common.observability.env_metrics import EnvWorkerStats
@@ -94,9 +94,9 @@ class EnvWorkerLoop:
         self.stats.phases.enter("env")
         if act.seed >= 0:
             self.stats.resets += 1
-            return Observe(number=act.number, arrays=arrays_of(first_row(environment.reset(act.seed).copy())))
+            return Observe(number=act.number, arrays=first_row(environment.reset(act.seed).copy())._asdict())
         check_schema(act.arrays, self._actions)
         transition = environment.step(act.arrays["action"])
         self.stats.env_steps += int(np.count_nonzero(transition.valid))
-        copied = {name: array.copy() for name, array in arrays_of(transition).items()}  # it may be sent again, or later
+        copied = {name: array.copy() for name, array in transition._asdict().items()}  # it may be sent again, or later
         return Observe(number=act.number, arrays=copied)

@@ -23,6 +23,7 @@ from common.algorithms.ranks import ALONE
 from common.envs.spec import EnvSpec
 from common.envs.trial import example_frames, spec_of
 from common.observability import logs
+from common.observability.health import Health
 from common.observability.http import HttpServer
 from common.observability.learner_metrics import METRICS
 from common.observability.learner_stats import LearnerStats
@@ -31,7 +32,7 @@ from common.protocol.learner_side import LearnerSide
 from common.runtime import process
 from common.runtime.checkpoints import CheckpointStore
 from common.runtime.copies import check_new
-from common.runtime.lifecycle import Health, Shutdown, on_signals
+from common.runtime.lifecycle import Shutdown, on_signals
 from common.runtime.machine import cpu_limit
 from common.runtime.process import derive_seed
 from common.runtime.process_group import ProcessGroup

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from common.algorithms.api import Algorithm
 from common.errors import DropReason
 from common.models import snapshot
+from common.observability.health import Health
 from common.protocol.events import Experience
-from common.runtime.lifecycle import Health
 from common.runtime.process_group import TIMEOUT
 from common.units import Seconds
 from services.learner.agreement import Agreement

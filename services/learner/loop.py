@@ -14,9 +14,9 @@ from common.algorithms.api import Algorithm, ObservesExperience, RunProgress
 from common.errors import DropReason
 from common.models import snapshot
 from common.observability import logs
+from common.observability.health import Health
 from common.protocol.events import Evaluated, Experience
 from common.protocol.messages import Snapshot
-from common.runtime.lifecycle import Health
 from common.units import Seconds
 from services.learner.agreement import REASONS, Agreement, Decision, Vote
 from services.learner.ending import RANKS_SECONDS, RunEnd

@@ -17,12 +17,12 @@ from common.algorithms.api import Algorithm, HasReplay, SavesReplay
 from common.errors import ResourceError
 from common.models.snapshot import ParameterLayout, to_tensor
 from common.observability import logs
+from common.observability.health import Health
 from common.observability.learner_stats import LearnerStats
 from common.protocol.events import Evaluated
 from common.protocol.learner_side import LearnerSide
 from common.runtime.checkpoint_files import POLICY, Checkpoint
 from common.runtime.checkpoints import CheckpointStore
-from common.runtime.lifecycle import Health
 from common.runtime.process_group import SLOW_TIMEOUT
 from common.units import Seconds
 from services.learner.agreement import Agreement

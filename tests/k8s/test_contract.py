@@ -17,10 +17,10 @@ from common.config.errors import schema_at
 from common.config.layers import leaves
 from common.config.load import ENV_PREFIX, load_settings
 from common.config.schema import Settings
+from common.observability.health import Health
 from common.observability.http import HttpServer
 from common.observability.learner_metrics import METRICS
 from common.observability.worker_metrics import ACTOR_METRICS, EVALUATOR_METRICS
-from common.runtime.lifecycle import Health
 from services import worker
 from services.learner import startup as learner
 from tests.k8s.manifests import K8S, OVERLAYS, WORKLOADS, named, of, overlay

@@ -26,13 +26,13 @@ from common.envs.trial import spec_of
 from common.errors import DropReason
 from common.models.snapshot import ParameterLayout, flatten
 from common.models.spec import ModelSettings
+from common.observability.health import Health
 from common.observability.learner_stats import LearnerStats
 from common.observability.worker_metrics import ActorStats, EvaluatorStats
 from common.protocol.learner_side import LearnerSide
 from common.protocol.worker_side import Identity, WorkerSide
 from common.runtime.checkpoint_files import Checkpoint
 from common.runtime.checkpoints import CheckpointStore
-from common.runtime.lifecycle import Health
 from common.runtime.process import derive_seed
 from common.runtime.run_directory import create
 from common.transport.link import Link

@@ -123,7 +123,7 @@ def learner():
 def _quiet(tmp_path, monkeypatch):
     """An empty folder, no lower priority for the tester, and a log that is as it was afterwards."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("common.runtime.process.yield_cpu", lambda *_: None)
+    monkeypatch.setattr(os, "nice", lambda _: None)
     before, level = list(logging.getLogger().handlers), logging.getLogger().level
     yield
     logging.getLogger().handlers[:] = before
@@ -264,6 +264,15 @@ def test_code_of_an_allowed_package_runs(role, learner):
     words = ["--learner", welcoming.endpoint, "--name", "one", "--allow-code", "common.envs.probes"]
     assert ROOTS[role].main(words) == 0
     assert isinstance(welcoming.end()[-1], Goodbye)
+
+
+@each_role
+def test_a_worker_lets_the_learner_go_first(role, learner, monkeypatch):
+    raised = []
+    monkeypatch.setattr(os, "nice", raised.append)
+    answer = frames(Refusal(code="draining", reason="the run is ending", retry=False))
+    ROOTS[role].main(["--learner", learner(answer).endpoint, "--name", "one"])
+    assert raised == [{"actor": 5, "evaluator": 10}[role]]
 
 
 @each_role

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from common.algorithms.api import ObservesExperience, RunProgress, WorkerContext
-from common.algorithms.moments import ComponentMoments
+from common.algorithms.moments import Moments
 from common.algorithms.registry import ALGORITHMS, build_algorithm, build_policy
 from common.envs.spec import EnvSettings
 from common.envs.trial import example_frames
@@ -31,8 +31,7 @@ def rows(seed, count=100):
 def test_merged_moments_are_those_of_all_observations_in_any_order():
     """As of three learners, each with its own share, one of them a single observation."""
     parts = [rows(0), rows(1, count=1), rows(2, count=900)]
-    whole = ComponentMoments.of(np.concatenate(parts))
-    first, second, third = map(ComponentMoments.of, parts)
+    whole, first, second, third = (Moments.of(torch.from_numpy(part)) for part in (np.concatenate(parts), *parts))
     for merged in (first.merge(second).merge(third), third.merge(first.merge(second))):
         assert merged.count == 1_001
         torch.testing.assert_close(merged.mean, whole.mean, rtol=1e-13, atol=0.0)
@@ -101,8 +100,8 @@ def test_every_live_component_of_humanoid_is_seen_after_1024_random_steps():
     """One divisor for all leaves 19 of 20 of its components below 0.05."""
     pytest.importorskip("mujoco")
     frames = torch.from_numpy(example_frames(EnvSettings(id="Humanoid-v5"), seed=1))
-    moments = ComponentMoments.of(frames.numpy())
-    live = moments.std > 1e-6
+    moments = Moments.of(frames)
+    live = moments.m2 > 1e-12 * moments.count
     assert (moments.std[live] / (2 * moments.std.max()) < 0.05).double().mean() > 0.9
     normalisation = VectorNormalisation(tuple(frames.shape[1:]))
     normalisation.set_moments(moments.mean, moments.std)

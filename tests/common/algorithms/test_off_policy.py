@@ -29,7 +29,10 @@ class Counter(ReplayLearner):
         self.seen, self._bad = [], bad
 
     def _networks(self):
-        return ()
+        return {}
+
+    def _optimizers(self):
+        return {}
 
     def _gradient_step(self, rows):
         self.seen.append(rows.observation.copy())

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.algorithms.off_policy import RateLimiter
-from common.errors import ConfigError
 
 pytestmark = pytest.mark.pure
 
@@ -81,15 +80,6 @@ def test_the_warm_up_pays_for_nothing() -> None:
     assert limiter.sample_budget == 0
     limiter.count_insert(11)
     assert limiter.sample_budget == 2
-
-
-@pytest.mark.parametrize(
-    "asked", [{"samples_per_insert": 0.0, "minibatch_size": 1}, {"samples_per_insert": 1.0, "minibatch_size": 0}]
-)
-def test_a_ratio_or_minibatch_of_0_is_refused(asked: dict[str, float]) -> None:
-    """A ratio of 0 would never train, and the budget of empty minibatches has no end."""
-    with pytest.raises(ConfigError):
-        RateLimiter(**asked)  # type: ignore[arg-type]
 
 
 @given(laws, st.integers(0, 100_000))

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.algorithms.td3 import actor_loss, clipped_double_q, critic_loss, smoothed_action
+from common.algorithms.td3 import clipped_double_q, critic_loss, smoothed_action
 from common.errors import InternalError
 
 pytestmark = pytest.mark.pure
@@ -57,11 +57,3 @@ def test_a_target_of_another_shape_is_refused(shape):
     """(N,) against (N, 1) would broadcast to (N, N)."""
     with pytest.raises(InternalError, match=r"wanted \(3,\), \[N\]"):
         critic_loss(torch.zeros(2, 3), target=torch.zeros(shape))
-
-
-def test_the_actor_loss_falls_where_the_value_rises():
-    """By hand: the mean of 1, 3 and 5."""
-    value = torch.tensor([1.0, 3.0, 5.0], requires_grad=True)
-    loss = actor_loss(value)
-    assert loss.item() == pytest.approx(-3.0)
-    assert torch.autograd.grad(loss, value)[0].tolist() == pytest.approx([-1 / 3] * 3)

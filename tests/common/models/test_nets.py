@@ -162,12 +162,6 @@ def test_convolutions_that_shrink_the_image_to_nothing_are_refused():
         nets.build_actor_critic(nature, env_spec(frame=(16, 16)))
 
 
-def test_a_matrix_of_actions_is_refused_in_words():
-    """There is no head for it."""
-    with pytest.raises(ConfigError, match="no network for these spaces"):
-        nets.build_actor_critic(SMALL, env_spec(action=ActionSpec(n=0, shape=(2, 2))))
-
-
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize(("size", "layers"), [((84, 84), 3), ((30, 40), 3), ((16, 12), 2), ((7, 7), 3), ((5, 9), 0)])

@@ -18,9 +18,9 @@ pytestmark = pytest.mark.pure
 MODEL = ModelSettings(hidden=(16,), conv=((4, 4, 2),))
 
 
-def an_env(*, low=(-1.0, 0.0), high=(3.0, 10.0), n=0, shape=None, image=False):
+def an_env(*, low=(-1.0, 0.0), high=(3.0, 10.0), image=False):
     """Actions of two components by default; vectors of three numbers, or small images in stacks of two."""
-    action = ActionSpec(n=n, shape=(len(low),) if shape is None else shape, low=low, high=high)
+    action = ActionSpec(n=0, shape=(len(low),), low=low, high=high)
     observation, dtype = ((10, 12), "uint8") if image else ((3,), "float32")
     return EnvSpec(
         observation_shape=observation, observation_dtype=dtype, action=action, frame_stack=2 if image else 1, frame_skip=1
@@ -45,14 +45,13 @@ def test_what_was_scaled_comes_back(low, width, unit):
 @pytest.mark.parametrize(
     ("env", "found"),
     [
-        (an_env(shape=(1, 1), low=(-1.0,), high=(1.0,)), r"shape \(1, 1\)"),
         (an_env(low=(-math.inf,), high=(1.0,)), r"low \[-inf\]"),
         (an_env(low=(0.0, 0.0), high=(1.0, math.inf)), r"high \[1.0, inf\]"),
         (an_env(low=(2.0,), high=(2.0,)), r"low \[2.0\], high \[2.0\]"),
     ],
 )
 def test_actions_that_cannot_be_scaled_are_refused_before_anything_is_built(env, found):
-    """A matrix, a torque without limit, a component that cannot move: what was found, what is wanted, what to do."""
+    """A torque without limit, a component that cannot move: what was found, what is wanted, what to do."""
     with pytest.raises(ConfigError, match=rf"found .*{found}.*, wanted .*; "):
         ActionBounds.of(env.action)
 

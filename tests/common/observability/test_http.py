@@ -13,7 +13,7 @@ import pytest
 
 from common.errors import ResourceError
 from common.observability import http as ours
-from common.runtime.lifecycle import Health
+from common.observability.health import Health
 
 pytestmark = pytest.mark.service
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import subprocess
 import sys
@@ -10,8 +9,9 @@ import sys
 import pytest
 
 from common.errors import ConfigError, InternalError, ResourceError
+from common.observability.health import Health
 from common.runtime import process
-from common.runtime.lifecycle import Health, Shutdown
+from common.runtime.lifecycle import Shutdown
 
 pytestmark = pytest.mark.service
 
@@ -60,7 +60,7 @@ def test_ctrl_c_before_the_signals_are_installed_is_quiet(capsys):
 
 
 def in_a_process(program):
-    """Run a program of its own: logging, threads and niceness cannot be undone in this one."""
+    """Run a program of its own: logging and threads cannot be undone in this one."""
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
 
 
@@ -116,12 +116,6 @@ def test_torch_computes_on_as_many_threads_as_set_and_may_be_set_twice():
         "set_torch_threads(2)\nset_torch_threads(1)\nprint(torch.get_num_threads(), torch.get_num_interop_threads())"
     )
     assert (ended.returncode, ended.stdout) == (0, "1 1\n")
-
-
-def test_the_evaluator_gives_way():
-    """It must not slow the run on a small machine."""
-    ended = in_a_process("import os\nfrom common.runtime.process import yield_cpu\nyield_cpu(10)\nprint(os.nice(0))")
-    assert int(ended.stdout) == min(19, os.nice(0) + 10)
 
 
 def test_a_process_may_open_as_many_files_as_its_hard_limit_allows():

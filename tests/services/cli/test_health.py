@@ -10,8 +10,8 @@ import threading
 
 import pytest
 
+from common.observability.health import Health
 from common.observability.http import HttpServer
-from common.runtime.lifecycle import Health
 from services.cli.app import main
 
 pytestmark = pytest.mark.service

@@ -18,11 +18,11 @@ from common.algorithms.api import UpdateResult
 from common.config.schema import ActorSettings, CheckpointSettings, LearnerSettings, RunSettings, Settings, TargetSettings
 from common.errors import DropReason, ResourceError
 from common.models import snapshot
+from common.observability.health import Health
 from common.observability.learner_stats import PHASES, IntakeStats, LearnerStats
 from common.observability.metrics import Phases
 from common.protocol.events import Evaluated, Experience, WorkerKey
 from common.protocol.messages import Evaluation, Snapshot
-from common.runtime.lifecycle import Health
 from common.runtime.run_directory import create
 from services.learner.agreement import Agreement
 from services.learner.ending import END_SECONDS, STOP_SECONDS

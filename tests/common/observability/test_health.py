@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.runtime.lifecycle import Health
+from common.observability.health import Health
 
 pytestmark = pytest.mark.pure
 
@@ -25,7 +25,6 @@ def test_a_loop_that_hangs_is_named_with_its_age_and_what_it_did(clock):
     clock.now += 10.5
     answer = health.liveness()
     assert not answer.ok
-    assert answer.age == 10.5
     assert answer.sentence == "loop has not ticked for 10.5 s while it waits for credit; wanted every 10 s"
 
 

@@ -1,0 +1,22 @@
+"""Descriptions of environments."""
+
+import pytest
+
+from common.envs.spec import ActionSpec
+from common.errors import ConfigError
+
+pytestmark = pytest.mark.pure
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"n": 0, "shape": (1, 1), "low": (-1.0,), "high": (1.0,)},
+        {"n": 0, "shape": (2,)},
+        {"n": 0, "shape": (2,), "low": (-1.0, -1.0), "high": (1.0,)},
+        {"n": 3, "shape": (1,)},
+    ],
+)
+def test_actions_are_numbers_or_vectors_with_bounds(wrong):
+    with pytest.raises(ConfigError, match=r"not supported: found ActionSpec\(.*, wanted .*; flatten"):
+        ActionSpec(**wrong)
