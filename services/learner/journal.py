@@ -59,7 +59,7 @@ class Journal:
         self._run, self._tensorboard, self._trackers = run, tensorboard, trackers
         self._files: _Files | None = None
         self._written = env_steps  # points up to here are kept
-        self._losing = False
+        self._losing = self._closed = False
         self._open_at: Seconds = -math.inf
         self._interval = _IntervalScalars()
         self._scalars_at: Seconds = -math.inf
@@ -113,7 +113,13 @@ class Journal:
             self._lost(error)
 
     def close(self) -> None:
-        """Write the scalars of the last interval, close the files, and give the trackers `CLOSE_SECONDS`. May be called twice."""
+        """Write the scalars of the last interval, close the files, and give the trackers `CLOSE_SECONDS`.
+
+        Only the first call has an effect.
+        """
+        if self._closed:
+            return
+        self._closed = True
         self._write_interval()
         self._close_files()
         self._open_at = math.inf
