@@ -19,7 +19,7 @@ from common.units import Seconds
 
 RETRY_SECONDS: Seconds = 30.0  # after an upload that failed
 LAST_RETRY_SECONDS: Seconds = 1.0  # the same, at the end of the run
-END_SECONDS: Seconds = 120.0  # for the last upload of a run that ends by itself
+END_SECONDS: Seconds = 120.0  # for the trackers and then the last upload of a run that ends by itself
 STOP_SECONDS: Seconds = 8.0  # the same, when a stop is requested
 
 _log = logs.EventLog(__name__)
