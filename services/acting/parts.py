@@ -97,8 +97,8 @@ def message_type_of(run: RunConfig, environment: Environments) -> type[Experienc
 def begin_incarnation(build: Callable[[], ActorParts], welcome: Welcome) -> ActorParts:
     """Return the parts that an incarnation begins with: seeded anew, or in the state in `welcome` where it has one.
 
-    Where that state does not fit, the incarnation begins from its seeds and sends no state, by which the learner detects that
-    lockstep is broken.
+    Where that state does not fit, they are built a second time: the incarnation begins from its seeds and sends no state, by
+    which the learner detects that lockstep is broken.
     """
     parts, state = build(), welcome.arrays.get(ACTOR_STATE)
     if state is None:
@@ -107,7 +107,6 @@ def begin_incarnation(build: Callable[[], ActorParts], welcome: Welcome) -> Acto
         parts.restore(state)
     except (StateError, DecodeError) as error:
         _log.warning("actor_state_refused", detail=str(error), consequence="this actor begins anew; lockstep is broken")
-        parts.environment.close()
         parts = build()
         parts.readable = False
     return parts

@@ -41,9 +41,6 @@ class Environments(Protocol):
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Restore `state_dict`; raises `StateError`."""
 
-    def close(self) -> None:
-        """Free their resources."""
-
 
 def policy_of(worker: WelcomedWorker[RunConfig], environment: Environments, *, precision: Precision, training: bool) -> Policy:
     """Return the run's policy for the environment of this process, for `training` or for evaluation.

@@ -8,6 +8,7 @@ if __name__ == "__main__":
     exit_on_signals()  # before the imports, which take seconds
 
 import time
+from contextlib import closing
 
 from common.config.run_config import EnvRunConfig, RunConfig
 from common.envs.remote import observe_schema
@@ -53,7 +54,7 @@ class PolicyServerLoop:
         spec = spec_of(welcomed.run.env)
         stats.frame_skip = spec.frame_skip
         welcomed.link.check_environment(spec)
-        self._environments = RemoteEnvironments(
+        environments = RemoteEnvironments(
             side=EnvSide(_session(welcomed, spec)),
             transport=_listen(welcomed),
             spec=spec,
@@ -64,6 +65,7 @@ class PolicyServerLoop:
             idle=self._idle,
             stopping=self._over,
         )
+        self._environments = welcomed.resources.enter_context(closing(environments))
         self._actor = ActorLoop(
             link=welcomed.link,
             parts=build_parts(welcomed, self._environments),
@@ -84,12 +86,9 @@ class PolicyServerLoop:
             return "no env worker" if not self._stats.env_workers else "" if link.joined else f"no learner at {server}"
 
         self._worker.health.ready(unless=obstacle)
-        try:
-            reason = self._actor.run()
-            if link.drain:
-                self._environments.drain(reason)
-        finally:
-            self._environments.close()
+        reason = self._actor.run()
+        if link.drain:
+            self._environments.drain(reason)
         return reason
 
     def _over(self) -> bool:
