@@ -14,7 +14,7 @@ from common.runtime import process
 from common.runtime.machine import cpu_limit
 from services import worker
 from services.acting.loop import ActorLoop
-from services.acting.parts import ActorParts, begin_incarnation, build_parts, message_type_of
+from services.acting.parts import ActorParts, acting_policy, begin_incarnation, build_parts, message_type_of
 from services.worker import WelcomedWorker
 
 
@@ -24,8 +24,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _loop(welcomed: WelcomedWorker[RunConfig], stats: ActorStats) -> ActorLoop:
+    def build() -> ActorParts:
+        environment = welcomed.environments()
+        return build_parts(welcomed, environment, acting_policy(welcomed, environment.spec, num_envs=environment.num_envs))
+
     def restart() -> ActorParts:
-        return begin_incarnation(lambda: build_parts(welcomed, welcomed.environments()), welcomed.welcome)
+        return begin_incarnation(build, welcomed.welcome)
 
     lockstep = any(spec.name == ACTOR_STATE for spec in welcomed.welcome.schema)
     parts = restart()

@@ -35,7 +35,7 @@ def _loop(welcomed: WelcomedWorker[RunConfig], stats: EvaluatorStats) -> Evaluat
     return EvaluatorLoop(
         link=link,
         environment=environment,
-        policy=policy_of(welcomed, environment, precision="fp32", training=False),
+        policy=policy_of(welcomed, environment.spec, num_envs=environment.num_envs, precision="fp32", training=False),
         seed=welcomed.seed("environment"),
         every_seconds=settings.every_seconds,
         rest=Throttle(share=settings.cpu_share, cores=cores(), cpu=time.process_time, clock=time.monotonic, sleep=shutdown.wait),

@@ -17,7 +17,6 @@ import pytest
 from common.algorithms.registry import rollout_schema
 from common.config.run_config import EnvRunConfig, RunConfig
 from common.config.schema import Settings
-from common.envs.make import make as make_environment
 from common.envs.remote import observe_schema
 from common.envs.spec import EnvSettings
 from common.envs.trial import spec_of
@@ -41,6 +40,7 @@ from services.env_worker import __main__ as env_worker
 from services.env_worker.loop import EnvWorkerLoop
 from services.evaluator import __main__ as evaluator
 from services.evaluator.loop import EvaluatorLoop
+from services.policy_server import __main__ as policy_server
 
 pytestmark = pytest.mark.system
 
@@ -335,6 +335,17 @@ def test_a_welcome_that_the_network_changed_is_requested_once_more(role, changed
     assert list(open_then.values()) == [0, 0], "the environments of the first attempt were closed before the second"
 
 
+def test_a_policy_server_whose_policy_cannot_be_built_says_why_and_opens_no_port(learner, monkeypatch, capsys):
+    def build_policy(*_, **__):
+        raise ConfigError("the network cannot be built")
+
+    monkeypatch.setattr("services.acting.policy.build_policy", build_policy)
+    monkeypatch.setattr(policy_server, "ZmqServer", lambda *_, **__: pytest.fail("it listens"))
+    words = ["--learner", learner(frames(welcome())).endpoint, "--workers", "1", "--name", "one"]
+    assert policy_server.main(words) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "rookery policy-server: error: the network cannot be built"
+
+
 @each_role
 def test_code_of_an_allowed_package_runs(role, learner):
     """The owner's option alone allows it; the learner is the same."""
@@ -561,7 +572,7 @@ def test_acting_in_bfloat16_on_a_processor_without_it_is_logged(learner, monkeyp
         """Builds its policy, and has nothing to do."""
 
         def __init__(self, welcomed, _stats):
-            policy_of(welcomed, make_environment(welcomed.run.env), precision="bf16", training=True)
+            policy_of(welcomed, spec_of(welcomed.run.env), num_envs=1, precision="bf16", training=True)
 
         def run(self):
             return "done"
