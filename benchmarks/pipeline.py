@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from common.errors import ResourceError
 from common.observability.deployment import LEARNER
 from common.runtime.machine import resident_bytes
 from common.units import Seconds
+from services.cli.http_pages import get
 from services.cli.train.instructions import Start
 from services.cli.train.plan import Plan, Request, make_plan
 from services.cli.train.processes import Processes
@@ -30,6 +30,7 @@ from services.cli.train.processes import Processes
 POLL_SECONDS: Seconds = 0.02
 START_SECONDS: Seconds = 120.0  # for a busy machine: the imports alone take several
 LEAVE_SECONDS: Seconds = 20.0
+PAGE_SECONDS: Seconds = 5.0
 ENDLESS = ("target.mean100=null", "target.wall_seconds=null", f"target.env_steps={10**12}", "log.format=plain")
 TRAINED = "rookery_learner_env_steps_trained_total"
 STEPPED = "rookery_actor_env_steps_total"
@@ -134,10 +135,10 @@ class Run:
 
     def _trained(self) -> float:
         try:
-            with urllib.request.urlopen(f"{self._plan.urls[LEARNER]}/status", timeout=5) as page:  # noqa: S310  our own
-                status: dict[str, Any] = json.load(page)
+            _, page = get(f"{self._plan.urls[LEARNER]}/status", timeout=PAGE_SECONDS)
         except OSError:  # not up yet
             return 0.0
+        status: dict[str, Any] = json.loads(page)
         return float(status.get("env_steps", 0.0))  # it is not there while the learner starts
 
 
@@ -168,7 +169,6 @@ def _end(processes: Processes) -> None:
 
 
 def _scrape(url: str) -> Reading:
-    with urllib.request.urlopen(f"{url}/metrics", timeout=5) as page:  # noqa: S310  our own
-        text = page.read().decode()
+    _, text = get(f"{url}/metrics", timeout=PAGE_SECONDS)
     samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
     return {"/".join((sample.name, *sample.labels.values())): sample.value for sample in samples}

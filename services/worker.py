@@ -14,7 +14,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import Any, Generic, Protocol, TypeVar
@@ -24,6 +24,8 @@ from common.config.arguments import Invocation
 from common.config.endpoint import parse_endpoints
 from common.config.run_config import EnvRunConfig, RunConfig
 from common.config.schema import ConnectedSettings, Settings
+from common.envs.make import make
+from common.envs.vector import VectorEnvironment
 from common.errors import ConfigError, ResourceError
 from common.observability import logs
 from common.observability.health import Health
@@ -73,6 +75,13 @@ class WelcomedWorker(Generic[Run]):
     run: Run
     shutdown: Shutdown
     health: Health
+    resources: ExitStack  # closed when the loop has ended, or could not be built
+
+    def environments(self, *, num_envs: int | None = None) -> VectorEnvironment:
+        """Build environments of the run, as `make`, in place of those that were built before, which are closed."""
+        self.resources.close()
+        self.health.tick(doing="builds its environments", within=BUILD_SECONDS)
+        return self.resources.enter_context(process.closed_after(make(self.run.env, num_envs=num_envs)))
 
     @property
     def welcome(self) -> Welcome:
@@ -199,6 +208,7 @@ class _Root:
     build: Callable[[WelcomedWorker[Any]], Loop]
     shutdown: Shutdown = field(default_factory=Shutdown)
     health: Health = field(default_factory=Health)
+    resources: ExitStack = field(default_factory=ExitStack)  # of the loop
 
     def serve(self) -> int:
         """Serve until the loop ends, a stop is requested, or the run is over; return the exit code."""
@@ -216,6 +226,7 @@ class _Root:
             HttpServer(
                 host=settings.metrics.host, port=settings.metrics.port, metrics=self.metrics.render, health=self.health
             ) as http,
+            self.resources,
         ):
             _log.info(f"{event}_started", **where, metrics=http.url)
             if own.insecure and not own.keys:
@@ -226,6 +237,7 @@ class _Root:
                 self.health.ready(unless=lambda: "" if link.joined or link.drain else f"no {service.server} at {address}")
                 reason = loop.run()
             link.close(reason)
+            self.resources.close()  # after the Goodbye, for which the server waits
             _log.info(f"{event}_ended", reason=reason)
             if self.invocation.linger:
                 process.linger(self.shutdown, self.health)
@@ -251,7 +263,13 @@ class _Root:
                 _log.info("welcomed", run=run.run_id, **where, slot=welcome.index, generation=welcome.generation)
                 health.tick(doing="builds its environments", within=BUILD_SECONDS)
                 welcomed: WelcomedWorker[Any] = WelcomedWorker(
-                    invocation=self.invocation, role=role, link=link, run=run, shutdown=self.shutdown, health=health
+                    invocation=self.invocation,
+                    role=role,
+                    link=link,
+                    run=run,
+                    shutdown=self.shutdown,
+                    health=health,
+                    resources=self.resources,
                 )
                 with process.build_limit():
                     return link, self.build(welcomed)
@@ -261,6 +279,7 @@ class _Root:
                     raise
                 refused = described
                 _log.warning("welcome_refused", error=error, consequence="this worker greets once more")
+                self.resources.close()
 
     def _welcomed(self, link: Link, where: dict[str, Any]) -> Welcome | None:
         """Greet until the server answers, and return its Welcome; None for a stop, or the end of the run, before that.

@@ -21,6 +21,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 ECHO_SECONDS: Seconds = 0.5
 SLOW_SECONDS: Seconds = 5.0  # of work with a time limit, before a log line
 BUILD_SECONDS: Seconds = 300.0  # limit for environments to be built and reset: a simulator may take its time
+CLOSE_SECONDS: Seconds = 10.0  # the same, to be closed: nobody waits longer for a process that has been asked to end
 
 
 class Shutdown:

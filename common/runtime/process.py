@@ -8,16 +8,16 @@ import os
 import resource
 import sys
 import traceback
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
-from typing import Literal, NoReturn, TypeAlias
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Literal, NoReturn, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
 from common.errors import RookeryError
 from common.observability.health import Health
 from common.observability.logs import EventLog, configure, flush
-from common.runtime.lifecycle import BUILD_SECONDS, Shutdown, time_limit
+from common.runtime.lifecycle import BUILD_SECONDS, CLOSE_SECONDS, Shutdown, time_limit
 from common.units import Seconds
 
 INTERRUPTED = 130  # what a shell reports after Ctrl-C
@@ -83,15 +83,48 @@ def linger(shutdown: Shutdown, health: Health, *, check: Callable[[], None] = la
 
 def build_limit() -> AbstractContextManager[None]:
     """Return a context manager that warns of environments that are slow to build, and ends the process with 1 if they hang."""
+    return _environment_limit("built and reset", BUILD_SECONDS)
+
+
+class Closable(Protocol):
+    """An object with resources, such as environments."""
+
+    def close(self) -> None:
+        """Free them."""
+
+
+C = TypeVar("C", bound=Closable)
+
+
+@contextmanager
+def closed_after(environment: C) -> Iterator[C]:
+    """Yield environments, and close them afterwards. If that hangs, the process ends with 1.
+
+    An error of theirs is logged: raised, it would replace the error inside, or fail a process whose work is done.
+    """
+    try:
+        yield environment
+    finally:
+        with _environment_limit("closed", CLOSE_SECONDS):
+            try:
+                environment.close()
+            except Exception as error:  # noqa: BLE001  a user's environment may raise anything
+                _log.warning("environment_not_closed", error=error, consequence="what it had opened may stay open")
+
+
+def _environment_limit(done: str, limit: Seconds) -> AbstractContextManager[None]:
+    """Return the limit of one piece of work on environments; where they hang, the log names the error that came before."""
+    before = sys.exception()
 
     def on_slow(seconds: Seconds) -> None:
-        _log.warning("environment_slow", detail=f"not built and reset after {seconds:.0f} s", limit_s=BUILD_SECONDS)
+        _log.warning("environment_slow", detail=f"not {done} after {seconds:.0f} s", limit_s=limit)
 
     def on_limit(seconds: Seconds) -> None:
-        detail = f"the environment hangs: not built and reset within {seconds:.0f} s"
+        after = f", after {before!r}" if before else ""
+        detail = f"the environment hangs: not {done} within {seconds:.0f} s{after}"
         _log.error("environment_hangs", detail=detail, consequence="this process ends")
 
-    return time_limit(BUILD_SECONDS, on_slow=on_slow, on_limit=on_limit)
+    return time_limit(limit, on_slow=on_slow, on_limit=on_limit)
 
 
 def set_torch_threads(threads: int) -> None:

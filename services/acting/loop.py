@@ -44,8 +44,8 @@ class ActorLoop:
     ) -> None:
         """`message_type` carries the arrays that the policy makes of a rollout; `stopping` returns whether a stop is requested.
 
-        `restart`, given in lockstep, builds the parts of a new incarnation. Each message then carries the state after it.
-        `alive` is called at every wait and env step. The loop alone writes `stats`.
+        `restart`, given in lockstep, builds the parts of a new incarnation in place of those of the one before. Each message then
+        carries the state after it. `alive` is called at every wait and env step. The loop alone writes `stats`.
         """
         self.stats = stats
         self._link = link
@@ -89,7 +89,6 @@ class ActorLoop:
         if not self._link.welcomed:
             return
         self._link.new_incarnation = False
-        self._parts.environment.close()
         self._parts = restart()
         if self._snapshot is not None:
             load_policy(self._snapshot, self._parts.policy)

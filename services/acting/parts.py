@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from common.algorithms.api import HasRandomState, Policy
 from common.algorithms.registry import build_payload, rollout_schema
 from common.config.run_config import RunConfig
+from common.envs.spec import EnvSpec
 from common.envs.state import StateError
 from common.errors import DecodeError
 from common.observability import logs
@@ -78,10 +79,14 @@ class ActorParts:
         return self.policy
 
 
-def build_parts(worker: WelcomedWorker[RunConfig], environment: Environments) -> ActorParts:
-    """Return the parts of an actor in `environment`, seeded as its Welcome says. Raises `ConfigError` as `policy_of`."""
+def acting_policy(worker: WelcomedWorker[RunConfig], spec: EnvSpec, *, num_envs: int) -> Policy:
+    """Return the policy of an actor. Raises `ConfigError` as `policy_of`."""
+    return policy_of(worker, spec, num_envs=num_envs, precision=worker.run.acting_precision, training=True)
+
+
+def build_parts(worker: WelcomedWorker[RunConfig], environment: Environments, policy: Policy) -> ActorParts:
+    """Return the parts of an actor in `environment`, seeded as its Welcome says."""
     run, size = worker.run, {"length": worker.run.rollout.length, "num_envs": environment.num_envs}
-    policy = policy_of(worker, environment, precision=run.acting_precision, training=True)
     schema = rollout_schema(run.algorithm, env=environment.spec, **size)
     return ActorParts(
         environment=environment, policy=policy, rollout=Rollout(schema, environment.reset(worker.seed("environment")))
@@ -97,8 +102,8 @@ def message_type_of(run: RunConfig, environment: Environments) -> type[Experienc
 def begin_incarnation(build: Callable[[], ActorParts], welcome: Welcome) -> ActorParts:
     """Return the parts that an incarnation begins with: seeded anew, or in the state in `welcome` where it has one.
 
-    Where that state does not fit, the incarnation begins from its seeds and sends no state, by which the learner detects that
-    lockstep is broken.
+    Where that state does not fit, they are built a second time: the incarnation begins from its seeds and sends no state, by
+    which the learner detects that lockstep is broken.
     """
     parts, state = build(), welcome.arrays.get(ACTOR_STATE)
     if state is None:
@@ -107,7 +112,6 @@ def begin_incarnation(build: Callable[[], ActorParts], welcome: Welcome) -> Acto
         parts.restore(state)
     except (StateError, DecodeError) as error:
         _log.warning("actor_state_refused", detail=str(error), consequence="this actor begins anew; lockstep is broken")
-        parts.environment.close()
         parts = build()
         parts.readable = False
     return parts

@@ -41,28 +41,23 @@ class Environments(Protocol):
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Restore `state_dict`; raises `StateError`."""
 
-    def close(self) -> None:
-        """Free their resources."""
 
-
-def policy_of(worker: WelcomedWorker[RunConfig], environment: Environments, *, precision: Precision, training: bool) -> Policy:
-    """Return the run's policy for the environment of this process, for `training` or for evaluation.
+def policy_of(worker: WelcomedWorker[RunConfig], spec: EnvSpec, *, num_envs: int, precision: Precision, training: bool) -> Policy:
+    """Return the run's policy for `num_envs` environments of `spec`, those of this process, for `training` or for evaluation.
 
     Raises `ConfigError` where that is not the learner's environment.
     """
     process.set_torch_threads(getattr(worker.invocation.settings, worker.role).torch_threads)
-    worker.link.check_environment(environment.spec)
+    worker.link.check_environment(spec)
     if arithmetic.native(precision, arithmetic.CPU) != precision:
         _log.info("no_bfloat16", setting="actor.precision", device="cpu", precision="fp32")
     policy = build_policy(
         worker.run.algorithm,
         model=worker.run.model,
-        env=environment.spec,
+        env=spec,
         precision=precision,
         seed=worker.seed("policy"),
-        context=WorkerContext(
-            index=worker.welcome.index, workers=worker.run.actors, num_envs=environment.num_envs, training=training
-        ),
+        context=WorkerContext(index=worker.welcome.index, workers=worker.run.actors, num_envs=num_envs, training=training),
     )
     worker.link.layout = policy.layout
     return policy

@@ -8,15 +8,13 @@ if __name__ == "__main__":
     exit_on_signals()  # before the imports, which take seconds
 
 from common.config.run_config import RunConfig
-from common.envs.make import make
 from common.observability.worker_metrics import ACTOR_METRICS, ActorStats
 from common.protocol.messages import ACTOR_STATE
 from common.runtime import process
-from common.runtime.lifecycle import BUILD_SECONDS
 from common.runtime.machine import cpu_limit
 from services import worker
 from services.acting.loop import ActorLoop
-from services.acting.parts import ActorParts, begin_incarnation, build_parts, message_type_of
+from services.acting.parts import ActorParts, acting_policy, begin_incarnation, build_parts, message_type_of
 from services.worker import WelcomedWorker
 
 
@@ -26,9 +24,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _loop(welcomed: WelcomedWorker[RunConfig], stats: ActorStats) -> ActorLoop:
+    def build() -> ActorParts:
+        environment = welcomed.environments()
+        return build_parts(welcomed, environment, acting_policy(welcomed, environment.spec, num_envs=environment.num_envs))
+
     def restart() -> ActorParts:
-        welcomed.health.tick(doing="builds its environments", within=BUILD_SECONDS)
-        return begin_incarnation(lambda: build_parts(welcomed, make(welcomed.run.env)), welcomed.welcome)
+        return begin_incarnation(build, welcomed.welcome)
 
     lockstep = any(spec.name == ACTOR_STATE for spec in welcomed.welcome.schema)
     parts = restart()

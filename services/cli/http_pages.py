@@ -13,6 +13,8 @@ from common.units import MIB, Seconds
 TIMEOUT: Seconds = 0.5
 MAX_PAGE_BYTES = 16 * MIB
 
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
 
 def parse_metrics(text: str) -> Samples:
     """Parse the Prometheus text format, without the buckets of histograms."""
@@ -21,13 +23,15 @@ def parse_metrics(text: str) -> Samples:
     return {(sample.name, next(iter(sample.labels.values()), "")): sample.value for sample in samples}
 
 
-def get(url: str, *, timeout: Seconds = TIMEOUT, limit: int = MAX_PAGE_BYTES) -> tuple[int, str]:
+def get(url: str, *, timeout: Seconds = TIMEOUT, limit: int = MAX_PAGE_BYTES, proxies: bool = False) -> tuple[int, str]:
     """Return HTTP status and text of a page.
 
+    Through the `proxies` of the environment (`http_proxy`) only where asked for: they do not reach services on loopback.
     Raises OSError or HTTPException without an answer, ValueError for a page that is too long or is not text.
     """
     try:
-        answer = urllib.request.urlopen(url, timeout=timeout)  # noqa: S310  # callers pass http and https only
+        open_url = urllib.request.urlopen if proxies else _DIRECT.open
+        answer = open_url(url, timeout=timeout)  # callers pass http and https only
     except urllib.error.HTTPError as error:
         answer = error
     with answer:

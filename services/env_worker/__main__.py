@@ -8,7 +8,6 @@ if __name__ == "__main__":
     exit_on_signals()  # before the imports, which take time
 
 from common.config.run_config import EnvRunConfig
-from common.envs.make import make
 from common.observability.env_metrics import ENV_WORKER_METRICS, EnvWorkerStats
 from common.runtime import process
 from services import worker
@@ -22,7 +21,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _loop(welcomed: WelcomedWorker[EnvRunConfig], stats: EnvWorkerStats) -> EnvWorkerLoop:
-    environment = make(welcomed.run.env)
+    environment = welcomed.environments()
     welcomed.link.check_environment(environment.spec)
     stats.frame_skip = environment.spec.frame_skip
     return EnvWorkerLoop(

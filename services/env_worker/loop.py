@@ -48,7 +48,6 @@ class EnvWorkerLoop:
         while not (self._stopping() or self._link.drain):
             self.turn(WAIT_SECONDS)
         self.stats.phases.stop()
-        self._environment.close()
         return self._link.drain.reason if self._link.drain else "stopped"
 
     def turn(self, timeout: Seconds) -> None:

@@ -13,7 +13,6 @@ from common.config.layers import DEFAULT
 from common.config.load import LoadedSettings
 from common.config.run_config import RunConfig
 from common.config.schema import EvaluationSettings
-from common.envs.make import make
 from common.observability.worker_metrics import EVALUATOR_METRICS, EvaluatorStats
 from common.runtime import process
 from common.runtime.machine import cores
@@ -31,12 +30,12 @@ def main(argv: list[str] | None = None) -> int:
 def _loop(welcomed: WelcomedWorker[RunConfig], stats: EvaluatorStats) -> EvaluatorLoop:
     link, shutdown = welcomed.link, welcomed.shutdown
     settings = evaluation_settings(welcomed.invocation.loaded, welcomed.run)
-    environment = make(welcomed.run.env, num_envs=settings.episodes)
+    environment = welcomed.environments(num_envs=settings.episodes)
     stats.frame_skip = environment.spec.frame_skip
     return EvaluatorLoop(
         link=link,
         environment=environment,
-        policy=policy_of(welcomed, environment, precision="fp32", training=False),
+        policy=policy_of(welcomed, environment.spec, num_envs=environment.num_envs, precision="fp32", training=False),
         seed=welcomed.seed("environment"),
         every_seconds=settings.every_seconds,
         rest=Throttle(share=settings.cpu_share, cores=cores(), cpu=time.process_time, clock=time.monotonic, sleep=shutdown.wait),

@@ -45,7 +45,7 @@ from services.learner.accounts import AccountsFile
 from services.learner.agreement import Agreement
 from services.learner.intake import Intake
 from services.learner.join_ranks import check_same_data, join_ranks, open_rank_directory
-from services.learner.journal import Journal, open_trackers, tracked_run
+from services.learner.journal import TRACKERS_END_SECONDS, TRACKERS_STOP_SECONDS, Journal, open_trackers, tracked_run
 from services.learner.loop import TrainLoop
 from services.learner.record import RunRecord
 from services.learner.results import Results
@@ -181,10 +181,12 @@ class _Root:
             keys=settings.learner.keys or "none",
         )
         reason = loop.run()
-        journal.close()
-        uploads.close(STOP_SECONDS if reason == "stopped" else END_SECONDS)
+        stopped = reason == "stopped"
+        deadline = time.monotonic() + (STOP_SECONDS if stopped else END_SECONDS)
+        journal.close(TRACKERS_STOP_SECONDS if stopped else TRACKERS_END_SECONDS)
+        uploads.close(deadline - time.monotonic())
         _log.info("learner_ended", reason=reason, env_steps=record.env_steps, mean100=record.mean_return, solved=record.solved)
-        other_rank_stops = reason == "stopped" and not self.shutdown.requested  # a new process must take this one's place
+        other_rank_stops = stopped and not self.shutdown.requested  # a new process must take this one's place
         if self.invocation.linger and not other_rank_stops:
             process.linger(self.shutdown, self.health, check=intake.check)
         return reason

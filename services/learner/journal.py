@@ -27,7 +27,8 @@ LEARNED = ("env.", "model.", "algorithm.", "rollout.", "run.seed", "run.mode", "
 """Settings, or sections of them, that decide what is learned: the columns in which TensorBoard compares runs."""
 CURVE = ("wall_seconds", "env_steps", "episode_return_mean", "evaluation_return")
 SCALARS_SECONDS: Seconds = 1.0  # between two points of a scalar: a fast run has hundreds of updates per second
-CLOSE_SECONDS: Seconds = 10.0  # for the trackers to send what is queued, at the end
+TRACKERS_END_SECONDS: Seconds = 10.0  # for the trackers to send what is queued, when a run ends by itself
+TRACKERS_STOP_SECONDS: Seconds = 3.0  # the same, when a stop is requested
 RETRY_SECONDS: Seconds = 30.0  # after results could not be written, until the files are opened again
 
 _log = logs.EventLog(__name__)
@@ -56,7 +57,7 @@ class Journal:
         self._run, self._tensorboard, self._trackers = run, tensorboard, trackers
         self._files: _Files | None = None
         self._written = env_steps  # points up to here are kept
-        self._losing = False
+        self._losing = self._closed = False
         self._open_at: Seconds = -math.inf
         self._interval = _IntervalScalars()
         self._scalars_at: Seconds = -math.inf
@@ -109,12 +110,18 @@ class Journal:
         except OSError as error:
             self._lost(error)
 
-    def close(self) -> None:
-        """Write the scalars of the last interval, close the files, and give the trackers `CLOSE_SECONDS`. May be called twice."""
+    def close(self, seconds: Seconds = TRACKERS_STOP_SECONDS) -> None:
+        """Write the scalars of the last interval, close the files, and give the trackers `seconds`.
+
+        Only the first call has an effect.
+        """
+        if self._closed:
+            return
+        self._closed = True
         self._write_interval()
         self._close_files()
         self._open_at = math.inf
-        deadline = time.monotonic() + CLOSE_SECONDS
+        deadline = time.monotonic() + seconds
         for tracker in self._trackers:
             tracker.close(deadline)
 

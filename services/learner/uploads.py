@@ -19,7 +19,7 @@ from common.units import Seconds
 
 RETRY_SECONDS: Seconds = 30.0  # after an upload that failed
 LAST_RETRY_SECONDS: Seconds = 1.0  # the same, at the end of the run
-END_SECONDS: Seconds = 120.0  # for the last upload of a run that ends by itself
+END_SECONDS: Seconds = 120.0  # for the trackers and then the last upload of a run that ends by itself
 STOP_SECONDS: Seconds = 8.0  # the same, when a stop is requested
 
 _log = logs.EventLog(__name__)
@@ -33,19 +33,21 @@ class Uploads:
 
     def __init__(
         self,
-        upload: Callable[[RunDirectory], object],
+        upload: Callable[[RunDirectory], object] | None,
         directory: RunDirectory,
         *,
         retry_seconds: Seconds = RETRY_SECONDS,
     ) -> None:
-        """Start the thread; it uploads nothing yet."""
-        self._upload, self._directory, self._retry_seconds = upload, directory, retry_seconds
+        """Start the thread; it uploads nothing yet. Without `upload` there is no store: no thread, and no call has an effect."""
+        self._directory, self._retry_seconds = directory, retry_seconds
         self._changed = threading.Condition()
         self._requested = self._losing = False
         self._deadline: Seconds | None = None  # of the end of the run; None before
         self.stats = UploadStats()
-        self._thread = threading.Thread(target=self._run, name="uploads", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        if upload is not None:
+            self._thread = threading.Thread(target=self._run, args=(upload,), name="uploads", daemon=True)
+            self._thread.start()
 
     def request(self) -> None:
         """Ask for an upload; does not block."""
@@ -64,6 +66,8 @@ class Uploads:
 
     def close(self, seconds: Seconds = STOP_SECONDS) -> bool:
         """Upload a last time, for at most `seconds`; return whether that was done. Only the first call has an effect."""
+        if self._thread is None:
+            return True
         if self._deadline is None:
             with self._changed:
                 self._deadline = time.monotonic() + seconds
@@ -73,11 +77,11 @@ class Uploads:
                 _log.warning("upload_unfinished", consequence="the copy of the run is older than the run")
         return not (self._thread.is_alive() or self._losing)
 
-    def _run(self) -> None:
-        while self._next():
+    def _run(self, upload: Callable[[RunDirectory], object]) -> None:
+        while self._next(upload):
             pass
 
-    def _next(self) -> bool:
+    def _next(self, upload: Callable[[RunDirectory], object]) -> bool:
         """Wait for a request and upload; return False after the last upload."""
         with self._changed:
             wait = self._retry_seconds if self._losing else None
@@ -86,7 +90,7 @@ class Uploads:
                 return True
             self._requested, deadline = False, self._deadline
         try:
-            self._upload(self._directory)
+            upload(self._directory)
         except Exception as error:  # noqa: BLE001  file systems of buckets raise anything; none of it may end the run
             self.stats = replace(self.stats, failures=self.stats.failures + 1)
             if not self._losing:
@@ -107,7 +111,7 @@ class Uploads:
 def open_uploads(settings: Settings, directory: RunDirectory) -> Uploads:
     """Return the uploads of the run; they upload nothing where it has no store. Raises `ConfigError` for a bad address."""
     if not settings.run.store:
-        return Uploads(lambda _: None, directory)
+        return Uploads(None, directory)
     store = RunStore(copy_address(settings.run.store, directory.path))
     _log.info("uploads", store=store.address)
     return Uploads(partial(store.upload, keep=settings.checkpoint.keep), directory)

@@ -8,6 +8,7 @@ if __name__ == "__main__":
     exit_on_signals()  # before the imports, which take seconds
 
 import time
+from contextlib import closing
 
 from common.config.run_config import EnvRunConfig, RunConfig
 from common.envs.remote import observe_schema
@@ -25,7 +26,7 @@ from common.transport.curve import ServerKeys
 from common.transport.zmq import ZmqServer
 from services import worker
 from services.acting.loop import ActorLoop
-from services.acting.parts import build_parts, message_type_of
+from services.acting.parts import acting_policy, build_parts, message_type_of
 from services.policy_server.remote_environments import RemoteEnvironments
 from services.worker import WelcomedWorker
 
@@ -44,7 +45,8 @@ class PolicyServerLoop:
     def __init__(self, welcomed: WelcomedWorker[RunConfig], stats: PolicyServerStats) -> None:
         """Listen for env workers.
 
-        Raises `ConfigError` where the run cannot be divided among them, `ResourceError` where the address is in use.
+        Raises `ConfigError` where the run cannot be divided among them or its policy cannot be built, `ResourceError` where the
+        address is in use.
         """
         if any(spec.name == ACTOR_STATE for spec in welcomed.welcome.schema):
             fact = "a policy server cannot take part in lockstep: the clock decides which env workers are late"
@@ -52,8 +54,8 @@ class PolicyServerLoop:
         self._worker = welcomed
         spec = spec_of(welcomed.run.env)
         stats.frame_skip = spec.frame_skip
-        welcomed.link.check_environment(spec)
-        self._environments = RemoteEnvironments(
+        policy = acting_policy(welcomed, spec, num_envs=welcomed.run.env.num_envs)  # one that cannot be built opens no port
+        environments = RemoteEnvironments(
             side=EnvSide(_session(welcomed, spec)),
             transport=_listen(welcomed),
             spec=spec,
@@ -64,9 +66,10 @@ class PolicyServerLoop:
             idle=self._idle,
             stopping=self._over,
         )
+        self._environments = welcomed.resources.enter_context(closing(environments))
         self._actor = ActorLoop(
             link=welcomed.link,
-            parts=build_parts(welcomed, self._environments),
+            parts=build_parts(welcomed, self._environments, policy),
             message_type=message_type_of(welcomed.run, self._environments),
             stats=stats,
             stopping=lambda: welcomed.shutdown.requested,
@@ -84,12 +87,9 @@ class PolicyServerLoop:
             return "no env worker" if not self._stats.env_workers else "" if link.joined else f"no learner at {server}"
 
         self._worker.health.ready(unless=obstacle)
-        try:
-            reason = self._actor.run()
-            if link.drain:
-                self._environments.drain(reason)
-        finally:
-            self._environments.close()
+        reason = self._actor.run()
+        if link.drain:
+            self._environments.drain(reason)
         return reason
 
     def _over(self) -> bool:

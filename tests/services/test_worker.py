@@ -7,7 +7,9 @@ import os
 import signal
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgpack
 import pytest
@@ -15,23 +17,30 @@ import pytest
 from common.algorithms.registry import rollout_schema
 from common.config.run_config import EnvRunConfig, RunConfig
 from common.config.schema import Settings
-from common.envs.make import make as make_environment
+from common.envs.remote import observe_schema
 from common.envs.spec import EnvSettings
 from common.envs.trial import spec_of
+from common.envs.vector import VectorEnvironment
 from common.errors import ConfigError
 from common.models import arithmetic
 from common.observability.worker_metrics import ACTOR_METRICS, ActorStats
 from common.protocol import codec
 from common.protocol.messages import PROTOCOL_VERSION, Drain, Envelope, Goodbye, Hello, Refusal, SnapshotWanted, Welcome
 from common.runtime import process
+from common.runtime.lifecycle import Health, Shutdown
 from common.transport.api import Handshakes
 from common.transport.curve import ServerKeys, make
+from common.transport.link import Link
 from common.transport.zmq import ZmqServer
 from services import worker
+from services.acting.loop import ActorLoop
 from services.acting.policy import policy_of
 from services.actor import __main__ as actor
 from services.env_worker import __main__ as env_worker
+from services.env_worker.loop import EnvWorkerLoop
 from services.evaluator import __main__ as evaluator
+from services.evaluator.loop import EvaluatorLoop
+from services.policy_server import __main__ as policy_server
 
 pytestmark = pytest.mark.system
 
@@ -44,7 +53,7 @@ def frames(message):
     return codec.encode(Envelope(run="run-1", message=message))
 
 
-def welcome(*, config=None, signature=None, heartbeat=1.0):
+def welcome(*, config=None, signature=None, schema=None, heartbeat=1.0):
     """Return a Welcome."""
     settings = Settings()
     env, shape = spec_of(settings.env), {"length": settings.rollout.length, "num_envs": settings.env.num_envs}
@@ -53,7 +62,7 @@ def welcome(*, config=None, signature=None, heartbeat=1.0):
         generation=0,
         config=RunConfig.of(settings, run_id="run-1").to_json() if config is None else config,
         env_signature=env.signature if signature is None else signature,
-        schema=rollout_schema(settings.algorithm, env=env, **shape),
+        schema=rollout_schema(settings.algorithm, env=env, **shape) if schema is None else schema,
         credits=1,
         version=-1,
         heartbeat_seconds=heartbeat,
@@ -233,15 +242,87 @@ def test_an_env_worker_with_another_environment_than_its_policy_server_costs_one
     assert "0123" in line
 
 
+@pytest.fixture
+def environments(monkeypatch):
+    """The environments that are built and not closed yet."""
+    alive, build, close = [], VectorEnvironment.__init__, VectorEnvironment.close
+
+    def built(environment, *args, **settings):
+        build(environment, *args, **settings)
+        alive.append(environment)
+
+    def closed(environment):
+        alive.remove(environment)
+        close(environment)
+
+    monkeypatch.setattr(VectorEnvironment, "__init__", built)
+    monkeypatch.setattr(VectorEnvironment, "close", closed)
+    return alive
+
+
+@each_role
+def test_environments_are_closed_at_the_end_behind_the_goodbye(role, learner, environments, monkeypatch):
+    """The learner waits for the Goodbye; a simulator may take seconds to end."""
+    greeted, drain = frames(welcome()), frames(Drain(reason="target reached", deadline_seconds=0.1))
+    close, open_then = Link.close, []
+
+    def closed(link, reason):
+        open_then.append(len(environments))
+        close(link, reason)
+
+    monkeypatch.setattr(Link, "close", closed)
+    welcoming = learner(lambda message: {Hello: greeted, SnapshotWanted: drain}.get(type(message)))
+    assert ROOTS[role].main(["--learner", welcoming.endpoint, "--name", "one"]) == 0
+    assert (open_then, environments) == ([1], [])
+
+
+@pytest.mark.parametrize("loop", [ActorLoop, EvaluatorLoop, EnvWorkerLoop])
+def test_environments_are_closed_when_their_loop_fails(loop, learner, environments, monkeypatch, capsys):
+    def run(_):
+        raise ValueError("the simulator has crashed")
+
+    monkeypatch.setattr(loop, "run", run)
+    if loop is EnvWorkerLoop:
+        env = Settings().env
+        config = EnvRunConfig(run_id="run-1", seed=1, algorithm="ppo", env=env).model_dump_json()
+        rows = observe_schema(spec_of(env), rows=env.num_envs)
+        server = learner(frames(welcome(config=config, schema=rows)))
+        code = env_worker.main(["--policy-server", server.endpoint, "--name", "one"])
+    else:
+        root = actor if loop is ActorLoop else evaluator
+        code = root.main(["--learner", learner(frames(welcome())).endpoint, "--name", "one"])
+    assert code == 1
+    assert 'unexpected_error error="ValueError: the simulator has crashed"' in capsys.readouterr().err
+    assert environments == []
+
+
+def test_environments_of_a_new_incarnation_take_the_place_of_those_before(environments):
+    with ExitStack() as resources:
+        welcomed = worker.WelcomedWorker(
+            invocation=None,
+            role="actor",
+            link=None,
+            run=SimpleNamespace(env=Settings().env),
+            shutdown=Shutdown(),
+            health=Health(),
+            resources=resources,
+        )
+        welcomed.environments()
+        assert environments == [welcomed.environments(num_envs=3)]
+    assert environments == []
+
+
 @each_role
 @pytest.mark.parametrize("changed", [{"config": '{"run_id": 5}'}, {"signature": "0123"}])
-def test_a_welcome_that_the_network_changed_is_requested_once_more(role, changed, learner):
+def test_a_welcome_that_the_network_changed_is_requested_once_more(role, changed, learner, environments):
     """Without keys no message is protected: one bad Welcome must not end a worker."""
     welcomes = [welcome(), welcome(**changed)]
     drain = frames(Drain(reason="target reached", deadline_seconds=0.1))
+    open_then = {}
 
     def answer(message):
         if isinstance(message, Hello):
+            open_then.setdefault(message.incarnation, len(environments))
             return frames(welcomes.pop() if len(welcomes) > 1 else welcomes[0])
         return drain if isinstance(message, SnapshotWanted) else None
 
@@ -251,6 +332,18 @@ def test_a_welcome_that_the_network_changed_is_requested_once_more(role, changed
     assert [message.reason for message in heard if isinstance(message, Goodbye)] == ["target reached"]
     first, *_, last = [message.incarnation for message in heard if isinstance(message, Hello)]
     assert last > first
+    assert list(open_then.values()) == [0, 0], "the environments of the first attempt were closed before the second"
+
+
+def test_a_policy_server_whose_policy_cannot_be_built_says_why_and_opens_no_port(learner, monkeypatch, capsys):
+    def build_policy(*_, **__):
+        raise ConfigError("the network cannot be built")
+
+    monkeypatch.setattr("services.acting.policy.build_policy", build_policy)
+    monkeypatch.setattr(policy_server, "ZmqServer", lambda *_, **__: pytest.fail("it listens"))
+    words = ["--learner", learner(frames(welcome())).endpoint, "--workers", "1", "--name", "one"]
+    assert policy_server.main(words) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "rookery policy-server: error: the network cannot be built"
 
 
 @each_role
@@ -488,7 +581,7 @@ def test_acting_in_bfloat16_on_a_processor_without_it_is_logged(learner, monkeyp
         """Builds its policy, and has nothing to do."""
 
         def __init__(self, welcomed, _stats):
-            policy_of(welcomed, make_environment(welcomed.run.env), precision="bf16", training=True)
+            policy_of(welcomed, spec_of(welcomed.run.env), num_envs=1, precision="bf16", training=True)
 
         def run(self):
             return "done"

@@ -142,7 +142,7 @@ class Prometheus:
     def _query(self, query: str, at: Seconds) -> Iterable[tuple[Mapping[str, str], float]]:
         url = f"{self._url}/api/v1/query?{urlencode({'query': query, 'time': f'{at:.3f}'})}"
         try:
-            _, page = get(url, timeout=PROMETHEUS_TIMEOUT, limit=PROMETHEUS_LIMIT)
+            _, page = get(url, timeout=PROMETHEUS_TIMEOUT, limit=PROMETHEUS_LIMIT, proxies=True)
             return [(one["metric"], float(one["value"][1])) for one in json.loads(page)["data"]["result"]]
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise _no_prometheus(self._url) from error

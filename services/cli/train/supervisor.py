@@ -38,7 +38,8 @@ from services.cli.train.instructions import (
 class Timeouts:
     """Delays and limits of the supervisor.
 
-    A worker exits within 5 s of SIGTERM and a learner within 15 s; the timeouts are longer.
+    A worker exits within 5 s of SIGTERM. A learner waits at most 4 s for its workers, 8 s for trackers and store, and 2 s for
+    its last messages, and saves a checkpoint. The timeouts are longer.
     """
 
     min_restart_delay: Seconds = 0.5

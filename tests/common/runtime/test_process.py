@@ -5,11 +5,14 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
 from common.errors import ConfigError, InternalError, ResourceError
 from common.observability.health import Health
+from common.observability.logs import PlainFormatter
 from common.runtime import process
 from common.runtime.lifecycle import Shutdown
 
@@ -116,6 +119,33 @@ def test_torch_computes_on_as_many_threads_as_set_and_may_be_set_twice():
         "set_torch_threads(2)\nset_torch_threads(1)\nprint(torch.get_num_threads(), torch.get_num_interop_threads())"
     )
     assert (ended.returncode, ended.stdout) == (0, "1 1\n")
+
+
+def test_environments_that_fail_when_they_are_closed_hide_no_error(capsys):
+    """Their simulator has crashed, so that neither a step nor the end of it works."""
+
+    def main():
+        with process.closed_after(SimpleNamespace(close=raises(OSError("no simulator to end")))):
+            raise ConfigError("the simulator has crashed")
+
+    assert process.run(main, program="rookery actor") == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "rookery actor: error: the simulator has crashed"
+
+
+def test_environments_that_hang_when_they_are_closed_end_the_process_with_the_error_before_that(monkeypatch, caplog):
+    limits = []
+
+    def time_limit(limit, *, on_slow, on_limit):
+        limits.append((limit, on_limit))
+        return nullcontext()
+
+    monkeypatch.setattr(process, "time_limit", time_limit)
+    with pytest.raises(ValueError, match="crashed"), process.closed_after(SimpleNamespace(close=lambda: None)):
+        raise ValueError("the simulator has crashed")
+    ((limit, on_limit),) = limits
+    on_limit(limit)
+    line = PlainFormatter("actor", tracebacks=False).format(caplog.records[-1])
+    assert "not closed within 10 s, after ValueError('the simulator has crashed')" in line
 
 
 def test_a_process_may_open_as_many_files_as_its_hard_limit_allows():

@@ -8,6 +8,7 @@ import json
 import logging
 import math
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -136,6 +137,15 @@ def test_without_tensorboard_there_are_no_events(directory):
     journal.close()
     assert not directory.tensorboard.exists()
     assert len(rows(directory)) == 2
+
+
+def test_a_tracker_that_hangs_is_waited_for_once(directory):
+    deadlines = []
+    tracker = SimpleNamespace(close=deadlines.append)
+    journal = Journal(directory, env_steps=0, on_loss=pytest.fail, tensorboard=False, trackers=[tracker])
+    journal.close()
+    journal.close()
+    assert len(deadlines) == 1
 
 
 def test_the_curve_goes_on_after_a_resume_under_one_heading(directory):

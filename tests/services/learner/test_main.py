@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import logging
 import socket
+import time
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from common.observability.learner_stats import UploadStats
 from common.runtime import checkpoint_files, checkpoints
 from common.runtime.run_directory import RunDirectory, held
+from common.transport.zmq_socket import LINGER
+from services.cli.train.supervisor import Timeouts
 from services.learner import __main__ as module
 from services.learner.__main__ import main
+from services.learner.ending import STOP_SECONDS
 from services.learner.join_ranks import Joined
 from services.learner.startup import with_run_id
 
@@ -172,6 +178,30 @@ def test_a_job_that_is_stopped_is_no_success_and_one_whose_run_ends_is(monkeypat
         assert main(words) == 1
     assert list(Path("run/checkpoints").glob("checkpoint-*"))
     assert main([*words, "target.wall_seconds=0.05"]) == 0
+
+
+def test_a_stop_without_trackers_and_store_that_answer_leaves_time_for_the_checkpoint(monkeypatch):
+    """`rookery train` kills a learner that takes longer, and its run counts as failed."""
+    waited = {}
+    tracker = SimpleNamespace(
+        name="silent",
+        dropped=0,
+        write=lambda _: None,
+        finish=lambda *_, **__: None,
+        close=lambda deadline: waited.setdefault("tracker", deadline - time.monotonic()),
+    )
+    store = SimpleNamespace(
+        stats=UploadStats(),
+        after=lambda save: save,
+        close=lambda seconds=60.0: waited.setdefault("store", seconds),
+    )
+    monkeypatch.setattr(module, "open_trackers", lambda *_: [tracker])
+    monkeypatch.setattr(module, "open_uploads", lambda *_: store)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + sum(waited.values())))
+    monkeypatch.setattr(module.Shutdown, "requested", property(lambda _: True))
+    assert main(["learner.bind=tcp://127.0.0.1:0", "--config", "cartpole", "--run-dir", "run"]) == 0
+    assert list(waited) == ["tracker", "store"]
+    assert STOP_SECONDS + sum(waited.values()) + LINGER <= Timeouts().learner_stop - 5.0
 
 
 def test_a_truncated_checkpoint_is_refused_and_left_alone(finished, capsys):

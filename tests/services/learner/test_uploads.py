@@ -6,8 +6,9 @@ import threading
 
 import pytest
 
+from common.config.schema import Settings
 from common.runtime.run_directory import RunDirectory
-from services.learner.uploads import Uploads
+from services.learner.uploads import Uploads, open_uploads
 
 pytestmark = pytest.mark.service
 
@@ -73,6 +74,15 @@ def test_the_end_waits_for_a_store_that_hangs_until_its_deadline(store, tmp_path
     assert not thread.close(0.01)
     assert not thread.close(PATIENCE), "a second call does not wait"
     store.free.set()
+
+
+def test_without_a_store_nothing_counts_as_an_upload(tmp_path):
+    before = threading.enumerate()
+    none = open_uploads(Settings(), RunDirectory(tmp_path))
+    assert set(threading.enumerate()) <= set(before)
+    none.after(lambda _: None)("first")
+    assert none.close(PATIENCE)
+    assert none.stats.last_success == 0.0
 
 
 def test_the_end_uploads_what_no_request_named(store, tmp_path):

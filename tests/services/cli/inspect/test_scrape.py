@@ -5,6 +5,7 @@ import os
 import socket
 import threading
 import time
+import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from urllib.parse import parse_qs, urlsplit
@@ -126,6 +127,30 @@ def test_a_foreign_endpoint_is_refused_with_a_line(serve, tmp_path, pages):
     address = serve(pages)
     line = refused(address, folder=tmp_path)
     assert line.startswith(f"this is no rookery service: found another HTTP server at {address}")
+
+
+@pytest.fixture
+def proxy(serve, monkeypatch):
+    """Sets a proxy for all addresses, which finds no page; gives the paths that it was asked for."""
+    asked = []
+
+    def pages(path):
+        asked.append(path)
+        return 502, b"no way there"
+
+    for name in ("http_proxy", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", f"http://{serve(pages)}")
+    monkeypatch.setattr(urllib.request, "_opener", None)  # it has the proxies of its first use
+    return asked
+
+
+def test_services_are_asked_directly_and_a_prometheus_through_the_proxy_of_the_environment(serve, proxy, tmp_path):
+    learner = serve({"/metrics": (200, LEARNER)} | OK)
+    assert opened(learner, folder=tmp_path).read()[learner].role == "learner"
+    assert proxy == []
+    refused(prometheus="http://prometheus.example:9090", folder=tmp_path)
+    assert proxy[0].startswith("http://prometheus.example:9090/api/v1/query?")
 
 
 def test_an_env_worker_is_a_service_like_the_others(serve, tmp_path):
