@@ -23,11 +23,12 @@ from common.envs.trial import spec_of
 from common.envs.vector import VectorEnvironment
 from common.errors import ConfigError
 from common.models import arithmetic
+from common.observability.health import Health
 from common.observability.worker_metrics import ACTOR_METRICS, ActorStats
 from common.protocol import codec
 from common.protocol.messages import PROTOCOL_VERSION, Drain, Envelope, Goodbye, Hello, Refusal, SnapshotWanted, Welcome
 from common.runtime import process
-from common.runtime.lifecycle import Health, Shutdown
+from common.runtime.lifecycle import Shutdown
 from common.transport.api import Handshakes
 from common.transport.curve import ServerKeys, make
 from common.transport.link import Link
