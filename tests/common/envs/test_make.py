@@ -395,6 +395,18 @@ def test_single_environments_are_built_once_each(own) -> None:
     assert len(built) == 6
 
 
+def test_an_environment_with_a_length_of_zero_is_built_once(own) -> None:
+    """Python takes an object with `__len__` 0 for false."""
+    built = []
+
+    class Empty(Echo):
+        def __len__(self) -> int:
+            return 0
+
+    make(own(lambda: built.append(Empty(VECTOR, DISCRETE)) or built[-1], num_envs=2)).close()
+    assert len(built) == 2
+
+
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
