@@ -19,7 +19,7 @@ from common.envs.spec import ActionSpec, EnvSpec
 from common.errors import ResourceError
 from common.protocol import codec
 from common.protocol import events as e
-from common.protocol.messages import Arrays, Envelope, Trajectory
+from common.protocol.messages import Arrays, Envelope, Reject, Trajectory
 from common.protocol.session_config import SessionConfig
 from common.protocol.worker_side import Identity, WorkerSide
 from common.runtime.process import allow_descriptors
@@ -111,16 +111,16 @@ class _Worker:
         self._arrays = crowd.arrays
         self._env_steps = crowd.config.rollout_env_steps
         self._produced = 0
-        self.handle(e.SnapshotRequested(after=-1))
+        self._perform(self._session.request_snapshot(-1, time.monotonic()))
 
     def offer(self) -> None:
         """Send a message, if a credit is free and there is a policy that may have acted."""
         if not self._session.has_credit or self._session.version < 0:
             return
         self._produced += self._env_steps
-        self.handle(e.CountersUpdated(produced=self._produced))
+        self._session.count(produced=self._produced)
         message = Trajectory(seq=0, env_steps_sent=0, version=0, env_steps=self._env_steps, arrays=self._arrays)
-        self.handle(e.ExperienceOffered(experience=message))
+        self._perform(self._session.offer(message, time.monotonic()))
 
     def receive(self) -> None:
         """Handle all messages that have arrived."""
@@ -133,7 +133,10 @@ class _Worker:
 
     def handle(self, event: e.Event) -> None:
         """Let the session handle an event, and send its messages."""
-        for instruction in self._session.handle(event, time.monotonic()):
+        self._perform(self._session.handle(event, time.monotonic()))
+
+    def _perform(self, instructions: list[e.Instruction]) -> None:
+        for instruction in instructions:
             match instruction:
                 case e.Send(message=message):
                     frames = codec.encode(Envelope(run=self._session.run, message=message))
@@ -141,7 +144,7 @@ class _Worker:
                         self.socket.send_multipart(frames, zmq.DONTWAIT)
                     except zmq.Again:  # no connection; the session greets again
                         return self.handle(e.Unsent(message=message))
-                case e.Refused() | e.Rejected():
+                case e.Refused() | Reject():
                     raise ResourceError("a synthetic worker was refused", found=str(instruction))
                 case e.NewIncarnation():
                     self._produced = 0

@@ -130,8 +130,7 @@ def _from_function(settings: EnvSettings, num_envs: int, mode: AutoresetMode, *,
         return env
     if not isinstance(env, gymnasium.Env):
         raise ConfigError(f"{settings.entry_point} made no environment", found=type(env), wanted="a gymnasium Env or VectorEnv")
-    built = iter([env])
-    return SyncVectorEnv([lambda: next(built, None) or build()] * num_envs, autoreset_mode=mode)
+    return SyncVectorEnv([lambda: env, *[build] * (num_envs - 1)], autoreset_mode=mode)
 
 
 def _unknown(env_id: str) -> ConfigError:

@@ -73,11 +73,10 @@ def example_frames(settings: EnvSettings, *, seed: int, num_envs: int = 2, steps
 
     Few environments and many steps, since an Atari environment takes as long to begin as to play 700 steps.
     """
-    environment = build(settings, num_envs)
     random = np.random.default_rng(seed)
-    environment.reset(seed)
-    frames = [environment.step(_random_actions(environment, random)).observation.copy() for _ in range(steps)]
-    environment.close()
+    with closing(build(settings, num_envs)) as environment:
+        environment.reset(seed)
+        frames = [environment.step(_random_actions(environment, random)).observation.copy() for _ in range(steps)]
     return np.concatenate(frames)
 
 

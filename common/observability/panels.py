@@ -50,7 +50,7 @@ class Panel:
             "description": self.description,
             "datasource": DATASOURCE,
             "gridPos": {"h": self.height, "w": self.width, "x": x, "y": y},
-            "targets": [_target(*query, letter) for query, letter in zip(self.queries.items(), "ABCDEFGH", strict=False)],
+            "targets": [_target(*query, chr(ord("A") + place)) for place, query in enumerate(self.queries.items())],
             "fieldConfig": {"defaults": self._defaults(), "overrides": []},
             "options": _STAT if self.kind == "stat" else _GRAPH,
             **({"repeat": self.repeat, "repeatDirection": "h", "maxPerRow": WIDTH // self.width} if self.repeat else {}),

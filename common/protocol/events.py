@@ -2,6 +2,7 @@
 
 Both sides of the protocol are state machines: `handle(event, now) -> list[Instruction]`. They own every decision
 and no clock, socket, thread or queue: the caller passes events with their time, and performs the instructions.
+Requests of a worker's own application are methods of its session, which return instructions as well.
 """
 
 from __future__ import annotations
@@ -14,10 +15,8 @@ from common.protocol.messages import (
     Act,
     Arrays,
     Drain,
-    Dropped,
     Envelope,
     Evaluation,
-    ExperienceMessage,
     Message,
     Reject,
     Snapshot,
@@ -84,45 +83,6 @@ class Unsent:
 
     message: Message
     route: Route = b""
-
-
-# --- events of the actor side -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExperienceOffered:
-    """The application has experience to send; `seq` and `env_steps_sent` are filled in by the session."""
-
-    experience: ExperienceMessage
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendRequested:
-    """The application has another message for the learner (an Evaluation): sent if there is a Welcome, and never kept."""
-
-    message: Message
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotRequested:
-    """The application wants the newest policy, as soon as there is another than this version."""
-
-    after: Version
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CountersUpdated:
-    """The application's counters, cumulative over the incarnation."""
-
-    produced: EnvSteps
-    dropped: tuple[Dropped, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Closed:
-    """The application ends and will send nothing more."""
-
-    reason: str
 
 
 # --- events of the learner side ---------------------------------------------------------------------------------
@@ -229,47 +189,11 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Welcomed:
-    """Worker: the learner sent a Welcome, the first or another."""
-
-    welcome: Welcome
-    run: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotArrived:
-    """Worker: a new policy arrived."""
-
-    snapshot: Snapshot
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rejected:
-    """Worker: the learner refused one message, experience or an Evaluation."""
-
-    reject: Reject
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
     """Worker: the learner refused this worker for good."""
 
     code: str
     reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draining:
-    """Worker: the learner asks for a clean end."""
-
-    drain: Drain
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActArrived:
-    """Env worker: the policy server asks for one env step, or for new episodes."""
-
-    act: Act
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,32 +203,8 @@ class NewIncarnation:
     incarnation: int
 
 
-Event: TypeAlias = (
-    Tick
-    | Received
-    | Unsent
-    | ExperienceOffered
-    | SendRequested
-    | SnapshotRequested
-    | CountersUpdated
-    | Closed
-    | Undecodable
-    | Taken
-    | Completed
-    | Published
-    | DrainAsked
-    | Ended
-)
+Event: TypeAlias = Tick | Received | Unsent | Undecodable | Taken | Completed | Published | DrainAsked | Ended
 Instruction: TypeAlias = (
-    Send
-    | LogEvent
-    | Experience
-    | Evaluated
-    | Welcomed
-    | SnapshotArrived
-    | Rejected
-    | Refused
-    | Draining
-    | ActArrived
-    | NewIncarnation
+    Send | LogEvent | Experience | Evaluated | Refused | NewIncarnation | Welcome | Snapshot | Reject | Drain | Act
 )
+"""A message among a worker's instructions has arrived, for its application to use."""

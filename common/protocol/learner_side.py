@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from common.errors import DropReason, InternalError
+from common.errors import DropReason
 from common.protocol import events as e
 from common.protocol.accounting import Accounting
 from common.protocol.admission import Admission
@@ -136,8 +136,6 @@ class LearnerSide:
                 out = [send for worker in self._registry.routes.values() for send in self._drained(worker, now)]
             case e.Ended():
                 out = self._ended()
-            case _:
-                raise InternalError("an event of a worker's side reached the learner's session", found=type(event).__name__)
         return out + self._credits(now)
 
     def _received(self, route: Route, envelope: Envelope, public_key: str, now: Seconds) -> list[e.Instruction]:

@@ -67,7 +67,7 @@ class Identity:
 
 
 class WorkerSide:
-    """State machine of one worker. Feed it events, perform its instructions."""
+    """State machine of one worker. Feed it events and the application's requests, perform its instructions."""
 
     GREET_SECONDS: Seconds = 0.5  # between two Hellos without an answer
     FULL_SECONDS: Seconds = 3.0  # between two Hellos that are refused for a while: it may be for hours, and each costs two lines
@@ -117,17 +117,6 @@ class WorkerSide:
                 return self._received(envelope, now)
             case e.Unsent():
                 return self._lost("the connection does not take messages", now)
-            case e.ExperienceOffered(experience=experience):
-                return self._offer(experience, now)
-            case e.SendRequested(message=message):
-                return self._send(message, now) if self.state is ConnectionState.WELCOME else []
-            case e.SnapshotRequested(after=after):
-                return self._request_snapshot(after, now)
-            case e.CountersUpdated(produced=produced, dropped=dropped):
-                self._produced, self._dropped = produced, dropped
-                return []
-            case e.Closed(reason=reason):
-                return self._leave(reason, now)
         raise InternalError("an event of the learner's side reached an actor's session", found=type(event).__name__)
 
     # --- time ---
@@ -185,9 +174,9 @@ class WorkerSide:
             case Snapshot():
                 return self._arrived(message)
             case Drain():
-                return [e.Draining(drain=message)]
+                return [message]
             case Act() if self.identity.role == ENV_WORKER:
-                return [e.ActArrived(act=message)]
+                return [message]
         return [e.LogEvent(event="unexpected_message", fields={"tag": message.tag}, warning=True)]
 
     def _welcomed(self, welcome: Welcome, run: str, now: Seconds) -> list[e.Instruction]:
@@ -200,11 +189,11 @@ class WorkerSide:
         self.version, self._heartbeat = welcome.version, welcome.heartbeat_seconds
         self.reconnects += self._was_welcome
         self._was_welcome, self._welcomed_as = True, self.identity.incarnation
-        out: list[e.Instruction] = [e.Welcomed(welcome=welcome, run=run)]
+        out: list[e.Instruction] = [welcome]
         for kept in self._resent():
             out += self._send(kept, now)
         if self._wanted is not None:
-            out += self._request_snapshot(self._wanted, now)
+            out += self.request_snapshot(self._wanted, now)
         return out
 
     def _refused(self, refusal: Refusal, now: Seconds) -> list[e.Instruction]:
@@ -249,7 +238,7 @@ class WorkerSide:
         self.version = credit.version
         refused = {reject.seq for reject in credit.rejects}
         self._kept = deque(kept for kept in self._kept if kept.seq >= credit.acked and kept.seq not in refused)
-        return [e.Rejected(reject=reject) for reject in credit.rejects]
+        return list(credit.rejects)
 
     def _set_window(self, size: int) -> None:
         self.window, self._largest_window = size, max(size, self._largest_window)
@@ -257,20 +246,33 @@ class WorkerSide:
     def _arrived(self, snapshot: Snapshot) -> list[e.Instruction]:
         self._wanted, self._request_open = None, False
         self.version = snapshot.version
-        return [e.SnapshotArrived(snapshot=snapshot)]
+        return [snapshot]
 
-    # --- events of the application ---
+    # --- requests of the application ---
 
-    def _offer(self, experience: ExperienceMessage, now: Seconds) -> list[e.Instruction]:
+    def offer(self, experience: ExperienceMessage, now: Seconds) -> list[e.Instruction]:
+        """Send experience, now or with the next Welcome; `seq` and `env_steps_sent` are filled in here.
+
+        Raises `InternalError` where no credit is free.
+        """
         if len(self._kept) >= self._largest_window:  # the window of now may be smaller than when the application asked
             raise InternalError("experience offered without a credit", found=len(self._kept), wanted=f"< {self._largest_window}")
         self._env_steps_sent += experience.env_steps
         numbered = replace(experience, seq=self._next_seq, env_steps_sent=self._env_steps_sent)
         self._next_seq += 1
         self._kept.append(numbered)
-        return self._send(numbered, now) if self.state is ConnectionState.WELCOME else []
+        return self.send(numbered, now)
 
-    def _request_snapshot(self, after: Version, now: Seconds) -> list[e.Instruction]:
+    def send(self, message: Message, now: Seconds) -> list[e.Instruction]:
+        """Send a message if there is a Welcome: one that is neither numbered nor kept (an Evaluation) else gets lost."""
+        return self._send(message, now) if self.state is ConnectionState.WELCOME else []
+
+    def count(self, *, produced: EnvSteps, dropped: tuple[Dropped, ...] = ()) -> None:
+        """Keep the application's counters, cumulative over the incarnation, for the next Report or Goodbye."""
+        self._produced, self._dropped = produced, dropped
+
+    def request_snapshot(self, after: Version, now: Seconds) -> list[e.Instruction]:
+        """Request the newest policy, as soon as there is another than `after`. Once one came, the next needs a request."""
         again = self._wanted is not None and after < self._wanted  # a snapshot that came before cannot be used
         self._wanted = after
         if (self._request_open and not again) or self.state is not ConnectionState.WELCOME:
@@ -278,7 +280,8 @@ class WorkerSide:
         self._request_open = True
         return self._send(SnapshotWanted(after=after), now)
 
-    def _leave(self, reason: str, now: Seconds) -> list[e.Instruction]:
+    def close(self, reason: str, now: Seconds) -> list[e.Instruction]:
+        """End: send a Goodbye if there is a Welcome, and nothing more."""
         connected = self.state is ConnectionState.WELCOME
         self.state = ConnectionState.ENDED
         return self._send(Goodbye(reason=reason, produced=self._produced, dropped=self._dropped), now) if connected else []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ _FRESH_PER_REPEATED = 40  # frames of a block per frame that it repeats: 2.5 % o
 _LEAST_BLOCKS = 4  # per stream: the blocks that are being filled are a small part of the memory
 _LONGEST_WINDOW = 255  # spans are uint8
 SEGMENT_BYTES = 4 << 20  # enough for a disk to be fast, and little enough to rewrite for one new row
+
+Stream: TypeAlias = tuple[Hashable, int]
+"""A sender and the number of one of its environments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,15 +140,20 @@ class Blocks:
         self.frames[-1] = 0
         self._writes = np.zeros(layout.blocks, np.int64)  # times this process wrote to each block
         self._begun = 0
-        self._writers: dict[Hashable, _Writer] = {}
-        self._owner: list[Hashable] = [None] * layout.blocks  # the stream that writes to the block
+        self._writers: dict[Stream, _Writer] = {}
+        self._owner: list[Stream | None] = [None] * layout.blocks  # the stream that writes to the block
 
     @property
     def used(self) -> int:
         """Positions of the blocks that were ever begun."""
         return min(self._begun, self.layout.blocks) * self.layout.length
 
-    def extend(self, stream: Hashable, rows: EnvironmentRows, *, follows: bool) -> None:
+    @property
+    def senders(self) -> set[Hashable]:
+        """Return the senders that may be continued: those with a write position."""
+        return {sender for sender, _ in self._writers}
+
+    def extend(self, stream: Stream, rows: EnvironmentRows, *, follows: bool) -> None:
         """Append the rows of one environment; `follows`: the first frame is the newest that `stream` has written.
 
         Otherwise, and where the block of the stream was recycled meanwhile, windows end at the gap.
@@ -178,7 +186,7 @@ class Blocks:
         writer.cursor = here.stop
         self.ready += int(np.count_nonzero(self.span[first : here.stop]))
 
-    def _begin(self, stream: Hashable, writer: _Writer | None, context: NDArray[Any]) -> _Writer:
+    def _begin(self, stream: Stream, writer: _Writer | None, context: NDArray[Any]) -> _Writer:
         """Begin behind a gap: in the rest of the stream's block, or in a new one."""
         older = len(context)
         if writer is not None and writer.cursor + older + 2 < writer.stop:
@@ -192,7 +200,7 @@ class Blocks:
         self.age[writer.cursor] = older
         return writer
 
-    def _continue(self, stream: Hashable, full: _Writer) -> _Writer:
+    def _continue(self, stream: Stream, full: _Writer) -> _Writer:
         """Continue in a new block, with copies of the rows of incomplete windows and of the frames of their stacks."""
         older = self.layout.env.frame_stack - 1
         base = self._recycle()
@@ -204,7 +212,7 @@ class Blocks:
         self._own(stream, writer)
         return writer
 
-    def _own(self, stream: Hashable, writer: _Writer) -> None:
+    def _own(self, stream: Stream, writer: _Writer) -> None:
         before = self._writers.get(stream)
         if before is not None:
             self._owner[(before.stop - 1) // self.layout.length] = None
@@ -220,7 +228,8 @@ class Blocks:
         span = self.span[base : base + self.layout.length]
         self.ready -= int(np.count_nonzero(span))
         span.fill(0)
-        self._writers.pop(self._owner[block], None)
+        if (owner := self._owner[block]) is not None:
+            self._writers.pop(owner, None)
         self._owner[block] = None
         return base
 

@@ -105,6 +105,9 @@ class Replay:
         """
         if self._clip_reward:
             arrays = {**arrays, "reward": np.sign(arrays["reward"])}
+        if stream not in self._seq:  # incarnations come and go: only those with a write position may be continued
+            writing = self._blocks.senders
+            self._seq = {sender: last for sender, last in self._seq.items() if sender in writing}
         follows = self._seq.get(stream) == seq - 1
         self._seq[stream] = seq
         for b, rows in enumerate(rows_by_environment(arrays)):

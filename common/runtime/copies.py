@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from common.errors import ConfigError, ResourceError
 from common.runtime.run_directory import RunDirectory, held
-from common.runtime.store import CONFIG, NAME, RESULTS, SCHEME_END, RunStore, reached
+from common.runtime.store import CONFIG, MANIFEST, NAME, RESULTS, SCHEME_END, RunStore, reached
 
 
 def is_address(text: str) -> bool:
@@ -84,17 +86,19 @@ def fetch(address: str) -> Path:
     if not is_address(address):
         return Path(address)
     run, _, checkpoint = address.rstrip("/").partition("/checkpoints/")
-    store, folder = RunStore(run), _cached(run)
-    store.download(folder, warn=_ignore, segments=False)
-    if not checkpoint:
-        return folder
-    if not NAME.fullmatch(checkpoint):
+    if checkpoint and not NAME.fullmatch(checkpoint):
         raise ConfigError("address of a checkpoint", found=address, wanted=f"{run}/checkpoints/NAME")
-    place = folder / "checkpoints" / checkpoint
-    if not place.exists():
-        with reached(address):
-            if problem := store.download_checkpoint(checkpoint, place.parent, segments=False):
-                raise ConfigError("no such checkpoint", found=f"{address}: {problem}", wanted="one that the run has uploaded")
+    store = RunStore(run)
+    with _cached(run) as folder, reached(address):
+        if not checkpoint:
+            store.download(folder, warn=_ignore, segments=False)
+            return folder
+        store.download_results(folder)
+        place = folder / "checkpoints" / checkpoint
+        if (place / MANIFEST).exists() and not store.has_checkpoint(checkpoint):
+            return place  # the run has removed it from the bucket since it was downloaded
+        if problem := store.download_checkpoint(checkpoint, place.parent, segments=False):
+            raise ConfigError("no such checkpoint", found=f"{address}: {problem}", wanted="one that the run has uploaded")
     return place
 
 
@@ -106,14 +110,22 @@ def fetch_results(address: str) -> Path:
     if not is_address(address):
         return Path(address)
     run = address.rstrip("/")
-    folder = _cached(run)
-    RunStore(run).download_results(folder)
+    store = RunStore(run)
+    with _cached(run) as folder:
+        store.download_results(folder)
     return folder
 
 
-def _cached(run: str) -> Path:
-    """Return the folder in the user's cache for the copy of the run at an address."""
+@contextmanager
+def _cached(run: str) -> Iterator[Path]:
+    """Yield the folder in the user's cache for the copy of the run at an address; one process at a time is inside."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rookery" / "runs"
     folder = cache / hashlib.sha256(run.encode()).hexdigest()[:16] / run.rpartition("/")[2]
     folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+    finally:
+        os.close(lock)

@@ -185,6 +185,10 @@ class RunStore:
             raise ConfigError("no run in this store", found=self.address, wanted="a run that was uploaded there") from error
         return config
 
+    def has_checkpoint(self, name: str) -> bool:
+        """Return whether the copy has a checkpoint of this name."""
+        return MANIFEST in self._names(f"checkpoints/{name}")
+
     def download_checkpoint(self, name: str, checkpoints: Path, *, segments: bool) -> str:
         """Download a checkpoint, unless the same one is there; return its fault, or "" where it is good."""
         from common.runtime.checkpoint_files import BadCheckpointError, read  # noqa: PLC0415  imports torch

@@ -15,7 +15,7 @@ from common.observability.worker_metrics import LinkStats
 from common.protocol import codec
 from common.protocol import events as e
 from common.protocol.events import RefusalCode
-from common.protocol.messages import Act, Drain, Dropped, Envelope, ExperienceMessage, Message, Snapshot, Welcome
+from common.protocol.messages import Act, Drain, Dropped, Envelope, ExperienceMessage, Message, Reject, Snapshot, Welcome
 from common.protocol.worker_side import ConnectionState, WorkerSide
 from common.transport.api import Frames, WorkerTransport
 from common.units import EnvSteps, Seconds, Version
@@ -98,7 +98,7 @@ class Link:
     def refuse_snapshot(self, error: ProtocolError) -> None:
         """Refuse a snapshot, and request the newest again: the learner may have no newer one."""
         self.refuse(error)
-        self._handle(e.SnapshotRequested(after=-1))
+        self.request_snapshot(after=-1)
 
     def _check_protocol(self, error: ProtocolError) -> None:
         """Raise `ConfigError` at the second foreign version in a row: one alone may be a message that the network changed."""
@@ -145,11 +145,11 @@ class Link:
     def offer(self, experience: ExperienceMessage) -> None:
         """Send experience; it is kept, and sent again after a loss of the learner, until it is acknowledged."""
         self._count_under_way()
-        self._handle(e.ExperienceOffered(experience=experience))
+        self._advance(lambda now: self.session.offer(experience, now))
 
-    def want_snapshot(self, after: Version) -> None:
+    def request_snapshot(self, after: Version) -> None:
         """Let the newest policy come, once, as soon as there is another than `after`. May be repeated while none has come."""
-        self._handle(e.SnapshotRequested(after=after))
+        self._advance(lambda now: self.session.request_snapshot(after, now))
 
     def take_snapshot(self) -> Snapshot | None:
         """The newest policy that arrived since the last call, if any."""
@@ -165,22 +165,20 @@ class Link:
         """State the process's counters, cumulative; they go out with the next heartbeat or Goodbye."""
         self._produced, self._dropped = produced, Counter(dropped)
         drops = ((reason, steps - self._dropped_from[reason]) for reason, steps in dropped.items())
-        self._handle(
-            e.CountersUpdated(
-                produced=produced - self._count_from,
-                dropped=tuple(Dropped(reason=reason, env_steps=steps) for reason, steps in drops if steps > 0),
-            )
+        self.session.count(
+            produced=produced - self._count_from,
+            dropped=tuple(Dropped(reason=reason, env_steps=steps) for reason, steps in drops if steps > 0),
         )
 
     def say(self, message: Message) -> bool:
         """Send a message that is neither numbered nor kept (an Evaluation); False, and not sent, while there is no learner."""
         before = self.sent[message.tag]
-        self._handle(e.SendRequested(message=message))
+        self._advance(lambda now: self.session.send(message, now))
         return self.sent[message.tag] > before
 
     def close(self, reason: str) -> None:
         """Say Goodbye and release the connection; the transport still sends for its linger."""
-        self._handle(e.Closed(reason=reason))
+        self._advance(lambda now: self.session.close(reason, now))
         self._transport.close()
 
     def stats(self) -> LinkStats:
@@ -202,11 +200,15 @@ class Link:
         self._counted_at = now
 
     def _handle(self, event: e.Event) -> None:
+        self._advance(lambda now: self.session.handle(event, now))
+
+    def _advance(self, call: Callable[[Seconds], list[e.Instruction]]) -> None:
+        """Call a method of the session with the present time, and perform its instructions."""
         unsent: e.Unsent | None = None
         now = self._clock()
         if self.session.state is ConnectionState.WELCOME:
             self._joined_at = now
-        for instruction in self.session.handle(event, now):
+        for instruction in call(now):
             if not isinstance(instruction, e.Send):
                 self._perform(instruction)
             elif unsent is None and not self._send(instruction.message):
@@ -229,22 +231,22 @@ class Link:
 
     def _perform(self, instruction: e.Instruction) -> None:
         match instruction:
-            case e.Welcomed(welcome=welcome):
-                self.welcome, self._act = welcome, None
-            case e.SnapshotArrived(snapshot=snapshot):
-                if self._fits(snapshot):
-                    self._snapshot = snapshot
-            case e.Draining(drain=drain):
-                self.drain = drain
-            case e.ActArrived(act=act):
-                self._act = act
+            case Welcome():
+                self.welcome, self._act = instruction, None
+            case Snapshot():
+                if self._fits(instruction):
+                    self._snapshot = instruction
+            case Drain():
+                self.drain = instruction
+            case Act():
+                self._act = instruction
             case e.Refused():
                 self._refused(instruction)
             case e.NewIncarnation():
                 self.new_incarnation = self.welcome is not None
                 self._count_from, self._dropped_from = self._produced, Counter(self._dropped)
-            case e.Rejected(reject=reject):
-                fields = {"seq": reject.seq, "reason": reject.reason, "detail": reject.detail}
+            case Reject(seq=seq, reason=reason, detail=detail):
+                fields = {"seq": seq, "reason": reason, "detail": detail}
                 self._log_event(e.LogEvent(event="message_rejected", fields=fields, warning=True))
             case e.LogEvent():
                 self._log_event(instruction)

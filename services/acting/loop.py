@@ -76,7 +76,7 @@ class ActorLoop:
             elif self._link.has_credit and self._has_policy():
                 return True
             self._phases.enter("credit_wait")
-            self._link.want_snapshot(after=self.stats.version)
+            self._link.request_snapshot(after=self.stats.version)
             self._alive()
             self._link.service(WAIT_SECONDS)
         return False
@@ -117,7 +117,7 @@ class ActorLoop:
             self.stats.env_steps = before + rollout.env_steps
             self._phases.enter("snapshot")
             if t == request_at:
-                self._link.want_snapshot(after=self.stats.version)
+                self._link.request_snapshot(after=self.stats.version)
             self._link.service()
             self._alive()
             again = self._restart is not None and self._link.new_incarnation

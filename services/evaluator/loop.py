@@ -63,7 +63,7 @@ class EvaluatorLoop:
 
     def run(self) -> str:
         """Evaluate every `every_seconds` until a stop is requested or the learner drains; return the reason."""
-        self._link.want_snapshot(after=-1)  # at once: a policy that does not fit ends the process before an evaluation is due
+        self._link.request_snapshot(after=-1)  # at once: a policy that does not fit ends the process before an evaluation is due
         next_at = self._clock() + self._every_seconds
         while not self._stopping() and self._link.drain is None:
             self._wait(next_at)
@@ -84,7 +84,7 @@ class EvaluatorLoop:
             if not requested and self._clock() >= until:
                 requested = True
                 played = (self.stats.version, MODES[-1]) in self._played
-                self._link.want_snapshot(after=self.stats.version if played else -1)
+                self._link.request_snapshot(after=self.stats.version if played else -1)
             if self._load_newest() and requested:
                 return
             self._alive()
@@ -156,7 +156,7 @@ class EvaluatorLoop:
     def _load_last(self, until: Seconds) -> None:
         """Load the final policy, which is sent on request, so that the drain may have overtaken it."""
         self._load_newest()
-        self._link.want_snapshot(after=self.stats.version)
+        self._link.request_snapshot(after=self.stats.version)
         while not self._load_newest() and self._clock() < until and not self._stopping():
             self._alive()
             self._link.service(WAIT_SECONDS)

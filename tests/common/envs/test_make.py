@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from common.envs.make import make
 from common.envs.probes import counting
 from common.envs.spec import ActionSpec, EnvSettings
-from common.envs.trial import spec_of
+from common.envs.trial import example_frames, spec_of
 from common.envs.vector import VectorEnvironment
 from common.errors import ConfigError, ResourceError
 
@@ -393,6 +393,33 @@ def test_single_environments_are_built_once_each(own) -> None:
     assert len(built) == 5
     spec_of(settings)
     assert len(built) == 6
+
+
+def test_an_environment_with_a_length_of_zero_is_built_once(own) -> None:
+    """Python takes an object with `__len__` 0 for false."""
+    built = []
+
+    class Empty(Echo):
+        def __len__(self) -> int:
+            return 0
+
+    make(own(lambda: built.append(Empty(VECTOR, DISCRETE)) or built[-1], num_envs=2)).close()
+    assert len(built) == 2
+
+
+def test_examples_close_an_environment_that_fails(own) -> None:
+    closed = []
+
+    class Fails(Echo):
+        def step(self, action):  # noqa: ARG002
+            raise RuntimeError("simulator lost")
+
+        def close(self) -> None:
+            closed.append(self)
+
+    with pytest.raises(RuntimeError, match="simulator lost"):
+        example_frames(own(lambda: Fails(VECTOR, DISCRETE)), seed=1, num_envs=2)
+    assert len(closed) == 2
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import pytest
 
 from common.observability.checks import CHECKS, WAITING
 from common.observability.checks.base import CPU_LOST, ON_THE_WIRE
+from common.observability.panels import Panel
 from tests.common.observability.helpers import DASHBOARDS, SERIES, panels, queries
 
 pytestmark = pytest.mark.pure
@@ -185,3 +186,10 @@ def test_each_scalar_of_an_algorithm_has_a_scale_of_its_own():
     (panel,) = [panel for panel in panels(dashboard) if "training_metric" in panel["targets"][0]["expr"]]
     assert (panel["title"], panel["repeat"]) == ("$scalar", "scalar")
     assert variables(dashboard)["scalar"]["multi"]
+
+
+def test_a_panel_has_all_its_queries_under_names_of_their_own():
+    panel = Panel("Title", "Description.", {str(number): f"vector({number})" for number in range(12)})
+    targets = panel.as_json(1, 0, 0)["targets"]
+    assert [target["legendFormat"] for target in targets] == [str(number) for number in range(12)]
+    assert len({target["refId"] for target in targets}) == 12

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.errors import DropReason, InternalError, ProtocolError
+from common.errors import DropReason, ProtocolError
 from common.protocol import codec, learner_side
 from common.protocol import events as e
 from common.protocol.content import EVALUATIONS
@@ -1236,12 +1236,6 @@ def test_a_resumed_learner_takes_the_first_hello_of_an_incarnation_at_its_word_a
     learner.hear(b"a", Report(produced=2**22 + 101 + CLAIM))
     assert learner.side.messages_dropped[DropReason.UNCREDITED] == 1
     assert learner.books["in_flight"] == 100 + CLAIM
-
-
-def test_an_event_of_the_workers_side_is_a_bug_of_ours() -> None:
-    """Wired wrongly, it must not pass in silence."""
-    with pytest.raises(InternalError, match="worker's side"):
-        Learner().handle(e.Closed(reason=""))
 
 
 def test_in_lockstep_no_window_is_widened_for_actors_that_are_not_connected_yet():

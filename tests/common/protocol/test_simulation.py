@@ -32,6 +32,7 @@ from common.protocol.incarnation import WorkerState
 from common.protocol.learner_side import LearnerSide
 from common.protocol.messages import (
     ArraySpec,
+    Drain,
     Dropped,
     Envelope,
     Evaluation,
@@ -246,7 +247,7 @@ class World:
         self.started.append(process)
         self.true[process.key] = 0
         process.reconnect_at = self.now + self._soon(2.0)
-        self._tell(process, e.SnapshotRequested(after=-1))
+        self._perform(process, process.side.request_snapshot(-1, self.now))
         self._at(0.0, lambda: self._tick(process))
         self._at(0.0, lambda: self._work(process))
         return process
@@ -276,21 +277,21 @@ class World:
         if process.draining:
             process.dropped, process.rollout = process.dropped + process.rollout, 0
             self._count(process)
-            self._tell(process, e.Closed(reason="drained"))
+            self._perform(process, process.side.close("drained", self.now))
             process.alive = False
         elif process.role == "evaluator":
             evaluation = Evaluation(version=process.version or 0, mode="greedy", arrays=EVALUATION)
-            self._tell(process, e.SendRequested(message=evaluation))
-            self._tell(process, e.SnapshotRequested(after=evaluation.version))
+            self._perform(process, process.side.send(evaluation, self.now))
+            self._perform(process, process.side.request_snapshot(evaluation.version, self.now))
         elif process.version is None or not (process.rollout or process.side.has_credit):
-            self._tell(process, e.SnapshotRequested(after=-1 if process.version is None else process.version))
+            self._perform(process, process.side.request_snapshot(-1 if process.version is None else process.version, self.now))
         elif process.rollout:
-            self._tell(process, e.SnapshotRequested(after=process.version))
+            self._perform(process, process.side.request_snapshot(process.version, self.now))
             self._step(process, self.random.randint(0, 4))
             steps, process.rollout = process.rollout, 0
             arrays = {"reward": SICK if process.sick and self.random.random() < 0.3 else SOUND, "valid": VALID[steps]}
             experience = Trajectory(seq=0, env_steps_sent=0, version=process.version, env_steps=steps, arrays=arrays)
-            self._tell(process, e.ExperienceOffered(experience=experience))
+            self._perform(process, process.side.offer(experience, self.now))
         else:
             self._step(process, self.random.randint(1, 4))
 
@@ -302,16 +303,19 @@ class World:
 
     def _count(self, process: Process) -> None:
         dropped = (Dropped(reason="unfinished", env_steps=process.dropped),) if process.dropped else ()
-        self._tell(process, e.CountersUpdated(produced=process.produced, dropped=dropped))
+        process.side.count(produced=process.produced, dropped=dropped)
 
     def _tell(self, process: Process, event: e.Event) -> None:
-        for instruction in process.side.handle(event, self.now):
+        self._perform(process, process.side.handle(event, self.now))
+
+    def _perform(self, process: Process, instructions: list[e.Instruction]) -> None:
+        for instruction in instructions:
             match instruction:
                 case e.Send(message=message):
                     self._up(process, message)
-                case e.SnapshotArrived(snapshot=snapshot):
-                    process.version = snapshot.version
-                case e.Draining():
+                case Snapshot(version=version):
+                    process.version = version
+                case Drain():
                     process.draining = True
                 case e.Refused(code=code):
                     assert code == RefusalCode.DRAINING

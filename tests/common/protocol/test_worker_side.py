@@ -51,7 +51,7 @@ def hear(side: WorkerSide, message: Message, now: float = 0.0) -> list[e.Instruc
 
 def offer(side: WorkerSide, env_steps: int = 10, now: float = 0.0) -> list[e.Instruction]:
     """Return the worker's instructions after a rollout of its application."""
-    return side.handle(e.ExperienceOffered(experience=Trajectory(seq=0, env_steps_sent=0, version=3, env_steps=env_steps)), now)
+    return side.offer(Trajectory(seq=0, env_steps_sent=0, version=3, env_steps=env_steps), now)
 
 
 def said(instructions: list[e.Instruction]) -> list[Message]:
@@ -85,7 +85,7 @@ def test_a_worker_greets_until_it_is_answered() -> None:
     (again,) = said(side.handle(e.Tick(), 0.5))
     assert (again.worker, again.incarnation, again.resend_from, again.completed) == ("a", 7, 0, 0)
     (greeting,) = hear(side, welcome())
-    assert isinstance(greeting, e.Welcomed)
+    assert isinstance(greeting, Welcome)
     assert (side.state, side.window, side.version, side.run) == (ConnectionState.WELCOME, 2, 3, "run")
 
 
@@ -132,7 +132,7 @@ def test_a_reject_frees_its_message_and_is_passed_on_once_for_each_telling() -> 
     offer(side)
     offer(side)
     reject = Reject(seq=1, reason="non_finite", detail="NaN")
-    assert hear(side, Credit(acked=0, credits=2, version=3, rejects=(reject,))) == [e.Rejected(reject=reject)]
+    assert hear(side, Credit(acked=0, credits=2, version=3, rejects=(reject,))) == [reject]
     assert side.has_credit
 
 
@@ -171,7 +171,7 @@ def test_words_from_before_the_loss_are_not_believed() -> None:
 def test_a_silent_worker_reports_its_counters() -> None:
     """The heartbeat carries the ledger's news; a message just sent is a heartbeat too."""
     side = greeted()
-    side.handle(e.CountersUpdated(produced=40, dropped=(Dropped(reason="unfinished", env_steps=4),)), 0.1)
+    side.count(produced=40, dropped=(Dropped(reason="unfinished", env_steps=4),))
     assert said(side.handle(e.Tick(), 0.9)) == []
     (report,) = said(side.handle(e.Tick(), 1.0))
     assert (report.produced, report.dropped[0].env_steps) == (40, 4)
@@ -182,22 +182,22 @@ def test_a_silent_worker_reports_its_counters() -> None:
 def test_each_request_is_answered_by_one_snapshot() -> None:
     """The application may repeat it while none has come; a learner that takes over is asked again, until one has."""
     side = greeted()
-    assert said(side.handle(e.SnapshotRequested(after=-1), 0.0)) == [SnapshotWanted(after=-1)]
-    assert side.handle(e.SnapshotRequested(after=-1), 0.1) == []
+    assert said(side.request_snapshot(-1, 0.0)) == [SnapshotWanted(after=-1)]
+    assert side.request_snapshot(-1, 0.1) == []
     side.handle(e.Unsent(message=Report(produced=0)), 1.0)
     assert SnapshotWanted(after=-1) in said(hear(side, welcome(), 2.0))
     snapshot = Snapshot(version=4, env_steps=0, precision="fp32", layout="x")
-    assert hear(side, snapshot) == [e.SnapshotArrived(snapshot=snapshot)]
+    assert hear(side, snapshot) == [snapshot]
     side.handle(e.Unsent(message=Report(produced=0)), 3.0)
     assert not any(isinstance(message, SnapshotWanted) for message in said(hear(side, welcome(), 4.0)))
-    assert said(side.handle(e.SnapshotRequested(after=4), 5.0)) == [SnapshotWanted(after=4)]
+    assert said(side.request_snapshot(4, 5.0)) == [SnapshotWanted(after=4)]
 
 
 def test_a_snapshot_that_cannot_be_used_is_requested_again_at_once() -> None:
     """Also where the next one is requested already: the learner may have none newer than the one that came."""
     side = greeted()
-    side.handle(e.SnapshotRequested(after=4), 0.0)
-    assert said(side.handle(e.SnapshotRequested(after=-1), 0.1)) == [SnapshotWanted(after=-1)]
+    side.request_snapshot(4, 0.0)
+    assert said(side.request_snapshot(-1, 0.1)) == [SnapshotWanted(after=-1)]
 
 
 FINAL = [
@@ -308,29 +308,29 @@ def test_a_worker_born_again_twice_does_not_enter_as_its_first_rebirth() -> None
     assert hear(side, replace(welcome(), incarnation=8)) == []
     assert side.state is ConnectionState.GREETING
     (greeting,) = hear(side, replace(welcome(), incarnation=9))
-    assert isinstance(greeting, e.Welcomed)
+    assert isinstance(greeting, Welcome)
 
 
 def test_goodbye_carries_the_last_counters() -> None:
     """So that the account closes; to a learner that is away there is nothing to say."""
     side = greeted()
-    side.handle(e.CountersUpdated(produced=40), 0.0)
-    assert said(side.handle(e.Closed(reason="done"), 0.1)) == [Goodbye(reason="done", produced=40)]
-    assert side.handle(e.Closed(reason="done"), 0.2) == []
-    assert actor().handle(e.Closed(reason="done"), 0.0) == []
+    side.count(produced=40)
+    assert said(side.close("done", 0.1)) == [Goodbye(reason="done", produced=40)]
+    assert side.close("done", 0.2) == []
+    assert actor().close("done", 0.0) == []
 
 
 def test_a_drain_is_passed_on() -> None:
     """The application decides how to end; a second Drain does no harm."""
     side, drain = greeted(), Drain(reason="solved", deadline_seconds=5.0)
-    assert hear(side, drain) == [e.Draining(drain=drain)]
+    assert hear(side, drain) == [drain]
 
 
 def test_an_evaluation_without_a_learner_is_not_sent() -> None:
     """Evaluations are neither numbered nor kept: the evaluator may send it again later."""
     evaluation = Evaluation(version=1, mode="greedy")
-    assert said(greeted().handle(e.SendRequested(message=evaluation), 0.0)) == [evaluation]
-    assert actor().handle(e.SendRequested(message=evaluation), 0.0) == []
+    assert said(greeted().send(evaluation, 0.0)) == [evaluation]
+    assert actor().send(evaluation, 0.0) == []
 
 
 def test_a_message_that_no_learner_sends_is_a_line_in_the_log() -> None:

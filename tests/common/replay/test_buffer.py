@@ -317,6 +317,16 @@ def test_an_environment_pushed_out_begins_anew() -> None:
     assert set(slow[slow < 1_000].tolist()) == {5, 6, 7, 8}
 
 
+def test_senders_without_a_write_position_are_forgotten() -> None:
+    """Each restart of an actor is a new sender: what is saved in each checkpoint must not grow with their number."""
+    replay = Replay(env=Line.env, capacity=40, n_step=2, streams=1, gamma=1.0)
+    for incarnation in range(50):
+        replay.insert(Line().message(0, 5), stream=("actor", incarnation), seq=0)
+    state = replay.state_dict()
+    assert len(state["seq"]) <= len(state["writers"]) + 1
+    assert state["seq"][-1] == [("actor", 49), 0]
+
+
 def test_continuous_actions_are_kept_as_they_are() -> None:
     """[B, A] float32 per row."""
     action = ActionSpec(n=0, shape=(2,), low=(-1.0, -1.0), high=(1.0, 1.0))

@@ -16,7 +16,7 @@ from common.replay.blocks import Segment
 from common.runtime.checkpoint_files import Checkpoint, read
 from common.runtime.checkpoints import BEST, CheckpointStore
 from common.runtime.copies import check_new, copy_address, fetch, fetch_results, local_path, restore, restore_missing
-from common.runtime.run_directory import create
+from common.runtime.run_directory import RunDirectory, create, held
 from common.runtime.store import RunStore
 
 pytestmark = pytest.mark.service
@@ -210,6 +210,55 @@ def test_fetch_returns_a_cached_copy_that_follows_the_run(directory, store, tmp_
     with pytest.raises(ConfigError, match="no such checkpoint"):
         fetch(f"{address}/checkpoints/checkpoint-000000000007")
     assert fetch(str(directory.path)) == fetch_results(str(directory.path)) == directory.path
+
+
+def test_one_checkpoint_is_fetched_without_the_others_and_stays_when_the_run_removes_it(directory, store, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    address = f"{copy_address(store, directory.path)}/checkpoints/checkpoint-000000000001"
+    copy = RunStore(copy_address(store, directory.path))
+    for version in (1, 2):
+        save(directory, version)
+        copy.upload(directory, keep=2)
+    local = fetch(address)
+    assert [path.name for path in local.parent.iterdir()] == ["checkpoint-000000000001"]
+    assert RunDirectory(local.parent.parent).begun
+    save(directory, 3)
+    copy.upload(directory, keep=2)
+    assert read(fetch(address)).version == 1
+
+
+def test_a_checkpoint_that_was_trained_again_is_fetched_again(directory, store, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    address = f"{copy_address(store, directory.path)}/checkpoints/checkpoint-000000000001"
+    copy = RunStore(copy_address(store, directory.path))
+    for episodes in (1, 2):
+        shutil.rmtree(directory.checkpoints, ignore_errors=True)
+        CheckpointStore(directory.checkpoints, keep=3).save(replace(checkpoint(1), counters={"episodes": episodes}))
+        copy.upload(directory, keep=3)
+        save(directory, 2)
+        copy.upload(directory, keep=3)
+        assert read(fetch(address)).counters == {"episodes": episodes}
+
+
+@pytest.mark.parametrize("name", ["", "/checkpoints/checkpoint-000000000001", "results"])
+def test_one_process_at_a_time_downloads_to_the_cache(directory, store, tmp_path, monkeypatch, name):
+    """The other would take half a checkpoint for a damaged one, and remove it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    address, downloads = copy_address(store, directory.path), []
+    save(directory, 1)
+    RunStore(address).upload(directory, keep=3)
+    download_results = RunStore.download_results
+
+    def download(copy, folder):
+        with pytest.raises(ConfigError, match="under way"), held(RunDirectory(folder)):
+            pass
+        downloads.append(folder)
+        download_results(copy, folder)
+
+    monkeypatch.setattr(RunStore, "download_results", download)
+    fetch_results(address) if name == "results" else fetch(f"{address}{name}")
+    with held(RunDirectory(downloads[0])):
+        assert len(downloads) == 1
 
 
 def test_records_are_fetched_without_checkpoints(directory, store, tmp_path, monkeypatch):

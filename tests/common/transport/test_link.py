@@ -245,7 +245,7 @@ def test_a_worker_that_was_forgotten_goes_on_as_a_new_one_with_counters_from_zer
 def test_the_newest_policy_replaces_one_that_nobody_took(world):
     """Three policies come, each on a request of its own."""
     for version in (1, 2, 3):
-        world.link.want_snapshot(after=version - 1)
+        world.link.request_snapshot(after=version - 1)
         world.learner.handle(e.Published(snapshot=policy(version)))
         world.turn()
     assert world.link.take_snapshot().version == 3
@@ -259,7 +259,7 @@ def test_the_transport_gets_the_size_of_the_largest_message_once_a_policy_has_co
     world.turn()
     assert not sizes
     world.learner.handle(e.Published(snapshot=policy(1)))
-    world.link.want_snapshot(after=-1)
+    world.link.request_snapshot(after=-1)
     world.turn()
     (snapshot_bytes,) = sizes
     large = np.zeros(1000, np.float32)
@@ -272,7 +272,7 @@ def test_a_snapshot_that_the_network_changed_is_requested_again(world):
     world.link.layout = "ours"
     changed, sound = (replace(policy(1), layout=layout) for layout in ("0urs", "ours"))
     world.learner.handle(e.Published(snapshot=changed))
-    world.link.want_snapshot(after=-1)
+    world.link.request_snapshot(after=-1)
     world.link.service()
     world.learner.turn()
     world.learner.session.snapshot = sound
@@ -284,7 +284,7 @@ def test_a_snapshot_that_the_network_changed_is_requested_again(world):
 def test_a_learner_with_another_network_ends_the_worker_with_a_sentence(world):
     """Two snapshots in a row are no accident."""
     world.link.layout = "ours"
-    world.link.want_snapshot(after=-1)
+    world.link.request_snapshot(after=-1)
     with pytest.raises(ConfigError, match="network is not the one built here: found layout , wanted layout ours"):
         world.turn()
 

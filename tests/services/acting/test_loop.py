@@ -40,7 +40,7 @@ class FakeLink:
         """Return whether a credit is free."""
         return self.credits > 0
 
-    def want_snapshot(self, after):
+    def request_snapshot(self, after):
         """Remember."""
         self.log.append(("want", after))
 

@@ -29,7 +29,7 @@ class FakeLink:
         self.session = SimpleNamespace(version=-1)
         self.on_service = lambda _: None
 
-    def want_snapshot(self, after):
+    def request_snapshot(self, after):
         """An open request."""
         self.wanted = after
 

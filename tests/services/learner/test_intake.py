@@ -324,13 +324,13 @@ def test_books_that_do_not_balance_are_said_once_and_cost_no_run(colony, make_tr
 def test_whoever_wants_the_newest_policy_gets_it_when_it_is_published(colony):
     """A worker asks before there is any policy, and skips those that came while it was busy."""
     link = colony.welcome()
-    link.want_snapshot(after=-1)
+    link.request_snapshot(after=-1)
     colony.intake.publish(policy(0))
     colony.until(lambda: link.take_snapshot())
     for version in range(1, 5):
         colony.intake.publish(policy(version))
     colony.intake.update_stats()
-    link.want_snapshot(after=0)
+    link.request_snapshot(after=0)
     colony.until(lambda: link.session.version == 4)
     snapshot = link.take_snapshot()
     assert snapshot.version == 4
@@ -480,10 +480,10 @@ def test_in_lockstep_the_next_policy_is_there_before_the_credit(make_colony, mak
     colony.intake.publish(policy(0))
     links = [colony.welcome("actor-0"), colony.welcome("actor-1")]
     for link in links:
-        link.want_snapshot(after=-1)
+        link.request_snapshot(after=-1)
     colony.until(lambda: all(link.take_snapshot() for link in links))
     for link in links:
-        link.want_snapshot(after=0)
+        link.request_snapshot(after=0)
     links[1].offer(numbered(make_trajectory, 2))
     assert colony.intake.take_round(by_place, 0.0) == []
     links[0].offer(numbered(make_trajectory, 1))

@@ -142,7 +142,7 @@ def test_without_tensorboard_there_are_no_events(directory):
 def test_a_tracker_that_hangs_is_waited_for_once(directory):
     deadlines = []
     tracker = SimpleNamespace(close=deadlines.append)
-    journal = Journal(directory, env_steps=0, on_loss=pytest.fail, tensorboard=False, trackers=[tracker])
+    journal = Journal(directory, env_steps=0, tensorboard=False, trackers=[tracker])
     journal.close()
     journal.close()
     assert len(deadlines) == 1
