@@ -113,7 +113,7 @@ class ActorLoop:
         before = self.stats.env_steps
         for t in range(rollout.length):
             self._phases.enter("act")
-            acted = {name: value.numpy() for name, value in parts.policy.act(torch.from_numpy(rollout.observation(t))).items()}
+            acted = {name: value.numpy() for name, value in parts.policy.act(torch.from_numpy(rollout.observation)).items()}
             action = acted.pop("action")
             self._phases.enter("env")
             transition = parts.environment.step(action)
