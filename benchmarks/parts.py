@@ -21,6 +21,7 @@ from common.algorithms.registry import build_algorithm, build_policy, rollout_sc
 from common.algorithms.sections import ReplaySection
 from common.config.schema import Settings
 from common.envs.make import make
+from common.envs.stacking import FrameStacker
 from common.envs.vector import VectorEnvironment
 from common.errors import ResourceError
 from common.models.snapshot import flatten, to_tensor
@@ -93,13 +94,15 @@ class Worker:
         policy.load(0, to_tensor(flatten(algorithm.model, settings.learner.snapshot_precision)), env_steps=0)
         actions = _play(environment, policy, rollout)
         recorded, env_steps = rollout.finish(), rollout.env_steps
+        stacker = FrameStacker(recorded["obs"][0], environment.spec.frame_stack)
 
         def step() -> EnvSteps:
             return sum(int(environment.step(action).valid.sum()) for action in actions)
 
         def act() -> EnvSteps:
-            for t in range(rollout.length):
-                policy.act(torch.from_numpy(rollout.observation(t)))
+            for frames, start in zip(recorded["obs"][-rollout.length :], recorded["start"][1:], strict=True):
+                stacker.push(frames, start)
+                policy.act(torch.from_numpy(stacker.observation))
             return rollout.length * environment.num_envs
 
         def make_experience() -> EnvSteps:
@@ -141,7 +144,7 @@ def _play(environment: VectorEnvironment, policy: Policy, rollout: Rollout) -> l
     """Fill the rollout; returns the actions [B, ...] of each row."""
     actions = []
     for t in range(rollout.length):
-        acted = {name: value.numpy() for name, value in policy.act(torch.from_numpy(rollout.observation(t))).items()}
+        acted = {name: value.numpy() for name, value in policy.act(torch.from_numpy(rollout.observation)).items()}
         actions.append(acted.pop("action"))
         rollout.record(t, actions[-1], acted, environment.step(actions[-1]))
     return actions

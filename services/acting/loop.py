@@ -109,7 +109,7 @@ class ActorLoop:
         before, request_at = self.stats.env_steps, rollout.length - 1 - round(REQUEST_SHARE * rollout.length)
         for t in range(rollout.length):
             self._phases.enter("act")
-            acted = {name: value.numpy() for name, value in parts.policy.act(torch.from_numpy(rollout.observation(t))).items()}
+            acted = {name: value.numpy() for name, value in parts.policy.act(torch.from_numpy(rollout.observation)).items()}
             action = acted.pop("action")
             self._phases.enter("env")
             transition = parts.environment.step(action)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from common.envs.stacking import Frames, context, stack
+from common.envs.stacking import Frames, FrameStacker
 from common.envs.state import check_like
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Rollout:
-    """Per rollout: `observation(t)`, act, `record(t, ...)` for t = 0..T-1, then `finish()` and `begin_next()`.
+    """Per rollout: `observation`, act, `record(t, ...)` for t = 0..T-1, then `finish()` and `begin_next()`.
 
     Episodes go on from one rollout to the next, and so do their returns. One thread uses it.
     """
@@ -39,16 +39,13 @@ class Rollout:
         self._size = self._specs["obs"].shape[0] - self.length
         self._returns = np.zeros(self._num_envs, np.float64)
         self._lengths = np.zeros(self._num_envs, np.int32)
-        self._stack: Frames | None = None  # written anew for each row; where S is 1 rows are seen as they lie
-        if self._size > 1:
-            self._stack = np.empty((1, self._num_envs, self._size, *first.shape[1:]), self._specs["obs"].dtype)
-        self._begin(first, np.ones(self._num_envs, np.bool_))
-        self._frames[: self._size - 1] = 0
+        self._stacker = FrameStacker(first, self._size)
+        self._begin(np.ones(self._num_envs, np.bool_))
 
-    def observation(self, t: int) -> Frames:
-        """o_t as the policy sees it, [B, *network_input_shape], for t = 0..T. Overwritten by the next call."""
-        seen: Frames = stack(self._frames[: t + self._size], self._start[: t + 1], last=1, out=self._stack)[0]
-        return seen
+    @property
+    def observation(self) -> Frames:
+        """The newest observation as the policy sees it, [B, *network_input_shape]: a view that `record` overwrites."""
+        return self._stacker.observation
 
     def record(self, t: int, action: NDArray[Any], recorded: Mapping[str, NDArray[Any]], transition: Transition) -> None:
         """Write row t: `action` [B, ...] and the arrays [B] that the policy `recorded` on o_t, and the `transition`. Copies."""
@@ -62,6 +59,7 @@ class Rollout:
         arrays["valid"][t] = transition.valid
         self._start[t + 1] = transition.start
         self._frames[t + self._size] = transition.observation
+        self._stacker.push(transition.observation, transition.start)
         if len(transition.final_index):
             self._parts["final_obs"].append(transition.final_observation.copy())
             self._parts["final_index"].append(transition.final_index + t * self._num_envs)
@@ -76,10 +74,7 @@ class Rollout:
 
     def begin_next(self) -> None:
         """Begin the next rollout with the newest observation of this one, and the images of its stack."""
-        frames, start = self._frames, self._start
-        before = context(frames, start)
-        self._begin(frames[-1], start[-1])
-        self._frames[: self._size - 1] = before
+        self._begin(self._start[-1])
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return the state of a rollout without rows: observations, the images that they are stacked on, running episodes."""
@@ -90,15 +85,18 @@ class Rollout:
         """Restore `state_dict`. Raises `StateError`, and changes nothing, for arrays of another dtype or shape."""
         for name, current in self.state_dict().items():
             check_like(f"state of the rollout: {name}", saved.get(name), current)
-        self._begin(saved["frames"][-1], saved["start"])
-        self._frames[: self._size - 1] = saved["frames"][:-1]
+        first, *others = saved["frames"]
+        self._stacker = FrameStacker(first, self._size)
+        for frames in others:
+            self._stacker.push(frames, np.zeros(self._num_envs, np.bool_))
+        self._begin(saved["start"])
         self._returns[:], self._lengths[:] = saved["returns"], saved["lengths"]
 
-    def _begin(self, first: Frames, start: NDArray[np.bool_]) -> None:
+    def _begin(self, start: NDArray[np.bool_]) -> None:
         fixed = [spec for spec in self._specs.values() if -1 not in spec.shape]
         self._arrays = {spec.name: np.empty(spec.shape, spec.dtype) for spec in fixed}
         self._frames, self._start = self._arrays["obs"], self._arrays["start"]
-        self._frames[self._size - 1], self._start[0] = first, start
+        self._frames[: self._size], self._start[0] = np.moveaxis(self._stacker.stacks, 1, 0), start
         self._parts: dict[str, list[NDArray[Any]]] = {spec.name: [] for spec in self._specs.values() if -1 in spec.shape}
         self.env_steps = 0
 

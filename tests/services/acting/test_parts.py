@@ -42,7 +42,7 @@ def build(*, seed=1, env=None, stack=1):
 def collect(setup):
     """One rollout, as the actor's loop makes it."""
     for t in range(T):
-        acted = {name: value.numpy() for name, value in setup.policy.act(torch.from_numpy(setup.rollout.observation(t))).items()}
+        acted = {name: value.numpy() for name, value in setup.policy.act(torch.from_numpy(setup.rollout.observation)).items()}
         action = acted.pop("action")
         setup.rollout.record(t, action, acted, setup.environment.step(action))
     arrays = setup.rollout.finish()

@@ -46,7 +46,7 @@ def play(env: VectorEnvironment, *, length: int, rollouts: int) -> Played:
     for _ in range(rollouts):
         seen = []
         for t in range(length):
-            seen.append(rollout.observation(t).copy())
+            seen.append(rollout.observation.copy())
             action = rng.integers(0, env.spec.action.n, env.num_envs)
             log_prob = rng.random(env.num_envs, np.float32)
             transition = env.step(action)
@@ -54,7 +54,7 @@ def play(env: VectorEnvironment, *, length: int, rollouts: int) -> Played:
             played.transitions.append(transition)
             played.actions.append(action)
             played.log_probs.append(log_prob)
-        played.seen.append([*seen, rollout.observation(length).copy()])
+        played.seen.append([*seen, rollout.observation.copy()])
         played.env_steps.append(rollout.env_steps)
         played.rollouts.append(rollout.finish())
         rollout.begin_next()
