@@ -61,7 +61,7 @@ RECIPES = {
     "ppo": {"epochs": 4, "minibatch": 64},
     "impala": {"optimizer": "adam", "normalize_value": True},
     "a3c": {"normalize_value": True},
-    "a3c-grad": {},
+    "a3c-grad": {"lr_schedule": "linear", "lr_final": 1e-3, "lr_env_steps": 12_000},  # a step for each of its gradients
 }
 
 
