@@ -2,7 +2,7 @@
 
     python -m benchmarks.policy_server --repeats 3 --out benchmarks/results
 
-All runs have one learner and the same environments on the same cores; who steps them and who acts differs. Forward passes of
+All runs have one learner and the same environments on the same cores; the processes that step and act differ. Forward passes of
 this network take longer than steps of the emulator, which is what policy servers are for.
 """
 

@@ -89,7 +89,7 @@ def report(windows: Mapping[int, Window]) -> str:
         "",
         "    python -m benchmarks.scaling",
         "",
-        f"Each actor steps one environment whose step sleeps for {1000 * STEP:.0f} ms. {machine()}.",
+        f"Each actor steps one environment, which sleeps for {1000 * STEP:.0f} ms in each step. {machine()}.",
         "",
         "| actors | env steps/s trained | times | cores busy | of the time that environments allow |",
         "|---|---|---|---|---|",
