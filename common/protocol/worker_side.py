@@ -188,6 +188,8 @@ class WorkerSide:
         self._set_window(welcome.credits)
         self.version, self._heartbeat = welcome.version, welcome.heartbeat_seconds
         self.reconnects += self._was_welcome
+        if self._was_welcome and self.identity.role == "actor":  # the learner may have another policy under the same number
+            self._wanted = -1
         self._was_welcome, self._welcomed_as = True, self.identity.incarnation
         out: list[e.Instruction] = [welcome]
         for kept in self._resent():
@@ -279,6 +281,11 @@ class WorkerSide:
             return []
         self._request_open = True
         return self._send(SnapshotWanted(after=after), now)
+
+    def request_again(self, now: Seconds) -> list[e.Instruction]:
+        """Repeat an open request: a message that could not be decoded may have been its answer."""
+        open_, self._request_open = self._request_open, False
+        return self.request_snapshot(self._wanted, now) if open_ and self._wanted is not None else []
 
     def close(self, reason: str, now: Seconds) -> list[e.Instruction]:
         """End: send a Goodbye if there is a Welcome, and nothing more."""

@@ -9,7 +9,9 @@ from common.units import Seconds
 
 LIMIT_INTERVAL_SECONDS: Seconds = 1.0
 LIMIT_MESSAGES = 256
-"""In an interval. A worker sends a Report a second, a SnapshotWanted for each version, and its window again after a loss."""
+"""In an interval. A worker sends a Report a second, and its window again after a loss."""
+MESSAGES_FOR_EXPERIENCE = 3
+"""More of them for each message with experience: an actor sends one SnapshotWanted or two for a rollout."""
 IGNORED_SECONDS: Seconds = 10.0
 
 
@@ -31,6 +33,10 @@ class ConnectionLimit:
             self._sent.clear()
             self._until = {each: until for each, until in self._until.items() if until > now}
         return route in self._until
+
+    def count_experience(self, route: Route) -> None:
+        """Count a message with experience, which was admitted: there are no more of them than credits."""
+        self._sent[route] -= MESSAGES_FOR_EXPERIENCE
 
     def count(self, route: Route, now: Seconds) -> LogEvent | None:
         """Count a message without experience; return a warning where its connection is ignored from here on."""

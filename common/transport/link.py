@@ -76,6 +76,7 @@ class Link:
             except ProtocolError as error:
                 self._check_protocol(error)
                 self.refuse(error)
+                self._advance(self.session.request_again)
             else:
                 self._foreign = 0
                 self.received[envelope.message.tag] += 1

@@ -1,9 +1,9 @@
 """The actor's loop: wait for a credit, load the newest policy, collect a rollout, send it.
 
 A credit is the permission to collect: the loop waits for it before the rollout begins, so that waiting makes no experience old.
-One rollout is acted by one policy version. The policy of the next is requested late in the rollout, and again while the loop
-waits: most versions that are published during a rollout are never sent, so that snapshots do not grow with the square of the
-number of actors. The loop has no sockets (`Link`), no signals and no HTTP.
+One rollout is acted by one policy version. The policy of the next is requested late in the rollout, and once more when a credit
+comes for which the loop had to wait. Most versions that are published meanwhile are never sent, so that snapshots do not grow
+with the square of the number of actors. The loop has no sockets (`Link`), no signals and no HTTP.
 """
 
 from __future__ import annotations
@@ -66,17 +66,20 @@ class ActorLoop:
         return self._link.drain.reason if self._link.drain else "stopped"
 
     def _ready(self) -> bool:
-        """Wait for a credit, and load the newest policy; return False when it is time to stop."""
+        """Wait for a credit, and load a policy; return False when it is time to stop."""
+        waited = False
         self._link.service()
         while not self._over():
             self._phases.enter("snapshot")
-            self._load_newest()
+            loaded = self._load_newest()
             if self._restart and self._link.new_incarnation:
                 self._begin_again(self._restart)
-            elif self._link.has_credit and self._has_policy():
-                return True
+            elif self._link.has_credit:
+                if self._has_policy(newest=waited and not loaded):
+                    return True
+                self._link.request_snapshot(after=self.stats.version)
             self._phases.enter("credit_wait")
-            self._link.request_snapshot(after=self.stats.version)
+            waited = waited or not self._link.has_credit
             self._alive()
             self._link.service(WAIT_SECONDS)
         return False
@@ -93,15 +96,22 @@ class ActorLoop:
         if self._snapshot is not None:
             load_policy(self._snapshot, self._parts.policy)
 
-    def _has_policy(self) -> bool:
-        """Return whether a policy is loaded: any, or in lockstep the learner's newest, for which the actor waits."""
-        return self.stats.version >= 0 and (self._restart is None or self.stats.version == self._link.session.version)
+    def _has_policy(self, *, newest: bool) -> bool:
+        """Return whether a policy is loaded that may act: in lockstep, or where asked for, the `newest` that the learner named.
 
-    def _load_newest(self) -> None:
+        Another one may act unless its version is beyond that: then the learner continues from an older one, and would refuse it.
+        """
+        version, named = self.stats.version, self._link.session.version
+        return version == named >= 0 if newest or self._restart else 0 <= version <= named
+
+    def _load_newest(self) -> bool:
+        """Load the policy that has arrived; return False where none has."""
         snapshot = load_newest_policy(self._link, self._parts.policy)
-        if snapshot is not None:
-            self.stats.version = snapshot.version
-            self._snapshot = snapshot if self._restart else None
+        if snapshot is None:
+            return False
+        self.stats.version = snapshot.version
+        self._snapshot = snapshot if self._restart else None
+        return True
 
     def _collect(self) -> bool:
         """Record one rollout; return False, and drop the rows, when it is time to stop or to begin a new incarnation."""

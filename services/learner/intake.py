@@ -219,6 +219,8 @@ class Intake:
         self._handle(self._event(route, frames))
         if admitted == self._admitted:
             self._monitor.without_experience(route, now)
+        else:
+            self._monitor.with_experience(route)
 
     def _event(self, route: e.Route, frames: list[Frame]) -> e.Event:
         self._monitor.arrived(frames)

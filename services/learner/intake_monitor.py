@@ -55,6 +55,10 @@ class IntakeMonitor:
         if ignored := self._limit.count(route, now):
             self._log_event(ignored)
 
+    def with_experience(self, route: Route) -> None:
+        """Count a message whose experience was admitted: its connection may send more of others."""
+        self._limit.count_experience(route)
+
     def arrived(self, frames: Frames) -> None:
         """Count the bytes of a message that is decoded next."""
         self._bytes_received += sum(map(len, frames))

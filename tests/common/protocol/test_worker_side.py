@@ -179,18 +179,39 @@ def test_a_silent_worker_reports_its_counters() -> None:
     assert said(side.handle(e.Tick(), 1.5)) == []
 
 
-def test_each_request_is_answered_by_one_snapshot() -> None:
+@pytest.mark.parametrize("role", ["actor", "evaluator"])
+def test_each_request_is_answered_by_one_snapshot(role) -> None:
     """The application may repeat it while none has come; a learner that takes over is asked again, until one has."""
-    side = greeted()
+    side = WorkerSide(Identity(role=role, name="e", incarnation=7, software="1"))
+    side.handle(e.Tick(), 0.0)
+    hear(side, welcome())
     assert said(side.request_snapshot(-1, 0.0)) == [SnapshotWanted(after=-1)]
     assert side.request_snapshot(-1, 0.1) == []
     side.handle(e.Unsent(message=Report(produced=0)), 1.0)
     assert SnapshotWanted(after=-1) in said(hear(side, welcome(), 2.0))
     snapshot = Snapshot(version=4, env_steps=0, precision="fp32", layout="x")
     assert hear(side, snapshot) == [snapshot]
-    side.handle(e.Unsent(message=Report(produced=0)), 3.0)
-    assert not any(isinstance(message, SnapshotWanted) for message in said(hear(side, welcome(), 4.0)))
     assert said(side.request_snapshot(4, 5.0)) == [SnapshotWanted(after=4)]
+
+
+def test_after_a_loss_an_actor_gets_the_policy_of_the_learner_whatever_its_number_and_an_evaluator_none() -> None:
+    """The next learner may have trained again up to the version of the last. An evaluator must play what it was sent last."""
+    requests = {}
+    for role in ("actor", "evaluator"):
+        side = WorkerSide(Identity(role=role, name="e", incarnation=7, software="1"))
+        side.handle(e.Tick(), 0.0)
+        hear(side, welcome())
+        side.handle(e.Unsent(message=Report(produced=0)), 1.0)
+        requests[role] = [message for message in said(hear(side, welcome(), 2.0)) if isinstance(message, SnapshotWanted)]
+    assert requests == {"actor": [SnapshotWanted(after=-1)], "evaluator": []}
+
+
+def test_a_request_whose_answer_could_not_be_decoded_is_repeated() -> None:
+    """The learner has answered it, and will not answer it twice."""
+    side = greeted()
+    assert side.request_again(0.0) == []
+    side.request_snapshot(4, 0.0)
+    assert said(side.request_again(0.1)) == [SnapshotWanted(after=4)]
 
 
 def test_a_snapshot_that_cannot_be_used_is_requested_again_at_once() -> None:
@@ -307,7 +328,7 @@ def test_a_worker_born_again_twice_does_not_enter_as_its_first_rebirth() -> None
         refuse(side, RefusalCode.FORGOTTEN, retry=True)
     assert hear(side, replace(welcome(), incarnation=8)) == []
     assert side.state is ConnectionState.GREETING
-    (greeting,) = hear(side, replace(welcome(), incarnation=9))
+    greeting, *_ = hear(side, replace(welcome(), incarnation=9))
     assert isinstance(greeting, Welcome)
 
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from common.transport.connection_limit import IGNORED_SECONDS, LIMIT_INTERVAL_SECONDS, LIMIT_MESSAGES, ConnectionLimit
+from common.transport.connection_limit import (
+    IGNORED_SECONDS,
+    LIMIT_INTERVAL_SECONDS,
+    LIMIT_MESSAGES,
+    MESSAGES_FOR_EXPERIENCE,
+    ConnectionLimit,
+)
 
 pytestmark = pytest.mark.pure
 
@@ -28,3 +34,13 @@ def test_a_connection_within_the_limit_is_never_ignored():
         now = second * LIMIT_INTERVAL_SECONDS
         assert not limit.ignores(b"worker", now)
         assert not any(limit.count(b"worker", now) for _ in range(LIMIT_MESSAGES))
+
+
+def test_a_connection_that_sends_much_experience_may_send_as_many_requests():
+    """A small network has a thousand updates a second, and an actor requests a policy for each of its rollouts."""
+    limit = ConnectionLimit()
+    for _ in range(10 * LIMIT_MESSAGES):
+        limit.count_experience(b"actor")
+        assert not any(limit.count(b"actor", 0.5) for _ in range(MESSAGES_FOR_EXPERIENCE))
+    assert not any(limit.count(b"actor", 0.5) for _ in range(LIMIT_MESSAGES))
+    assert limit.count(b"actor", 0.5)

@@ -158,7 +158,6 @@ def test_nothing_is_collected_before_there_is_a_credit_and_a_policy(scene):
         if scene.link.offered:
             scene.link.drain = DRAIN
 
-    scene.link.credits = 0
     scene.link.on_service = learner
     assert scene.actor.run() == "target reached"
     assert all(steps == 0 for n, steps in seen if n <= 6)
@@ -203,21 +202,44 @@ def test_a_policy_is_requested_late_in_each_rollout(scene):
     assert [entry[1] for entry in scene.link.log if entry[0] == "want"] == [0] * 3
 
 
-def test_an_actor_that_waits_requests_each_newer_policy(scene):
-    """The wait may be long: what it begins with is the newest."""
+def test_an_actor_that_waited_for_its_credit_begins_with_the_policy_that_the_credit_names(scene):
+    """It requests that one when the credit comes, and none of those before it."""
 
     def learner(n):
-        if n < 5:
-            scene.link.publish(n)
-        scene.link.credits = int(n == 5)
+        if n == 1:
+            scene.link.publish(0)
+        if n == 3:
+            scene.link.credits, scene.link.session.version = 1, 5
+        if n == 6:
+            scene.link.publish(5)
         if scene.link.offered:
             scene.link.drain = DRAIN
 
     scene.link.credits = 0
     scene.link.on_service = learner
     scene.actor.run()
-    assert [entry[1] for entry in scene.link.log if entry[0] == "want"][:4] == [1, 2, 3, 4]
-    assert scene.link.offered[0].version == 4
+    assert {entry[1] for entry in scene.link.log[:3] if entry[0] == "want"} == {0}
+    assert scene.policy.loaded == [0, 5]
+    assert scene.link.offered[0].version == 5
+
+
+def test_an_actor_does_not_act_by_a_policy_beyond_that_of_its_learner(scene):
+    """The learner was killed and continues from an older version: it would refuse the whole rollout."""
+
+    def learner(n):
+        scene.link.credits = 1
+        if n == 1:
+            scene.link.publish(9)
+            scene.link.session.version = 7
+        if n == 4:
+            scene.link.publish(7)
+        if scene.link.offered:
+            scene.link.drain = DRAIN
+
+    scene.link.on_service = learner
+    scene.actor.run()
+    assert scene.link.log[0] == ("want", 9)
+    assert scene.link.offered[0].version == 7
 
 
 def test_the_message_holds_what_was_stepped(scene):
