@@ -80,7 +80,8 @@ class ActionSpec:
         """Raise `ConfigError` for actions of another form."""
         if self.shape != (() if self.discrete else (len(self.low),)) or len(self.low) != len(self.high):
             wanted, fix = "numbers, or a vector with both bounds of each component", "flatten them in your env.entry_point"
-            raise ConfigError("actions of this form are not supported", found=self, wanted=wanted, fix=fix)
+            found = f"shape {self.shape}, {len(self.low)} lower and {len(self.high)} upper bounds"
+            raise ConfigError("actions of this form are not supported", found=found, wanted=wanted, fix=fix)
 
     @property
     def discrete(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from typing import assert_never
 
 from common.errors import DropReason
 from common.protocol import events as e
@@ -136,6 +137,8 @@ class LearnerSide:
                 out = [send for worker in self._registry.routes.values() for send in self._drained(worker, now)]
             case e.Ended():
                 out = self._ended()
+            case _:
+                assert_never(event)
         return out + self._credits(now)
 
     def _received(self, route: Route, envelope: Envelope, public_key: str, now: Seconds) -> list[e.Instruction]:

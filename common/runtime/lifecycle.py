@@ -21,7 +21,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 ECHO_SECONDS: Seconds = 0.5
 SLOW_SECONDS: Seconds = 5.0  # of work with a time limit, before a log line
 BUILD_SECONDS: Seconds = 300.0  # limit for environments to be built and reset: a simulator may take its time
-CLOSE_SECONDS: Seconds = 10.0  # the same, to be closed: nobody waits longer for a process that has been asked to end
+CLOSE_SECONDS: Seconds = 4.0  # the same, to be closed: a process that was asked to end is killed after 6 s
 
 
 class Shutdown:
@@ -117,15 +117,16 @@ def time_limit(
 ) -> Iterator[None]:
     """End the process with exit code 1 where the work inside takes `limit` seconds, even if it cannot be interrupted.
 
-    `on_slow` is called after `SLOW_SECONDS`, and `on_limit` before the end, both from another thread and with their seconds.
+    `on_slow` is called after `SLOW_SECONDS`, or half of a shorter limit, and `on_limit` before the end, both from another thread
+    and with their seconds.
     """
-    done = Event()
+    done, slow = Event(), min(SLOW_SECONDS, limit / 2)
 
     def watch() -> None:
-        if done.wait(SLOW_SECONDS):
+        if done.wait(slow):
             return
-        on_slow(SLOW_SECONDS)
-        if not done.wait(limit - SLOW_SECONDS):
+        on_slow(slow)
+        if not done.wait(limit - slow):
             on_limit(limit)
             exit_process(1)
 

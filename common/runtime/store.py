@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 import fsspec
 
 from common.errors import ConfigError, ResourceError, RookeryError
+from common.runtime.disk import write_atomically
 from common.runtime.run_directory import RunDirectory
 from common.units import MIB
 
@@ -152,8 +153,8 @@ class RunStore:
             config = self._config()
             for name in RESULTS:
                 with suppress(FileNotFoundError):
-                    (folder / name).write_bytes(self._fs.cat_file(self._path(name)))
-            (folder / CONFIG).write_bytes(config)
+                    write_atomically(folder / name, self._fs.cat_file(self._path(name)))
+            write_atomically(folder / CONFIG, config)
 
     def download(self, folder: Path, *, warn: Callable[[str], None], segments: bool = True) -> None:
         """Download the newest good checkpoint to `folder`, and then the results.

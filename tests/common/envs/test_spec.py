@@ -18,5 +18,5 @@ pytestmark = pytest.mark.pure
     ],
 )
 def test_actions_are_numbers_or_vectors_with_bounds(wrong):
-    with pytest.raises(ConfigError, match=r"not supported: found ActionSpec\(.*, wanted .*; flatten"):
+    with pytest.raises(ConfigError, match=r"not supported: found shape .*, wanted .*; flatten"):
         ActionSpec(**wrong)

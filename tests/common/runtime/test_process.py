@@ -145,7 +145,7 @@ def test_environments_that_hang_when_they_are_closed_end_the_process_with_the_er
     ((limit, on_limit),) = limits
     on_limit(limit)
     line = PlainFormatter("actor", tracebacks=False).format(caplog.records[-1])
-    assert "not closed within 10 s, after ValueError('the simulator has crashed')" in line
+    assert "not closed within 4 s, after ValueError('the simulator has crashed')" in line
 
 
 def test_a_process_may_open_as_many_files_as_its_hard_limit_allows():
