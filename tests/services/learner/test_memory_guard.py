@@ -22,7 +22,7 @@ from tests.services.learner.test_intake import assert_balances, policy
 pytestmark = pytest.mark.wire
 
 MIB = 2**20
-ROOM = 128 * MIB  # memory that this process may still take: it reserves half, and must grow by half of that
+ROOM = 512 * MIB  # memory that this process may still take: it reserves half, and glibc keeps at most 64 MiB of each arena
 
 
 def limited_to(room: int) -> MemoryGuard:
@@ -73,4 +73,4 @@ def test_an_unfinished_message_frees_memory_and_costs_no_experience() -> None:
     assert stats.reconnects == stats.sockets_reopened
     reopened = [note.fields for note in notes if note.event == "socket_reopened"]
     assert len(reopened) == stats.sockets_reopened
-    assert reopened[0]["freed_mib"] > ROOM / MIB / 4
+    assert reopened[0]["freed_mib"] > ROOM / MIB / 8
