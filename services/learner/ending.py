@@ -24,7 +24,7 @@ BARRIER_SECONDS: Seconds = 0.1  # between two questions whether the other ranks 
 
 
 class RunEnd:
-    """What the train loop calls after its last update, in its thread: `drain`, then `finish`."""
+    """Called by the train loop after its last update, in its thread: `drain`, then `finish`."""
 
     def __init__(
         self,
