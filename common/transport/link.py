@@ -149,7 +149,12 @@ class Link:
         self._advance(lambda now: self.session.offer(experience, now))
 
     def request_snapshot(self, after: Version) -> None:
-        """Let the newest policy come, once, as soon as there is another than `after`. May be repeated while none has come."""
+        """Let the newest policy come, once, as soon as there is another than `after`, or than one that waits to be taken.
+
+        May be repeated while none has come.
+        """
+        if self._snapshot is not None:
+            after = self._snapshot.version
         self._advance(lambda now: self.session.request_snapshot(after, now))
 
     def take_snapshot(self) -> Snapshot | None:

@@ -252,6 +252,19 @@ def test_the_newest_policy_replaces_one_that_nobody_took(world):
     assert world.link.take_snapshot() is None
 
 
+def test_a_policy_that_waits_to_be_taken_is_not_sent_again(world):
+    world.turn()
+    world.link.request_snapshot(after=-1)
+    world.turn()
+    world.link.request_snapshot(after=-1)  # by an actor that acts by an older one until its rollout ends
+    world.turn()
+    assert world.link.received["snapshot"] == 1
+    world.learner.handle(e.Published(snapshot=policy(1)))
+    world.turn()
+    assert world.link.received["snapshot"] == 2
+    assert world.link.take_snapshot().version == 1
+
+
 def test_the_transport_gets_the_size_of_the_largest_message_once_a_policy_has_come(world, monkeypatch):
     """Before that the first policy may still be crossing."""
     sizes = []
