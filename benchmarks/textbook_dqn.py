@@ -172,15 +172,14 @@ def env_steps_per_second(program: Program, seconds: float) -> float:
     """Play and train for `seconds` after a warm-up; return env steps trained on per second."""
     values, processes = network(), []
     target, memory, added, updates = copy.deepcopy(values), [], 0, 0
+    torch.set_num_threads(cores())  # the gradient step takes most of the time of every rung
     if program.apart:
-        torch.set_num_threads(max(1, cores() // 2))
         context, values = multiprocessing.get_context("spawn"), values.share_memory()
         queue = context.Queue(maxsize=8)
         processes.append(context.Process(target=act, args=(program, values, queue), daemon=True))
         processes[0].start()
         source: Iterator[Transitions] = iter(queue.get, None)
     else:
-        torch.set_num_threads(cores())
         source = play(program, values)
     optimizer = torch.optim.Adam(values.parameters(), lr=1e-4)
     began = trained = 0.0
