@@ -86,7 +86,8 @@ class SavedSession:
         killed.load_state_dict(state["registry"])
         self._forget_absent(killed)
         for reached in killed:
-            self._advance(self._registry.adopt(reached), reached)
+            if not self._registry.has_replaced(reached):
+                self._advance(self._registry.adopt(reached), reached)
         self._forget_replaced()
         self._registry.raise_numbers(killed)
 

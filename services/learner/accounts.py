@@ -139,14 +139,20 @@ def read(path: Path, *, run_id: str, produced: int) -> Mapping[str, Any] | None:
 
 
 def _applied(lines: Iterable[bytes], registry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `registry` after the changes in `lines`. A new incarnation closes the older of its name, and that at its index."""
+    """Return `registry` after the changes in `lines`. A new incarnation closes the older of its name, and that at its index.
+
+    An incarnation that was replaced before `registry` was written, of which messages were still in the queue, comes before all
+    others: it closes none, and is not the newest of its name.
+    """
     workers = {(worker["name"], worker["incarnation"]): worker for worker in registry["workers"]}
     generations = {(role, index): number for role, index, number in registry["generations"]}
     numbers = {name: registry.get(name, -1) for name in ("forgotten", "named")}
     for changes in map(json.loads, lines):
         for worker in changes["workers"]:
             key, place = (worker["name"], worker["incarnation"]), (worker["role"], worker["index"])
-            if key not in workers:
+            if key not in workers and worker["generation"] < generations.get(place, 0):
+                workers = {key: worker, **workers}
+            elif key not in workers:
                 for older in workers.values():
                     older["closed"] |= older["name"] == worker["name"] or (older["role"], older["index"]) == place
             workers[key] = worker
