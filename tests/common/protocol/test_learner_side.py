@@ -1105,6 +1105,23 @@ def test_an_incarnation_that_was_replaced_before_the_checkpoint_is_counted_once(
     assert resumed.books == {"produced": 16, "trained": 0, "queued": 4, "in_flight": 0, "dropped": {"rolled_back": 12}}
 
 
+def test_an_incarnation_that_came_and_went_between_checkpoint_and_accounts_is_rolled_back() -> None:
+    """The accounts have the newest incarnation of each name; the ledger beside them has the env steps of all."""
+    killed = Learner()
+    killed.greet()
+    complete(killed, "a", 0)
+    checkpoint = json.loads(json.dumps(killed.side.saved.state_dict()))
+    complete(killed, "a", 1, 2)
+    killed.greet(incarnation=2)
+    killed.send(0)
+    accounts = json.loads(json.dumps(killed.side.saved.accounts()))
+    resumed = Learner()
+    resumed.side.saved.load_state_dict(checkpoint)
+    resumed.side.saved.load_accounts(accounts)
+    resumed.side.check_ledger()
+    assert resumed.books == {"produced": 16, "trained": 4, "queued": 0, "in_flight": 4, "dropped": {"rolled_back": 8}}
+
+
 def test_changed_accounts_are_returned_once_and_closed_ones_on_request() -> None:
     learner = Learner()
     learner.greet(produced=4)

@@ -106,7 +106,19 @@ def test_a_closed_incarnation_that_the_first_line_lacks_does_not_close_the_one_t
         ("actor-0", 2, 5, False),
         ("actor-1", 1, 6, False),
     ]
-    assert sorted(read(path, run_id="run-1", produced=0)["registry"]["generations"]) == [["actor", 0, 2], ["actor", 1, 4]]
+    found = read(path, run_id="run-1", produced=0)
+    assert sorted(found["registry"]["generations"]) == [["actor", 0, 2], ["actor", 1, 4]]
+    assert found["ledger"]["produced"] == 9 + (8 - 7)
+
+
+def test_the_ledger_that_is_read_has_the_env_steps_of_all_lines(path, make):
+    """Of workers that the first line has, and of new ones."""
+    file = make()
+    file.restart(state(account(produced=5)))
+    file.append(changes(account(produced=7), account("actor-1", 4, 3, index=1)))
+    file.append(changes(account(incarnation=2, produced=1, generation=1)))
+    assert read(path, run_id="run-1", produced=0)["ledger"]["produced"] == 9 + 2 + 3 + 1
+    assert read(path, run_id="run-1", produced=10) is None
 
 
 def test_a_line_that_a_kill_cut_short_is_left_out(path, make):
