@@ -16,6 +16,7 @@ from common.protocol.lockstep_states import LockstepStates
 from common.protocol.messages import PROTOCOL_VERSION, Dropped
 from common.protocol.session_config import SessionConfig
 from common.protocol.worker_registry import WorkerRegistry
+from common.units import EnvSteps
 
 
 class SavedSession:
@@ -78,7 +79,8 @@ class SavedSession:
     def load_accounts(self, state: Mapping[str, Any]) -> None:
         """Take over the progress that a killed learner had made after the checkpoint that this learner continues from.
 
-        Messages trained on since are rolled back, as each worker's Hello would do: such a Hello then changes nothing.
+        Messages trained on since are rolled back, as each worker's Hello would do: such a Hello then changes nothing. So are the
+        env steps of incarnations that were replaced before `state` was written: they are in its ledger alone.
         """
         check_saved(state)
         self._accounting.resumed = True
@@ -86,9 +88,18 @@ class SavedSession:
         killed.load_state_dict(state["registry"])
         self._forget_absent(killed)
         for reached in killed:
-            self._advance(self._registry.adopt(reached), reached)
+            if not self._registry.has_replaced(reached):
+                self._advance(self._registry.adopt(reached), reached)
         self._forget_replaced()
         self._registry.raise_numbers(killed)
+        self._roll_back_removed(state["ledger"]["produced"])
+
+    def _roll_back_removed(self, produced: EnvSteps) -> None:
+        """Count as rolled back what lacks to `produced`, the env steps in the ledger of the killed learner."""
+        ledger = self._accounting.ledger
+        removed = max(0, produced - ledger.produced)
+        ledger.produced += removed
+        ledger.drop(DropReason.ROLLED_BACK, removed)
 
     def _forget_absent(self, killed: WorkerRegistry) -> None:
         """Close and forget the workers that are not in the registry of the killed learner."""

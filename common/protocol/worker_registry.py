@@ -176,6 +176,10 @@ class WorkerRegistry:
         self._add(worker)
         return worker
 
+    def has_replaced(self, other: Worker) -> bool:
+        """Return whether a worker of another registry was replaced here, and removed: its env steps are in the ledger's sums."""
+        return other.key not in self._workers and other.generation < self._generations[other.role, other.index]
+
     def adopt(self, other: Worker) -> Worker:
         """Return the worker of an incarnation in another registry, at its slot: with its account here, or with a new one."""
         known = self._workers.get(other.key)

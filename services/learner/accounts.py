@@ -126,34 +126,46 @@ def read(path: Path, *, run_id: str, produced: int) -> Mapping[str, Any] | None:
         whole, *lines = path.read_bytes().split(b"\n")
         found = json.loads(whole)
         check_saved(found["session"])
-        state = {**found["session"], "registry": _applied(lines[:-1], found["session"]["registry"])}
+        state = _applied(lines[:-1], found["session"])
         check_saved(state)
-        other = found["run_id"] != run_id
+        other, older = found["run_id"] != run_id, found["session"]["ledger"]["produced"] < produced
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ResourceError("accounts of the killed learner cannot be read", found=f"{str(error)[:200]!r} at {path}") from error
     if other:
         raise ResourceError("accounts are of another run", found=str(found["run_id"])[:200], wanted=run_id)
-    return state if state["ledger"]["produced"] >= produced else None
+    return None if older else state
 
 
-def _applied(lines: Iterable[bytes], registry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `registry` after the changes in `lines`. A new incarnation closes the older of its name, and that at its index."""
+def _applied(lines: Iterable[bytes], state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `state` after the changes in `lines`. A new incarnation closes the older of its name, and that at its index.
+
+    An incarnation that was replaced before `state` was written, of which messages were still in the queue, comes before all
+    others: it closes none, and is not the newest of its name. Its env steps are in the ledger of `state`.
+    """
+    registry, produced = state["registry"], state["ledger"]["produced"]
     workers = {(worker["name"], worker["incarnation"]): worker for worker in registry["workers"]}
     generations = {(role, index): number for role, index, number in registry["generations"]}
     numbers = {name: registry.get(name, -1) for name in ("forgotten", "named")}
     for changes in map(json.loads, lines):
         for worker in changes["workers"]:
             key, place = (worker["name"], worker["incarnation"]), (worker["role"], worker["index"])
-            if key not in workers:
+            if key in workers:
+                produced += worker["account"]["produced"] - workers[key]["account"]["produced"]
+                workers[key] = worker
+            elif worker["generation"] < generations.get(place, 0):
+                workers = {key: worker, **workers}
+            else:
                 for older in workers.values():
                     older["closed"] |= older["name"] == worker["name"] or (older["role"], older["index"]) == place
-            workers[key] = worker
+                produced += worker["account"]["produced"]
+                workers[key] = worker
             generations[place] = max(generations.get(place, 0), worker["generation"] + 1)
         numbers = {name: max(number, changes[name]) for name, number in numbers.items()}
-    return {
+    applied = {
         "workers": [*workers.values()],
         "generations": [[role, index, number] for (role, index), number in generations.items()],
         **numbers,
     }
+    return {**state, "ledger": {**state["ledger"], "produced": produced}, "registry": applied}

@@ -1079,6 +1079,49 @@ def test_a_slot_that_the_killed_learner_had_given_away_has_one_holder() -> None:
     assert [welcome.index for (welcome,) in welcomes] == [0, 1]
 
 
+def test_an_incarnation_that_was_replaced_before_the_checkpoint_is_counted_once() -> None:
+    """Its messages were still in the queue, and one was trained on after it: the accounts of the killed learner name it."""
+    killed = Learner(credits=3)
+    killed.greet()
+    for seq in range(3):
+        killed.send(seq)
+    killed.greet(incarnation=2)
+    killed.send(0)
+    checkpoint, accounts = (
+        json.loads(json.dumps(state())) for state in (killed.side.saved.state_dict, killed.side.saved.accounts)
+    )
+    killed.handle(e.Taken(items=items(0)))
+    killed.handle(e.Completed(items=items(0)))
+    closed = killed.side.saved.changed_accounts([], closed=True)
+    accounts["registry"]["workers"] = closed["workers"] + accounts["registry"]["workers"]
+    resumed = Learner(credits=3)
+    resumed.side.saved.load_state_dict(checkpoint)
+    resumed.side.saved.load_accounts(accounts)
+    resumed.side.check_ledger()
+    assert resumed.books["produced"] == 16
+    (welcome,) = of(Welcome, resumed.greet(incarnation=2, produced=4))
+    assert welcome.generation == 1
+    assert any(isinstance(i, e.Experience) for i in resumed.send(0))
+    assert resumed.books == {"produced": 16, "trained": 0, "queued": 4, "in_flight": 0, "dropped": {"rolled_back": 12}}
+
+
+def test_an_incarnation_that_came_and_went_between_checkpoint_and_accounts_is_rolled_back() -> None:
+    """The accounts have the newest incarnation of each name; the ledger beside them has the env steps of all."""
+    killed = Learner()
+    killed.greet()
+    complete(killed, "a", 0)
+    checkpoint = json.loads(json.dumps(killed.side.saved.state_dict()))
+    complete(killed, "a", 1, 2)
+    killed.greet(incarnation=2)
+    killed.send(0)
+    accounts = json.loads(json.dumps(killed.side.saved.accounts()))
+    resumed = Learner()
+    resumed.side.saved.load_state_dict(checkpoint)
+    resumed.side.saved.load_accounts(accounts)
+    resumed.side.check_ledger()
+    assert resumed.books == {"produced": 16, "trained": 4, "queued": 0, "in_flight": 4, "dropped": {"rolled_back": 8}}
+
+
 def test_changed_accounts_are_returned_once_and_closed_ones_on_request() -> None:
     learner = Learner()
     learner.greet(produced=4)

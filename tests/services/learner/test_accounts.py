@@ -92,6 +92,35 @@ def test_a_new_incarnation_closes_the_older_one_of_its_name_and_the_one_at_its_i
     assert sorted(read(path, run_id="run-1", produced=0)["registry"]["generations"]) == [["actor", 0, 2], ["actor", 1, 4]]
 
 
+def test_a_closed_incarnation_that_the_first_line_lacks_does_not_close_the_one_that_replaced_it(path, make):
+    """Its messages were still in the queue when the file began anew."""
+    file = make()
+    registry = changes(account(incarnation=2, produced=5, generation=1), account("actor-1", 1, 6, index=1, generation=3))
+    file.restart(state() | {"registry": registry | {"generations": [["actor", 0, 2], ["actor", 1, 4]]}})
+    for produced in (7, 8):
+        file.append(changes(account(produced=produced, gone=True)))
+    file.append(changes(account("actor-9", 1, 2, index=1, generation=2, gone=True)))
+    assert workers(path) == [
+        ("actor-9", 1, 2, True),
+        ("actor-0", 1, 8, True),
+        ("actor-0", 2, 5, False),
+        ("actor-1", 1, 6, False),
+    ]
+    found = read(path, run_id="run-1", produced=0)
+    assert sorted(found["registry"]["generations"]) == [["actor", 0, 2], ["actor", 1, 4]]
+    assert found["ledger"]["produced"] == 9 + (8 - 7)
+
+
+def test_the_ledger_that_is_read_has_the_env_steps_of_all_lines(path, make):
+    """Of workers that the first line has, and of new ones."""
+    file = make()
+    file.restart(state(account(produced=5)))
+    file.append(changes(account(produced=7), account("actor-1", 4, 3, index=1)))
+    file.append(changes(account(incarnation=2, produced=1, generation=1)))
+    assert read(path, run_id="run-1", produced=0)["ledger"]["produced"] == 9 + 2 + 3 + 1
+    assert read(path, run_id="run-1", produced=10) is None
+
+
 def test_a_line_that_a_kill_cut_short_is_left_out(path, make):
     """The lines before it are read."""
     file = make()
