@@ -200,6 +200,12 @@ def shown(row: Row) -> bool:
     return not row["overrides"] and row["settings"] == fingerprint(row["preset"])
 
 
+def newest(rows: Iterable[Row], preset: str) -> list[Row]:
+    """Return the newest run of each seed of the present preset, by seed; `rows` has the oldest first."""
+    by_seed = {row["seed"]: row for row in rows if row["preset"] == preset and shown(row)}
+    return [by_seed[seed] for seed in sorted(by_seed)]
+
+
 def fingerprint(preset: str, overrides: Sequence[str] = ()) -> str:
     """Return a hash of the settings of a preset, comments left out."""
     text = json.dumps([yaml.safe_load(find_preset(preset).text), list(overrides)], sort_keys=True)
@@ -224,12 +230,9 @@ def page(rows: Iterable[Row]) -> str:
         "behind it.",
         "Only runs of the presets' present settings are shown.",
     ]
-    by_preset: dict[str, dict[int, Row]] = {}
-    for row in rows:
-        if shown(row):
-            by_preset.setdefault(row["preset"], {})[row["seed"]] = row
+    kept_rows = list(rows)
     for claim in CLAIMS:
-        runs = [row for _, row in sorted(by_preset.get(claim.preset, {}).items())]
+        runs = newest(kept_rows, claim.preset)
         lines += ["", f"## {claim.preset}", "", f"Claim: {claim.words()}.", ""]
         lines += _section(claim, runs) if runs else ["No run of the present settings is kept."]
     return "\n".join(lines) + "\n"
