@@ -227,7 +227,7 @@ def page(rows: Iterable[Row]) -> str:
         "raw rows, curves included: [learning.jsonl](learning.jsonl). Nothing is rounded up. Minutes are wall-clock from the",
         "command to its end, start-up, checkpoints and the evaluation of the final policy included. mean100: mean raw return of",
         "the last 100 training episodes. A greedy evaluation plays whole episodes with the final policy, as many as stand",
-        "behind it.",
+        "behind it. Env steps/s: from the first update on, start-up left out.",
         "Only runs of the presets' present settings are shown.",
     ]
     kept_rows = list(rows)
