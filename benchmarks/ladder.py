@@ -20,7 +20,7 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from benchmarks.learning import RESULTS, ROWS, fingerprint, kept, machine
+from benchmarks.learning import RESULTS, ROWS, kept, machine, newest
 from benchmarks.parts import warm_up
 from benchmarks.pipeline import running
 from benchmarks.textbook_dqn import FRAME_SKIP, Program, env_steps_per_second
@@ -55,8 +55,9 @@ Each rung keeps the changes of the rungs above it. The grey rungs of the picture
 ([textbook_dqn.py](../textbook_dqn.py)). They and the first rung of Rookery train one network (84x84, Mnih et al. 2015) on 32
 samples for each env step. The last two rungs are presets that need less work to solve Pong: smaller images and networks, 12
 samples for each env step in `pong-dqn`, and 2 of PPO in `pong`. Frames are those of the emulator, four for each env step; they
-are counted when the env step has been trained on. The time to solve Pong is the recorded one of a whole preset; the other
-rungs were not run until they solved it.
+are counted when the env step has been trained on, after the warm-up and without an evaluator. The time to solve Pong
+is that of the runs of whole presets in [learning.md](learning.md), from the command to its end; the other rungs were not run
+until they solved it.
 """
 
 
@@ -102,11 +103,11 @@ def frames_per_second(rung: Rung, seconds: float) -> float:
 
 
 def solved(rung: Rung) -> tuple[str, str]:
-    """Return the recorded minutes until Pong was solved by the present preset, and the command; "not run" without a record."""
+    """Return the minutes of the runs on the page of learning that solved Pong, and the command; "not run" without one."""
     if not rung.whole_preset:
         return "not run", ""
-    rows = [row for row in kept(RESULTS / ROWS) if row["preset"] == rung.preset and row["settings"] == fingerprint(rung.preset)]
-    minutes = [row["solved_at"]["wall_seconds"] / 60 for row in rows if row["solved_at"]]
+    rows = newest(kept(RESULTS / ROWS), rung.preset)
+    minutes = [row["wall_seconds"] / 60 for row in rows if row["solved_at"]]
     if not minutes:
         return "not run", ""
     return (

@@ -200,6 +200,12 @@ def shown(row: Row) -> bool:
     return not row["overrides"] and row["settings"] == fingerprint(row["preset"])
 
 
+def newest(rows: Iterable[Row], preset: str) -> list[Row]:
+    """Return the newest run of each seed of the present preset, by seed; `rows` has the oldest first."""
+    by_seed = {row["seed"]: row for row in rows if row["preset"] == preset and shown(row)}
+    return [by_seed[seed] for seed in sorted(by_seed)]
+
+
 def fingerprint(preset: str, overrides: Sequence[str] = ()) -> str:
     """Return a hash of the settings of a preset, comments left out."""
     text = json.dumps([yaml.safe_load(find_preset(preset).text), list(overrides)], sort_keys=True)
@@ -221,15 +227,12 @@ def page(rows: Iterable[Row]) -> str:
         "raw rows, curves included: [learning.jsonl](learning.jsonl). Nothing is rounded up. Minutes are wall-clock from the",
         "command to its end, start-up, checkpoints and the evaluation of the final policy included. mean100: mean raw return of",
         "the last 100 training episodes. A greedy evaluation plays whole episodes with the final policy, as many as stand",
-        "behind it.",
+        "behind it. Env steps/s: from the first update on, start-up left out.",
         "Only runs of the presets' present settings are shown.",
     ]
-    by_preset: dict[str, dict[int, Row]] = {}
-    for row in rows:
-        if shown(row):
-            by_preset.setdefault(row["preset"], {})[row["seed"]] = row
+    kept_rows = list(rows)
     for claim in CLAIMS:
-        runs = [row for _, row in sorted(by_preset.get(claim.preset, {}).items())]
+        runs = newest(kept_rows, claim.preset)
         lines += ["", f"## {claim.preset}", "", f"Claim: {claim.words()}.", ""]
         lines += _section(claim, runs) if runs else ["No run of the present settings is kept."]
     return "\n".join(lines) + "\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks import ladder
+from benchmarks import ladder, learning
 from benchmarks.textbook_dqn import Program, gradient_step, network, play
 from common.config.load import load_settings
 
@@ -49,6 +49,13 @@ def test_the_table_has_every_rung_and_recorded_times_alone():
     assert len(lines) == len(ladder.RUNGS)
     assert lines[8].startswith("| Rookery, preset pong | 9,000 | 90.0x | ")
     assert ["not run" in line for line in lines[:7]] == [True] * 7
+
+
+def test_times_are_those_of_the_page_of_learning():
+    rung = next(rung for rung in ladder.RUNGS if rung.change == "Rookery, preset pong")
+    section = (learning.RESULTS / learning.PAGE).read_text().partition("\n## pong\n")[2].partition("\n## ")[0]
+    minutes = [float(line.split("|")[4]) for line in section.splitlines() if line.startswith(("| 1 ", "| 2 ", "| 3 "))]
+    assert ladder.solved(rung)[0] == f"{min(minutes):.1f} to {max(minutes):.1f} min, 3 of 3 runs"
 
 
 @pytest.mark.parametrize(("load", "says"), [(2.0, "idle otherwise"), (20.0, "The machine was busy** (load 1 to 20")])

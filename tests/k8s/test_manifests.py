@@ -12,7 +12,6 @@ from pathlib import Path
 
 import kubernetes_validate
 import pytest
-import yaml
 from cloudcoil.models.keda.v1alpha1 import ScaledObject
 from cloudcoil.models.prometheus_operator.v1 import PodMonitor, PrometheusRule
 
@@ -617,11 +616,11 @@ def test_the_table_of_overlays_is_true(name):
 def test_the_overlay_that_the_page_writes_does_what_it_says(tmp_path):
     """It is the first file that a user copies."""
     (example,) = re.findall(r"```yaml\n# kustomization.yaml\n(.*?)```", PAGE, re.DOTALL)
-    written = yaml.safe_load(example)
-    (tmp_path / "run.yaml").write_text("env: {id: CartPole-v1}\n")
-    more = {key: value for key, value in written.items() if key not in ("resources", "components")}
-    (below,), components = map(Path, written["resources"]), [Path(component).name for component in written["components"]]
-    manifests = render(on_top(tmp_path, below.name, components=components, **more))
+    mine = shutil.copytree(K8S, tmp_path / "k8s") / "overlays" / "mine"
+    mine.mkdir()
+    (mine / "kustomization.yaml").write_text(example)
+    (mine / "run.yaml").write_text("env: {id: CartPole-v1}\n")
+    manifests = render(mine)
     assert run_of(manifests)["data"] == {"run.yaml": "env: {id: CartPole-v1}\n"}
     images = {template["spec"]["containers"][0]["image"].rpartition(":")[0] for _, template in pods(manifests)}
     assert images == {"registry.example.com/rl/rookery-actor", "registry.example.com/rl/rookery-learner"}

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -182,7 +183,7 @@ def stages(env_steps: list[float], returns: list[float], *, budget: int) -> list
 
 
 def goal_value(run: RunData, goal: str, *, budget: int) -> float | None:
-    """Return the value that a sweep maximises; None where the run has none."""
+    """Return the value that a sweep maximises; None where the run has none. A curve is a straight line between its points."""
     if goal == "mean100":
         return run.number("mean100")
     if goal == "evaluation":
@@ -191,9 +192,10 @@ def goal_value(run: RunData, goal: str, *, budget: int) -> float | None:
     if not returns:
         return None
     # A run that reached its target early keeps its last return to the end of the budget.
-    ends = [*env_steps[1:], max(float(budget), env_steps[-1])]
-    area = sum((end - start) * value for start, end, value in zip(env_steps, ends, returns, strict=True))
-    return area / max(1.0, ends[-1] - env_steps[0])
+    steps, values = [*env_steps, max(float(budget), env_steps[-1])], [*returns, returns[-1]]
+    pairs = zip(pairwise(steps), pairwise(values), strict=True)
+    area = sum((end - start) * (first + last) / 2 for (start, end), (first, last) in pairs)
+    return area / (steps[-1] - steps[0]) if steps[-1] > steps[0] else returns[-1]
 
 
 def _values_text(values: Mapping[str, Any]) -> str:

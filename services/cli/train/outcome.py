@@ -62,7 +62,7 @@ def final_lines(result: str, summary: Summary | None, *, run_dir: Path, resumabl
     """Yield the lines shown after the end."""
     yield result
     if summary is not None:
-        time = f"{clock(summary['wall_seconds'])} ({summary['frames_per_second']:,.0f} frames/s)"
+        time = f"{clock(summary['wall_seconds'])} ({summary['frames_per_second']:,.0f} frames/s from the first update on)"
         yield f"  {summary['env_steps']:,} env steps in {time}, mean100 {score(summary['mean100'])}"
         if (last := summary.get("last_evaluation")) is not None:
             yield f"  last evaluation {score(last['mean'])} over {last['episodes']} episodes ({last['mode']})"

@@ -197,7 +197,13 @@ def _rewrite(directory: RunDirectory, text: str, settings: Settings) -> None:
 
 
 def _check_workers(request: Request, settings: Settings) -> None:
-    """Raise `ConfigError` where env workers cannot share the environments, or the number of policy servers is searched for."""
+    """Raise `ConfigError` for numbers of actors, ranks and env workers with which some would have nothing to do."""
+    ranks, actors = settings.learner.ranks, settings.actor.count
+    if not request.auto_actors and 0 < actors < ranks:
+        wanted = (
+            f"at least {ranks} = learner.ranks: a rank without an actor trains on nothing; or 0, where all are started elsewhere"
+        )
+        raise ConfigError("actor.count", found=actors, wanted=wanted, fix=f"add actor.count={ranks}")
     workers = settings.policy_server.workers
     if workers and settings.env.num_envs % workers:
         wanted = f"a divisor of env.num_envs = {settings.env.num_envs}: each env worker steps the same number of environments"

@@ -105,8 +105,15 @@ def test_a_second_stop_ends_the_sweep(swept):
 def test_the_mean_of_the_curve_counts_early_learning_and_keeps_the_last_return(tmp_path, write_run):
     slow = read_run(write_run(tmp_path / "slow", curve=[(1, 0, 0, None), (2, 50, 100, None), (3, 100, 100, None)]))
     early = read_run(write_run(tmp_path / "early", curve=[(1, 0, 0, None), (2, 25, 100, None)]))
-    assert sweep_module.goal_value(slow, "curve", budget=100) == 50
-    assert sweep_module.goal_value(early, "curve", budget=100) == 75
+    assert sweep_module.goal_value(slow, "curve", budget=100) == 75
+    assert sweep_module.goal_value(early, "curve", budget=100) == 87.5
+
+
+def test_the_mean_of_the_curve_of_a_short_run_has_its_last_point(tmp_path, write_run):
+    runs = [read_run(write_run(tmp_path / str(last), curve=[(1, 10, 20, None), (2, 110, last, None)])) for last in (40, 80)]
+    assert [sweep_module.goal_value(run, "curve", budget=100) for run in runs] == [30, 50]
+    only = read_run(write_run(tmp_path / "one", curve=[(1, 110, 20, None)]))
+    assert sweep_module.goal_value(only, "curve", budget=100) == 20
 
 
 def test_stages_compare_trials_at_equal_env_steps():

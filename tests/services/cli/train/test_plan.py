@@ -383,6 +383,13 @@ def test_a_new_run_in_a_store_needs_a_local_directory_and_a_name_of_its_own(uplo
     assert not Path("runs/mine").exists()
 
 
+def test_a_rank_that_would_have_no_actor_is_refused():
+    with pytest.raises(ConfigError, match=r"actor\.count: found 1, wanted at least 2"):
+        planned("learner.ranks=2", "actor.count=1", run_dir=Path("r"))
+    assert not Path("r").exists()
+    planned("learner.ranks=2", "actor.count=0", run_dir=Path("elsewhere"))
+
+
 def test_ranks_of_the_learner_have_ports_in_a_row_and_the_variables_of_torchrun():
     plan = planned("learner.ranks=2", "actor.count=2", run_dir=Path("r"))
     bind = parse_endpoint(plan.settings.learner.bind)
