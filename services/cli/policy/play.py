@@ -19,7 +19,7 @@ from common.errors import ConfigError, ResourceError
 from common.policies.environment import PICTURES
 from common.policies.load import TrainedPolicy
 from common.units import EnvSteps
-from services.cli.policy.progress import progress
+from services.cli.policy.evaluate import progress
 
 
 def play(policy: TrainedPolicy, *, episodes: int, seed: int, greedy: bool, video: Path | None, window: bool) -> None:

@@ -24,8 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from common.units import Seconds
-from services.cli.train.progress import Estimate
-from services.cli.train.status import RunStatus
+from services.cli.train.status import Estimate, RunStatus
 
 LIVE_PERIOD: Seconds = 0.5
 LINE_PERIOD: Seconds = 5.0
