@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import StatisticsError, linear_regression
-from types import TracebackType
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -175,7 +174,7 @@ class StatusPoller:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop; a request that is under way ends at its timeout."""
         self._ended.set()
 
