@@ -13,8 +13,7 @@ from common.protocol.events import LogEvent, Route
 from common.protocol.learner_side import LearnerSide
 from common.protocol.messages import Message
 from common.runtime.machine import MemoryGuard
-from common.transport.api import Frames, ServerTransport
-from common.transport.connection_limit import ConnectionLimit
+from common.transport.api import ConnectionLimit, Frames, ServerTransport
 from common.units import MIB, Seconds
 
 LEDGER_SECONDS: Seconds = 1.0  # between two checks of the ledger, each of which adds up the accounts of all workers

@@ -22,7 +22,7 @@ from common.protocol.messages import ENV_WORKER, Trajectory
 from common.protocol.worker_side import Identity, WorkerSide
 from common.replay.blocks import spans
 from common.replay.rows import rows_by_environment
-from common.transport.connection_limit import LIMIT_MESSAGES
+from common.transport.api import LIMIT_MESSAGES
 from common.transport.link import Link
 from services.acting.rollout import Rollout
 from services.env_worker.__main__ import EnvWorkerLoop
