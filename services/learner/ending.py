@@ -34,8 +34,8 @@ class RunEnd:
     checkpoints: RunCheckpoints
     health: Health
     stopping: Callable[[], bool]
-    will_restart: bool = False  # after a stop: then workers are not drained, because they wait for the next learner
-    agreement: Agreement | None = None
+    will_restart: bool  # after a stop: then workers are not drained, because they wait for the next learner
+    agreement: Agreement | None
     clock: Callable[[], Seconds]
 
     def drain(self, reason: str, unfinished: Sequence[Experience]) -> None:

@@ -35,7 +35,7 @@ class Results:
     record: RunRecord
     stats: LearnerStats
     journal: Journal
-    agreement: Agreement | None = None  # with the other ranks; None: there are none
+    agreement: Agreement | None  # with the other ranks; None: there are none
     clock: Callable[[], Seconds]
     _curve_at: Seconds = -math.inf
 

@@ -46,7 +46,7 @@ class RunCheckpoints:
     save_best: Callable[[Checkpoint], object]  # the best policy, in the same way
     stats: LearnerStats
     health: Health
-    agreement: Agreement | None = None
+    agreement: Agreement | None
     clock: Callable[[], Seconds]
     _saved_at: Seconds = field(init=False)
 

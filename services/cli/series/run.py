@@ -140,7 +140,7 @@ def run_series(
     show: Callable[[str], None],
     stdout: TextIO,
     environ: Mapping[str, str],
-    parallel: int = 1,
+    parallel: int,
 ) -> int:
     """Run the members that have not finished, `parallel` at a time, show a table of all, and return the exit code.
 
