@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from common.algorithms.losses import LEAST_STD
-from common.algorithms.ranks import ALONE, Ranks, merged_moments
+from common.algorithms.ranks import Ranks, merged_moments
 from common.models.layers import Network
 from common.protocol.events import Experience
 
@@ -88,7 +88,7 @@ class ObservationStatistics:
     Networks that normalise no vectors need none: then only `calibrate` has an effect, on images.
     """
 
-    def __init__(self, networks: Callable[[], Iterable[Network]], *, shape: tuple[int, ...] = (), ranks: Ranks = ALONE) -> None:
+    def __init__(self, networks: Callable[[], Iterable[Network]], *, shape: tuple[int, ...], ranks: Ranks) -> None:
         """`networks` returns all that the learner evaluates: trained, targets, averages. `shape` is that of a frame."""
         self._networks, self._shape, self._ranks = networks, shape, ranks
         self._moments = Moments()

@@ -58,7 +58,7 @@ class RateLimiter:
     blocks an insert; it only bounds the number of minibatches.
     """
 
-    def __init__(self, *, samples_per_insert: float, minibatch_size: int, warm_up: EnvSteps = 0) -> None:
+    def __init__(self, *, samples_per_insert: float, minibatch_size: int, warm_up: EnvSteps) -> None:
         """Allow no samples for the first `warm_up` env steps; ratio and size are positive."""
         self.samples_per_insert = samples_per_insert
         self.minibatch_size = minibatch_size

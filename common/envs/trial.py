@@ -15,6 +15,7 @@ from common.errors import ConfigError, RookeryError
 from common.units import Seconds
 
 TRIED_SECONDS: Seconds = 0.5  # for the env steps of a first look at an environment
+EXAMPLE_ENVS, EXAMPLE_STEPS = 2, 512  # few and many: an Atari environment takes as long to begin as to play 700 steps
 LEAST_TRIED = 2  # env steps, however slow: enough for a step that always raises, or a reward that is always NaN
 
 
@@ -68,15 +69,12 @@ def _require_finite(values: Array, what: str, settings: EnvSettings) -> None:
         raise ConfigError(fact, found=found, wanted="finite numbers", fix="correct the environment")
 
 
-def example_frames(settings: EnvSettings, *, seed: int, num_envs: int = 2, steps: int = 512) -> Array:
-    """Return observations of random play, [steps * num_envs, *frame], as they are before training.
-
-    Few environments and many steps, since an Atari environment takes as long to begin as to play 700 steps.
-    """
+def example_frames(settings: EnvSettings, *, seed: int) -> Array:
+    """Return observations of random play, [EXAMPLE_STEPS * EXAMPLE_ENVS, *frame], as they are before training."""
     random = np.random.default_rng(seed)
-    with closing(build(settings, num_envs)) as environment:
+    with closing(build(settings, EXAMPLE_ENVS)) as environment:
         environment.reset(seed)
-        frames = [environment.step(_random_actions(environment, random)).observation.copy() for _ in range(steps)]
+        frames = [environment.step(_random_actions(environment, random)).observation.copy() for _ in range(EXAMPLE_STEPS)]
     return np.concatenate(frames)
 
 

@@ -1,4 +1,4 @@
-"""The layers that networks are made of: convolutions, dense layers, heads, and a user's own module.
+"""The layers that networks are made of: convolutions, dense layers and heads.
 
 Orthogonal initialisation with gain sqrt(2), in heads with their own gain, biases 0 (the usual recipe of PPO implementations).
 A network draws its initial weights from its own generator, never from torch's global one.
@@ -15,13 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from common import extensions
 from common.envs.spec import IMAGE_RANK, EnvSpec
-from common.errors import ConfigError
 from common.models.arithmetic import autocast_dtype
 from common.models.normalisation import ImageNormalisation, Normalisation, VectorNormalisation
-from common.models.rows import require_independent_rows
 from common.models.spec import ModelSettings, size_after
+from common.models.user_module import UserModule
 
 _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": partial(nn.ReLU, inplace=True),  # it follows a layer that does not need its output again, so it needs no memory
@@ -31,7 +29,6 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 }
 N = TypeVar("N", bound="Network")
 _SQRT_2, _BYTE = math.sqrt(2.0), 1.0 / 255.0
-_TRIAL_ROWS = 2  # observations on which a user's module is tried
 
 
 class _FirstConv(nn.Conv2d):
@@ -191,68 +188,3 @@ def _own_modules(module: nn.Module) -> Iterator[nn.Module]:
     for child in module.children():
         if not isinstance(child, UserModule):
             yield from _own_modules(child)
-
-
-class UserModule(nn.Module):
-    """The module that `model.entry_point` builds, its output flattened: [N, *shape] of any float dtype → [N, features]."""
-
-    def __init__(self, settings: ModelSettings, shape: tuple[int, ...]) -> None:
-        """Call `model.entry_point` with `shape` and `model.kwargs`; its initial weights stay as they are.
-
-        Raises ConfigError where the call fails, or its result is no module, takes no such observations, or mixes the rows of a
-        batch.
-        """
-        super().__init__()
-        name = settings.entry_point
-        function = extensions.import_attribute(name, setting="model.entry_point")
-        with torch.device("cpu"):  # not on "meta": the module is run once, and may compute while it is built
-            build = extensions.bind_arguments(function, shape, entry_point=name, setting="model.kwargs", kwargs=settings.kwargs)
-            try:
-                module = build()
-            except Exception as error:
-                found = f"{type(error).__name__}: {error}"
-                wanted = f"a torch.nn.Module for observations of shape {shape}"
-                raise ConfigError(f"{name} fails when it is called", found=found, wanted=wanted) from error
-            if not isinstance(module, nn.Module):
-                raise ConfigError(f"{name} made no network", found=type(module), wanted="a torch.nn.Module")
-            _require_no_buffers(module, name)
-            self.module = module
-            self.features = math.prod(_trial_output(module, shape, name).shape[1:])
-            require_independent_rows(module, shape, name)
-
-    def forward(self, observation: Tensor) -> Tensor:
-        """See the class."""
-        features: Tensor = self.module(observation)
-        return features.flatten(1)
-
-
-def _require_no_buffers(module: nn.Module, name: str) -> None:
-    """Refuse buffers: a snapshot carries parameters alone, so a buffer could differ between learner and actors."""
-    buffers = sorted(module.state_dict().keys() - {name for name, _ in module.named_parameters(remove_duplicate=False)})
-    if buffers:
-        raise ConfigError(
-            f"{name} has state that no snapshot carries",
-            found=f"buffers {', '.join(buffers)}",
-            wanted="parameters alone",
-            fix="register them with persistent=False where they never change, else use parameters, or LayerNorm for BatchNorm",
-        )
-
-
-def _trial_output(module: nn.Module, shape: tuple[int, ...], name: str) -> Tensor:
-    """Return the output of the module for observations of zeros."""
-    wanted = f"features [N, F] of floats for observations {('N', *shape)}"
-    try:
-        with torch.no_grad():
-            output = module(torch.zeros(_TRIAL_ROWS, *shape))
-    except Exception as error:
-        raise ConfigError(f"{name} fails on an observation", found=f"{type(error).__name__}: {error}", wanted=wanted) from error
-    if (
-        isinstance(output, Tensor)
-        and output.is_floating_point()
-        and output.ndim > 1
-        and len(output) == _TRIAL_ROWS
-        and output.numel()
-    ):
-        return output
-    found = f"{output.dtype} {tuple(output.shape)} of {_TRIAL_ROWS}" if isinstance(output, Tensor) else str(type(output))
-    raise ConfigError(f"{name} makes no features", found=found, wanted=wanted)

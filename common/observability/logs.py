@@ -191,7 +191,7 @@ class _LimitedHandler(logging.StreamHandler[TextIO]):
 class _Formatter(logging.Formatter):
     """Formats lines of `service`; tracebacks other than a bug's are shown only with `tracebacks`."""
 
-    def __init__(self, service: str, *, tracebacks: bool = False) -> None:
+    def __init__(self, service: str, *, tracebacks: bool) -> None:
         super().__init__()
         self._service, self._tracebacks = service, tracebacks
 

@@ -117,7 +117,7 @@ class Accounting:
         return sum(worker.account.in_flight for worker in self._registry)
 
 
-def _check_claim(env_steps: EnvSteps, *, limit: EnvSteps, messages: int = 0) -> None:
+def _check_claim(env_steps: EnvSteps, *, limit: EnvSteps, messages: int) -> None:
     """Raise `ProtocolError` where a worker claims more than the credits granted to it allow.
 
     `env_steps`: claimed beyond those that arrived in messages; `messages`: sequence numbers that it skipped.

@@ -43,7 +43,7 @@ class SavedSession:
             "registry": self._registry.state_dict(),
         }
 
-    def changed_accounts(self, routes: Iterable[Route], *, closed: bool = False) -> dict[str, Any] | None:
+    def changed_accounts(self, routes: Iterable[Route], *, closed: bool) -> dict[str, Any] | None:
         """Return accounts that changed since they were last returned: at `routes`, and the `closed` ones. None: none changed."""
         workers = [worker for route in routes if (worker := self._registry.routes.get(route))]
         workers += self._registry.take_closed() if closed else []

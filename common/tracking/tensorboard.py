@@ -20,7 +20,7 @@ from common.units import EnvSteps, Seconds
 class TensorBoardEvents:
     """One event file, open. All methods but `close` raise `OSError`."""
 
-    def __init__(self, folder: Path, *, env_steps: EnvSteps, run: TrackedRun | None = None) -> None:
+    def __init__(self, folder: Path, *, env_steps: EnvSteps, run: TrackedRun | None) -> None:
         """Open a file after which records of earlier files beyond `env_steps` are not shown."""
         # TensorBoard reads the event files of a folder in the order of their names.
         path = folder / f"events.out.tfevents.{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}"

@@ -9,6 +9,7 @@ with the square of the number of actors. The loop has no sockets (`Link`), no si
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -28,128 +29,113 @@ REQUEST_SHARE = 1 / 4  # of a rollout that is left when the policy of the next o
 _log = logs.EventLog(__name__)
 
 
+@dataclass(slots=True, kw_only=True)
 class ActorLoop:
     """Loop of one actor, in the thread that calls `run`."""
 
-    def __init__(
-        self,
-        *,
-        link: Link,
-        parts: ActorParts,
-        restart: Callable[[], ActorParts] | None = None,
-        message_type: type[ExperienceMessage],
-        stats: ActorStats,
-        stopping: Callable[[], bool],
-        alive: Callable[[], None],
-    ) -> None:
-        """`message_type` carries the arrays that the policy makes of a rollout; `stopping` returns whether a stop is requested.
-
-        `restart`, given in lockstep, builds the parts of a new incarnation in place of those of the one before. Each message then
-        carries the state after it. `alive` is called at every wait and env step. The loop alone writes `stats`.
-        """
-        self.stats = stats
-        self._link = link
-        self._parts = parts
-        self._restart = restart
-        self._snapshot: Snapshot | None = None  # in lockstep: the one that acts
-        self._message_type = message_type
-        self._phases = stats.phases
-        self._stopping = stopping
-        self._alive = alive
+    link: Link
+    parts: ActorParts
+    # Given in lockstep: builds the parts of a new incarnation in place of those before. Each message then has the state after it.
+    restart: Callable[[], ActorParts] | None = None
+    message_type: type[ExperienceMessage]  # carries the arrays that the policy makes of a rollout
+    stats: ActorStats  # the loop alone writes them
+    stopping: Callable[[], bool]  # whether a stop is requested
+    alive: Callable[[], None]  # called at every wait and env step
+    _snapshot: Snapshot | None = None  # in lockstep: the one that acts
 
     def run(self) -> str:
         """Collect and send until there is a reason to stop; return the reason. Counts an unfinished rollout as dropped."""
         while self._ready():
             if self._collect():
                 self._send()
-        self._phases.stop()
-        return self._link.drain.reason if self._link.drain else "stopped"
+        self.stats.phases.stop()
+        return self.link.drain.reason if self.link.drain else "stopped"
 
     def _ready(self) -> bool:
         """Wait for a credit, and load a policy; return False when it is time to stop."""
         waited = False
-        self._link.service()
+        self.link.service()
         while not self._over():
-            self._phases.enter("snapshot")
+            self.stats.phases.enter("snapshot")
             loaded = self._load_newest()
-            if self._restart and self._link.new_incarnation:
-                self._begin_again(self._restart)
-            elif self._link.has_credit:
+            if self.restart and self.link.new_incarnation:
+                self._begin_again(self.restart)
+            elif self.link.has_credit:
                 if self._has_policy(newest=waited and not loaded):
                     return True
-                self._link.request_snapshot(after=self.stats.version)
-            self._phases.enter("credit_wait")
-            waited = waited or not self._link.has_credit
-            self._alive()
-            self._link.service(WAIT_SECONDS)
+                self.link.request_snapshot(after=self.stats.version)
+            self.stats.phases.enter("credit_wait")
+            waited = waited or not self.link.has_credit
+            self.alive()
+            self.link.service(WAIT_SECONDS)
         return False
 
     def _over(self) -> bool:
-        return self._stopping() or self._link.drain is not None
+        return self.stopping() or self.link.drain is not None
 
     def _begin_again(self, restart: Callable[[], ActorParts]) -> None:
         """Continue from the state in the newest Welcome; a policy that is loaded stays."""
-        if not self._link.welcomed:
+        if not self.link.welcomed:
             return
-        self._link.new_incarnation = False
-        self._parts = restart()
+        self.link.new_incarnation = False
+        self.parts = restart()
         if self._snapshot is not None:
-            load_policy(self._snapshot, self._parts.policy)
+            load_policy(self._snapshot, self.parts.policy)
 
     def _has_policy(self, *, newest: bool) -> bool:
         """Return whether a policy is loaded that may act: in lockstep, or where asked for, the `newest` that the learner named.
 
         Another one may act unless its version is beyond that: then the learner continues from an older one, and would refuse it.
         """
-        version, named = self.stats.version, self._link.session.version
-        return version == named >= 0 if newest or self._restart else 0 <= version <= named
+        version, named = self.stats.version, self.link.session.version
+        return version == named >= 0 if newest or self.restart else 0 <= version <= named
 
     def _load_newest(self) -> bool:
         """Load the policy that has arrived; return False where none has."""
-        snapshot = load_newest_policy(self._link, self._parts.policy)
+        snapshot = load_newest_policy(self.link, self.parts.policy)
         if snapshot is None:
             return False
         self.stats.version = snapshot.version
-        self._snapshot = snapshot if self._restart else None
+        self._snapshot = snapshot if self.restart else None
         return True
 
     def _collect(self) -> bool:
         """Record one rollout; return False, and drop the rows, when it is time to stop or to begin a new incarnation."""
-        parts, rollout = self._parts, self._parts.rollout
+        parts, rollout = self.parts, self.parts.rollout
         before, request_at = self.stats.env_steps, rollout.length - 1 - round(REQUEST_SHARE * rollout.length)
         for t in range(rollout.length):
-            self._phases.enter("act")
+            self.stats.phases.enter("act")
             acted = {name: value.numpy() for name, value in parts.policy.act(torch.from_numpy(rollout.observation)).items()}
             action = acted.pop("action")
-            self._phases.enter("env")
+            self.stats.phases.enter("env")
             transition = parts.environment.step(action)
             rollout.record(t, action, acted, transition)
             self.stats.env_steps = before + rollout.env_steps
-            self._phases.enter("snapshot")
+            self.stats.phases.enter("snapshot")
             if t == request_at:
-                self._link.request_snapshot(after=self.stats.version)
-            self._link.service()
-            self._alive()
-            again = self._restart is not None and self._link.new_incarnation
+                self.link.request_snapshot(after=self.stats.version)
+            self.link.service()
+            self.alive()
+            again = self.restart is not None and self.link.new_incarnation
             if again or self._over():
                 self.stats.dropped[DropReason.ROLLED_BACK if again else DropReason.UNFINISHED] += rollout.env_steps
-                self._link.count(self.stats.env_steps, self.stats.dropped)
+                self.link.count(self.stats.env_steps, self.stats.dropped)
                 return False
         return True
 
     def _send(self) -> None:
-        self._phases.enter("experience")
-        parts = self._parts
+        self.stats.phases.enter("experience")
+        parts = self.parts
         rollout, env_steps = parts.rollout.finish(), parts.rollout.env_steps
         parts.rollout.begin_next()
         returns = np.asarray(rollout["episode_return"])
         self.stats.episodes += len(returns)
         self.stats.returns.extend(returns.tolist())
         arrays: Arrays = parts.policy.experience(rollout)
-        if self._restart:
+        if self.restart:
             arrays = {**arrays, ACTOR_STATE: parts.state()}
-        self._phases.enter("encode")
+        self.stats.phases.enter("encode")
         stats = self.stats
-        self._link.count(stats.env_steps, stats.dropped)
-        stats.policy_lag.observe(max(0, self._link.session.version - stats.version))
-        self._link.offer(self._message_type(seq=0, env_steps_sent=0, version=stats.version, env_steps=env_steps, arrays=arrays))
+        self.link.count(stats.env_steps, stats.dropped)
+        stats.policy_lag.observe(max(0, self.link.session.version - stats.version))
+        self.link.offer(self.message_type(seq=0, env_steps_sent=0, version=stats.version, env_steps=env_steps, arrays=arrays))

@@ -18,7 +18,7 @@ from common.runtime.lifecycle import block_signals
 from common.runtime.process import run
 from services.cli.compare import command as compare
 from services.cli.inspect import command as inspect
-from services.cli.parser import CommandParser, add_command
+from services.cli.parser import CommandParser, add_command, completion_script
 from services.cli.policy import command as policy
 from services.cli.series import command as series
 from services.cli.train import command as train
@@ -221,9 +221,7 @@ def _completion(options: argparse.Namespace) -> int:
         options.parser.error(f"found {' '.join(options.names) or 'no shell'}, wanted one of {', '.join(SHELLS)}")
     if importlib.util.find_spec("shtab") is None:
         raise ResourceError("rookery completion needs a package", found="no shtab", fix="pip install 'rookery[completion]'")
-    from services.cli.completion import script  # noqa: PLC0415
-
-    print(script(_parser(), options.names[0]))
+    print(completion_script(_parser(), options.names[0]))
     return 0
 
 

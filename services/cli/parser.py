@@ -1,4 +1,4 @@
-"""The parser of the `rookery` command line, and the form in which a group of commands is added to it.
+"""The parser of the `rookery` command line, the form in which a group of commands is added to it, and its completion in shells.
 
 Each group has a module `command.py` with `add(commands)`. It imports slow modules only inside the functions of its
 commands, so that `--help` and errors come at once.
@@ -7,7 +7,7 @@ commands, so that `--help` and errors come at once.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from common.config.arguments import OneLineParser
@@ -47,3 +47,44 @@ def count(text: str, *, least: int = 1) -> int:
     if not text.isdecimal() or int(text) < least:
         raise argparse.ArgumentTypeError(f"found {text!r}, wanted a number from {least}")
     return int(text)
+
+
+# --- completion ---
+
+
+def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
+    """Return the completion script of `parser` for `shell`; the parser is changed and parses nothing afterwards."""
+    import shtab  # noqa: PLC0415  of the extra rookery[completion]
+
+    from common.config.load import preset_names  # noqa: PLC0415
+
+    words = [*preset_names(), *(f"{key}=" for key in _setting_names())]
+    for command in _commands(parser):
+        positional = next((action for action in command._actions if action.dest == "positional"), None)  # noqa: SLF001
+        if positional is not None and command.get_default("takes_settings"):
+            positional.choices, positional.help = words, "preset or section.key=value"
+    return str(shtab.complete(parser, shell=shell))
+
+
+def _commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """Yield `parser` and the parsers of all commands in it."""
+    yield parser
+    for action in parser._actions:  # noqa: SLF001  argparse has no public way to list commands
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
+            for command in action.choices.values():
+                yield from _commands(command)
+
+
+def _setting_names() -> list[str]:
+    """Return the dotted keys of all settings, those of every algorithm included."""
+    from common.config.errors import schema_at  # noqa: PLC0415
+    from common.config.schema import Settings  # noqa: PLC0415
+
+    algorithms = (schema_at(("algorithm", "name"), {}) or {}).get("enum", [])
+    names = [
+        f"{section}.{key}"
+        for section in Settings.model_fields
+        for algorithm in algorithms
+        for key in (schema_at((section,), {"algorithm": {"name": algorithm}}) or {}).get("properties", {})
+    ]
+    return list(dict.fromkeys(names))

@@ -1,4 +1,7 @@
-"""The env worker's root: build environments and loop from the policy server's Welcome. Imports no torch."""
+"""The env worker: wait for an Act, step the environments or begin new episodes, answer with an Observe. Imports no torch.
+
+The answer to the newest Act is kept: an Act that arrives twice is answered twice, and stepped once.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,24 @@ from common.runtime.lifecycle import exit_on_signals
 if __name__ == "__main__":
     exit_on_signals()  # before the imports, which take time
 
+from collections.abc import Callable
+
+import numpy as np
+
 from common.config.run_config import EnvRunConfig
+from common.envs.remote import act_schema, first_row, observe_schema
+from common.envs.vector import VectorEnvironment
+from common.errors import ConfigError, ProtocolError
 from common.observability.env_metrics import ENV_WORKER_METRICS, EnvWorkerStats
+from common.protocol.content import check_schema
+from common.protocol.messages import Act, Observe
 from common.runtime import process
+from common.transport.link import Link
+from common.units import Seconds
 from services import worker
-from services.env_worker.loop import EnvWorkerLoop
 from services.worker import WelcomedWorker
+
+WAIT_SECONDS: Seconds = 0.05
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -31,6 +46,86 @@ def _loop(welcomed: WelcomedWorker[EnvRunConfig], stats: EnvWorkerStats) -> EnvW
         stopping=lambda: welcomed.shutdown.requested,
         alive=welcomed.health.tick,
     )
+
+
+class EnvWorkerLoop:
+    """Loop of one env worker, in the thread that calls `run`."""
+
+    def __init__(
+        self,
+        *,
+        link: Link,
+        environment: VectorEnvironment,
+        stats: EnvWorkerStats,
+        stopping: Callable[[], bool],
+        alive: Callable[[], None],
+    ) -> None:
+        """Raises `ConfigError` where the Welcome describes other rows than `environment` has. The loop alone writes `stats`."""
+        self.stats = stats
+        self._link, self._environment = link, environment
+        self._stopping, self._alive = stopping, alive
+        self._actions = act_schema(environment.spec, rows=environment.num_envs)
+        self._rows = observe_schema(environment.spec, rows=environment.num_envs)
+        self._answer: Observe | None = None
+        self._welcome = link.welcome
+        self._check_welcome()
+
+    def run(self) -> str:
+        """Step until there is a reason to stop; return the reason."""
+        while not (self._stopping() or self._link.drain):
+            self.turn(WAIT_SECONDS)
+        self.stats.phases.stop()
+        return self._link.drain.reason if self._link.drain else "stopped"
+
+    def turn(self, timeout: Seconds) -> None:
+        """Wait up to `timeout` seconds for an Act, and answer it."""
+        self.stats.phases.enter("wait")
+        self._link.service(timeout)
+        self._alive()
+        if self._link.welcome is not self._welcome:  # a restarted policy server, or another slot, numbers its Acts anew
+            self._welcome, self._answer = self._link.welcome, None
+        act = self._link.take_act()
+        if act is not None and self._link.welcomed:
+            self._check_welcome()
+            self._answer_to(act)
+
+    def _check_welcome(self) -> None:
+        """Raise `ConfigError` where the newest Welcome is of another run than the one that the environments were built for."""
+        welcome = self._link.welcome
+        assert welcome is not None
+        if tuple(welcome.schema) != self._rows:
+            found, wanted = (
+                ", ".join(f"{spec.name} {spec.dtype} {list(spec.shape)}" for spec in each)
+                for each in (self._rows, welcome.schema)
+            )
+            fix = "restart this env worker"
+            raise ConfigError(
+                "the policy server wants other rows than the environments here have", found=found, wanted=wanted, fix=fix
+            )
+
+    def _answer_to(self, act: Act) -> None:
+        if self._answer is None or act.number > self._answer.number:
+            try:
+                self._answer = self._stepped(act)
+            except ProtocolError as error:
+                self._link.refuse(error)
+                return
+        elif act.number < self._answer.number:
+            return  # an Act that was delayed on a connection that is gone
+        self.stats.phases.enter("encode")
+        self._link.say(self._answer)
+
+    def _stepped(self, act: Act) -> Observe:
+        environment = self._environment
+        self.stats.phases.enter("env")
+        if act.seed >= 0:
+            self.stats.resets += 1
+            return Observe(number=act.number, arrays=first_row(environment.reset(act.seed).copy())._asdict())
+        check_schema(act.arrays, self._actions)
+        transition = environment.step(act.arrays["action"])
+        self.stats.env_steps += int(np.count_nonzero(transition.valid))
+        copied = {name: array.copy() for name, array in transition._asdict().items()}  # it may be sent again, or later
+        return Observe(number=act.number, arrays=copied)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ deadline allows.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -26,76 +27,58 @@ LAST_POLICY_SECONDS: Seconds = 0.5  # many times the way to the learner and back
 LONGEST_REST: Seconds = 0.2
 
 
+@dataclass(slots=True, kw_only=True)
 class EvaluatorLoop:
     """Loop of one evaluator, in the thread that calls `run`."""
 
-    def __init__(
-        self,
-        *,
-        link: Link,
-        environment: VectorEnvironment,
-        policy: Policy,
-        seed: int,
-        every_seconds: Seconds,
-        rest: Callable[[], None],
-        stats: EvaluatorStats,
-        stopping: Callable[[], bool],
-        alive: Callable[[], None],
-        clock: Callable[[], Seconds],
-    ) -> None:
-        """`rest` is called after each env step, outside the last evaluation: it keeps the share of the machine small.
-
-        The loop alone writes `stats`.
-        """
-        self.stats = stats
-        self._link = link
-        self._environment = environment
-        self._policy = policy
-        self._seed = seed
-        self._every_seconds = every_seconds
-        self._rest = rest
-        self._phases = stats.phases
-        self._stopping = stopping
-        self._alive = alive
-        self._clock = clock
-        self._played: set[tuple[Version, str]] = set()
-        self._unreported: dict[str, Evaluation] = {}  # by mode; of those that ended without a learner only the newest
+    link: Link
+    environment: VectorEnvironment
+    policy: Policy
+    seed: int
+    every_seconds: Seconds
+    rest: Callable[[], None]  # called after each env step, outside the last evaluation: it keeps the share of the machine small
+    stats: EvaluatorStats  # the loop alone writes them
+    stopping: Callable[[], bool]
+    alive: Callable[[], None]
+    clock: Callable[[], Seconds]
+    _played: set[tuple[Version, str]] = field(default_factory=set)
+    _unreported: dict[str, Evaluation] = field(default_factory=dict)  # by mode; of those without a learner only the newest
 
     def run(self) -> str:
         """Evaluate every `every_seconds` until a stop is requested or the learner drains; return the reason."""
-        self._link.request_snapshot(after=-1)  # at once: a policy that does not fit ends the process before an evaluation is due
-        next_at = self._clock() + self._every_seconds
-        while not self._stopping() and self._link.drain is None:
+        self.link.request_snapshot(after=-1)  # at once: a policy that does not fit ends the process before an evaluation is due
+        next_at = self.clock() + self.every_seconds
+        while not self.stopping() and self.link.drain is None:
             self._wait(next_at)
-            if self._stopping() or self._link.drain is not None:
+            if self.stopping() or self.link.drain is not None:
                 break
-            next_at = self._clock() + self._every_seconds
+            next_at = self.clock() + self.every_seconds
             for mode in MODES:
-                self._evaluate(mode, keep_going=lambda: not self._stopping() and self._link.drain is None)
+                self._evaluate(mode, keep_going=lambda: not self.stopping() and self.link.drain is None)
         reason = self._finish()
-        self._phases.stop()
+        self.stats.phases.stop()
         return reason
 
     def _wait(self, until: Seconds) -> None:
         """Stay in touch with the learner until it is time to play, and a policy that was not played yet has arrived."""
-        self._phases.enter("idle")
+        self.stats.phases.enter("idle")
         requested = False
-        while not self._stopping() and self._link.drain is None:
-            if not requested and self._clock() >= until:
+        while not self.stopping() and self.link.drain is None:
+            if not requested and self.clock() >= until:
                 requested = True
                 played = (self.stats.version, MODES[-1]) in self._played
-                self._link.request_snapshot(after=self.stats.version if played else -1)
+                self.link.request_snapshot(after=self.stats.version if played else -1)
             if self._load_newest() and requested:
                 return
-            self._alive()
-            self._link.service(WAIT_SECONDS)
+            self.alive()
+            self.link.service(WAIT_SECONDS)
             self._report()
 
     def _load_newest(self) -> bool:
         """Load the policy that has arrived; return False where none has."""
-        self._phases.enter("snapshot")
-        snapshot = load_newest_policy(self._link, self._policy)
-        self._phases.enter("idle")
+        self.stats.phases.enter("snapshot")
+        snapshot = load_newest_policy(self.link, self.policy)
+        self.stats.phases.enter("idle")
         if snapshot is not None:
             self.stats.version = snapshot.version
         return snapshot is not None
@@ -104,29 +87,29 @@ class EvaluatorLoop:
         """Play one episode in each environment with one policy version; report unless interrupted."""
         if self.stats.version < 0:
             return
-        num_envs = self._environment.num_envs
-        episodes = Episodes(self._environment, episodes=num_envs, seed=self._seed)
-        self._seed += num_envs
+        num_envs = self.environment.num_envs
+        episodes = Episodes(self.environment, episodes=num_envs, seed=self.seed)
+        self.seed += num_envs
         while not episodes.complete:
-            self._phases.enter("act")
+            self.stats.phases.enter("act")
             observation = torch.from_numpy(episodes.observation)
-            action = self._policy.act(observation, greedy=mode == "greedy")["action"].numpy()
-            self._phases.enter("env")
+            action = self.policy.act(observation, greedy=mode == "greedy")["action"].numpy()
+            self.stats.phases.enter("env")
             self.stats.env_steps += episodes.step(action)
-            self._phases.enter("idle")
-            self._link.service()
-            self._alive()
+            self.stats.phases.enter("idle")
+            self.link.service()
+            self.alive()
             if not keep_going():
                 return
             if rest:
-                self._rest()
+                self.rest()
         self._ended(mode, episodes.tally)
         self._report()
 
     def _ended(self, mode: str, tally: Tally) -> None:
         arrays = {"episode_return": tally.returns.astype(np.float32), "episode_length": tally.lengths}
         self._unreported[mode] = Evaluation(version=self.stats.version, mode=mode, arrays=arrays)
-        self.stats.policy_lag.observe(max(0, self._link.session.version - self.stats.version))
+        self.stats.policy_lag.observe(max(0, self.link.session.version - self.stats.version))
         self._played = {key for key in self._played if key[0] == self.stats.version} | {(self.stats.version, mode)}
         self.stats.episodes += len(tally.returns)
         self.stats.evaluations += 1
@@ -135,31 +118,31 @@ class EvaluatorLoop:
     def _report(self) -> None:
         """Send the evaluations that were not sent yet; they are kept while there is no learner."""
         for mode, evaluation in list(self._unreported.items()):
-            if self._link.say(evaluation):
+            if self.link.say(evaluation):
                 del self._unreported[mode]
 
     def _finish(self) -> str:
-        drain = self._link.drain
+        drain = self.link.drain
         if drain is None:
             return "stopped"
         # Half of the deadline is for playing: the rest belongs to the report and the learner's own end.
-        until = self._clock() + drain.deadline_seconds / 2
-        self._load_last(self._clock() + LAST_POLICY_SECONDS)
+        until = self.clock() + drain.deadline_seconds / 2
+        self._load_last(self.clock() + LAST_POLICY_SECONDS)
         if (self.stats.version, "greedy") not in self._played:
-            self._evaluate("greedy", keep_going=lambda: not self._stopping() and self._clock() < until, rest=False)
-        while self._unreported and self._clock() < until and not self._stopping():
-            self._alive()
-            self._link.service(WAIT_SECONDS)
+            self._evaluate("greedy", keep_going=lambda: not self.stopping() and self.clock() < until, rest=False)
+        while self._unreported and self.clock() < until and not self.stopping():
+            self.alive()
+            self.link.service(WAIT_SECONDS)
             self._report()
         return drain.reason
 
     def _load_last(self, until: Seconds) -> None:
         """Load the final policy, which is sent on request, so that the drain may have overtaken it."""
         self._load_newest()
-        self._link.request_snapshot(after=self.stats.version)
-        while not self._load_newest() and self._clock() < until and not self._stopping():
-            self._alive()
-            self._link.service(WAIT_SECONDS)
+        self.link.request_snapshot(after=self.stats.version)
+        while not self._load_newest() and self.clock() < until and not self.stopping():
+            self.alive()
+            self.link.service(WAIT_SECONDS)
 
 
 class Throttle:

@@ -232,7 +232,7 @@ class _Root:
             algorithm=self.algorithm,
             intake=intake,
             record=run.record,
-            save=uploads.after(run.store.save),
+            save_checkpoint=uploads.after(run.store.save),
             save_best=uploads.after(run.store.save_best),
             stats=self.stats,
             health=self.health,

@@ -50,7 +50,7 @@ class Intake:
         """
         self._transport = transport
         self._session = session
-        self._monitor = IntakeMonitor(transport=transport, session=session, log_event=log_event, memory=memory)
+        self._monitor = IntakeMonitor(transport=transport, session=session, log_event=log_event, memory=memory or MemoryGuard())
         self._accounts = accounts
         self._run = session.config.run
         self._lockstep = session.config.lockstep

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from common.errors import InternalError
 from common.observability.learner_stats import IntakeStats
@@ -12,37 +13,30 @@ from common.protocol.events import LogEvent, Route
 from common.protocol.learner_side import LearnerSide
 from common.protocol.messages import Message
 from common.runtime.machine import MemoryGuard
-from common.transport.api import Frames, ServerTransport
-from common.transport.connection_limit import ConnectionLimit
+from common.transport.api import ConnectionLimit, Frames, ServerTransport
 from common.units import MIB, Seconds
 
 LEDGER_SECONDS: Seconds = 1.0  # between two checks of the ledger, each of which adds up the accounts of all workers
 
 
+@dataclass(slots=True, kw_only=True)
 class IntakeMonitor:
     """Counts and guards of the I/O thread, which alone calls it."""
 
-    def __init__(
-        self,
-        *,
-        transport: ServerTransport,
-        session: LearnerSide,
-        log_event: Callable[[LogEvent], None],
-        memory: MemoryGuard | None,
-    ) -> None:
-        """`memory`: the guard of the process's memory; None creates one."""
-        self._transport = transport
-        self._session = session
-        self._log_event = log_event
-        self._memory = memory or MemoryGuard()
-        self._limit = ConnectionLimit()
-        self._received: Counter[str] = Counter()
-        self._sent: Counter[str] = Counter()
-        self._bytes_received = self._bytes_sent = 0
-        self._messages_ignored = self._sockets_reopened = 0
-        self._queue_seconds: Seconds = 0.0
-        self._checked_at: Seconds = -math.inf
-        self._unbalanced = False
+    transport: ServerTransport
+    session: LearnerSide
+    log_event: Callable[[LogEvent], None]
+    memory: MemoryGuard  # of the process
+    _limit: ConnectionLimit = field(default_factory=ConnectionLimit)
+    _received: Counter[str] = field(default_factory=Counter)
+    _sent: Counter[str] = field(default_factory=Counter)
+    _bytes_received: int = 0
+    _bytes_sent: int = 0
+    _messages_ignored: int = 0
+    _sockets_reopened: int = 0
+    _queue_seconds: Seconds = 0.0
+    _checked_at: Seconds = -math.inf
+    _unbalanced: bool = False
 
     def ignores(self, route: Route, now: Seconds) -> bool:
         """Return whether a message that arrived on this connection is discarded unread, and count it where it is."""
@@ -53,7 +47,7 @@ class IntakeMonitor:
     def without_experience(self, route: Route, now: Seconds) -> None:
         """Count a message that brought no experience; its connection may be ignored from here on."""
         if ignored := self._limit.count(route, now):
-            self._log_event(ignored)
+            self.log_event(ignored)
 
     def with_experience(self, route: Route) -> None:
         """Count a message whose experience was admitted: its connection may send more of others."""
@@ -74,10 +68,10 @@ class IntakeMonitor:
 
     def tick(self, now: Seconds, elapsed: Seconds) -> None:
         """Run the checks that are due, `elapsed` seconds after the last call."""
-        self._queue_seconds += self._session.waiting * elapsed
-        if failures := self._transport.handshakes.handshake_failures(now):
-            self._log_event(failures)
-        if self._memory.short():
+        self._queue_seconds += self.session.waiting * elapsed
+        if failures := self.transport.handshakes.handshake_failures(now):
+            self.log_event(failures)
+        if self.memory.short():
             self._free_memory()
         if now - self._checked_at >= LEDGER_SECONDS:
             self._checked_at = now
@@ -85,23 +79,23 @@ class IntakeMonitor:
 
     def _free_memory(self) -> None:
         """Drop all connections with the data that ZeroMQ stored for them; welcomed workers greet again and re-send."""
-        self._transport.reopen()
+        self.transport.reopen()
         self._sockets_reopened += 1
-        freed, reserve = self._memory.freed() / MIB, self._memory.reserve / MIB
+        freed, reserve = self.memory.freed() / MIB, self.memory.reserve / MIB
         fields = {"why": f"less than {reserve:.0f} MiB of memory were free", "freed_mib": round(freed)}
-        self._log_event(LogEvent(event="socket_reopened", fields=fields, warning=True))
+        self.log_event(LogEvent(event="socket_reopened", fields=fields, warning=True))
 
     def _check_ledger(self) -> None:
         try:
-            self._session.check_ledger()
+            self.session.check_ledger()
         except InternalError as error:  # a bug, but no reason to lose a run: one warning
             if not self._unbalanced:
-                self._log_event(LogEvent(event="ledger_unbalanced", fields={"detail": str(error)}, warning=True))
+                self.log_event(LogEvent(event="ledger_unbalanced", fields={"detail": str(error)}, warning=True))
             self._unbalanced = True
 
     def stats(self, *, queue_depth: int) -> IntakeStats:
         """Return all counts, and the facts of the session, as of now."""
-        session = self._session
+        session = self.session
         return IntakeStats(
             ledger=session.ledger.as_dict(),
             queue_depth=queue_depth,
@@ -112,7 +106,7 @@ class IntakeMonitor:
             messages_dropped=Counter(session.messages_dropped),
             reconnects=session.reconnects,
             evictions=session.evictions,
-            handshakes_failed=Counter(self._transport.handshakes.failed),
+            handshakes_failed=Counter(self.transport.handshakes.failed),
             sockets_reopened=self._sockets_reopened,
             messages_ignored=self._messages_ignored,
             received=Counter(self._received),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,29 +28,23 @@ CURVE_SECONDS: Seconds = 1.0  # between two rows of the learning curve
 _log = logs.EventLog(__name__)
 
 
+@dataclass(slots=True, kw_only=True)
 class Results:
     """Writer of `record` and `stats`, and of the journal. The thread of the train loop owns it."""
 
-    def __init__(
-        self,
-        *,
-        record: RunRecord,
-        stats: LearnerStats,
-        journal: Journal,
-        agreement: Agreement | None = None,
-        clock: Callable[[], Seconds],
-    ) -> None:
-        """`agreement`: with the other ranks; None: there are none."""
-        self.record = record
-        self.stats = stats
-        self._journal = journal
-        self._agreement = agreement
-        self._clock = clock
-        self._curve_at: Seconds = -math.inf
-        settings = record.settings
+    record: RunRecord
+    stats: LearnerStats
+    journal: Journal
+    agreement: Agreement | None  # with the other ranks; None: there are none
+    clock: Callable[[], Seconds]
+    _curve_at: Seconds = -math.inf
+
+    def __post_init__(self) -> None:
+        """Enter in the metrics what the settings decide."""
+        stats, settings = self.stats, self.record.settings
         stats.ranks = settings.learner.ranks
         stats.policy_lag_limit = settings.learner.max_policy_lag
-        stats.frame_skip = record.frame_skip
+        stats.frame_skip = self.record.frame_skip
         stats.env_steps_planned = settings.target.env_steps
         if settings.target.mean100 is not None:
             stats.target_return = settings.target.mean100
@@ -65,12 +60,12 @@ class Results:
 
     def updated(self, samples: Sequence[Experience], result: UpdateResult, decision: Decision) -> None:
         """Enter an update, after its policy was published: its metrics, and the episodes that ended in `samples`."""
-        record, stats, now = self.record, self.stats, self._clock()
+        record, stats, now = self.record, self.stats, self.clock()
         returns, lengths = ([value for sample in samples for value in sample.arrays[name].tolist()] for name in EPISODES)
         stats.episodes += len(returns)
-        if self._agreement:
-            stats.all_reduce_seconds = self._agreement.group.sum_seconds
-            returns, lengths = self._agreement.episodes(returns, lengths, decision.episodes)
+        if self.agreement:
+            stats.all_reduce_seconds = self.agreement.group.sum_seconds
+            returns, lengths = self.agreement.episodes(returns, lengths, decision.episodes)
         record.ended(returns, lengths, now)
         stats.updates += 1
         stats.env_steps_trained += sum(sample.env_steps for sample in samples)
@@ -82,17 +77,17 @@ class Results:
             means["throughput/policy_lag"] = float(np.mean([record.version - 1 - sample.version for sample in samples]))
         newest = {"episode/return_mean100": record.mean_return, "episode/length_mean100": record.mean_length}
         newest["throughput/frames_per_second"] = record.rates.last_10s * record.frame_skip
-        self._journal.update(record.env_steps, means=means, newest=newest, returns=returns)
+        self.journal.update(record.env_steps, means=means, newest=newest, returns=returns)
         if now - self._curve_at >= CURVE_SECONDS:
             self._curve_at = now
             self.add_curve_row()
 
     def evaluated(self, evaluation: Evaluation) -> float:
         """Enter an evaluation, of which a greedy one has a row in the learning curve; return its mean return."""
-        result = self.record.evaluated(evaluation, self._clock())
+        result = self.record.evaluated(evaluation, self.clock())
         mean: float = result["mean"]
         self.stats.evaluation_return_means[evaluation.mode] = mean
-        self._journal.evaluation(self.record.env_steps, mode=evaluation.mode, mean=mean)
+        self.journal.evaluation(self.record.env_steps, mode=evaluation.mode, mean=mean)
         if evaluation.mode == "greedy":
             self.add_curve_row(evaluation=mean)
         _log.info("evaluated", **result)
@@ -107,8 +102,8 @@ class Results:
     def add_curve_row(self, evaluation: float | None = None) -> None:
         """Add a row to the learning curve, as of now."""
         record = self.record
-        self._journal.curve(
-            wall_seconds=self._clock() - record.started_at,
+        self.journal.curve(
+            wall_seconds=self.clock() - record.started_at,
             env_steps=record.env_steps,
             mean=record.mean_return,
             evaluation=evaluation,
@@ -116,8 +111,8 @@ class Results:
 
     def summarise(self, stats: IntakeStats, *, complete: bool) -> None:
         """Write summary.json, with the ledgers of all ranks; a stopped run is not `complete`."""
-        summary = self.record.summary(stats, self._clock())
-        if self._agreement:
-            summary["ledgers"] = self._agreement.group.gather_json(summary["ledger"])  # of each rank
+        summary = self.record.summary(stats, self.clock())
+        if self.agreement:
+            summary["ledgers"] = self.agreement.group.gather_json(summary["ledger"])  # of each rank
             summary["ledger"] = sum_counts(summary["ledgers"])
-        self._journal.summary(summary, complete=complete)
+        self.journal.summary(summary, complete=complete)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -35,62 +35,52 @@ SLOW_RANKS_SECONDS: Seconds = SLOW_TIMEOUT + 15.0  # for a rank that saves: `SLO
 _log = logs.EventLog(__name__)
 
 
+@dataclass(slots=True, kw_only=True)
 class RunCheckpoints:
     """Writer of the checkpoints of a run that trains. The thread of the train loop owns it."""
 
-    def __init__(
-        self,
-        *,
-        algorithm: Algorithm,
-        intake: Intake,
-        record: RunRecord,
-        save: Callable[[Checkpoint], object],
-        save_best: Callable[[Checkpoint], object],
-        stats: LearnerStats,
-        health: Health,
-        agreement: Agreement | None = None,
-        clock: Callable[[], Seconds],
-    ) -> None:
-        """`save` writes a checkpoint whole or not at all (ResourceError), `save_best` one of the best policy."""
-        self._algorithm = algorithm
-        self._intake = intake
-        self._record = record
-        self._settings = record.settings.checkpoint
-        self._save_checkpoint = save
-        self._save_best = save_best
-        self._stats = stats
-        self._health = health
-        self._agreement = agreement
-        self._clock = clock
-        self._saved_at = clock()
-        stats.checkpoint_interval = self._settings.every_seconds
+    algorithm: Algorithm
+    intake: Intake
+    record: RunRecord
+    save_checkpoint: Callable[[Checkpoint], object]  # whole or not at all (ResourceError)
+    save_best: Callable[[Checkpoint], object]  # the best policy, in the same way
+    stats: LearnerStats
+    health: Health
+    agreement: Agreement | None
+    clock: Callable[[], Seconds]
+    _saved_at: Seconds = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Count the time to the first checkpoint from here."""
+        self._saved_at = self.clock()
+        self.stats.checkpoint_interval = self.record.settings.checkpoint.every_seconds
 
     @property
     def due(self) -> bool:
         """Return whether the newest checkpoint is old enough for the next one."""
-        return self._clock() - self._saved_at >= self._settings.every_seconds
+        return self.clock() - self._saved_at >= self.record.settings.checkpoint.every_seconds
 
     def save(self) -> ResourceError | None:
         """Write a checkpoint; return the error where it could not be written."""
-        self._saved_at, agreement = self._clock(), self._agreement
+        self._saved_at, agreement = self.clock(), self.agreement
         if agreement:
             error = self._write(lambda: self._save_with_ranks(agreement))
         else:
-            error = self._write(lambda: self._save_checkpoint(self._checkpoint()))
+            error = self._write(lambda: self.save_checkpoint(self._checkpoint()))
         if error is None:
-            self._stats.checkpoint_last_success = time.time()
+            self.stats.checkpoint_last_success = time.time()
         return error
 
     def save_if_best(self, evaluated: Evaluated, *, mean: float) -> None:
         """Write the checkpoint of the best policy where this evaluation, of the return `mean`, is the best one of the run."""
-        best = better_policy(evaluated, self._record.best, mean=mean, run_id=self._record.run_id)
-        if best is not None and self._write(partial(self._save_best, best)) is None:
-            self._record.best = facts_of(best)
+        best = better_policy(evaluated, self.record.best, mean=mean, run_id=self.record.run_id)
+        if best is not None and self._write(partial(self.save_best, best)) is None:
+            self.record.best = facts_of(best)
 
     def wait_for_ranks(self) -> None:
         """Wait, as one of several ranks, for those that write the checkpoint of the best policy."""
-        if self._agreement:
-            self._work_together(self._agreement, _nothing)
+        if self.agreement:
+            self._work_together(self.agreement, _nothing)
 
     def _save_with_ranks(self, agreement: Agreement) -> None:
         """Write the checkpoints of all ranks, that of rank 0 last: where it is there, all are.
@@ -104,40 +94,40 @@ class RunCheckpoints:
             return own[0].counters["session"]["ledger"]
 
         def save() -> None:
-            self._save_checkpoint(replace(own[0], counters={**own[0].counters, "ledgers": ledgers}))
+            self.save_checkpoint(replace(own[0], counters={**own[0].counters, "ledgers": ledgers}))
 
         ledgers = self._work_together(agreement, collect)
         self._work_together(agreement, save if agreement.group.index else _nothing)
         self._work_together(agreement, _nothing if agreement.group.index else save)
 
     def _work_together(self, agreement: Agreement, work: Callable[[], Any]) -> list[Any]:
-        self._health.tick(doing="saves, or waits for a rank that saves", within=SLOW_RANKS_SECONDS)
+        self.health.tick(doing="saves, or waits for a rank that saves", within=SLOW_RANKS_SECONDS)
         return agreement.together(work)
 
     def _write(self, save: Callable[[], object]) -> ResourceError | None:
-        self._stats.phases.enter("checkpoint")
-        self._health.tick(doing="saves", within=SAVE_SECONDS)
+        self.stats.phases.enter("checkpoint")
+        self.health.tick(doing="saves", within=SAVE_SECONDS)
         try:
             save()
         except ResourceError as error:  # a full disk costs the checkpoint, not the run
-            self._stats.checkpoint_failures += 1
+            self.stats.checkpoint_failures += 1
             _log.info("checkpoint_failed", detail=str(error))
             return error
         return None
 
     def _checkpoint(self) -> Checkpoint:
-        algorithm = self._algorithm
+        algorithm = self.algorithm
         replay: dict[str, Any] = {}
-        if self._settings.replay and isinstance(algorithm, SavesReplay):
+        if self.record.settings.checkpoint.replay and isinstance(algorithm, SavesReplay):
             replay = {"replay": algorithm.replay_state(), "segments": algorithm.replay_segments()}
         counters: dict[str, Any] = {
-            "record": self._record.state_dict(self._clock()),
-            "session": self._intake.session_state(),
+            "record": self.record.state_dict(self.clock()),
+            "session": self.intake.session_state(),
         }
         return Checkpoint(
-            run_id=self._record.run_id,
-            version=self._record.version,
-            env_steps=self._record.env_steps,
+            run_id=self.record.run_id,
+            version=self.record.version,
+            env_steps=self.record.env_steps,
             architecture=ParameterLayout.of(algorithm.model).fingerprint,
             counters=counters,
             state=algorithm.state_dict(),

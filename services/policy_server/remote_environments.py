@@ -21,8 +21,7 @@ from common.protocol import codec
 from common.protocol import events as e
 from common.protocol.env_side import EnvSide
 from common.protocol.messages import Envelope
-from common.transport.api import Frame, ServerTransport
-from common.transport.connection_limit import ConnectionLimit
+from common.transport.api import ConnectionLimit, Frame, ServerTransport
 from common.units import Seconds
 
 WAIT_SECONDS: Seconds = 0.05

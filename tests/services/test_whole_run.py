@@ -181,7 +181,7 @@ class Colony:
             algorithm=self.algorithm,
             intake=self.intake,
             record=self.record,
-            save=self.save,
+            save_checkpoint=self.save,
             save_best=self.store.save_best,
             stats=stats,
             health=health,

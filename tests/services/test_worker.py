@@ -38,7 +38,7 @@ from services.acting.loop import ActorLoop
 from services.acting.policy import policy_of
 from services.actor import __main__ as actor
 from services.env_worker import __main__ as env_worker
-from services.env_worker.loop import EnvWorkerLoop
+from services.env_worker.__main__ import EnvWorkerLoop
 from services.evaluator import __main__ as evaluator
 from services.evaluator.loop import EvaluatorLoop
 from services.policy_server import __main__ as policy_server

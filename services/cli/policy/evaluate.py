@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from contextlib import closing
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,8 @@ import gymnasium
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from common.envs.make import make
 from common.envs.spec import EnvSettings
@@ -20,7 +23,6 @@ from common.errors import ConfigError
 from common.policies.atari_scores import ATARI_SCORES, Reference
 from common.policies.episodes import Episodes
 from common.policies.load import TrainedPolicy
-from services.cli.policy.progress import progress
 
 _LEAST = 5  # episodes: the interval of fewer would be of little use, and its approximation would be off
 _NORMAL_QUANTILE = 1.959964  # 97.5 % of a normal distribution lie below
@@ -54,6 +56,26 @@ def evaluate(policy: TrainedPolicy, *, episodes: int, seed: int, greedy: bool) -
         returns=played.tally.returns,
         lengths=played.tally.lengths,
     )
+
+
+@contextmanager
+def progress(task: str, episodes: int) -> Iterator[Callable[[int], None]]:
+    """Show on standard error how many of `episodes` have ended, while inside; yields the function that takes their number."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn(task),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("episodes"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    shown = Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal, redirect_stdout=sys.stdout.isatty()
+    )
+    with shown:
+        number = shown.add_task("", total=episodes)
+        yield lambda ended: shown.update(number, completed=ended)
 
 
 def interval95(values: NDArray[np.float64]) -> tuple[float, float] | None:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from fractions import Fraction
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -19,7 +18,7 @@ from common.errors import ConfigError, ResourceError
 from common.policies.environment import PICTURES
 from common.policies.load import TrainedPolicy
 from common.units import EnvSteps
-from services.cli.policy.progress import progress
+from services.cli.policy.evaluate import progress
 
 
 def play(policy: TrainedPolicy, *, episodes: int, seed: int, greedy: bool, video: Path | None, window: bool) -> None:
@@ -119,7 +118,7 @@ class VideoFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._container is not None:
             with self._failures():
                 self._container.mux(self._stream.encode())
@@ -168,7 +167,7 @@ class Window:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         import pygame  # noqa: PLC0415  part of the command line alone
 
         pygame.display.quit()

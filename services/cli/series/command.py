@@ -59,7 +59,7 @@ def _sweep(options: argparse.Namespace) -> int:
     if importlib.util.find_spec("optuna") is None:
         raise ResourceError("rookery sweep needs a package", found="no optuna", fix="pip install 'rookery[sweep]'")
 
-    from services.cli.series.processes import train_processes  # noqa: PLC0415
+    from services.cli.series.run import train_processes  # noqa: PLC0415
     from services.cli.series.sweep import open_sweep, run_sweep  # noqa: PLC0415
     from services.cli.train.view import make_view  # noqa: PLC0415
 

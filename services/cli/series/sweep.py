@@ -22,8 +22,7 @@ from common.runtime.run_directory import RunDirectory
 from common.units import Seconds
 from services.cli.compare.runs import RunData, read_run
 from services.cli.compare.tables import TextTable, number, print_tables
-from services.cli.series.processes import TrainProcesses
-from services.cli.series.run import is_finished, made_folder
+from services.cli.series.run import TrainProcesses, is_finished, made_folder
 from services.cli.series.space import Choices, Sweep, as_text, read_sweep
 
 FILE, STUDY = "sweep.yaml", "study.sqlite"

@@ -124,8 +124,7 @@ def _train_one(options: argparse.Namespace) -> int:
 
 def _train_series(options: argparse.Namespace, folder: Path | None) -> int:
     from common.runtime.copies import is_address  # noqa: PLC0415
-    from services.cli.series.processes import train_processes  # noqa: PLC0415
-    from services.cli.series.run import SeriesRequest, open_series, run_series  # noqa: PLC0415
+    from services.cli.series.run import SeriesRequest, open_series, run_series, train_processes  # noqa: PLC0415
     from services.cli.train.view import make_view  # noqa: PLC0415
 
     if options.run_dir is not None and is_address(options.run_dir):

@@ -32,9 +32,8 @@ from services.cli.train.instructions import (
 from services.cli.train.outcome import draw_curve, final_lines, read_summary, verdict
 from services.cli.train.plan import Plan, Request, make_plan
 from services.cli.train.processes import Processes, Requests, stop_signals, supervise
-from services.cli.train.progress import ProgressEstimator
 from services.cli.train.search import ActorSearch
-from services.cli.train.status import STARTING, RunStatus, StatusPoller
+from services.cli.train.status import STARTING, ProgressEstimator, RunStatus, StatusPoller
 from services.cli.train.supervisor import Supervisor
 from services.cli.train.view import View, ViewFrame, make_view
 from services.cli.train.warm_start import describe

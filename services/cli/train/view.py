@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, Self, TextIO
 
 from rich.console import Console, Group
@@ -24,8 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from common.units import Seconds
-from services.cli.train.progress import Estimate
-from services.cli.train.status import RunStatus
+from services.cli.train.status import Estimate, RunStatus
 
 LIVE_PERIOD: Seconds = 0.5
 LINE_PERIOD: Seconds = 5.0
@@ -51,7 +49,7 @@ class View(ABC):
         """Begin to show the run."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         """Restore the terminal."""
         return
 
@@ -199,7 +197,7 @@ class LiveView(View):
         self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         """Leave the last panel on the terminal."""
         self._live.stop()
 

@@ -418,7 +418,7 @@ def test_examples_close_an_environment_that_fails(own) -> None:
             closed.append(self)
 
     with pytest.raises(RuntimeError, match="simulator lost"):
-        example_frames(own(lambda: Fails(VECTOR, DISCRETE)), seed=1, num_envs=2)
+        example_frames(own(lambda: Fails(VECTOR, DISCRETE)), seed=1)
     assert len(closed) == 2
 
 

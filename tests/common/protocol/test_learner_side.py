@@ -1126,8 +1126,8 @@ def test_changed_accounts_are_returned_once_and_closed_ones_on_request() -> None
     learner = Learner()
     learner.greet(produced=4)
 
-    def changed(**given: bool) -> list[tuple[str, int, bool]]:
-        found = learner.side.saved.changed_accounts([b"a"], **given)
+    def changed(*, closed: bool = False) -> list[tuple[str, int, bool]]:
+        found = learner.side.saved.changed_accounts([b"a"], closed=closed)
         return [(w["name"], w["account"]["produced"], w["closed"]) for w in found["workers"]] if found else []
 
     assert changed() == [("a", 4, False)]

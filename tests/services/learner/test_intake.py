@@ -15,7 +15,7 @@ from common.protocol import codec
 from common.protocol.events import RefusalCode
 from common.protocol.learner_side import LearnerSide
 from common.protocol.messages import PROTOCOL_VERSION, Envelope, Evaluation, Hello, Refusal, Snapshot
-from common.transport.connection_limit import LIMIT_MESSAGES
+from common.transport.api import LIMIT_MESSAGES
 from services.learner.accounts import AccountsFile, read
 from services.learner.intake import TICK_SECONDS, Intake
 from tests.services.learner.conftest import Colony, session_config

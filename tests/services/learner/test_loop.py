@@ -199,7 +199,7 @@ class Scene:
             algorithm=self.algorithm,
             intake=self.intake,
             record=self.record,
-            save=self.save,
+            save_checkpoint=self.save,
             save_best=self.save_best,
             stats=self.stats,
             health=self.health,

@@ -22,10 +22,10 @@ from common.protocol.messages import ENV_WORKER, Trajectory
 from common.protocol.worker_side import Identity, WorkerSide
 from common.replay.blocks import spans
 from common.replay.rows import rows_by_environment
-from common.transport.connection_limit import LIMIT_MESSAGES
+from common.transport.api import LIMIT_MESSAGES
 from common.transport.link import Link
 from services.acting.rollout import Rollout
-from services.env_worker.loop import EnvWorkerLoop
+from services.env_worker.__main__ import EnvWorkerLoop
 from services.policy_server.remote_environments import DRAIN_SECONDS, RemoteEnvironments
 from tests.support.memory import MemoryHub
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from services.cli.series.processes import train_processes
+from services.cli.series.run import train_processes
 
 pytestmark = pytest.mark.system
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from services.cli.train.progress import ProgressEstimator
-from services.cli.train.status import RunStatus, Target
+from services.cli.train.status import ProgressEstimator, RunStatus, Target
 
 pytestmark = pytest.mark.pure
 

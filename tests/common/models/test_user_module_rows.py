@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from common.errors import ConfigError
-from common.models.rows import require_independent_rows
+from common.models.user_module import require_independent_rows
 
 pytestmark = pytest.mark.pure
 

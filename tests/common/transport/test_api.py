@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.transport.connection_limit import (
+from common.transport.api import (
     IGNORED_SECONDS,
     LIMIT_INTERVAL_SECONDS,
     LIMIT_MESSAGES,

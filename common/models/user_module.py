@@ -1,0 +1,137 @@
+"""A network of the user's own, which `model.entry_point` builds, and the checks that it fits.
+
+An actor's batch has the newest observation of each environment, and the learner's has rows in random order: both compute the
+same only where each row is computed alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from common import extensions
+from common.errors import ConfigError
+from common.models.spec import ModelSettings
+
+_TRIAL_ROWS = 2  # observations on which the module is tried
+_ROWS = 3  # of which each is computed beside others
+_RELATIVE, _ABSOLUTE = 1e-4, 1e-5  # rounding may depend on the place of a row
+
+
+class UserModule(nn.Module):
+    """The module that `model.entry_point` builds, its output flattened: [N, *shape] of any float dtype → [N, features]."""
+
+    def __init__(self, settings: ModelSettings, shape: tuple[int, ...]) -> None:
+        """Call `model.entry_point` with `shape` and `model.kwargs`; its initial weights stay as they are.
+
+        Raises ConfigError where the call fails, or its result is no module, takes no such observations, or mixes the rows of a
+        batch.
+        """
+        super().__init__()
+        name = settings.entry_point
+        function = extensions.import_attribute(name, setting="model.entry_point")
+        with torch.device("cpu"):  # not on "meta": the module is run once, and may compute while it is built
+            build = extensions.bind_arguments(function, shape, entry_point=name, setting="model.kwargs", kwargs=settings.kwargs)
+            try:
+                module = build()
+            except Exception as error:
+                found = f"{type(error).__name__}: {error}"
+                wanted = f"a torch.nn.Module for observations of shape {shape}"
+                raise ConfigError(f"{name} fails when it is called", found=found, wanted=wanted) from error
+            if not isinstance(module, nn.Module):
+                raise ConfigError(f"{name} made no network", found=type(module), wanted="a torch.nn.Module")
+            _require_no_buffers(module, name)
+            self.module = module
+            self.features = math.prod(_trial_output(module, shape, name).shape[1:])
+            require_independent_rows(module, shape, name)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """See the class."""
+        features: Tensor = self.module(observation)
+        return features.flatten(1)
+
+
+def _require_no_buffers(module: nn.Module, name: str) -> None:
+    """Refuse buffers: a snapshot carries parameters alone, so a buffer could differ between learner and actors."""
+    buffers = sorted(module.state_dict().keys() - {name for name, _ in module.named_parameters(remove_duplicate=False)})
+    if buffers:
+        raise ConfigError(
+            f"{name} has state that no snapshot carries",
+            found=f"buffers {', '.join(buffers)}",
+            wanted="parameters alone",
+            fix="register them with persistent=False where they never change, else use parameters, or LayerNorm for BatchNorm",
+        )
+
+
+def _trial_output(module: nn.Module, shape: tuple[int, ...], name: str) -> Tensor:
+    """Return the output of the module for observations of zeros."""
+    wanted = f"features [N, F] of floats for observations {('N', *shape)}"
+    try:
+        with torch.no_grad():
+            output = module(torch.zeros(_TRIAL_ROWS, *shape))
+    except Exception as error:
+        raise ConfigError(f"{name} fails on an observation", found=f"{type(error).__name__}: {error}", wanted=wanted) from error
+    if (
+        isinstance(output, Tensor)
+        and output.is_floating_point()
+        and output.ndim > 1
+        and len(output) == _TRIAL_ROWS
+        and output.numel()
+    ):
+        return output
+    found = f"{output.dtype} {tuple(output.shape)} of {_TRIAL_ROWS}" if isinstance(output, Tensor) else str(type(output))
+    raise ConfigError(f"{name} makes no features", found=found, wanted=wanted)
+
+
+def require_independent_rows(module: nn.Module, shape: Sequence[int], name: str) -> None:
+    """Raise `ConfigError` where the output for an observation [*shape] changes with the other observations of the batch."""
+    try:
+        mixes = _mixes_rows(module, shape)
+    except Exception as error:
+        found = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{name} fails on an observation", found=found, wanted="features for any observation") from error
+    if mixes:
+        raise ConfigError(
+            f"{name} mixes the rows of a batch",
+            found="another output for the same observation beside other observations",
+            wanted="an output that depends on its own row alone",
+            fix="replace LSTM, GRU, or BatchNorm over the rows; env.frame_stack shows past observations",
+        )
+
+
+def _mixes_rows(module: nn.Module, shape: Sequence[int]) -> bool:
+    """Return whether the output of a row changes where that row stays and all others change."""
+    generator = torch.Generator().manual_seed(0)
+    batch, others = (torch.rand(_ROWS, *shape, generator=generator) for _ in range(2))
+    with torch.no_grad(), _in_evaluation_mode(module):
+        outputs = _output(module, batch)
+        for row in range(_ROWS):
+            mixed = others.clone()
+            mixed[row] = batch[row]
+            if not torch.allclose(_output(module, mixed)[row], outputs[row], _RELATIVE, _ABSOLUTE, equal_nan=True):
+                return True
+    return False
+
+
+@contextmanager
+def _in_evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """Turn dropout off while inside."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
+def _output(module: nn.Module, batch: Tensor) -> Tensor:
+    """Return the output for a copy of `batch`, with the same random numbers at each call."""
+    with torch.random.fork_rng(devices=()):
+        torch.default_generator.manual_seed(0)
+        output: Tensor = module(batch.clone())
+        return output
