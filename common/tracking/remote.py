@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -164,7 +165,7 @@ class TrackioTracker:
 
 
 def check_tracking(names: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Raise `ConfigError` where a tracker could never work: its package is not installed, or it has no server."""
+    """Raise `ConfigError` where a tracker could never work: its package is not installed, or it has no server or account."""
     for name in names:
         if name in REMOTE and not _installed(name):
             raise ConfigError(
@@ -180,6 +181,21 @@ def check_tracking(names: Sequence[str], environ: Mapping[str, str]) -> None:
             wanted="the address of a server",
             fix="export MLFLOW_TRACKING_URI=http://HOST:5000",
         )
+    if "wandb" in names and not (environ.keys() & WANDB_ACCESS or _netrc(environ).is_file()):
+        raise ConfigError(
+            "run.tracking names wandb",
+            found=f"none of {', '.join(WANDB_ACCESS)}, and no {_netrc(environ)}",
+            wanted="an account, or a mode that needs none",
+            fix="wandb login, or export WANDB_MODE=offline",
+        )
+
+
+WANDB_ACCESS = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE")
+"""Variables by one of which W&B gets along without the file in which `wandb login` writes its key."""
+
+
+def _netrc(environ: Mapping[str, str]) -> Path:
+    return Path(environ.get("NETRC") or Path.home() / ".netrc")
 
 
 def _installed(package: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,6 +33,17 @@ def test_mlflow_without_a_server_is_refused():
     with pytest.raises(ConfigError, match="MLFLOW_TRACKING_URI"):
         check_tracking(["mlflow"], {})
     check_tracking(["mlflow"], {"MLFLOW_TRACKING_URI": "http://127.0.0.1:5000"})
+
+
+def test_wandb_without_an_account_is_refused_unless_it_is_to_need_none(monkeypatch, tmp_path):
+    monkeypatch.setattr("common.tracking.remote.find_spec", lambda _: SimpleNamespace(origin="wandb/__init__.py"))
+    key = tmp_path / "netrc"
+    with pytest.raises(ConfigError, match=r"no .*netrc, wanted an account, or a mode that needs none"):
+        check_tracking(["wandb"], {"NETRC": str(key)})
+    for access in ("WANDB_API_KEY", "WANDB_MODE"):
+        check_tracking(["wandb"], {"NETRC": str(key), access: "offline"})
+    key.touch()  # as `wandb login` does
+    check_tracking(["wandb"], {"NETRC": str(key)})
 
 
 def test_an_unknown_tracker_is_refused():
