@@ -249,6 +249,27 @@ The learner's log has the reason. Free space on the disk or the volume; the lear
 """,
 )
 
+
+def _failed_uploads(run: Deployment) -> Iterator[str]:
+    if failed := run.learner.grew(learner.UPLOAD_FAILURES):
+        yield f"{failed:.0f} to the store failed; look at the learner's log"
+
+
+UPLOAD_FAILING = Check(
+    name="UploadFailing",
+    sentence="The copy of the run in its store is not brought up to date",
+    promql=f"increase({learner.UPLOAD_FAILURES}[15m])",
+    threshold=Threshold(
+        value=5, unit="uploads that failed", why="one is repeated after 30 seconds; more than five are an outage of minutes"
+    ),
+    detail=f"{COUNT} uploads to run.store failed in 15 minutes: what is newer than the copy is lost with the machine.",
+    predicate=_failed_uploads,
+    runbook="""\
+The learner's log has the reason in its line `upload_failed`: the address of the store, its credentials, or the network. The run
+continues, and the next upload that succeeds brings the copy up to date. Keep the run directory until `uploads_resumed` is logged.
+""",
+)
+
 # --- it will reach its target ---
 
 BUDGET_SPENT = Threshold(
@@ -298,4 +319,5 @@ CHECKS = (
     NEVER_FINITE,
     CHECKPOINT_OLD,
     CHECKPOINT_FAILING,
+    UPLOAD_FAILING,
 )

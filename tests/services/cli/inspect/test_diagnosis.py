@@ -290,6 +290,7 @@ SICK = {
         "learner has 900 of 1,024 files and connections open",
     ),
     "CheckpointFailing": ({"checkpoint_failures_total": (0, 1)}, "1 could not be written"),
+    "UploadFailing": ({"upload_failures_total": (0, 2)}, "2 to the store failed"),
     "CheckpointTooOld": (
         {"checkpoint_last_success_timestamp_seconds": (NOW - 200, NOW - 200)},
         "the last one is 200 s old, wanted every 60 s",
