@@ -113,7 +113,7 @@ STORMS = [
     ),
     Storm(
         name="kill-ranks",
-        what="20 times KILL for one of two ranks of the learner, at random moments",
+        what="20 times KILL for one of two ranks of the learner, at random moments; wanted: flow back within 15 s",
         disturb=kill_ranks,
         setup=Setup(ranks=2),
         flow_goal=RANKS_FLOW_GOAL,
