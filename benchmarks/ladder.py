@@ -42,7 +42,7 @@ SAME_WORK = (  # the network, images and samples per env step of the rungs below
     *("env.height=84", "env.width=84", "env.crop=[0,0]", "model.conv=[[32,8,4],[64,4,2],[64,3,1]]", "model.hidden=[512]"),
     *("model.normalize_observation=false", "algorithm.dueling=false", "algorithm.double=false", "algorithm.n_step=1"),
     *("algorithm.minibatch=256", "algorithm.samples_per_insert=32", "algorithm.precision=fp32", "actor.precision=fp32"),
-    *("algorithm.replay_capacity=20_000", "algorithm.warmup=1_000"),
+    *("algorithm.replay_capacity=20_000", "algorithm.warmup=1_000", f"learner.torch_threads={cores()}"),
 )
 
 

@@ -1,4 +1,4 @@
-"""Fifteen mistakes of a first run: the line that names each, its exit code, and the seconds until the line was shown.
+"""Fifteen mistakes of a first run: the line that names each, its exit code, and the seconds until the line and until the end.
 
     python -m benchmarks.mistakes [NAME ...]
 
@@ -8,6 +8,7 @@ started. A command that waits, such as an actor without a learner, is stopped af
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import signal
@@ -98,7 +99,7 @@ MISTAKES = {
     "wrong id": Mistake(f"{CARTPOLE} env.id=CartPol-v1", "unknown environment id"),
     "package missing": Mistake(f"{CARTPOLE} env.id=nopackage:Thing-v0", "nopackage"),
     "step raises": Mistake(f"{CARTPOLE} env.entry_point=mistaken:Raises", "no such level"),
-    "step raises in actors": Mistake(f"{CARTPOLE} env.entry_point=mistaken:RaisesInActors", "cannot work"),
+    "step raises in actors": Mistake(f"{CARTPOLE} env.entry_point=mistaken:RaisesInActors", "division by zero"),
     "NaN rewards": Mistake(f"{CARTPOLE} env.entry_point=mistaken:NotANumber", "not finite"),
     "NaN rewards in actors": Mistake(f"{CARTPOLE} env.entry_point=mistaken:NotANumberInActors", "found nan"),
     "other shape": Mistake(f"{CARTPOLE} env.entry_point=mistaken:OtherShape", "shape"),
@@ -121,21 +122,23 @@ class Answer(NamedTuple):
 
     line: str
     code: int | None
-    seconds: Seconds
+    line_seconds: Seconds
+    seconds: Seconds  # until the end
     cpu_seconds: Seconds
 
 
 def main(names: Sequence[str]) -> int:
     """Make the named mistakes, or all; print a table, and return 1 where one is not answered."""
     print(f"{os.cpu_count()} cores; load before: {os.getloadavg()[0]:.1f}\n")
-    print("| mistake | seconds | CPU seconds | exit code | line |\n|---|---|---|---|---|")
+    print("| mistake | seconds until the line | until the end | CPU seconds | exit code | line |\n|---|---|---|---|---|---|")
     answers = []
     with places() as ports:
         for name in names or MISTAKES:
             answer = answered(MISTAKES[name], ports)
             answers.append(answer)
             code = "waits" if answer.code is None else answer.code
-            print(f"| {name} | {answer.seconds:.1f} | {answer.cpu_seconds:.1f} | {code} | {answer.line} |", flush=True)
+            shown, ended = f"{answer.line_seconds:.1f}", f"{answer.seconds:.1f}"
+            print(f"| {name} | {shown} | {ended} | {answer.cpu_seconds:.1f} | {code} | {answer.line} |", flush=True)
     return 0 if all(answer.line for answer in answers) else 1
 
 
@@ -146,7 +149,8 @@ def answered(mistake: Mistake, ports: dict[str, int]) -> Answer:
         Path(folder, "recurrent.py").write_text(USER_NETWORK, encoding="utf-8")
         command = [sys.executable, "-m", "services.cli", *mistake.words.format(**ports).split()]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, str(Path.cwd())])}
-        before, began, line = _cpu_seconds(), time.monotonic(), ""
+        before, began, line, line_seconds = _cpu_seconds(), time.monotonic(), "", math.nan
+        waits = False
         with subprocess.Popen(
             command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, process_group=0
         ) as process:
@@ -154,16 +158,14 @@ def answered(mistake: Mistake, ports: dict[str, int]) -> Answer:
             stop = Thread(target=_stop_late, args=(process, over := Event()), daemon=True)
             stop.start()
             for shown in process.stdout:
-                if mistake.line in shown:
-                    line, seconds = shown.strip(), time.monotonic() - began
+                if mistake.line in shown and not line:
+                    line, line_seconds = shown.strip(), time.monotonic() - began
                     if mistake.words.startswith("actor") and "error:" not in shown:
                         process.send_signal(signal.SIGTERM)
-                        process.wait()
-                        over.set()
-                        return Answer(line, None, seconds, _cpu_seconds() - before)
+                        waits = True
             code = process.wait()
             over.set()
-        return Answer(line, code, time.monotonic() - began, _cpu_seconds() - before)
+        return Answer(line, None if waits else code, line_seconds, time.monotonic() - began, _cpu_seconds() - before)
 
 
 def _stop_late(process: subprocess.Popen[str], over: Event) -> None:
