@@ -116,7 +116,7 @@ class WorkerSide:
             case e.Received(envelope=envelope):
                 return self._received(envelope, now)
             case e.Unsent():
-                return self._lost("the connection does not take messages", now)
+                return self.lost("the connection does not take messages", now)
         raise InternalError("an event of the learner's side reached an actor's session", found=type(event).__name__)
 
     # --- time ---
@@ -126,7 +126,7 @@ class WorkerSide:
             return self._greet(now) if now >= self._greet_at else []
         if self.state is ConnectionState.WELCOME:
             if now - self._heard_at > self.SILENCE_HEARTBEATS * self._heartbeat:
-                return self._lost(f"no message from the {self.identity.server} for {now - self._heard_at:.1f} s", now)
+                return self.lost(f"no message from the {self.identity.server} for {now - self._heard_at:.1f} s", now)
             if now - self._sent_at >= self._heartbeat:
                 return self._send(Report(produced=self._produced, dropped=self._dropped), now)
         return []
@@ -146,14 +146,6 @@ class WorkerSide:
             welcomed=self._welcomed_as == self.identity.incarnation,
         )
         return self._send(hello, now)
-
-    def _lost(self, why: str, now: Seconds) -> list[e.Instruction]:
-        if self.state is not ConnectionState.WELCOME:
-            return []  # already greeting, and the next Tick greets again
-        self.state, self._request_open = ConnectionState.GREETING, False
-        self._greet_at = now + self.GREET_SECONDS  # the first Hello after the usual pause: the connection is just being rebuilt
-        event = f"{self.identity.server.replace(' ', '_')}_lost"
-        return [e.LogEvent(event=event, fields={"why": why, "unacknowledged": len(self._kept)}, warning=True)]
 
     # --- messages of the learner ---
 
@@ -286,6 +278,15 @@ class WorkerSide:
         """Repeat an open request: a message that could not be decoded may have been its answer."""
         open_, self._request_open = self._request_open, False
         return self.request_snapshot(self._wanted, now) if open_ and self._wanted is not None else []
+
+    def lost(self, why: str, now: Seconds) -> list[e.Instruction]:
+        """Greet again: the learner may have this worker in its session no more."""
+        if self.state is not ConnectionState.WELCOME:
+            return []  # already greeting, and the next Tick greets again
+        self.state, self._request_open = ConnectionState.GREETING, False
+        self._greet_at = now + self.GREET_SECONDS  # the first Hello after the usual pause: the connection is just being rebuilt
+        event = f"{self.identity.server.replace(' ', '_')}_lost"
+        return [e.LogEvent(event=event, fields={"why": why, "unacknowledged": len(self._kept)}, warning=True)]
 
     def close(self, reason: str, now: Seconds) -> list[e.Instruction]:
         """End: send a Goodbye if there is a Welcome, and nothing more."""

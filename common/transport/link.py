@@ -91,6 +91,12 @@ class Link:
             if failures := self._transport.handshakes.handshake_failures(now):
                 self._log_event(failures)
 
+    def greet_after_silence(self) -> None:
+        """Greet again where `service` was not called for so long that the learner may have forgotten this worker."""
+        silent = self._clock() - self._ticked_at
+        if self.welcome is not None and silent > self._silence_limit(self.welcome):
+            self._advance(lambda now: self.session.lost(f"this worker was silent for {silent:.0f} s", now))
+
     def refuse(self, error: ProtocolError) -> None:
         """Count a message of the learner that cannot be used, and log why."""
         self.undecodable += 1
@@ -130,8 +136,11 @@ class Link:
         """
         if self.welcome is None:
             return False
-        silence = self.session.SILENCE_HEARTBEATS * self.welcome.heartbeat_seconds
-        return self.session.state is ConnectionState.WELCOME or self._clock() - self._joined_at <= silence
+        silent = self._clock() - self._joined_at
+        return self.session.state is ConnectionState.WELCOME or silent <= self._silence_limit(self.welcome)
+
+    def _silence_limit(self, welcome: Welcome) -> Seconds:
+        return self.session.SILENCE_HEARTBEATS * welcome.heartbeat_seconds
 
     @property
     def welcomed(self) -> bool:

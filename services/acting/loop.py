@@ -17,7 +17,7 @@ import torch
 from common.errors import DropReason
 from common.observability import logs
 from common.observability.worker_metrics import ActorStats
-from common.protocol.messages import ACTOR_STATE, Arrays, ExperienceMessage, Snapshot
+from common.protocol.messages import ACTOR_STATE, Arrays, ExperienceMessage, Snapshot, Welcome
 from common.transport.link import Link
 from common.units import Seconds
 from services.acting.parts import ActorParts
@@ -42,9 +42,11 @@ class ActorLoop:
     stopping: Callable[[], bool]  # whether a stop is requested
     alive: Callable[[], None]  # called at every wait and env step
     _snapshot: Snapshot | None = None  # in lockstep: the one that acts
+    _unstepped: Welcome | None = None  # in lockstep: the Welcome for which `parts` were built, until their first env step
 
     def run(self) -> str:
         """Collect and send until there is a reason to stop; return the reason. Counts an unfinished rollout as dropped."""
+        self._built()
         while self._ready():
             if self._collect():
                 self._send()
@@ -60,7 +62,7 @@ class ActorLoop:
             loaded = self._load_newest()
             if self.restart and self.link.new_incarnation:
                 self._begin_again(self.restart)
-            elif self.link.has_credit:
+            elif self.link.has_credit and (self.link.welcomed or self._unstepped is None):
                 if self._has_policy(newest=waited and not loaded):
                     return True
                 self.link.request_snapshot(after=self.stats.version)
@@ -74,13 +76,27 @@ class ActorLoop:
         return self.stopping() or self.link.drain is not None
 
     def _begin_again(self, restart: Callable[[], ActorParts]) -> None:
-        """Continue from the state in the newest Welcome; a policy that is loaded stays."""
-        if not self.link.welcomed:
+        """Continue from the state in the newest Welcome; a policy that is loaded stays.
+
+        Parts that were built for an equal Welcome, and have not stepped, stay too: the learner forgets an actor that builds for a
+        minute, and would forget it again.
+        """
+        welcome = self.link.welcome
+        if welcome is None or not self.link.welcomed:
             return
         self.link.new_incarnation = False
+        if self._unstepped is not None and _begin_alike(self._unstepped, welcome):
+            return
         self.parts = restart()
+        self._built()
         if self._snapshot is not None:
             load_policy(self._snapshot, self.parts.policy)
+
+    def _built(self) -> None:
+        """In lockstep, let the parts wait for the learner, which may have forgotten this actor while it built them."""
+        if self.restart:
+            self._unstepped = self.link.welcome
+            self.link.greet_after_silence()
 
     def _has_policy(self, *, newest: bool) -> bool:
         """Return whether a policy is loaded that may act: in lockstep, or where asked for, the `newest` that the learner named.
@@ -102,6 +118,7 @@ class ActorLoop:
     def _collect(self) -> bool:
         """Record one rollout; return False, and drop the rows, when it is time to stop or to begin a new incarnation."""
         parts, rollout = self.parts, self.parts.rollout
+        self._unstepped = None
         before, request_at = self.stats.env_steps, rollout.length - 1 - round(REQUEST_SHARE * rollout.length)
         for t in range(rollout.length):
             self.stats.phases.enter("act")
@@ -139,3 +156,10 @@ class ActorLoop:
         self.link.count(stats.env_steps, stats.dropped)
         stats.policy_lag.observe(max(0, self.link.session.version - stats.version))
         self.link.offer(self.message_type(seq=0, env_steps_sent=0, version=stats.version, env_steps=env_steps, arrays=arrays))
+
+
+def _begin_alike(first: Welcome, second: Welcome) -> bool:
+    """Return whether two Welcomes of lockstep are for the same slot and with the same state, from which its actor continues."""
+    empty = np.empty(0, np.uint8)
+    before, after = (welcome.arrays.get(ACTOR_STATE, empty) for welcome in (first, second))
+    return first.index == second.index and np.array_equal(before, after)

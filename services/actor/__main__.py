@@ -29,10 +29,11 @@ def _loop(welcomed: WelcomedWorker[RunConfig], stats: ActorStats) -> ActorLoop:
         return build_parts(welcomed, environment, acting_policy(welcomed, environment.spec, num_envs=environment.num_envs))
 
     def restart() -> ActorParts:
-        return begin_incarnation(build, welcomed.welcome)
+        with process.build_limit():
+            return begin_incarnation(build, welcomed.welcome)
 
     lockstep = any(spec.name == ACTOR_STATE for spec in welcomed.welcome.schema)
-    parts = restart()
+    parts = begin_incarnation(build, welcomed.welcome)  # the caller limits the time
     stats.frame_skip = parts.environment.spec.frame_skip
     return ActorLoop(
         link=welcomed.link,

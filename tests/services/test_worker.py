@@ -26,7 +26,18 @@ from common.models import arithmetic
 from common.observability.health import Health
 from common.observability.worker_metrics import ACTOR_METRICS, ActorStats
 from common.protocol import codec
-from common.protocol.messages import PROTOCOL_VERSION, Drain, Envelope, Goodbye, Hello, Refusal, SnapshotWanted, Welcome
+from common.protocol.messages import (
+    ACTOR_STATE,
+    PROTOCOL_VERSION,
+    ArraySpec,
+    Drain,
+    Envelope,
+    Goodbye,
+    Hello,
+    Refusal,
+    SnapshotWanted,
+    Welcome,
+)
 from common.runtime import process
 from common.runtime.lifecycle import Shutdown
 from common.transport.api import Handshakes
@@ -311,6 +322,15 @@ def test_environments_of_a_new_incarnation_take_the_place_of_those_before(enviro
         welcomed.environments()
         assert environments == [welcomed.environments(num_envs=3)]
     assert environments == []
+
+
+def test_environments_of_each_incarnation_are_built_within_the_limit(learner, monkeypatch):
+    limit, limited = process.build_limit, []
+    monkeypatch.setattr(process, "build_limit", lambda: limited.append("built") or limit())
+    monkeypatch.setattr(ActorLoop, "run", lambda loop: limited.append("run") or (loop.restart() and "done"))
+    lockstep = welcome(schema=(*welcome().schema, ArraySpec(name=ACTOR_STATE, dtype="uint8", shape=(-1,))))
+    assert actor.main(["--learner", learner(frames(lockstep)).endpoint, "--name", "one"]) == 0
+    assert limited == ["built", "run", "built"]
 
 
 @each_role

@@ -470,3 +470,21 @@ def test_a_handshake_that_fails_is_logged_with_possible_reasons(world):
     assert failures[0].fields == {"times": 1, "detail": "the learner does not allow key x"}
     assert failures[1].fields["times"] == 50
     assert all(note.warning for note in failures)
+
+
+def test_a_worker_that_was_silent_for_long_greets_before_it_goes_on(world):
+    """It built its environments: the learner has forgotten it, and messages from before that wait at its socket."""
+    world.learner.turn()
+    for _ in range(35):
+        world.now += 1.0
+        world.learner.turn()
+    world.link.greet_after_silence()
+    assert not world.link.welcomed
+    world.link.service()
+    assert not world.link.welcomed
+    world.turn(rounds=8)
+    assert world.link.new_incarnation
+    assert world.link.welcomed
+    world.turn()
+    world.link.greet_after_silence()
+    assert world.link.welcomed

@@ -14,7 +14,7 @@ from common.envs.make import make
 from common.envs.spec import EnvSettings
 from common.errors import DropReason
 from common.observability.worker_metrics import ActorStats
-from common.protocol.messages import ArraySpec, Drain, Snapshot, Trajectory
+from common.protocol.messages import ACTOR_STATE, ArraySpec, Drain, Snapshot, Trajectory
 from services.acting.loop import ActorLoop
 from services.acting.parts import ActorParts
 from services.acting.rollout import Rollout
@@ -32,13 +32,17 @@ class FakeLink:
         """Credits, but no policy yet."""
         self.welcome, self.drain, self.session = SimpleNamespace(schema=schema), None, SimpleNamespace(version=0)
         self.credits, self.services, self.log, self.counted = 1, 0, [], None
-        self.unacknowledged_seconds = 0.0
+        self.unacknowledged_seconds, self.new_incarnation, self.welcomed = 0.0, False, True
         self.snapshot, self.on_service = None, lambda _: None
 
     @property
     def has_credit(self):
         """Return whether a credit is free."""
         return self.credits > 0
+
+    def greet_after_silence(self):
+        """The actor was silent while it built."""
+        self.welcomed = False
 
     def request_snapshot(self, after):
         """Remember."""
@@ -313,3 +317,68 @@ def test_an_actor_that_waits_for_a_credit_can_be_stopped(scene):
     scene.link.on_service = learner
     assert scene.actor.run() == "stopped"
     assert scene.stats.dropped == {}
+
+
+class Forgetful:
+    """A learner in lockstep that forgets the actor of `scene` while it builds, and refuses its first message after that."""
+
+    def __init__(self, scene, *, forgets, after=(0, [7])):
+        """It forgets the first `forgets` builds; `after` has slot and state of the Welcomes after the first."""
+        self.scene, self.forgets, self.after, self.builds, self.services = scene, forgets, after, 0, 0
+        self.greet(0, [7])
+        scene.link.publish(0)
+        scene.link.on_service = self.answer
+        scene.actor.restart = self.build
+        scene.actor.parts = self.build()
+
+    def greet(self, slot, state):
+        """A Welcome of `slot`, to continue from `state`."""
+        arrays = {ACTOR_STATE: np.array(state, np.uint8)} if state else {}
+        self.scene.link.welcome = SimpleNamespace(schema=self.scene.link.welcome.schema, index=slot, arrays=arrays)
+
+    def build(self):
+        """The parts of a new incarnation."""
+        self.builds, self.services = self.builds + 1, 0
+        rollout = Rollout(self.scene.link.welcome.schema, self.scene.environment.reset(1))
+        return ActorParts(environment=self.scene.environment, policy=self.scene.policy, rollout=rollout)
+
+    def answer(self, _):
+        """The learner's part of a service: its refusal, and the new Welcome, are there at the second one after a build."""
+        self.services += 1
+        if self.services == 2:
+            self.scene.link.welcomed = True
+            if self.builds <= self.forgets:
+                self.greet(*self.after)
+                self.scene.link.new_incarnation = True
+        if self.scene.link.offered:
+            self.scene.link.drain = DRAIN
+
+
+def test_an_actor_that_was_forgotten_while_it_built_keeps_what_it_built(scene):
+    """Building once more would take as long, and it would be forgotten again."""
+    learner = Forgetful(scene, forgets=3)
+    assert scene.actor.run() == "target reached"
+    assert (learner.builds, len(scene.link.offered)) == (1, 1)
+
+
+@pytest.mark.parametrize("after", [(0, [8]), (0, []), (1, [7])])
+def test_an_actor_that_is_welcomed_to_continue_elsewhere_builds_again(scene, after):
+    """Another state, the beginning, or another slot."""
+    learner = Forgetful(scene, forgets=1, after=after)
+    scene.actor.run()
+    assert (learner.builds, len(scene.link.offered)) == (2, 1)
+
+
+def test_an_actor_that_has_stepped_since_it_was_built_builds_again(scene):
+    """Its environments are not in the state of the Welcome any more."""
+    learner = Forgetful(scene, forgets=0)
+
+    def forget_in_the_first_rollout(n):
+        learner.answer(n)
+        if learner.builds == 1 and scene.stats.env_steps:
+            scene.link.new_incarnation = True
+
+    scene.link.on_service = forget_in_the_first_rollout
+    scene.actor.run()
+    assert (learner.builds, len(scene.link.offered)) == (2, 1)
+    assert scene.stats.dropped[DropReason.ROLLED_BACK] > 0
