@@ -250,12 +250,18 @@ class _Display:
         """Return the current status, with the values that the supervisor adds."""
         added: dict[str, object] = {"actors_wanted": self.supervisor.actors, "restarts": self.supervisor.restarts}
         status = self.watch.latest
-        if status.phase == STARTING:
+        answered = status.phase != STARTING
+        if not answered:
             added["wall_seconds"] = self.clock() - self._started_at
         if not self.supervisor.works:
             added["bottleneck"] = ""  # whatever limits a run in which no experience was accepted yet, it is not its speed
         if self.supervisor.outcome is not Outcome.RUNNING:
             added["phase"] = "ended" if self.supervisor.done else "stopping"
         status = status.model_copy(update=added)
-        estimate = self._progress.update(status)
-        return ViewFrame(title=self.plan.title, run_dir=str(self.plan.directory.path), status=status, estimate=estimate)
+        return ViewFrame(
+            title=self.plan.title,
+            run_dir=str(self.plan.directory.path),
+            status=status,
+            estimate=self._progress.update(status),
+            answered=answered,
+        )

@@ -38,6 +38,7 @@ class ViewFrame:
     run_dir: str
     status: RunStatus
     estimate: Estimate
+    answered: bool = True  # whether the learner has: before that only phase and time of the status are known
 
 
 class View(ABC):
@@ -142,6 +143,10 @@ def facts(status: RunStatus) -> Iterator[tuple[str, str]]:
 
 def panel(frame: ViewFrame) -> Group:
     """Return the live panel, which fits 80x24."""
+    head = Text.assemble(("rookery ", "bold"), frame.title, f"   {frame.status.phase}   {clock(frame.status.wall_seconds)}")
+    foot = Text(f"{frame.run_dir}   Ctrl-C saves and stops", style="dim")
+    if not frame.answered:
+        return Group(head, Text(), foot)
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", width=10)
     grid.add_column(ratio=1)
@@ -152,16 +157,17 @@ def panel(frame: ViewFrame) -> Group:
         bar.add_column(width=column)
     percent = f"{frame.estimate.fraction:.0%}, {time_left(frame.estimate.seconds_left)}"
     bar.add_row(Text("to the end", style="bold"), ProgressBar(total=1.0, completed=frame.estimate.fraction, width=36), percent)
-    head = Text.assemble(("rookery ", "bold"), frame.title, f"   {frame.status.phase}   {clock(frame.status.wall_seconds)}")
-    foot = Text(f"{frame.run_dir}   Ctrl-C saves and stops", style="dim")
     return Group(head, Text(), grid, Text(), bar, Text(), foot)
 
 
 def plain_line(frame: ViewFrame) -> str:
     """Return the same in one line, for logs and pipes."""
     status = frame.status
+    begin = f"{clock(status.wall_seconds)} {status.phase}"
+    if not frame.answered:
+        return begin
     parts = [
-        f"{clock(status.wall_seconds)} {status.phase}",
+        begin,
         f"{status.env_steps:,} env steps",
         f"{status.frames_per_second.last_10s:,.0f} frames/s",
         returns(status),
@@ -177,7 +183,9 @@ def plain_line(frame: ViewFrame) -> str:
 
 
 def status_fields(frame: ViewFrame) -> dict[str, object]:
-    """Return the fields of `RunStatus` and the progress, JSON values."""
+    """Return the fields of `RunStatus` and the progress, JSON values; those alone that are known."""
+    if not frame.answered:
+        return frame.status.model_dump(mode="json", include={"phase", "wall_seconds", "actors_wanted", "restarts"})
     progress = {"fraction": frame.estimate.fraction, "seconds_left": frame.estimate.seconds_left}
     return {**frame.status.model_dump(mode="json"), "progress": progress}
 

@@ -74,6 +74,7 @@ def test_a_run_that_solves_says_so_and_leaves_its_curve(trained):
     code, shown, errors, run_dir = trained()
     assert (code, errors) == (0, "")
     assert "cartpole, seed 9" in shown
+    assert "0:00:00 starting\n" in shown
     assert "solved: the target was reached" in shown
     assert "4,000 env steps in 0:00:20" in shown
     assert {path.name for path in run_dir.iterdir()} >= {

@@ -86,6 +86,18 @@ def test_a_run_that_has_just_begun_shows_dashes_and_no_drops():
     assert "dropped" not in text
 
 
+def test_before_the_learner_answers_nothing_is_known_but_phase_and_time():
+    """A resumed run has env steps, and is not at 0 %."""
+    frame = replace(FRAME, status=RunStatus(wall_seconds=5.0, actors_wanted=2), estimate=Estimate(0.0, None), answered=False)
+    assert plain_line(frame) == "0:00:05 starting"
+    text = drawn(frame)
+    assert "pong, seed 1   starting   0:00:05" in text
+    assert not [word for word in ("env steps", "frames/s", "%") if word in text]
+    stream = io.StringIO()
+    LineView(stream, style="json").show(frame)
+    assert json.loads(stream.getvalue()).keys() == {"time", "event", "phase", "wall_seconds", "actors_wanted", "restarts"}
+
+
 def test_a_pipe_gets_one_line_with_the_same_facts():
     """The log of a batch job: grep must find what the panel would have shown."""
     line = plain_line(FRAME)
