@@ -55,6 +55,13 @@ class BackgroundTracker:
         """Return the number of points that were never sent."""
         return self._dropped
 
+    @property
+    def lost(self) -> str:
+        """Return what the server did not get, once this is closed; "" where it got all."""
+        points = f"{self._dropped:,} point{'s' if self._dropped > 1 else ''}" if self._dropped else ""
+        parts = [part for part in (points, "the result" if self._end else "") if part]
+        return f"{self.name} did not get {' and '.join(parts)}" if parts else ""
+
     def write(self, point: Point) -> None:
         """Queue a point; does not block."""
         with self._changed:

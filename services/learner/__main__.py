@@ -184,7 +184,10 @@ class _Root:
         stopped = reason == "stopped"
         deadline = time.monotonic() + (STOP_SECONDS if stopped else END_SECONDS)
         journal.close(TRACKERS_STOP_SECONDS if stopped else TRACKERS_END_SECONDS)
-        uploads.close(deadline - time.monotonic())
+        uploaded = uploads.close(deadline - time.monotonic())
+        lost = journal.lost + ([] if uploaded else [f"the copy of the run in {settings.run.store} is older than the run"])
+        if lost:
+            _log.warning("results_incomplete", detail="; ".join(lost))
         _log.info("learner_ended", reason=reason, env_steps=record.env_steps, mean100=record.mean_return, solved=record.solved)
         other_rank_stops = stopped and not self.shutdown.requested  # a new process must take this one's place
         if self.invocation.linger and not other_rank_stops:

@@ -58,11 +58,13 @@ class Journal:
         self._files: _Files | None = None
         self._written = env_steps  # points up to here are kept
         self._losing = self._closed = False
+        self._unwritten = 0  # rows and points
         self._open_at: Seconds = -math.inf
         self._interval = _IntervalScalars()
         self._scalars_at: Seconds = -math.inf
         self._collected = env_steps  # of the newest update in the interval
         self._write(env_steps, lambda _: None)
+        self._unwritten = 0  # the files alone were to be opened
 
     def update(
         self,
@@ -130,6 +132,13 @@ class Journal:
         """Return the number of points that were not sent, by tracker."""
         return {tracker.name: tracker.dropped for tracker in self._trackers}
 
+    @property
+    def lost(self) -> list[str]:
+        """Return a sentence for each part of the results that was not written, or once this is closed, not sent."""
+        records = "rows and points of learning_curve.csv and TensorBoard were not written"
+        files = [f"{self._unwritten:,} {records}"] if self._unwritten else []
+        return [*files, *(tracker.lost for tracker in self._trackers if tracker.lost)]
+
     def _write_interval(self) -> None:
         self._scalars_at, env_steps = self._clock(), self._collected
         if values := self._interval.take():
@@ -148,6 +157,7 @@ class Journal:
 
     def _write(self, env_steps: EnvSteps, write: Callable[[_Files], None]) -> None:
         if self._files is None and self._clock() < self._open_at:
+            self._unwritten += 1
             return
         try:
             if self._files is None:
@@ -158,6 +168,7 @@ class Journal:
         except OSError as error:
             self._close_files()
             self._open_at = self._clock() + RETRY_SECONDS
+            self._unwritten += 1
             self._lost(error)
             return
         if self._losing:

@@ -1,4 +1,4 @@
-"""The text of a failure: the reason of a child's end or of its refused experience, as its log has it."""
+"""Texts from the logs of children: why one ended, why its experience was refused, what the results of the run lack."""
 
 from __future__ import annotations
 
@@ -59,6 +59,16 @@ def failure_lines(failure: ReportFailure, processes: Processes, *, debug: bool) 
     else:
         yield f"rookery train: {child} failed: {failure.reason}; the end of {log}:"
         yield from (f"  {line}" for line in lines)
+
+
+def lost_results(processes: Processes) -> str:
+    """Return what the results of the run lack by the newest learner, and its log; "" where nothing was lost."""
+    for line in reversed(processes.log_end(LEARNER, LOG_LINES)):
+        if "learner_started" in line:
+            return ""
+        if "results_incomplete" in line and (detail := _field(line, "detail")):
+            return f"{detail} ({processes.log(LEARNER)})"
+    return ""
 
 
 def logged_reason(lines: Sequence[str]) -> str:

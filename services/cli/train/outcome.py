@@ -58,8 +58,8 @@ def own_end(summary: Summary, *, env_steps: float | None, wall_seconds: float | 
     return ""
 
 
-def final_lines(result: str, summary: Summary | None, *, run_dir: Path, resumable: bool) -> Iterator[str]:
-    """Yield the lines shown after the end."""
+def final_lines(result: str, summary: Summary | None, *, run_dir: Path, resumable: bool, lost: str = "") -> Iterator[str]:
+    """Yield the lines shown after the end; `lost` is what the results of the run lack."""
     yield result
     if summary is not None:
         time = f"{clock(summary['wall_seconds'])} ({summary['frames_per_second']:,.0f} frames/s from the first update on)"
@@ -68,6 +68,8 @@ def final_lines(result: str, summary: Summary | None, *, run_dir: Path, resumabl
             yield f"  last evaluation {score(last['mean'])} over {last['episodes']} episodes ({last['mode']})"
         if summary.get("reproducible"):
             yield f"  parameters     sha256 {summary['parameters_sha256']}: the same in every run of these settings here"
+    if lost:
+        yield f"  lost           {lost}"
     yield f"  run directory  {run_dir}"
     if summary is not None:
         yield f"  look closer    tensorboard --logdir {run_dir}"

@@ -18,7 +18,7 @@ from common.observability.deployment import LEARNER
 from common.runtime.disk import write_atomically
 from common.runtime.run_directory import RunDirectory
 from common.units import EnvSteps, Seconds
-from services.cli.train.failure import crash_line, failure_lines, newest_line, refusal_line
+from services.cli.train.failure import crash_line, failure_lines, lost_results, newest_line, refusal_line
 from services.cli.train.instructions import (
     CONFIG_EXIT_CODE,
     Outcome,
@@ -148,8 +148,10 @@ def _finish(
     refused = outcome is Outcome.REFUSED and any(failure.child.startswith(LEARNER) for failure in failures)
     vain = outcome is Outcome.FAILED and not _has_training(directory)  # a resumed run would fail in the same way
     resumable = directory.checkpoints.exists() and outcome is not Outcome.FINISHED and not refused and not vain
-    lines = final_lines(result, summary, run_dir=directory.path, resumable=resumable)
-    view.print_result(lines, {**(summary or {}), "result": result, "exit_code": code, "run_dir": str(directory.path)})
+    lost = lost_results(processes)
+    lines = final_lines(result, summary, run_dir=directory.path, resumable=resumable, lost=lost)
+    facts = {"result": result, "exit_code": code, "run_dir": str(directory.path), "lost": lost}
+    view.print_result(lines, {**(summary or {}), **facts})
     return code
 
 

@@ -137,6 +137,7 @@ def test_the_end_waits_for_no_server_that_hangs(server):
     tracker.finish({}, complete=True)
     tracker.close(-math.inf)
     assert tracker.dropped == 4
+    assert tracker.lost == "fake did not get 4 points and the result"
     server.hanging.set()
 
 
@@ -147,6 +148,7 @@ def test_the_end_of_a_run_whose_server_is_away_waits_for_it_until_the_deadline_a
     assert server.reported.wait(PATIENCE)
     tracker.close(time.monotonic() + 0.01)
     assert (server.received, tracker.dropped) == ([], 1)
+    assert tracker.lost == "fake did not get 1 point"
 
 
 def test_a_server_that_comes_back_at_the_end_gets_all_points(server):
@@ -156,4 +158,4 @@ def test_a_server_that_comes_back_at_the_end_gets_all_points(server):
     assert server.reported.wait(PATIENCE)
     server.up = True
     close(tracker)
-    assert (server.received, tracker.dropped) == ([1], 0)
+    assert (server.received, tracker.dropped, tracker.lost) == ([1], 0, "")

@@ -237,6 +237,7 @@ def test_a_full_disk_costs_records_and_one_word_not_the_run(directory, no_room, 
     journal.close()
     assert logged() == [("results_lost", "EFBIG"), ("results_resumed", None)]
     assert written(directory) == (["1", "6"], [1, 6])
+    assert journal.lost == ["8 rows and points of learning_curve.csv and TensorBoard were not written"]
     assert json.loads(directory.summary.read_text()) == {"env_steps": 6}
 
 
@@ -275,4 +276,5 @@ def test_a_folder_that_cannot_be_made_is_a_loss_too(directory, logged):
     journal.evaluation(1, mode="greedy", mean=1.0)
     journal.close()
     assert logged() == [("results_lost", "EEXIST"), ("results_resumed", None)]
+    assert journal.lost == []
     assert written(directory)[1] == [1]

@@ -186,6 +186,7 @@ def test_a_stop_without_trackers_and_store_that_answer_leaves_time_for_the_check
     tracker = SimpleNamespace(
         name="silent",
         dropped=0,
+        lost="",
         write=lambda _: None,
         finish=lambda *_, **__: None,
         close=lambda deadline: waited.setdefault("tracker", deadline - time.monotonic()),
@@ -248,5 +249,6 @@ def test_a_learner_that_is_resumed_on_a_full_disk_trains_and_says_what_is_lost(n
         assert main(["learner.bind=tcp://127.0.0.1:0", *words]) == 0
     shown = capsys.readouterr().err
     assert "Traceback" not in shown
-    assert [shown.count(event) for event in ("learner_started", "results_lost", "learner_ended")] == [1, 1, 1]
+    events = ("learner_started", "results_lost", "results_incomplete", "learner_ended")
+    assert [shown.count(event) for event in events] == [1, 1, 1, 1]
     assert "checkpoint_failed" in shown

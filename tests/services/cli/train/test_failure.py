@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from services.cli.train.failure import crash_line, failure_lines, logged_reason, refusal_line
+from services.cli.train.failure import crash_line, failure_lines, logged_reason, lost_results, refusal_line
 from services.cli.train.instructions import ReportCrash, ReportFailure, ReportRefusal
 from services.cli.train.processes import Processes
 
@@ -80,3 +80,13 @@ def test_a_learner_that_fails_shows_the_end_of_its_log(logged):
     lines = list(failure_lines(ReportFailure("learner", "6 crashes", -9), logged(CRASH, *TRACE), debug=False))
     assert lines[0].startswith("rookery train: learner failed: 6 crashes; the end of ")
     assert lines[-1] == f"  {TRACE[-1]}"
+
+
+LOST = '12:00:03.000 learner WARNING results_incomplete detail="wandb did not get 7 points"'
+
+
+def test_what_the_results_of_a_run_lack_is_in_the_log_of_its_newest_learner(logged, tmp_path):
+    log = tmp_path / "learner.log"
+    assert lost_results(logged("learner_started", LOST, "learner_ended")) == f"wandb did not get 7 points ({log})"
+    assert lost_results(logged("learner_started", LOST, "learner_ended", "learner_started", "learner_ended")) == ""
+    assert lost_results(logged("learner_started", json.dumps({"event": "results_incomplete", "detail": "x"}))) == f"x ({log})"

@@ -66,6 +66,13 @@ def test_a_run_that_can_be_repeated_shows_what_it_must_come_to_again(tmp_path, r
     assert ("sha256 " + "ab" * 32 in text) == reproducible
 
 
+def test_what_was_lost_of_the_results_is_one_line(tmp_path):
+    lines = list(final_lines("solved", SUMMARY, run_dir=tmp_path, resumable=False, lost="wandb did not get 7 points (LOG)"))
+    assert "  lost           wandb did not get 7 points (LOG)" in lines
+    lines = list(final_lines("solved", SUMMARY, run_dir=tmp_path, resumable=False))
+    assert not [line for line in lines if line.startswith("  lost ")]
+
+
 def test_a_summary_cut_short_counts_as_none(tmp_path):
     """Kill -9 while it was written."""
     assert read_summary(tmp_path / "summary.json") is None

@@ -95,6 +95,14 @@ def test_while_a_run_goes_on_its_folder_says_where_its_services_answer(trained):
     assert not (run_dir / "addresses.json").exists()
 
 
+def test_a_run_that_lost_results_says_so_at_its_end(trained):
+    """The tracker was away; else only the log of the learner has it."""
+    line = 'learner WARNING results_incomplete detail="wandb did not get 7 points"'
+    code, shown, _, run_dir = trained(left={"logs/learner.log": f"{line}\n"})
+    assert code == 0
+    assert f"  lost           wandb did not get 7 points ({run_dir / 'logs' / 'learner.log'})\n" in shown
+
+
 def test_a_learner_that_ends_too_early_is_a_failure(trained):
     """The learner was stopped by hand: a script must not take the run for a success."""
     code, shown, _, _ = trained(solved=False)
