@@ -13,7 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
+from common.config.endpoint import Endpoint, connectable_host, parse_endpoint
 from common.config.load import ENV_PREFIX
+from common.config.schema import Settings
 from common.observability.deployment import LEARNER
 from common.runtime.disk import write_atomically
 from common.runtime.run_directory import RunDirectory
@@ -31,6 +33,7 @@ from services.cli.train.instructions import (
 )
 from services.cli.train.outcome import draw_curve, final_lines, read_summary, verdict
 from services.cli.train.plan import Plan, Request, make_plan
+from services.cli.train.ports import binds
 from services.cli.train.processes import Processes, Requests, stop_signals, supervise
 from services.cli.train.search import ActorSearch
 from services.cli.train.status import STARTING, ProgressEstimator, RunStatus, StatusPoller
@@ -76,6 +79,8 @@ def _run(plan: Plan, *, environ: Mapping[str, str], stdout: TextIO, stderr: Text
                 view.print_message(plan.loaded.inherited)
             if (init := plan.settings.run.init) and not plan.resume:
                 view.print_message(describe(Path(init), plan.settings))
+            if not supervisor.actors:
+                view.print_message(join_line(plan.settings))
             display = _Display(
                 plan=plan,
                 supervisor=supervisor,
@@ -98,6 +103,19 @@ def _run(plan: Plan, *, environ: Mapping[str, str], stdout: TextIO, stderr: Text
             supervise(supervisor, processes, requests=requests, on_tick=display.tick, on_report=report)
             display.end()
         return _finish(plan, supervisor.outcome, failures, processes, view=view, stderr=stderr, debug=debug)
+
+
+def join_line(settings: Settings) -> str:
+    """Return how an actor joins a run that starts none: the command, with the addresses of all ranks of the learner."""
+    endpoints = [parse_endpoint(bind) for bind in binds(settings)]
+    any_interface, local = connectable_host(endpoints[0].host) != endpoints[0].host, endpoints[0].loopback
+    addresses = ",".join(str(Endpoint("HOST", endpoint.port) if any_interface else endpoint) for endpoint in endpoints)
+    access = " --keys DIR" if settings.learner.keys else "" if local else " --insecure"
+    command = f"no actor is started here; `rookery actor --learner {addresses}{access}`"
+    if not local:
+        return f"{command} joins the run"
+    others = "for other machines set learner.bind=tcp://0.0.0.0:5700 and learner.keys"
+    return f"{command} on this machine joins the run; {others} (docs/security.md)"
 
 
 @contextmanager

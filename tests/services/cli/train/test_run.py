@@ -3,14 +3,16 @@
 import io
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
+from common.config.schema import LearnerSettings, Settings
 from common.errors import ConfigError
 from services.cli.train.plan import Plan, Request
-from services.cli.train.run import train
+from services.cli.train.run import join_line, train
 from services.cli.train.view import LineView
 
 pytestmark = pytest.mark.system
@@ -93,6 +95,26 @@ def test_while_a_run_goes_on_its_folder_says_where_its_services_answer(trained):
     assert list(seen) == ["learner"]
     assert seen["learner"].startswith("http://127.0.0.1:")
     assert not (run_dir / "addresses.json").exists()
+
+
+def test_a_run_without_actors_shows_how_they_join_it(trained):
+    """It waits for them, and no other place shows the port that was free."""
+    _, shown, _, _ = trained()
+    (line,) = [line for line in shown.splitlines() if "rookery actor" in line]
+    assert re.match(r"no actor is started here; `rookery actor --learner tcp://127\.0\.0\.1:\d+` on this machine joins", line)
+
+
+@pytest.mark.parametrize(
+    ("learner", "command"),
+    [
+        ({"bind": "tcp://0.0.0.0:5700", "keys": "keys/learner"}, "--learner tcp://HOST:5700 --keys DIR` joins"),
+        ({"bind": "tcp://10.0.0.7:5700", "insecure": True}, "--learner tcp://10.0.0.7:5700 --insecure` joins"),
+        ({"bind": "tcp://127.0.0.1:5700", "keys": "k"}, "--learner tcp://127.0.0.1:5700 --keys DIR` on this machine joins"),
+        ({"bind": "tcp://127.0.0.1:5700", "ranks": 2}, "--learner tcp://127.0.0.1:5700,tcp://127.0.0.1:5701` on this machine"),
+    ],
+)
+def test_the_command_of_an_actor_that_joins_has_all_addresses_and_what_the_learner_requires(learner, command):
+    assert command in join_line(Settings(learner=LearnerSettings(**learner)))
 
 
 def test_a_run_that_lost_results_says_so_at_its_end(trained):
@@ -207,6 +229,7 @@ def test_a_run_whose_actor_crashes_twice_ends_with_its_error_and_without_advice(
     code, shown, errors = vain(CRASHES)
     assert code == 1
     assert shown.count("actor-0 crashed and is restarted: ValueError: no such level (") == 1
+    assert "rookery actor" not in shown, "it has an actor"
     assert errors.startswith("rookery train: error: actor-0 cannot work: 2 crashes before any of its experience was ")
     assert "(exit code 1): ValueError: no such level; correct the environment (" in errors
     assert errors.count("\n") == 1
