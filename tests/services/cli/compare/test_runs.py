@@ -23,12 +23,14 @@ def test_runs_that_differ_in_the_seed_alone_are_one_configuration(tmp_path, writ
 
 
 def test_a_configuration_is_named_by_what_differs_within_its_preset(tmp_path, write_run):
-    write_run(tmp_path / "a", "algorithm.learning_rate=1e-3")
-    write_run(tmp_path / "b", "algorithm.learning_rate=3e-4")
+    """By the whole key: of `enabled=False` nobody knows what is not enabled."""
+    write_run(tmp_path / "a", "evaluator.enabled=false")
+    write_run(tmp_path / "b", "evaluator.enabled=true")
     write_run(tmp_path / "c", preset="cartpole-dqn")
     groups = configurations(read_runs([tmp_path]))
-    assert [group.label for group in groups] == ["cartpole learning_rate=0.001", "cartpole learning_rate=0.0003", "cartpole-dqn"]
-    assert differing_settings(groups[:2]) == {"algorithm.learning_rate": [0.001, 0.0003]}
+    labels = ["cartpole evaluator.enabled=False", "cartpole evaluator.enabled=True", "cartpole-dqn"]
+    assert [group.label for group in groups] == labels
+    assert differing_settings(groups[:2]) == {"evaluator.enabled": [False, True]}
 
 
 def test_a_setting_that_an_older_version_did_not_have_is_at_its_default(tmp_path, write_run):
