@@ -440,6 +440,17 @@ def test_the_cpu_that_scales_actors_can_be_reached(name):
     assert metric["containerResource"]["container"] == container["name"]
 
 
+@each_overlay
+def test_the_policy_lag_of_the_actors_is_one_that_the_plain_ratio_corrects(name, tmp_path):
+    """More actors on the same batch train on older experience."""
+    manifests = overlay(name)
+    (container,) = named(manifests, "StatefulSet", "learner")["spec"]["template"]["spec"]["containers"]
+    (tmp_path / "run.yaml").write_text(run_of(manifests)["data"]["run.yaml"])
+    settings = load_settings(preset=str(tmp_path / "run.yaml"), environ=values(container)).settings
+    actors = named(manifests, "Deployment", "actor")["spec"]["replicas"]
+    assert settings.learner.credits * actors / settings.learner.batch <= settings.algorithm.plain_ratio_lag
+
+
 def test_the_gpu_is_asked_for_by_the_learner_alone():
     """Actors on GPU nodes would hold GPUs that they do not use."""
     asked = {workload: template["spec"]["containers"][0] for workload, template in pods(overlay("gpu"))}
