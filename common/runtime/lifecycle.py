@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from common.units import Seconds
 
+STARTED: Seconds = time.monotonic()  # of this process: a service imports this module first
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 ECHO_SECONDS: Seconds = 0.5
 SLOW_SECONDS: Seconds = 5.0  # of work with a time limit, before a log line

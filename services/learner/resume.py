@@ -27,11 +27,12 @@ from common.observability import logs
 from common.protocol.learner_side import LearnerSide
 from common.protocol.messages import ACTOR_STATE, ArraySpec
 from common.protocol.session_config import SessionConfig
+from common.runtime import lifecycle
 from common.runtime.checkpoint_files import POLICY, BadCheckpointError, Checkpoint, flatten_state, read, restore_state
 from common.runtime.checkpoints import CheckpointStore
 from common.runtime.process_group import ProcessGroup
 from common.runtime.run_directory import RunDirectory
-from common.units import Seconds, Version
+from common.units import Version
 from services.learner import accounts
 from services.learner.agreement import common_version
 from services.learner.lockstep import Lockstep
@@ -63,31 +64,21 @@ def open_state(
     such a version rank 0 continues from its own newest, with the ledgers of all ranks, and the others get its weights.
     """
     settings = invocation.settings
-    new = partial(_new_state, invocation, directory, env, group)
+    new = partial(_new_state, invocation, env, group)
     if not invocation.resume:
         _load_initial_weights(settings.run.init, algorithm)
         return new(settings.run.id)
     return _resume(invocation, directory, algorithm=algorithm, store=store, group=group, new=new)
 
 
-def _new_state(
-    invocation: Invocation, directory: RunDirectory, env: EnvSpec, group: ProcessGroup | None, run_id: str
-) -> RunState:
+def _new_state(invocation: Invocation, env: EnvSpec, group: ProcessGroup | None, run_id: str) -> RunState:
+    """Return the state of a run without updates. The start of this process, with its imports, is part of the run's time."""
     settings = invocation.settings
     size = {"length": settings.rollout.length, "num_envs": settings.env.num_envs}
     payload = build_payload(settings.algorithm, model=settings.model, env=env, **size)
-    began = _began(directory, resumed=invocation.resume)
-    record = RunRecord(settings=settings, run_id=run_id, frame_skip=env.frame_skip, started_at=began)
+    record = RunRecord(settings=settings, run_id=run_id, frame_skip=env.frame_skip, started_at=lifecycle.STARTED)
     config = session_config(settings, env, payload, run_id, group=group)
     return record, LearnerSide(config, check=payload.check, episodes=payload.episodes, resumed=invocation.resume)
-
-
-def _began(directory: RunDirectory, *, resumed: bool) -> Seconds:
-    """Return when the run directory was made, on the monotonic clock: the start is part of the run's time, idle time is not."""
-    if resumed or not directory.command.exists():  # the folder of another rank than 0
-        return time.monotonic()
-    age = time.time() - directory.command.stat().st_mtime
-    return time.monotonic() - max(0.0, age)
 
 
 def session_config(
