@@ -125,10 +125,10 @@ class Blocks:
     """The arrays of a memory. Blocks are recycled in the order in which they were begun."""
 
     def __init__(self, layout: BlockLayout) -> None:
-        """Allocate everything; pages are touched as they are first written."""
+        """Allocate everything, zeros; the system gives it pages as they are first written."""
         self.layout = layout
         self.ready = 0  # positions that can be sampled
-        arrays = {name: np.empty(shape, dtype) for name, (shape, dtype) in layout.arrays().items()}
+        arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in layout.arrays().items()}
         # [P+1, elements], the last one zeros: the part of a stack before its episode
         self.frames: NDArray[Any] = arrays["frames"]
         self.action: NDArray[Any] = arrays["action"]  # [P, *A]
@@ -136,12 +136,10 @@ class Blocks:
         self.terminated: NDArray[np.bool_] = arrays["terminated"]  # [P]
         self.age: NDArray[np.uint8] = arrays["age"]  # [P]: older frames of the same episode, S-1 at most
         self.span: NDArray[np.uint8] = arrays["span"]  # [P]: env steps of the window that begins here; 0: none (yet)
-        self.span.fill(0)
-        self.frames[-1] = 0
         self._writes = np.zeros(layout.blocks, np.int64)  # times this process wrote to each block
         self._begun = 0
         self._writers: dict[Stream, _Writer] = {}
-        self._owner: list[Stream | None] = [None] * layout.blocks  # the stream that writes to the block
+        self._owner: dict[int, Stream] = {}  # by block, the stream that writes to it
 
     @property
     def used(self) -> int:
@@ -215,7 +213,7 @@ class Blocks:
     def _own(self, stream: Stream, writer: _Writer) -> None:
         before = self._writers.get(stream)
         if before is not None:
-            self._owner[(before.stop - 1) // self.layout.length] = None
+            self._owner.pop((before.stop - 1) // self.layout.length, None)
         self._writers[stream] = writer
         self._owner[(writer.stop - 1) // self.layout.length] = stream
 
@@ -228,9 +226,8 @@ class Blocks:
         span = self.span[base : base + self.layout.length]
         self.ready -= int(np.count_nonzero(span))
         span.fill(0)
-        if (owner := self._owner[block]) is not None:
+        if (owner := self._owner.pop(block, None)) is not None:
             self._writers.pop(owner, None)
-        self._owner[block] = None
         return base
 
     def segments(self) -> list[Segment]:
@@ -262,7 +259,7 @@ class Blocks:
             raise ResourceError("the checkpoint's replay memory is of another layout", found=found, wanted=wanted, fix=fix)
         self._begun, self.ready = state["begun"], state["ready"]
         self._writers.clear()
-        self._owner = [None] * self.layout.blocks
+        self._owner.clear()
         for stream, cursor, stop, pending in state["writers"]:
             self._own(stream, _Writer(cursor=cursor, stop=stop, pending=pending))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from common.envs.spec import ActionSpec, EnvSpec
 from common.errors import ConfigError
 from common.replay.blocks import BlockLayout, Blocks, ages, spans
+from common.runtime.machine import resident_bytes
 
 pytestmark = pytest.mark.pure
 
@@ -88,3 +91,12 @@ def test_ages_count_from_the_start_or_from_before() -> None:
     np.testing.assert_array_equal(ages(start, 1, 3), [1, 2, 0, 1, 2, 3, 0])
     start[0] = True
     np.testing.assert_array_equal(ages(start, 1, 2), [0, 1, 0, 1, 2, 2, 0])
+
+
+def test_a_memory_takes_pages_as_it_is_written() -> None:
+    """Where the system promises more than it has, one that is too large is refused by its size, before it takes any."""
+    layout = BlockLayout.plan(replace(ENV, observation_shape=(1,)), capacity=1 << 28, n_step=3, streams=16)
+    before = resident_bytes()
+    blocks = Blocks(layout)
+    assert resident_bytes() - before < 1 << 26
+    assert not blocks.span[-1000:].any()

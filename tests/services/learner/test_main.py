@@ -70,7 +70,10 @@ def refused(words, capsys):
         (["env.id=Blackjack-v1"], ["Tuple", "Box"]),
         (["--config", "pendulum-td3", "env.id=CartPole-v1"], ["found 2 discrete actions", "such as algorithm.name=dqn"]),
         (["--config", "cartpole-dqn", "algorithm.epochs=3"], ["it is a setting of ppo, and algorithm.name is dqn"]),
-        (["--config", "cartpole-dqn", "algorithm.replay_capacity=1000000000000"], ["cannot be allocated", "at most", "GB"]),
+        (
+            ["--config", "cartpole-dqn", "algorithm.replay_capacity=1000000000000"],
+            ["replay memory", "at most", "GB; lower algorithm.replay_capacity"],
+        ),
         (["--config", "cartpole-dqn", "env.id=Pendulum-v1"], ["dqn", "one of n actions"]),
         (["--config", "cartpole-dqn", "algorithm.n_step=40"], ["algorithm.n_step", "found 40", "rollout.length"]),
         (["--resume"], ["no run to resume", "--run-dir"]),
