@@ -45,11 +45,6 @@ class RunScale(NamedTuple):
     env_steps: int  # the run's budget
 
     @property
-    def environments(self) -> int:
-        """Environments of all actors that the run expects."""
-        return self.actors * self.num_envs
-
-    @property
     def message_env_steps(self) -> int:
         """Rows [T, B] of one trajectory; reset rows among them are not trained on."""
         return self.length * self.num_envs
@@ -85,47 +80,20 @@ class AlgorithmSection(BaseModel):
     lr_env_steps: int = Field(
         default=0, ge=0, description="linear: env steps until lr_final is reached; 0: all of target.env_steps"
     )
-    learning_rate_scaling: Literal["none", "linear", "sqrt"] = Field(
-        default="none", description="times environments / learning_rate_envs, or the root of that; environments of all actors"
-    )
-    learning_rate_envs: int = Field(default=16, ge=1, description="linear, sqrt: environments that learning_rate was tuned for")
     clip_reward: bool = Field(default=False, description="train on the sign of the reward (returns are always reported raw)")
     precision: Precision = Field(
         default="fp32", description="arithmetic of training; bf16 where the processor has it, else fp32; weights stay float32"
     )
 
-    def conflicts(self, scale: RunScale) -> Iterator[str]:
+    def conflicts(self, scale: RunScale) -> Iterator[str]:  # noqa: ARG002  subclasses need it
         """Sentences on settings that cannot work with a run of this scale, each beginning with its dotted key."""
-        if self.learning_rate_scaling != "none" and scale.actors == 0:
-            yield (
-                f"algorithm.learning_rate_scaling: found {self.learning_rate_scaling}, wanted none where actor.count is 0: "
-                "the number of environments is not known"
-            )
-        if (rate := self.scaled(scale).learning_rate) > 1.0:
-            yield (
-                f"algorithm.learning_rate: found {rate:g} = {self.learning_rate:g} scaled to {scale.environments} environments, "
-                "wanted at most 1"
-            )
+        yield from ()
 
     def require_actions(self, action: ActionSpec) -> None:
         """Raise `ConfigError` where the algorithm cannot choose among such actions; this class accepts all."""
 
     def require_observations(self, env: EnvSpec, model: ModelSettings) -> None:
         """Raise `ConfigError` where the algorithm cannot treat observations as `model` asks; this class accepts all."""
-
-    def scaled(self, scale: RunScale) -> Self:
-        """These settings with the learning rate of a run of this scale; a schedule keeps its shape.
-
-        Linear in the number of environments, which sets how much is learned from at once (Krizhevsky 2014, arXiv:1404.5997;
-        Goyal et al. 2017, arXiv:1706.02677), or in its square root, which keeps the variance of a step (Hoffer et al. 2017,
-        arXiv:1705.08741).
-        """
-        if self.learning_rate_scaling == "none":
-            return self
-        ratio = scale.environments / self.learning_rate_envs
-        factor = ratio if self.learning_rate_scaling == "linear" else math.sqrt(ratio)
-        rates = {"learning_rate": self.learning_rate * factor, "lr_final": self.lr_final * factor}
-        return self.model_copy(update=rates | {"learning_rate_scaling": "none"})
 
 
 class ActorCriticSection(AlgorithmSection):

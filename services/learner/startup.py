@@ -109,14 +109,12 @@ def _earlier_id(invocation: Invocation) -> str:
 
 
 def build_run_algorithm(settings: Settings, env: EnvSpec, *, seed: int, ranks: Ranks = ALONE, local_rank: int = 0) -> Algorithm:
-    """Return the algorithm of the run; log its scaled learning rate and the size of its replay memory, where it has them.
+    """Return the algorithm of the run; log the size of its replay memory, where it has one.
 
     Raises `ConfigError` where it cannot train on `env`, or where its memory is larger than what this machine has left.
     """
     fix, available = "lower algorithm.replay_capacity", machine.available_bytes()
-    section, device = settings.algorithm.scaled(settings.scale), _device(settings.learner.device, local_rank)
-    if section.learning_rate != settings.algorithm.learning_rate:
-        _log.info("learning_rate_scaled", learning_rate=section.learning_rate, environments=settings.scale.environments)
+    section, device = settings.algorithm, _device(settings.learner.device, local_rank)
     if arithmetic.native(section.precision, device) != section.precision:
         _log.info("no_bfloat16", setting="algorithm.precision", device=device.type, precision="fp32")
     try:

@@ -1,4 +1,4 @@
-"""Sections of the configuration: learning rate scaling, and settings that cannot work with the run they are in."""
+"""Sections of the configuration: settings that cannot work with the run they are in."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SINGLE_PASS = [A3CSettings, A3CGradSettings, ImpalaSettings]
 ACTOR_CRITIC = [*SINGLE_PASS, PPOSettings]
 SECTIONS = [*ACTOR_CRITIC, DQNSettings, TD3Settings]
 
-SCALE = RunScale(length=20, num_envs=8, batch=2, credits=2, max_policy_lag=20, actors=8, env_steps=100_000)  # 64 environments
+SCALE = RunScale(length=20, num_envs=8, batch=2, credits=2, max_policy_lag=20, actors=8, env_steps=100_000)
 REPLAY_SCALE = RunScale(length=16, num_envs=4, batch=1, credits=2, max_policy_lag=20, actors=2, env_steps=100_000)
 
 
@@ -24,44 +24,6 @@ def test_the_defaults_fit_together(section):
 
 
 # --- the learning rate ---
-
-
-@pytest.mark.parametrize("section", SECTIONS)
-@pytest.mark.parametrize(("scaling", "factor"), [("none", 1.0), ("linear", 4.0), ("sqrt", 2.0)])
-def test_the_learning_rate_scales_with_the_number_of_environments(section, scaling, factor):
-    """Tuned for 16 environments and run with 64: four times or twice the rate, and no more when it is scaled again."""
-    settings = section(learning_rate=1e-3, learning_rate_envs=16, learning_rate_scaling=scaling)
-    scaled = settings.scaled(SCALE)
-    assert scaled.learning_rate == pytest.approx(factor * 1e-3)
-    assert scaled.scaled(SCALE) == scaled
-    assert list(settings.conflicts(SCALE)) == []
-
-
-def test_fewer_environments_make_a_smaller_rate():
-    settings = PPOSettings(learning_rate=1e-3, learning_rate_envs=256, learning_rate_scaling="linear")
-    assert settings.scaled(SCALE).learning_rate == pytest.approx(2.5e-4)
-
-
-def test_a_schedule_is_scaled_as_a_whole():
-    settings = A3CSettings(learning_rate=1e-3, lr_final=1e-4, lr_schedule="linear", learning_rate_scaling="linear")
-    assert settings.scaled(SCALE).lr_final == pytest.approx(4e-4)
-
-
-@pytest.mark.parametrize("section", SECTIONS)
-@pytest.mark.parametrize(
-    ("changed", "actors", "sentence"),
-    [
-        ({"learning_rate_scaling": "sqrt"}, 0, "algorithm.learning_rate_scaling: found sqrt, wanted none where actor.count is 0"),
-        (
-            {"learning_rate": 0.5, "learning_rate_scaling": "linear"},
-            8,
-            "algorithm.learning_rate: found 2 = 0.5 scaled to 64 environments, wanted at most 1",
-        ),
-    ],
-)
-def test_a_scaled_rate_that_is_unknown_or_above_1_is_refused(section, changed, actors, sentence):
-    found = list(section(**changed).conflicts(SCALE._replace(actors=actors)))
-    assert any(line.startswith(sentence) for line in found), found
 
 
 @pytest.mark.parametrize("section", SINGLE_PASS)

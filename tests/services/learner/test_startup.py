@@ -17,9 +17,9 @@ import pytest
 import yaml
 
 from common.algorithms.registry import build_algorithm
-from common.algorithms.settings import DQNSettings, PPOSettings, TD3Settings
-from common.config.schema import ActorSettings, LearnerSettings, Settings
-from common.envs.spec import ActionSpec, EnvSettings, EnvSpec
+from common.algorithms.settings import DQNSettings, PPOSettings
+from common.config.schema import LearnerSettings, Settings
+from common.envs.spec import ActionSpec, EnvSpec
 from common.envs.trial import spec_of
 from common.errors import ConfigError, ResourceError
 from common.models import arithmetic
@@ -256,21 +256,6 @@ def test_an_algorithm_without_a_memory_says_nothing(caplog):
     with caplog.at_level(logging.INFO):
         startup.build_run_algorithm(Settings(model=MODEL), ENV, seed=0)
     assert not caplog.records
-
-
-@pytest.mark.parametrize("section", [PPOSettings, TD3Settings, DQNSettings])
-def test_a_scaled_learning_rate_is_logged_and_is_the_algorithms(section, caplog):
-    """32 environments where the rate was tuned for 8: the optimizer takes what the line says."""
-    replay = {} if section is PPOSettings else {"replay_capacity": 10_000}
-    algorithm = section(learning_rate=1e-3, learning_rate_envs=8, learning_rate_scaling="sqrt", **replay)
-    settings = Settings(algorithm=algorithm, model=MODEL, env=EnvSettings(num_envs=8), actor=ActorSettings(count=4))
-    action = ActionSpec(n=0, shape=(1,), low=(-1.0,), high=(1.0,)) if section is TD3Settings else ActionSpec(n=2, shape=())
-    env = EnvSpec(observation_shape=(3,), observation_dtype="float32", action=action, frame_stack=1, frame_skip=1)
-    with caplog.at_level(logging.INFO):
-        built = startup.build_run_algorithm(settings, env, seed=0)
-    line = PlainFormatter("learner", tracebacks=False).format(caplog.records[0])
-    assert "learning_rate_scaled learning_rate=0.002 environments=32" in line
-    assert built._learning_rate == pytest.approx(2e-3)
 
 
 @pytest.mark.parametrize(
