@@ -20,7 +20,7 @@ from services.learner import startup as learner
 pytestmark = pytest.mark.wire  # reads files, starts nothing
 
 ROOT = Path(__file__).parents[2]
-TEXTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("services/*/README.md")])
+TEXTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("services/**/README.md")])
 FOLDERS = "common|services|docs|tests|presets|benchmarks"
 SERVICES = {"learner": learner.parse, **{name: partial(worker.parse, name) for name in worker.SERVICES}}
 SETTING = re.compile(rf"({'|'.join(Settings.model_fields)})\.([a-z_]+)(?:[=:].*)?")
@@ -85,7 +85,7 @@ def test_every_file_that_is_named_exists(text):
         assert (ROOT / name).exists(), f"{name} in {text}"
 
 
-@pytest.mark.parametrize("text", sorted(ROOT.glob("services/*/README.md")), ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("text", sorted(ROOT.glob("services/**/README.md")), ids=lambda path: path.parent.name)
 def test_the_files_in_the_table_of_a_service_are_in_its_folder(text):
     cells = re.findall(r"^\| ([^|]*) \|", text.read_text(encoding="utf-8"), re.MULTILINE)
     names = [name for cell in cells for name in re.findall(r"`([\w/]+\.py)`", cell)]

@@ -39,7 +39,7 @@ FILES = sorted(
         K8S.rglob("*"),
         (ROOT / "docker").rglob("*"),
         (ROOT / "docs").rglob("*.md"),
-        ROOT.glob("services/*/README.md"),
+        ROOT.glob("services/**/README.md"),
         [ROOT / "README.md"],
     )
     if path.is_file() and (path.suffix in {".yaml", ".yml", ".json", ".md", ".sh"} or path.name == "Dockerfile")

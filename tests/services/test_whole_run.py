@@ -39,7 +39,7 @@ from common.transport.link import Link
 from services.acting.loop import ActorLoop
 from services.acting.parts import ActorParts, begin_incarnation
 from services.acting.rollout import Rollout
-from services.evaluator.loop import EvaluatorLoop
+from services.evaluator import EvaluatorLoop
 from services.learner.accounts import AccountsFile
 from services.learner.agreement import Agreement
 from services.learner.intake import Intake

@@ -44,15 +44,11 @@ from common.transport.api import Handshakes
 from common.transport.curve import ServerKeys, make
 from common.transport.link import Link
 from common.transport.zmq import ZmqServer
-from services import worker
+from services import actor, env_worker, evaluator, policy_server, worker
 from services.acting.loop import ActorLoop
 from services.acting.policy import policy_of
-from services.actor import __main__ as actor
-from services.env_worker import __main__ as env_worker
-from services.env_worker.__main__ import EnvWorkerLoop
-from services.evaluator import __main__ as evaluator
-from services.evaluator.loop import EvaluatorLoop
-from services.policy_server import __main__ as policy_server
+from services.env_worker import EnvWorkerLoop
+from services.evaluator import EvaluatorLoop
 
 pytestmark = pytest.mark.system
 

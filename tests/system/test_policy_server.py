@@ -22,7 +22,7 @@ WITHOUT = f"import sys; sys.modules.update(dict.fromkeys({MODULES})); "  # an im
 
 def test_an_env_worker_and_the_health_check_need_no_package_that_its_image_leaves_out():
     assert "torch" in MODULES
-    code = "import services.env_worker.__main__, services.cli.app as app; sys.exit(app.main(['health', 'metrics.port=9']))"
+    code = "import services.env_worker, services.cli.app as app; sys.exit(app.main(['health', 'metrics.port=9']))"
     done = subprocess.run([sys.executable, "-c", WITHOUT + code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.startswith("no answer at 127.0.0.1:9/healthz")

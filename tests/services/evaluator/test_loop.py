@@ -12,7 +12,7 @@ from common.envs.make import make
 from common.envs.spec import EnvSettings
 from common.observability.worker_metrics import EvaluatorStats
 from common.protocol.messages import Drain, Snapshot
-from services.evaluator.loop import EvaluatorLoop
+from services.evaluator import EvaluatorLoop
 
 pytestmark = pytest.mark.service
 

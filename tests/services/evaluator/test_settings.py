@@ -6,7 +6,7 @@ import pytest
 
 from common.config.run_config import RunConfig
 from common.config.schema import EvaluationSettings, EvaluatorSettings, Settings
-from services.evaluator.__main__ import evaluation_settings
+from services.evaluator import evaluation_settings
 from services.worker import parse
 
 pytestmark = pytest.mark.service

@@ -13,7 +13,7 @@ from common.envs.make import make
 from common.envs.spec import EnvSettings
 from common.envs.stacking import stack
 from common.observability.worker_metrics import EvaluatorStats
-from services.evaluator.loop import EvaluatorLoop
+from services.evaluator import EvaluatorLoop
 
 pytestmark = pytest.mark.service
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.evaluator.loop import LONGEST_REST, Throttle
+from services.evaluator import LONGEST_REST, Throttle
 
 pytestmark = pytest.mark.pure
 

@@ -1,12 +1,18 @@
-"""The evaluator's loop: play whole episodes with the newest policy, greedily and sampled, and report the returns.
+"""The evaluator: play whole episodes with the newest policy, greedily and sampled, and report the returns.
 
 Each of E environments plays exactly one episode, the first after a reset, so that short episodes are not counted
 more often than long ones. When the learner drains, one last greedy evaluation of the final policy is played if the
-deadline allows.
+deadline allows. Environments, policy and loop are built from the learner's Welcome; the rest of the root is in `services.worker`.
 """
 
 from __future__ import annotations
 
+from common.runtime.lifecycle import exit_on_signals
+
+if __name__ == "__main__":
+    exit_on_signals()  # before the imports, which take seconds
+
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -14,17 +20,59 @@ import numpy as np
 import torch
 
 from common.algorithms.api import Policy
+from common.config.layers import DEFAULT
+from common.config.load import LoadedSettings
+from common.config.run_config import RunConfig
+from common.config.schema import EvaluationSettings
 from common.envs.vector import VectorEnvironment
-from common.observability.worker_metrics import EvaluatorStats
+from common.observability.worker_metrics import EVALUATOR_METRICS, EvaluatorStats
 from common.policies.episodes import Episodes, Tally
 from common.protocol.messages import MODES, Evaluation
+from common.runtime import process
+from common.runtime.machine import cores
 from common.transport.link import Link
 from common.units import Seconds, Version
-from services.acting.policy import load_newest_policy
+from services import worker
+from services.acting.policy import load_newest_policy, policy_of
+from services.worker import WelcomedWorker
 
 WAIT_SECONDS: Seconds = 0.1
 LAST_POLICY_SECONDS: Seconds = 0.5  # many times the way to the learner and back
 LONGEST_REST: Seconds = 0.2
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one evaluator until a stop is requested or the run ends."""
+    return worker.main("evaluator", argv, stats=EvaluatorStats(), metrics=EVALUATOR_METRICS, build=_loop)
+
+
+def _loop(welcomed: WelcomedWorker[RunConfig], stats: EvaluatorStats) -> EvaluatorLoop:
+    link, shutdown = welcomed.link, welcomed.shutdown
+    settings = evaluation_settings(welcomed.invocation.loaded, welcomed.run)
+    environment = welcomed.environments(num_envs=settings.episodes)
+    stats.frame_skip = environment.spec.frame_skip
+    return EvaluatorLoop(
+        link=link,
+        environment=environment,
+        policy=policy_of(welcomed, environment.spec, num_envs=environment.num_envs, precision="fp32", training=False),
+        seed=welcomed.seed("environment"),
+        every_seconds=settings.every_seconds,
+        rest=Throttle(share=settings.cpu_share, cores=cores(), cpu=time.process_time, clock=time.monotonic, sleep=shutdown.wait),
+        stats=stats,
+        stopping=lambda: shutdown.requested,
+        alive=welcomed.health.tick,
+        clock=time.monotonic,
+    )
+
+
+def evaluation_settings(own: LoadedSettings, run: RunConfig) -> EvaluationSettings:
+    """Return the run's evaluation settings, overridden by those that were set for this process."""
+    overridden = {
+        name: getattr(own.settings.evaluator, name)
+        for name in EvaluationSettings.model_fields
+        if own.provenance[f"evaluator.{name}"] != DEFAULT
+    }
+    return run.evaluation.model_copy(update=overridden)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -171,3 +219,7 @@ class Throttle:
         rest = due - self._clock()
         if rest > 0:
             self._sleep(min(rest, LONGEST_REST))
+
+
+if __name__ == "__main__":
+    process.end_process(main())

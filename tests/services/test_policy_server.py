@@ -25,8 +25,8 @@ from common.replay.rows import rows_by_environment
 from common.transport.api import LIMIT_MESSAGES
 from common.transport.link import Link
 from services.acting.rollout import Rollout
-from services.env_worker.__main__ import EnvWorkerLoop
-from services.policy_server.remote_environments import DRAIN_SECONDS, RemoteEnvironments
+from services.env_worker import EnvWorkerLoop
+from services.policy_server import DRAIN_SECONDS, RemoteEnvironments
 from tests.support.memory import MemoryHub
 
 pytestmark = pytest.mark.service
