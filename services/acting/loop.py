@@ -20,8 +20,7 @@ from common.observability.worker_metrics import ActorStats
 from common.protocol.messages import ACTOR_STATE, Arrays, ExperienceMessage, Snapshot, Welcome
 from common.transport.link import Link
 from common.units import Seconds
-from services.acting.parts import ActorParts
-from services.acting.policy import load_newest_policy, load_policy
+from services.acting.parts import ActorParts, load_newest_policy, load_policy
 
 WAIT_SECONDS: Seconds = 0.05
 REQUEST_SHARE = 1 / 4  # of a rollout that is left when the policy of the next one is requested: time for its way here

@@ -1,28 +1,97 @@
-"""The parts that an actor is built of, and in lockstep their state, from which another process continues."""
+"""The parts that an actor is built of: its policy, which evaluators have too, its environments and its rollout.
+
+In lockstep they have a state, from which another process continues.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.algorithms.api import HasRandomState, Policy
-from common.algorithms.registry import build_payload, rollout_schema
+from common.algorithms.api import HasRandomState, Policy, WorkerContext
+from common.algorithms.registry import build_payload, build_policy, rollout_schema
 from common.config.run_config import RunConfig
 from common.envs.spec import EnvSpec
 from common.envs.state import StateError
-from common.errors import DecodeError
+from common.envs.vector import Array, Transition
+from common.errors import DecodeError, DropReason, ProtocolError
+from common.models import arithmetic
+from common.models.snapshot import to_tensor
+from common.models.spec import Precision
 from common.observability import logs
 from common.protocol.limits import FREE_LENGTH
-from common.protocol.messages import ACTOR_STATE, ExperienceMessage, Welcome
+from common.protocol.messages import ACTOR_STATE, ExperienceMessage, Snapshot, Welcome
 from common.protocol.plain import pack, unpack
-from services.acting.policy import Environments, policy_of
+from common.runtime import process
+from common.transport.link import Link
 from services.acting.rollout import Rollout
 from services.worker import WelcomedWorker
 
 _log = logs.EventLog(__name__)
+
+
+class Environments(Protocol):
+    """B environments that a policy acts on: a `VectorEnvironment`, or those of env workers."""
+
+    spec: EnvSpec
+    num_envs: int
+
+    def reset(self, seed: int) -> Array:
+        """Begin B episodes; return the first observations [B, *frame]."""
+
+    def step(self, action: Array) -> Transition:
+        """Take `action` [B, ...] in all of them."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return their state; raises `StateError` where it cannot be read."""
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Restore `state_dict`; raises `StateError`."""
+
+
+def policy_of(worker: WelcomedWorker[RunConfig], spec: EnvSpec, *, num_envs: int, precision: Precision, training: bool) -> Policy:
+    """Return the run's policy for `num_envs` environments of `spec`, those of this process, for `training` or for evaluation.
+
+    Raises `ConfigError` where that is not the learner's environment.
+    """
+    process.set_torch_threads(getattr(worker.invocation.settings, worker.role).torch_threads)
+    worker.link.check_environment(spec)
+    if arithmetic.native(precision, arithmetic.CPU) != precision:
+        _log.info("no_bfloat16", setting="actor.precision", device="cpu", precision="fp32")
+    policy = build_policy(
+        worker.run.algorithm,
+        model=worker.run.model,
+        env=spec,
+        precision=precision,
+        seed=worker.seed("policy"),
+        context=WorkerContext(index=worker.welcome.index, workers=worker.run.actors, num_envs=num_envs, training=training),
+    )
+    worker.link.layout = policy.layout
+    return policy
+
+
+def load_newest_policy(link: Link, policy: Policy) -> Snapshot | None:
+    """Load the newest policy that arrived; None without one, or where it does not fit, which is counted and logged."""
+    snapshot = link.take_snapshot()
+    if snapshot is None:
+        return None
+    try:
+        load_policy(snapshot, policy)
+    except ProtocolError as error:
+        link.refuse_snapshot(error)
+        return None
+    return snapshot
+
+
+def load_policy(snapshot: Snapshot, policy: Policy) -> None:
+    """Load the parameters; raises `ProtocolError` where they are not one array of the policy's size and a dtype of snapshots."""
+    if list(snapshot.arrays) != ["parameters"]:
+        raise ProtocolError(DropReason.SCHEMA, "arrays of a snapshot", found=list(snapshot.arrays), wanted="parameters alone")
+    policy.load(snapshot.version, to_tensor(snapshot.arrays["parameters"]), env_steps=snapshot.env_steps)
 
 
 @dataclass(slots=True, kw_only=True)
