@@ -42,11 +42,10 @@ from common.transport.curve import ServerKeys
 from common.transport.zmq import ZmqServer
 from common.units import Seconds
 from services.learner.accounts import AccountsFile
-from services.learner.agreement import Agreement
 from services.learner.intake import Intake
-from services.learner.join_ranks import check_same_data, join_ranks, open_rank_directory
 from services.learner.journal import TRACKERS_END_SECONDS, TRACKERS_STOP_SECONDS, Journal, open_trackers, tracked_run
 from services.learner.loop import TrainLoop
+from services.learner.ranks import Agreement, check_same_data, join_ranks, open_rank_directory
 from services.learner.record import RunRecord
 from services.learner.results import Results
 from services.learner.resume import open_state

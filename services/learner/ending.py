@@ -13,8 +13,8 @@ from common.observability.health import Health
 from common.protocol.events import Experience
 from common.runtime.process_group import TIMEOUT
 from common.units import Seconds
-from services.learner.agreement import Agreement
 from services.learner.intake import Intake
+from services.learner.ranks import Agreement
 from services.learner.results import Results
 from services.learner.saving import RunCheckpoints
 

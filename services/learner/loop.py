@@ -18,10 +18,10 @@ from common.observability.health import Health
 from common.protocol.events import Evaluated, Experience
 from common.protocol.messages import Snapshot
 from common.units import Seconds
-from services.learner.agreement import REASONS, Agreement, Decision, Vote
 from services.learner.ending import RANKS_SECONDS, RunEnd
 from services.learner.intake import Intake
 from services.learner.lockstep import Lockstep
+from services.learner.ranks import REASONS, Agreement, Decision, Vote
 from services.learner.results import Results
 from services.learner.saving import RunCheckpoints
 

@@ -18,8 +18,8 @@ from common.protocol.events import Experience
 from common.protocol.ledger import sum_counts
 from common.protocol.messages import Evaluation
 from common.units import Seconds
-from services.learner.agreement import Agreement, Decision
 from services.learner.journal import Journal
+from services.learner.ranks import Agreement, Decision
 from services.learner.record import RunRecord
 
 EPISODES = ("episode_return", "episode_length")

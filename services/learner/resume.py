@@ -34,8 +34,8 @@ from common.runtime.process_group import ProcessGroup
 from common.runtime.run_directory import RunDirectory
 from common.units import Version
 from services.learner import accounts
-from services.learner.agreement import common_version
 from services.learner.lockstep import Lockstep
+from services.learner.ranks import common_version
 from services.learner.record import RunRecord
 from services.learner.saving import facts_of, ranks_of, restore_checkpoint, restore_for_other_ranks
 from services.learner.startup import Invocation

@@ -25,8 +25,8 @@ from common.runtime.checkpoint_files import POLICY, Checkpoint
 from common.runtime.checkpoints import CheckpointStore
 from common.runtime.process_group import SLOW_TIMEOUT
 from common.units import Seconds
-from services.learner.agreement import Agreement
 from services.learner.intake import Intake
+from services.learner.ranks import Agreement
 from services.learner.record import RunRecord
 
 SAVE_SECONDS: Seconds = 300.0  # a checkpoint, with what is new in a replay memory, that takes longer counts as hung

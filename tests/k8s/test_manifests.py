@@ -20,7 +20,7 @@ from common.config.load import load_settings
 from common.observability.bottleneck import WAITING
 from common.runtime.process_group import TorchrunEnvironment
 from services import worker
-from services.learner.join_ranks import check_address
+from services.learner.ranks import check_address
 from tests.k8s.manifests import (
     COMPONENTS,
     CUSTOM,

@@ -41,10 +41,10 @@ from services.acting.parts import ActorParts, begin_incarnation
 from services.acting.rollout import Rollout
 from services.evaluator import EvaluatorLoop
 from services.learner.accounts import AccountsFile
-from services.learner.agreement import Agreement
 from services.learner.intake import Intake
 from services.learner.journal import Journal
 from services.learner.loop import TrainLoop
+from services.learner.ranks import Agreement
 from services.learner.record import RunRecord
 from services.learner.results import Results
 from services.learner.resume import session_config

@@ -24,10 +24,10 @@ from common.observability.metrics import Phases
 from common.protocol.events import Evaluated, Experience, WorkerKey
 from common.protocol.messages import Evaluation, Snapshot
 from common.runtime.run_directory import create
-from services.learner.agreement import Agreement
 from services.learner.ending import END_SECONDS, STOP_SECONDS
 from services.learner.journal import Journal
 from services.learner.loop import WAIT_SECONDS, TrainLoop
+from services.learner.ranks import Agreement
 from services.learner.record import RunRecord
 from services.learner.results import Results
 from services.learner.saving import RunCheckpoints

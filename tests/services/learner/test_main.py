@@ -20,7 +20,7 @@ from services.cli.train.supervisor import Timeouts
 from services.learner import __main__ as module
 from services.learner.__main__ import main
 from services.learner.ending import STOP_SECONDS
-from services.learner.join_ranks import Joined
+from services.learner.ranks import Joined
 from services.learner.startup import with_run_id
 
 pytestmark = pytest.mark.system

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.errors import InternalError, ResourceError
-from services.learner.agreement import REASONS, Agreement, Vote, common_version, decide
+from services.learner.ranks import REASONS, Agreement, Vote, common_version, decide
 from tests.ranks import on_every_rank
 
 pytestmark = pytest.mark.pure

@@ -11,8 +11,8 @@ from common.config.endpoint import Endpoint
 from common.envs.spec import EnvSettings
 from common.envs.trial import spec_of
 from common.errors import ConfigError
-from services.learner import join_ranks as module
-from services.learner.join_ranks import check_address, check_alike, check_same_data
+from services.learner import ranks as module
+from services.learner.ranks import check_address, check_alike, check_same_data
 from services.learner.startup import parse
 from tests.ranks import on_every_rank
 

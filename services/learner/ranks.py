@@ -1,15 +1,18 @@
-"""Start of a learner of several ranks: join the others, check that all are of one version and one run, agree on the run.
+"""A learner of several ranks: they join, check that they are alike, and take the decisions of the run together.
 
 Rank 0 owns the run directory. Each other rank keeps checkpoints, accounts and results in a folder of it, or, where the machines
 share no disk, in the same folder of its own disk.
+
+Several times a second each rank votes: what it has, and what it would do. All ranks see all votes, and decide alike: when an
+update begins, when a checkpoint is due, and when the run ends. A learner of one rank does not use this module.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,13 +24,13 @@ from common.config.endpoint import Endpoint, parse_endpoint
 from common.config.layers import leaves
 from common.config.load import with_chosen
 from common.envs.spec import EnvSpec
-from common.errors import ConfigError, ResourceError
+from common.errors import ConfigError, InternalError, ResourceError
 from common.models import snapshot
 from common.observability import logs
 from common.runtime.lifecycle import Shutdown, on_signals
 from common.runtime.process_group import ProcessGroup, TorchrunEnvironment, process_group
 from common.runtime.run_directory import RunDirectory
-from common.units import Seconds
+from common.units import EnvSteps, Seconds, Version
 from services.learner.startup import STOPPED_JOB, Invocation, with_run_id
 
 WARN_SECONDS: Seconds = 5.0  # before the message that other ranks are awaited
@@ -36,6 +39,9 @@ OF_ONE_RANK = (
     *("run.dir", "run.id", "log.level", "log.format"),
 )
 """Settings in which ranks may differ."""
+
+REASONS = ("", "stopped", "target reached", "env step budget spent", "wall-clock budget spent")
+"""Reasons why a run ends, by the numbers under which ranks exchange them."""
 
 _log = logs.EventLog(__name__)
 
@@ -135,3 +141,111 @@ def open_rank_directory(group: ProcessGroup, directory: RunDirectory | None) -> 
     except OSError as error:
         raise ResourceError("the folder of a rank cannot be made", found=f"{error.strerror} at {own.path}") from error
     return own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vote:
+    """The state of one rank."""
+
+    ready: bool  # its batch is due, or it need not be waited for
+    messages: int  # in its batch
+    env_steps: EnvSteps  # in its batch
+    episodes: int  # that ended in its batch
+    reason: int  # why it would end the run, of `REASONS`
+    save: bool  # whether it would write a checkpoint
+    weights: int  # first bits of the hash of its weights; 0 where they are not compared now
+    evaluated: bool = False  # whether it has results of evaluations, for which it may write the best policy next
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The decision of all ranks."""
+
+    train: bool
+    idle: bool = False  # whether every rank is ready, and none has experience
+    env_steps: EnvSteps = 0  # of all ranks, in this update
+    episodes: int = 0  # most of one rank, in this update
+    reason: str = ""  # why the run ends; "": it does not
+    save: bool = False
+    evaluated: bool = False  # whether a rank has results of evaluations
+
+
+def decide(votes: Sequence[Vote]) -> Decision:
+    """Return the decision that follows from the votes of all ranks. Raises `InternalError` where their weights differ.
+
+    The run ends where one rank would end it. An update begins when every rank is ready, and one of them has experience.
+    """
+    if len({vote.weights for vote in votes}) > 1:
+        found = [f"{vote.weights:012x}" for vote in votes]
+        raise InternalError("the weights of the ranks differ", found=found, wanted="one hash", fix="report this")
+    reason = next((REASONS[vote.reason] for vote in votes if vote.reason), "")
+    ready, experience = all(vote.ready for vote in votes), any(vote.messages for vote in votes)
+    return Decision(
+        train=not reason and ready and experience,
+        idle=ready and not experience,
+        env_steps=sum(vote.env_steps for vote in votes),
+        episodes=max(vote.episodes for vote in votes),
+        reason=reason,
+        save=any(vote.save for vote in votes),
+        evaluated=any(vote.evaluated for vote in votes),
+    )
+
+
+class Agreement:
+    """The exchange of votes and results with the other ranks. The train loop's thread owns it."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self.group = group
+
+    def decide(self, vote: Vote) -> Decision:
+        """Return the decision of all ranks. Raises `LostRankError`, and `InternalError` where the ranks' weights differ."""
+        rows = self.group.gather(torch.tensor(astuple(vote), dtype=torch.int64)).tolist()
+        return decide([Vote(**{field.name: value for field, value in zip(fields(Vote), row, strict=True)}) for row in rows])
+
+    def episodes(self, returns: Sequence[float], lengths: Sequence[float], most: int) -> tuple[list[float], list[int]]:
+        """Return raw returns and lengths of the episodes of all ranks, by rank; `most` is the largest number of one rank."""
+        if not most:
+            return [], []
+        own = torch.full((2, most), float("nan"), dtype=torch.float64)
+        own[0, : len(returns)] = torch.tensor(list(returns), dtype=torch.float64)
+        own[1, : len(lengths)] = torch.tensor(list(lengths), dtype=torch.float64)
+        gathered = self.group.gather(own)
+        known = ~gathered[:, 1].isnan()  # a length is always a number
+        return gathered[:, 0][known].tolist(), [int(length) for length in gathered[:, 1][known].tolist()]
+
+    def together(self, work: Callable[[], Any]) -> list[Any]:
+        """Return what `work` returns on each rank, JSON values by rank, which may take minutes.
+
+        Raises `ResourceError` on every rank where it is raised on one.
+        """
+        result, failure = None, None
+        try:
+            result = work()
+        except ResourceError as error:
+            failure = error
+        done = self.group.gather_json([failure is None, result])
+        if failure is not None:
+            raise failure
+        if failed := [rank for rank, (good, _) in enumerate(done) if not good]:
+            raise ResourceError("another rank cannot do its part", found=f"rank {failed[0]}", fix="its log has the reason")
+        return [result for _, result in done]
+
+    def all(self, *, done: bool) -> bool:
+        """Return whether every rank is done."""
+        return bool(self.group.gather(torch.tensor([int(done)])).all())
+
+
+def common_version(group: ProcessGroup, newest: Any) -> Version:
+    """Return the newest version of which every rank has a good checkpoint; -1 where there is none.
+
+    `newest(most)` returns the newest good version of this rank that is at most `most` (None: any); -1 without one.
+    """
+    most: Version | None = None
+    while True:
+        own: Version = newest(most)
+        versions = group.gather_json(own)
+        if min(versions) == max(versions):
+            return int(versions[0])
+        most = min(versions)
+        if most < 0:
+            return -1
