@@ -1,24 +1,63 @@
-"""A tracker in a thread of its own, so that a server that is slow or unreachable costs points and never the run's time."""
+"""The interface of a tracker, a program outside of the run that shows its curves, settings and result, and the thread of each.
+
+A tracker has a thread of its own, so that a server that is slow or unreachable costs points and never the run's time.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
+from typing import Protocol, TypeAlias
 
 from common.observability import logs
-from common.tracking.api import Point, Tracker
-from common.units import Seconds
+from common.units import EnvSteps, Seconds
 
+Setting: TypeAlias = str | int | float | bool
 QUEUED_POINTS = 3600  # kept while the server is unreachable: an hour at one point per second
 POINTS_AT_ONCE = 50
 RETRY_SECONDS: Seconds = 30.0  # after an error, until the tracker is opened again
 LAST_RETRY_SECONDS: Seconds = 1.0  # the same, at the end of the run
 
 _log = logs.EventLog(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackedRun:
+    """Identity and settings of a run. A tracker finds the run again by `run_id` after a resume."""
+
+    run_id: str
+    name: str
+    folder: Path  # of the run
+    settings: Mapping[str, Setting]  # by dotted key; lists and objects as JSON, without those that have no value
+    hyperparameters: Mapping[str, Setting]  # the settings that decide what is learned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """Scalars at one moment of a run, finite, by slash-separated names. The x axis is env steps trained on."""
+
+    env_steps: EnvSteps
+    unix_seconds: Seconds
+    values: Mapping[str, float]
+
+
+class Tracker(Protocol):
+    """A tracker that was opened for a run and has its settings. One thread uses it; all methods may block and raise."""
+
+    def write(self, points: Sequence[Point]) -> None:
+        """Add points in the order in which they came; evaluations are points too."""
+
+    def finish(self, result: Mapping[str, float], *, complete: bool) -> None:
+        """Set the result of the run; `complete` is False where the run was stopped and may be resumed."""
+
+    def close(self) -> None:
+        """Release what is open."""
 
 
 class BackgroundTracker:

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from common.errors import ConfigError
-from common.tracking.api import Point, TrackedRun, Tracker
+from common.tracking.background import Point, TrackedRun, Tracker
 from common.units import Seconds
 
 FINISH_SECONDS: Seconds = 8.0  # for the last uploads, also in the package's hook at the end of the process

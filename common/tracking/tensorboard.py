@@ -13,7 +13,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from common.tracking.api import Point, TrackedRun
+from common.tracking.background import Point, TrackedRun
 from common.units import EnvSteps, Seconds
 
 

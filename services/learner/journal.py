@@ -17,8 +17,7 @@ from common.config.schema import Settings
 from common.observability import logs
 from common.runtime.disk import write_atomically
 from common.runtime.run_directory import RunDirectory
-from common.tracking.api import Point, Setting, TrackedRun
-from common.tracking.background import BackgroundTracker
+from common.tracking.background import BackgroundTracker, Point, Setting, TrackedRun
 from common.tracking.remote import REMOTE
 from common.tracking.tensorboard import TensorBoardEvents
 from common.units import EnvSteps, Seconds

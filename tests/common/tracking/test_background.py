@@ -9,8 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from common.tracking.api import Point
-from common.tracking.background import POINTS_AT_ONCE, BackgroundTracker
+from common.tracking.background import POINTS_AT_ONCE, BackgroundTracker, Point
 
 pytestmark = pytest.mark.service
 

@@ -15,8 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from common.tracking.api import Point, TrackedRun
-from common.tracking.background import BackgroundTracker
+from common.tracking.background import BackgroundTracker, Point, TrackedRun
 from common.tracking.remote import REMOTE
 
 pytestmark = [pytest.mark.service, pytest.mark.timeout(300)]
