@@ -1,7 +1,11 @@
-"""The layers that networks are made of: convolutions, dense layers and heads.
+"""The layers that networks are made of: normalisation of observations, convolutions, dense layers and heads.
 
 Orthogonal initialisation with gain sqrt(2), in heads with their own gain, biases 0 (the usual recipe of PPO implementations).
 A network draws its initial weights from its own generator, never from torch's global one.
+
+Normalisation is of images by fixed statistics, of vectors by running statistics. Both kinds keep mean and scale as parameters
+that are not trained: they belong to the policy, so snapshots and checkpoints carry them, and learner and actors of one version
+use the same.
 """
 
 from __future__ import annotations
@@ -17,9 +21,14 @@ from torch.nn import functional
 
 from common.envs.spec import IMAGE_RANK, EnvSpec
 from common.models.arithmetic import autocast_dtype
-from common.models.normalisation import ImageNormalisation, Normalisation, VectorNormalisation
 from common.models.spec import ModelSettings, size_after
 from common.models.user_module import UserModule
+
+CLIP = 10.0
+"""Largest absolute value of a normalised component of a vector."""
+
+LEAST_DEVIATION = 1e-4
+"""A component of a vector with a smaller deviation counts as having this one: one that has not moved yet must not explode."""
 
 _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": partial(nn.ReLU, inplace=True),  # it follows a layer that does not need its output again, so it needs no memory
@@ -29,6 +38,70 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 }
 N = TypeVar("N", bound="Network")
 _SQRT_2, _BYTE = math.sqrt(2.0), 1.0 / 255.0
+
+
+class ImageNormalisation(nn.Module):
+    """Images centred on a fixed mean image and divided by one fixed number, both taken from examples.
+
+    Every pixel has its own mean. They share one divisor, twice the largest deviation, which brings nearly all values into -1..1:
+    dividing each by its own deviation would give pixels that hardly ever change the largest values.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.mean = nn.Parameter(torch.empty(shape), requires_grad=False)
+        self.divisor = nn.Parameter(torch.empty(()), requires_grad=False)
+
+    def reset_parameters(self) -> None:
+        """Set mean 0 and divisor 1."""
+        nn.init.zeros_(self.mean)
+        nn.init.ones_(self.divisor)
+
+    def forward(self, observation: Tensor, dtype: torch.dtype) -> Tensor:
+        """[N, (S,) *frame] of any dtype → the same shape in `dtype`, which is computed in: it holds bytes exactly."""
+        return (observation.to(dtype) - self.mean.to(dtype)).mul_(self.divisor.reciprocal().to(dtype))
+
+    @torch.no_grad()
+    def calibrate(self, frames: Tensor) -> None:
+        """Take mean and divisor from example images [N, *frame]."""
+        values = frames.float()
+        self.mean.copy_(values.mean(0))
+        self.divisor.copy_(2.0 * values.std(0).max().clamp_min(1e-3))
+
+
+class VectorNormalisation(nn.Module):
+    """Vectors centred on their mean and divided by their deviation, component by component, then clipped to -10..10.
+
+    The computation is in float32 whatever the network computes in, because bfloat16 would round away the difference of two values
+    far from 0. Snapshots in bfloat16 change nothing either: the mean is the sum of two parameters that bfloat16 holds exactly, 16
+    binary digits together, and the scale is rounded to bfloat16.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.mean = nn.Parameter(torch.empty(2, *shape), requires_grad=False)
+        self.scale = nn.Parameter(torch.empty(shape), requires_grad=False)
+
+    def reset_parameters(self) -> None:
+        """Set mean 0 and scale 1."""
+        nn.init.zeros_(self.mean)
+        nn.init.ones_(self.scale)
+
+    def forward(self, observation: Tensor, dtype: torch.dtype) -> Tensor:
+        """[N, (S,) *frame] of any dtype → the same shape in `dtype`."""
+        normalised = (observation.float() - self.mean.float().sum(0)).mul_(self.scale.float())
+        # 0 times infinity is not a number: the clip must not hide an observation that is not finite.
+        return normalised.clamp(-CLIP, CLIP).add_(normalised.mul_(0.0)).to(dtype)
+
+    @torch.no_grad()
+    def set_moments(self, mean: Tensor, std: Tensor) -> None:
+        """Take mean and standard deviation [*frame] float64."""
+        first = mean.bfloat16()
+        self.mean.copy_(torch.stack([first, (mean - first).bfloat16()]))
+        self.scale.copy_(std.clamp_min(LEAST_DEVIATION).reciprocal().bfloat16())
+
+
+Normalisation = ImageNormalisation | VectorNormalisation
 
 
 class _FirstConv(nn.Conv2d):

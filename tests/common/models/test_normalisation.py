@@ -8,7 +8,7 @@ import torch
 from common.envs.spec import ActionSpec, EnvSpec
 from common.models import nets, snapshot
 from common.models.arithmetic import CPU, autocast
-from common.models.normalisation import VectorNormalisation
+from common.models.layers import VectorNormalisation
 from common.models.spec import ModelSettings
 
 pytestmark = pytest.mark.pure
