@@ -22,7 +22,7 @@ from common.errors import ResourceError
 from common.observability.deployment import LEARNER
 from common.runtime.machine import resident_bytes
 from common.units import Seconds
-from services.cli.http_pages import get
+from services.cli.inspect.scrape import get
 from services.cli.train.instructions import Start
 from services.cli.train.plan import Plan, Request, make_plan
 from services.cli.train.processes import Processes

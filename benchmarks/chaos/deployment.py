@@ -28,7 +28,7 @@ from benchmarks.chaos.proxy import Proxy
 from common.observability.deployment import Samples
 from common.transport.curve import make as make_keys
 from common.units import EnvSteps, Seconds
-from services.cli.http_pages import get, parse_metrics
+from services.cli.inspect.scrape import get, parse_metrics
 from services.cli.train import exit_with_parent
 from services.cli.train.instructions import rank_names
 from services.cli.train.ports import free_ports

@@ -1,6 +1,6 @@
 """Scrapes of a deployment for `rookery top` and `rookery doctor`: from the services themselves, or from a Prometheus.
 
-Each request has a deadline; the sample of a service that does not answer has the reason.
+Each request has a limit of time and size; the sample of a service that does not answer has the reason.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 import threading
 import time
 import urllib.error
+import urllib.request
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -18,22 +19,51 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlencode
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from common.errors import ConfigError, ResourceError
-from common.observability.deployment import JOBS, ROLES, Scrape, ServiceSample, role_of
+from common.observability.deployment import JOBS, ROLES, Samples, Scrape, ServiceSample, role_of
 from common.runtime.run_directory import RunDirectory
 from common.units import MIB, Seconds
-from services.cli.http_pages import get, parse_metrics
 
+PAGE_TIMEOUT: Seconds = 0.5
+MAX_PAGE_BYTES = 16 * MIB
 DEADLINE: Seconds = 5.0  # for all requests to one service
 TIMEOUT: Seconds = 2.0  # of one step of one request
 PROMETHEUS_TIMEOUT: Seconds = 10.0
 PROMETHEUS_LIMIT = 64 * MIB
 TARGETS = "a run directory, or addresses of services such as 127.0.0.1:9100 (metrics.host, metrics.port)"
 
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _ADDRESS = re.compile(r"(?:http://)?((?:[^/\s:@?#\[\]]+|\[[0-9a-fA-F:.]+\]):(\d+))/?(?:metrics|status|healthz|readyz)?")
 _OWN_LABELS = ("phase", "kind", "reason", "state", "role", "mode", "name")  # the others are the scrape's
 _SERIES = '__name__=~"up|rookery_.+|process_(resident_memory_bytes|cpu_seconds_total|start_time_seconds|open_fds|max_fds)", le=""'
 _NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+
+
+def parse_metrics(text: str) -> Samples:
+    """Parse the Prometheus text format, without the buckets of histograms."""
+    families = text_string_to_metric_families(text)
+    samples = (sample for family in families for sample in family.samples if not sample.name.endswith("_bucket"))
+    return {(sample.name, next(iter(sample.labels.values()), "")): sample.value for sample in samples}
+
+
+def get(url: str, *, timeout: Seconds = PAGE_TIMEOUT, limit: int = MAX_PAGE_BYTES, proxies: bool = False) -> tuple[int, str]:
+    """Return HTTP status and text of a page.
+
+    Through the `proxies` of the environment (`http_proxy`) only where asked for: they do not reach services on loopback.
+    Raises OSError or HTTPException without an answer, ValueError for a page that is too long or is not text.
+    """
+    try:
+        open_url = urllib.request.urlopen if proxies else _DIRECT.open
+        answer = open_url(url, timeout=timeout)  # callers pass http and https only
+    except urllib.error.HTTPError as error:
+        answer = error
+    with answer:
+        body = answer.read(limit + 1)
+        if len(body) > limit:
+            raise ValueError(f"more than {limit} bytes at {url}")
+        return answer.status, body.decode()
 
 
 class Source(Protocol):

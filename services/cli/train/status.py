@@ -23,7 +23,7 @@ from common.observability.deployment import LEARNER, Samples, Scrape, ServiceSam
 from common.observability.learner_metrics import MESSAGES_DROPPED
 from common.protocol.ledger import sum_counts
 from common.units import EnvSteps, Seconds, Version
-from services.cli.http_pages import get, parse_metrics
+from services.cli.inspect.scrape import get, parse_metrics
 
 POLL_SECONDS: Seconds = 1.0
 KEPT_SCRAPES = 11  # ten seconds

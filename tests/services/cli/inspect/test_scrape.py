@@ -19,7 +19,6 @@ from common.observability.learner_stats import LearnerStats
 from common.observability.metrics import Exporter
 from common.observability.worker_metrics import ACTOR_METRICS, ActorStats
 from common.runtime.run_directory import RunDirectory
-from services.cli import http_pages
 from services.cli.inspect import scrape as scrape_module
 from services.cli.inspect.scrape import Prometheus, Services, open_source
 
@@ -160,7 +159,7 @@ def test_an_env_worker_is_a_service_like_the_others(serve, tmp_path):
 
 def test_an_answer_without_end_is_cut(serve, tmp_path, monkeypatch):
     """A stream of metrics would fill the memory."""
-    monkeypatch.setitem(http_pages.get.__kwdefaults__, "limit", 1000)
+    monkeypatch.setitem(scrape_module.get.__kwdefaults__, "limit", 1000)
     assert "no rookery service" in refused(serve({"/metrics": (200, ACTOR)} | OK), folder=tmp_path)
 
 

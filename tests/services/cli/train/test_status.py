@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from common.observability.deployment import by_label
-from services.cli.http_pages import parse_metrics
+from services.cli.inspect.scrape import parse_metrics
 from services.cli.train.status import RunStatus, fetch_metrics, fetch_status
 
 pytestmark = pytest.mark.service
