@@ -30,17 +30,22 @@ DEADLINE = 300.0  # seconds for anything awaited; only a fault lets it pass
 COMMAND_SECONDS = 600.0  # of one kubectl; some wait for a rollout or a deletion themselves
 POLL = 1.0
 NOT_PULLED = {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName"}
+FEWER_CORES = """
+# Two policy servers fit into two cores.
+- {op: replace, path: /spec/template/spec/containers/1/resources/requests/cpu, value: 100m}
+- {op: replace, path: /spec/template/spec/containers/2/resources/requests/cpu, value: 100m}
+"""
 STATE = ".status.containerStatuses[0]"
 STATUS = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9100/status', timeout=5).read().decode())"
 SIGNAL = """
 import os, pathlib, sys
-number, module = int(sys.argv[1]), sys.argv[2].encode()
+number, word = int(sys.argv[1]), sys.argv[2].encode()
 for folder in pathlib.Path("/proc").glob("[0-9]*"):
     try:
-        words = (folder / "cmdline").read_bytes().split(bytes(1))
+        words = [found for name in ("cmdline", "environ") for found in (folder / name).read_bytes().split(bytes(1))]
     except OSError:
         continue
-    if module in words and int(folder.name) != os.getpid():
+    if word in words and int(folder.name) != os.getpid():
         os.kill(int(folder.name), number)
 """
 
@@ -71,7 +76,7 @@ class Kubectl:
 
 
 class Pod(NamedTuple):
-    """The newest state of a pod that the API server reported, and of its only container. Empty: not set."""
+    """The newest state of a pod that the API server reported, and of its first container. Empty: not set."""
 
     uid: str
     name: str
@@ -157,10 +162,13 @@ class Installation:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "run.yaml").write_text(run)
         names = ("rookery-actor", "rookery-learner") if self._registry else ()
+        components = self._components if components is None else components
+        fewer = [{"target": {"kind": "Deployment", "name": "actor"}, "patch": FEWER_CORES}]
         on_top(
             folder,
             overlay,
-            components=self._components if components is None else components,
+            components=components,
+            patches=fewer if "policy-server" in components else [],
             namespace=self.kubectl.namespace,
             configMapGenerator=[{"name": "run", "behavior": "replace", "files": ["run.yaml"]}],
             images=[{"name": name, "newName": f"{self._registry}/{name}"} for name in names],
@@ -193,6 +201,11 @@ class Installation:
         """Return the first pod of a component."""
         return self.wait(lambda: self.pods(component), f"a pod of {component}")[0]
 
+    def containers(self, pod: Pod) -> dict[str, Mapping[str, Any]]:
+        """Return the `containerStatuses` of a pod by the name of the container."""
+        statuses = json.loads(self.kubectl("get", "pod", pod.name, "--output=json").stdout)["status"]["containerStatuses"]
+        return {status["name"]: status for status in statuses}
+
     def exit_code(self, pod: Pod) -> str:
         """Return the exit code of a pod that is being deleted, once its container has ended."""
         assert self._watch is not None
@@ -213,9 +226,12 @@ class Installation:
         """Return the connected workers of all ranks by role."""
         return sum_counts([status.get("workers", {}) for status in self.statuses()] or [{}])
 
-    def signal(self, pod: Pod, number: int) -> None:
-        """Send a signal to the service in a pod, from within its container; the container may end with it."""
-        words = ("python", "-c", SIGNAL, str(number), f"services.{pod.component}")
+    def signal(self, pod: Pod, number: int, word: str = "") -> None:
+        """Send a signal to the processes of a pod that have `word` as an argument or a variable; without it, to the service.
+
+        It is sent from within the first container, which may end with it.
+        """
+        words = ("python", "-c", SIGNAL, str(number), word or f"services.{pod.component}")
         self.kubectl("exec", pod.name, "--", *words, check=False)
 
     def wait(self, happened: Callable[[], Any], what: str) -> Any:

@@ -246,6 +246,47 @@ def test_the_ledgers_of_all_ranks_add_up_to_the_env_steps_of_the_run(ranks):
     assert summary["ledger"]["trained"] == summary["env_steps"]
 
 
+@pytest.fixture(scope="module")
+def policy_servers(install):
+    """The run with two policy servers in place of the actors, each with two env workers in its pod."""
+    return install("policy-server")
+
+
+def restarts_in(installation, pod):
+    """Return the restarts of a pod's containers by name, once all are ready and the run trains."""
+    installation.wait(lambda: all(one["ready"] for one in installation.containers(pod).values()), f"all of {pod.name} is ready")
+    installation.flows()
+    return {name: one["restartCount"] for name, one in installation.containers(pod).items()}
+
+
+def test_each_policy_server_trains_with_the_env_workers_of_its_pod(policy_servers):
+    policy_servers.flows()
+    none = {"actor": 0, "env-worker-0": 0, "env-worker-1": 0}
+    assert [restarts_in(policy_servers, pod) for pod in policy_servers.pods("actor")] == [none, none]
+    assert policy_servers.kubectl("diff", "-k", policy_servers.write()).stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("killed", "word"),
+    [("env-worker-1", "ROOKERY_ENV_WORKER__NAME=env-worker-1"), ("actor", "services.policy_server")],
+)
+def test_the_containers_beside_one_that_is_killed_continue(policy_servers, killed, word):
+    pod = policy_servers.pod("actor")
+    before, learner = restarts_in(policy_servers, pod), restarts(policy_servers, "learner")
+    policy_servers.signal(pod, signal.SIGKILL, word)
+    policy_servers.wait(lambda: policy_servers.containers(pod)[killed]["restartCount"] > before[killed], f"{killed} is restarted")
+    assert str(policy_servers.containers(pod)[killed]["lastState"]["terminated"]["exitCode"]) == KILLED
+    assert restarts_in(policy_servers, pod) == before | {killed: before[killed] + 1}
+    assert restarts(policy_servers, "learner") == learner
+
+
+def test_a_policy_server_that_is_deleted_ends_by_its_signal_and_no_env_step_is_lost(policy_servers):
+    lost, pod = policy_servers.flows()["ledger"]["dropped"].get("worker_lost", 0), policy_servers.pod("actor")
+    policy_servers.kubectl("delete", "pod", pod.name)
+    assert policy_servers.exit_code(pod) == "0"
+    assert policy_servers.flows()["ledger"]["dropped"].get("worker_lost", 0) == lost
+
+
 def test_with_keys_a_missing_secret_is_named_workers_connect_and_others_are_refused(install, tmp_path):
     for name in ("ours", "theirs"):
         make_keys(tmp_path / name, ["worker"])

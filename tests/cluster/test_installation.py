@@ -125,7 +125,7 @@ def test_env_steps_that_no_column_explains_are_counted():
     assert unexplained(LEDGER | {"produced": 13}) == 3
 
 
-@pytest.mark.parametrize("components", [["pdb"], ["curve-auth"], ["ranks"]])
+@pytest.mark.parametrize("components", [["pdb"], ["curve-auth"], ["ranks"], ["policy-server"]])
 def test_the_overlay_is_rendered_into_the_namespace_with_the_images_of_the_registry(tmp_path, components):
     own = Installation(Kubectl(kubectl(), "rookery-test-1"), tmp_path, registry="registry.example.com/rl/", components=components)
     objects = render(Path(own.write()))
@@ -136,5 +136,6 @@ def test_the_overlay_is_rendered_into_the_namespace_with_the_images_of_the_regis
     assert names == {"rookery-test-1"}
     assert named(objects, "StatefulSet", "learner")["spec"]["replicas"] == own.ranks
     for manifest in of(objects, *WORKLOADS):
-        assert manifest["spec"]["template"]["spec"]["containers"][0]["image"].startswith("registry.example.com/rl/rookery-")
+        for container in manifest["spec"]["template"]["spec"]["containers"]:
+            assert container["image"].startswith("registry.example.com/rl/rookery-")
     assert yaml.safe_load((tmp_path / "local" / "run.yaml").read_text())["env"]["id"] == "CartPole-v1"
