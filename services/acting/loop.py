@@ -20,7 +20,7 @@ from common.observability.worker_metrics import ActorStats
 from common.protocol.messages import ACTOR_STATE, Arrays, ExperienceMessage, Snapshot, Welcome
 from common.transport.link import Link
 from common.units import Seconds
-from services.acting.parts import ActorParts, load_newest_policy, load_policy
+from services.acting.parts import ActorParts, begin_alike, load_newest_policy, load_policy
 
 WAIT_SECONDS: Seconds = 0.05
 REQUEST_SHARE = 1 / 4  # of a rollout that is left when the policy of the next one is requested: time for its way here
@@ -84,7 +84,7 @@ class ActorLoop:
         if welcome is None or not self.link.welcomed:
             return
         self.link.new_incarnation = False
-        if self._unstepped is not None and _begin_alike(self._unstepped, welcome):
+        if self._unstepped is not None and begin_alike(self._unstepped, welcome):
             return
         self.parts = restart()
         self._built()
@@ -155,10 +155,3 @@ class ActorLoop:
         self.link.count(stats.env_steps, stats.dropped)
         stats.policy_lag.observe(max(0, self.link.session.version - stats.version))
         self.link.offer(self.message_type(seq=0, env_steps_sent=0, version=stats.version, env_steps=env_steps, arrays=arrays))
-
-
-def _begin_alike(first: Welcome, second: Welcome) -> bool:
-    """Return whether two Welcomes of lockstep are for the same slot and with the same state, from which its actor continues."""
-    empty = np.empty(0, np.uint8)
-    before, after = (welcome.arrays.get(ACTOR_STATE, empty) for welcome in (first, second))
-    return first.index == second.index and np.array_equal(before, after)

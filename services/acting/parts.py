@@ -184,3 +184,10 @@ def begin_incarnation(build: Callable[[], ActorParts], welcome: Welcome) -> Acto
         parts = build()
         parts.readable = False
     return parts
+
+
+def begin_alike(first: Welcome, second: Welcome) -> bool:
+    """Return whether two Welcomes of lockstep are for the same slot and with the same state, from which its actor continues."""
+    empty = np.empty(0, np.uint8)
+    before, after = (welcome.arrays.get(ACTOR_STATE, empty) for welcome in (first, second))
+    return first.index == second.index and np.array_equal(before, after)
