@@ -36,7 +36,7 @@ class TimedSteps(gymnasium.Env[NDArray[np.float32], np.int64]):
         self.observation_space = Box(-1, 1, (1,), np.float32)
         self.action_space = Discrete(2)
         self._period, self._next, self._age, self._seen = period, 0.0, 0, 0.0
-        self._counter = _counter(Path(folder) / f"{Path(sys.argv[0]).parent.name}.{os.getpid()}")
+        self._counter = _counter(Path(folder) / f"{Path(sys.argv[0]).stem}.{os.getpid()}")
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
