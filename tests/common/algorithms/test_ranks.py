@@ -48,7 +48,8 @@ class Run:
         self.settings = ALGORITHMS[name].settings(**changed)
         self.model = ModelSettings(hidden=(16,), normalize_observation=name != "a3c-grad")
         self.built = {"model": self.model, "env": self.env}
-        self.learner = build_algorithm(self.settings, **self.built, seed=0, ranks=ranks)
+        with _making:
+            self.learner = build_algorithm(self.settings, **self.built, seed=0, ranks=ranks)
         self.learner.calibrate(torch.rand(20, *self.env.observation_shape, generator=torch.Generator().manual_seed(7)))
         self.ranks = ranks
 
@@ -123,7 +124,8 @@ class Run:
         return torch.cat([each.detach().flatten() for each in self._trained()])
 
 
-_made, _making = {}, threading.Lock()
+_made: dict = {}
+_making = threading.Lock()  # threads that draw initial weights from torch's one generator can wait for each other for ever
 FIELDS = ("observation", "action", "reward", "env_steps", "discount", "next_observation")
 
 
