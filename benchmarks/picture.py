@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Train with the options in `argv`, then write the picture; returns the exit code of `rookery train`."""
     words = list(sys.argv[1:] if argv is None else argv) or ["cartpole", "--seed", "3"]
     view = RecordingView(sys.stdout, style="plain")
-    with patch.object(run, "make_view", lambda *_: view):
+    with patch.object(run, "make_view", lambda *_, **__: view):
         code = rookery(["train", *words])
     if view.kept is not None:
         with Path(os.devnull).open("w") as nowhere:
