@@ -94,7 +94,7 @@ def test_ages_count_from_the_start_or_from_before() -> None:
 
 
 def test_a_memory_takes_pages_as_it_is_written() -> None:
-    """Where the system promises more than it has, one that is too large is refused by its size, before it takes any."""
+    """So one that is too large is refused by its size before it fills the machine, also where allocating it succeeds."""
     layout = BlockLayout.plan(replace(ENV, observation_shape=(1,)), capacity=1 << 28, n_step=3, streams=16)
     before = resident_bytes()
     blocks = Blocks(layout)
