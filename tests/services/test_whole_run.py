@@ -402,7 +402,7 @@ def test_fresh_experience_has_the_very_probabilities_of_the_weights_that_acted(t
 def test_a_continuous_action_is_learned_by_ppo_in_the_scale_of_its_bounds(tmp_path):
     """Actions -1 to 3, the best 0 and 2; the noise of the actors begins with half the range and shrinks by itself."""
     settings = probe("aimed_action", env_steps=8_000)
-    algorithm = PPOSettings(gamma=0.9, learning_rate=1e-2, minibatch=64, epochs=4)
+    algorithm = PPOSettings(gamma=0.9, learning_rate=3e-3, minibatch=64, epochs=4)  # at 1e-2 3 runs of 80 diverged
     run = Colony(settings.model_copy(update={"algorithm": algorithm}), tmp_path).run()
     assert run.record.training["entropy_coef"] == 0.0
     assert run.record.last_evaluation["mean"] > -0.1  # at random -5, the best constant action -1
