@@ -1,8 +1,10 @@
-"""Arithmetic on the CPU or a GPU: copies to it, and precision, which is float32 or bfloat16 with weights that stay float32."""
+"""Arithmetic on the CPU or a GPU: copies, precision (float32, or bfloat16 with float32 weights) and torch's random numbers."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -10,6 +12,7 @@ from torch import Tensor
 from common.models.spec import Precision
 
 CPU = torch.device("cpu")
+_global_generator = threading.RLock()  # two threads in `torch.get_rng_state` can wait for each other for ever (torch 2.13)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -17,6 +20,14 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda":  # a copy from memory that may be swapped would wait
         tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
     return tensor.to(device, non_blocking=True)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Begin torch's global generator of the CPU with `seed` in this block, which one thread is in at a time; then restore it."""
+    with _global_generator, torch.random.fork_rng(devices=()):
+        torch.default_generator.manual_seed(seed)
+        yield
 
 
 def native(precision: Precision, device: torch.device) -> Precision:

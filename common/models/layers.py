@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from common.envs.spec import IMAGE_RANK, EnvSpec
-from common.models.arithmetic import autocast_dtype
+from common.models.arithmetic import autocast_dtype, seeded
 from common.models.spec import ModelSettings, size_after
 from common.models.user_module import UserModule
 
@@ -227,8 +227,7 @@ def dense(features: int, widths: Sequence[int], settings: ModelSettings) -> nn.S
 
 def initialised(make: Callable[[], N], *, seed: int) -> N:
     """The network that `make` describes, float32, its weights drawn from `seed`. Raises ConfigError as `make`."""
-    with torch.random.fork_rng(devices=()):  # a user's module draws from torch's global generator
-        torch.default_generator.manual_seed(seed)
+    with seeded(seed):  # a user's module draws from torch's global generator
         net = make()
     _initialise(net, torch.Generator().manual_seed(seed))
     return net
@@ -236,7 +235,7 @@ def initialised(make: Callable[[], N], *, seed: int) -> N:
 
 def outlined(make: Callable[[], N]) -> N:
     """The network that `make` describes, without storage. Raises ConfigError as `make`."""
-    with torch.random.fork_rng(devices=()), torch.device("meta"):
+    with seeded(0), torch.device("meta"):
         return make()
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from common import extensions
 from common.errors import ConfigError
+from common.models.arithmetic import seeded
 from common.models.spec import ModelSettings
 
 _TRIAL_ROWS = 2  # observations on which the module is tried
@@ -131,7 +132,6 @@ def _in_evaluation_mode(module: nn.Module) -> Iterator[None]:
 
 def _output(module: nn.Module, batch: Tensor) -> Tensor:
     """Return the output for a copy of `batch`, with the same random numbers at each call."""
-    with torch.random.fork_rng(devices=()):
-        torch.default_generator.manual_seed(0)
+    with seeded(0):
         output: Tensor = module(batch.clone())
         return output

@@ -48,8 +48,7 @@ class Run:
         self.settings = ALGORITHMS[name].settings(**changed)
         self.model = ModelSettings(hidden=(16,), normalize_observation=name != "a3c-grad")
         self.built = {"model": self.model, "env": self.env}
-        with _making:
-            self.learner = build_algorithm(self.settings, **self.built, seed=0, ranks=ranks)
+        self.learner = build_algorithm(self.settings, **self.built, seed=0, ranks=ranks)
         self.learner.calibrate(torch.rand(20, *self.env.observation_shape, generator=torch.Generator().manual_seed(7)))
         self.ranks = ranks
 
@@ -125,7 +124,7 @@ class Run:
 
 
 _made: dict = {}
-_making = threading.Lock()  # threads that draw initial weights from torch's one generator can wait for each other for ever
+_making = threading.Lock()
 FIELDS = ("observation", "action", "reward", "env_steps", "discount", "next_observation")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 
 import numpy as np
@@ -85,6 +86,17 @@ def test_it_begins_as_it_was_built_and_by_the_seed_alone():
     for one, same, different in zip(first.parameters(), again.parameters(), other.parameters(), strict=True):
         assert torch.equal(one, same)
         assert one.dim() == 1 or not torch.equal(one, different)
+
+
+def test_threads_that_build_it_at_once_get_the_weights_of_their_seeds():
+    """Torch has one global generator, and two threads that read its state at once can stop for ever."""
+
+    def drawn(seed):
+        return nets.build_actor_critic(settings(), spec(), seed=seed).trunk.user.module.drawn.tolist()
+
+    seeds = [1, 2, 3] * 20
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(drawn, seeds)) == [drawn(seed) for seed in seeds]
 
 
 def test_its_parameters_travel_like_ours():
