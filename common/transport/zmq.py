@@ -16,7 +16,7 @@ import zmq
 from common.config.endpoint import parse_endpoint
 from common.errors import ConfigError, HandshakeFailure, ResourceError
 from common.protocol.limits import SLOWEST_LINK
-from common.transport.curve import DOMAIN, ServerKeys, WorkerKeys, ZapAuthenticator
+from common.transport.curve import DOMAIN, FAILED_HANDSHAKE, ServerKeys, WorkerKeys, ZapAuthenticator
 from common.transport.zmq_socket import LINGER, MILLISECONDS, OPTIONS, ZmqSocket
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from common.units import Seconds
 
 RECONNECT_SECONDS: Final = 1.0
-"""Delay after which a worker reconnects when its handshake was refused: ZeroMQ itself never does."""
+"""Delay after which a worker reconnects when its handshake failed."""
 
 LOST_SECONDS: Final = 5.0
 """Delay after which a worker without a connection reconnects: ZeroMQ stops without an event after some invalid answers."""
@@ -94,24 +94,31 @@ class ZmqWorker(ZmqSocket):
     def _poll_monitor(self) -> None:
         """Reconnect where ZeroMQ has stopped its own attempts.
 
-        ZeroMQ retries while the address does not answer. It stops after a refused handshake and after an answer that is not
-        ZeroMQ's, of which the monitor may show only the lost connection. So a worker reconnects `RECONNECT_SECONDS` after a
-        refused handshake, `LOST_SECONDS` after a lost connection, and `SILENT_SECONDS` and a transfer time after the last
-        message. An attempt beside ZeroMQ's own is harmless.
+        ZeroMQ retries while the address does not answer. After a failed handshake it stops, or retries ten times a second: so a
+        worker disconnects, and reconnects after `RECONNECT_SECONDS`. It stops after an answer that is not ZeroMQ's, of which the
+        monitor may show only the lost connection: so a worker reconnects `LOST_SECONDS` after a lost connection, and
+        `SILENT_SECONDS` and a transfer time after the last message. An attempt beside ZeroMQ's own is harmless.
         """
+        failed = False
         for event in self._monitor.read():
             match event:
                 case zmq.Event.HANDSHAKE_SUCCEEDED:
-                    self._reconnect_at = self._silent_at
-                case zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL:
+                    failed, self._reconnect_at = False, self._silent_at
+                case _ if event & FAILED_HANDSHAKE:
+                    failed = True
                     self._reconnect_at = min(self._reconnect_at, time.monotonic() + RECONNECT_SECONDS)
                 case _:
                     self._reconnect_at = min(self._reconnect_at, time.monotonic() + LOST_SECONDS)
+        if failed:
+            self._disconnect()
         if time.monotonic() >= self._reconnect_at and not self._socket.poll(0):
             self._reconnect_at = math.inf
-            with contextlib.suppress(zmq.ZMQError):  # it has disconnected already
-                self._socket.disconnect(self._endpoint)
+            self._disconnect()
             self._socket.connect(self._endpoint)
+
+    def _disconnect(self) -> None:
+        with contextlib.suppress(zmq.ZMQError):  # it has disconnected already
+            self._socket.disconnect(self._endpoint)
 
     def _explain(self, failure: HandshakeFailure) -> str:
         server, setting = self._server, f"{self._server.replace(' ', '_')}.keys"

@@ -15,6 +15,7 @@ from zmq.auth import create_certificates, load_certificate
 
 from common.errors import ConfigError, HandshakeFailure, ResourceError
 from common.transport import curve, zmq_socket
+from common.transport import zmq as adapter
 from common.transport.api import FAILURES_LOG_SECONDS, Handshakes
 from common.transport.curve import ServerKeys, WorkerKeys, make
 from common.transport.zmq import ZmqServer, ZmqWorker
@@ -283,6 +284,25 @@ def test_of_a_thousand_messages_of_an_unknown_sender_none_arrives(keys: ServerKe
         assert learner.receive(SOON) == (route, [b"still here"])
         assert learner.receive(TICK) is None
         assert worker.handshakes.failed.total() == 0
+
+
+@pytest.mark.parametrize("kind", ["unlisted", "without", "misled"])
+def test_a_worker_pauses_after_a_failed_handshake(
+    keys: ServerKeys, own: WorkerKeys, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ZeroMQ itself would connect again ten times a second where the learner's key is another."""
+    monkeypatch.setattr(adapter, "RECONNECT_SECONDS", 3600.0)
+    monkeypatch.setattr(adapter, "LOST_SECONDS", 3600.0)
+    monkeypatch.setattr(zmq_socket, "POLL_MONITOR_SECONDS", 0.0)
+    theirs, _, _ = unknown_senders(own)[kind]
+    with closing(ZmqServer(ANY_PORT, keys=keys)) as learner, closing(ZmqWorker(learner.endpoint, keys=theirs)) as unknown:
+        until(lambda: unknown.handshakes.failed.total() > 0, learner, unknown)
+        unknown.receive(TICK)
+        failed = unknown.handshakes.failed.total()
+        for _ in range(30):
+            learner.receive(TICK)
+            unknown.receive(TICK)
+        assert unknown.handshakes.failed.total() == failed
 
 
 def test_messages_queued_before_a_refusal_do_not_arrive(keys: ServerKeys, monkeypatch: pytest.MonkeyPatch) -> None:
