@@ -175,7 +175,7 @@ class EvaluatorLoop:
             return "stopped"
         # Half of the deadline is for playing: the rest belongs to the report and the learner's own end.
         until = self.clock() + drain.deadline_seconds / 2
-        self._load_last(self.clock() + LAST_POLICY_SECONDS)
+        self._load_last(until)
         if (self.stats.version, "greedy") not in self._played:
             self._evaluate("greedy", keep_going=lambda: not self.stopping() and self.clock() < until, rest=False)
         while self._unreported and self.clock() < until and not self.stopping():
@@ -185,10 +185,16 @@ class EvaluatorLoop:
         return drain.reason
 
     def _load_last(self, until: Seconds) -> None:
-        """Load the final policy, which is sent on request, so that the drain may have overtaken it."""
+        """Load the final policy, which is sent on request, so that the drain may have overtaken it.
+
+        Without a newer version that the learner is known to have, wait for one at most `LAST_POLICY_SECONDS`.
+        """
+        unknown_until = self.clock() + LAST_POLICY_SECONDS
         self._load_newest()
         self.link.request_snapshot(after=self.stats.version)
         while not self._load_newest() and self.clock() < until and not self.stopping():
+            if self.clock() >= unknown_until and self.link.session.version == self.stats.version:
+                return
             self.alive()
             self.link.service(WAIT_SECONDS)
 

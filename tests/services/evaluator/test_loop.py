@@ -208,6 +208,23 @@ def test_a_final_policy_that_is_still_on_its_way_is_waited_for(scene):
     assert scene.reported == [(7, "greedy")]
 
 
+def test_a_final_policy_that_takes_seconds_is_waited_for(scene):
+    """The learner names a newer version than the one that is here, and its snapshot crosses a slow link."""
+
+    def learner(n):
+        if n == 1:
+            scene.link.publish(0)
+        if n == 5:
+            scene.link.session.version = 7
+            scene.link.drain = Drain(reason="target reached", deadline_seconds=40.0)
+        if scene.link.drain and scene.now > 105.0 and scene.link.newest.version == 0:
+            scene.link.publish(7)
+
+    scene.link.on_service = learner
+    scene.evaluator.run()
+    assert scene.reported == [(7, "greedy")]
+
+
 def test_what_was_played_while_the_learner_was_away_is_reported_when_it_is_back(scene):
     """A learner restarts for a minute: the evaluation is neither lost nor played twice."""
 
