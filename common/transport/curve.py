@@ -239,7 +239,9 @@ class ZapAuthenticator:
         return [version, number, b"400", b"key not allowed", b"", b""]
 
 
-FAILED_HANDSHAKE: Final = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+FAILED_HANDSHAKE: Final = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
 _PROTOCOL: Final = {
     zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC: HandshakeFailure.LEARNER_KEY,
     zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH: HandshakeFailure.MECHANISM,
@@ -254,7 +256,9 @@ class HandshakeMonitor:
         self.handshakes = handshakes
         self._explain = explain
         self._watched = socket
-        socket.monitor(f"inproc://handshakes-{id(self)}", FAILED_HANDSHAKE | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        socket.monitor(
+            f"inproc://handshakes-{id(self)}", FAILED_HANDSHAKE | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        )
         self._events = socket.context.socket(zmq.PAIR)
         # No limit: at one ZeroMQ's own thread waits for a reader, and a learner that loads its checkpoint reads nothing.
         self._events.setsockopt(zmq.RCVHWM, 0)

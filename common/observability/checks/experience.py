@@ -229,6 +229,8 @@ def _stragglers(run: Deployment) -> Iterator[str]:
     if len(rates) < STRAGGLER_ACTORS:
         return
     for actor in run.actors:
+        if actor.now(worker_metrics.ACTOR_CONNECTED) == 0:  # `WorkerDisconnected` names it
+            continue
         waits = actor.shares.get("credit_wait", 0.0) >= WAITING.value
         if usual and not waits and STRAGGLER_SHARE.passed(rates[actor.name] / usual):
             yield (

@@ -20,7 +20,7 @@ from common.observability import worker_metrics as worker
 from common.observability.bottleneck import percent
 from common.observability.deployment import ACTOR, ENV_WORKER, LEARNER, Deployment, Scrape, Service, compare
 from common.units import MIB, Seconds
-from services.cli.inspect.doctor import measure
+from services.cli.inspect.doctor import measure, with_learner
 from services.cli.inspect.scrape import Source
 
 ONCE_SECONDS: Seconds = 2.0  # measured for a single table, where the source keeps no history
@@ -73,6 +73,7 @@ def _follow(source: Source, console: Console, sleep: Callable[[Seconds], None]) 
 
 def screen(title: str, run: Deployment, *, width: int) -> Group:
     """Return the head lines, a row for each service with the columns that fit, and the reasons why services do not answer."""
+    run = with_learner(run)
     rows = [dict(zip(COLUMNS, row(service, run), strict=False)) for service in run.services]
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
     shown = fitting(rows, width)

@@ -230,6 +230,13 @@ def test_an_actor_that_waits_for_credit_is_no_straggler():
     assert "ActorStraggler" not in faults(examined({}, {}, {}, waits))
 
 
+def test_an_actor_without_a_learner_is_no_straggler():
+    alone = {"env_steps_total": (0, 0), "connected": (0, 0)} | dict.fromkeys([k for k in ACTOR if k.startswith("phase_")], (0, 0))
+    found = faults(examined({}, {}, {}, alone))
+    assert "ActorStraggler" not in found
+    assert "WorkerDisconnected" in found
+
+
 def test_of_two_actors_neither_is_the_straggler():
     """Which of them is the odd one out?"""
     assert faults(examined({"workers_connected{actor}": (2, 2)}, {}, {"env_steps_total": (5000, 5001)})) == {}

@@ -232,6 +232,11 @@ def test_once_prints_one_table_and_ends():
     ]  # fmt: skip
 
 
+def test_the_one_service_that_never_answered_is_the_learner_where_no_other_is():
+    moment = {"actor-0": AFTER["actor-0"], "10.0.0.7:9100": sample("", 1.0, unreachable="timed out")}
+    assert "the learner does not answer: timed out" in shown(Fake(moment, moment), once=True)[0]
+
+
 def test_a_pipe_gets_one_table_after_the_other():
     """Without a terminal nothing is redrawn, and no line is folded."""
     text, slept = shown(Fake(BEFORE, AFTER, AFTER), once=False)
