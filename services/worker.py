@@ -282,16 +282,19 @@ class _Root:
                 self.resources.close()
 
     def _welcomed(self, link: Link, where: dict[str, Any]) -> Welcome | None:
-        """Greet until the server answers, and return its Welcome; None for a stop, or the end of the run, before that.
+        """Greet until the server welcomes this worker, and return its Welcome; None for a stop, or the end of the run, before.
 
-        Raises `ResourceError` without an answer within the time that the service waits for one.
+        A refusal is an answer, which has its own log line. Raises `ResourceError` where the server answers nothing for as long
+        as the service waits.
         """
         server, key = self.service.server, self.service.server_key
-        limit, began = self.service.wait_limit(self.invocation.settings), time.monotonic()
-        warn_at = began + FIRST_WARNING_SECONDS
+        limit, answers, answered_at = self.service.wait_limit(self.invocation.settings), 0, time.monotonic()
+        warn_at = answered_at + FIRST_WARNING_SECONDS
         while link.welcome is None:
             now = time.monotonic()
-            if limit is not None and now - began >= limit:
+            if link.received.total() > answers:
+                answers, answered_at, warn_at = link.received.total(), now, now + WARN_SECONDS
+            if limit is not None and now - answered_at >= limit:
                 found, fix = (
                     f"none at {where[key]} within {limit:g} s",
                     f"start the {server} first, or set {self.service.role}.{key}",

@@ -486,6 +486,23 @@ def test_sigterm_before_a_learner_answered_ends_well(role, learner, capsys):
     assert f"{role}_ended reason=SIGTERM" in capsys.readouterr().err
 
 
+def test_a_policy_server_waits_for_a_learner_that_answers_with_refusals(learner, monkeypatch, capsys):
+    """All slots are taken, for longer than it waits for an answer."""
+    monkeypatch.setattr(worker.WorkerSide, "FULL_SECONDS", 0.1)
+    monkeypatch.setattr(worker, "FIRST_WARNING_SECONDS", 0.5)
+
+    def refuse(_):
+        if len(full.heard) == 15:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return frames(Refusal(code="full", reason="all slots have an actor", retry=True))
+
+    full = learner(refuse)
+    assert policy_server.main(["--learner", full.endpoint, "--workers", "1", "policy_server.learner_seconds=1"]) == 0
+    err = capsys.readouterr().err
+    assert "all slots have an actor" in err
+    assert "no_learner_yet" not in err
+
+
 @each_role
 def test_a_welcomed_worker_sends_a_goodbye_with_the_reason_of_its_end(role, learner, capsys):
     """Under the name and role it greeted with, so that the learner can close its account; the log has the run."""
