@@ -14,7 +14,7 @@ class ThreadRanks:
 
     def __init__(self, index, shared, barrier):
         self.index, self.count, self._shared, self._barrier = index, len(shared), shared, barrier
-        self.sum_seconds = 0.0
+        self.sums = 0
 
     @classmethod
     def make(cls, count):
@@ -32,8 +32,12 @@ class ThreadRanks:
 
     def sum(self, values):
         """As `Ranks.sum`."""
-        self.sum_seconds += 1.0  # any time
+        self.sums += 1
         return self.gather(values).sum(dim=0)
+
+    def sum_seconds(self):
+        """As `ProcessGroup.sum_seconds`: a second for each."""
+        return float(self.sums)
 
     def gather_json(self, value):
         """As `ProcessGroup.gather_json`."""

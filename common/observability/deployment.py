@@ -203,6 +203,7 @@ class Deployment:
         computes, whole = sum(phases.get(phase, 0.0) for phase in learner.COMPUTING), sum(phases.values())
         if math.isnan(self.learner.now(learner.COMPUTING_CPU_SECONDS)) or not whole:
             return math.nan
+        computes -= self.learner.grew(learner.ALL_REDUCE_SECONDS)  # which need another rank, not a core
         return max(0.0, computes - self.learner.grew(learner.COMPUTING_CPU_SECONDS)) / whole
 
     @property
@@ -272,6 +273,9 @@ class Deployment:
             return "the learner does not train, it starts or has ended"
         if not found.measured:
             return "the learner was not measured at both ends of this time"
+        summing = found.grew(learner.ALL_REDUCE_SECONDS) > MOSTLY_WAITS * sum(found.phases.values())
+        if summing and not found.grew(learner.UPDATES):
+            return "the learner waits for another of its ranks, which hangs or is stopped"
         return "no env step is made, received or trained on" if self.stands_still else ""
 
 

@@ -94,7 +94,7 @@ ALL_REDUCE_SECONDS = LearnerMetric(
     "rookery_learner_all_reduce_seconds_total",
     "Seconds in all-reduce operations, part of the phase train: the sums of gradients over all ranks, with the time until "
     "the slowest rank takes part. On a GPU the time to start them. 0 with one rank.",
-    read=lambda stats: stats.all_reduce_seconds,
+    read=lambda stats: stats.all_reduce_seconds(),
 )
 TRAINING_METRIC = LearnerMetric(
     "rookery_learner_training_metric",

@@ -66,7 +66,7 @@ class LearnerStats:
     policy_lag_limit: int = 0
     ranks: int = 1
     ranks_wait_seconds: Seconds = 0.0
-    all_reduce_seconds: Seconds = 0.0
+    all_reduce_seconds: Callable[[], Seconds] = lambda: 0.0  # the running one included
     training_metrics: Mapping[str, float] = field(default_factory=dict)  # replaced, never changed
     episodes: int = 0
     episode_return_mean: float = UNKNOWN

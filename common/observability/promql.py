@@ -100,7 +100,8 @@ def actors_stale(scope: Scope) -> str:
 def learner_cpu_lost(scope: Scope) -> str:
     """Share of its time in which the learner computes and has no core."""
     computes = scope.total(learner.PHASE_SECONDS, _one_of("phase", learner.COMPUTING))
-    return f"({computes} - {scope.total(learner.COMPUTING_CPU_SECONDS)}) / {scope.total(learner.PHASE_SECONDS)}"
+    all_reduce, cpu = scope.total(learner.ALL_REDUCE_SECONDS), scope.total(learner.COMPUTING_CPU_SECONDS)
+    return f"({computes} - {all_reduce} - {cpu}) / {scope.total(learner.PHASE_SECONDS)}"
 
 
 def actors_cpu_lost(scope: Scope, *, by: str = "namespace") -> str:

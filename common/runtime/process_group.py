@@ -88,16 +88,23 @@ class ProcessGroup:
         """`slow`: the group whose operations have the longer time limit."""
         self.index, self.count = own.rank, own.world_size
         self._slow = slow
-        self.sum_seconds: Seconds = 0.0
-        """Time in `sum`, until the slowest rank took part; of tensors on a GPU the time to start it."""
+        self._sums: tuple[Seconds, Seconds | None] = 0.0, None  # time in finished sums, and when the running one began
 
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum over all ranks; `values` is overwritten."""
-        began = time.monotonic()
+        self._sums = self._sums[0], time.monotonic()
         with _lost_as_error():
             torch.distributed.all_reduce(values)
-        self.sum_seconds += time.monotonic() - began
+        self._sums = self.sum_seconds(), None
         return values
+
+    def sum_seconds(self) -> Seconds:
+        """Return the time in `sum` so far, until the slowest rank took part; of tensors on a GPU the time to start it.
+
+        Safe from any thread.
+        """
+        finished, began = self._sums
+        return finished if began is None else finished + time.monotonic() - began
 
     def gather(self, values: Tensor) -> Tensor:
         """Return the values of all ranks by rank, [N, *shape]."""

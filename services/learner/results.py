@@ -43,6 +43,8 @@ class Results:
         """Enter in the metrics what the settings decide."""
         stats, settings = self.stats, self.record.settings
         stats.ranks = settings.learner.ranks
+        if self.agreement:
+            stats.all_reduce_seconds = self.agreement.group.sum_seconds
         stats.policy_lag_limit = settings.learner.max_policy_lag
         stats.frame_skip = self.record.frame_skip
         stats.env_steps_planned = settings.target.env_steps
@@ -64,7 +66,6 @@ class Results:
         returns, lengths = ([value for sample in samples for value in sample.arrays[name].tolist()] for name in EPISODES)
         stats.episodes += len(returns)
         if self.agreement:
-            stats.all_reduce_seconds = self.agreement.group.sum_seconds
             returns, lengths = self.agreement.episodes(returns, lengths, decision.episodes)
         record.ended(returns, lengths, now)
         stats.updates += 1

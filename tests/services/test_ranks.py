@@ -84,7 +84,7 @@ def test_a_rank_without_actors_delays_no_other(tmp_path):
     assert busy.stats.ledger["trained"] == one["env_steps"] == other["env_steps"]
     for stats in (busy.train_stats, idle.train_stats):
         assert 0 < stats.ranks_wait_seconds <= sum(stats.phases.seconds().values())
-        assert stats.all_reduce_seconds >= one["learner_updates"]
+        assert stats.all_reduce_seconds() >= one["learner_updates"]
 
 
 def resumed(settings, folder, count):

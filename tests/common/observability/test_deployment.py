@@ -176,7 +176,7 @@ def test_a_run_that_does_not_train_has_no_bottleneck(learner, reason):
     assert stepping(WAITS | {"updates_total": (1, 2)}).bottleneck.kind is Kind.ACTOR
 
 
-def computing(*, learner=None, actor=None, process=0.0):
+def computing(*, learner=None, actor=None, process=0.0, all_reduce=0.0):
     """A run over ten seconds: the learner computes for 8 s, the actor for 2 s; their CPU seconds in that time are given.
 
     `process` is all CPU seconds of the actor, those of its environment included.
@@ -186,6 +186,7 @@ def computing(*, learner=None, actor=None, process=0.0):
     before, after = {}, {}
     for role, phases in spent.items():
         cpu = {} if got[role] is None else {"computing_cpu_seconds_total": got[role], "process_cpu_seconds_total": process}
+        cpu |= {"all_reduce_seconds_total": all_reduce} if role == "learner" else {}
         before[role] = reading(role, phase_seconds_total=dict.fromkeys(phases, 0.0), **dict.fromkeys(cpu, 0.0))
         after[role] = reading(role, at=110.0, phase_seconds_total=phases, **cpu)
     return compare(before, after)
@@ -197,6 +198,21 @@ def test_the_learner_waits_for_a_core_for_the_rest_of_the_time_in_which_it_compu
     assert run.learner_cpu_lost == pytest.approx(0.6)
     assert run.bottleneck.kind is Kind.CPU
     assert computing(learner=7.9).bottleneck.kind is Kind.BALANCED
+
+
+def test_a_rank_that_waits_for_another_waits_for_no_core():
+    run = computing(learner=2.0, all_reduce=5.0)
+    assert run.learner_cpu_lost == pytest.approx(0.1)
+    assert run.bottleneck.kind is Kind.BALANCED
+
+
+def test_a_rank_in_one_long_all_reduce_has_no_bottleneck_and_the_reason_is_named():
+    spent = {"learner": {"wait": 0.0, "train": 10.0}, "actor": {"credit_wait": 10.0}}
+    before = {role: reading(role, phase_seconds_total=dict.fromkeys(phases, 0.0)) for role, phases in spent.items()}
+    after = {role: reading(role, at=110.0, phase_seconds_total=phases) for role, phases in spent.items()}
+    after["learner"] = reading("learner", at=110.0, phase_seconds_total=spent["learner"], all_reduce_seconds_total=9.9)
+    before["learner"] = reading("learner", phase_seconds_total={"wait": 0.0, "train": 0.0}, all_reduce_seconds_total=0.0)
+    assert compare(before, after).bottleneck.sentence.startswith("unknown: the learner waits for another of its ranks")
 
 
 def test_actors_wait_for_a_core_in_their_environments_as_often_as_while_they_compute():

@@ -40,20 +40,22 @@ def test_prometheus_finds_the_bottleneck_that_the_live_view_finds(tmp_path):
     cores = itertools.product((0.0, 0.5), (0.0, 0.5, None), (0.4,), (0.25, 1.0), (0.25, 1.0))
     policies = itertools.product((0.1, 0.15), (0.0, 0.5, None), (0.5,), (1.0,), (0.25, 1.0), (0.4, 0.5))
     cases = [case(*shares) for shares in {*waits, *cores}] + [case(*shares, stale=stale) for *shares, stale in policies]
+    cases.append(case(0.0, 0.0, 0.4, 0.25, 1.0, all_reduce=0.75))
     document = {"rule_files": [str(COMMITTED / "rules.yml")], "evaluation_interval": "1m", "tests": cases}
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(document))
     code, said = promtool("test", "rules", "grid.yaml", folder=tmp_path)
     assert code == 0, said
 
 
-def case(waits, held, wire, learner_gets, actors_get, *, stale=0.0):
+def case(waits, held, wire, learner_gets, actors_get, *, stale=0.0, all_reduce=0.0):
     """One run: its learner waits, its actors are held up, its messages are on the wire for these shares of each minute.
 
     Of the rest of the minute, in which they compute, learner and actors get these shares of a core. New policies do not reach the
-    share `stale` of the actors.
+    share `stale` of the actors. For the share `all_reduce` the learner waits for its other ranks.
     """
     given = {f'rookery_learner_phase_seconds_total{{phase="{name}"}}': share for name, share in pair("wait", waits).items()}
     given |= {"rookery_learner_computing_cpu_seconds_total": learner_gets * (1 - waits)}
+    given |= {"rookery_learner_all_reduce_seconds_total": all_reduce}
     if held is not None:
         cpu = actors_get * (1 - held)
         given |= {"rookery_actor_computing_cpu_seconds_total": cpu, 'process_cpu_seconds_total{job="actor"}': cpu}
@@ -62,7 +64,7 @@ def case(waits, held, wire, learner_gets, actors_get, *, stale=0.0):
         }
         given |= {"rookery_actor_unacknowledged_seconds_total": 1, "rookery_learner_queue_seconds_total": 1 - wire}
     actors = {} if held is None else {"credit_wait": held, "act": 1 - held}
-    lost = {"learner_cpu_lost": (1 - learner_gets) * (1 - waits)}
+    lost = {"learner_cpu_lost": (1 - learner_gets) * (1 - waits) - all_reduce}
     if held is not None:
         lost["actors_cpu_lost"] = (1 - actors_get) * (1 - held)
     stale = 0.0 if held is None else stale
