@@ -131,7 +131,10 @@ class ZmqWorker(ZmqSocket):
             case HandshakeFailure.MECHANISM, _:
                 return f"the {server} has no keys, and this worker connects to none without: start it with {setting}"
             case _, None:
-                return f"the connection ended before it began: the {server} may require keys (--keys), or it is no {server}"
+                return (
+                    f"the connection ended before it began: the {server} may hang, or still be starting; if it does not, it may "
+                    f"require keys (--keys), or it is no {server}"
+                )
             case _:
                 return (
                     f"the connection ended before it began: the {server} may still be starting; if it is not, learner.key here "

@@ -111,7 +111,7 @@ class RunCheckpoints:
             save()
         except ResourceError as error:  # a full disk costs the checkpoint, not the run
             self.stats.checkpoint_failures += 1
-            _log.info("checkpoint_failed", detail=str(error))
+            _log.warning("checkpoint_failed", detail=str(error))
             return error
         return None
 

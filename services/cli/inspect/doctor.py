@@ -39,8 +39,14 @@ def doctor(source: Source, *, seconds: Seconds | None, stdout: TextIO, sleep: Ca
     Raises `ConfigError` where there is no learner, or more than the ranks of one, or no time has passed between the two scrapes.
     """
     run = with_learner(measure(source, seconds or source.window, sleep=sleep))
-    learners = [service.title for service in run.services if service.role == LEARNER]
-    ranks = any(service.now(metrics.RANKS) > 1 for service in run.services if service.role == LEARNER)
+    known = [service for service in run.services if service.role == LEARNER]
+    learners = [service.title for service in known]
+    silent = [service for service in run.services if not service.role]
+    if not learners and silent:  # several: any of them may be the learner, or a rank of it
+        found = ", ".join(f"{service.title} ({service.after.unreachable})" for service in silent)
+        print(f"{source.title}: no learner answers, and no answer came from {found}; see their logs", file=stdout)
+        return BROKEN
+    ranks = any(service.now(metrics.RANKS) > 1 for service in known) or all(service.after.unreachable for service in known)
     if not learners or (len(learners) > 1 and not ranks):
         fix = "name the services of one run, its learner among them, or its --namespace"
         raise ConfigError("a diagnosis is of one learner", found=", ".join(learners) or "none", wanted="one", fix=fix)

@@ -106,7 +106,8 @@ def head(run: Deployment) -> Iterator[str]:
     """Yield the lines above the table: the state of the run, and its bottleneck."""
     learner = run.known_learner
     if learner is None:
-        yield "no learner is among these: name its address to see the state of the run"
+        silent = any(not service.role for service in run.services)
+        yield "no learner answers" if silent else "no learner is among these: name its address to see the state of the run"
         return
     if not learner.after.samples:
         yield f"the learner does not answer: {learner.after.unreachable}"

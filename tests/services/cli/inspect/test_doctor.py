@@ -98,6 +98,25 @@ def test_a_killed_learner_ends_with_1_though_an_address_does_not_name_its_role()
     assert "LearnerDown: learner 10.0.0.7:9100 does not answer: connection refused; see its log" in words
 
 
+def test_where_no_rank_of_the_learner_answers_each_silent_service_is_named():
+    """The ranks end together. An address does not name their roles."""
+    silent = {f"10.0.0.{n}:9100": ServiceSample(at=0.0, unreachable="connection refused") for n in (6, 7)}
+    code, words, _ = run(Fake(silent | {"10.0.0.8:9100": actor(0.0)}, silent | {"10.0.0.8:9100": actor(10.0)}))
+    assert code == 1
+    assert words == (
+        "runs/mine: no learner answers, and no answer came from 10.0.0.6:9100 (connection refused), 10.0.0.7:9100 "
+        "(connection refused); see their logs\n"
+    )
+
+
+def test_ranks_that_are_all_down_are_one_learner_that_is_down():
+    """A run directory names their roles."""
+    down = {name: ServiceSample(at=0.0, role="learner", unreachable="connection refused") for name in ("learner", "learner-1")}
+    code, words, _ = run(Fake(down | {"a": actor(0.0)}, down | {"a": actor(10.0)}))
+    assert code == 1
+    assert "LearnerDown: learner does not answer: connection refused" in words
+
+
 def test_no_time_gives_no_diagnosis():
     """A Prometheus that scrapes once a minute has one sample for both ends of a second."""
     moment = {"learner": learner(5.0, 9.0, 1.0), "a": actor(5.0)}
