@@ -7,7 +7,6 @@ next Credit. In lockstep each message carries the state of its actor, which the 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 from common import units
@@ -71,7 +70,7 @@ class Admission:
             return out + self._reject("experience_refused", worker, message.seq, error)
         worker.bad_messages = 0
         crossing = sum(array.nbytes for array in message.arrays.values()) / SLOWEST_LINK
-        worker.crossing = crossing if math.isinf(worker.crossing) else max(worker.crossing, crossing)
+        worker.crossing = max(worker.crossing, crossing)
         worker.waiting[message.seq] = message.env_steps
         self.waiting += 1
         self._accounting.ledger.queued += message.env_steps

@@ -66,7 +66,7 @@ class Greeting:
 
     def _has_other_connection(self, worker: Worker, route: Route, now: Seconds) -> bool:
         """Return whether a worker is connected on another connection than `route`, and was heard on it lately."""
-        return worker.route not in (None, route) and worker.silent(now) <= self._config.silence_seconds
+        return worker.route not in (None, route) and worker.silent(now) <= self._config.silence_seconds + worker.crossing
 
     def _is_tested(self, holder: Worker, route: Route, now: Seconds) -> bool:
         """Return whether the connection of a name's holder stood the test for which the last Hello on `route` was the reason.

@@ -59,7 +59,7 @@ class Worker:
     public_key: str = ""  # of its connection; "" where there are no keys
     account: Account = field(default_factory=Account)
     written: tuple[EnvSteps, Sequence, bool] | None = None  # `mark` of its last line in the accounts file
-    crossing: Seconds = math.inf  # of its largest experience message on the slowest link; unlimited before the first
+    crossing: Seconds = 0.0  # of its largest experience message on the slowest link: no other message arrives meanwhile
     episodes: EpisodeCheck | None = None  # None: nothing arrived yet
     expected: Sequence = 0  # next number to arrive
     waiting: dict[Sequence, EnvSteps] = field(default_factory=dict)  # in the queue

@@ -234,11 +234,11 @@ class LearnerSide:
             worker.heard_at = now
         silent = worker.silent(now)
         if worker.state is not WorkerState.CONNECTED:
-            if silent <= self.config.forget_seconds:
+            if silent <= self.config.forget_seconds + worker.crossing:
                 return []
             self._accounting.close(worker)
             return [away_event("worker_forgotten", worker, silent)]
-        if silent > self.config.silence_seconds:
+        if silent > self.config.silence_seconds + worker.crossing:
             self._registry.disconnect(worker)
             return [away_event("worker_silent", worker, silent)]
         if now - worker.sent_at < self.config.heartbeat_seconds or not self._heard(worker, now):
@@ -249,14 +249,15 @@ class LearnerSide:
 
     def _heard(self, worker: Worker, now: Seconds) -> bool:
         """Return whether a worker gets heartbeats: the learner's silence makes it reconnect from a half-dead connection."""
-        return worker.silent(now) <= HEARD_HEARTBEATS * self.config.heartbeat_seconds + worker.crossing
+        limit = HEARD_HEARTBEATS * self.config.heartbeat_seconds + worker.crossing
+        return worker.episodes is None or worker.silent(now) <= limit  # before its first experience it may build environments
 
     def _next_turn_at(self, worker: Worker, now: Seconds) -> Seconds:
         """Return when `_turn` may next have something to do: what a worker sends or gets until then only delays it."""
         heard_at = now - worker.silent(now)
         if worker.state is not WorkerState.CONNECTED:
-            return heard_at + self.config.forget_seconds
-        return min(heard_at + self.config.silence_seconds, worker.sent_at + self.config.heartbeat_seconds)
+            return heard_at + self.config.forget_seconds + worker.crossing
+        return min(heard_at + self.config.silence_seconds + worker.crossing, worker.sent_at + self.config.heartbeat_seconds)
 
     def _drained(self, worker: Worker, now: Seconds) -> list[e.Instruction]:
         """Return a Drain for a worker, if the run ends."""

@@ -33,6 +33,9 @@ INCARNATION_MAX: Final = 2**62
 SLOWEST_LINK: Final = 500_000.0
 """Bytes per second of the slowest link. While a large message crosses, no other arrives: the connection is not lost for that."""
 
+UNKNOWN_BYTES: Final = 12_000_000
+"""Bytes of the first policy, for the time in which it crosses: a worker does not know its size before it has come."""
+
 REWARD_MAX: Final = 10_000_000
 """Largest absolute reward. With gamma 0.99 an error of a value reaches 2e9; times an observation of OBSERVATION_MAX that is a
 gradient of 2e15, and the squares of 10^7 such gradients add up to 4e37, which float32 still holds."""

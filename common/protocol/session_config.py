@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+from common.protocol.arrays import DTYPES
+from common.protocol.limits import SLOWEST_LINK
 from common.protocol.messages import ArraySpec
 from common.units import EnvSteps, Seconds
 
@@ -25,8 +28,8 @@ class SessionConfig:
     lockstep: bool = False  # each batch needs all actors alike: no window is widened while some of them are not here
     max_evaluators: int = 16  # each costs the learner a snapshot per evaluation, and more are of no use
     heartbeat_seconds: Seconds = 1.0
-    silence_seconds: Seconds = 10.0  # without a message a worker is away
-    forget_seconds: Seconds = 60.0  # without a message for this long, its account is closed and its experience in flight dropped
+    silence_seconds: Seconds = 10.0  # without a message, and the time in which its largest one crosses, a worker is away
+    forget_seconds: Seconds = 60.0  # the same, until its account is closed and its experience in flight dropped
 
     def window(self, actors: int) -> int:
         """Return the credits of each of so many actors: the setting, or more where few must fill one batch."""
@@ -38,6 +41,11 @@ class SessionConfig:
         They are the messages of the largest window, the rollout under way, and one rollout that a new incarnation dropped.
         """
         return (self.window(actors=1) + 2) * self.rollout_env_steps if role == "actor" else 0
+
+    def crossing(self, role: str) -> Seconds:
+        """Return how long an experience message of this role crosses the slowest link, without its arrays of free length."""
+        fixed = [spec for spec in self.schema if role == "actor" and -1 not in spec.shape]
+        return sum(math.prod(spec.shape) * DTYPES[spec.dtype].itemsize for spec in fixed) / SLOWEST_LINK
 
     def run_index(self, index: int) -> int:
         """Return the index in the whole run, over all ranks of the learner, of the worker at slot `index` here."""

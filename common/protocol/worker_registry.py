@@ -112,6 +112,7 @@ class WorkerRegistry:
             self.disconnect(self.routes[route])  # the process at this connection has another name now
         worker.enter(WorkerState.CONNECTED)
         worker.route, worker.heard_at = route, now
+        worker.crossing = max(worker.crossing, self._config.crossing(worker.role))
         before = self._actor_window
         self.routes[route] = worker
         self._connected[worker.role] += 1

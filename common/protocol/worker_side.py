@@ -15,6 +15,7 @@ from enum import StrEnum
 from common.errors import ConfigError, InternalError
 from common.protocol import events as e
 from common.protocol.events import RefusalCode
+from common.protocol.limits import SLOWEST_LINK, UNKNOWN_BYTES
 from common.protocol.messages import (
     ENV_WORKER,
     WORKER_NAME,
@@ -90,6 +91,7 @@ class WorkerSide:
         self._dropped: tuple[Dropped, ...] = ()
         self._wanted: Version | None = None  # the application waits for another policy than this one
         self._request_open = False  # whether this learner knows
+        self._snapshot_bytes = UNKNOWN_BYTES  # all policies of a run have one size
         self._heartbeat: Seconds = 1.0
         self._greet_at: Seconds = float("-inf")
         self._heard_at: Seconds = 0.0
@@ -125,11 +127,16 @@ class WorkerSide:
         if self.state is ConnectionState.GREETING:
             return self._greet(now) if now >= self._greet_at else []
         if self.state is ConnectionState.WELCOME:
-            if now - self._heard_at > self.SILENCE_HEARTBEATS * self._heartbeat:
+            if now - self._heard_at > self.SILENCE_HEARTBEATS * self._heartbeat + self._crossing:
                 return self.lost(f"no message from the {self.identity.server} for {now - self._heard_at:.1f} s", now)
             if now - self._sent_at >= self._heartbeat:
                 return self._send(Report(produced=self._produced, dropped=self._dropped), now)
         return []
+
+    @property
+    def _crossing(self) -> Seconds:
+        """Return how long a policy that was requested may cross: meanwhile no other message arrives."""
+        return self._snapshot_bytes / SLOWEST_LINK if self._request_open else 0.0
 
     def _greet(self, now: Seconds) -> list[e.Instruction]:
         self._greet_at = now + self.GREET_SECONDS
@@ -239,6 +246,7 @@ class WorkerSide:
 
     def _arrived(self, snapshot: Snapshot) -> list[e.Instruction]:
         self._wanted, self._request_open = None, False
+        self._snapshot_bytes = sum(array.nbytes for array in snapshot.arrays.values())
         self.version = snapshot.version
         return [snapshot]
 

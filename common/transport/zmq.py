@@ -15,7 +15,7 @@ import zmq
 
 from common.config.endpoint import parse_endpoint
 from common.errors import ConfigError, HandshakeFailure, ResourceError
-from common.protocol.limits import SLOWEST_LINK
+from common.protocol.limits import SLOWEST_LINK, UNKNOWN_BYTES
 from common.transport.curve import DOMAIN, FAILED_HANDSHAKE, ServerKeys, WorkerKeys, ZapAuthenticator
 from common.transport.zmq_socket import LINGER, MILLISECONDS, OPTIONS, ZmqSocket
 
@@ -33,9 +33,6 @@ LOST_SECONDS: Final = 5.0
 SILENT_SECONDS: Final = 4.0
 """Delay after which a worker without received messages reconnects: a proxy may hold a half-dead connection, and a
 changed length leaves one that waits for the rest of a message. The transfer time of the largest message is added."""
-
-UNKNOWN_BYTES: Final = 12_000_000
-"""Size of the largest message until `expect` sets it: a first policy may be that large."""
 
 REBIND_SECONDS: Final = 10.0
 REBIND_PAUSE: Final = 0.1
