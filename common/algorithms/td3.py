@@ -156,11 +156,15 @@ class TD3(ReplayLearner):
     def _differentiated(
         self, optimizer: torch.optim.Optimizer, loss: Tensor, parameters: Sequence[nn.Parameter], *, rows: int
     ) -> Tensor:
-        """Give `parameters` the gradient of `loss`, of all ranks by their `rows`; return the loss of all ranks."""
+        """Give `parameters` the gradient of `loss`, of all ranks by their `rows`.
+
+        Return the loss of all ranks; NaN where the gradient's norm is not finite.
+        """
         optimizer.zero_grad(set_to_none=True)
         if rows:
             loss.backward(inputs=list(parameters))  # type: ignore[no-untyped-call]
-        return average_gradients(parameters, loss, rows=rows, ranks=self._ranks)
+        loss = average_gradients(parameters, loss, rows=rows, ranks=self._ranks)
+        return loss + 0.0 * nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
 
     def state_dict(self) -> dict[str, Any]:
         """Copies, in nested dicts with string keys; leaves are tensors and JSON scalars."""

@@ -149,6 +149,18 @@ def test_no_network_moves_where_one_critic_is_not_finite(continuous_env, make_sa
     assert torch.equal(weights(algorithm._nets), before)
 
 
+@pytest.mark.parametrize("steep", ["critics", "actor"])
+def test_no_network_moves_along_a_gradient_that_is_not_finite(continuous_env, make_sample, steep):
+    """The loss is finite, as with a square root of 0 in a user's network."""
+    algorithm = build(continuous_env, policy_delay=1)
+    net = getattr(algorithm._nets, steep)
+    next(p for p in net.parameters() if p.requires_grad).register_hook(lambda gradient: gradient * torch.inf)
+    before = weights(net)
+    metrics = train(algorithm, random_play(continuous_env, make_sample, seq=0)).metrics
+    assert metrics["nonfinite_steps"] == (steep == "critics")
+    assert torch.equal(weights(net), before)
+
+
 def test_a_users_own_network_draws_the_same_in_two_runs_of_one_seed(continuous_env, make_sample, monkeypatch):
     """From torch's generator, say."""
     own = ModuleType("own_dropout")
