@@ -190,7 +190,10 @@ class RemoteEnvironments:
             if not self._side.rows_waiting:
                 left = WAIT_SECONDS
             elif left <= 0:
-                self._perform(self._side.expire(now))
+                answers = self._side.answers
+                self.service()  # there may be some that this process, held up, did not read in time
+                if self._side.answers == answers:
+                    self._perform(self._side.expire(now))
                 continue
             self.service(min(left, WAIT_SECONDS))
             if now >= self._idle_at:

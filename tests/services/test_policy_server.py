@@ -293,6 +293,23 @@ def test_an_env_worker_that_is_late_loses_its_episodes_and_no_other_rows():
     assert stage.now >= STEP_TIMEOUT
 
 
+def test_answers_that_a_policy_server_did_not_read_in_time_because_it_was_stopped_count():
+    stage = Stage()
+    stage.remote.reset(1)
+    stage.join()
+    stage.remote.step(np.zeros(B, np.int64))
+    receive = stage.receive
+
+    def stopped(_timeout):
+        for worker in stage.workers.values():
+            worker.turn()
+        stage.now += 2 * STEP_TIMEOUT
+        stage.receive = receive
+
+    stage.receive = stopped
+    assert stage.remote.step(np.zeros(B, np.int64)).valid.all()
+
+
 def test_a_step_without_any_env_worker_waits_for_one_and_serves_the_learner():
     stage = Stage(workers=0)
     stage.remote.reset(1)
