@@ -25,7 +25,7 @@ import msgpack
 from common.errors import DecodeError, InternalError, ProtocolVersionError
 from common.protocol import header
 from common.protocol.arrays import Layout, dtype_name, from_buffer, layout, to_buffer
-from common.protocol.limits import ARRAYS, INTEGER_MAX, MESSAGE_BYTES
+from common.protocol.limits import ARRAY_BYTES, ARRAYS, INTEGER_MAX, MESSAGE_BYTES
 from common.protocol.messages import MESSAGE_TYPES, PROTOCOL_VERSION, Arrays, Envelope, Message
 from common.units import KIB, AtLeast
 
@@ -43,11 +43,10 @@ def encode(envelope: Envelope) -> list[bytes | memoryview]:
     """Return the parts of a message; those of arrays are views, so the arrays must not be written to until they are sent."""
     message, arrays = envelope.message, envelope.message.arrays
     buffers = [to_buffer(name, array) for name, array in arrays.items()]
-    if len(buffers) > ARRAYS or sum(buffer.nbytes for buffer in buffers) > MESSAGE_BYTES:
-        size = sum(buffer.nbytes for buffer in buffers)
-        raise InternalError(
-            "message too large", found=f"{len(buffers)} arrays, {size} bytes", wanted=f"{ARRAYS}, {MESSAGE_BYTES}"
-        )
+    sizes = [buffer.nbytes for buffer in buffers]
+    if len(sizes) > ARRAYS or sum(sizes) > MESSAGE_BYTES or max(sizes, default=0) > ARRAY_BYTES:
+        found = f"{len(sizes)} arrays, {sum(sizes)} bytes, {max(sizes)} in one"
+        raise InternalError("message too large", found=found, wanted=f"{ARRAYS}, {MESSAGE_BYTES}, {ARRAY_BYTES}")
     # No message may use these keys as a field, nor `arrays`. `v` and `tag` keep their place in every protocol version.
     first = {"v": PROTOCOL_VERSION, "tag": message.tag, "run": envelope.run}
     last = {"arrays": [[name, dtype_name(array), array.shape] for name, array in arrays.items()]}

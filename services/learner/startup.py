@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ import torch
 
 from common.algorithms.api import Algorithm, HasReplay, SavesReplay
 from common.algorithms.ranks import ALONE, Ranks
-from common.algorithms.registry import build_algorithm
+from common.algorithms.registry import build_algorithm, build_payload
 from common.config import arguments
 from common.config.layers import parse_yaml
 from common.config.load import as_yaml, with_absolute_key_paths, with_chosen
@@ -21,7 +22,10 @@ from common.config.schema import Settings
 from common.envs.spec import EnvSpec
 from common.errors import ConfigError
 from common.models import arithmetic
+from common.models.snapshot import ParameterLayout
 from common.observability import logs
+from common.protocol.arrays import DTYPES
+from common.protocol.limits import ARRAY_BYTES
 from common.runtime import machine, run_directory
 from common.runtime.copies import restore_missing
 from common.runtime.disk import write_atomically
@@ -111,7 +115,8 @@ def _earlier_id(invocation: Invocation) -> str:
 def build_run_algorithm(settings: Settings, env: EnvSpec, *, seed: int, ranks: Ranks = ALONE, local_rank: int = 0) -> Algorithm:
     """Return the algorithm of the run; log the size of its replay memory, where it has one.
 
-    Raises `ConfigError` where it cannot train on `env`, or where its memory is larger than what this machine has left.
+    Raises `ConfigError` where it cannot train on `env`, where its memory is larger than what this machine has left, and where its
+    experience or policies do not fit into a message.
     """
     fix, available = "lower algorithm.replay_capacity", machine.available_bytes()
     section, device = settings.algorithm, _device(settings.learner.device, local_rank)
@@ -122,6 +127,7 @@ def build_run_algorithm(settings: Settings, env: EnvSpec, *, seed: int, ranks: R
     except MemoryError as error:  # larger than the system would ever promise
         wanted = None if available is None else f"at most {available / 1e9:.1f} GB"
         raise ConfigError("the replay memory cannot be allocated", found=str(error), wanted=wanted, fix=fix) from error
+    _check_sizes(settings, env, algorithm)
     if settings.checkpoint.replay and not isinstance(algorithm, SavesReplay):
         fact = f"{section.name} cannot hand over its replay memory"
         raise ConfigError(
@@ -135,6 +141,21 @@ def build_run_algorithm(settings: Settings, env: EnvSpec, *, seed: int, ranks: R
             raise ConfigError(fact, found=found, wanted=f"at most {wanted}", fix=fix)
         _log.info("replay_allocated", env_steps=algorithm.replay_env_steps, gigabytes=round(needed / 1e9, 3))
     return algorithm
+
+
+def _check_sizes(settings: Settings, env: EnvSpec, algorithm: Algorithm) -> None:
+    """Refuse (ConfigError) arrays that no receiver takes: at each attempt the connection of the sender would end."""
+    size = {"length": settings.rollout.length, "num_envs": settings.env.num_envs}
+    schema = build_payload(settings.algorithm, model=settings.model, env=env, **size).schema
+    arrays = {spec.name: math.prod(spec.shape) * DTYPES[spec.dtype].itemsize for spec in schema if -1 not in spec.shape}
+    largest = max(arrays, key=lambda name: arrays[name])
+    policy = ParameterLayout.of(algorithm.model).size * (4 if settings.learner.snapshot_precision == "fp32" else 2)
+    for fact, found, fix in (
+        (f"array {largest} of an experience message is too large", arrays[largest], "lower rollout.length or env.num_envs"),
+        ("the policy is too large for a message", policy, "choose a smaller network, or learner.snapshot_precision=bf16"),
+    ):
+        if found > ARRAY_BYTES:
+            raise ConfigError(fact, found=f"{found:,} bytes", wanted=f"at most {ARRAY_BYTES:,}", fix=fix)
 
 
 def _device(name: str, local_rank: int) -> torch.device:

@@ -296,6 +296,12 @@ def test_a_message_larger_than_the_limit_is_refused(monkeypatch: pytest.MonkeyPa
         encode(envelope(MESSAGES[3]))
 
 
+def test_an_array_larger_than_its_limit_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "ARRAY_BYTES", 20)
+    with pytest.raises(InternalError, match="message too large"):
+        encode(envelope(MESSAGES[3]))
+
+
 def test_what_the_other_side_would_refuse_is_not_sent() -> None:
     """A bug of ours shows where it is, not as a refusal on another machine."""
     many = tuple(Reject(seq=i, reason="stale", detail="") for i in range(limits.HEADER_CONTAINERS))

@@ -279,6 +279,25 @@ def test_a_memory_larger_than_what_is_free_is_refused(monkeypatch):
         startup.build_run_algorithm(DQN, ENV, seed=0)
 
 
+def test_experience_that_no_learner_would_receive_is_refused():
+    """1,024 steps of 64 environments of 84x84: 464 MB in one array."""
+    settings = Settings.model_validate({"model": MODEL, "rollout": {"length": 1024}, "env": {"num_envs": 64}})
+    found = r"array obs of an experience message is too large: found 464,228,352 bytes, wanted at most 268,435,456; lower rollout"
+    with pytest.raises(ConfigError, match=found):
+        startup.build_run_algorithm(settings, ENV, seed=0)
+
+
+def test_a_policy_that_no_worker_would_receive_is_refused(monkeypatch):
+    algorithm = PPOSettings(minibatch=2)
+    policy = ParameterLayout.of(build_algorithm(algorithm, model=MODEL, env=ENV, seed=0).model).size
+    settings = Settings(algorithm=algorithm, model=MODEL, env={"num_envs": 1}, rollout={"length": 1})
+    monkeypatch.setattr(startup, "ARRAY_BYTES", 4 * policy)
+    startup.build_run_algorithm(settings, ENV, seed=0)
+    monkeypatch.setattr(startup, "ARRAY_BYTES", 4 * policy - 1)
+    with pytest.raises(ConfigError, match=f"the policy is too large for a message: found {4 * policy:,} bytes"):
+        startup.build_run_algorithm(settings, ENV, seed=0)
+
+
 def test_where_nothing_is_known_of_the_machine_the_run_goes_on(monkeypatch):
     """Not every system says what is free."""
     monkeypatch.setattr(machine, "available_bytes", lambda: None)
