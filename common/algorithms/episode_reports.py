@@ -55,8 +55,7 @@ class TrajectoryEpisodes:
         """Set the sums to those before the first row: continued from the last message, or 0 where this one does not follow it."""
         valid, start = message.arrays["valid"], message.arrays["start"]
         begins, missing = start[0] | ~valid[0], ~valid[0] & ~start[1]  # [B] in the first row
-        following, self._following = self._following, -1  # until this message proves right
-        if message.seq != following:
+        if message.seq != self._following:
             self._whole = begins
             self._lengths, self._returns = np.zeros(len(begins), np.int64), np.zeros(len(begins))
         elif (begins & ~missing & (self._lengths > 0)).any():

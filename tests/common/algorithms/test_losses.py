@@ -45,6 +45,11 @@ def test_the_clip_holds_only_where_the_policy_would_gain(ratio, advantage, loss,
     assert log_prob.grad.item() == pytest.approx(gradient)
 
 
+def test_each_row_has_its_importance_in_the_loss():
+    _, found = surrogate([1.0, 1.5], [2.0, -1.0], importance=[0.5, 4.0])
+    assert found.loss.item() == pytest.approx(-(0.5 * 2.0 - 4.0 * 1.5) / 2)
+
+
 def test_the_gradient_is_the_slope_of_the_loss():
     """Central finite differences on a batch on both sides of the clip, with importance weights."""
     ratio, advantage, importance = [0.7, 0.95, 1.1, 1.4], [1.0, -2.0, 0.5, -1.0], [1.0, 0.5, 2.0, 10.0]

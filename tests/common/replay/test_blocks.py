@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from common.envs.spec import ActionSpec, EnvSpec
 from common.errors import ConfigError
 from common.replay.blocks import BlockLayout, Blocks, ages, spans
+from common.replay.rows import EnvironmentRows
 from common.runtime.machine import resident_bytes
 
 pytestmark = pytest.mark.pure
@@ -91,6 +92,34 @@ def test_ages_count_from_the_start_or_from_before() -> None:
     np.testing.assert_array_equal(ages(start, 1, 3), [1, 2, 0, 1, 2, 3, 0])
     start[0] = True
     np.testing.assert_array_equal(ages(start, 1, 2), [0, 1, 0, 1, 2, 2, 0])
+
+
+def test_a_window_that_missing_rows_cut_behind_a_full_block_does_not_terminate() -> None:
+    """Its rows are copied to a recycled block, in which each row had terminated."""
+    layout = BlockLayout(env=replace(ENV, observation_shape=(1,), frame_stack=1), n_step=3, blocks=4, fresh=8)
+    blocks = Blocks(layout)
+
+    def extend(rows: int, *, over: bool, follows: bool, valid: bool = True) -> None:
+        flags, no = np.full(rows, over), np.zeros(rows + 1, np.bool_)
+        frames = np.zeros((rows + 1, 1), np.uint8)
+        of_one = EnvironmentRows(
+            context=frames[:0],
+            frames=frames,
+            start=no,
+            action=np.zeros(rows, np.int64),
+            reward=np.zeros(rows, np.float32),
+            terminated=flags,
+            ended=flags,
+            valid=np.full(rows, valid),
+        )
+        blocks.extend(("a", 0), of_one, follows=follows)
+
+    extend(layout.blocks * (layout.length - 1), over=True, follows=False)
+    extend(layout.length - 1, over=False, follows=False)  # fills a block; the last two rows wait for later ones
+    extend(1, over=False, follows=True, valid=False)
+    first = layout.length  # the block that was recycled next
+    assert blocks.span[first : first + 3].tolist() == [2, 1, 0]
+    assert not blocks.terminated[first : first + 3].any()
 
 
 def test_a_memory_takes_pages_as_it_is_written() -> None:

@@ -51,9 +51,9 @@ def test_a_last_frame_sent_apart_takes_its_place() -> None:
 
 
 def test_a_last_frame_that_no_end_asks_for_is_left_out() -> None:
-    """As is one that comes twice: a worker may send anything that fits the schema."""
-    arrays = message(final_index=[3, 3, 5], final_obs=[[99.0], [98.0], [97.0]])
-    arrays["truncated"][1, 1] = arrays["start"][2, 1] = True
+    """As is one that comes twice, or after which no episode begins: a worker may send anything that fits the schema."""
+    arrays = message(final_index=[3, 3, 5, 7], final_obs=[[99.0], [98.0], [97.0], [96.0]])
+    arrays["truncated"][1, 1] = arrays["start"][2, 1] = arrays["truncated"][3, 1] = True
     _, column = rows_by_environment(arrays)
     np.testing.assert_array_equal(column.frames.ravel(), [3, 5, 99, 7, 9, 11])
 
