@@ -15,7 +15,9 @@ from common.protocol import codec, learner_side
 from common.protocol import events as e
 from common.protocol.content import EVALUATIONS
 from common.protocol.events import SENTENCE, RefusalCode, WorkerKey
+from common.protocol.incarnation import Worker
 from common.protocol.learner_side import BAD_MESSAGES, LearnerSide
+from common.protocol.ledger import Account
 from common.protocol.messages import (
     ArraySpec,
     Credit,
@@ -1267,6 +1269,14 @@ def test_a_hello_with_an_impossible_claim_starts_anew_as_another_incarnation(cla
     assert learner.books["produced"] == 0
     assert learner.side.messages_dropped == {DropReason.UNCREDITED: 1}
     assert of(Welcome, learner.greet(incarnation=answer.incarnation))
+
+
+def test_a_gap_before_a_message_that_was_completed_earlier_has_the_env_steps_of_the_missing_one():
+    """Of messages 0 to 5, of 10 env steps each, 3 is missing, 4 arrives, and 5 was completed before the checkpoint."""
+    key, account = WorkerKey(name="a", incarnation=1), Account(produced=60, received=40)
+    worker = Worker(key=key, role="actor", index=0, generation=0, expected=3, ahead={5: 10}, account=account)
+    assert worker.missing(4, 40) == (1, 10)
+    assert worker.missing(6, 60) == (2, 20)
 
 
 def test_a_resumed_learner_takes_the_first_hello_of_an_incarnation_at_its_word_and_no_other_claim() -> None:
