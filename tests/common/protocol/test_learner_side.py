@@ -1044,6 +1044,16 @@ def test_a_silent_actor_is_away_then_forgotten_then_a_new_incarnation() -> None:
     assert of(Welcome, learner.greet(incarnation=2))
 
 
+def test_a_name_stays_with_a_holder_whose_message_may_be_crossing() -> None:
+    """10 MB take 20 s on the slowest link, and the limit of silence is 10 s."""
+    learner = Learner(schema=(ArraySpec(name="x", dtype="uint8", shape=(10_000_000,)),))
+    learner.greet()
+    learner.tick(29.0)
+    assert not of(Welcome, learner.greet(route=b"x", incarnation=2), b"x")
+    learner.tick(2.0)
+    assert of(Welcome, learner.greet(route=b"x", incarnation=2), b"x")
+
+
 def test_an_actor_that_is_not_heard_gets_no_heartbeats() -> None:
     """It receives nothing, so it reconnects, also where only its own messages are lost."""
     learner = Learner()
