@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -61,6 +62,7 @@ class Plan:
     master_port: int  # where the ranks of the learner meet; 0 where it has one
     resume: bool
     auto_actors: bool
+    replaced_config: bytes = b""  # config.yaml of a resumed run, as it was before this start
 
     @property
     def settings(self) -> Settings:
@@ -106,6 +108,19 @@ class Plan:
         """Write the number of actors to config.yaml, from which the run resumes."""
         chosen = with_chosen(self.loaded, {"actor.count": actors})
         write_atomically(self.directory.config, as_yaml(chosen.settings, chosen.provenance).encode())
+
+    def withdraw(self) -> None:
+        """Leave the run directory as it was before settings that were refused: of a new run remove all files."""
+        if self.resume:
+            write_atomically(self.directory.config, self.replaced_config)
+        elif self.created_folder:
+            shutil.rmtree(self.directory.path)
+        else:
+            for entry in self.directory.path.iterdir():
+                if entry.is_dir():
+                    shutil.rmtree(entry)
+                else:
+                    entry.unlink()
 
     def command(self, start: Start) -> list[str]:
         """Return the command line of a child, which reads all else from the run's config.yaml."""
@@ -162,6 +177,7 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
         (master_port,) = free_ports(1, without=taken) if chosen.settings.learner.ranks > 1 else (0,)
         chosen = with_absolute_key_paths(chosen)  # after the checks, whose errors name the paths as the user wrote them
         text, created_folder = as_yaml(chosen.settings, chosen.provenance), not path.exists()
+        replaced = directory.config.read_bytes() if request.resume else b""
         if request.resume:
             _rewrite(directory, text, chosen.settings)
             add_command(directory, command_line)
@@ -179,6 +195,7 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
             master_port=master_port,
             resume=request.resume,
             auto_actors=request.auto_actors,
+            replaced_config=replaced,
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -102,7 +101,9 @@ def _run(plan: Plan, *, environ: Mapping[str, str], stdout: TextIO, stderr: Text
 
             supervise(supervisor, processes, requests=requests, on_tick=display.tick, on_report=report)
             display.end()
-        return _finish(plan, supervisor.outcome, failures, processes, view=view, stderr=stderr, debug=debug)
+        return _finish(
+            plan, supervisor.outcome, failures, processes, worked=supervisor.works, view=view, stderr=stderr, debug=debug
+        )
 
 
 def join_line(settings: Settings) -> str:
@@ -140,19 +141,25 @@ def _finish(
     failures: Sequence[ReportFailure],
     processes: Processes,
     *,
+    worked: bool,
     view: View,
     stderr: TextIO,
     debug: bool,
 ) -> int:
-    """Show the result, draw the curve, and return the exit code."""
+    """Show the result, draw the curve, and return the exit code; `worked`: experience was accepted since the start."""
     with suppress(OSError):  # stderr may be closed
         for failure in failures:
             for line in failure_lines(failure, processes, debug=debug):
                 print(line, file=stderr)
     directory, target = plan.directory, plan.settings.target
     if outcome is Outcome.REFUSED and not plan.resume and not _has_training(directory):
-        _remove(plan)  # an invalid setting leaves no files
+        plan.withdraw()  # an invalid setting leaves no files
         return CONFIG_EXIT_CODE
+    if outcome is Outcome.REFUSED and plan.resume and not worked:
+        try:
+            plan.withdraw()
+        except OSError as error:
+            view.print_message(f"config.yaml keeps the settings that were refused: {error}; correct them with the next --resume")
     summary = read_summary(directory.summary) if outcome in {Outcome.FINISHED, Outcome.STOPPED} else None
     code, result = verdict(outcome, summary, env_steps=target.env_steps, wall_seconds=target.wall_seconds)
     try:
@@ -171,18 +178,6 @@ def _finish(
     facts = {"result": result, "exit_code": code, "run_dir": str(directory.path), "lost": lost}
     view.print_result(lines, {**(summary or {}), **facts})
     return code
-
-
-def _remove(plan: Plan) -> None:
-    """Remove the files of this run, and its directory where this run created it."""
-    if plan.created_folder:
-        shutil.rmtree(plan.directory.path)
-        return
-    for entry in plan.directory.path.iterdir():
-        if entry.is_dir():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
 
 
 def _has_training(directory: RunDirectory) -> bool:

@@ -54,7 +54,7 @@ sys.exit(code)
 def trained(tmp_path, monkeypatch):
     """Run `train` with that learner alone; gives the exit code, what was shown, and the run directory."""
 
-    def run(*, solved=True, code=0, words="", left=None, debug=False):
+    def run(*overrides, solved=True, code=0, words="", left=None, debug=False, resume=False):
         how = json.dumps([solved, code, words, left or {}])
 
         def command(plan, _):
@@ -62,7 +62,8 @@ def trained(tmp_path, monkeypatch):
             return [sys.executable, "-c", LEARNER, str(plan.directory.path), str(port), how]
 
         monkeypatch.setattr(Plan, "command", command)
-        request = Request(preset="cartpole", overrides=("actor.count=0", "evaluator.enabled=false"), run_dir=tmp_path / "run")
+        alone = ("actor.count=0", "evaluator.enabled=false")
+        request = Request(preset="cartpole", overrides=(*alone, *overrides), run_dir=tmp_path / "run", resume=resume)
         shown, errors = io.StringIO(), io.StringIO()
         environ = {**os.environ, "ROOKERY_RUN__SEED": "9"}
         code = train(request, environ=environ, command_line=["rookery"], stdout=shown, stderr=errors, debug=debug)
@@ -159,6 +160,15 @@ def test_a_run_that_is_refused_keeps_its_folder_only_where_something_was_learned
     code, _, errors, run_dir = trained(code=2, words="rookery learner: error: no", left=left)
     assert (code, run_dir.exists()) == (2, kept)
     assert errors == "rookery train: error: no (from learner)\n"
+
+
+def test_a_resume_with_settings_that_the_learner_refuses_leaves_those_of_the_run(trained):
+    """Another network does not fit the checkpoint: the run resumes, and its policy loads, as before."""
+    *_, run_dir = trained()
+    before = (run_dir / "config.yaml").read_bytes()
+    code, _, errors, _ = trained("model.hidden=[32]", resume=True, code=2, words="rookery learner: error: another architecture")
+    assert (code, errors) == (2, "rookery train: error: another architecture (from learner)\n")
+    assert (run_dir / "config.yaml").read_bytes() == before
 
 
 def test_debug_shows_the_whole_end_of_the_log(trained):
