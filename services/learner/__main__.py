@@ -164,7 +164,8 @@ class _Root:
             self.stats, intake=intake.stats, uploads=uploads.stats, tracking_points_dropped=journal.points_dropped
         )
         self.status = lambda: record.status(intake.stats, time.monotonic())
-        loop = self.build_loop(run, intake, journal, uploads)
+        checkpoints = self.build_checkpoints(run, intake, uploads)
+        loop = self.build_loop(record, intake, journal, checkpoints)
         intake.start()
         self.calibrate(record)
         self.health.ready()
@@ -184,8 +185,8 @@ class _Root:
         deadline = time.monotonic() + (STOP_SECONDS if stopped else END_SECONDS)
         journal.close(TRACKERS_STOP_SECONDS if stopped else TRACKERS_END_SECONDS)
         uploaded = uploads.close(deadline - time.monotonic())
-        lost = journal.lost + ([] if uploaded else [f"the copy of the run in {settings.run.store} is older than the run"])
-        if lost:
+        copy = "" if uploaded else f"the copy of the run in {settings.run.store} is older than the run"
+        if lost := [part for part in (*journal.lost, checkpoints.lost, copy) if part]:
             _log.warning("results_incomplete", detail="; ".join(lost))
         _log.info("learner_ended", reason=reason, env_steps=record.env_steps, mean100=record.mean_return, solved=record.solved)
         other_rank_stops = stopped and not self.shutdown.requested  # a new process must take this one's place
@@ -227,10 +228,9 @@ class _Root:
             return existing or open_directory(self.invocation, self.argv)
         return open_rank_directory(self.group, None if self.rank else existing or open_directory(self.invocation, self.argv))
 
-    def build_loop(self, run: _Run, intake: Intake, journal: Journal, uploads: Uploads) -> TrainLoop:
-        """Return the train loop of the run, with the writers of its results and checkpoints."""
-        agreement = Agreement(self.group) if self.group else None
-        checkpoints = RunCheckpoints(
+    def build_checkpoints(self, run: _Run, intake: Intake, uploads: Uploads) -> RunCheckpoints:
+        """Return the writer of the run's checkpoints."""
+        return RunCheckpoints(
             algorithm=self.algorithm,
             intake=intake,
             record=run.record,
@@ -238,13 +238,17 @@ class _Root:
             save_best=uploads.after(run.store.save_best),
             stats=self.stats,
             health=self.health,
-            agreement=agreement,
+            agreement=Agreement(self.group) if self.group else None,
             clock=time.monotonic,
         )
+
+    def build_loop(self, record: RunRecord, intake: Intake, journal: Journal, checkpoints: RunCheckpoints) -> TrainLoop:
+        """Return the train loop of the run, with the writer of its results."""
+        agreement = checkpoints.agreement
         return TrainLoop(
             algorithm=self.algorithm,
             intake=intake,
-            results=Results(record=run.record, stats=self.stats, journal=journal, agreement=agreement, clock=time.monotonic),
+            results=Results(record=record, stats=self.stats, journal=journal, agreement=agreement, clock=time.monotonic),
             checkpoints=checkpoints,
             health=self.health,
             stopping=lambda: self.shutdown.requested,

@@ -48,6 +48,7 @@ class RunCheckpoints:
     health: Health
     agreement: Agreement | None
     clock: Callable[[], Seconds]
+    lost: str = ""  # why the newest checkpoint was not written, where it was not
     _saved_at: Seconds = field(init=False)
 
     def __post_init__(self) -> None:
@@ -67,6 +68,7 @@ class RunCheckpoints:
             error = self._write(lambda: self._save_with_ranks(agreement))
         else:
             error = self._write(lambda: self.save_checkpoint(self._checkpoint()))
+        self.lost = str(error or "")
         if error is None:
             self.stats.checkpoint_last_success = time.time()
         return error

@@ -38,6 +38,8 @@ def verdict(outcome: Outcome, summary: Summary | None, *, env_steps: int, wall_s
             return 130, "killed on request: progress since the last checkpoint is lost"
         case Outcome.FINISHED if summary is not None:
             return _finished(summary, env_steps, wall_seconds)
+        case Outcome.FINISHED:
+            return 1, "failed: the learner ended and left no readable summary.json, as on a full disk"
         case _:
             return 1, "failed"
 

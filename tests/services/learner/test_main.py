@@ -255,3 +255,6 @@ def test_a_learner_that_is_resumed_on_a_full_disk_trains_and_says_what_is_lost(n
     events = ("learner_started", "results_lost", "results_incomplete", "learner_ended")
     assert [shown.count(event) for event in events] == [1, 1, 1, 1]
     assert "WARNING checkpoint_failed" in shown
+    (incomplete,) = [line for line in shown.splitlines() if "results_incomplete" in line]
+    assert "rows and points" in incomplete
+    assert "checkpoint save did not finish" in incomplete

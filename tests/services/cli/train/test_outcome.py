@@ -33,7 +33,7 @@ def judged(outcome=Outcome.FINISHED, summary=SUMMARY, env_steps=1_000_000, wall_
         ({"env_steps": 500_000}, 0, "env steps is spent"),
         ({"wall_seconds": 120.0}, 0, "time is spent"),
         ({}, 1, "before its target and its budget"),
-        ({"summary": None}, 1, "failed"),
+        ({"summary": None}, 1, "failed: the learner ended and left no readable summary.json"),
         ({"outcome": Outcome.STOPPED}, 0, "all work saved"),
         ({"outcome": Outcome.STOPPED, "learner_updates": 0}, 0, "before the first update"),
         ({"outcome": Outcome.STOPPED, "summary": None}, 0, "before the first update"),
