@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,7 +117,9 @@ def _evaluate(options: argparse.Namespace) -> int:
     _require_run(options)
     from services.cli.policy.evaluate import evaluate  # noqa: PLC0415
 
-    result = evaluate(_load(options, seed=options.seed), episodes=options.episodes, seed=options.seed, greedy=not options.sampled)
+    with redirect_stdout(sys.stderr):  # what the environment prints: a program may read the result
+        policy = _load(options, seed=options.seed)
+        result = evaluate(policy, episodes=options.episodes, seed=options.seed, greedy=not options.sampled)
     print(result.to_json() if options.json else result.to_text())
     return 0
 

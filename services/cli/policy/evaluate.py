@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from common.envs.make import make
 from common.envs.spec import EnvSettings
-from common.errors import ConfigError
+from common.errors import ConfigError, RookeryError
 from common.policies.atari_scores import ATARI_SCORES, Reference
 from common.policies.episodes import Episodes
 from common.policies.load import TrainedPolicy
@@ -38,10 +38,12 @@ def evaluate(policy: TrainedPolicy, *, episodes: int, seed: int, greedy: bool) -
         closing(make(settings, num_envs=min(episodes, settings.num_envs))) as environment,
         progress("evaluating", episodes) as report,
     ):
-        played = Episodes(environment, episodes=episodes, seed=seed)
+        with environment_errors(settings.name):
+            played = Episodes(environment, episodes=episodes, seed=seed)
         while not played.complete:
-            action = policy.policy.act(torch.from_numpy(played.observation), greedy=greedy)["action"]
-            played.step(action.numpy())
+            action = policy.policy.act(torch.from_numpy(played.observation), greedy=greedy)["action"].numpy()
+            with environment_errors(settings.name):
+                played.step(action)
             report(played.tally.ended)
     if not np.isfinite(played.tally.returns).all():
         bad = int((~np.isfinite(played.tally.returns)).sum())
@@ -56,6 +58,18 @@ def evaluate(policy: TrainedPolicy, *, episodes: int, seed: int, greedy: bool) -
         returns=played.tally.returns,
         lengths=played.tally.lengths,
     )
+
+
+@contextmanager
+def environment_errors(name: str) -> Iterator[None]:
+    """Raise what the environment `name` raises inside as `ConfigError`, because a user's own may raise anything."""
+    try:
+        yield
+    except RookeryError:
+        raise
+    except Exception as error:
+        found, fix = f"{type(error).__name__}: {error}", "correct the environment; --debug shows the line"
+        raise ConfigError(f"{name} fails while it is played", found=found, wanted="whole episodes", fix=fix) from error
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from common.errors import ConfigError, ResourceError
 from common.policies.environment import PICTURES
 from common.policies.load import TrainedPolicy
 from common.units import EnvSteps
-from services.cli.policy.evaluate import progress
+from services.cli.policy.evaluate import environment_errors, progress
 
 
 def play(policy: TrainedPolicy, *, episodes: int, seed: int, greedy: bool, video: Path | None, window: bool) -> None:
@@ -44,10 +44,14 @@ def _episode(
     policy: TrainedPolicy, env: Any, *, seed: int, greedy: bool, shows: list[VideoFile | Window | None]
 ) -> tuple[float, EnvSteps]:
     """Play one episode, or until a window is closed; return its return and its length."""
-    observation, _ = env.reset(seed=seed)
+    name = policy.settings.env.name
+    with environment_errors(name):
+        observation, _ = env.reset(seed=seed)
     total, length, ended = 0.0, 0, False
     while not ended and not any(isinstance(show, Window) and show.closed for show in shows):
-        observation, reward, terminated, truncated, _ = env.step(policy(observation, greedy=greedy))
+        action = policy(observation, greedy=greedy)
+        with environment_errors(name):
+            observation, reward, terminated, truncated, _ = env.step(action)
         total, length, ended = total + reward, length + 1, terminated or truncated
         _show(env, shows)  # with the first step also the picture of the reset
     return total, length

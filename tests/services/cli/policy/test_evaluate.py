@@ -130,3 +130,27 @@ def test_returns_that_are_no_numbers_are_an_error(make_run, capsys, tmp_path, mo
     run, _ = make_run("env.entry_point=broken_games:broken", "model.hidden=[8]")
     assert called("evaluate", run.path, "--episodes", 2) == 2
     assert "found 2 of 2" in capsys.readouterr().err
+
+
+def test_what_the_environment_prints_is_not_in_the_result(make_run, capsys, tmp_path, monkeypatch):
+    text = "from common.envs.probes import *\n\ndef talkative():\n    print('loading')\n    return counting([2])\n"
+    (tmp_path / "talkative_games.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    run, _ = make_run("env.entry_point=talkative_games:talkative", "model.hidden=[8]")
+    capsys.readouterr()  # to make the run, an environment was built in this process
+    assert called("evaluate", run.path, "--episodes", 1, "--json") == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["episodes"] == 1
+    assert "loading" in err
+
+
+@pytest.mark.parametrize("command", ["evaluate", "play"])
+def test_an_environment_that_fails_in_the_middle_costs_one_line(make_run, capsys, tmp_path, monkeypatch, command):
+    text = "from common.envs.probes import *\n\nclass Failing(Probe):\n    def step(self, action):\n        raise OSError('unplugged')"
+    text += "\n\ndef failing():\n    return Failing(length=9, observe=lambda *_: 0.0, reward=lambda *_: 0.0)\n"
+    (tmp_path / "failing_games.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    run, _ = make_run("env.entry_point=failing_games:failing", "model.hidden=[8]")
+    assert called(command, run.path, "--episodes", 1) == 2
+    fact = "failing_games:failing fails while it is played: found OSError: unplugged, wanted whole episodes"
+    assert capsys.readouterr().err == f"rookery {command}: error: {fact}; correct the environment; --debug shows the line\n"
