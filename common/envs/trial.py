@@ -38,13 +38,14 @@ def tried_out(settings: EnvSettings, *, env_steps: int = 0) -> Iterator[VectorEn
             environment = stack.enter_context(closing(build(settings, 1)))
             wanted = f"observations of shape {environment.spec.observation_shape}"
             _require_observation(environment.reset(0), environment.spec, settings)
+            wanted += ", and a single number as each reward"
             random, until = np.random.default_rng(0), time.monotonic() + TRIED_SECONDS
             for number in range(env_steps):
                 if number >= LEAST_TRIED and time.monotonic() >= until:
                     break
                 transition = environment.step(_random_actions(environment, random))
                 _require_observation(transition.observation, environment.spec, settings)
-                _require_finite(transition.reward, "reward", settings)
+                _require_finite(transition.reward, "rewards", settings)
         except RookeryError:
             raise
         except Exception as error:  # a user's own code may raise anything, and no restart helps
@@ -60,12 +61,12 @@ def _require_observation(observation: Array, spec: EnvSpec, settings: EnvSetting
     if shown != spec.observation_shape:
         fact, found = f"{settings.name} returns observations outside its observation space", f"shape {shown}"
         raise ConfigError(fact, found=found, wanted=f"shape {spec.observation_shape}", fix="correct the environment")
-    _require_finite(observation, "observation", settings)
+    _require_finite(observation, "observations", settings)
 
 
 def _require_finite(values: Array, what: str, settings: EnvSettings) -> None:
     if not np.isfinite(values).all():
-        fact, found = f"{settings.name} returns a {what} that is not finite", str(values[~np.isfinite(values)][0])
+        fact, found = f"{settings.name} returns {what} that are not finite", str(values[~np.isfinite(values)][0])
         raise ConfigError(fact, found=found, wanted="finite numbers", fix="correct the environment")
 
 

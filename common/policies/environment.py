@@ -52,8 +52,8 @@ class RunEnvironment(gymnasium.Env[Array, Any]):
         self._pictures: list[Array] = []  # since the last call of `render`
         if render_mode and not atari and self._environment.native.render_mode != PICTURE:
             self.close()
-            found = f"render modes {native.get('render_modes', [])}"
-            fix = f"let its function take render_mode and make an environment with it, or do without {render_mode}"
+            found = f"render_mode {self._environment.native.render_mode}"
+            fix = "let its function take render_mode, and make the environment with it"
             raise ConfigError(f"{self._name} draws no pictures", found=found, wanted=PICTURE, fix=fix)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:

@@ -550,6 +550,17 @@ def test_an_environment_that_fails_is_refused_with_its_fault(own, spoil: dict[st
         spec_of(own(build))
 
 
+def test_a_reward_that_is_an_array_is_refused_with_what_a_reward_is(own) -> None:
+    def build() -> Echo:
+        env = Echo(VECTOR, DISCRETE)
+        step = env.step
+        vars(env)["step"] = lambda action: (step(action)[0], np.array([1.0]), False, False, {})
+        return env
+
+    with pytest.raises(ConfigError, match=r"wanted observations of shape .*, and a single number as each reward"):
+        spec_of(own(build), env_steps=1)
+
+
 def test_a_vector_environment_that_shows_another_shape_is_refused(own, monkeypatch: pytest.MonkeyPatch) -> None:
     """Written by hand: its pictures are larger than its space says. Nothing else would notice."""
     built = SyncVectorEnv([lambda: Echo(Box(0, 255, (20, 16), np.uint8), DISCRETE)])

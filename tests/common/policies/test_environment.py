@@ -137,7 +137,9 @@ def test_own_environments_are_drawn(games):
     assert [[picture.max() for picture in step] for step in pictures] == [[0], [1], [2], [3]]
 
 
-@pytest.mark.parametrize(("function", "fact"), [("plain", "draws no pictures"), ("painted", "draws no pictures: found str")])
+@pytest.mark.parametrize(
+    ("function", "fact"), [("plain", "draws no pictures: found render_mode None"), ("painted", "draws no pictures: found str")]
+)
 def test_an_environment_that_cannot_be_drawn_says_so(games, function, fact):
     settings = EnvSettings(entry_point=f"drawn_games:{function}")
     with pytest.raises(Exception, match=fact) as refusal:

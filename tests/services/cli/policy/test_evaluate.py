@@ -146,8 +146,16 @@ def test_what_the_environment_prints_is_not_in_the_result(make_run, capsys, tmp_
 
 @pytest.mark.parametrize("command", ["evaluate", "play"])
 def test_an_environment_that_fails_in_the_middle_costs_one_line(make_run, capsys, tmp_path, monkeypatch, command):
-    text = "from common.envs.probes import *\n\nclass Failing(Probe):\n    def step(self, action):\n        raise OSError('unplugged')"
-    text += "\n\ndef failing():\n    return Failing(length=9, observe=lambda *_: 0.0, reward=lambda *_: 0.0)\n"
+    text = """
+from common.envs.probes import Probe
+
+class Failing(Probe):
+    def step(self, action):
+        raise OSError("unplugged")
+
+def failing():
+    return Failing(length=9, observe=lambda *_: 0.0, reward=lambda *_: 0.0)
+"""
     (tmp_path / "failing_games.py").write_text(text, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     run, _ = make_run("env.entry_point=failing_games:failing", "model.hidden=[8]")
