@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING
 
 from common.algorithms.sections import ReplaySection
 from common.config.endpoint import parse_endpoints
+from common.protocol.limits import STRING_BYTES
 
 if TYPE_CHECKING:
     from common.config.schema import Settings
+
+WELCOME_BYTES = STRING_BYTES - 4096
+"""Of the sections with `kwargs`, as JSON; a Welcome carries them in one string, with small settings of other sections."""
 
 
 def conflicts(settings: Settings) -> Iterator[str]:
@@ -23,6 +27,12 @@ def conflicts(settings: Settings) -> Iterator[str]:
         yield f"target.env_steps: found {scale.env_steps}, wanted at least {scale.batch_words}: one update trains on that many"
     if settings.checkpoint.replay and not isinstance(settings.algorithm, ReplaySection):
         yield f"checkpoint.replay: found true, wanted false: {settings.algorithm.name} has no replay memory"
+    size = sum(len(section.model_dump_json().encode()) for section in (settings.env, settings.model, settings.algorithm))
+    if size > WELCOME_BYTES:
+        yield (
+            f"env, model and algorithm: found {size:,} bytes as JSON, wanted at most {WELCOME_BYTES:,}: the learner sends them "
+            "to each worker; keep large arguments in a file of your package, and give its name in kwargs"
+        )
     if settings.lockstep:
         yield from _lockstep_conflicts(settings)
 

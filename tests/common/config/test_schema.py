@@ -7,6 +7,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from common.algorithms.settings import PPOSettings
+from common.config.conflicts import WELCOME_BYTES
 from common.config.run_config import RunConfig
 from common.config.schema import (
     ActorSettings,
@@ -20,6 +21,8 @@ from common.config.schema import (
 )
 from common.envs.spec import EnvSettings
 from common.errors import ConfigError
+from common.protocol import codec
+from common.protocol.messages import Envelope, Welcome
 from common.protocol.worker_side import Identity
 
 pytestmark = pytest.mark.pure
@@ -70,6 +73,32 @@ def test_a_minibatch_may_be_the_whole_batch_and_no_more():
     assert _settings(algorithm=PPOSettings(minibatch=128)).scale.batch_env_steps == 128
     with pytest.raises(ValidationError, match=r"algorithm\.minibatch: found 129, wanted at most 128"):
         _settings(algorithm=PPOSettings(minibatch=129))
+
+
+def test_settings_that_are_accepted_fit_into_a_welcome():
+    """Arguments of a user's environment may be long; the learner ended at its first Welcome where they were too long."""
+
+    def with_kwargs(length):
+        return Settings(
+            env=EnvSettings(entry_point="games:make", kwargs={"map": "x" * length}), run=RunSettings(preset="p" * 255)
+        )
+
+    shortest, size = with_kwargs(0), len(EnvSettings(entry_point="games:make", kwargs={"map": ""}).model_dump_json())
+    size += sum(len(section.model_dump_json()) for section in (shortest.model, shortest.algorithm))
+    longest = with_kwargs(WELCOME_BYTES - size)
+    message = Welcome(
+        index=0,
+        generation=0,
+        config=RunConfig.of(longest, run_id="r" * 255).to_json(),
+        env_signature="",
+        schema=(),
+        credits=1,
+        version=0,
+        heartbeat_seconds=1.0,
+    )
+    assert codec.decode([bytes(part) for part in codec.encode(Envelope(run="r", message=message))]).message == message
+    with pytest.raises(ValidationError, match=r"env, model and algorithm: found 28,673 bytes as JSON, wanted at most 28,672"):
+        with_kwargs(WELCOME_BYTES - size + 1)
 
 
 def test_all_conflicts_are_named_at_once():
