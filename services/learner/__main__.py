@@ -246,15 +246,10 @@ class _Root:
         """Return the train loop of the run, with the writer of its results."""
         agreement = checkpoints.agreement
         return TrainLoop(
-            algorithm=self.algorithm,
-            intake=intake,
             results=Results(record=record, stats=self.stats, journal=journal, agreement=agreement, clock=time.monotonic),
             checkpoints=checkpoints,
-            health=self.health,
             stopping=lambda: self.shutdown.requested,
             will_restart=self.invocation.linger or self.invocation.job,
-            agreement=agreement,
-            clock=time.monotonic,
         )
 
     def calibrate(self, record: RunRecord) -> None:

@@ -6,15 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from common.algorithms.api import Algorithm
 from common.errors import DropReason
 from common.models import snapshot
-from common.observability.health import Health
 from common.protocol.events import Experience
 from common.runtime.process_group import TIMEOUT
 from common.units import Seconds
-from services.learner.intake import Intake
-from services.learner.ranks import Agreement
 from services.learner.results import Results
 from services.learner.saving import RunCheckpoints
 
@@ -28,15 +24,10 @@ BARRIER_SECONDS: Seconds = 0.1  # between two questions whether the other ranks 
 class RunEnd:
     """Called by the train loop after its last update, in its thread: `drain`, then `finish`."""
 
-    algorithm: Algorithm
-    intake: Intake
     results: Results
     checkpoints: RunCheckpoints
-    health: Health
     stopping: Callable[[], bool]
     will_restart: bool  # after a stop: then workers are not drained, because they wait for the next learner
-    agreement: Agreement | None
-    clock: Callable[[], Seconds]
 
     def drain(self, reason: str, unfinished: Sequence[Experience]) -> None:
         """Send the workers the end of the run, unless the process restarts; drop the `unfinished` batch and the queue.
@@ -46,10 +37,11 @@ class RunEnd:
         stopped = reason == "stopped"
         self.results.stats.training = False
         self.results.stats.ended = not (stopped and self.will_restart)
-        self.results.record.parameters_sha256 = snapshot.digest(self.algorithm.model)
-        self.intake.complete(unfinished, DropReason.RUN_ENDED)
+        intake = self.checkpoints.intake
+        self.results.record.parameters_sha256 = snapshot.digest(self.checkpoints.algorithm.model)
+        intake.complete(unfinished, DropReason.RUN_ENDED)
         if stopped and self.will_restart:
-            self.intake.update_stats()  # the actors send the queue's messages again, to the next learner
+            intake.update_stats()  # the actors send the queue's messages again, to the next learner
         else:
             self._drain_workers(reason, stopped=stopped)
         self._wait_for_ranks()
@@ -62,31 +54,35 @@ class RunEnd:
         lost = self.checkpoints.save()
         if stopped:  # a run that resumes from this checkpoint is reproducible again
             self.results.break_lockstep("stopped on request, not by the run's own settings")
-        self.results.summarise(self.intake.stats, complete=not stopped)
+        self.results.summarise(self.checkpoints.intake.stats, complete=not stopped)
         if stopped and lost is not None:
             raise lost  # an exit code of 0 after a stop means that the work is saved
         if not stopped:
-            self.results.record.finish(self.clock())
+            self.results.record.finish(self.results.clock())
         self.results.stats.phases.stop()
 
     def _drain_workers(self, reason: str, *, stopped: bool) -> None:
         self.results.record.phase = "stopping" if stopped else "evaluating"
         seconds = STOP_SECONDS if stopped else END_SECONDS
-        self.intake.drain(reason, seconds)
+        intake = self.checkpoints.intake
+        intake.drain(reason, seconds)
         self.results.stats.phases.enter("wait")
-        self.intake.wait_for_goodbyes(seconds, alive=self._still_draining, abort=lambda: not stopped and self.stopping())
-        self.intake.finish()
+        intake.wait_for_goodbyes(seconds, alive=self._still_draining, abort=lambda: not stopped and self.stopping())
+        intake.finish()
 
     def _still_draining(self) -> None:
-        if self.agreement:
-            self.health.tick(doing="waits for the other ranks", within=RANKS_SECONDS)
-            self.agreement.all(done=False)
-        self.health.tick()
+        self._all_ranks(done=False)
+        self.checkpoints.health.tick()
 
     def _wait_for_ranks(self) -> None:
         """Wait until the workers of every rank have left: the ranks write their last checkpoint together."""
-        while self.agreement:
-            self.health.tick(doing="waits for the other ranks", within=RANKS_SECONDS)
-            if self.agreement.all(done=True):
-                return
+        while not self._all_ranks(done=True):
             time.sleep(BARRIER_SECONDS)
+
+    def _all_ranks(self, *, done: bool) -> bool:
+        """Return whether every rank is done; without other ranks, whether this one is."""
+        agreement = self.results.agreement
+        if agreement is None:
+            return done
+        self.checkpoints.health.tick(doing="waits for the other ranks", within=RANKS_SECONDS)
+        return agreement.all(done=done)

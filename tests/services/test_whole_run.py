@@ -176,7 +176,6 @@ class Colony:
         self.algorithm.update = watched
         agreement = Agreement(self.group) if self.group else None
         self.train_stats = stats = LearnerStats()
-        health = Health()
         checkpoints = RunCheckpoints(
             algorithm=self.algorithm,
             intake=self.intake,
@@ -184,19 +183,14 @@ class Colony:
             save_checkpoint=self.save,
             save_best=self.store.save_best,
             stats=stats,
-            health=health,
+            health=Health(),
             agreement=agreement,
             clock=time.monotonic,
         )
         return TrainLoop(
-            algorithm=self.algorithm,
-            intake=self.intake,
             results=Results(record=self.record, stats=stats, journal=self.journal, agreement=agreement, clock=time.monotonic),
             checkpoints=checkpoints,
-            health=health,
             stopping=lambda: bool(self.failures),
-            agreement=agreement,
-            clock=time.monotonic,
         )
 
     def save(self, checkpoint):

@@ -207,17 +207,7 @@ class Scene:
             clock=self.clock,
         )
         results = Results(record=self.record, stats=self.stats, journal=journal, agreement=self.agreement, clock=self.clock)
-        loop = TrainLoop(
-            algorithm=self.algorithm,
-            intake=self.intake,
-            results=results,
-            checkpoints=checkpoints,
-            health=self.health,
-            stopping=lambda: self.stop,
-            will_restart=self.will_restart,
-            agreement=self.agreement,
-            clock=self.clock,
-        )
+        loop = TrainLoop(results=results, checkpoints=checkpoints, stopping=lambda: self.stop, will_restart=self.will_restart)
         with closing(journal):
             return loop.run()
 
