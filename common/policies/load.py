@@ -29,10 +29,10 @@ from common.errors import ConfigError, ResourceError
 from common.models import snapshot
 from common.policies.environment import RunEnvironment
 from common.runtime import checkpoints
-from common.runtime.checkpoint_files import MANIFEST, POLICY, BadCheckpointError, Checkpoint, read
+from common.runtime.checkpoint_files import POLICY, BadCheckpointError, Checkpoint, read
 from common.runtime.checkpoints import BEST
 from common.runtime.copies import fetch
-from common.runtime.run_directory import RunDirectory
+from common.runtime.run_directory import MANIFEST, RunDirectory
 from common.units import EnvSteps, Version
 
 NEWEST: Final = "newest"

@@ -24,9 +24,9 @@ from safetensors import SafetensorError
 from common.errors import InternalError, ResourceError
 from common.replay.blocks import Segment
 from common.runtime.disk import DISK, Disk
+from common.runtime.run_directory import MANIFEST, SEGMENTS, TENSORS
 from common.units import MIB, EnvSteps, Seconds, Version
 
-TENSORS, MANIFEST, SEGMENTS = "tensors.safetensors", "manifest.json", "segments"
 POLICY: Final = "policy"
 """Key of a state that holds a policy alone: its parameters as a snapshot carries them, [P] float32 or bfloat16."""
 

@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from common.errors import ConfigError, ResourceError
-from common.runtime.run_directory import RunDirectory, held
-from common.runtime.store import CONFIG, MANIFEST, NAME, RESULTS, SCHEME_END, RunStore, reached
+from common.runtime.run_directory import MANIFEST, RunDirectory, held
+from common.runtime.store import CONFIG, NAME, RESULTS, SCHEME_END, RunStore, reached
 
 
 def is_address(text: str) -> bool:

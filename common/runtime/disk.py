@@ -25,10 +25,6 @@ def _fsync(path: Path) -> None:
         os.close(handle)
 
 
-def _rename(source: Path, target: Path) -> None:
-    source.rename(target)
-
-
 def _remove_tree(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path)
@@ -42,7 +38,7 @@ class Disk:
 
     write: Callable[..., None] = _write  # (path, *parts)
     fsync: Callable[[Path], None] = _fsync
-    rename: Callable[[Path, Path], None] = _rename
+    rename: Callable[[Path, Path], object] = Path.rename
     remove_tree: Callable[[Path], None] = _remove_tree  # or a file
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from common.errors import ConfigError, ResourceError
 from common.runtime.disk import DISK, Disk, write_atomically
 
+TENSORS, MANIFEST, SEGMENTS = "tensors.safetensors", "manifest.json", "segments"  # names in a checkpoint, and beside it
+
 
 class RunDirectory:
     """Names of the files of a run. Each writer creates its own; only `config` and `command` are there from the start."""

@@ -21,10 +21,9 @@ import fsspec
 
 from common.errors import ConfigError, ResourceError, RookeryError
 from common.runtime.disk import write_atomically
-from common.runtime.run_directory import RunDirectory
+from common.runtime.run_directory import MANIFEST, SEGMENTS, TENSORS, RunDirectory
 from common.units import MIB
 
-TENSORS, MANIFEST, SEGMENTS = "tensors.safetensors", "manifest.json", "segments"  # as `checkpoint_files`, which imports torch
 CHECKPOINT = re.compile(r"checkpoint-\d+")
 SEGMENT = re.compile(r"[0-9a-f]+")
 NAME = re.compile(r"\w[\w.-]*")  # of a file or folder: names in a bucket become local paths

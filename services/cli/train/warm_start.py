@@ -10,9 +10,8 @@ from typing import Any
 from common.config.layers import leaves, parse_yaml
 from common.config.schema import Settings
 from common.errors import ConfigError
-from common.runtime.run_directory import RunDirectory
+from common.runtime.run_directory import MANIFEST, RunDirectory
 
-MANIFEST = "manifest.json"
 COMPARED = ("env", "model")
 
 
