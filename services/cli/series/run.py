@@ -41,6 +41,10 @@ class Series:
     options: tuple[str, ...]  # of `rookery train`, of all members
     members: tuple[Member, ...]
 
+    def overrides_of(self, member: Member) -> tuple[str, ...]:
+        """Return all settings of a member."""
+        return (*self.overrides, *member.overrides)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeriesRequest:
@@ -110,10 +114,9 @@ def _planned(request: SeriesRequest, saved: Series | None, environ: Mapping[str,
         fix = "leave the preset out, or name another --run-dir"
         raise ConfigError("the series to resume is of another preset", found=saved.preset, wanted=request.preset, fix=fix)
     checked = [
-        load_settings(preset=series.preset, overrides=(*series.overrides, *member.overrides), environ=environ).settings
-        for member in series.members
+        load_settings(preset=series.preset, overrides=series.overrides_of(member), environ=environ) for member in series.members
     ]
-    return series, checked[0]
+    return series, checked[0].settings
 
 
 def _read(folder: Path | None) -> Series:
@@ -153,12 +156,12 @@ def run_series(
         path, place = folder / member.name, f"run {number} of {len(series.members)}, {member.name}"
         if trainer.stopped or interrupted.is_set():
             return 0
-        if is_finished(path, overrides=(*series.overrides, *member.overrides), environ=environ):
+        if is_finished(path, overrides=series.overrides_of(member), environ=environ):
             show(f"{place}: finished before: {result(read_run(path))}")
             return 0
         log = folder / f"{member.name}.log" if parallel > 1 else None
         show(place + (f": its output is in {log}" if log else ""))
-        code = trainer.train(train_arguments(series, member, path), log=log)
+        code = trainer.train(train_arguments(series.preset, series.overrides_of(member), series.options, path), log=log)
         if log:
             show(f"{place}: {result(read_run(path)) if RunDirectory(path).begun else f'exit code {code}'}")
         if code == INTERRUPTED:
@@ -174,7 +177,7 @@ def run_series(
     left = [
         member.name
         for member in series.members
-        if not is_finished(folder / member.name, overrides=(*series.overrides, *member.overrides), environ=environ)
+        if not is_finished(folder / member.name, overrides=series.overrides_of(member), environ=environ)
     ]
     if left:
         show(f"  {len(left)} of {len(series.members)} runs have not finished: {', '.join(left[:8])}{', ...' if left[8:] else ''}")
@@ -184,10 +187,10 @@ def run_series(
     return 1 if any(codes) else 0
 
 
-def train_arguments(series: Series, member: Member, path: Path) -> list[str]:
-    """Return the arguments of `rookery` that begin the run of `member`, or continue it where it began."""
-    begin = ["--resume"] if RunDirectory(path).begun else [series.preset]
-    return ["train", *begin, *series.overrides, *member.overrides, *series.options, "--run-dir", str(path)]
+def train_arguments(preset: str, overrides: Sequence[str], options: Sequence[str], path: Path) -> list[str]:
+    """Return the arguments of `rookery` that begin the run in `path`, or continue it where it began."""
+    begin = ["--resume"] if RunDirectory(path).begun else [preset]
+    return ["train", *begin, *overrides, *options, "--run-dir", str(path)]
 
 
 def is_finished(path: Path, *, overrides: Sequence[str], environ: Mapping[str, str]) -> bool:

@@ -22,7 +22,7 @@ from common.runtime.run_directory import RunDirectory
 from common.units import Seconds
 from services.cli.compare.runs import RunData, read_run
 from services.cli.compare.tables import TextTable, number, print_tables
-from services.cli.series.run import TrainProcesses, is_finished, made_folder
+from services.cli.series.run import TrainProcesses, is_finished, made_folder, train_arguments
 from services.cli.series.space import Choices, Sweep, as_text, read_sweep
 
 FILE, STUDY = "sweep.yaml", "study.sqlite"
@@ -125,11 +125,10 @@ def _run_trial(
 ) -> int:
     """Run or continue one trial and store its result; return 0, 1 for a failure, or 130."""
     overrides = sweep.overrides(values)
-    begin = ["--resume"] if RunDirectory(place).begun else [sweep.preset]
     budget = load_settings(preset=sweep.preset, overrides=overrides, environ=environ).settings.target.env_steps
     earlier = trial.study.get_trials(deepcopy=False)[trial.number].intermediate_values  # of an interrupted trial
     watch = _Watch(trial=trial, place=place, budget=budget, reported=max(earlier, default=0))
-    code = trainer.train(["train", *begin, *overrides, *options, "--run-dir", str(place)], over=watch.should_end)
+    code = trainer.train(train_arguments(sweep.preset, overrides, options, place), over=watch.should_end)
     if code == INTERRUPTED:
         return code
     if code != 0:
@@ -203,7 +202,8 @@ def _values_text(values: Mapping[str, Any]) -> str:
 
 def _show_best(study: optuna.Study, sweep: Sweep, folder: Path, *, show: Callable[[str], None], stdout: TextIO) -> None:
     trials = study.get_trials(deepcopy=False)
-    complete = sorted((trial for trial in trials if trial.state is TrialState.COMPLETE), key=_value, reverse=True)
+    complete = [trial for trial in trials if trial.state is TrialState.COMPLETE]
+    complete.sort(key=lambda trial: trial.value or 0.0, reverse=True)
     others = [trial for trial in trials if trial.state is not TrialState.COMPLETE]
     rows = [
         [f"t{trial.number:03}", trial.state.name.lower(), number(trial.value), *(_param(trial, key) for key in sweep.search)]
@@ -221,10 +221,5 @@ def _show_best(study: optuna.Study, sweep: Sweep, folder: Path, *, show: Callabl
         show(f"  go on    rookery sweep --resume --run-dir {folder}")
 
 
-def _value(trial: FrozenTrial) -> float:
-    return trial.value if trial.value is not None else 0.0
-
-
 def _param(trial: FrozenTrial, key: str) -> str:
-    value = trial.params.get(key)
-    return value if isinstance(value, str) else json.dumps(value)
+    return as_text(trial.params.get(key))
