@@ -11,10 +11,10 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import StatisticsError, linear_regression
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -24,6 +24,8 @@ from common.observability.learner_metrics import MESSAGES_DROPPED
 from common.protocol.ledger import sum_counts
 from common.units import EnvSteps, Seconds, Version
 from services.cli.inspect.scrape import get, parse_metrics
+
+T = TypeVar("T")
 
 POLL_SECONDS: Seconds = 1.0
 KEPT_SCRAPES = 11  # ten seconds
@@ -128,32 +130,24 @@ class RunStatus(_Value):
 # --- requests ---
 
 
-def fetch(url: str) -> str | None:
+def _fetch(url: str, parse: Callable[[str], T]) -> T | None:
     """GET `url`; None without a valid answer in time, as while a service starts or restarts."""
     try:
         code, text = get(url)
+        return parse(text) if code == http.client.OK else None
     except (OSError, http.client.HTTPException, ValueError):
         return None
-    return text if code == http.client.OK else None
 
 
 def fetch_status(base_url: str) -> dict[str, Any] | None:
     """Return the learner's `/status`, or None without a valid answer."""
-    text = fetch(f"{base_url}/status")
-    try:
-        answer = None if text is None else json.loads(text)
-    except ValueError:
-        return None
+    answer = _fetch(f"{base_url}/status", json.loads)
     return answer if isinstance(answer, dict) else None
 
 
 def fetch_metrics(base_url: str) -> Samples | None:
     """Return one service's `/metrics`, or None without a valid answer."""
-    text = fetch(f"{base_url}/metrics")
-    try:
-        return None if text is None else parse_metrics(text)
-    except ValueError:
-        return None
+    return _fetch(f"{base_url}/metrics", parse_metrics)
 
 
 class StatusPoller:
