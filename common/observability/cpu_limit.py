@@ -19,11 +19,6 @@ class CpuLimit:
     throttled: int = 0  # of these: the quota was used up, and all had to wait for the next period
 
 
-def no_cpu_limit() -> CpuLimit | None:
-    """Return None: the default of a service's state."""
-    return None
-
-
 def cpu_limit_metrics(service: str) -> tuple[Metric[Any], Metric[Any]]:
     """Return the metrics of the CPU limit around a service, which `cpu_limit` of its state returns as of now."""
 

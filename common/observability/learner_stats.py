@@ -7,23 +7,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from common.observability.cpu_limit import CpuLimit, no_cpu_limit
+from common.observability.cpu_limit import CpuLimit
 from common.observability.metrics import POLICY_LAGS, UNKNOWN, Histogram, Phases
+from common.protocol.ledger import Ledger
 from common.units import EnvSteps, Seconds, Version
 
 PHASES = ("wait", "ingest", "train", "publish", "checkpoint")
 LEDGER_STATES = ("produced", "trained", "queued", "in_flight")
 
 
-def _empty_ledger() -> dict[str, Any]:
-    return {**dict.fromkeys(LEDGER_STATES, 0), "dropped": {}}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntakeStats:
     """Counters of the learner's I/O thread at one moment: for metrics, status and summary. Replaced, never changed."""
 
-    ledger: dict[str, Any] = field(default_factory=_empty_ledger)
+    ledger: dict[str, Any] = field(default_factory=lambda: Ledger().as_dict())
     queue_depth: int = 0
     queue_capacity: int = 0
     queue_seconds: Seconds = 0.0
@@ -81,4 +78,4 @@ class LearnerStats:
     checkpoint_failures: int = 0
     tracking_points_dropped: Mapping[str, int] = field(default_factory=dict)  # by tracker; replaced, never changed
     uploads: UploadStats = UploadStats()
-    cpu_limit: Callable[[], CpuLimit | None] = no_cpu_limit
+    cpu_limit: Callable[[], CpuLimit | None] = lambda: None

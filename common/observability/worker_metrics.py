@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from common.errors import DropReason
-from common.observability.cpu_limit import CpuLimit, cpu_limit_metrics, no_cpu_limit
+from common.observability.cpu_limit import CpuLimit, cpu_limit_metrics
 from common.observability.metrics import (
     POLICY_LAGS,
     UNKNOWN,
@@ -82,7 +82,7 @@ class ActorStats(WorkerStats):
     phases: Phases = field(default_factory=lambda: Phases(ACTOR_PHASES))
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=EPISODES_KEPT))
     dropped: Counter[str] = field(default_factory=Counter)
-    cpu_limit: Callable[[], CpuLimit | None] = no_cpu_limit
+    cpu_limit: Callable[[], CpuLimit | None] = lambda: None
 
 
 @dataclass(slots=True, kw_only=True)
