@@ -26,7 +26,7 @@ from common.errors import DecodeError, InternalError, ProtocolVersionError
 from common.protocol import header
 from common.protocol.arrays import Layout, dtype_name, from_buffer, layout, to_buffer
 from common.protocol.limits import ARRAY_BYTES, ARRAYS, INTEGER_MAX, MESSAGE_BYTES
-from common.protocol.messages import MESSAGE_TYPES, PROTOCOL_VERSION, Arrays, Envelope, Message
+from common.protocol.messages import MESSAGE_TYPES, PROTOCOL_VERSION, Arrays, Envelope
 from common.units import KIB, AtLeast
 
 _DECLARED: Final = 3  # name, dtype, shape
@@ -66,11 +66,7 @@ def decode(frames: Sequence[bytes | memoryview]) -> Envelope:
         raise DecodeError("message tag", found=_shown(tag), wanted=", ".join(_TYPES))
     run = _text(found.get("run"), "header.run")
     values = read_fields(found, _PLANS[tag], tag)
-    return Envelope(run=run, message=_message(_TYPES[tag], values, _arrays(found.get("arrays", []), frames[1:])))
-
-
-def _message(cls: type[Message], values: dict[str, Any], arrays: Arrays) -> Message:
-    return cls(arrays=arrays, **values)
+    return Envelope(run=run, message=_TYPES[tag](arrays=_arrays(found.get("arrays", []), frames[1:]), **values))
 
 
 def _arrays(declared: object, buffers: Sequence[bytes | memoryview]) -> Arrays:

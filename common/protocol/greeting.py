@@ -53,7 +53,8 @@ class Greeting:
         if objection is None and known is not None and self._has_other_connection(known, route, now):
             if not self._is_tested(known, route, now):
                 return []  # the worker greets again
-            objection = _name_in_use(hello)
+            fact = f"a connected worker has the name {hello.worker!r}; {_OWN_NAME}"
+            objection = Objection(RefusalCode.IN_USE, fact, retry=True)
         objection = (
             objection
             or _check_evicted(hello, known, now)
@@ -215,11 +216,6 @@ def _check_evicted(hello: Hello, known: Worker | None, now: Seconds) -> Objectio
     wait = f"correct its messages, and greet again after {known.evicted_until - now:.0f} s"
     fact = f"{hello.worker!r} was evicted, because its messages were refused; {wait}"
     return Objection(RefusalCode.EVICTED, fact, retry=True)
-
-
-def _name_in_use(hello: Hello) -> Objection:
-    """Return the answer to a Hello that uses the name of a connected worker."""
-    return Objection(RefusalCode.IN_USE, f"a connected worker has the name {hello.worker!r}; {_OWN_NAME}", retry=True)
 
 
 def _check_room(hello: Hello, known: Worker | None, *, others: int, config: SessionConfig, draining: bool) -> Objection | None:
