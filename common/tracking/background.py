@@ -80,7 +80,7 @@ class BackgroundTracker:
         self._changed = threading.Condition()
         self._points: deque[Point] = deque()
         self._removed = 0  # points that have left the queue, sent or dropped
-        self._dropped = 0
+        self.dropped = 0  # points that were never sent
         self._end: tuple[Mapping[str, float], bool] | None = None  # result, and whether the run is complete
         self._closing = False
         self._deadline: Seconds = 0.0  # on the monotonic clock, while closing
@@ -90,14 +90,9 @@ class BackgroundTracker:
         self._thread.start()
 
     @property
-    def dropped(self) -> int:
-        """Return the number of points that were never sent."""
-        return self._dropped
-
-    @property
     def lost(self) -> str:
         """Return what the server did not get, once this is closed; "" where it got all."""
-        points = f"{self._dropped:,} point{'s' if self._dropped > 1 else ''}" if self._dropped else ""
+        points = f"{self.dropped:,} point{'s' if self.dropped > 1 else ''}" if self.dropped else ""
         parts = [part for part in (points, "the result" if self._end else "") if part]
         return f"{self.name} did not get {' and '.join(parts)}" if parts else ""
 
@@ -107,7 +102,7 @@ class BackgroundTracker:
             self._points.append(point)
             if len(self._points) > self._capacity:
                 self._remove_oldest()
-                self._dropped += 1
+                self.dropped += 1
             self._changed.notify()
 
     def finish(self, result: Mapping[str, float], *, complete: bool) -> None:
@@ -123,7 +118,7 @@ class BackgroundTracker:
             self._changed.notify()
         self._thread.join(max(0.0, deadline - time.monotonic()))
         with self._changed:
-            self._dropped += len(self._points)
+            self.dropped += len(self._points)
             self._removed += len(self._points)
             self._points.clear()
 
