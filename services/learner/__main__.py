@@ -164,8 +164,9 @@ class _Root:
             self.stats, intake=intake.stats, uploads=uploads.stats, tracking_points_dropped=journal.points_dropped
         )
         self.status = lambda: record.status(intake.stats, time.monotonic())
-        checkpoints = self.build_checkpoints(run, intake, uploads)
-        loop = self.build_loop(record, intake, journal, checkpoints)
+        checkpoints = self.build_checkpoints(run, intake, journal, uploads)
+        will_restart = self.invocation.linger or self.invocation.job
+        loop = TrainLoop(checkpoints=checkpoints, stopping=lambda: self.shutdown.requested, will_restart=will_restart)
         intake.start()
         self.calibrate(record)
         self.health.ready()
@@ -228,28 +229,16 @@ class _Root:
             return existing or open_directory(self.invocation, self.argv)
         return open_rank_directory(self.group, None if self.rank else existing or open_directory(self.invocation, self.argv))
 
-    def build_checkpoints(self, run: _Run, intake: Intake, uploads: Uploads) -> RunCheckpoints:
-        """Return the writer of the run's checkpoints."""
+    def build_checkpoints(self, run: _Run, intake: Intake, journal: Journal, uploads: Uploads) -> RunCheckpoints:
+        """Return the writer of the run's checkpoints, with that of its results."""
+        agreement = Agreement(self.group) if self.group else None
         return RunCheckpoints(
             algorithm=self.algorithm,
             intake=intake,
-            record=run.record,
+            results=Results(record=run.record, stats=self.stats, journal=journal, agreement=agreement, clock=time.monotonic),
             save_checkpoint=uploads.after(run.store.save),
             save_best=uploads.after(run.store.save_best),
-            stats=self.stats,
             health=self.health,
-            agreement=Agreement(self.group) if self.group else None,
-            clock=time.monotonic,
-        )
-
-    def build_loop(self, record: RunRecord, intake: Intake, journal: Journal, checkpoints: RunCheckpoints) -> TrainLoop:
-        """Return the train loop of the run, with the writer of its results."""
-        agreement = checkpoints.agreement
-        return TrainLoop(
-            results=Results(record=record, stats=self.stats, journal=journal, agreement=agreement, clock=time.monotonic),
-            checkpoints=checkpoints,
-            stopping=lambda: self.shutdown.requested,
-            will_restart=self.invocation.linger or self.invocation.job,
         )
 
     def calibrate(self, record: RunRecord) -> None:

@@ -20,7 +20,6 @@ from common.units import Seconds
 from services.learner.ending import RANKS_SECONDS, RunEnd
 from services.learner.lockstep import Lockstep
 from services.learner.ranks import REASONS, Decision, Vote
-from services.learner.results import Results
 from services.learner.saving import RunCheckpoints
 
 WAIT_SECONDS: Seconds = 0.2
@@ -36,7 +35,6 @@ class TrainLoop:
     def __init__(
         self,
         *,
-        results: Results,
         checkpoints: RunCheckpoints,
         stopping: Callable[[], bool],
         will_restart: bool = False,
@@ -45,7 +43,7 @@ class TrainLoop:
         self._ready_since: Seconds | None = None  # for the other ranks; None: this one is not ready
         self._idle = False  # whether no rank had experience at the last vote
         self._algorithm, self._intake = checkpoints.algorithm, checkpoints.intake
-        self._results = results
+        self._results = results = checkpoints.results
         self._record, self._stats = results.record, results.stats
         self._settings = self._record.settings
         self._phases = self._stats.phases

@@ -18,7 +18,6 @@ from common.errors import ResourceError
 from common.models.snapshot import ParameterLayout, to_tensor
 from common.observability import logs
 from common.observability.health import Health
-from common.observability.learner_stats import LearnerStats
 from common.protocol.events import Evaluated
 from common.protocol.learner_side import LearnerSide
 from common.runtime.checkpoint_files import POLICY, Checkpoint
@@ -28,6 +27,7 @@ from common.units import Seconds
 from services.learner.intake import Intake
 from services.learner.ranks import Agreement
 from services.learner.record import RunRecord
+from services.learner.results import Results
 
 SAVE_SECONDS: Seconds = 300.0  # a checkpoint, with what is new in a replay memory, that takes longer counts as hung
 SLOW_RANKS_SECONDS: Seconds = SLOW_TIMEOUT + 15.0  # for a rank that saves: `SLOW_TIMEOUT` ends the wait
@@ -41,48 +41,45 @@ class RunCheckpoints:
 
     algorithm: Algorithm
     intake: Intake
-    record: RunRecord
+    results: Results
     save_checkpoint: Callable[[Checkpoint], object]  # whole or not at all (ResourceError)
     save_best: Callable[[Checkpoint], object]  # the best policy, in the same way
-    stats: LearnerStats
     health: Health
-    agreement: Agreement | None
-    clock: Callable[[], Seconds]
     lost: str = ""  # why the newest checkpoint was not written, where it was not
     _saved_at: Seconds = field(init=False)
 
     def __post_init__(self) -> None:
         """Count the time to the first checkpoint from here."""
-        self._saved_at = self.clock()
-        self.stats.checkpoint_interval = self.record.settings.checkpoint.every_seconds
+        self._saved_at = self.results.clock()
+        self.results.stats.checkpoint_interval = self.results.record.settings.checkpoint.every_seconds
 
     @property
     def due(self) -> bool:
         """Return whether the newest checkpoint is old enough for the next one."""
-        return self.clock() - self._saved_at >= self.record.settings.checkpoint.every_seconds
+        return self.results.clock() - self._saved_at >= self.results.record.settings.checkpoint.every_seconds
 
     def save(self) -> ResourceError | None:
         """Write a checkpoint; return the error where it could not be written."""
-        self._saved_at, agreement = self.clock(), self.agreement
+        self._saved_at, agreement = self.results.clock(), self.results.agreement
         if agreement:
             error = self._write(lambda: self._save_with_ranks(agreement))
         else:
             error = self._write(lambda: self.save_checkpoint(self._checkpoint()))
         self.lost = str(error or "")
         if error is None:
-            self.stats.checkpoint_last_success = time.time()
+            self.results.stats.checkpoint_last_success = time.time()
         return error
 
     def save_if_best(self, evaluated: Evaluated, *, mean: float) -> None:
         """Write the checkpoint of the best policy where this evaluation, of the return `mean`, is the best one of the run."""
-        best = better_policy(evaluated, self.record.best, mean=mean, run_id=self.record.run_id)
+        best = better_policy(evaluated, self.results.record.best, mean=mean, run_id=self.results.record.run_id)
         if best is not None and self._write(partial(self.save_best, best)) is None:
-            self.record.best = facts_of(best)
+            self.results.record.best = facts_of(best)
 
     def wait_for_ranks(self) -> None:
         """Wait, as one of several ranks, for those that write the checkpoint of the best policy."""
-        if self.agreement:
-            self._work_together(self.agreement, _nothing)
+        if self.results.agreement:
+            self._work_together(self.results.agreement, _nothing)
 
     def _save_with_ranks(self, agreement: Agreement) -> None:
         """Write the checkpoints of all ranks, that of rank 0 last: where it is there, all are.
@@ -107,12 +104,12 @@ class RunCheckpoints:
         return agreement.together(work)
 
     def _write(self, save: Callable[[], object]) -> ResourceError | None:
-        self.stats.phases.enter("checkpoint")
+        self.results.stats.phases.enter("checkpoint")
         self.health.tick(doing="saves", within=SAVE_SECONDS)
         try:
             save()
         except ResourceError as error:  # a full disk costs the checkpoint, not the run
-            self.stats.checkpoint_failures += 1
+            self.results.stats.checkpoint_failures += 1
             _log.warning("checkpoint_failed", detail=str(error))
             return error
         return None
@@ -120,16 +117,16 @@ class RunCheckpoints:
     def _checkpoint(self) -> Checkpoint:
         algorithm = self.algorithm
         replay: dict[str, Any] = {}
-        if self.record.settings.checkpoint.replay and isinstance(algorithm, SavesReplay):
+        if self.results.record.settings.checkpoint.replay and isinstance(algorithm, SavesReplay):
             replay = {"replay": algorithm.replay_state(), "segments": algorithm.replay_segments()}
         counters: dict[str, Any] = {
-            "record": self.record.state_dict(self.clock()),
+            "record": self.results.record.state_dict(self.results.clock()),
             "session": self.intake.session_state(),
         }
         return Checkpoint(
-            run_id=self.record.run_id,
-            version=self.record.version,
-            env_steps=self.record.env_steps,
+            run_id=self.results.record.run_id,
+            version=self.results.record.version,
+            env_steps=self.results.record.env_steps,
             architecture=ParameterLayout.of(algorithm.model).fingerprint,
             counters=counters,
             state=algorithm.state_dict(),

@@ -179,19 +179,12 @@ class Colony:
         checkpoints = RunCheckpoints(
             algorithm=self.algorithm,
             intake=self.intake,
-            record=self.record,
+            results=Results(record=self.record, stats=stats, journal=self.journal, agreement=agreement, clock=time.monotonic),
             save_checkpoint=self.save,
             save_best=self.store.save_best,
-            stats=stats,
             health=Health(),
-            agreement=agreement,
-            clock=time.monotonic,
         )
-        return TrainLoop(
-            results=Results(record=self.record, stats=stats, journal=self.journal, agreement=agreement, clock=time.monotonic),
-            checkpoints=checkpoints,
-            stopping=lambda: bool(self.failures),
-        )
+        return TrainLoop(checkpoints=checkpoints, stopping=lambda: bool(self.failures))
 
     def save(self, checkpoint):
         """Write a checkpoint, or not."""

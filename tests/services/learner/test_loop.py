@@ -198,16 +198,12 @@ class Scene:
         checkpoints = RunCheckpoints(
             algorithm=self.algorithm,
             intake=self.intake,
-            record=self.record,
+            results=Results(record=self.record, stats=self.stats, journal=journal, agreement=self.agreement, clock=self.clock),
             save_checkpoint=self.save,
             save_best=self.save_best,
-            stats=self.stats,
             health=self.health,
-            agreement=self.agreement,
-            clock=self.clock,
         )
-        results = Results(record=self.record, stats=self.stats, journal=journal, agreement=self.agreement, clock=self.clock)
-        loop = TrainLoop(results=results, checkpoints=checkpoints, stopping=lambda: self.stop, will_restart=self.will_restart)
+        loop = TrainLoop(checkpoints=checkpoints, stopping=lambda: self.stop, will_restart=self.will_restart)
         with closing(journal):
             return loop.run()
 
