@@ -78,7 +78,7 @@ class PolicyServerLoop:
             clock=time.monotonic,
             log_event=_log.log_event,
             idle=self._idle,
-            stopping=self._over,
+            stopping=lambda: welcomed.shutdown.requested or welcomed.link.drain is not None,
         )
         self._environments = welcomed.resources.enter_context(closing(environments))
         self._actor = ActorLoop(
@@ -105,9 +105,6 @@ class PolicyServerLoop:
         if link.drain:
             self._environments.drain(reason)
         return reason
-
-    def _over(self) -> bool:
-        return self._worker.shutdown.requested or self._worker.link.drain is not None
 
     def _idle(self) -> None:
         self._worker.link.service()

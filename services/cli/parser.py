@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from common.config.arguments import OneLineParser
@@ -17,11 +18,9 @@ class CommandParser(OneLineParser):
     """Shows options in a column that is wide enough for their names."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings, formatter_class=_formatter)
-
-
-def _formatter(prog: str) -> argparse.HelpFormatter:
-    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=26, width=100)
+        super().__init__(
+            **settings, formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=26, width=100)
+        )
 
 
 def add_command(

@@ -203,9 +203,7 @@ def open_source(named: Sequence[str], *, prometheus: str | None, namespace: str 
     if prometheus is not None:
         if named:
             raise ConfigError("two places to read from", found=f"{named[0]} and --prometheus", wanted="one of them")
-        if namespace is not None and not _NAMESPACE.fullmatch(namespace):
-            raise ConfigError("no such namespace", found=repr(namespace), wanted="a name of Kubernetes, such as rookery")
-        return _with_metrics(Prometheus(_base(prometheus), namespace=namespace))
+        return _open_prometheus(prometheus, namespace)
     if namespace is not None:
         raise ConfigError("--namespace narrows a Prometheus", found="none", wanted="--prometheus URL")
     if not named:
@@ -216,10 +214,16 @@ def open_source(named: Sequence[str], *, prometheus: str | None, namespace: str 
     return _answering(Services(urls, title=", ".join(named)))
 
 
-def _base(url: str) -> str:
+def _open_prometheus(url: str, namespace: str | None) -> Prometheus:
+    if namespace is not None and not _NAMESPACE.fullmatch(namespace):
+        raise ConfigError("no such namespace", found=repr(namespace), wanted="a name of Kubernetes, such as rookery")
     if not re.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", url):
         raise _no_prometheus(url)
-    return url
+    source = Prometheus(url, namespace=namespace)
+    if not source.read():
+        fix = "let it scrape the services: see docs/metrics.md"
+        raise ConfigError("this Prometheus has no metrics of rookery", found=url, wanted="rookery_build_info", fix=fix)
+    return source
 
 
 def _address(word: str) -> str:
@@ -267,10 +271,3 @@ def _answering(services: Services) -> Services:
             fix="check the address; a run that has just begun takes up to half a minute",
         )
     return services
-
-
-def _with_metrics(source: Prometheus) -> Prometheus:
-    if not source.read():
-        fix = "let it scrape the services: see docs/metrics.md"
-        raise ConfigError("this Prometheus has no metrics of rookery", found=source.title, wanted="rookery_build_info", fix=fix)
-    return source
