@@ -295,11 +295,8 @@ class _Root:
             if link.received.total() > answers:
                 answers, answered_at, warn_at = link.received.total(), now, now + WARN_SECONDS
             if limit is not None and now - answered_at >= limit:
-                found, fix = (
-                    f"none at {where[key]} within {limit:g} s",
-                    f"start the {server} first, or set {self.service.role}.{key}",
-                )
-                raise ResourceError(f"no {server} answers", found=found, fix=fix)
+                fix = f"start the {server} first, or set {self.service.role}.{key}"
+                raise ResourceError(f"no {server} answers", found=f"none at {where[key]} within {limit:g} s", fix=fix)
             if now >= warn_at:
                 warn_at = now + WARN_SECONDS
                 _log.warning(f"no_{key}_yet", **where, consequence="this worker waits for it")

@@ -79,9 +79,7 @@ def config_error(error: ValidationError, values: Tree, sources: Mapping[str, str
     unique = list(dict.fromkeys(lines))
     if len(unique) == 1:
         return ConfigError(unique[0])
-    numbered = [
-        f"{number}. {line}" for number, line in enumerate(unique, start=1)
-    ]  # numbers separate the problems where a log joins the lines
+    numbered = [f"{number}. {line}" for number, line in enumerate(unique, start=1)]  # a log joins the lines
     return ConfigError("\n  ".join([f"{len(unique)} problems in the configuration:", *numbered]))
 
 

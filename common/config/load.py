@@ -64,12 +64,9 @@ def _validated(stack: Sequence[Layer]) -> LoadedSettings:
         settings = settings_class(values).model_validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
         raise config_error(error, values, sources) from error
-    for setting, entry_point in (
-        ("env.entry_point", settings.env.entry_point),
-        ("model.entry_point", settings.model.entry_point),
-    ):
-        if entry_point:
-            extensions.import_attribute(entry_point, setting=setting)
+    for section in ("env", "model"):
+        if entry_point := getattr(settings, section).entry_point:
+            extensions.import_attribute(entry_point, setting=f"{section}.entry_point")
     provenance = {".".join(path): source_of(path, sources) for path, _ in leaves(settings.model_dump(mode="json"))}
     return LoadedSettings(settings=settings, provenance=MappingProxyType(provenance))
 

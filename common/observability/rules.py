@@ -97,10 +97,8 @@ DROPPED_SHARE = RecordingRule(
     "share of the env steps that is dropped, without the ordinary drops: duplicates, resumes, the ends of actors and runs",
 )
 
-RECORDING_RULES = (  # a rule comes after those that it reads
-    ENV_FRAMES, LEARNER_CAPACITY, ACTORS_WANTED, LEARNER_WAITS, ACTORS_WAIT, ON_THE_WIRE, ACTORS_STALE, LEARNER_CPU_LOST,
-    ACTORS_CPU_LOST, BOTTLENECK, ACTOR_RATE, LAG_SHARE, QUEUE_FILL, DROPPED_SHARE,
-)  # fmt: skip
+# In the order of this module: a rule comes after those that it reads.
+RECORDING_RULES = tuple(rule for rule in tuple(globals().values()) if isinstance(rule, RecordingRule))
 
 
 def groups(alerts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -62,11 +62,9 @@ class Lockstep:
         expected = seq + 1 if worker == item.worker else 0
         if item.seq != expected:
             return f"lost experience: found message {item.seq}, wanted {expected}"
-        return (
-            ""
-            if item.continues or worker == item.worker
-            else "was replaced: found no state to go on from, wanted that of the process before it"
-        )
+        if item.continues or worker == item.worker:
+            return ""
+        return "was replaced: found no state to go on from, wanted that of the process before it"
 
     def streams(self, items: Sequence[Experience], version: Version) -> list[Experience]:
         """Return `items`, the batch of policy `version`, as messages of their slots, whichever processes sent them.

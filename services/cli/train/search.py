@@ -32,9 +32,7 @@ class ActorSearch:
     warmup: EnvSteps = 0  # trained on before the first measurement
     actors: int = 1
     done: bool = False
-    rates: dict[int, float] = field(
-        default_factory=dict
-    )  # env steps trained per second by number of actors; mean of both measurements
+    rates: dict[int, float] = field(default_factory=dict)  # env steps trained per second by actors; mean of both measurements
     _second: list[int] | None = None  # numbers that await a second measurement; None during the first pass
     _requested_at: Seconds | None = None
     _connected_at: Seconds | None = None
