@@ -30,6 +30,10 @@ class ThreadRanks:
         """As `Ranks.gather`."""
         return torch.stack(self._exchanged(values.clone()))
 
+    def gather_votes(self, values):
+        """As `ProcessGroup.gather_votes`."""
+        return self.gather(values)
+
     def sum(self, values):
         """As `Ranks.sum`."""
         self.sums += 1

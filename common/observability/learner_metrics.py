@@ -92,8 +92,8 @@ RANKS_WAIT_SECONDS = LearnerMetric(
 )
 ALL_REDUCE_SECONDS = LearnerMetric(
     "rookery_learner_all_reduce_seconds_total",
-    "Seconds in all-reduce operations, part of the phase train: the sums of gradients over all ranks, with the time until "
-    "the slowest rank takes part. On a GPU the time to start them. 0 with one rank.",
+    "Seconds in operations of all ranks, part of the phase train: the sums of gradients and of moments, with the time until "
+    "the slowest rank takes part, the running one included. On a GPU the time to start them. 0 with one rank.",
     read=lambda stats: stats.all_reduce_seconds(),
 )
 TRAINING_METRIC = LearnerMetric(

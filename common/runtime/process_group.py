@@ -80,34 +80,43 @@ def _number(environ: Mapping[str, str], name: str, *, default: int | None = None
 class ProcessGroup:
     """`common.algorithms.ranks.Ranks` over processes. One thread uses it. Every operation may raise `LostRankError`.
 
-    `sum` and `gather`, the operations of training, wait for the other ranks at most `TIMEOUT`; `gather_json`, `broadcast` and
-    `broadcast_bytes`, those of starts and checkpoints, at most `SLOW_TIMEOUT`.
+    `sum`, `gather` and `gather_votes`, the operations of training, wait for the other ranks at most `TIMEOUT`; `gather_json`,
+    `broadcast` and `broadcast_bytes`, those of starts and checkpoints, at most `SLOW_TIMEOUT`.
     """
 
     def __init__(self, own: TorchrunEnvironment, slow: torch.distributed.ProcessGroup) -> None:
         """`slow`: the group whose operations have the longer time limit."""
         self.index, self.count = own.rank, own.world_size
         self._slow = slow
-        self._sums: tuple[Seconds, Seconds | None] = 0.0, None  # time in finished sums, and when the running one began
+        self._sums: tuple[Seconds, Seconds | None] = 0.0, None  # time in finished operations, and when the running one began
 
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum over all ranks; `values` is overwritten."""
-        self._sums = self._sums[0], time.monotonic()
-        with _lost_as_error():
+        with self._timed(), _lost_as_error():
             torch.distributed.all_reduce(values)
-        self._sums = self.sum_seconds(), None
         return values
 
     def sum_seconds(self) -> Seconds:
-        """Return the time in `sum` so far, until the slowest rank took part; of tensors on a GPU the time to start it.
+        """Return the time in `sum` and `gather` so far, until the slowest rank took part; on a GPU the time to start them.
 
         Safe from any thread.
         """
         finished, began = self._sums
         return finished if began is None else finished + time.monotonic() - began
 
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        self._sums = self._sums[0], time.monotonic()
+        yield
+        self._sums = self.sum_seconds(), None
+
     def gather(self, values: Tensor) -> Tensor:
         """Return the values of all ranks by rank, [N, *shape]."""
+        with self._timed():
+            return self._gather(values, None)
+
+    def gather_votes(self, values: Tensor) -> Tensor:
+        """Return the same as `gather`, for decisions between updates: `sum_seconds` does not include its time."""
         return self._gather(values, None)
 
     def gather_json(self, value: Any) -> list[Any]:

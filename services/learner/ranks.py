@@ -199,7 +199,7 @@ class Agreement:
 
     def decide(self, vote: Vote) -> Decision:
         """Return the decision of all ranks. Raises `LostRankError`, and `InternalError` where the ranks' weights differ."""
-        rows = self.group.gather(torch.tensor(astuple(vote), dtype=torch.int64)).tolist()
+        rows = self.group.gather_votes(torch.tensor(astuple(vote), dtype=torch.int64)).tolist()
         return decide([Vote(**{field.name: value for field, value in zip(fields(Vote), row, strict=True)}) for row in rows])
 
     def episodes(self, returns: Sequence[float], lengths: Sequence[float], most: int) -> tuple[list[float], list[int]]:
@@ -209,7 +209,7 @@ class Agreement:
         own = torch.full((2, most), float("nan"), dtype=torch.float64)
         own[0, : len(returns)] = torch.tensor(list(returns), dtype=torch.float64)
         own[1, : len(lengths)] = torch.tensor(list(lengths), dtype=torch.float64)
-        gathered = self.group.gather(own)
+        gathered = self.group.gather_votes(own)
         known = ~gathered[:, 1].isnan()  # a length is always a number
         return gathered[:, 0][known].tolist(), [int(length) for length in gathered[:, 1][known].tolist()]
 
@@ -232,7 +232,7 @@ class Agreement:
 
     def all(self, *, done: bool) -> bool:
         """Return whether every rank is done."""
-        return bool(self.group.gather(torch.tensor([int(done)])).all())
+        return bool(self.group.gather_votes(torch.tensor([int(done)])).all())
 
 
 def common_version(group: ProcessGroup, newest: Any) -> Version:

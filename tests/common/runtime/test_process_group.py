@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
+import torch
 from torch.distributed import TCPStore
 
 from common.config.endpoint import Endpoint
 from common.errors import ConfigError, LostRankError
 from common.runtime import process_group as module
-from common.runtime.process_group import TorchrunEnvironment, process_group, rendezvous
+from common.runtime.process_group import ProcessGroup, TorchrunEnvironment, process_group, rendezvous
 
 pytestmark = pytest.mark.service
 
@@ -59,6 +62,17 @@ def killed_while_it_joins(agent, own):
 
 def test_the_variables_of_torchrun_say_which_rank_a_process_is():
     assert TorchrunEnvironment.of(2, TORCHRUN) == rank(1, 29400)
+
+
+def test_the_time_of_an_operation_of_training_counts_while_it_runs(monkeypatch):
+    group, seen, now = ProcessGroup(rank(0, 29400), None), [], itertools.count(1.0)
+    monkeypatch.setattr(time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(torch.distributed, "all_gather", lambda *_, **__: seen.append(group.sum_seconds()))
+    group.gather(torch.zeros(1))
+    assert seen == [1.0]
+    assert (finished := group.sum_seconds()) >= 1.0
+    group.gather_votes(torch.zeros(1))
+    assert seen[1] == group.sum_seconds() == finished
 
 
 @pytest.mark.parametrize(

@@ -186,7 +186,8 @@ class Scene:
 
     def run(self):
         """From the start to the end, with its log; the reason."""
-        log = SimpleNamespace(info=lambda event, **fields: self.notes.append((event, fields)))
+        noted = lambda event, **fields: self.notes.append((event, fields))  # noqa: E731
+        log = SimpleNamespace(info=noted, warning=noted)
         with ExitStack() as stack:
             for module in ("loop", "results", "saving"):
                 stack.enter_context(patch(f"services.learner.{module}._log", log))
@@ -681,7 +682,7 @@ class WatchedRanks(ThreadRanks):
 
     operations, changed = (), threading.Condition()
 
-    def gather(self, values):
+    def gather_votes(self, values):
         """Return the values of all ranks, as training does."""
         return self.noted("training", super().gather, values)
 
