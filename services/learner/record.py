@@ -43,6 +43,7 @@ class _SavedRecord(BaseModel):
     returns: list[float]
     lengths: list[int]
     lag: list[float]
+    env_steps_per_second: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,6 +72,7 @@ class RunRecord:
     rates: StepRates = field(default_factory=lambda: RateWindow().rates())
     _window: RateWindow = field(default_factory=RateWindow)
     _env_steps_before: EnvSteps | None = 0  # that earlier processes trained on; None after the first update of this one
+    _rate_before: float = 0.0  # env steps per second of the process before, for as long as this one has no rate
     _ended_at: Seconds = math.inf
     _shown: tuple[dict[str, Any], dict[str, Any]] = field(init=False)  # facts and live; replaced, never changed
 
@@ -207,7 +209,7 @@ class RunRecord:
 
     def _timed(self, facts: Mapping[str, Any], stats: IntakeStats, now: Seconds) -> dict[str, Any]:
         wall = max(min(now, self._ended_at) - self.started_at, 1e-9)
-        rate = self.rates.run or facts["env_steps"] / wall  # since the first update, or before there are two
+        rate = self.rates.run or self._rate_before or facts["env_steps"] / wall  # since the first update, or before there are two
         return {
             **facts,
             "wall_seconds": round(wall, 1),
@@ -236,6 +238,7 @@ class RunRecord:
             "lockstep_broken": self.lockstep_broken,
             "settings": _deciding(self.settings),
             "lag": [self.lag.low, self.lag.high, self.lag.weighted, self.lag.env_steps],
+            "env_steps_per_second": self.rates.run or self._rate_before,
         }
 
     def load_state_dict(self, state: Mapping[str, Any], now: Seconds) -> None:
@@ -257,6 +260,7 @@ class RunRecord:
         self.returns.extend(state["returns"])
         self.lengths.extend(state["lengths"])
         self.lag = PolicyLag(*state["lag"])
+        self._rate_before = state.get("env_steps_per_second", 0.0)
         self._show()
 
 

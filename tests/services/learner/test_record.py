@@ -180,6 +180,17 @@ def test_the_start_is_in_no_rate():
         run.load_state_dict(state, now=now)
 
 
+def test_a_finished_run_that_is_resumed_keeps_the_speed_of_its_training():
+    run = record()
+    for second in range(11):
+        run.trained(env_steps=100, metrics={})
+        run.tick(100.0 + second)
+    state, resumed = json.loads(json.dumps(run.state_dict(now=170.0))), record()
+    resumed.load_state_dict(state, now=900.0)
+    resumed.tick(901.0)
+    assert resumed.summary(STATS, now=901.0)["env_steps_per_second"] == 100.0
+
+
 def test_policy_lag_is_weighted_by_env_steps():
     """A tiny fresh rollout does not make a batch of old ones young."""
     run = record()
