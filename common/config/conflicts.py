@@ -29,9 +29,10 @@ def conflicts(settings: Settings) -> Iterator[str]:
         yield f"checkpoint.replay: found true, wanted false: {settings.algorithm.name} has no replay memory"
     size = sum(len(section.model_dump_json().encode()) for section in (settings.env, settings.model, settings.algorithm))
     if size > WELCOME_BYTES:
+        longest = max("env", "model", key=lambda name: len(str(getattr(settings, name).kwargs)))
         yield (
-            f"env, model and algorithm: found {size:,} bytes as JSON, wanted at most {WELCOME_BYTES:,}: the learner sends them "
-            "to each worker; keep large arguments in a file of your package, and give its name in kwargs"
+            f"{longest}.kwargs: found {size:,} bytes of env, model and algorithm as JSON, wanted at most {WELCOME_BYTES:,}: the "
+            "learner sends them to each worker; keep large arguments in a file of your package, and give its name here"
         )
     if settings.lockstep:
         yield from _lockstep_conflicts(settings)

@@ -97,7 +97,7 @@ def test_settings_that_are_accepted_fit_into_a_welcome():
         heartbeat_seconds=1.0,
     )
     assert codec.decode([bytes(part) for part in codec.encode(Envelope(run="r", message=message))]).message == message
-    with pytest.raises(ValidationError, match=r"env, model and algorithm: found 28,673 bytes as JSON, wanted at most 28,672"):
+    with pytest.raises(ValidationError, match=r"env\.kwargs: found 28,673 bytes of .*, wanted at most 28,672"):
         with_kwargs(WELCOME_BYTES - size + 1)
 
 
