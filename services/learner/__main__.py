@@ -42,6 +42,7 @@ from common.transport.curve import ServerKeys
 from common.transport.zmq import ZmqServer
 from common.units import Seconds
 from services.learner.accounts import AccountsFile
+from services.learner.ending import RunEnd
 from services.learner.intake import Intake
 from services.learner.journal import TRACKERS_END_SECONDS, TRACKERS_STOP_SECONDS, Journal, open_trackers, tracked_run
 from services.learner.loop import TrainLoop
@@ -164,9 +165,10 @@ class _Root:
             self.stats, intake=intake.stats, uploads=uploads.stats, tracking_points_dropped=journal.points_dropped
         )
         self.status = lambda: record.status(intake.stats, time.monotonic())
-        checkpoints = self.build_checkpoints(run, intake, journal, uploads)
-        will_restart = self.invocation.linger or self.invocation.job
-        loop = TrainLoop(checkpoints=checkpoints, stopping=lambda: self.shutdown.requested, will_restart=will_restart)
+        agreement = Agreement(self.group) if self.group else None
+        results = Results(record=record, stats=self.stats, journal=journal, agreement=agreement, clock=time.monotonic)
+        checkpoints = self.build_checkpoints(run, intake, results, uploads)
+        loop = self.build_loop(intake, results, checkpoints)
         intake.start()
         self.calibrate(record)
         self.health.ready()
@@ -229,16 +231,36 @@ class _Root:
             return existing or open_directory(self.invocation, self.argv)
         return open_rank_directory(self.group, None if self.rank else existing or open_directory(self.invocation, self.argv))
 
-    def build_checkpoints(self, run: _Run, intake: Intake, journal: Journal, uploads: Uploads) -> RunCheckpoints:
-        """Return the writer of the run's checkpoints, with that of its results."""
-        agreement = Agreement(self.group) if self.group else None
+    def build_checkpoints(self, run: _Run, intake: Intake, results: Results, uploads: Uploads) -> RunCheckpoints:
+        """Return the writer of the run's checkpoints."""
         return RunCheckpoints(
             algorithm=self.algorithm,
             intake=intake,
-            results=Results(record=run.record, stats=self.stats, journal=journal, agreement=agreement, clock=time.monotonic),
+            results=results,
             save_checkpoint=uploads.after(run.store.save),
             save_best=uploads.after(run.store.save_best),
             health=self.health,
+        )
+
+    def build_loop(self, intake: Intake, results: Results, checkpoints: RunCheckpoints) -> TrainLoop:
+        """Return the train loop, with the end of its run."""
+        ending = RunEnd(
+            algorithm=self.algorithm,
+            intake=intake,
+            results=results,
+            checkpoints=checkpoints,
+            health=self.health,
+            stopping=lambda: self.shutdown.requested,
+            will_restart=self.invocation.linger or self.invocation.job,
+        )
+        return TrainLoop(
+            algorithm=self.algorithm,
+            intake=intake,
+            results=results,
+            checkpoints=checkpoints,
+            ending=ending,
+            health=self.health,
+            stopping=ending.stopping,
         )
 
     def calibrate(self, record: RunRecord) -> None:

@@ -6,11 +6,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from common.algorithms.api import Algorithm
 from common.errors import DropReason
 from common.models import snapshot
+from common.observability.health import Health
 from common.protocol.events import Experience
 from common.runtime.process_group import TIMEOUT
 from common.units import Seconds
+from services.learner.intake import Intake
 from services.learner.results import Results
 from services.learner.saving import RunCheckpoints
 
@@ -24,8 +27,11 @@ BARRIER_SECONDS: Seconds = 0.1  # between two questions whether the other ranks 
 class RunEnd:
     """Called by the train loop after its last update, in its thread: `drain`, then `finish`."""
 
+    algorithm: Algorithm
+    intake: Intake
     results: Results
     checkpoints: RunCheckpoints
+    health: Health
     stopping: Callable[[], bool]
     will_restart: bool  # after a stop: then workers are not drained, because they wait for the next learner
 
@@ -37,11 +43,10 @@ class RunEnd:
         stopped = reason == "stopped"
         self.results.stats.training = False
         self.results.stats.ended = not (stopped and self.will_restart)
-        intake = self.checkpoints.intake
-        self.results.record.parameters_sha256 = snapshot.digest(self.checkpoints.algorithm.model)
-        intake.complete(unfinished, DropReason.RUN_ENDED)
+        self.results.record.parameters_sha256 = snapshot.digest(self.algorithm.model)
+        self.intake.complete(unfinished, DropReason.RUN_ENDED)
         if stopped and self.will_restart:
-            intake.update_stats()  # the actors send the queue's messages again, to the next learner
+            self.intake.update_stats()  # the actors send the queue's messages again, to the next learner
         else:
             self._drain_workers(reason, stopped=stopped)
         self._wait_for_ranks()
@@ -54,7 +59,7 @@ class RunEnd:
         lost = self.checkpoints.save()
         if stopped:  # a run that resumes from this checkpoint is reproducible again
             self.results.break_lockstep("stopped on request, not by the run's own settings")
-        self.results.summarise(self.checkpoints.intake.stats, complete=not stopped)
+        self.results.summarise(self.intake.stats, complete=not stopped)
         if stopped and lost is not None:
             raise lost  # an exit code of 0 after a stop means that the work is saved
         if not stopped:
@@ -64,15 +69,14 @@ class RunEnd:
     def _drain_workers(self, reason: str, *, stopped: bool) -> None:
         self.results.record.phase = "stopping" if stopped else "evaluating"
         seconds = STOP_SECONDS if stopped else END_SECONDS
-        intake = self.checkpoints.intake
-        intake.drain(reason, seconds)
+        self.intake.drain(reason, seconds)
         self.results.stats.phases.enter("wait")
-        intake.wait_for_goodbyes(seconds, alive=self._still_draining, abort=lambda: not stopped and self.stopping())
-        intake.finish()
+        self.intake.wait_for_goodbyes(seconds, alive=self._still_draining, abort=lambda: not stopped and self.stopping())
+        self.intake.finish()
 
     def _still_draining(self) -> None:
         self._all_ranks(done=False)
-        self.checkpoints.health.tick()
+        self.health.tick()
 
     def _wait_for_ranks(self) -> None:
         """Wait until the workers of every rank have left: the ranks write their last checkpoint together."""
@@ -84,5 +88,5 @@ class RunEnd:
         agreement = self.results.agreement
         if agreement is None:
             return done
-        self.checkpoints.health.tick(doing="waits for the other ranks", within=RANKS_SECONDS)
+        self.health.tick(doing="waits for the other ranks", within=RANKS_SECONDS)
         return agreement.all(done=done)

@@ -10,16 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from common.algorithms.api import ObservesExperience, RunProgress
+from common.algorithms.api import Algorithm, ObservesExperience, RunProgress
 from common.errors import DropReason
 from common.models import snapshot
 from common.observability import logs
+from common.observability.health import Health
 from common.protocol.events import Evaluated, Experience
 from common.protocol.messages import Snapshot
 from common.units import Seconds
 from services.learner.ending import RANKS_SECONDS, RunEnd
+from services.learner.intake import Intake
 from services.learner.lockstep import Lockstep
 from services.learner.ranks import REASONS, Decision, Vote
+from services.learner.results import Results
 from services.learner.saving import RunCheckpoints
 
 WAIT_SECONDS: Seconds = 0.2
@@ -35,22 +38,22 @@ class TrainLoop:
     def __init__(
         self,
         *,
+        algorithm: Algorithm,
+        intake: Intake,
+        results: Results,
         checkpoints: RunCheckpoints,
+        ending: RunEnd,
+        health: Health,
         stopping: Callable[[], bool],
-        will_restart: bool = False,
     ) -> None:
-        """`stopping` returns whether a stop is requested, after which the process `will_restart` or not."""
+        """`stopping` returns whether a stop is requested."""
         self._ready_since: Seconds | None = None  # for the other ranks; None: this one is not ready
         self._idle = False  # whether no rank had experience at the last vote
-        self._algorithm, self._intake = checkpoints.algorithm, checkpoints.intake
-        self._results = results = checkpoints.results
+        self._algorithm, self._intake, self._results = algorithm, intake, results
+        self._checkpoints, self._ending, self._health, self._stopping = checkpoints, ending, health, stopping
         self._record, self._stats = results.record, results.stats
         self._settings = self._record.settings
         self._phases = self._stats.phases
-        self._checkpoints = checkpoints
-        self._health = checkpoints.health
-        self._ending = RunEnd(results=results, checkpoints=checkpoints, stopping=stopping, will_restart=will_restart)
-        self._stopping = stopping
         self._agreement, self._clock = results.agreement, results.clock
         self._updated_at = self._clock()
         self._layout = snapshot.ParameterLayout.of(self._algorithm.model).fingerprint

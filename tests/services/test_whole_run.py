@@ -41,6 +41,7 @@ from services.acting.parts import ActorParts, begin_incarnation
 from services.acting.rollout import Rollout
 from services.evaluator import EvaluatorLoop
 from services.learner.accounts import AccountsFile
+from services.learner.ending import RunEnd
 from services.learner.intake import Intake
 from services.learner.journal import Journal
 from services.learner.loop import TrainLoop
@@ -176,15 +177,12 @@ class Colony:
         self.algorithm.update = watched
         agreement = Agreement(self.group) if self.group else None
         self.train_stats = stats = LearnerStats()
-        checkpoints = RunCheckpoints(
-            algorithm=self.algorithm,
-            intake=self.intake,
-            results=Results(record=self.record, stats=stats, journal=self.journal, agreement=agreement, clock=time.monotonic),
-            save_checkpoint=self.save,
-            save_best=self.store.save_best,
-            health=Health(),
-        )
-        return TrainLoop(checkpoints=checkpoints, stopping=lambda: bool(self.failures))
+        results = Results(record=self.record, stats=stats, journal=self.journal, agreement=agreement, clock=time.monotonic)
+        common = {"algorithm": self.algorithm, "intake": self.intake, "results": results, "health": Health()}
+        checkpoints = RunCheckpoints(**common, save_checkpoint=self.save, save_best=self.store.save_best)
+        stopping = lambda: bool(self.failures)  # noqa: E731
+        ending = RunEnd(**common, checkpoints=checkpoints, stopping=stopping, will_restart=False)
+        return TrainLoop(**common, checkpoints=checkpoints, ending=ending, stopping=stopping)
 
     def save(self, checkpoint):
         """Write a checkpoint, or not."""

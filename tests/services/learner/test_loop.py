@@ -24,7 +24,7 @@ from common.observability.metrics import Phases
 from common.protocol.events import Evaluated, Experience, WorkerKey
 from common.protocol.messages import Evaluation, Snapshot
 from common.runtime.run_directory import create
-from services.learner.ending import END_SECONDS, STOP_SECONDS
+from services.learner.ending import END_SECONDS, STOP_SECONDS, RunEnd
 from services.learner.journal import Journal
 from services.learner.loop import WAIT_SECONDS, TrainLoop
 from services.learner.ranks import Agreement
@@ -196,15 +196,12 @@ class Scene:
     def train(self):
         """From the start to the end; the reason."""
         journal = Journal(self.directory, env_steps=0)
-        checkpoints = RunCheckpoints(
-            algorithm=self.algorithm,
-            intake=self.intake,
-            results=Results(record=self.record, stats=self.stats, journal=journal, agreement=self.agreement, clock=self.clock),
-            save_checkpoint=self.save,
-            save_best=self.save_best,
-            health=self.health,
-        )
-        loop = TrainLoop(checkpoints=checkpoints, stopping=lambda: self.stop, will_restart=self.will_restart)
+        results = Results(record=self.record, stats=self.stats, journal=journal, agreement=self.agreement, clock=self.clock)
+        common = {"algorithm": self.algorithm, "intake": self.intake, "results": results, "health": self.health}
+        checkpoints = RunCheckpoints(**common, save_checkpoint=self.save, save_best=self.save_best)
+        stopping = lambda: self.stop  # noqa: E731
+        ending = RunEnd(**common, checkpoints=checkpoints, stopping=stopping, will_restart=self.will_restart)
+        loop = TrainLoop(**common, checkpoints=checkpoints, ending=ending, stopping=stopping)
         with closing(journal):
             return loop.run()
 
