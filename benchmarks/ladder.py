@@ -21,7 +21,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from benchmarks.learning import RESULTS, ROWS, kept, machine, newest
-from benchmarks.parts import warm_up
+from benchmarks.part_costs import warm_up
 from benchmarks.pipeline import running
 from benchmarks.textbook_dqn import FRAME_SKIP, Program, env_steps_per_second
 from benchmarks.throughput import NO_EVALUATOR

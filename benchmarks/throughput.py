@@ -1,6 +1,6 @@
 """Throughput of the whole pipeline as a share of the rate that its parts allow on this machine.
 
-Run it with `python -m benchmarks.throughput`: a preset of each algorithm. Parts (environment, acting, making
+Run it with `python -m benchmarks.throughput`: a preset of each algorithm. PartCosts (environment, acting, making
 messages, training) and pipeline are measured in turns, since machines drift, and medians are compared:
 
     floor = the least of  cores / (core time per env step of all parts together)
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from benchmarks.parts import Parts, measure, warm_up
+from benchmarks.part_costs import PartCosts, measure, warm_up
 from benchmarks.pipeline import Window, running
 from common.config.load import load_settings
 from common.envs.trial import spec_of
@@ -30,14 +30,14 @@ from common.units import Seconds
 NO_EVALUATOR = "evaluator.enabled=false"
 PONG_NATURE = str(Path(__file__).with_name("pong-nature.yaml"))
 PRESETS = (PONG_NATURE, "pong-impala", "pong-a3c", "pong-a3c-grad", "pong-dqn", "pendulum-td3")
-COLUMNS = ("preset", *Parts._fields, "floor", "trained", "ratio", "core time")
+COLUMNS = ("preset", *PartCosts._fields, "floor", "trained", "ratio", "core time")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """All repetitions of one benchmark."""
 
-    parts: Sequence[Parts]
+    parts: Sequence[PartCosts]
     windows: Sequence[Window]
     frame_skip: int
     actors: int
@@ -48,9 +48,9 @@ class Result:
         return self.part.floor(self.actors)
 
     @property
-    def part(self) -> Parts:
+    def part(self) -> PartCosts:
         """Median of each part, core seconds per env step."""
-        return Parts(*map(median, zip(*self.parts, strict=True)))
+        return PartCosts(*map(median, zip(*self.parts, strict=True)))
 
     @property
     def trained(self) -> float:
@@ -95,7 +95,7 @@ def report(result: Result) -> str:
     return "\n".join(lines)
 
 
-def account(parts: Parts, window: Window, *, actors: int) -> str:
+def account(parts: PartCosts, window: Window, *, actors: int) -> str:
     """Return the line of one repetition, with the share of time in each phase."""
     spent = window.cpu_seconds()
     per_step = {child: 1e6 * seconds / (window.trained_per_second * window.seconds) for child, seconds in spent.items()}

@@ -13,8 +13,9 @@ from common.protocol.messages import ACTOR_STATE
 from common.runtime import process
 from common.runtime.machine import cpu_limit
 from services import worker
+from services.acting.incarnation import Incarnation, begin_incarnation, build_incarnation, message_type_of
 from services.acting.loop import ActorLoop
-from services.acting.parts import ActorParts, acting_policy, begin_incarnation, build_parts, message_type_of
+from services.acting.policy import acting_policy
 from services.worker import WelcomedWorker
 
 
@@ -24,22 +25,22 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _loop(welcomed: WelcomedWorker[RunConfig], stats: ActorStats) -> ActorLoop:
-    def build() -> ActorParts:
+    def build() -> Incarnation:
         environment = welcomed.environments()
-        return build_parts(welcomed, environment, acting_policy(welcomed, environment.spec, num_envs=environment.num_envs))
+        return build_incarnation(welcomed, environment, acting_policy(welcomed, environment.spec, num_envs=environment.num_envs))
 
-    def restart() -> ActorParts:
+    def restart() -> Incarnation:
         with process.build_limit():
             return begin_incarnation(build, welcomed.welcome)
 
     lockstep = any(spec.name == ACTOR_STATE for spec in welcomed.welcome.schema)
-    parts = begin_incarnation(build, welcomed.welcome)  # the caller limits the time
-    stats.frame_skip = parts.environment.spec.frame_skip
+    incarnation = begin_incarnation(build, welcomed.welcome)  # the caller limits the time
+    stats.frame_skip = incarnation.environment.spec.frame_skip
     return ActorLoop(
         link=welcomed.link,
-        parts=parts,
+        incarnation=incarnation,
         restart=restart if lockstep else None,
-        message_type=message_type_of(welcomed.run, parts.environment),
+        message_type=message_type_of(welcomed.run, incarnation.environment),
         stats=stats,
         stopping=lambda: welcomed.shutdown.requested,
         alive=welcomed.health.tick,

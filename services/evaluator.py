@@ -33,7 +33,7 @@ from common.runtime.machine import cores
 from common.transport.link import Link
 from common.units import Seconds, Version
 from services import worker
-from services.acting.parts import load_newest_policy, policy_of
+from services.acting.policy import load_newest_policy, policy_of
 from services.worker import WelcomedWorker
 
 WAIT_SECONDS: Seconds = 0.1

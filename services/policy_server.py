@@ -35,8 +35,9 @@ from common.transport.curve import ServerKeys
 from common.transport.zmq import ZmqServer
 from common.units import Seconds
 from services import worker
+from services.acting.incarnation import build_incarnation, message_type_of
 from services.acting.loop import ActorLoop
-from services.acting.parts import acting_policy, build_parts, message_type_of
+from services.acting.policy import acting_policy
 from services.worker import WelcomedWorker
 
 WAIT_SECONDS: Seconds = 0.05
@@ -83,7 +84,7 @@ class PolicyServerLoop:
         self._environments = welcomed.resources.enter_context(closing(environments))
         self._actor = ActorLoop(
             link=welcomed.link,
-            parts=build_parts(welcomed, self._environments, policy),
+            incarnation=build_incarnation(welcomed, self._environments, policy),
             message_type=message_type_of(welcomed.run, self._environments),
             stats=stats,
             stopping=lambda: welcomed.shutdown.requested,

@@ -20,7 +20,8 @@ from common.observability.worker_metrics import ActorStats
 from common.protocol.messages import ACTOR_STATE, Arrays, ExperienceMessage, Snapshot, Welcome
 from common.transport.link import Link
 from common.units import Seconds
-from services.acting.parts import ActorParts, begin_alike, load_newest_policy, load_policy
+from services.acting.incarnation import Incarnation, begin_alike
+from services.acting.policy import load_newest_policy, load_policy
 
 WAIT_SECONDS: Seconds = 0.05
 REQUEST_SHARE = 1 / 4  # of a rollout that is left when the policy of the next one is requested: time for its way here
@@ -33,15 +34,15 @@ class ActorLoop:
     """Loop of one actor, in the thread that calls `run`."""
 
     link: Link
-    parts: ActorParts
-    # Given in lockstep: builds the parts of a new incarnation in place of those before. Each message then has the state after it.
-    restart: Callable[[], ActorParts] | None = None
+    incarnation: Incarnation
+    # Given in lockstep: builds a new incarnation in place of the one before. Each message then has the state after it.
+    restart: Callable[[], Incarnation] | None = None
     message_type: type[ExperienceMessage]  # carries the arrays that the policy makes of a rollout
     stats: ActorStats  # the loop alone writes them
     stopping: Callable[[], bool]  # whether a stop is requested
     alive: Callable[[], None]  # called at every wait and env step
     _snapshot: Snapshot | None = None  # in lockstep: the one that acts
-    _unstepped: Welcome | None = None  # in lockstep: the Welcome for which `parts` were built, until their first env step
+    _unstepped: Welcome | None = None  # in lockstep: the Welcome for which the incarnation was built, until its first env step
 
     def run(self) -> str:
         """Collect and send until there is a reason to stop; return the reason. Counts an unfinished rollout as dropped."""
@@ -74,10 +75,10 @@ class ActorLoop:
     def _over(self) -> bool:
         return self.stopping() or self.link.drain is not None
 
-    def _begin_again(self, restart: Callable[[], ActorParts]) -> None:
+    def _begin_again(self, restart: Callable[[], Incarnation]) -> None:
         """Continue from the state in the newest Welcome; a policy that is loaded stays.
 
-        Parts that were built for an equal Welcome, and have not stepped, stay too: the learner forgets an actor that builds for a
+        One that was built for an equal Welcome, and has not stepped, stays too: the learner forgets an actor that builds for a
         minute, and would forget it again.
         """
         welcome = self.link.welcome
@@ -86,13 +87,13 @@ class ActorLoop:
         self.link.new_incarnation = False
         if self._unstepped is not None and begin_alike(self._unstepped, welcome):
             return
-        self.parts = restart()
+        self.incarnation = restart()
         self._built()
         if self._snapshot is not None:
-            load_policy(self._snapshot, self.parts.policy)
+            load_policy(self._snapshot, self.incarnation.policy)
 
     def _built(self) -> None:
-        """In lockstep, let the parts wait for the learner, which may have forgotten this actor while it built them."""
+        """In lockstep, wait for the learner, which may have forgotten this actor while it built its environments."""
         if self.restart:
             self._unstepped = self.link.welcome
             self.link.greet_after_silence()
@@ -107,7 +108,7 @@ class ActorLoop:
 
     def _load_newest(self) -> bool:
         """Load the policy that has arrived; return False where none has."""
-        snapshot = load_newest_policy(self.link, self.parts.policy)
+        snapshot = load_newest_policy(self.link, self.incarnation.policy)
         if snapshot is None:
             return False
         self.stats.version = snapshot.version
@@ -116,15 +117,15 @@ class ActorLoop:
 
     def _collect(self) -> bool:
         """Record one rollout; return False, and drop the rows, when it is time to stop or to begin a new incarnation."""
-        parts, rollout = self.parts, self.parts.rollout
+        incarnation, rollout = self.incarnation, self.incarnation.rollout
         self._unstepped = None
         before, request_at = self.stats.env_steps, rollout.length - 1 - round(REQUEST_SHARE * rollout.length)
         for t in range(rollout.length):
             self.stats.phases.enter("act")
-            acted = {name: value.numpy() for name, value in parts.policy.act(torch.from_numpy(rollout.observation)).items()}
+            acted = {name: value.numpy() for name, value in incarnation.policy.act(torch.from_numpy(rollout.observation)).items()}
             action = acted.pop("action")
             self.stats.phases.enter("env")
-            transition = parts.environment.step(action)
+            transition = incarnation.environment.step(action)
             rollout.record(t, action, acted, transition)
             self.stats.env_steps = before + rollout.env_steps
             self.stats.phases.enter("snapshot")
@@ -141,15 +142,15 @@ class ActorLoop:
 
     def _send(self) -> None:
         self.stats.phases.enter("experience")
-        parts = self.parts
-        rollout, env_steps = parts.rollout.finish(), parts.rollout.env_steps
-        parts.rollout.begin_next()
+        incarnation = self.incarnation
+        rollout, env_steps = incarnation.rollout.finish(), incarnation.rollout.env_steps
+        incarnation.rollout.begin_next()
         returns = np.asarray(rollout["episode_return"])
         self.stats.episodes += len(returns)
         self.stats.returns.extend(returns.tolist())
-        arrays: Arrays = parts.policy.experience(rollout)
+        arrays: Arrays = incarnation.policy.experience(rollout)
         if self.restart:
-            arrays = {**arrays, ACTOR_STATE: parts.state()}
+            arrays = {**arrays, ACTOR_STATE: incarnation.state()}
         self.stats.phases.enter("encode")
         stats = self.stats
         self.link.count(stats.env_steps, stats.dropped)

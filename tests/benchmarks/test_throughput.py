@@ -4,7 +4,7 @@ import multiprocessing
 
 import pytest
 
-from benchmarks.parts import Parts, Worker
+from benchmarks.part_costs import PartCosts, Worker
 from benchmarks.pipeline import Window
 from benchmarks.throughput import Result, account, benchmark, report
 from common.config.load import load_settings
@@ -61,7 +61,7 @@ def test_the_floor_is_cores_over_the_sum_of_costs():
 
     1,500 on each are three quarters. 625 us of all processes for the 500 us of the parts are four fifths.
     """
-    parts = Parts(env=1e-4, act=1.5e-4, make=0.5e-4, train=2e-4)
+    parts = PartCosts(env=1e-4, act=1.5e-4, make=0.5e-4, train=2e-4)
     assert parts.floor(actors=100) == pytest.approx(min(2000 * cores(), 5000))
     trained = 1.5 * parts.floor(actors=100)
     growth = {LEARNER: {"rookery_learner_env_steps_trained_total": trained, "process_cpu_seconds_total": 6.25e-4 * trained}}
@@ -73,5 +73,5 @@ def test_the_floor_is_cores_over_the_sum_of_costs():
 
 def test_the_floor_is_no_higher_than_one_learner_or_the_actors_allow():
     """By hand: training alone takes a millisecond of the one learner; in the other case acting takes one of the one actor."""
-    assert Parts(env=1e-9, act=1e-9, make=1e-9, train=1e-3).floor(actors=8) == pytest.approx(1000)
-    assert Parts(env=5e-4, act=4e-4, make=1e-4, train=1e-9).floor(actors=1) == pytest.approx(1000)
+    assert PartCosts(env=1e-9, act=1e-9, make=1e-9, train=1e-3).floor(actors=8) == pytest.approx(1000)
+    assert PartCosts(env=5e-4, act=4e-4, make=1e-4, train=1e-9).floor(actors=1) == pytest.approx(1000)

@@ -36,8 +36,8 @@ from common.runtime.checkpoints import CheckpointStore
 from common.runtime.process import derive_seed
 from common.runtime.run_directory import create
 from common.transport.link import Link
+from services.acting.incarnation import Incarnation, begin_incarnation
 from services.acting.loop import ActorLoop
-from services.acting.parts import ActorParts, begin_incarnation
 from services.acting.rollout import Rollout
 from services.evaluator import EvaluatorLoop
 from services.learner.accounts import AccountsFile
@@ -220,7 +220,7 @@ class Colony:
             environment, seed = make(run.env), self.seed("actor", link)
             link.check_environment(environment.spec)
             schema = rollout_schema(run.algorithm, env=environment.spec, **size)
-            return ActorParts(
+            return Incarnation(
                 environment=environment,
                 policy=self.policy(run, environment, seed),
                 rollout=Rollout(schema, environment.reset(seed("environment"))),
@@ -231,7 +231,7 @@ class Colony:
 
         actor = ActorLoop(
             link=link,
-            parts=restart(),
+            incarnation=restart(),
             restart=restart if self.settings.lockstep else None,
             message_type=build_payload(run.algorithm, model=run.model, env=self.env, **size).message_type,
             stats=ActorStats(),

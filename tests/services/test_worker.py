@@ -46,7 +46,7 @@ from common.transport.link import Link
 from common.transport.zmq import ZmqServer
 from services import actor, env_worker, evaluator, policy_server, worker
 from services.acting.loop import ActorLoop
-from services.acting.parts import policy_of
+from services.acting.policy import policy_of
 from services.env_worker import EnvWorkerLoop
 from services.evaluator import EvaluatorLoop
 
@@ -356,7 +356,7 @@ def test_a_policy_server_whose_policy_cannot_be_built_says_why_and_opens_no_port
     def build_policy(*_, **__):
         raise ConfigError("the network cannot be built")
 
-    monkeypatch.setattr("services.acting.parts.build_policy", build_policy)
+    monkeypatch.setattr("services.acting.policy.build_policy", build_policy)
     monkeypatch.setattr(policy_server, "ZmqServer", lambda *_, **__: pytest.fail("it listens"))
     words = ["--learner", learner(frames(welcome())).endpoint, "--workers", "1", "--name", "one"]
     assert policy_server.main(words) == 2

@@ -15,8 +15,8 @@ from common.envs.spec import EnvSettings
 from common.errors import DropReason
 from common.observability.worker_metrics import ActorStats
 from common.protocol.messages import ACTOR_STATE, ArraySpec, Drain, Snapshot, Trajectory
+from services.acting.incarnation import Incarnation
 from services.acting.loop import ActorLoop
-from services.acting.parts import ActorParts
 from services.acting.rollout import Rollout
 
 pytestmark = pytest.mark.service
@@ -124,7 +124,7 @@ class Scene:
         self.stats = ActorStats(policy_lag=SimpleNamespace(observe=self.lags.append))
         self.actor = ActorLoop(
             link=self.link,
-            parts=ActorParts(
+            incarnation=Incarnation(
                 environment=self.environment,
                 policy=self.policy,
                 rollout=Rollout(self.link.welcome.schema, self.environment.reset(1)),
@@ -329,7 +329,7 @@ class Forgetful:
         scene.link.publish(0)
         scene.link.on_service = self.answer
         scene.actor.restart = self.build
-        scene.actor.parts = self.build()
+        scene.actor.incarnation = self.build()
 
     def greet(self, slot, state):
         """A Welcome of `slot`, to continue from `state`."""
@@ -337,10 +337,10 @@ class Forgetful:
         self.scene.link.welcome = SimpleNamespace(schema=self.scene.link.welcome.schema, index=slot, arrays=arrays)
 
     def build(self):
-        """The parts of a new incarnation."""
+        """A new incarnation."""
         self.builds, self.services = self.builds + 1, 0
         rollout = Rollout(self.scene.link.welcome.schema, self.scene.environment.reset(1))
-        return ActorParts(environment=self.scene.environment, policy=self.scene.policy, rollout=rollout)
+        return Incarnation(environment=self.scene.environment, policy=self.scene.policy, rollout=rollout)
 
     def answer(self, _):
         """The learner's part of a service: its refusal, and the new Welcome, are there at the second one after a build."""

@@ -14,7 +14,7 @@ from common.models.spec import ModelSettings
 from common.protocol.messages import Snapshot
 from common.protocol.worker_side import Identity, WorkerSide
 from common.transport.link import Link
-from services.acting.parts import load_newest_policy
+from services.acting.policy import load_newest_policy
 from tests.support.memory import MemoryHub
 
 pytestmark = pytest.mark.service

@@ -1,6 +1,6 @@
-"""The parts that an actor is built of: its policy, which evaluators have too, its environments and its rollout.
+"""An incarnation of an actor: its environments, its policy and its running rollout.
 
-In lockstep they have a state, from which another process continues.
+In lockstep it has a state, from which another process continues.
 """
 
 from __future__ import annotations
@@ -12,22 +12,17 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from common.algorithms.api import HasRandomState, Policy, WorkerContext
-from common.algorithms.registry import build_payload, build_policy, rollout_schema
+from common.algorithms.api import HasRandomState, Policy
+from common.algorithms.registry import build_payload, rollout_schema
 from common.config.run_config import RunConfig
 from common.envs.spec import EnvSpec
 from common.envs.state import StateError
 from common.envs.vector import Array, Transition
-from common.errors import DecodeError, DropReason, ProtocolError
-from common.models import arithmetic
-from common.models.snapshot import to_tensor
-from common.models.spec import Precision
+from common.errors import DecodeError
 from common.observability import logs
 from common.protocol.limits import FREE_LENGTH
-from common.protocol.messages import ACTOR_STATE, ExperienceMessage, Snapshot, Welcome
+from common.protocol.messages import ACTOR_STATE, ExperienceMessage, Welcome
 from common.protocol.plain import pack, unpack
-from common.runtime import process
-from common.transport.link import Link
 from services.acting.rollout import Rollout
 from services.worker import WelcomedWorker
 
@@ -53,50 +48,9 @@ class Environments(Protocol):
         """Restore `state_dict`; raises `StateError`."""
 
 
-def policy_of(worker: WelcomedWorker[RunConfig], spec: EnvSpec, *, num_envs: int, precision: Precision, training: bool) -> Policy:
-    """Return the run's policy for `num_envs` environments of `spec`, those of this process, for `training` or for evaluation.
-
-    Raises `ConfigError` where that is not the learner's environment.
-    """
-    process.set_torch_threads(getattr(worker.invocation.settings, worker.role).torch_threads)
-    worker.link.check_environment(spec)
-    if arithmetic.native(precision, arithmetic.CPU) != precision:
-        _log.info("no_bfloat16", setting="actor.precision", device="cpu", precision="fp32")
-    policy = build_policy(
-        worker.run.algorithm,
-        model=worker.run.model,
-        env=spec,
-        precision=precision,
-        seed=worker.seed("policy"),
-        context=WorkerContext(index=worker.welcome.index, workers=worker.run.actors, num_envs=num_envs, training=training),
-    )
-    worker.link.layout = policy.layout
-    return policy
-
-
-def load_newest_policy(link: Link, policy: Policy) -> Snapshot | None:
-    """Load the newest policy that arrived; None without one, or where it does not fit, which is counted and logged."""
-    snapshot = link.take_snapshot()
-    if snapshot is None:
-        return None
-    try:
-        load_policy(snapshot, policy)
-    except ProtocolError as error:
-        link.refuse_snapshot(error)
-        return None
-    return snapshot
-
-
-def load_policy(snapshot: Snapshot, policy: Policy) -> None:
-    """Load the parameters; raises `ProtocolError` where they are not one array of the policy's size and a dtype of snapshots."""
-    if list(snapshot.arrays) != ["parameters"]:
-        raise ProtocolError(DropReason.SCHEMA, "arrays of a snapshot", found=list(snapshot.arrays), wanted="parameters alone")
-    policy.load(snapshot.version, to_tensor(snapshot.arrays["parameters"]), env_steps=snapshot.env_steps)
-
-
 @dataclass(slots=True, kw_only=True)
-class ActorParts:
-    """Environments, policy and running rollout of an actor, built from its Welcome."""
+class Incarnation:
+    """Environments, policy and running rollout of one incarnation of an actor, built from its Welcome."""
 
     environment: Environments
     policy: Policy
@@ -148,16 +102,11 @@ class ActorParts:
         return self.policy
 
 
-def acting_policy(worker: WelcomedWorker[RunConfig], spec: EnvSpec, *, num_envs: int) -> Policy:
-    """Return the policy of an actor. Raises `ConfigError` as `policy_of`."""
-    return policy_of(worker, spec, num_envs=num_envs, precision=worker.run.acting_precision, training=True)
-
-
-def build_parts(worker: WelcomedWorker[RunConfig], environment: Environments, policy: Policy) -> ActorParts:
-    """Return the parts of an actor in `environment`, seeded as its Welcome says."""
+def build_incarnation(worker: WelcomedWorker[RunConfig], environment: Environments, policy: Policy) -> Incarnation:
+    """Return an incarnation that acts in `environment`, seeded as its Welcome says."""
     run, size = worker.run, {"length": worker.run.rollout.length, "num_envs": environment.num_envs}
     schema = rollout_schema(run.algorithm, env=environment.spec, **size)
-    return ActorParts(
+    return Incarnation(
         environment=environment, policy=policy, rollout=Rollout(schema, environment.reset(worker.seed("environment")))
     )
 
@@ -168,22 +117,22 @@ def message_type_of(run: RunConfig, environment: Environments) -> type[Experienc
     return build_payload(run.algorithm, model=run.model, env=environment.spec, **size).message_type
 
 
-def begin_incarnation(build: Callable[[], ActorParts], welcome: Welcome) -> ActorParts:
-    """Return the parts that an incarnation begins with: seeded anew, or in the state in `welcome` where it has one.
+def begin_incarnation(build: Callable[[], Incarnation], welcome: Welcome) -> Incarnation:
+    """Return an incarnation that begins: seeded anew, or in the state in `welcome` where it has one.
 
-    Where that state does not fit, they are built a second time: the incarnation begins from its seeds and sends no state, by
+    Where that state does not fit, it is built a second time: it begins from its seeds and sends no state, by
     which the learner detects that lockstep is broken.
     """
-    parts, state = build(), welcome.arrays.get(ACTOR_STATE)
+    incarnation, state = build(), welcome.arrays.get(ACTOR_STATE)
     if state is None:
-        return parts
+        return incarnation
     try:
-        parts.restore(state)
+        incarnation.restore(state)
     except (StateError, DecodeError) as error:
         _log.warning("actor_state_refused", detail=str(error), consequence="this actor begins anew; lockstep is broken")
-        parts = build()
-        parts.readable = False
-    return parts
+        incarnation = build()
+        incarnation.readable = False
+    return incarnation
 
 
 def begin_alike(first: Welcome, second: Welcome) -> bool:

@@ -18,7 +18,7 @@ from common.errors import DecodeError
 from common.models.spec import ModelSettings
 from common.protocol.messages import ACTOR_STATE
 from common.protocol.plain import pack, unpack
-from services.acting.parts import ActorParts, begin_incarnation
+from services.acting.incarnation import Incarnation, begin_incarnation
 from services.acting.rollout import Rollout
 
 pytestmark = pytest.mark.service
@@ -36,7 +36,7 @@ def build(*, seed=1, env=None, stack=1):
     weights = sum(parameter.numel() for parameter in policy._net.parameters())
     policy.load(0, torch.linspace(-0.5, 0.5, weights), env_steps=0)
     schema = rollout_schema(settings, env=environment.spec, length=T, num_envs=B)
-    return ActorParts(environment=environment, policy=policy, rollout=Rollout(schema, environment.reset(seed)))
+    return Incarnation(environment=environment, policy=policy, rollout=Rollout(schema, environment.reset(seed)))
 
 
 def collect(setup):
@@ -86,7 +86,7 @@ def test_a_state_that_cannot_be_read_is_empty():
 
 def test_a_state_too_large_for_a_message_is_empty(monkeypatch):
     """The limit of a free length on the wire."""
-    monkeypatch.setattr("services.acting.parts.FREE_LENGTH", 100)
+    monkeypatch.setattr("services.acting.incarnation.FREE_LENGTH", 100)
     assert build().state().size == 0
 
 

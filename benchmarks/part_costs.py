@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 START_SECONDS: Seconds = 120.0
 
 
-class Parts(NamedTuple):
+class PartCosts(NamedTuple):
     """Core seconds per env step."""
 
     env: float  # the vector environment's step
@@ -67,7 +67,7 @@ class Worker:
     settings: Settings
     seconds: Seconds
     barrier: Barrier
-    results: Queue[Parts]
+    results: Queue[PartCosts]
 
     def __call__(self) -> None:
         """Measure, and put the costs into `results`."""
@@ -77,7 +77,7 @@ class Worker:
             self.barrier.abort()
             raise
 
-    def _measure(self) -> Parts:
+    def _measure(self) -> PartCosts:
         settings = self.settings
         set_torch_threads(1)
         environment = make(settings.env)
@@ -112,7 +112,7 @@ class Worker:
         parts = [self._cost(part) for part in (step, act, make_experience)]
         train = self._cost(_training(settings, algorithm, policy.experience(recorded), env_steps))
         environment.close()
-        return Parts(*parts, train)
+        return PartCosts(*parts, train)
 
     def _cost(self, part: Callable[[], EnvSteps]) -> float:
         """Core seconds per env step, while the other cores do the same."""
@@ -125,7 +125,7 @@ class Worker:
                 return (time.process_time() - began) / env_steps
 
 
-def measure(settings: Settings, seconds: Seconds) -> Parts:
+def measure(settings: Settings, seconds: Seconds) -> PartCosts:
     """Cost of each part, measured for `seconds` each, the mean of all cores."""
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(cores()), context.Queue()
@@ -137,7 +137,7 @@ def measure(settings: Settings, seconds: Seconds) -> Parts:
     if any(worker.exitcode for worker in workers):
         raise ResourceError("a part could not be measured", found=[worker.exitcode for worker in workers], wanted="exit code 0")
     measured = [results.get() for _ in workers]
-    return Parts(*map(fmean, zip(*measured, strict=True)))
+    return PartCosts(*map(fmean, zip(*measured, strict=True)))
 
 
 def _play(environment: VectorEnvironment, policy: Policy, rollout: Rollout) -> list[NDArray[Any]]:
