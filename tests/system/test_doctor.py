@@ -30,6 +30,23 @@ def make():
     return Slow(matching_action())
 """
 
+# A network whose gradient steps keep a core busy for `pace` seconds each, on a machine of any speed; acting costs nothing.
+BUSY = """
+import time
+import torch
+
+class Busy(torch.nn.Flatten):
+    def __init__(self, shape, *, pace):
+        super().__init__()
+        self.pace = pace
+
+    def forward(self, observation):
+        until = time.perf_counter() + self.pace * torch.is_grad_enabled()
+        while time.perf_counter() < until:
+            pass
+        return super().forward(observation)
+"""
+
 # The same environment, which fails in the middle of the fifth rollout.
 CRASHING = """
 import gymnasium
@@ -49,7 +66,7 @@ def make():
 """
 SPIN = "import os\nos.sched_setaffinity(0, {{{}}})\nwhile True: pass"
 OWN = "env.entry_point=slow:make"
-ALLOWED = "--allow-code", "slow"
+ALLOWED = "--allow-code", "slow", "--allow-code", "busy"
 EXPERIENCE = "rookery_learner_messages_received_total"
 
 
@@ -61,10 +78,16 @@ def paced(colony):
         folder = colony.folder / name if name else colony.folder
         folder.mkdir(exist_ok=True)
         (folder / "slow.py").write_text(SLOW)
+        (folder / "busy.py").write_text(BUSY)
         (folder / "pace.txt").write_text(str(seconds))
         return folder
 
     return make
+
+
+def takes(seconds):
+    """Settings by which a gradient step of the learner takes `seconds`."""
+    return "model.entry_point=busy:Busy", f"model.kwargs={{pace: {seconds}}}"
 
 
 def address(service):
@@ -95,12 +118,12 @@ def examined(colony, wait):
 
 
 def test_a_slow_environment_is_actor_bound_and_a_killed_learner_is_unreachable(colony, paced, examined):
-    """A simulator that takes 5 ms for a step: more actors are the cure, and the doctor says how many.
+    """A simulator that takes 5 ms for a step, 640 ms for a rollout, of which the learner's 20 gradient steps take 200 ms or more.
 
-    When the learner has been killed, the actor still answers, and waits for another learner.
+    More actors are the cure, and the doctor says how many. When the learner has been killed, the actor still answers, and waits for another learner.
     """
     paced("", 0.005)
-    learner, actor = colony.learner(OWN, "algorithm.epochs=10"), colony.worker("actor", "one", *ALLOWED)
+    learner, actor = colony.learner(OWN, "algorithm.epochs=10", *takes(0.01)), colony.worker("actor", "one", *ALLOWED)
     code, words = examined(learner, actor)
     if "cpu-starved: " not in words:  # true where other tests take the cores
         assert "actor-bound: the learner waits" in words
@@ -133,12 +156,12 @@ def busy():
 
 
 def test_a_slow_learner_is_the_learners_matter_and_beside_busy_neighbours_it_lacks_cpu(colony, paced, examined, busy):
-    """A hundred epochs on each batch, eight rows at a time: that is a bottleneck, and no fault.
+    """1,600 gradient steps of a millisecond or more on each rollout of 128 ms: that is a bottleneck, and no fault.
 
     With a fifth of a core it trains all the time as well, and a smaller network is not what it lacks.
     """
     paced("", 0.001)
-    learner = colony.learner(OWN, "algorithm.epochs=100", "algorithm.minibatch=8", "checkpoint.every_seconds=60")
+    learner = colony.learner(OWN, "algorithm.epochs=100", "algorithm.minibatch=8", *takes(0.001), "checkpoint.every_seconds=60")
     actor = colony.worker("actor", "one", *ALLOWED)
     code, words = examined(learner, actor, messages=3)
     if "cpu-starved: the learner waits" not in words:  # true where other tests take the cores

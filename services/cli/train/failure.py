@@ -18,6 +18,7 @@ from services.cli.train.processes import Processes
 
 LOG_LINES = 200  # that are searched for the reason: a traceback follows the line that has it
 REASONS = (  # event and field of a log
+    ("process_not_started", "error"),
     ("unexpected_error", "error"),
     ("environment_hangs", "detail"),
     ("message_rejected", "detail"),

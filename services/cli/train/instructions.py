@@ -9,6 +9,7 @@ from typing import TypeAlias
 from common.observability.deployment import ACTOR, ENV_WORKER, LEARNER
 
 CONFIG_EXIT_CODE = 2
+NOT_STARTED = 126  # as a shell reports it: the child has no process, because none could be made
 
 
 # --- instructions ---
@@ -95,4 +96,6 @@ def rank_names(ranks: int) -> list[str]:
 
 def describe_exit(code: int) -> str:
     """Return `exit code 1`, or `signal 9` for a negative code."""
+    if code == NOT_STARTED:
+        return "its process could not be started"
     return f"signal {-code}" if code < 0 else f"exit code {code}"

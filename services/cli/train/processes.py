@@ -6,6 +6,7 @@ file, and is killed when the supervisor ends (`exit_with_parent.py`).
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import signal
@@ -23,6 +24,7 @@ from common.runtime.lifecycle import Echo, handled
 from common.units import KIB, MIB, Seconds
 from services.cli.train import exit_with_parent
 from services.cli.train.instructions import (
+    NOT_STARTED,
     Instruction,
     Kill,
     Report,
@@ -60,22 +62,33 @@ class Processes:
         self._command, self._logs, self._environment = command, logs, dict(environment)
         self._lock = lock
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._not_started: dict[str, int] = {}  # child -> its exit code, until `exited` returns it
         with suppress(OSError):
             logs.mkdir(parents=True, exist_ok=True)
 
     def start(self, instruction: Start) -> None:
-        """Start one child, which appends to its log. Where the log cannot be opened, as on a full disk, its output is lost."""
-        inherited = () if self._lock is None or instruction.child != LEARNER else (self._lock,)
-        with self._output(instruction.child) as log:
-            self._running[instruction.child] = subprocess.Popen(
-                [*exit_with_parent.wrapper(), *self._command(instruction)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**self._environment, **self._added(instruction.child)},
-                process_group=0,
-                pass_fds=inherited,
-            )
+        """Start one child, which appends to its log. Where the log cannot be opened, as on a full disk, its output is lost.
+
+        A process that cannot be made, as at a limit of processes or of memory, counts as one that ended with `NOT_STARTED`.
+        """
+        child = instruction.child
+        inherited = () if self._lock is None or child != LEARNER else (self._lock,)
+        with self._output(child) as log:
+            try:
+                self._running[child] = subprocess.Popen(
+                    [*exit_with_parent.wrapper(), *self._command(instruction)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env={**self._environment, **self._added(child)},
+                    process_group=0,
+                    pass_fds=inherited,
+                )
+            except OSError as error:
+                self._not_started[child] = NOT_STARTED
+                with suppress(OSError):
+                    log.write(f"process_not_started error={json.dumps(str(error))}\n".encode())
+                    log.flush()
 
     def terminate(self, child: str) -> None:
         """Send SIGTERM; a child that has ended is no error."""
@@ -92,7 +105,8 @@ class Processes:
         ended = {name: code for name, process in self._running.items() if (code := process.poll()) is not None}
         for name in ended:
             del self._running[name]
-        return ended
+        not_started, self._not_started = self._not_started, {}
+        return {**ended, **not_started}
 
     def pids(self) -> dict[str, int]:
         """Return the process id of each running child."""
@@ -126,6 +140,15 @@ class Processes:
                     os.truncate(log, 0)  # first, because on a full disk this frees the space
                     _older(log).write_bytes(end)
 
+    def save_learner(self, seconds: Seconds, *, abort: Callable[[], bool]) -> None:
+        """Send the learner SIGTERM, and wait up to `seconds`, or until `abort`, for it to save its state and end."""
+        self.terminate(LEARNER)
+        deadline = time.monotonic() + seconds
+        while LEARNER in self._running and time.monotonic() < deadline and not abort():
+            with suppress(subprocess.TimeoutExpired):
+                self._running[LEARNER].wait(POLL_SECONDS)
+                return
+
     def kill_all(self) -> None:
         """Kill the children that still run, and wait for them."""
         for child, process in list(self._running.items()):
@@ -138,8 +161,8 @@ def _older(log: Path) -> Path:
 
 
 def _end_of(path: Path, size: int) -> bytes:
-    """Return the last `size` bytes of a file, empty where there is none."""
-    with suppress(FileNotFoundError), path.open("rb") as file:
+    """Return the last `size` bytes of a file, empty where it cannot be read."""
+    with suppress(OSError), path.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - size))
         return file.read(size)
     return b""
@@ -173,7 +196,10 @@ def supervise(
     on_tick: Callable[[], None],
     on_report: Callable[[Report], None],
 ) -> None:
-    """Pass events to `supervisor` and execute its instructions until all children have ended. `on_tick` must not block."""
+    """Pass events to `supervisor` and execute its instructions until all children have ended. `on_tick` must not block.
+
+    Whatever is raised in here, the learner saves its state before all children are killed; a stop request ends the wait.
+    """
     events: list[Event] = [supervisor.begin]
     try:
         while True:
@@ -197,5 +223,11 @@ def supervise(
                 received.append(requests.get(timeout=POLL_SECONDS))
             exited = [partial(supervisor.exited, child, code) for child, code in processes.exited().items()]
             events = [*exited, *received, supervisor.tick]
+    except BaseException:
+        with suppress(queue.Empty):
+            while True:
+                requests.get_nowait()
+        processes.save_learner(supervisor.timeouts.learner_stop, abort=lambda: not requests.empty())
+        raise
     finally:
         processes.kill_all()

@@ -99,7 +99,13 @@ def _run(plan: Plan, *, environ: Mapping[str, str], stdout: TextIO, stderr: Text
                     case ReportFailure():
                         failures.append(instruction)
 
-            supervise(supervisor, processes, requests=requests, on_tick=display.tick, on_report=report)
+            try:
+                supervise(supervisor, processes, requests=requests, on_tick=display.tick, on_report=report)
+            except Exception:
+                with suppress(OSError):  # stderr may be closed
+                    resume = f"rookery train --resume --run-dir {plan.directory.path}"
+                    print(f"rookery train: the supervisor failed and stopped the learner; continue with `{resume}`", file=stderr)
+                raise
             display.end()
         return _finish(
             plan, supervisor.outcome, failures, processes, worked=supervisor.works, view=view, stderr=stderr, debug=debug

@@ -3,6 +3,7 @@
 Each fake writes a line to a pipe that the test reads, so that the test waits for events and never for time.
 """
 
+import errno
 import os
 import queue
 import select
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +20,7 @@ import psutil
 import pytest
 
 from common.observability.deployment import LEARNER
+from services.cli.train.failure import crash_line
 from services.cli.train.instructions import Outcome, Start
 from services.cli.train.processes import Processes, stop_signals, supervise
 from services.cli.train.supervisor import Supervisor, Timeouts
@@ -243,6 +246,99 @@ def test_a_log_that_cannot_be_opened_costs_the_log_not_the_child(scene):
     inbox.put(core.request_stop)
     supervise(core, processes, requests=inbox, on_tick=lambda: None, on_report=pytest.fail)
     assert core.outcome is Outcome.STOPPED
+
+
+# A learner that saves its state at SIGTERM, and an actor that has crashed.
+SAVES = """
+import os, pathlib, signal, sys
+def save(*_):
+    pathlib.Path(sys.argv[1]).write_text("saved")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+os.write(os.open(sys.argv[2], os.O_WRONLY), b"learner ready\\n")
+while True:
+    signal.pause()
+"""
+FAULTS = {
+    "fork": ("subprocess.Popen", BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")),
+    "memory of a fork": ("subprocess.Popen", OSError(errno.ENOMEM, "Cannot allocate memory")),
+    "interpreter": ("subprocess.Popen", FileNotFoundError(errno.ENOENT, "No such file or directory")),
+    "permission": ("subprocess.Popen", PermissionError(errno.EACCES, "Permission denied")),
+    "arguments too long": ("subprocess.Popen", OSError(errno.E2BIG, "Argument list too long")),
+    "wrapper": ("services.cli.train.exit_with_parent.wrapper", RuntimeError("no wrapper")),
+    "log": ("services.cli.train.processes.Processes._output", OSError(errno.EIO, "Input/output error")),
+    "log file": ("pathlib.Path.open", OSError(errno.ESTALE, "Stale file handle")),
+    "end of a log": ("services.cli.train.processes.Processes.log_end", OSError(errno.EIO, "Input/output error")),
+    "rotation": ("services.cli.train.processes.Processes.rotate_logs", MemoryError()),
+    "exit codes": ("services.cli.train.processes.Processes.exited", OSError(errno.ECHILD, "No child processes")),
+    "restart": ("services.cli.train.supervisor.Supervisor.exited", KeyError("actor-0")),
+    "clock of the supervisor": ("services.cli.train.supervisor.Supervisor.tick", ZeroDivisionError()),
+    "broken pipe": ("on_tick", BrokenPipeError(errno.EPIPE, "Broken pipe")),
+    "closed terminal": ("on_tick", ValueError("I/O operation on closed file")),
+    "status page": ("on_tick", UnicodeDecodeError("utf-8", b"x", 0, 1, "no status")),
+    "port": ("on_tick", OSError(errno.EADDRINUSE, "Address already in use")),
+    "view": ("on_tick", RecursionError()),
+    "interrupt": ("on_tick", KeyboardInterrupt()),
+    "exit": ("on_tick", SystemExit(1)),
+    "report": ("on_report", OSError(errno.EIO, "Input/output error")),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_learner_saves_whatever_fails_in_the_supervisor(scene, monkeypatch, fault):
+    target, error = FAULTS[fault]
+    saved = scene.folder / "saved"
+
+    def command(start):
+        actor, learner = ["-c", "raise SystemExit(1)"], ["-c", SAVES, str(saved), str(scene.pipe)]
+        return [sys.executable, *(learner if start.child == LEARNER else actor)]
+
+    core, processes, inbox = Supervisor(actors=1, evaluator=False, timeouts=QUICK), scene.processes(command), queue.SimpleQueue()
+    ready, reports = [], []
+
+    def fail(*_, **__):
+        raise error
+
+    def on_tick():
+        if not ready:
+            ready.append(scene.heard())
+            if "." in target:
+                monkeypatch.setattr(target, fail)
+        if target == "on_tick":
+            fail()
+        if core.restarts >= 2:  # the fault has ended no run
+            monkeypatch.undo()
+            inbox.put(core.request_stop)
+
+    def on_report(report):
+        reports.append(report)
+        if ready and target == "on_report":
+            fail()
+        processes.log_end(report.child)
+
+    with suppress(type(error)):
+        supervise(core, processes, requests=inbox, on_tick=on_tick, on_report=on_report)
+    assert saved.read_text() == "saved"
+    assert all(process.poll() is not None for process in processes._running.values())
+
+
+def test_a_child_that_cannot_be_started_is_restarted_and_named(scene, monkeypatch):
+    core, processes, inbox = Supervisor(actors=1, evaluator=False, timeouts=QUICK), scene.processes(), queue.SimpleQueue()
+    popen, lines = subprocess.Popen, []
+
+    def out_of_processes(arguments, **options):
+        if "actor-0" in arguments and not lines:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return popen(arguments, **options)
+
+    def on_tick():
+        if core.restarts == 1 and inbox.empty():
+            inbox.put(core.request_stop)
+
+    monkeypatch.setattr("subprocess.Popen", out_of_processes)
+    on_report = lambda crash: lines.append(crash_line(crash, processes))  # noqa: E731
+    supervise(core, processes, requests=inbox, on_tick=on_tick, on_report=on_report)
+    assert "actor-0 crashed and is restarted: [Errno 11] Resource temporarily unavailable" in lines[0]
 
 
 def test_last_words_are_the_end_of_a_long_log(scene):
