@@ -118,9 +118,9 @@ def examined(colony, wait):
 
 
 def test_a_slow_environment_is_actor_bound_and_a_killed_learner_is_unreachable(colony, paced, examined):
-    """A simulator that takes 5 ms for a step, 640 ms for a rollout, of which the learner's 20 gradient steps take 200 ms or more.
+    """A rollout takes 640 ms, the learner's 20 gradient steps 200 ms or more: the doctor says how many actors are missing.
 
-    More actors are the cure, and the doctor says how many. When the learner has been killed, the actor still answers, and waits for another learner.
+    When the learner has been killed, the actor still answers, and waits for another learner.
     """
     paced("", 0.005)
     learner, actor = colony.learner(OWN, "algorithm.epochs=10", *takes(0.01)), colony.worker("actor", "one", *ALLOWED)

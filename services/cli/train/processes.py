@@ -140,14 +140,11 @@ class Processes:
                     os.truncate(log, 0)  # first, because on a full disk this frees the space
                     _older(log).write_bytes(end)
 
-    def save_learner(self, seconds: Seconds, *, abort: Callable[[], bool]) -> None:
-        """Send the learner SIGTERM, and wait up to `seconds`, or until `abort`, for it to save its state and end."""
+    def save_learner(self, seconds: Seconds) -> None:
+        """Send the learner SIGTERM, and wait up to `seconds` for it to save its state and end."""
         self.terminate(LEARNER)
-        deadline = time.monotonic() + seconds
-        while LEARNER in self._running and time.monotonic() < deadline and not abort():
-            with suppress(subprocess.TimeoutExpired):
-                self._running[LEARNER].wait(POLL_SECONDS)
-                return
+        with suppress(KeyError, subprocess.TimeoutExpired):
+            self._running[LEARNER].wait(seconds)
 
     def kill_all(self) -> None:
         """Kill the children that still run, and wait for them."""
@@ -198,7 +195,7 @@ def supervise(
 ) -> None:
     """Pass events to `supervisor` and execute its instructions until all children have ended. `on_tick` must not block.
 
-    Whatever is raised in here, the learner saves its state before all children are killed; a stop request ends the wait.
+    Whatever is raised in here, the learner has time to save its state before all children are killed.
     """
     events: list[Event] = [supervisor.begin]
     try:
@@ -224,10 +221,7 @@ def supervise(
             exited = [partial(supervisor.exited, child, code) for child, code in processes.exited().items()]
             events = [*exited, *received, supervisor.tick]
     except BaseException:
-        with suppress(queue.Empty):
-            while True:
-                requests.get_nowait()
-        processes.save_learner(supervisor.timeouts.learner_stop, abort=lambda: not requests.empty())
+        processes.save_learner(supervisor.timeouts.learner_stop)
         raise
     finally:
         processes.kill_all()

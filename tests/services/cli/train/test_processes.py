@@ -318,6 +318,7 @@ def test_the_learner_saves_whatever_fails_in_the_supervisor(scene, monkeypatch, 
 
     with suppress(type(error)):
         supervise(core, processes, requests=inbox, on_tick=on_tick, on_report=on_report)
+    monkeypatch.undo()
     assert saved.read_text() == "saved"
     assert all(process.poll() is not None for process in processes._running.values())
 
