@@ -210,7 +210,7 @@ EPISODES = LearnerMetric(
 )
 EPISODE_RETURN_MEAN = LearnerMetric(
     "rookery_learner_episode_return_mean",
-    "Mean raw return of the last 100 of those episodes (mean100); NaN before the first.",
+    "Mean raw return of the last 100 of those episodes, or of as many as there are environments (mean100); NaN before the first.",
     read=lambda stats: stats.episode_return_mean,
 )
 EPISODE_LENGTH_MEAN = LearnerMetric(

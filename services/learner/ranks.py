@@ -31,6 +31,7 @@ from common.runtime.lifecycle import Shutdown, on_signals
 from common.runtime.process_group import ProcessGroup, TorchrunEnvironment, process_group
 from common.runtime.run_directory import RunDirectory
 from common.units import EnvSteps, Seconds, Version
+from services.learner.coverage import NO_ACTORS, Coverage
 from services.learner.startup import STOPPED_JOB, Invocation, with_run_id
 
 WARN_SECONDS: Seconds = 5.0  # before the message that other ranks are awaited
@@ -151,6 +152,8 @@ class Vote:
     messages: int  # in its batch
     env_steps: EnvSteps  # in its batch
     episodes: int  # that ended in its batch
+    environments: int  # of its actors
+    unfinished: int  # of them, those that have ended no episode
     reason: int  # why it would end the run, of `REASONS`
     save: bool  # whether it would write a checkpoint
     weights: int  # first bits of the hash of its weights; 0 where they are not compared now
@@ -165,6 +168,7 @@ class Decision:
     idle: bool = False  # whether every rank is ready, and none has experience
     env_steps: EnvSteps = 0  # of all ranks, in this update
     episodes: int = 0  # most of one rank, in this update
+    coverage: Coverage = NO_ACTORS  # of all ranks, before this update
     reason: str = ""  # why the run ends; "": it does not
     save: bool = False
     evaluated: bool = False  # whether a rank has results of evaluations
@@ -185,6 +189,7 @@ def decide(votes: Sequence[Vote]) -> Decision:
         idle=ready and not experience,
         env_steps=sum(vote.env_steps for vote in votes),
         episodes=max(vote.episodes for vote in votes),
+        coverage=Coverage(sum(vote.environments for vote in votes), sum(vote.unfinished for vote in votes)),
         reason=reason,
         save=any(vote.save for vote in votes),
         evaluated=any(vote.evaluated for vote in votes),

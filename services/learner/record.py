@@ -20,9 +20,10 @@ from common.config.schema import Settings
 from common.observability.learner_stats import IntakeStats
 from common.protocol.messages import Evaluation
 from common.units import EnvSteps, Seconds, Version
+from services.learner.coverage import NO_ACTORS, Coverage
 from services.learner.rates import PolicyLag, RateWindow, StepRates
 
-EPISODES = 100  # of "mean100"
+EPISODES = 100  # of "mean100"; where there are more environments, as many as those
 
 
 class _SavedRecord(BaseModel):
@@ -67,8 +68,9 @@ class RunRecord:
     evaluations: dict[str, float] = field(default_factory=dict)
     training: Mapping[str, float] = field(default_factory=dict)
     lag: PolicyLag = field(default_factory=PolicyLag)
-    returns: deque[float] = field(default_factory=lambda: deque(maxlen=EPISODES))
-    lengths: deque[int] = field(default_factory=lambda: deque(maxlen=EPISODES))
+    returns: deque[float] = field(default_factory=deque)
+    lengths: deque[int] = field(default_factory=deque)
+    unfinished: int = 0  # environments that have ended no episode: until all have, the mean is one over short episodes
     rates: StepRates = field(default_factory=lambda: RateWindow().rates())
     _window: RateWindow = field(default_factory=RateWindow)
     _env_steps_before: EnvSteps | None = 0  # that earlier processes trained on; None after the first update of this one
@@ -96,13 +98,21 @@ class RunRecord:
         self.rates = self._window.rates()
         self._show()
 
-    def ended(self, returns: Sequence[float], lengths: Sequence[int], now: Seconds) -> None:
-        """Count training episodes that ended: raw returns, lengths in env steps."""
+    def ended(self, returns: Sequence[float], lengths: Sequence[int], now: Seconds, coverage: Coverage = NO_ACTORS) -> None:
+        """Count training episodes that ended: raw returns, lengths in env steps.
+
+        The target is reached by the mean of a full window, once each environment has ended an episode. The window has an
+        episode of each environment, because those that end within a short time are of similar lengths.
+        """
         self.episodes += len(returns)
+        self.unfinished = coverage.unfinished
         self.returns.extend(returns)
         self.lengths.extend(lengths)
-        target = self.settings.target.mean100
-        if target is not None and len(self.returns) == EPISODES and self.mean_return >= target:
+        for _ in range(len(self.returns) - max(EPISODES, coverage.environments)):
+            self.returns.popleft()
+            self.lengths.popleft()
+        target, full = self.settings.target.mean100, len(self.returns) >= EPISODES and not self.unfinished
+        if target is not None and full and self.mean_return >= target:
             self._reached_target(now)
 
     def _reached_target(self, now: Seconds) -> None:
@@ -133,12 +143,12 @@ class RunRecord:
 
     @property
     def mean_return(self) -> float:
-        """Return the mean raw return of the last 100 training episodes (of as many as there are); NaN before the first."""
+        """Return the mean raw return of the newest training episodes, 100 or one of each environment; NaN before the first."""
         return sum(self.returns) / len(self.returns) if self.returns else math.nan
 
     @property
     def mean_length(self) -> float:
-        """Return the mean length of the last 100 training episodes in env steps; NaN before the first."""
+        """Return the mean length of the same episodes in env steps; NaN before the first."""
         return sum(self.lengths) / len(self.lengths) if self.lengths else math.nan
 
     @property
@@ -192,6 +202,8 @@ class RunRecord:
             "episodes": self.episodes,
             "learner_updates": self.updates,
             "mean100": _known(self.mean_return),
+            "mean100_episodes": len(self.returns),
+            "environments_unfinished": self.unfinished,
             "last_evaluation": self.last_evaluation,
             "best": self.best,
             "policy_lag": self.lag.as_dict(),

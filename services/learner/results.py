@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from common.protocol.events import Experience
 from common.protocol.ledger import sum_counts
 from common.protocol.messages import Evaluation
 from common.units import Seconds
+from services.learner.coverage import NO_ACTORS, Coverage, EpisodeCoverage
 from services.learner.journal import Journal
 from services.learner.ranks import Agreement, Decision
 from services.learner.record import RunRecord
@@ -37,11 +38,14 @@ class Results:
     journal: Journal
     agreement: Agreement | None  # with the other ranks; None: there are none
     clock: Callable[[], Seconds]
+    coverage: Coverage = NO_ACTORS  # of the actors of this rank
+    _episode_coverage: EpisodeCoverage = field(init=False)
     _curve_at: Seconds = -math.inf
 
     def __post_init__(self) -> None:
         """Enter in the metrics what the settings decide."""
         stats, settings = self.stats, self.record.settings
+        self._episode_coverage = EpisodeCoverage(settings.env.num_envs)
         stats.ranks = settings.learner.ranks
         if self.agreement:
             stats.all_reduce_seconds = self.agreement.group.sum_seconds
@@ -65,9 +69,10 @@ class Results:
         record, stats, now = self.record, self.stats, self.clock()
         returns, lengths = ([value for sample in samples for value in sample.arrays[name].tolist()] for name in EPISODES)
         stats.episodes += len(returns)
+        self.coverage = self._episode_coverage.add(samples, now)
         if self.agreement:
             returns, lengths = self.agreement.episodes(returns, lengths, decision.episodes)
-        record.ended(returns, lengths, now)
+        record.ended(returns, lengths, now, decision.coverage if self.agreement else self.coverage)
         stats.updates += 1
         stats.env_steps_trained += sum(sample.env_steps for sample in samples)
         stats.episode_return_mean = record.mean_return

@@ -10,7 +10,7 @@ from typing import Any
 
 from common.runtime.run_directory import RunDirectory
 from services.cli.train.instructions import Outcome
-from services.cli.train.view import clock, score
+from services.cli.train.view import FULL_MEAN, clock, score
 
 Summary = Mapping[str, Any]
 """The content of the learner's summary.json."""
@@ -65,7 +65,8 @@ def final_lines(result: str, summary: Summary | None, *, run_dir: Path, resumabl
     yield result
     if summary is not None:
         time = f"{clock(summary['wall_seconds'])} ({summary['frames_per_second']:,.0f} frames/s from the first update on)"
-        yield f"  {summary['env_steps']:,} env steps in {time}, mean100 {score(summary['mean100'])}"
+        few = f" of {count} episodes" if 0 < (count := summary.get("mean100_episodes", 0)) < FULL_MEAN else ""
+        yield f"  {summary['env_steps']:,} env steps in {time}, mean100 {score(summary['mean100'])}{few}"
         if (last := summary.get("last_evaluation")) is not None:
             yield f"  last evaluation {score(last['mean'])} over {last['episodes']} episodes ({last['mode']})"
         if summary.get("reproducible"):

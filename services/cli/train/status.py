@@ -117,6 +117,8 @@ class RunStatus(_Value):
     queue: Queue = Queue()
     policy_lag: PolicyLag = PolicyLag()
     mean100: float | None = None
+    mean100_episodes: int = 0
+    environments_unfinished: int = 0
     last_evaluation: EvaluationResult | None = None
     target: Target = Target()
     workers: Mapping[str, int] = Field(default_factory=dict)

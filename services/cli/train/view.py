@@ -28,6 +28,7 @@ from services.cli.train.status import Estimate, RunStatus
 LIVE_PERIOD: Seconds = 0.5
 LINE_PERIOD: Seconds = 5.0
 MINUTE, HOUR = 60, 3600
+FULL_MEAN = 100  # episodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +90,10 @@ def score(value: float | None) -> str:
 
 def returns(status: RunStatus) -> str:
     """Format the training score and the last evaluation, each with its target."""
-    parts = [f"mean100 {score(status.mean100)}"]
+    few = f" of {status.mean100_episodes} episodes" if 0 < status.mean100_episodes < FULL_MEAN else ""
+    parts = [f"mean100 {score(status.mean100)}{few}"]
+    if (unfinished := status.environments_unfinished) and status.mean100_episodes:
+        parts.append(f"too few long episodes: {unfinished} environments have ended none")
     if status.target.mean100 is not None:
         parts.append(f"target {score(status.target.mean100)}")
     if (last := status.last_evaluation) is not None:

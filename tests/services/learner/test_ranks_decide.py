@@ -12,15 +12,18 @@ pytestmark = pytest.mark.pure
 
 
 def vote(**changed):
-    return Vote(
-        **{"ready": True, "messages": 1, "env_steps": 8, "episodes": 0, "reason": 0, "save": False, "weights": 0} | changed
-    )
+    counts = {"messages": 1, "env_steps": 8, "episodes": 0, "environments": 4, "unfinished": 1}
+    return Vote(**{"ready": True, **counts, "reason": 0, "save": False, "weights": 0} | changed)
 
 
 def test_an_update_begins_when_every_rank_is_ready_and_one_has_experience():
     assert decide([vote(), vote(messages=0, env_steps=0)]).train
     assert not decide([vote(), vote(ready=False)]).train
     assert not decide([vote(messages=0), vote(messages=0)]).train
+
+
+def test_the_environments_of_all_ranks_end_an_episode_before_a_mean_counts():
+    assert decide([vote(), vote(unfinished=0)]).coverage == (8, 1)
 
 
 def test_ranks_are_idle_where_all_are_ready_and_none_has_experience():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ import pytest
 from common.algorithms.settings import PPOSettings
 from common.config.schema import CheckpointSettings, RunSettings, Settings, TargetSettings
 from common.observability.learner_stats import IntakeStats
+from common.protocol.events import Experience, WorkerKey
 from common.protocol.messages import Evaluation
+from services.learner.coverage import Coverage, EpisodeCoverage
 from services.learner.record import EPISODES, RunRecord
 
 pytestmark = pytest.mark.pure
@@ -53,6 +56,48 @@ def test_only_the_last_hundred_episodes_count():
     run.ended([-50.0] * EPISODES, [1] * EPISODES, now=103.0)
     assert run.solved
     assert run.mean_return == -50.0
+
+
+def finished(worker, ends):
+    """A message of T rows of B environments, where the episodes of `ends` [T, B] ended."""
+    start = np.concatenate([np.zeros((1, ends.shape[1]), bool), ends])
+    return Experience(worker=worker, version=0, env_steps=ends.size, arrays={"start": start})
+
+
+@pytest.mark.parametrize("lengths", ["geometric", "narrow", "two kinds"])
+def test_the_mean_that_declares_a_run_solved_is_not_that_of_the_episodes_that_end_first(lengths):
+    """1,024 environments begin together; each step costs 1, and the policy changes nothing: 100 in the mean."""
+    rng, envs, rows = np.random.default_rng(5), 1024, 4
+    draw = {
+        "geometric": lambda count: rng.geometric(0.01, count),
+        "narrow": lambda count: rng.integers(90, 111, count),
+        "two kinds": lambda count: rng.choice([10, 190], count),
+    }[lengths]
+    run, coverage, worker = record(mean100=-1e6), EpisodeCoverage(envs), WorkerKey(name="one", incarnation=0)
+    length = draw(envs)
+    left, now = length.copy(), 0.0
+    while not run.solved:
+        now += 0.01
+        ends, ended = np.zeros((rows, envs), bool), []
+        for row in range(rows):
+            left -= 1
+            over = left == 0
+            ends[row] = over
+            ended += length[over].tolist()
+            length[over] = draw(np.count_nonzero(over))
+            left[over] = length[over]
+        run.ended([-value for value in ended], ended, now, coverage.add([finished(worker, ends)], now))
+    assert run.mean_return == pytest.approx(-100.0, rel=0.05)
+
+
+def test_environments_of_a_new_incarnation_end_an_episode_first_and_those_of_a_lost_actor_do_not_count():
+    coverage, ends = EpisodeCoverage(2), np.array([[True, False], [False, True]])
+    one, two = WorkerKey(name="one", incarnation=0), WorkerKey(name="two", incarnation=0)
+    assert coverage.add([finished(one, ends), finished(two, ends[:1])], 0.0) == Coverage(4, 1)
+    assert coverage.add([finished(replace(one, incarnation=1), ends[:1])], 50.0) == Coverage(4, 2)
+    assert coverage.add([finished(replace(one, incarnation=1), ends[1:])], 60.0) == Coverage(2, 0)
+    gradient = Experience(worker=two, version=0, env_steps=9, arrays={"episode_return": np.zeros(5, np.float32)})
+    assert coverage.add([gradient], 61.0) == Coverage(4, 0)
 
 
 @pytest.mark.parametrize(
