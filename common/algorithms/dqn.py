@@ -25,6 +25,7 @@ from common.errors import InternalError
 from common.models import nets, snapshot
 from common.models.arithmetic import CPU, autocast
 from common.models.spec import ModelSettings, Precision
+from common.replay.blocks import STREAMS
 from common.replay.buffer import Transitions
 from common.units import EnvSteps, Version
 
@@ -95,13 +96,14 @@ class DQN(ReplayLearner):
         seed: int,
         device: torch.device = CPU,
         ranks: Ranks = ALONE,
+        streams: int = STREAMS,
     ) -> None:
         """Build both networks, the optimizer and the memory; `seed` fixes initial weights and what is sampled.
 
         Raises ConfigError for continuous actions.
         """
         settings.require_actions(env.action)
-        super().__init__(settings=settings, env=env, seed=seed, device=device, ranks=ranks)
+        super().__init__(settings=settings, env=env, seed=seed, device=device, ranks=ranks, streams=streams)
         self._model = nets.build_q_network(model, env, dueling=settings.dueling, seed=seed).to(device)
         self._target = copy.deepcopy(self._model).requires_grad_(requires_grad=False)
         self._optimizer = optim.build_optimizer("adam", self._model, lr=settings.learning_rate, eps=settings.adam_eps)

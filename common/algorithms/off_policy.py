@@ -26,7 +26,7 @@ from common.models import snapshot
 from common.models.arithmetic import CPU, to_device
 from common.models.layers import Network
 from common.protocol.events import Experience
-from common.replay.blocks import Segment
+from common.replay.blocks import STREAMS, Segment
 from common.replay.buffer import Replay, Transitions
 from common.units import EnvSteps
 
@@ -114,8 +114,12 @@ class ReplayLearner(ABC):
         seed: int,
         device: torch.device = CPU,
         ranks: Ranks = ALONE,
+        streams: int = STREAMS,
     ) -> None:
-        """Allocate the memory (ConfigError where it cannot be); `seed` and rank fix what is sampled from it."""
+        """Allocate the memory for the environments of `streams` that write to it (ConfigError where it cannot be).
+
+        `seed` and rank fix what is sampled from it.
+        """
         self._ranks = ranks
         self._rate_limiter = RateLimiter(
             samples_per_insert=settings.samples_per_insert,
@@ -133,6 +137,7 @@ class ReplayLearner(ABC):
             n_step=settings.n_step,
             gamma=settings.gamma,
             clip_reward=settings.clip_reward,
+            streams=streams,
         )
 
     @abstractmethod

@@ -13,13 +13,14 @@ from common.algorithms import a3c, a3c_grad, dqn, impala, ppo, td3
 from common.algorithms.api import Algorithm, Entry, Policy, WorkerContext
 from common.algorithms.payload import Payload, trajectory_schema
 from common.algorithms.ranks import ALONE, Ranks
-from common.algorithms.sections import AlgorithmSection
+from common.algorithms.sections import AlgorithmSection, ReplaySection
 from common.envs.spec import EnvSpec
 from common.errors import ConfigError
 from common.models import arithmetic
 from common.models.arithmetic import CPU
 from common.models.spec import ModelSettings, Precision
 from common.protocol.messages import ArraySpec
+from common.replay.blocks import STREAMS
 
 ALGORITHMS: Mapping[str, Entry] = MappingProxyType(
     {
@@ -68,16 +69,19 @@ def build_algorithm(
     seed: int,
     device: torch.device = CPU,
     ranks: Ranks = ALONE,
+    streams: int = STREAMS,
 ) -> Algorithm:
     """The learner's side of the algorithm that `settings` belongs to, to train on `device`, as one of `ranks`.
 
-    Raises ConfigError where it cannot train on `env`, on `device` or as one of several ranks. The last two are arguments only
-    where they are not the CPU and not `ALONE`.
+    A replay memory is laid out for `streams` environments that write to it. Raises ConfigError where it cannot train on `env`,
+    on `device` or as one of several ranks. The last three are arguments of the algorithm only where they are not the CPU, not
+    `ALONE` and more than `STREAMS` of an algorithm with a replay memory.
     """
     settings = in_native_precision(settings, device)
     build = entry(settings.name).algorithm
     elsewhere: dict[str, object] = {} if device == CPU else {"device": device}
     elsewhere |= {} if ranks.count == 1 else {"ranks": ranks}
+    elsewhere |= {"streams": streams} if streams > STREAMS and isinstance(settings, ReplaySection) else {}
     require_arguments(build, ("settings", "model", "env", "seed", *elsewhere), of=settings.name)
     built = build(settings=settings, model=model, env=env, seed=seed, **elsewhere)
     require_protocol(built, Algorithm, of=settings.name)

@@ -23,6 +23,7 @@ from common.errors import InternalError
 from common.models import nets
 from common.models.arithmetic import CPU, autocast, to_device
 from common.models.spec import ModelSettings, Precision
+from common.replay.blocks import STREAMS
 from common.replay.buffer import Transitions
 from common.units import EnvSteps, Version
 
@@ -82,6 +83,7 @@ class TD3(ReplayLearner):
         seed: int,
         device: torch.device = CPU,
         ranks: Ranks = ALONE,
+        streams: int = STREAMS,
     ) -> None:
         """Build networks, optimizers and memory; `seed` fixes initial weights, noise and what is sampled.
 
@@ -89,7 +91,7 @@ class TD3(ReplayLearner):
         """
         settings.require_actions(env.action)
         self._bounds = nets.ActionBounds.of(env.action)
-        super().__init__(settings=settings, env=env, seed=seed, device=device, ranks=ranks)
+        super().__init__(settings=settings, env=env, seed=seed, device=device, ranks=ranks, streams=streams)
         self._nets = nets.build_td3_networks(model, env, seed=seed).to(device)
         self._targets = copy.deepcopy(self._nets).requires_grad_(requires_grad=False)
         rate = settings.learning_rate

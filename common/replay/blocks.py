@@ -20,7 +20,8 @@ from common.replay.rows import EnvironmentRows
 from common.units import EnvSteps
 
 _FRESH_PER_REPEATED = 40  # frames of a block per frame that it repeats: 2.5 % overhead
-_LEAST_BLOCKS = 4  # per stream: the blocks that are being filled are a small part of the memory
+_LEAST_BLOCKS = 10  # per stream: the blocks that are being filled hold at most a tenth of the rows
+STREAMS = 16  # environments for which a memory is laid out at least
 _LONGEST_WINDOW = 255  # spans are uint8
 SEGMENT_BYTES = 4 << 20  # enough for a disk to be fast, and little enough to rewrite for one new row
 
@@ -62,10 +63,10 @@ class BlockLayout:
         least = _LEAST_BLOCKS * streams * repeated
         if capacity < least:
             raise ConfigError(
-                "replay capacity in env steps",
+                "algorithm.replay_capacity",
                 found=capacity,
                 wanted=f"at least {least}: {_LEAST_BLOCKS} blocks of {repeated} for each of {streams} environments",
-                fix="ask for a larger one",
+                fix="raise it, or lower actor.count or env.num_envs",
             )
         fresh = min(_FRESH_PER_REPEATED * repeated, capacity // (_LEAST_BLOCKS * streams))
         return cls(env=env, n_step=n_step, blocks=-(-capacity // fresh), fresh=fresh)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from common.envs.spec import EnvSpec
 from common.errors import InternalError
 from common.protocol.messages import Arrays
-from common.replay.blocks import BlockLayout, Blocks, Segment
+from common.replay.blocks import STREAMS, BlockLayout, Blocks, Segment
 from common.replay.rows import rows_by_environment
 from common.units import EnvSteps, Sequence
 
@@ -40,7 +40,7 @@ class Replay:
     """Stores trajectories by `insert` and returns transitions by `sample`.
 
     Env steps are kept for about `capacity` later ones: the oldest block is recycled when room is needed. Each environment
-    that writes has one incomplete block (up to a quarter of its share, see `BlockLayout.plan`) with unused rows.
+    that writes has one incomplete block (up to a tenth of its share, see `BlockLayout.plan`) with unused rows.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Replay:
         n_step: int,
         gamma: float,
         clip_reward: bool = False,
-        streams: int = 16,
+        streams: int = STREAMS,
     ) -> None:
         """Allocate once.
 

@@ -26,6 +26,7 @@ from common.models.snapshot import ParameterLayout
 from common.observability import logs
 from common.protocol.arrays import DTYPES
 from common.protocol.limits import ARRAY_BYTES
+from common.replay.blocks import STREAMS
 from common.runtime import machine, run_directory
 from common.runtime.copies import restore_missing
 from common.runtime.disk import write_atomically
@@ -123,7 +124,10 @@ def build_run_algorithm(settings: Settings, env: EnvSpec, *, seed: int, ranks: R
     if arithmetic.native(section.precision, device) != section.precision:
         _log.info("no_bfloat16", setting="algorithm.precision", device=device.type, precision="fp32")
     try:
-        algorithm = build_algorithm(section, model=settings.model, env=env, seed=seed, device=device, ranks=ranks)
+        streams = -(-settings.actor.count // ranks.count) * settings.env.num_envs
+        algorithm = build_algorithm(
+            section, model=settings.model, env=env, seed=seed, device=device, ranks=ranks, streams=max(STREAMS, streams)
+        )
     except MemoryError as error:  # larger than the system would ever promise
         wanted = None if available is None else f"at most {available / 1e9:.1f} GB"
         raise ConfigError("the replay memory cannot be allocated", found=str(error), wanted=wanted, fix=fix) from error

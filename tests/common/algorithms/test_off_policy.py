@@ -172,7 +172,7 @@ def test_the_memory_says_how_large_it_is(continuous_env):
 
 def test_a_memory_that_cannot_be_is_refused_when_the_learner_is_built(image_env):
     """Too small for the stacks of its environments."""
-    with pytest.raises(ConfigError, match="replay capacity"):
+    with pytest.raises(ConfigError, match="replay_capacity"):
         Counter(env=image_env, replay_capacity=4)
 
 

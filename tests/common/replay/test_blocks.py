@@ -32,15 +32,15 @@ def test_little_is_stored_twice(n_step: int) -> None:
 
 @given(st.integers(1, 300_000), st.integers(1, 20), st.integers(1, 256))
 def test_a_layout_holds_what_was_asked_for_or_says_why_not(capacity: int, n_step: int, streams: int) -> None:
-    """At least the capacity, at most a block more, and four blocks for each environment that writes."""
-    least = 4 * streams * (4 + n_step - 1)
+    """At least the capacity, at most a block more, and ten blocks for each environment that writes."""
+    least = 10 * streams * (4 + n_step - 1)
     if capacity < least:
         with pytest.raises(ConfigError, match=f"found {capacity}, wanted at least {least}"):
             BlockLayout.plan(ENV, capacity=capacity, n_step=n_step, streams=streams)
         return
     layout = BlockLayout.plan(ENV, capacity=capacity, n_step=n_step, streams=streams)
     assert capacity <= layout.capacity < capacity + layout.fresh
-    assert layout.blocks >= 4 * streams
+    assert layout.blocks >= 10 * streams
 
 
 @pytest.mark.parametrize("n_step", [0, 256])

@@ -12,11 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.algorithms.payload import check_trajectory, trajectory_schema
+from common.algorithms.settings import DQNSettings
+from common.config.schema import Settings
 from common.envs.make import make
 from common.envs.spec import ActionSpec, EnvSettings, EnvSpec
 from common.errors import InternalError, ResourceError
+from common.protocol.events import Experience, WorkerKey
 from common.replay.buffer import Replay, Transitions
 from services.acting.rollout import Rollout
+from services.learner.startup import build_run_algorithm
 
 pytestmark = pytest.mark.pure
 
@@ -177,7 +181,7 @@ def test_sampled_windows_are_those_of_the_list_of_episodes(data: st.DataObject) 
     size, n_step = draw(st.integers(1, 4)), draw(st.integers(1, 5))
     env = EnvSpec(observation_shape=shape, observation_dtype="float32", action=action, frame_stack=size, frame_skip=1)
     length, num_envs = draw(st.integers(1, 15)), draw(st.integers(1, 3))
-    capacity = draw(st.sampled_from([4 * (size + n_step - 1), 60, 10_000]))
+    capacity = draw(st.sampled_from([10 * (size + n_step - 1), 100, 10_000]))
     replay = Replay(env=env, capacity=capacity, n_step=n_step, streams=1, gamma=GAMMA)
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     games = [Game(number=number, rng=rng, mode=mode) for number in range(2 * num_envs)]
@@ -346,6 +350,35 @@ def test_the_bytes_of_a_million_atari_frames() -> None:
     replay = Replay(env=env, capacity=1_000_000, n_step=3, gamma=0.99, streams=64)
     assert replay.capacity >= 1_000_000
     assert 7.0e9 < replay.nbytes <= 7.4e9
+
+
+@pytest.mark.parametrize(("capacity", "actors", "length"), [(20_000, 32, 16), (20_000, 32, 4), (10_000, 8, 16)])
+def test_a_memory_holds_nine_tenths_of_its_capacity_however_many_environments_write(capacity, actors, length) -> None:
+    """Each of them has a block that is not yet full; through the learner, as `rookery learner` builds it."""
+    values = {"replay_capacity": capacity, "n_step": 3, "warmup": 1}
+    settings = Settings(
+        algorithm=DQNSettings(**values), model={"hidden": [4]}, env={"num_envs": 16}, actor={"count": actors},
+        learner={"batch": 1, "max_policy_lag": 100}, rollout={"length": length},
+    )  # fmt: skip
+    env = EnvSpec(
+        observation_shape=(1,), observation_dtype="float32", action=ActionSpec(n=2, shape=()), frame_stack=1, frame_skip=1
+    )
+    learner, row = (
+        build_run_algorithm(settings, env, seed=0),
+        {"action": "i8", "reward": "f4", "terminated": "?", "truncated": "?"},
+    )
+    arrays = {name: np.zeros((length, 16), dtype) for name, dtype in row.items()} | {"valid": np.ones((length, 16), bool)}
+    arrays |= {"obs": np.zeros((length + 1, 16, 1), np.float32), "start": np.zeros((length + 1, 16), bool)}
+    arrays |= {"final_obs": np.zeros((0, 1), np.float32), "final_index": np.zeros(0, np.int64)}
+    least = 1.0
+    for seq in range(3 * capacity // (actors * 16 * length)):
+        samples = [Experience(worker=WorkerKey(name=f"{actor}", incarnation=0), seq=seq, version=0, env_steps=1, arrays=arrays)
+                   for actor in range(actors)]  # fmt: skip
+        for sample in samples:
+            learner.ingest([sample])
+            if seq * actors * 16 * length > 1.5 * capacity:
+                least = min(least, len(learner._replay) / capacity)
+    assert least >= 0.9
 
 
 def test_an_empty_memory_gives_nothing() -> None:
