@@ -263,7 +263,8 @@ class ReplayLearner(ABC):
             snapshot.restore_network(net, state.get(key) or parameters)
         for key, trained in self._optimizers().items():
             snapshot.restore_optimizer(*trained, state[key])
-        self._rng.bit_generator.state = state["replay_rng"]
+        if "replay_rng" in state:  # else each rank keeps its own
+            self._rng.bit_generator.state = state["replay_rng"]
         self._observations.load_state_dict(state.get("observation_moments", {}))
         self._gradient_steps = state.get("gradient_steps", 0)
 

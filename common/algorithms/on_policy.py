@@ -187,9 +187,15 @@ class ActorCriticLearner:
             )
         self.load_parameters(state)
         snapshot.restore_optimizer(self._optimizer, self._model, optimizers[self._optimizer_name])
-        self._moments = Moments.restored(state["value_moments"])
 
     def load_parameters(self, state: Mapping[str, Any]) -> None:
-        """Take the network and the statistics of its observations; the moments of the value targets are those of this run."""
+        """Take the network, the statistics of its observations, and the moments in whose units its value head was trained.
+
+        Where the settings ask for no such units, the head is scaled to units of return.
+        """
         snapshot.restore_network(self._model, state.get("parameters", {}))
         self._observations.load_state_dict(state.get("observation_moments", {}))
+        self._moments = Moments.restored(state["value_moments"]) if "value_moments" in state else Moments()
+        if self._moments.count and not getattr(self._settings, "normalize_value", True):
+            self._model.value_head.scale_outputs(self._moments.std.item(), self._moments.mean.item())
+            self._moments = Moments()

@@ -202,7 +202,8 @@ class PPO(ActorCriticLearner):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state_dict`; ResourceError, and nothing changed, where the state is of another architecture."""
         super().load_state_dict(state)
-        self._generator.set_state(state["generator"])
+        if "generator" in state:
+            self._generator.set_state(state["generator"])
         if self._settings.lr_schedule == "kl_adaptive":  # the other schedules follow the settings, which a resumed run may change
             self._learning_rate = state["learning_rate"]
 

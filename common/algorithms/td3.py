@@ -175,7 +175,8 @@ class TD3(ReplayLearner):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state_dict`; ResourceError, and nothing changed, where the state is of another architecture."""
         super().load_state_dict(state)
-        self._generator.set_state(state["generator"])
+        if "generator" in state:
+            self._generator.set_state(state["generator"])
 
 
 class NoisyPolicy(NetworkPolicy[nets.DeterministicActor]):

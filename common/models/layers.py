@@ -130,6 +130,12 @@ class Head(nn.Linear):
                 return self.forward(features)
         return functional.linear(features.float(), self.weight.float(), self.bias.float())
 
+    @torch.no_grad()
+    def scale_outputs(self, factor: float, offset: float) -> None:
+        """Multiply all later outputs by `factor`, and add `offset`."""
+        self.weight.mul_(factor)
+        self.bias.mul_(factor).add_(offset)
+
 
 class Trunk(nn.Module):
     """Observation [N, *input] in the environment's dtype → features [N, F] in the dtype to compute in.

@@ -49,6 +49,7 @@ class UserModule(nn.Module):
             self.module = module
             self.features = math.prod(_trial_output(module, shape, name).shape[1:])
             require_independent_rows(module, shape, name)
+            _require_one_mode(module, shape, name)
 
     def forward(self, observation: Tensor) -> Tensor:
         """See the class."""
@@ -104,6 +105,22 @@ def require_independent_rows(module: nn.Module, shape: Sequence[int], name: str)
         )
 
 
+def _require_one_mode(module: nn.Module, shape: Sequence[int], name: str) -> None:
+    """Refuse (ConfigError) outputs that differ between training and evaluation, or between two calls: actors evaluate."""
+    batch = torch.rand(_ROWS, *shape, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        trained = _output(module, batch, seed=0)
+        with _in_evaluation_mode(module):
+            acted = _output(module, batch, seed=1)
+    if not torch.allclose(trained, acted, _RELATIVE, _ABSOLUTE, equal_nan=True):
+        raise ConfigError(
+            f"{name} computes another output in training than in evaluation",
+            found="outputs that differ for the same observation",
+            wanted="the same in both, because the learner and its actors must compute the same policy",
+            fix="remove dropout and other noise; algorithm.entropy_coef keeps a policy exploring",
+        )
+
+
 def _mixes_rows(module: nn.Module, shape: Sequence[int]) -> bool:
     """Return whether the output of a row changes where that row stays and all others change."""
     generator = torch.Generator().manual_seed(0)
@@ -130,8 +147,8 @@ def _in_evaluation_mode(module: nn.Module) -> Iterator[None]:
             part.training = training
 
 
-def _output(module: nn.Module, batch: Tensor) -> Tensor:
-    """Return the output for a copy of `batch`, with the same random numbers at each call."""
-    with seeded(0):
+def _output(module: nn.Module, batch: Tensor, *, seed: int = 0) -> Tensor:
+    """Return the output for a copy of `batch`, with the same random numbers at each call of one `seed`."""
+    with seeded(seed):
         output: Tensor = module(batch.clone())
         return output

@@ -46,7 +46,7 @@ from services.learner.ending import RunEnd
 from services.learner.intake import Intake
 from services.learner.journal import TRACKERS_END_SECONDS, TRACKERS_STOP_SECONDS, Journal, open_trackers, tracked_run
 from services.learner.loop import TrainLoop
-from services.learner.ranks import Agreement, check_same_data, join_ranks, open_rank_directory
+from services.learner.ranks import Agreement, Joined, check_same_data, join_ranks, open_rank_directory
 from services.learner.record import RunRecord
 from services.learner.results import Results
 from services.learner.resume import open_state
@@ -82,11 +82,12 @@ def _serve(argv: list[str]) -> int:
     logs.configure("learner", level=settings.log.level, form=settings.log.format, debug=invocation.debug)
     process.set_torch_threads(settings.learner.torch_threads)  # before the first operation of torch
     with join_ranks(invocation, os.environ) as joined:
-        return _train(joined.invocation, argv, group=joined.group, local_rank=joined.local_rank)
+        return _train(joined.invocation, argv, joined)
 
 
-def _train(invocation: Invocation, argv: list[str], *, group: ProcessGroup | None = None, local_rank: int = 0) -> int:
+def _train(invocation: Invocation, argv: list[str], joined: Joined | None = None) -> int:
     """Run the learner, or one of its ranks."""
+    group = joined.group if joined else None
     settings = invocation.settings
     logs.configure("learner", level=settings.log.level, form=settings.log.format, debug=invocation.debug, run_id=settings.run.id)
     process.set_torch_threads(settings.learner.torch_threads)
@@ -96,7 +97,8 @@ def _train(invocation: Invocation, argv: list[str], *, group: ProcessGroup | Non
     with process.build_limit():
         env = spec_of(settings.env)
     seed = derive_seed(settings.run.seed, "model", role="learner")
-    algorithm = build_run_algorithm(settings, env, seed=seed, ranks=group or ALONE, local_rank=local_rank)
+    local = {"local_rank": joined.local_rank, "local_ranks": joined.local_ranks} if joined else {}
+    algorithm = build_run_algorithm(settings, env, seed=seed, ranks=group or ALONE, **local)
     with ExitStack() as resources:
         root = _Root(invocation=invocation, argv=argv, keys=keys, env=env, algorithm=algorithm, group=group, resources=resources)
         reason = root.run()

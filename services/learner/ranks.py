@@ -54,6 +54,7 @@ class Joined:
     group: ProcessGroup
     invocation: Invocation  # with what is of this rank alone, and with the run of rank 0
     local_rank: int
+    local_ranks: int  # on its machine
 
 
 @contextmanager
@@ -81,7 +82,9 @@ def join_ranks(invocation: Invocation, environ: Mapping[str, str]) -> Iterator[J
         if not own.master.loopback:
             consequence = "connections between ranks are neither authenticated nor encrypted"
             _log.warning("insecure", rank_0=own.master, consequence=consequence)
-        yield Joined(group=group, invocation=_of_rank(invocation, own, first), local_rank=own.local_rank)
+        yield Joined(
+            group=group, invocation=_of_rank(invocation, own, first), local_rank=own.local_rank, local_ranks=own.local_world_size
+        )
 
 
 def check_address(master: Endpoint, *, insecure: bool) -> None:

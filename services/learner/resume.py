@@ -46,6 +46,8 @@ STATE = ArraySpec(name=ACTOR_STATE, dtype="uint8", shape=(-1,))
 
 NAMED_LAYERS = 3  # in an error
 
+RANDOM_STREAMS = ("replay_rng", "generator")  # in the state of an algorithm
+
 _log = logs.EventLog(__name__)
 
 
@@ -157,9 +159,13 @@ def _resume(
 
 
 def _share_state(group: ProcessGroup, record: RunRecord, algorithm: Algorithm, *, known: bool) -> bool:
-    """Give all ranks the record and the algorithm's state of rank 0, and return True, where it has a checkpoint (`known`)."""
+    """Give all ranks the record and the algorithm's state of rank 0, and return True, where it has a checkpoint (`known`).
+
+    Random streams stay those of each rank: with the same ones, all would draw the same samples and the same noise.
+    """
     now = time.monotonic()
-    state = {"record": record.state_dict(now), "algorithm": algorithm.state_dict()} if known else {}
+    shared = {name: value for name, value in algorithm.state_dict().items() if name not in RANDOM_STREAMS}
+    state = {"record": record.state_dict(now), "algorithm": shared} if known else {}
     structure, tensors = flatten_state(state)
     header = group.broadcast_bytes(json.dumps(structure).encode())
     data = group.broadcast_bytes(safetensors.torch.save(tensors) if known else b"")

@@ -113,11 +113,13 @@ def _earlier_id(invocation: Invocation) -> str:
 # --- algorithm ---
 
 
-def build_run_algorithm(settings: Settings, env: EnvSpec, *, seed: int, ranks: Ranks = ALONE, local_rank: int = 0) -> Algorithm:
+def build_run_algorithm(
+    settings: Settings, env: EnvSpec, *, seed: int, ranks: Ranks = ALONE, local_rank: int = 0, local_ranks: int = 1
+) -> Algorithm:
     """Return the algorithm of the run; log the size of its replay memory, where it has one.
 
-    Raises `ConfigError` where it cannot train on `env`, where its memory is larger than what this machine has left, and where its
-    experience or policies do not fit into a message.
+    Raises `ConfigError` where it cannot train on `env`, where its memory is larger than what this machine has left for each of
+    `local_ranks`, and where its experience or policies do not fit into a message.
     """
     fix, available = "lower algorithm.replay_capacity", machine.available_bytes()
     section, device = settings.algorithm, _device(settings.learner.device, local_rank)
@@ -139,8 +141,8 @@ def build_run_algorithm(settings: Settings, env: EnvSpec, *, seed: int, ranks: R
         )
     if isinstance(algorithm, HasReplay):
         needed = algorithm.replay_bytes
-        if available is not None and needed > available:
-            found, wanted = (f"{size / 1e9:.1f} GB" for size in (needed, available))
+        if available is not None and needed > available // local_ranks:  # pages are taken as the memory fills, by all ranks
+            found, wanted = (f"{size / 1e9:.1f} GB" for size in (needed, available // local_ranks))
             fact = f"the replay memory of {algorithm.replay_env_steps:,} env steps is larger than what is free here"
             raise ConfigError(fact, found=found, wanted=f"at most {wanted}", fix=fix)
         _log.info("replay_allocated", env_steps=algorithm.replay_env_steps, gigabytes=round(needed / 1e9, 3))

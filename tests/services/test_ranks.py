@@ -87,8 +87,8 @@ def test_a_rank_without_actors_delays_no_other(tmp_path):
         assert stats.all_reduce_seconds() >= one["learner_updates"]
 
 
-def resumed(settings, folder, count):
-    """Record, weights and ledger with which each of `count` ranks continues the runs in `folder`."""
+def resumed(settings, folder, count, *, of=None):
+    """Record, weights and ledger with which `count` ranks continue the runs in `folder`; or what `of` returns of the algorithm."""
 
     def on_rank(ranks):
         directory = RunDirectory(folder / str(ranks.index) / "run")
@@ -112,10 +112,22 @@ def resumed(settings, folder, count):
             store=CheckpointStore(directory.checkpoints, keep=2),
             group=ranks if count > 1 else None,
         )
+        if of is not None:
+            return of(algorithm)
         weights = torch.cat([each.detach().flatten() for each in algorithm.model.parameters()])
         return record, weights, session.ledger.as_dict()
 
     return on_every_rank(count, on_rank)
+
+
+def test_ranks_keep_random_streams_of_their_own_where_their_number_changes(tmp_path):
+    settings = of_ranks(recipe("td3"))
+    trained(settings, tmp_path)
+    first, *others = resumed(settings, tmp_path, 3, of=lambda algorithm: algorithm.state_dict())
+    for other in others:
+        assert other["replay_rng"] != first["replay_rng"]
+        assert not torch.equal(other["generator"], first["generator"])
+    assert others[0]["replay_rng"] != others[1]["replay_rng"]
 
 
 def test_another_number_of_ranks_continues_with_the_weights_and_the_ledgers_of_all(tmp_path):

@@ -147,7 +147,7 @@ class Plan:
             return {}
         rank = str(names.index(child))
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.master_port)}
-        return {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(len(names)), **address}
+        return {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(len(names)), "LOCAL_WORLD_SIZE": str(len(names)), **address}
 
 
 @contextmanager

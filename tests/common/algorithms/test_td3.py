@@ -1,8 +1,6 @@
 """The learner's side of TD3: a problem with a known answer, policy delay and Polyak averaging."""
 
-import sys
 from dataclasses import replace
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -159,22 +157,6 @@ def test_no_network_moves_along_a_gradient_that_is_not_finite(continuous_env, ma
     metrics = train(algorithm, random_play(continuous_env, make_sample, seq=0)).metrics
     assert metrics["nonfinite_steps"] == (steep == "critics")
     assert torch.equal(weights(net), before)
-
-
-def test_a_users_own_network_draws_the_same_in_two_runs_of_one_seed(continuous_env, make_sample, monkeypatch):
-    """From torch's generator, say."""
-    own = ModuleType("own_dropout")
-    own.noisy = lambda _shape: torch.nn.Dropout(0.2)
-    monkeypatch.setitem(sys.modules, "own_dropout", own)
-    model = ModelSettings(entry_point="own_dropout:noisy", hidden=(8,))
-    found = []
-    for _ in range(2):
-        torch.manual_seed(0)
-        algorithm = build(continuous_env, model=model, policy_delay=1)
-        for seq in range(3):
-            train(algorithm, random_play(continuous_env, make_sample, seq=seq))
-        found.append(weights(algorithm._nets))
-    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize(

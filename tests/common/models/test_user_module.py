@@ -157,6 +157,25 @@ class Forgetful(nn.Module):
                 return observation @ torch.zeros(99, 1)
 
 
+class Noisy(nn.Module):
+    """Features with dropout, in training alone or `always`."""
+
+    def __init__(self, shape, *, always=False):
+        super().__init__()
+        self.linear, self.always = nn.Linear(*shape, 8), always
+
+    def forward(self, observation):
+        return nn.functional.dropout(self.linear(observation), 0.5, training=self.always or self.training)
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_a_module_with_dropout_is_refused(own, always):
+    """The learner trains, actors evaluate: they would compute two policies from the same weights."""
+    own.Noisy = Noisy
+    with pytest.raises(ConfigError, match="own_nets:Noisy computes another output in training than in evaluation"):
+        nets.build_actor_critic(settings("Noisy", kwargs={"always": always}), spec())
+
+
 @pytest.mark.parametrize(
     ("makes", "line"),
     [

@@ -108,7 +108,7 @@ def test_a_port_in_use_of_another_rank_is_found_before_the_run_begins(taken, mon
 
     @contextmanager
     def joined(invocation, _):
-        yield Joined(group=Group(), invocation=with_run_id(invocation), local_rank=0)
+        yield Joined(group=Group(), invocation=with_run_id(invocation), local_rank=0, local_ranks=1)
 
     monkeypatch.setattr(module, "join_ranks", joined)
     line = refused(["--run-dir", "run", "learner.ranks=2", f"learner.bind=tcp://127.0.0.1:{taken}"], capsys)

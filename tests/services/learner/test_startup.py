@@ -270,6 +270,13 @@ def test_bfloat16_on_a_processor_without_it_is_replaced_and_logged(monkeypatch, 
     assert [line.partition("learner ")[2] for line in lines] == logged
 
 
+def test_the_ranks_of_a_machine_share_what_is_free(monkeypatch):
+    monkeypatch.setattr(machine, "available_bytes", lambda: 100_000_000)
+    assert 50_000_000 < startup.build_run_algorithm(DQN, ENV, seed=0).replay_bytes < 100_000_000
+    with pytest.raises(ConfigError, match=r"larger than what is free here: found 0\.1 GB, wanted at most 0\.1 GB"):
+        startup.build_run_algorithm(DQN, ENV, seed=0, local_ranks=2)
+
+
 def test_a_memory_larger_than_what_is_free_is_refused(monkeypatch):
     """A pod with 64 MB: better now than when it is killed, an hour from now."""
     monkeypatch.setattr(machine, "available_bytes", lambda: 64_000_000)

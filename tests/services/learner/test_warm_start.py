@@ -67,6 +67,18 @@ def test_a_run_starts_with_the_weights_and_nothing_else(preset):
     assert record.run_id != "other"
 
 
+def test_the_value_head_of_ppo_comes_with_the_units_that_it_was_trained_in():
+    _, trained, _ = learner("cartpole")
+    target, valid = torch.arange(6.0).view(3, 2) + 50.0, torch.ones(3, 2, dtype=torch.bool)
+    trained.normalize_targets(target, valid)
+    place, _ = saved("cartpole", state=trained.state_dict())
+    _, _, algorithm, _ = opened("cartpole", f"run.init={place}")
+    observation = torch.zeros(1, 4)
+    before, after = (each._moments.denormalize(each.model(observation).value) for each in (trained, algorithm))
+    torch.testing.assert_close(after, before)
+    assert after.item() > 40.0
+
+
 def test_every_network_of_dqn_takes_the_weights():
     place, source = saved("cartpole-dqn", "algorithm.average_rate=1.0")
     _, _, algorithm, _ = opened("cartpole-dqn", f"run.init={place}")
