@@ -1,21 +1,80 @@
 """Imports of code that a user names in the settings, `package.module:attribute`, with errors of one line.
 
 This is the only module that imports by a name from data. `common.config` imports a user's code when settings are loaded, so that
-code which does not import is refused before anything is built.
+code which does not import is refused before anything is built. Where the data may come from somebody else, such as the directory
+of a run, `restricted` refuses code that is neither in the current directory nor allowed.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import inspect
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from common.errors import ConfigError
+
+PROBES = "common.envs.probes"  # environments of the project, which may be named as a user's are
+
+_allowed: tuple[str, ...] | None = None  # modules and packages that data may name; None: all
+
+
+@contextmanager
+def restricted(allowed: Iterable[str]) -> Iterator[None]:
+    """Import by a name from data, while inside, only modules of the current directory and those in the packages `allowed`."""
+    global _allowed  # noqa: PLW0603  a restriction of the process, whoever reads the data
+    before = _allowed
+    _allowed = (*(before or ()), *allowed)
+    try:
+        yield
+    finally:
+        _allowed = before
+
+
+class NotAllowedError(ConfigError):
+    """Data names code that is `restricted`."""
+
+
+def is_restricted() -> bool:
+    """Return whether this process is inside `restricted`."""
+    return _allowed is not None
+
+
+def is_within(module: str, packages: Iterable[str]) -> bool:
+    """Return whether `module` is one of `packages` or lies in one, compared by whole components of the dotted name."""
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def require_allowed(module: str, *, setting: str) -> None:
+    """Refuse (ConfigError) a module that is `restricted`; nothing is imported to find out."""
+    if _allowed is None or is_within(module, (*_allowed, PROBES)) or _in_current_directory(module):
+        return
+    top = module.partition(".")[0]
+    raise NotAllowedError(
+        f"{setting} of the run names code that is not in the current directory",
+        found=f"module {module!r:.200}",
+        wanted=f"a module in {Path.cwd()}, or one that is allowed",
+        fix=f"if you trust it, add --allow-code {top if top.isidentifier() else 'PACKAGE'}",
+    )
+
+
+def _in_current_directory(module: str) -> bool:
+    """Return whether Python would import the module's top-level package from the current directory itself."""
+    try:
+        spec = importlib.util.find_spec(module.partition(".")[0])
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
+        return False
+    places = [*(spec.submodule_search_locations or [])] or ([spec.origin] if spec.has_location and spec.origin else [])
+    return bool(places) and all(Path(place).resolve().parent == Path.cwd().resolve() for place in places)  # built in: no place
 
 
 def is_user_code(text: object) -> bool:
@@ -44,6 +103,7 @@ def import_attribute(
 
 def import_module(module_name: str, *, setting: str) -> ModuleType:
     """Import the module that `setting` names. Raises `ConfigError`."""
+    require_allowed(module_name, setting=setting)
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -59,6 +59,11 @@ def load_settings(*, preset: str | None, overrides: Sequence[str] = (), environ:
 def _validated(stack: Sequence[Layer]) -> LoadedSettings:
     """Merge and check the layers, of which a later one overrides an earlier one."""
     values, sources = merge_layers(_of_one_algorithm(stack))
+    if extensions.is_restricted():
+        from common.config.code_references import code_references  # noqa: PLC0415  imports gymnasium
+
+        for reference in code_references(values):
+            extensions.require_allowed(reference.module, setting=reference.setting)
     try:
         # JSON mode turns lists into tuples and changes no other type.
         settings = settings_class(values).model_validate_json(json.dumps(values), strict=True)

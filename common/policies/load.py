@@ -16,9 +16,11 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from common import extensions
 from common.algorithms.api import NetworkPolicy, Policy, WorkerContext
 from common.algorithms.registry import build_algorithm, build_policy
 from common.algorithms.sections import ReplaySection
+from common.config.code_references import named_modules
 from common.config.errors import config_error
 from common.config.load import load_settings
 from common.config.schema import Settings
@@ -113,22 +115,33 @@ class TrainedPolicy:
 
 
 def load_policy(
-    path: str | Path, *, checkpoint: str | Version = NEWEST, overrides: Sequence[str] = (), seed: int = 1
+    path: str | Path,
+    *,
+    checkpoint: str | Version = NEWEST,
+    overrides: Sequence[str] = (),
+    seed: int = 1,
+    allow_code: Sequence[str] = (),
 ) -> TrainedPolicy:
     """Return the policy of a run.
 
-    The run's config.yaml may name code of a user's own, which is imported: load runs of a source that you trust.
+    The run's config.yaml may name code, which is imported where it is in the current directory or in `allow_code`.
 
     Args:
         path: directory of a run, or of one checkpoint in it, or the address of its copy in a bucket, as text.
         checkpoint: "newest", "best" (by evaluation), or the version of a checkpoint, where `path` is a run.
         overrides: settings that differ from the run's, as text: "env.sticky_actions=0.25".
         seed: of actions that are drawn.
+        allow_code: packages of any place that the run may name.
 
     Raises:
-        ConfigError: there is no such run or checkpoint, or its settings are not those of this version.
+        ConfigError: there is no such run or checkpoint, its settings are not those of this version, or name other code.
         ResourceError: the checkpoint is damaged, or does not fit the settings.
     """
+    with extensions.restricted((*allow_code, *named_modules(overrides))):
+        return _load(path, checkpoint, overrides, seed)
+
+
+def _load(path: str | Path, checkpoint: str | Version, overrides: Sequence[str], seed: int) -> TrainedPolicy:
     directory, folder = _find(fetch(str(path)), checkpoint)
     settings = _settings(directory, overrides)
     try:
@@ -206,6 +219,8 @@ def _settings(directory: RunDirectory, overrides: Sequence[str]) -> Settings:
     config = str(directory.config)
     try:
         settings = load_settings(preset=config, environ={}).settings
+    except extensions.NotAllowedError:
+        raise
     except ConfigError as error:
         raise ConfigError(f"{error}; the run may be of another version of rookery, or of your own packages") from error
     return load_settings(preset=config, overrides=overrides, environ={}).settings if overrides else settings

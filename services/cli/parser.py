@@ -23,6 +23,12 @@ class CommandParser(OneLineParser):
         )
 
 
+def add_allow_code(parser: argparse.ArgumentParser) -> None:
+    """Add the option `--allow-code`."""
+    text = "let the run's settings name code of this package, wherever it is; may be repeated. Code in the current directory may"
+    parser.add_argument("--allow-code", metavar="PACKAGE", action="append", default=[], help=text)
+
+
 def add_command(
     commands: Any,
     name: str,

@@ -10,12 +10,13 @@ from pathlib import Path
 import gymnasium
 import pytest
 
+from common.config import code_references as naming
+from common.config.code_references import code_references
 from common.config.load import load_settings
 from common.config.run_config import RunConfig
 from common.config.schema import Settings
 from common.errors import ConfigError
-from services import allowed_code
-from services.allowed_code import code_references, read_run
+from services.allowed_code import read_run
 
 pytestmark = pytest.mark.pure
 
@@ -98,7 +99,7 @@ def test_every_setting_from_which_the_project_imports_is_checked():
         for text in texts.values()
         for setting in re.findall(r'extensions\.import_attribute\([^)]*setting="([\w.]+)"', text)
     }
-    assert found == {f"{section}.{key}" for section, key in allowed_code._NAMING}
+    assert found == {f"{section}.{key}" for section, key in naming._NAMING}
     importing = [path for path, text in texts.items() if re.search(r"importlib\.import_module|__import__|runpy", text)]
     assert importing == ["common/extensions.py"]
     reading = [path for path, text in texts.items() if "RunConfig.from_json(" in text]

@@ -88,7 +88,7 @@ def test_a_rank_without_actors_delays_no_other(tmp_path):
 
 
 def resumed(settings, folder, count, *, of=None):
-    """Record, weights and ledger with which `count` ranks continue the runs in `folder`; or what `of` returns of the algorithm."""
+    """Record, weights and ledger with which `count` ranks continue the runs in `folder`; or what `of` finds in the algorithm."""
 
     def on_rank(ranks):
         directory = RunDirectory(folder / str(ranks.index) / "run")

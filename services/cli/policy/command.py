@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common.errors import ConfigError
-from services.cli.parser import add_command, count
+from services.cli.parser import add_allow_code, add_command, count
 
 if TYPE_CHECKING:
     from common.policies.load import TrainedPolicy
@@ -94,6 +94,7 @@ def _add(
 def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
     help_checkpoint = "newest, best (by the run's evaluations) or a version; default: newest"
     parser.add_argument("--checkpoint", metavar="NAME", default="newest", help=help_checkpoint)
+    add_allow_code(parser)
 
 
 def _load(options: argparse.Namespace, *, seed: int = 1) -> TrainedPolicy:
@@ -101,7 +102,13 @@ def _load(options: argparse.Namespace, *, seed: int = 1) -> TrainedPolicy:
 
     from common.policies.load import load_policy  # noqa: PLC0415
 
-    policy = load_policy(options.names[0], checkpoint=options.checkpoint, overrides=options.overrides, seed=seed)
+    policy = load_policy(
+        options.names[0],
+        checkpoint=options.checkpoint,
+        overrides=options.overrides,
+        seed=seed,
+        allow_code=options.allow_code,
+    )
     torch.set_num_threads(policy.settings.evaluator.torch_threads)
     return policy
 

@@ -6,12 +6,14 @@ import argparse
 import importlib.util
 import os
 import sys
+from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from common import extensions
 from common.errors import ConfigError, ResourceError
-from services.cli.parser import add_command
+from services.cli.parser import add_allow_code, add_command
 
 SWEEP_TEXT = """\
 SWEEP.yaml names a preset, settings of all trials, and ranges or choices of those that are searched:
@@ -47,6 +49,7 @@ def add(commands: Any) -> None:
     )
     sweep.add_argument("--run-dir", metavar="DIR", type=Path, help="folder of the trials; default: runs/...")
     sweep.add_argument("--resume", action="store_true", help="continue the sweep in --run-dir, its interrupted trial first")
+    add_allow_code(sweep)
     sweep.add_argument("--log-format", choices=("auto", "plain", "json"), help="as of `rookery train`")
 
 
@@ -64,8 +67,9 @@ def _sweep(options: argparse.Namespace) -> int:
     from services.cli.train.view import make_view  # noqa: PLC0415
 
     folder = options.run_dir or Path("runs") / f"{file.stem if file else 'sweep'}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
-    sweep = open_sweep(file, folder, resume=options.resume, environ=os.environ)
     passed = ("--log-format", options.log_format) if options.log_format else ()
+    passed = (*passed, *(word for package in options.allow_code for word in ("--allow-code", package)))
     show = make_view(sys.stdout, options.log_format or "auto").print_message
-    with train_processes() as trainer:
+    with extensions.restricted(options.allow_code) if options.resume else nullcontext(), train_processes() as trainer:
+        sweep = open_sweep(file, folder, resume=options.resume, environ=os.environ)
         return run_sweep(sweep, folder, trainer=trainer, show=show, stdout=sys.stdout, environ=os.environ, options=passed)

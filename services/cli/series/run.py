@@ -129,7 +129,8 @@ def _read(folder: Path | None) -> Series:
     try:
         values = json.loads((folder / SERIES_FILE).read_text(encoding="utf-8"))
         found = [Member(name=member["name"], overrides=tuple(member["overrides"])) for member in values["members"]]
-        overrides, options = tuple(values["overrides"]), tuple(values["options"])
+        overrides = tuple(values["overrides"])
+        options = () if "--allow-code" in values["options"] else tuple(values["options"])  # no file allows code
         return Series(preset=values["preset"], overrides=overrides, options=options, members=tuple(found))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{folder / SERIES_FILE} cannot be read", found=repr(error), wanted="the file of a series") from error
@@ -144,10 +145,12 @@ def run_series(
     stdout: TextIO,
     environ: Mapping[str, str],
     parallel: int,
+    options: Sequence[str] = (),
 ) -> int:
     """Run the members that have not finished, `parallel` at a time, show a table of all, and return the exit code.
 
-    0: no member failed; 1: one failed; 130: a member was stopped at once. Members that run beside others write to a log.
+    `options` of `rookery train` are of this command alone. 0: no member failed; 1: one failed; 130: a member was stopped at once.
+    Members that run beside others write to a log.
     """
     show(f"series of {len(series.members)} runs in {folder}" + (f", {parallel} at a time" if parallel > 1 else ""))
     interrupted = Event()
@@ -161,7 +164,8 @@ def run_series(
             return 0
         log = folder / f"{member.name}.log" if parallel > 1 else None
         show(place + (f": its output is in {log}" if log else ""))
-        code = trainer.train(train_arguments(series.preset, series.overrides_of(member), series.options, path), log=log)
+        arguments = train_arguments(series.preset, series.overrides_of(member), (*series.options, *options), path)
+        code = trainer.train(arguments, log=log)
         if log:
             show(f"{place}: {result(read_run(path)) if RunDirectory(path).begun else f'exit code {code}'}")
         if code == INTERRUPTED:

@@ -9,8 +9,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from common import extensions
 from common.errors import ConfigError
-from services.cli.parser import add_command, count
+from services.cli.parser import add_allow_code, add_command, count
 
 AUTO = "auto"
 TRAIN_EXAMPLES = """\
@@ -60,6 +61,7 @@ def add(commands: Any) -> None:
     train.add_argument(
         "--init", metavar="RUN", help="start with the weights of another run, or of a checkpoint; also an address (run.init)"
     )
+    add_allow_code(train)
     train.add_argument("--log-format", choices=("auto", "plain", "json"), help="auto: live view on a terminal, else plain lines")
 
 
@@ -70,6 +72,16 @@ def _actor_count(text: str) -> str:
 
 
 def _train(options: argparse.Namespace) -> int:
+    """Begin what the command line names; continue a run that it names with code of the current directory, or that is allowed."""
+    from common.config.code_references import named_modules  # noqa: PLC0415
+
+    if not options.resume:
+        return _begin_or_continue(options)
+    with extensions.restricted((*options.allow_code, *named_modules(options.overrides))):
+        return _begin_or_continue(options)
+
+
+def _begin_or_continue(options: argparse.Namespace) -> int:
     from common.config.load import preset_names  # noqa: PLC0415
     from common.runtime.copies import local_path  # noqa: PLC0415
     from services.cli.series.grid import has_grid  # noqa: PLC0415
@@ -142,6 +154,7 @@ def _train_series(options: argparse.Namespace, folder: Path | None) -> int:
         folder=folder,
         resume=options.resume,
     )
+    allowed = tuple(word for package in options.allow_code for word in ("--allow-code", package))
     series, folder = open_series(request, environ=os.environ, now=datetime.now().astimezone())
     show = make_view(sys.stdout, options.log_format or "auto").print_message
     with train_processes() as trainer:
@@ -153,4 +166,5 @@ def _train_series(options: argparse.Namespace, folder: Path | None) -> int:
             stdout=sys.stdout,
             environ=os.environ,
             parallel=options.parallel or 1,
+            options=allowed,
         )

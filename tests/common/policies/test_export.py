@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -64,6 +65,8 @@ def own(tmp_path, monkeypatch):
     """Code of a user's own, by the name of its module."""
     (tmp_path / "exported.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)  # code of a run is in the current directory
+    monkeypatch.delitem(sys.modules, "exported", raising=False)
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,7 @@ def test_drawn_actions_follow_from_the_seed(make_run):
 def test_actions_are_numbered_as_the_environment_numbers_them(make_run, tmp_path, monkeypatch):
     (tmp_path / "shifted_games.py").write_text(OWN, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)  # code of a run is in the current directory
     run, _ = make_run(SMALL, "env.entry_point=shifted_games:Shifted")
     policy = load_policy(run.path)
     env = policy.make_env()

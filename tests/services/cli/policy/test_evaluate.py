@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -127,6 +128,7 @@ def test_returns_that_are_no_numbers_are_an_error(make_run, capsys, tmp_path, mo
     text = "import common.envs.probes as probes\n\ndef broken():\n    return probes.Probe(length=1, observe=lambda *_: 0.0, "
     (tmp_path / "broken_games.py").write_text(text + "reward=lambda *_: float('nan'))\n", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)  # code of a run is in the current directory
     run, _ = make_run("env.entry_point=broken_games:broken", "model.hidden=[8]")
     assert called("evaluate", run.path, "--episodes", 2) == 2
     assert "found 2 of 2" in capsys.readouterr().err
@@ -136,6 +138,7 @@ def test_what_the_environment_prints_is_not_in_the_result(make_run, capsys, tmp_
     text = "from common.envs.probes import *\n\ndef talkative():\n    print('loading')\n    return counting([2])\n"
     (tmp_path / "talkative_games.py").write_text(text, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)  # code of a run is in the current directory
     run, _ = make_run("env.entry_point=talkative_games:talkative", "model.hidden=[8]")
     capsys.readouterr()  # to make the run, an environment was built in this process
     assert called("evaluate", run.path, "--episodes", 1, "--json") == 0
@@ -158,6 +161,8 @@ def failing():
 """
     (tmp_path / "failing_games.py").write_text(text, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)  # code of a run is in the current directory
+    monkeypatch.delitem(sys.modules, "failing_games", raising=False)
     run, _ = make_run("env.entry_point=failing_games:failing", "model.hidden=[8]")
     assert called(command, run.path, "--episodes", 1) == 2
     fact = "failing_games:failing fails while it is played: found OSError: unplugged, wanted whole episodes"

@@ -1,0 +1,141 @@
+"""A run directory that somebody else made: its config.yaml names code, and no command runs it without being asked to."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import rookery
+from common.errors import ConfigError
+from tests.services.cli.conftest import called
+
+pytestmark = pytest.mark.service
+
+NAMES = {
+    "env.entry_point": "env: {entry_point: 'CODE', id: ''}",
+    "model.entry_point": "model: {entry_point: 'CODE'}",
+    "algorithm.name": "algorithm: {name: 'CODE'}",
+    "env.id": "env: {id: 'CODE'}",
+}
+
+
+@pytest.fixture
+def foreign(make_run, tmp_path, monkeypatch):
+    """Return a function that makes a run whose config.yaml names code outside of the current directory, and the trace of it."""
+    library, here = tmp_path / "library", tmp_path / "here"
+    library.mkdir()
+    here.mkdir()
+    trace = tmp_path / "trace"
+    (library / "foreign_code.py").write_text(f"from pathlib import Path\nPath({str(trace)!r}).write_text('ran')\nmake = print\n")
+    monkeypatch.syspath_prepend(str(library))
+    monkeypatch.chdir(here)
+
+    def make(setting="env.entry_point", code="foreign_code:make"):
+        run, _ = make_run(path=here / "run")
+        section = setting.partition(".")[0]
+        lines, kept, skip = run.config.read_text().splitlines(), [], False
+        for line in lines:
+            skip = line.startswith(f"{section}:") or (skip and line.startswith((" ", "#")))
+            kept += [] if skip else [line]
+        run.config.write_text("\n".join([*kept, NAMES[setting].replace("CODE", code)]) + "\n")
+        return run, trace
+
+    return make
+
+
+COMMANDS = {
+    "evaluate": ["evaluate", "run"],
+    "play": ["play", "run"],
+    "export": ["export", "run", "policy.onnx"],
+    "resume": ["train", "--resume", "--run-dir", "run"],
+}
+
+
+@pytest.mark.parametrize("setting", NAMES)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_code_that_a_foreign_run_names_is_not_run(foreign, capsys, command, setting):
+    _, trace = foreign(setting)
+    assert called(*COMMANDS[command]) == 2
+    line = capsys.readouterr().err.strip()
+    assert f"{setting} of the run names code that is not in the current directory: found module 'foreign_code'" in line
+    assert "add --allow-code foreign_code" in line
+    assert "\n" not in line
+    assert not trace.exists()
+    assert "foreign_code" not in sys.modules
+
+
+@pytest.mark.parametrize("code", ["os:system", "subprocess:run", "posix:system", "services.cli.app:main", "torch.hub:load"])
+def test_neither_the_standard_library_nor_installed_packages_are_run(foreign, capsys, code):
+    foreign(code=code)
+    assert called("evaluate", "run") == 2
+    assert "not in the current directory" in capsys.readouterr().err
+
+
+def test_a_module_of_the_standard_library_stays_one_though_a_file_of_its_name_is_here(foreign, capsys):
+    """Python imports the library's."""
+    foreign(code="os:system")
+    Path("os.py").write_text("raise SystemExit('ran')")
+    assert called("evaluate", "run") == 2
+    assert "not in the current directory" in capsys.readouterr().err
+
+
+def test_a_link_to_another_place_is_not_the_current_directory(foreign, capsys, tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "__init__.py").write_text("raise SystemExit('ran')")
+    foreign(code="linked:make")
+    Path("linked").symlink_to(tmp_path / "there")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        assert called("evaluate", "run") == 2
+    finally:
+        sys.path.remove(str(Path.cwd()))
+    assert "not in the current directory" in capsys.readouterr().err
+
+
+def test_code_that_is_allowed_is_imported(foreign, capsys):
+    _, trace = foreign()
+    assert called("evaluate", "run", "--allow-code", "foreign_code") == 2
+    assert "not in the current directory" not in capsys.readouterr().err
+    assert trace.read_text() == "ran"
+    sys.modules.pop("foreign_code")
+
+
+def test_code_of_the_current_directory_needs_no_permission(foreign, capsys):
+    Path("mine.py").write_text("from common.envs.probes import counting as make\n")
+    foreign(code="mine:make")
+    assert called("evaluate", "run") == 2
+    assert "not in the current directory" not in capsys.readouterr().err  # another environment than the policy's
+
+
+def test_python_programs_allow_code_too(foreign):
+    run, trace = foreign()
+    with pytest.raises(ConfigError, match="not in the current directory"):
+        rookery.load_policy(run.path)
+    assert not trace.exists()
+    with pytest.raises(ConfigError):
+        rookery.load_policy(run.path, allow_code=["foreign_code"])
+    assert trace.exists()
+    sys.modules.pop("foreign_code")
+
+
+@pytest.mark.parametrize("options", [[], ["--allow-code", "foreign_code"]])
+def test_a_foreign_series_runs_nothing(foreign, capsys, options):
+    _, trace = foreign()
+    folder = Path("series")
+    folder.mkdir()
+    member = {"name": "one", "overrides": ["env.entry_point=foreign_code:make"]}
+    values = {"preset": "cartpole", "overrides": [], "options": options, "members": [member]}
+    (folder / "series.json").write_text(json.dumps(values))
+    assert called("train", "--resume", "--run-dir", "series") == 2
+    assert "add --allow-code foreign_code" in capsys.readouterr().err
+    assert not trace.exists()
+
+
+def test_reading_a_run_imports_none_of_its_code(foreign):
+    _, trace = foreign()
+    for command in (["report", "run"], ["compare", "run"]):
+        called(*command)
+    assert not trace.exists()
