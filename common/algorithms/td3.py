@@ -116,7 +116,10 @@ class TD3(ReplayLearner):
         }
 
     def _gradient_step(self, rows: Transitions) -> Measured:
-        """Train both critics; at every `policy_delay`-th step train the actor, then move all targets."""
+        """Train both critics; at every `policy_delay`-th step train the actor, then move all targets.
+
+        A step that left out the actor counts as left out, so that the next step trains the actor.
+        """
         observation = self._tensor(rows.observation)
         target = self._td_targets(rows)
         with autocast(self._settings.precision, self._device):
@@ -131,7 +134,6 @@ class TD3(ReplayLearner):
         measured[NONFINITE_STEPS] = ~joint.isfinite()
         if self._gradient_steps % self._settings.policy_delay == 0:
             measured |= self._update_actor(observation, critic_loss=joint)
-            optim.polyak_update(self._targets, self._nets, self._settings.target_rate, finite=joint)
         return measured
 
     @torch.no_grad()
@@ -146,14 +148,20 @@ class TD3(ReplayLearner):
         return td_target(reward=self._tensor(rows.reward), discount=self._tensor(rows.discount), value=value)
 
     def _update_actor(self, observation: Tensor, *, critic_loss: Tensor) -> Measured:
-        """Move the actor along the first critic's gradient, unless the critics were not moved; the critic's own weights stay."""
+        """Move the actor along the first critic's gradient, whose own weights stay, and then all targets.
+
+        Neither moves where the critics were not moved, or where the actor's loss or gradient is not finite.
+        """
         with autocast(self._settings.precision, self._device):
             action = self._nets.actor(observation)
             value = self._nets.critics[0](observation, action).squeeze(1)
         loss = -value.mean()  # its gradient is the deterministic policy gradient (eq. 2)
         joint = self._differentiated(self._actor_optimizer, loss, self._trained_by_actor_loss, rows=len(observation))
-        optim.step(self._actor_optimizer, lr=self._learning_rate, finite=joint + critic_loss)
-        return {"actor_loss": loss.detach(), "action_abs": action.detach().abs().mean()}
+        both = joint + critic_loss
+        optim.step(self._actor_optimizer, lr=self._learning_rate, finite=both)
+        optim.polyak_update(self._targets, self._nets, self._settings.target_rate, finite=both)
+        left_out = {NONFINITE_STEPS: ~both.isfinite()}
+        return {"actor_loss": loss.detach(), "action_abs": action.detach().abs().mean()} | left_out
 
     def _differentiated(
         self, optimizer: torch.optim.Optimizer, loss: Tensor, parameters: Sequence[nn.Parameter], *, rows: int

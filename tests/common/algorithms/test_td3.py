@@ -155,8 +155,23 @@ def test_no_network_moves_along_a_gradient_that_is_not_finite(continuous_env, ma
     next(p for p in net.parameters() if p.requires_grad).register_hook(lambda gradient: gradient * torch.inf)
     before = weights(net)
     metrics = train(algorithm, random_play(continuous_env, make_sample, seq=0)).metrics
-    assert metrics["nonfinite_steps"] == (steep == "critics")
+    assert (metrics["gradient_steps"], metrics["nonfinite_steps"]) == (0.0, 1.0)
     assert torch.equal(weights(net), before)
+
+
+def test_a_step_that_left_out_the_actor_moves_no_target_and_is_made_up_for_by_the_next(continuous_env, make_sample):
+    """The critics moved; the third step trains the actor that the second one left out."""
+    algorithm = build(continuous_env, policy_delay=2)
+    gradients = iter([torch.inf, 1.0])
+    parameter = next(p for p in algorithm._nets.actor.parameters() if p.requires_grad)
+    parameter.register_hook(lambda gradient: gradient * next(gradients))
+    found = []
+    for seq in range(3):
+        before = [weights(net) for net in (algorithm._nets.critics, algorithm._nets.actor, algorithm._targets)]
+        metrics = train(algorithm, random_play(continuous_env, make_sample, seq=seq)).metrics
+        after = [weights(net) for net in (algorithm._nets.critics, algorithm._nets.actor, algorithm._targets)]
+        found.append((metrics["nonfinite_steps"], *(not torch.equal(*pair) for pair in zip(before, after, strict=True))))
+    assert found == [(0.0, True, False, False), (1.0, True, False, False), (0.0, True, True, True)]
 
 
 @pytest.mark.parametrize(
