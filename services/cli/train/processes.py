@@ -63,6 +63,7 @@ class Processes:
         self._lock = lock
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._not_started: dict[str, int] = {}  # child -> its exit code, until `exited` returns it
+        self._terminated: set[str] = set()  # running children that were sent SIGTERM
         with suppress(OSError):
             logs.mkdir(parents=True, exist_ok=True)
 
@@ -72,6 +73,7 @@ class Processes:
         A process that cannot be made, as at a limit of processes or of memory, counts as one that ended with `NOT_STARTED`.
         """
         child = instruction.child
+        self._terminated.discard(child)
         inherited = () if self._lock is None or child != LEARNER else (self._lock,)
         with self._output(child) as log:
             try:
@@ -91,8 +93,9 @@ class Processes:
                     log.flush()
 
     def terminate(self, child: str) -> None:
-        """Send SIGTERM; a child that has ended is no error."""
-        with suppress(KeyError, ProcessLookupError):
+        """Send SIGTERM, once, because a service aborts at the second; a child that has ended is no error."""
+        if child in self._running and child not in self._terminated:
+            self._terminated.add(child)
             self._running[child].terminate()
 
     def kill(self, child: str) -> None:
@@ -123,9 +126,12 @@ class Processes:
             return Path(os.devnull).open("ab")
 
     def log_end(self, child: str, lines: int = 12) -> list[str]:
-        """Return the last `lines` lines of the child's log."""
+        """Return the last `lines` lines of the child's log, or one line that states why it cannot be read."""
         log = self.log(child)
-        end = b"".join(_end_of(path, LOG_END_BYTES) for path in (_older(log), log))[-LOG_END_BYTES:]
+        try:
+            end = b"".join(_end_of(path, LOG_END_BYTES) for path in (_older(log), log))[-LOG_END_BYTES:]
+        except OSError as error:
+            return [f"its log cannot be read: {error.strerror}"]
         return list(deque(end.decode(errors="replace").splitlines(), maxlen=lines))
 
     def rotate_logs(self) -> None:
@@ -140,11 +146,15 @@ class Processes:
                     os.truncate(log, 0)  # first, because on a full disk this frees the space
                     _older(log).write_bytes(end)
 
-    def save_learner(self, seconds: Seconds) -> None:
-        """Send the learner SIGTERM, and wait up to `seconds` for it to save its state and end."""
-        self.terminate(LEARNER)
-        with suppress(KeyError, subprocess.TimeoutExpired):
-            self._running[LEARNER].wait(seconds)
+    def drain(self, *, learner: Seconds, others: Seconds) -> None:
+        """Send the learner SIGTERM, and once it has ended all others; wait up to so many seconds for each of the two."""
+        for children, seconds in (([LEARNER], learner), ([*self._running], others)):
+            until = time.monotonic() + seconds
+            for child in children:
+                self.terminate(child)
+            for child in children:
+                with suppress(KeyError, subprocess.TimeoutExpired):
+                    self._running[child].wait(max(0.0, until - time.monotonic()))
 
     def kill_all(self) -> None:
         """Kill the children that still run, and wait for them."""
@@ -158,8 +168,8 @@ def _older(log: Path) -> Path:
 
 
 def _end_of(path: Path, size: int) -> bytes:
-    """Return the last `size` bytes of a file, empty where it cannot be read."""
-    with suppress(OSError), path.open("rb") as file:
+    """Return the last `size` bytes of a file, empty where there is none. Raises `OSError`."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - size))
         return file.read(size)
     return b""
@@ -195,7 +205,7 @@ def supervise(
 ) -> None:
     """Pass events to `supervisor` and execute its instructions until all children have ended. `on_tick` must not block.
 
-    Whatever is raised in here, the learner has time to save its state before all children are killed.
+    Whatever is raised in here, the learner has time to save its state, and the others to end, before they are killed.
     """
     events: list[Event] = [supervisor.begin]
     try:
@@ -221,7 +231,7 @@ def supervise(
             exited = [partial(supervisor.exited, child, code) for child, code in processes.exited().items()]
             events = [*exited, *received, supervisor.tick]
     except BaseException:
-        processes.save_learner(supervisor.timeouts.learner_stop)
+        processes.drain(learner=supervisor.timeouts.learner_stop, others=supervisor.timeouts.terminate)
         raise
     finally:
         processes.kill_all()

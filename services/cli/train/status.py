@@ -177,23 +177,28 @@ class StatusPoller:
     def _run(self) -> None:
         while not self._ended.is_set():
             began = time.monotonic()
-            self.latest = self.poll()
+            try:
+                self.latest = self.poll()
+            except Exception:  # noqa: BLE001  a page that no parser foresaw must not end the thread, which no other replaces
+                self.latest = self._unanswered()
             self._ended.wait(max(0.0, POLL_SECONDS - (time.monotonic() - began)))
 
     def poll(self) -> RunStatus:
         """Return the status as of now; the last one, with its phase, while the learner does not answer."""
         answer = fetch_status(self._urls[LEARNER])
-        if answer is None:  # it starts, ends, or is being restarted: its last status holds, but for the phase
-            unreachable = self.latest.phase not in {STARTING, *ENDED}
-            return (
-                self.latest.model_copy(update={"phase": "learner unreachable", "bottleneck": ""}) if unreachable else self.latest
-            )
+        if answer is None:
+            return self._unanswered()
         known = {name: value for name, value in answer.items() if value is not None} | self._sums(answer)
         try:
             status = RunStatus.model_validate(known | {"bottleneck": self._bottleneck(time.monotonic())})
         except ValidationError:  # another program answers at that address
             return self.latest
         return status.model_copy(update={"refused_messages": self._refused() if status.ledger.refused else 0})
+
+    def _unanswered(self) -> RunStatus:
+        """Return the last status, which holds but for the phase while the learner starts, ends or is being restarted."""
+        unreachable = self.latest.phase not in {STARTING, *ENDED}
+        return self.latest.model_copy(update={"phase": "learner unreachable", "bottleneck": ""}) if unreachable else self.latest
 
     def _sums(self, first: dict[str, Any]) -> dict[str, Any]:
         """Return workers, queue and ledger of all ranks of the learner together, `first` being the answer of rank 0.

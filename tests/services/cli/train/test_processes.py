@@ -323,6 +323,65 @@ def test_the_learner_saves_whatever_fails_in_the_supervisor(scene, monkeypatch, 
     assert all(process.poll() is not None for process in processes._running.values())
 
 
+# As a service: the first SIGTERM begins the save, a second one ends the process at once.
+SAVES_SLOWLY = SAVES.replace(
+    'pathlib.Path(sys.argv[1]).write_text("saved")',
+    """signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
+    os.write(os.open(sys.argv[2], os.O_WRONLY), b"learner saves\\n")
+    signal.sigtimedwait([signal.SIGUSR1], 1.0)
+    pathlib.Path(sys.argv[1]).write_text("saved")""",
+)
+
+
+def test_a_fault_while_the_learner_saves_does_not_cut_its_save_short(scene):
+    saved = scene.folder / "saved"
+    processes = scene.processes(lambda _: [sys.executable, "-c", SAVES_SLOWLY, str(saved), str(scene.pipe)])
+    core, inbox, heard = Supervisor(actors=0, evaluator=False, timeouts=QUICK), queue.SimpleQueue(), []
+
+    def on_tick():
+        heard.append(scene.heard())
+        inbox.put(core.request_stop)
+        if len(heard) > 1:
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    with pytest.raises(BrokenPipeError):
+        supervise(core, processes, requests=inbox, on_tick=on_tick, on_report=pytest.fail)
+    assert heard == [["learner", "ready"], ["learner", "saves"]]
+    assert saved.read_text() == "saved"
+
+
+def test_a_fault_ends_workers_by_sigterm_after_the_learner(scene):
+    core, processes, heard = Supervisor(actors=1, evaluator=False, timeouts=QUICK), scene.processes(), []
+
+    def on_tick():
+        heard.extend([scene.heard(), scene.heard()])
+        raise RecursionError
+
+    with pytest.raises(RecursionError):
+        supervise(core, processes, requests=queue.SimpleQueue(), on_tick=on_tick, on_report=pytest.fail)
+    assert [scene.heard(), scene.heard()] == [["learner", "leaves"], ["actor-0", "leaves"]]
+
+
+def test_a_log_that_cannot_be_read_is_said_and_is_not_emptied(scene, monkeypatch):
+    monkeypatch.setattr("services.cli.train.processes.LOG_BYTES", 3)
+    processes = scene.processes()
+    processes._running["actor-0"] = None
+    log = processes.log("actor-0")
+    log.write_text("a line of an actor\n")
+    opened = Path.open
+
+    def refused(path, mode="r", *rest):
+        if mode == "rb":
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return opened(path, mode, *rest)
+
+    with monkeypatch.context() as disk:
+        disk.setattr(Path, "open", refused)
+        assert processes.log_end("actor-0") == ["its log cannot be read: Stale file handle"]
+        processes.rotate_logs()
+    assert log.read_text() == "a line of an actor\n"
+
+
 def test_a_child_that_cannot_be_started_is_restarted_and_named(scene, monkeypatch):
     core, processes, inbox = Supervisor(actors=1, evaluator=False, timeouts=QUICK), scene.processes(), queue.SimpleQueue()
     popen, lines = subprocess.Popen, []

@@ -11,6 +11,8 @@ import pytest
 
 from common.config.schema import LearnerSettings, Settings
 from common.errors import ConfigError
+from common.runtime.checkpoints import by_version
+from services.cli.train import view
 from services.cli.train.plan import Plan, Request
 from services.cli.train.run import join_line, train
 from services.cli.train.view import LineView
@@ -277,3 +279,25 @@ def test_nothing_starts_in_a_folder_that_is_in_use(trained, tmp_path):
     with pytest.raises(ConfigError, match="in use"):
         trained()
     assert Path(tmp_path / "run" / "summary.json").exists()
+
+
+def test_a_learner_saves_where_the_display_of_its_run_fails(tmp_path, monkeypatch):
+    """The learner itself, and no fake: what it has learned by then is in its checkpoints."""
+    facts = view.plain_line
+
+    def fail_once_it_learns(frame):
+        if frame.status.learner_updates:
+            raise RecursionError
+        return facts(frame)
+
+    monkeypatch.setattr(view, "plain_line", fail_once_it_learns)
+    monkeypatch.setattr("services.cli.train.view.LineView.period", 0.0)
+    alone = ("actor.count=1", "evaluator.enabled=false", "checkpoint.every_seconds=3600", "target.mean100=null")
+    request = Request(preset="cartpole", overrides=alone, run_dir=tmp_path / "run")
+    errors = io.StringIO()
+    with pytest.raises(RecursionError):
+        train(request, environ=dict(os.environ), command_line=["rookery"], stdout=io.StringIO(), stderr=errors)
+    assert f"continue with `rookery train --resume --run-dir {tmp_path / 'run'}`" in errors.getvalue()
+    newest, *_ = by_version(tmp_path / "run" / "checkpoints")
+    assert newest > 0
+    assert newest == json.loads((tmp_path / "run" / "summary.json").read_text())["learner_updates"]

@@ -1,5 +1,6 @@
 """Polls of the services of a run, with answers written out."""
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -121,6 +122,31 @@ def test_refusals_of_all_ranks_are_in_the_status_also_while_one_does_not_answer(
     assert poller.poll().refused_messages == 5
     world.refused = {"learner": 2}
     assert poller.poll().refused_messages == 7
+
+
+def test_a_page_that_no_parser_foresaw_does_not_end_the_thread(world, monkeypatch):
+    """A page of brackets alone ends in a RecursionError; the next poll has the learner again."""
+    asked = threading.Event()
+
+    def fetch(_):
+        if not asked.is_set():
+            asked.set()
+            raise RecursionError
+        return {"phase": "training", "env_steps": 5000}
+
+    monkeypatch.setattr(status_module, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(status_module, "fetch_status", fetch)
+    answered = threading.Event()
+    poll = StatusPoller.poll
+
+    def poll_and_say(poller):
+        status = poll(poller)
+        answered.set()
+        return status
+
+    monkeypatch.setattr(StatusPoller, "poll", poll_and_say)
+    with StatusPoller({"learner": URLS["learner"]}):
+        assert answered.wait(60.0)
 
 
 def test_the_thread_asks_until_the_run_ends(monkeypatch):
