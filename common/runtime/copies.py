@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from common.errors import ConfigError, ResourceError
+from common.runtime.disk import PARTIAL
 from common.runtime.run_directory import MANIFEST, RunDirectory, held
 from common.runtime.store import CONFIG, NAME, RESULTS, SCHEME_END, RunStore, reached
 
@@ -51,7 +52,8 @@ def restore(address: str, folder: Path, *, warn: Callable[[str], None] = _ignore
     if not store.exists():
         raise ConfigError("no run to resume", found=f"nothing at {address}", wanted="a run that was uploaded there")
     known = {"checkpoints", CONFIG, *RESULTS}
-    if folder.exists() and (others := sorted(path.name for path in folder.iterdir() if path.name not in known)):
+    names = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+    if others := [name for name in names if name not in known and not name.startswith(PARTIAL)]:
         raise ConfigError("run directory is in use", found=f"{others[0]} in {folder}", wanted="a new or empty folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)

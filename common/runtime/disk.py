@@ -43,6 +43,7 @@ class Disk:
 
 
 DISK = Disk()
+PARTIAL = ".partial-"  # begins the name of a file that `write_atomically` has not completed
 
 
 def write_atomically(path: Path, data: bytes, *, disk: Disk = DISK) -> None:
@@ -50,7 +51,7 @@ def write_atomically(path: Path, data: bytes, *, disk: Disk = DISK) -> None:
 
     Two processes may write the same path at once: each has a temporary file of its own, and one of the two remains.
     """
-    partial = path.with_name(f".partial-{path.name}-{secrets.token_hex(4)}")
+    partial = path.with_name(f"{PARTIAL}{path.name}-{secrets.token_hex(4)}")
     try:
         disk.write(partial, data)
         disk.fsync(partial)

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from common.errors import ConfigError, ResourceError
-from common.runtime.disk import DISK, Disk, write_atomically
+from common.runtime.disk import DISK, PARTIAL, Disk, write_atomically
 
 TENSORS, MANIFEST, SEGMENTS = "tensors.safetensors", "manifest.json", "segments"  # names in a checkpoint, and beside it
 
@@ -105,7 +105,7 @@ def reopen(path: Path) -> RunDirectory:
 def held(directory: RunDirectory, *, inherited: int | None = None) -> Iterator[int | None]:
     """Hold the lock of the run while inside; yields its descriptor, or None where the directory cannot be opened.
 
-    On a file system without locks no other process is kept out.
+    On a file system without locks no other process is kept out. What a killed process left of a file half written is removed.
 
     The lock belongs to the open descriptor, and the system releases it when the last process that has the descriptor ends. A
     child process that was started with the descriptor of its parent names it as `inherited` and shares the lock.
@@ -123,6 +123,10 @@ def held(directory: RunDirectory, *, inherited: int | None = None) -> Iterator[i
                 wanted="one that no learner writes to",
                 fix="end that run first, or set run.dir",
             )
+        if inherited is None:
+            with suppress(OSError):
+                for partial in directory.path.glob(f"{PARTIAL}*"):
+                    partial.unlink()
         yield lock
 
 

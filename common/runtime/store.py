@@ -102,14 +102,16 @@ class RunStore:
             if self._sent.get(place.name) == digest:
                 return
             tensors = open_file(TENSORS)
-            names, there = _segments(manifest), self._names(f"checkpoints/{SEGMENTS}")
+            sizes, there = _segments(manifest), self._sizes(f"checkpoints/{SEGMENTS}")
             folder = place.parent / SEGMENTS
-            missing = {name: opened.enter_context((folder / name).open("rb")) for name in names - there}
+            # A killed upload leaves the beginning of a segment where the file system writes in place.
+            names = [name for name, size in sizes.items() if there.get(name) != size]
+            missing = {name: opened.enter_context((folder / name).open("rb")) for name in names}
             for name, file in missing.items():
                 self._upload_file(f"checkpoints/{SEGMENTS}/{name}", file)
             self._upload_file(f"checkpoints/{place.name}/{TENSORS}", tensors)
             self._fs.pipe_file(self._path(f"checkpoints/{place.name}/{MANIFEST}"), manifest)
-        self._sent[place.name], self._segments_of[place.name] = digest, names
+        self._sent[place.name], self._segments_of[place.name] = digest, set(sizes)
 
     def _upload_file(self, name: str, source: BinaryIO) -> None:
         self._fs.makedirs(self._fs._parent(self._path(name)), exist_ok=True)  # noqa: SLF001  fsspec's own way to name the parent
@@ -136,7 +138,7 @@ class RunStore:
     def _named_segments(self, place: str) -> set[str]:
         if place not in self._segments_of:
             with suppress(FileNotFoundError):
-                self._segments_of[place] = _segments(self._fs.cat_file(self._path(f"checkpoints/{place}/{MANIFEST}")))
+                self._segments_of[place] = set(_segments(self._fs.cat_file(self._path(f"checkpoints/{place}/{MANIFEST}"))))
         return self._segments_of.get(place, set())
 
     # --- download ---
@@ -224,14 +226,18 @@ class RunStore:
 
     def _names(self, folder: str) -> set[str]:
         """Return the names of all files and folders in a folder of the copy."""
+        return set(self._sizes(folder))
+
+    def _sizes(self, folder: str) -> dict[str, int]:
+        """Return the bytes of all files, and 0 for folders, in a folder of the copy by their names."""
         path = self._path(folder)
         self._fs.invalidate_cache()
         try:
-            found = self._fs.ls(path, detail=False)
+            found = self._fs.ls(path, detail=True)
         except FileNotFoundError:
-            return set()
-        names = {name.rstrip("/").rpartition("/")[2] for name in found} - {folder.rpartition("/")[2]}
-        return set(filter(NAME.fullmatch, names))
+            return {}
+        sizes = {entry["name"].rstrip("/").rpartition("/")[2]: entry["size"] or 0 for entry in found}
+        return {name: size for name, size in sizes.items() if NAME.fullmatch(name) and name != folder.rpartition("/")[2]}
 
     def _places(self) -> list[str]:
         """Return the names of the checkpoints in the copy, newest first."""
@@ -253,12 +259,13 @@ def reached(address: str) -> Iterator[None]:
         ) from error
 
 
-def _segments(manifest: bytes) -> set[str]:
-    """Return the segments that a manifest names; none where it is damaged. Names that are no hash are left out."""
+def _segments(manifest: bytes) -> dict[str, int]:
+    """Return the bytes of the segments that a manifest names; none where it is damaged. Names that are no hash are left out."""
     with suppress(ValueError, KeyError, TypeError):
-        names = (str(segment["name"]) for segment in json.loads(manifest)["manifest"].get("segments", ()))
-        return set(filter(SEGMENT.fullmatch, names))
-    return set()
+        found = json.loads(manifest)["manifest"].get("segments", ())
+        sizes = {str(segment["name"]): int(segment["bytes"]) for segment in found}
+        return {name: size for name, size in sizes.items() if SEGMENT.fullmatch(name)}
+    return {}
 
 
 def _with_manifest(checkpoints: Path) -> list[Path]:

@@ -61,6 +61,20 @@ def test_two_learners_do_not_write_into_one_folder(tmp_path):
         pass
 
 
+def test_files_that_a_killed_process_left_half_written_go_with_the_next_start(tmp_path):
+    left = tmp_path / "run" / ".partial-config.yaml-1a2b3c4d"
+    left.parent.mkdir()
+    left.write_text("run:")
+    directory = create(tmp_path / "run", config="run: {}\n", command=["rookery"])
+    assert sorted(path.name for path in directory.path.iterdir()) == ["command.txt", "config.yaml"]
+    left.write_text("run:")
+    with held(directory) as lock:
+        assert not left.exists()
+        left.write_text("run:")
+        with held(directory, inherited=os.dup(lock)):
+            assert left.exists(), "it is being written by the process that has the lock"
+
+
 def test_a_child_shares_the_lock_that_it_inherited(tmp_path):
     """It keeps others out as long as it lives, whether or not its parent does."""
     directory = create(tmp_path, config="", command=[])

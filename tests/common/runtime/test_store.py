@@ -154,6 +154,22 @@ def test_segments_of_the_replay_memory_are_uploaded_once_and_leave_with_the_last
     assert len(read(directory.checkpoints / "checkpoint-000000000002").files) == 2
 
 
+@pytest.mark.parametrize("store", ["file"], indirect=True)
+def test_a_segment_whose_upload_was_killed_is_uploaded_again(directory, store):
+    """A file system that writes in place has the name of a segment, and the first part of its content."""
+    copy, memory = RunStore(copy_address(store, directory.path)), CheckpointStore(directory.checkpoints, keep=1)
+    segment = Segment(key="0", parts=[memoryview(np.ones(100, np.uint8))])
+    memory.save(replace(checkpoint(1), replay={"size": 1}, segments=[segment]))
+    (name,) = (path.name for path in (directory.checkpoints / "segments").iterdir())
+    fs, root = fsspec.core.url_to_fs(copy.address)
+    fs.makedirs(f"{root}/checkpoints/segments")
+    fs.pipe_file(f"{root}/checkpoints/segments/{name}", bytes([1] * 40))
+    copy.upload(directory, keep=1)
+    shutil.rmtree(directory.path)
+    restore(copy.address, directory.path)
+    assert len(read(directory.checkpoints / "checkpoint-000000000001").files) == 1
+
+
 def test_names_in_a_bucket_do_not_leave_the_run_directory(directory):
     """An object store takes any text as a name."""
     address = f"memory://{uuid4().hex}/runs/cartpole-s1"
@@ -188,6 +204,18 @@ def test_a_run_is_not_downloaded_into_a_folder_with_other_files(directory, store
     with pytest.raises(ConfigError, match=r"letter\.txt"):
         restore(copy_address(store, directory.path), other)
     assert [path.name for path in other.iterdir()] == ["letter.txt"]
+
+
+def test_a_download_that_was_killed_is_repeated_and_leaves_nothing(directory, store, tmp_path):
+    address = copy_address(store, directory.path)
+    save(directory, 1)
+    RunStore(address).upload(directory, keep=3)
+    folder = tmp_path / "again"
+    folder.mkdir()
+    (folder / ".partial-learning_curve.csv-1a2b3c4d").write_text("wall_sec")
+    restore(address, folder)
+    assert newest(folder) == 1
+    assert sorted(path.name for path in folder.iterdir()) == ["checkpoints", "command.txt", "config.yaml"]
 
 
 def test_fetch_returns_a_cached_copy_that_follows_the_run(directory, store, tmp_path, monkeypatch):
