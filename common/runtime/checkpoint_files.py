@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 import safetensors.torch
@@ -26,6 +27,11 @@ from common.replay.blocks import Segment
 from common.runtime.disk import DISK, Disk
 from common.runtime.run_directory import MANIFEST, SEGMENTS, TENSORS
 from common.units import MIB, EnvSteps, Seconds, Version
+
+T = TypeVar("T")
+
+READ_TRIALS: Final = 5
+READ_AGAIN: Final[Seconds] = 0.2  # after a read that the disk refused
 
 POLICY: Final = "policy"
 """Key of a state that holds a policy alone: its parameters as a snapshot carries them, [P] float32 or bfloat16."""
@@ -115,12 +121,10 @@ def _sealed(manifest: _Manifest) -> bytes:
 def read(folder: Path, *, segments: bool = True) -> Checkpoint:
     """Return the checkpoint in the directory `folder`. Raises `BadCheckpointError` where a file is damaged or missing.
 
-    With `segments` False the files of the replay memory are not verified: a policy alone does not need them.
+    Raises `ResourceError` where the disk refuses a file again and again, which says nothing about the content. With `segments`
+    False the files of the replay memory are not verified: a policy alone does not need them.
     """
-    try:
-        sealed, data = (folder / MANIFEST).read_bytes(), (folder / TENSORS).read_bytes()
-    except OSError as error:
-        raise BadCheckpointError(f"{Path(error.filename).name}: {error.strerror}") from error
+    sealed, data = (_repeated((folder / name).read_bytes, folder / name) for name in (MANIFEST, TENSORS))
     manifest = _unsealed(sealed)
     if len(data) != manifest.tensors_bytes:
         raise BadCheckpointError(f"{TENSORS} has {len(data)} bytes, wanted {manifest.tensors_bytes}")
@@ -128,7 +132,7 @@ def read(folder: Path, *, segments: bool = True) -> Checkpoint:
     if found != manifest.tensors_sha256:
         raise BadCheckpointError(f"{TENSORS} has hash {found[:16]}, wanted {manifest.tensors_sha256[:16]}")
     verified = manifest.segments if segments else ()
-    if damage := next(filter(None, (_damage(folder.parent, file) for file in verified)), ""):
+    if damage := next(filter(None, (_damage(folder.parent / SEGMENTS, file) for file in verified)), ""):
         raise BadCheckpointError(damage)
     try:
         content = restore_state(manifest.content, safetensors.torch.load(data))
@@ -167,21 +171,45 @@ def _unsealed(sealed: bytes) -> _Manifest:
     return manifest
 
 
-def _damage(checkpoints: Path, file: SegmentFile) -> str:
+def _damage(folder: Path, file: SegmentFile) -> str:
     """Return why a file is damaged; "" where its content is the one that was written."""
-    digest, size = hashlib.sha256(), 0
-    try:
-        with (checkpoints / SEGMENTS / file.name).open("rb") as source:
+    path = folder / file.name
+
+    def hashed() -> tuple[Any, int]:
+        digest, size = hashlib.sha256(), 0
+        with path.open("rb") as source:
             while chunk := source.read(MIB):
                 digest.update(chunk)
                 size += len(chunk)
-    except OSError as error:
-        return f"segment {file.name}: {error.strerror}"
+        return digest, size
+
+    try:
+        digest, size = _repeated(hashed, path)
+    except BadCheckpointError as error:
+        return f"segment {error}"
     if size != file.bytes:
         return f"segment {file.name} has {size} bytes, wanted {file.bytes}"
     if digest.hexdigest() != file.sha256:
         return f"segment {file.name} has hash {digest.hexdigest()[:16]}, wanted {file.sha256[:16]}"
     return ""
+
+
+def _repeated(read_file: Callable[[], T], path: Path) -> T:
+    """Return what `read_file` returns of the file `path`, and repeat it where the disk refuses for a moment."""
+    for trial in range(READ_TRIALS):
+        try:
+            return read_file()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+            raise BadCheckpointError(f"{path.name}: {error.strerror}") from error
+        except OSError as error:
+            refused = error
+            time.sleep(READ_AGAIN if trial < READ_TRIALS - 1 else 0.0)
+    raise ResourceError(
+        "a checkpoint cannot be read",
+        found=f"{refused.strerror} at {path}, {READ_TRIALS} times",
+        wanted="a disk that answers",
+        fix="check the disk, then start again: all checkpoints are still there",
+    ) from refused
 
 
 # --- segments of a replay memory ---

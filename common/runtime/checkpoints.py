@@ -118,7 +118,8 @@ class CheckpointStore:
 
         `warn` is called for each bad one that is passed over: it is damaged, or `restore` fails at its content.
 
-        Raises `ResourceError` where all are bad, and where the newest good one is of another architecture.
+        Raises `ResourceError` where all are bad, where the newest good one is of another architecture, and where the disk lets
+        one not be read: the next save would remove it if an older one took its place.
         """
         tried = []
         for place in _places(self.folder):
@@ -163,10 +164,13 @@ def by_version(folder: Path) -> dict[Version, Path]:
 
 
 def _named_segments(folder: Path) -> set[str]:
-    """Return the segments that any checkpoint names; a checkpoint with a damaged manifest cannot be used, and names none."""
+    """Return the segments that any checkpoint names; a checkpoint with a damaged manifest cannot be used, and names none.
+
+    Raises `OSError` where a manifest cannot be read: its segments must stay.
+    """
     names: set[str] = set()
     for place in _places(folder):
-        with suppress(OSError, BadCheckpointError):
+        with suppress(FileNotFoundError, NotADirectoryError, BadCheckpointError):
             names |= segment_names(place)
     return names
 

@@ -4,8 +4,10 @@ import contextlib
 import errno
 import itertools
 import json
+import math
 import random
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -311,6 +313,39 @@ def test_a_missing_file_is_passed_over(tmp_path, name):
     found, warnings = _load(tmp_path)
     assert found.version == 1
     assert f"{name}: No such file" in warnings[0]
+
+
+def _refusing(monkeypatch, place, times):
+    """The disk refuses to read the manifest in `place` so many times."""
+    read_bytes, refused = Path.read_bytes, []
+
+    def read(path):
+        if path == place / "manifest.json" and len(refused) < times:
+            refused.append(path)
+            raise OSError(errno.EIO, "Input/output error")
+        return read_bytes(path)
+
+    monkeypatch.setattr("common.runtime.checkpoint_files.READ_AGAIN", 0.0)
+    monkeypatch.setattr(Path, "read_bytes", read)
+
+
+def test_a_read_error_that_passes_rolls_no_run_back(tmp_path, monkeypatch):
+    """A network disk that hands over: what it refuses once is not damaged."""
+    for version in (1, 2):
+        save(tmp_path, _checkpoint(version), keep=2)
+    _refusing(monkeypatch, tmp_path / "checkpoint-000000000002", 2)
+    found, warnings = _load(tmp_path)
+    assert (found.version, warnings) == (2, [])
+
+
+def test_a_disk_that_cannot_be_read_is_an_error_and_costs_no_checkpoint(tmp_path, monkeypatch):
+    """Had the run gone on from version 1, its next save would have removed version 2, which is whole."""
+    for version in (1, 2):
+        save(tmp_path, _checkpoint(version), keep=2)
+    _refusing(monkeypatch, tmp_path / "checkpoint-000000000002", math.inf)
+    with pytest.raises(ResourceError, match=r"cannot be read: found Input/output error at .*checkpoint-000000000002/manifest"):
+        _load(tmp_path)
+    assert _names(tmp_path) == ["checkpoint-000000000001", "checkpoint-000000000002"]
 
 
 @pytest.mark.parametrize("manifest", [b"[]", b"{}", b"null", b'{"manifest": {}}', b"\xff", b"[" * 100_000])

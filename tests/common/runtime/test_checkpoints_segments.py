@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import random
 from dataclasses import fields
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from common.errors import ResourceError
 from common.replay.blocks import Segment
-from common.runtime.checkpoint_files import SEGMENTS, Checkpoint, SegmentFiles
+from common.runtime.checkpoint_files import SEGMENTS, Checkpoint, SegmentFiles, read
 from common.runtime.checkpoints import CheckpointStore
 from common.runtime.disk import DISK, Disk
 from tests.common.runtime.test_checkpoints import KilledError, _stopping
@@ -158,6 +159,27 @@ def test_a_disk_that_refuses_costs_the_new_checkpoint_only(tmp_path, after, code
     found, warnings = newest(tmp_path)
     assert (found.version, warnings) == (6, [])
     assert np.array_equal(Memory.read(tmp_path, found).blocks, memory.blocks)
+
+
+def test_segments_of_a_checkpoint_that_cannot_be_read_for_a_moment_stay(tmp_path, monkeypatch):
+    """The older of two; had its segments been removed, nothing could have brought it back."""
+    memory, store = filled(tmp_path, 2, keep=3)
+    older, read_bytes = tmp_path / "checkpoint-000000000001" / "manifest.json", Path.read_bytes
+
+    def refused(path):
+        if path == older:
+            raise OSError(errno.EIO, "Input/output error")
+        return read_bytes(path)
+
+    memory.insert(3)
+    with monkeypatch.context() as disk:
+        disk.setattr(Path, "read_bytes", refused)
+        with pytest.raises(ResourceError, match="Input/output error"):
+            store.save(memory.checkpoint(3))
+    assert len(read(older.parent).files) == 1
+    memory.insert(4)
+    store.save(memory.checkpoint(4))
+    assert newest(tmp_path)[0].version == 4
 
 
 @pytest.mark.parametrize(
