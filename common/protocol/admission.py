@@ -69,7 +69,7 @@ class Admission:
             worker.bad_messages += error.reason in BAD_CONTENT
             return out + self._reject("experience_refused", worker, message.seq, error)
         worker.bad_messages = 0
-        crossing = sum(array.nbytes for array in message.arrays.values()) / SLOWEST_LINK
+        crossing = message.nbytes / SLOWEST_LINK
         worker.crossing = max(worker.crossing, crossing)
         worker.waiting[message.seq] = message.env_steps
         self.waiting += 1

@@ -11,10 +11,10 @@ from common.protocol.events import RefusalCode, Route, WorkerKey, sentence
 from common.protocol.incarnation import Worker, WorkerState
 from common.protocol.limits import INCARNATION_MAX
 from common.protocol.lockstep_states import ActorState, LockstepStates
-from common.protocol.messages import ACTOR_STATE, ROLES, Envelope, Hello, Refusal, Welcome
+from common.protocol.messages import ACTOR_STATE, ROLES, Envelope, Hello, Refusal, Snapshot, Welcome
 from common.protocol.session_config import SessionConfig
 from common.protocol.worker_registry import WorkerRegistry
-from common.units import Seconds, Version
+from common.units import Seconds
 
 
 class Objection(NamedTuple):
@@ -42,9 +42,9 @@ class Greeting:
         self._config = config
 
     def hello(
-        self, route: Route, envelope: Envelope, public_key: str, *, version: Version, draining: bool, now: Seconds
+        self, route: Route, envelope: Envelope, public_key: str, *, newest: Snapshot | None, draining: bool, now: Seconds
     ) -> list[e.Instruction]:
-        """Answer the Hello in `envelope`: connect its worker, or refuse it. `version` is that of the newest policy."""
+        """Answer the Hello in `envelope`: connect its worker, or refuse it. `newest` is the newest policy."""
         hello = envelope.message
         assert isinstance(hello, Hello)
         known = self._registry.find(hello)
@@ -63,7 +63,7 @@ class Greeting:
         )
         if objection is not None:
             return self._refuse(route, hello, same, objection)
-        return self._accept(route, hello, public_key, known, same, version=version, now=now)
+        return self._accept(route, hello, public_key, known, same, newest=newest, now=now)
 
     def _has_other_connection(self, worker: Worker, route: Route, now: Seconds) -> bool:
         """Return whether a worker is connected on another connection than `route`, and was heard on it lately."""
@@ -118,7 +118,7 @@ class Greeting:
         known: Worker | None,
         same: Worker | None,
         *,
-        version: Version,
+        newest: Snapshot | None,
         now: Seconds,
     ) -> list[e.Instruction]:
         notes = [] if same else self._free_slot(hello, known, now)
@@ -138,7 +138,7 @@ class Greeting:
         slot = self._states.newest(worker.index) if self._config.lockstep and worker.role == "actor" else None
         state = slot.actor if slot else None
         worker.continues = worker.continues if again else state is None or state.size > 0
-        answer = _welcome(worker, self._config, window=self._registry.window(worker), version=version, state=state)
+        answer = _welcome(worker, self._config, window=self._registry.window(worker), newest=newest, state=state)
         return [e.Send(route=route, message=answer), *notes, note, *out]
 
     def _rolled_back(self, route: Route, worker: Worker, hello: Hello) -> list[e.Instruction]:
@@ -229,7 +229,7 @@ def _check_room(hello: Hello, known: Worker | None, *, others: int, config: Sess
     return Objection(RefusalCode.FULL, f"the run has its {others} {hello.role}s; {remedy} to admit another", retry=True)
 
 
-def _welcome(worker: Worker, config: SessionConfig, *, window: int, version: Version, state: ActorState | None) -> Welcome:
+def _welcome(worker: Worker, config: SessionConfig, *, window: int, newest: Snapshot | None, state: ActorState | None) -> Welcome:
     """Return the Welcome of a worker that is admitted, with the `state` from which an actor goes on in lockstep.
 
     In lockstep, an actor whose slot has no state yet begins as the first actor at that slot did.
@@ -244,9 +244,10 @@ def _welcome(worker: Worker, config: SessionConfig, *, window: int, version: Ver
         env_signature=config.env_signature,
         schema=config.schema if actor else (),
         credits=window if actor else 0,
-        version=version,
+        version=newest.version if newest else -1,
         heartbeat_seconds=config.heartbeat_seconds,
         incarnation=worker.key.incarnation,
+        snapshot_bytes=newest.nbytes if newest else 0,
     )
 
 

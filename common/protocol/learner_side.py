@@ -145,7 +145,7 @@ class LearnerSide:
         message = envelope.message
         if isinstance(message, Hello):
             draining = self._drain is not None
-            out = self._greeting.hello(route, envelope, public_key, version=self.version, draining=draining, now=now)
+            out = self._greeting.hello(route, envelope, public_key, newest=self.snapshot, draining=draining, now=now)
             worker = self._registry.routes.get(route)
             return out + self._drained(worker, now) if worker else out
         worker = self._registry.routes.get(route)

@@ -70,6 +70,11 @@ class Message:
     tag: ClassVar[str]
     arrays: Arrays = field(default_factory=lambda: NO_ARRAYS)
 
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all arrays together."""
+        return sum(array.nbytes for array in self.arrays.values())
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello(Message):
@@ -110,6 +115,7 @@ class Welcome(Message):
     version: Annotated[Version, AtLeast(-1)]  # newest published policy; -1: none yet
     heartbeat_seconds: Seconds  # either side sends a message at least this often
     incarnation: Annotated[Count, AtLeast(-1)] = -1  # that of the Hello; -1: whichever
+    snapshot_bytes: Count = 0  # arrays of a snapshot, all of one size; 0: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

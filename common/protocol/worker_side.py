@@ -15,7 +15,7 @@ from enum import StrEnum
 from common.errors import ConfigError, InternalError
 from common.protocol import events as e
 from common.protocol.events import RefusalCode
-from common.protocol.limits import SLOWEST_LINK, UNKNOWN_BYTES
+from common.protocol.limits import MESSAGE_BYTES, SLOWEST_LINK, UNKNOWN_BYTES
 from common.protocol.messages import (
     ENV_WORKER,
     WORKER_NAME,
@@ -186,6 +186,7 @@ class WorkerSide:
         self.state, self.run, self._final = ConnectionState.WELCOME, run, ""
         self._set_window(welcome.credits)
         self.version, self._heartbeat = welcome.version, welcome.heartbeat_seconds
+        self._snapshot_bytes = min(welcome.snapshot_bytes, MESSAGE_BYTES) or self._snapshot_bytes
         self.reconnects += self._was_welcome
         if self._was_welcome and self.identity.role == "actor":  # the learner may have another policy under the same number
             self._wanted = -1
@@ -246,7 +247,7 @@ class WorkerSide:
 
     def _arrived(self, snapshot: Snapshot) -> list[e.Instruction]:
         self._wanted, self._request_open = None, False
-        self._snapshot_bytes = sum(array.nbytes for array in snapshot.arrays.values())
+        self._snapshot_bytes = snapshot.nbytes
         self.version = snapshot.version
         return [snapshot]
 

@@ -15,6 +15,7 @@ from common.observability.worker_metrics import LinkStats
 from common.protocol import codec
 from common.protocol import events as e
 from common.protocol.events import RefusalCode
+from common.protocol.limits import MESSAGE_BYTES
 from common.protocol.messages import Act, Drain, Dropped, Envelope, ExperienceMessage, Message, Reject, Snapshot, Welcome
 from common.protocol.worker_side import ConnectionState, WorkerSide
 from common.transport.api import Frames, WorkerTransport
@@ -48,7 +49,7 @@ class Link:
         self._log_event = log_event
         self._foreign = 0  # messages of another protocol version, in a row
         self._unfit = 0  # snapshots of another layout, in a row
-        self._largest = 0  # bytes of a message; 0 until the first snapshot, which may be larger than all before it
+        self._largest = 0  # bytes of a message; 0 until that of a snapshot is known, which may be larger than all before it
         self._snapshot: Snapshot | None = None
         self._act: Act | None = None
         self._ticked_at: Seconds = float("-inf")
@@ -240,7 +241,10 @@ class Link:
         return sent
 
     def _expect(self, frames: Frames) -> None:
-        if (size := sum(memoryview(frame).nbytes for frame in frames)) > self._largest:
+        self._expect_bytes(sum(memoryview(frame).nbytes for frame in frames))
+
+    def _expect_bytes(self, size: int) -> None:
+        if size > self._largest:
             self._largest = size
             self._transport.expect(size)
 
@@ -248,6 +252,7 @@ class Link:
         match instruction:
             case Welcome():
                 self.welcome, self._act = instruction, None
+                self._expect_bytes(min(instruction.snapshot_bytes, MESSAGE_BYTES))
             case Snapshot():
                 if self._fits(instruction):
                     self._snapshot = instruction

@@ -60,7 +60,7 @@ MESSAGES: tuple[Message, ...] = (
     ),
     Welcome(
         index=1, generation=2, config='{"seed": 1}', env_signature="8c1f", credits=2, version=5, heartbeat_seconds=2.0,
-        incarnation=7,
+        incarnation=7, snapshot_bytes=9000,
         schema=(
             ArraySpec(name="obs", dtype="uint8", shape=(4, 2, 4)),
             ArraySpec(name="episode_return", dtype="float32", shape=(-1,)),

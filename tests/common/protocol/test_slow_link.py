@@ -104,7 +104,9 @@ class Pair:
                 self.version = instruction.version
 
 
-@pytest.mark.parametrize(("policy_bytes", "experience_bytes"), [(7_000_000, 1_000), (1_000, 7_000_000), (5_000_000, 5_000_000)])
+@pytest.mark.parametrize(
+    ("policy_bytes", "experience_bytes"), [(7_000_000, 1_000), (20_000_000, 1_000), (1_000, 7_000_000), (5_000_000, 5_000_000)]
+)
 def test_a_message_that_crosses_for_longer_than_the_limits_of_silence_arrives(policy_bytes: int, experience_bytes: int) -> None:
     pair = Pair(policy_bytes=policy_bytes, experience_bytes=experience_bytes)
     pair.run()

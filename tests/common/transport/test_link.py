@@ -265,19 +265,28 @@ def test_a_policy_that_waits_to_be_taken_is_not_sent_again(world):
     assert world.link.take_snapshot().version == 1
 
 
-def test_the_transport_gets_the_size_of_the_largest_message_once_a_policy_has_come(world, monkeypatch):
-    """Before that the first policy may still be crossing."""
-    sizes = []
+def test_the_transport_gets_the_size_of_the_largest_message_from_the_welcome_on(monkeypatch):
+    """The Welcome states the size of the first policy, which would otherwise have to cross before its size is known."""
+    world, sizes = World(), []
     monkeypatch.setattr(world.worker, "expect", sizes.append)
     world.turn()
-    assert not sizes
-    world.learner.handle(e.Published(snapshot=policy(1)))
-    world.link.request_snapshot(after=-1)
-    world.turn()
-    (snapshot_bytes,) = sizes
+    assert sizes[0] == policy(0).nbytes
     large = np.zeros(1000, np.float32)
     world.link.offer(Trajectory(seq=0, env_steps_sent=0, version=0, env_steps=STEPS, arrays={"reward": large}))
-    assert sizes[-1] > max(snapshot_bytes, large.nbytes)
+    assert sizes[-1] > large.nbytes
+
+
+def test_a_learner_that_states_no_size_of_its_policy_leaves_the_transport_its_own_until_one_has_come(monkeypatch):
+    """An older learner."""
+    world, sizes = World(), []
+    monkeypatch.setattr(world.worker, "expect", sizes.append)
+    monkeypatch.setattr(Snapshot, "nbytes", 0)
+    world.turn()
+    assert world.link.welcome is not None
+    assert not sizes
+    world.link.request_snapshot(after=-1)
+    world.turn()
+    assert sizes
 
 
 def test_a_snapshot_that_the_network_changed_is_requested_again(world):
