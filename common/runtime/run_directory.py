@@ -42,6 +42,15 @@ class RunDirectory:
         """Return whether there is a run here that can be read; False where that is unknown."""
         return os.access(self.config, os.R_OK)
 
+    @property
+    def deleted(self) -> bool:
+        """Return whether config.yaml, which every run has, is gone; False where that is unknown."""
+        try:
+            self.config.stat()
+        except OSError as error:
+            return isinstance(error, FileNotFoundError)
+        return False
+
 
 def default_path(*, preset: str, seed: int, now: datetime) -> Path:
     """`runs/<preset>-<YYYYmmdd-HHMMSS>-s<seed>`, for settings that name no folder."""

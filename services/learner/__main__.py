@@ -30,6 +30,7 @@ from common.observability.learner_stats import LearnerStats
 from common.observability.metrics import Exporter, run_labels
 from common.protocol.learner_side import LearnerSide
 from common.runtime import process
+from common.runtime.checkpoint_files import Checkpoint
 from common.runtime.checkpoints import CheckpointStore
 from common.runtime.copies import check_new
 from common.runtime.lifecycle import Shutdown, on_signals
@@ -58,6 +59,7 @@ from services.learner.startup import (
     existing_run,
     open_directory,
     parse,
+    restore_config,
     with_run_id,
     write_config,
 )
@@ -235,11 +237,17 @@ class _Root:
 
     def build_checkpoints(self, run: _Run, intake: Intake, results: Results, uploads: Uploads) -> RunCheckpoints:
         """Return the writer of the run's checkpoints."""
+
+        def save(checkpoint: Checkpoint) -> None:
+            run.store.save(checkpoint)
+            if not self.rank:
+                restore_config(self.invocation, run.directory)
+
         return RunCheckpoints(
             algorithm=self.algorithm,
             intake=intake,
             results=results,
-            save_checkpoint=uploads.after(run.store.save),
+            save_checkpoint=uploads.after(save),
             save_best=uploads.after(run.store.save_best),
             health=self.health,
         )

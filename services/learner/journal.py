@@ -162,6 +162,7 @@ class Journal:
             if self._files is None:
                 run, tensorboard = self._run, self._tensorboard
                 self._files = _Files(self._directory, env_steps=self._written, run=run, tensorboard=tensorboard)
+            self._directory.learning_curve_csv.stat()  # raises where the run directory was deleted: an open file still takes rows
             write(self._files)
             self._written = env_steps
         except OSError as error:

@@ -224,12 +224,29 @@ def write_config(invocation: Invocation, directory: RunDirectory) -> None:
     text = _config_text(invocation, directory.path)
     if invocation.config_named or not directory.begun or _values(directory.config.read_text(encoding="utf-8")) == _values(text):
         return
+    _write_config(directory, text, why="the run continues with other settings", otherwise="it holds the settings of before")
+
+
+def restore_config(invocation: Invocation, directory: RunDirectory) -> None:
+    """Write config.yaml again, with a warning, where the run directory was deleted: nothing there could be resumed without it.
+
+    Call it after a checkpoint, which creates the directory. A disk that cannot be written costs a warning. Under `rookery train`
+    that command writes the file.
+    """
+    if directory.deleted and not invocation.config_named:
+        consequence = "the run goes on and writes there; what the directory held is lost"
+        _log.warning("run_directory_deleted", path=directory.path, consequence=consequence)
+        text = _config_text(invocation, directory.path)
+        _write_config(directory, text, why="it was deleted", otherwise="the checkpoints there cannot be resumed")
+
+
+def _write_config(directory: RunDirectory, text: str, *, why: str, otherwise: str) -> None:
     try:
         write_atomically(directory.config, text.encode())
     except OSError as error:
-        _log.warning("config_not_written", path=directory.config, error=error, consequence="it holds the settings of before")
+        _log.warning("config_not_written", path=directory.config, error=error, consequence=otherwise)
     else:
-        _log.info("config_written", path=directory.config, why="the run continues with other settings")
+        _log.info("config_written", path=directory.config, why=why)
 
 
 def _config_text(invocation: Invocation, path: Path) -> str:

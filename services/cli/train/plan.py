@@ -104,6 +104,11 @@ class Plan:
         warmup = algorithm.warmup if isinstance(algorithm, ReplaySection) else 0
         return ActorSearch(max_actors=max_actors(self.settings), warmup=warmup, actors=FIRST_ACTORS)
 
+    def restore_config(self) -> None:
+        """Write config.yaml of a run whose directory was deleted."""
+        self.directory.path.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.directory.config, as_yaml(self.settings, self.loaded.provenance).encode())
+
     def write_actor_count(self, actors: int) -> None:
         """Write the number of actors to config.yaml, from which the run resumes."""
         chosen = with_chosen(self.loaded, {"actor.count": actors})

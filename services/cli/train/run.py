@@ -211,6 +211,7 @@ class _Display:
     _counted: tuple[EnvSteps, int] | None = None  # accepted env steps and refused messages, as the supervisor has them
     _trains_since: Seconds | None = None  # first answer of a learner that trains
     _silence_shown: bool = False
+    _deletion_shown: bool = False
 
     def __post_init__(self) -> None:
         """Start the clock."""
@@ -221,6 +222,7 @@ class _Display:
         if self.supervisor.outcome is Outcome.STOPPED and not self._stop_shown:
             self._stop_shown = True
             self.view.print_message("stopping: the learner writes a last checkpoint; Ctrl-C again ends everything at once")
+        self._restore_directory()
         self._count_experience(self.watch.latest)
         self._show_silence(self.watch.latest)
         if self.search is not None and not self.search.done and self.supervisor.outcome is Outcome.RUNNING:
@@ -228,6 +230,18 @@ class _Display:
         if self.clock() >= self._next or self.supervisor.done:
             self._next = self.clock() + self.view.period
             self.view.show(self.frame())
+
+    def _restore_directory(self) -> None:
+        """Write config.yaml again, and say so, where the run directory was deleted: nothing there could be resumed without it."""
+        if not self.plan.directory.deleted:
+            self._deletion_shown = False
+            return
+        if not self._deletion_shown:
+            self._deletion_shown = True
+            lost = "what it held is lost, its logs too; the run goes on and writes its next checkpoint and results there"
+            self.view.print_message(f"the run directory {self.plan.directory.path} was deleted: {lost}")
+        with suppress(OSError):  # the next tick tries again
+            self.plan.restore_config()
 
     def _count_experience(self, status: RunStatus) -> None:
         counted = status.ledger.accepted, status.refused_messages

@@ -7,6 +7,7 @@ import errno
 import json
 import logging
 import math
+import shutil
 from contextlib import ExitStack
 from types import SimpleNamespace
 
@@ -239,6 +240,21 @@ def test_a_full_disk_costs_records_and_one_word_not_the_run(directory, no_room, 
     assert written(directory) == (["1", "6"], [1, 6])
     assert journal.lost == ["8 rows and points of learning_curve.csv and TensorBoard were not written"]
     assert json.loads(directory.summary.read_text()) == {"env_steps": 6}
+
+
+def test_a_folder_that_was_deleted_is_a_loss_and_the_results_go_on_where_it_is_there_again(directory, logged):
+    clock = Clock()
+    journal = Journal(directory, env_steps=0, clock=clock)
+    journal.curve(wall_seconds=1.0, env_steps=1, mean=1.0)
+    shutil.rmtree(directory.path)
+    journal.curve(wall_seconds=2.0, env_steps=2, mean=1.0)
+    directory.path.mkdir()
+    clock.now += RETRY_SECONDS
+    journal.curve(wall_seconds=3.0, env_steps=3, mean=1.0)
+    journal.close()
+    assert logged() == [("results_lost", "ENOENT"), ("results_resumed", None)]
+    assert [row[1] for row in rows(directory)] == ["env_steps", "3"]
+    assert journal.lost == ["1 rows and points of learning_curve.csv and TensorBoard were not written"]
 
 
 @pytest.mark.parametrize("before", [(), (100, 200, 255)])

@@ -36,7 +36,7 @@ from services.cli.train.plan import Request, make_plan
 from services.learner import startup
 from services.learner.resume import open_state
 from services.learner.saving import better_policy
-from services.learner.startup import open_directory, parse, with_run_id, write_config
+from services.learner.startup import open_directory, parse, restore_config, with_run_id, write_config
 
 pytestmark = pytest.mark.service
 
@@ -226,6 +226,18 @@ def test_the_configuration_that_rookery_train_wrote_is_left_alone():
     words = ["--config", str(directory.config), "--run-dir", "run", "--resume", "metrics.port=9101"]
     write_config(with_run_id(parse(words, {})), directory)
     assert directory.config.read_bytes() == before
+
+
+def test_a_configuration_that_was_deleted_is_written_again_with_a_warning(caplog):
+    """Without the file the checkpoints in the folder could not be resumed."""
+    invocation, directory, _ = begun("run.seed=7")
+    before = directory.config.read_text()
+    restore_config(invocation, directory)
+    assert "run_directory_deleted" not in caplog.text
+    directory.config.unlink()
+    restore_config(invocation, directory)
+    assert "run_directory_deleted" in caplog.text
+    assert directory.config.read_text() == before
 
 
 def test_a_full_disk_keeps_the_configuration_of_before(monkeypatch, caplog):

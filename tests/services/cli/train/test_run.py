@@ -4,6 +4,8 @@ import io
 import json
 import os
 import re
+import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -12,7 +14,8 @@ import pytest
 from common.config.schema import LearnerSettings, Settings
 from common.errors import ConfigError
 from common.runtime.checkpoints import by_version
-from services.cli.train import view
+from common.runtime.run_directory import find
+from services.cli.train import run, view
 from services.cli.train.plan import Plan, Request
 from services.cli.train.run import join_line, train
 from services.cli.train.view import LineView
@@ -279,6 +282,33 @@ def test_nothing_starts_in_a_folder_that_is_in_use(trained, tmp_path):
     with pytest.raises(ConfigError, match="in use"):
         trained()
     assert Path(tmp_path / "run" / "summary.json").exists()
+
+
+def test_a_run_whose_directory_is_deleted_says_so_and_can_be_resumed_from_there(tmp_path, monkeypatch):
+    """The learner itself, and no fake. A second display finds the folder gone; the third waits for the next checkpoint."""
+    run_dir, shown = tmp_path / "run", io.StringIO()
+    stages = iter(
+        [
+            lambda: by_version(run_dir / "checkpoints") and (shutil.rmtree(run_dir), True),
+            lambda: by_version(run_dir / "checkpoints") and run_dir.joinpath("learning_curve.csv").exists(),
+            lambda: os.kill(os.getpid(), signal.SIGINT) or True,
+        ]
+    )
+    stage = [next(stages)]
+    tick = run._Display.tick
+
+    def and_delete(display):
+        tick(display)
+        if stage[0]():
+            stage[0] = next(stages, lambda: False)
+
+    monkeypatch.setattr(run._Display, "tick", and_delete)
+    few = ("actor.count=1", "evaluator.enabled=false", "checkpoint.every_seconds=1", "target.mean100=null")
+    request = Request(preset="cartpole", overrides=few, run_dir=run_dir)
+    assert train(request, environ=dict(os.environ), command_line=["rookery"], stdout=shown, stderr=io.StringIO()) == 0
+    assert shown.getvalue().count(f"the run directory {run_dir} was deleted: what it held is lost") == 1
+    assert find(run_dir).begun
+    assert "go on          rookery train --resume" in shown.getvalue()
 
 
 def test_a_learner_saves_where_the_display_of_its_run_fails(tmp_path, monkeypatch):
