@@ -22,7 +22,7 @@ from common.algorithms.api import (
 from common.algorithms.batch import Batch
 from common.algorithms.dqn import QLoss, next_value, q_loss
 from common.algorithms.losses import PolicyLoss, explained_variance, importance_weight, policy_loss, standardized, value_loss
-from common.algorithms.off_policy import ReplayLearner, td_target
+from common.algorithms.off_policy import NONFINITE_STEPS, ReplayLearner, td_target
 from common.algorithms.on_policy import (
     ActorCriticLearner,
     ActorCriticPolicy,
@@ -31,7 +31,7 @@ from common.algorithms.on_policy import (
     recorded_log_prob,
     return_inputs,
 )
-from common.algorithms.optim import gradient_step, scheduled_entropy_coef, scheduled_learning_rate
+from common.algorithms.optim import build_optimizer, gradient_step, scheduled_entropy_coef, scheduled_learning_rate
 from common.algorithms.payload import Payload
 from common.algorithms.ranks import ALONE, Ranks, average_gradients
 from common.algorithms.returns import Returns, gae, vtrace
@@ -47,6 +47,7 @@ from common.replay.buffer import Transitions
 
 __all__ = [
     "ALONE",
+    "NONFINITE_STEPS",
     "ActionSpec",
     "ActorCriticLearner",
     "ActorCriticPolicy",
@@ -84,6 +85,7 @@ __all__ = [
     "UpdateResult",
     "WorkerContext",
     "average_gradients",
+    "build_optimizer",
     "explained_variance",
     "gae",
     "gradient_step",

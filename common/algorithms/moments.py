@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from common.algorithms.losses import LEAST_STD
 from common.algorithms.ranks import Ranks, merged_moments
@@ -85,12 +85,13 @@ class Moments:
 class ObservationStatistics:
     """Owns the moments of the observations that a learner trained on, and sets the normalisation of its networks.
 
-    Networks that normalise no vectors need none: then only `calibrate` has an effect, on images.
+    Networks that normalise no vectors need none: then only `calibrate` has an effect, on images. A module that is no `Network`
+    normalises by itself, and is left as it is.
     """
 
-    def __init__(self, networks: Callable[[], Iterable[Network]], *, shape: tuple[int, ...], ranks: Ranks) -> None:
+    def __init__(self, networks: Callable[[], Iterable[nn.Module]], *, shape: tuple[int, ...], ranks: Ranks) -> None:
         """`networks` returns all that the learner evaluates: trained, targets, averages. `shape` is that of a frame."""
-        self._networks, self._shape, self._ranks = networks, shape, ranks
+        self._all, self._shape, self._ranks = networks, shape, ranks
         self._moments = Moments()
 
     def calibrate(self, frames: Tensor) -> None:
@@ -116,6 +117,9 @@ class ObservationStatistics:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state_dict`; the networks have their normalisation among their parameters."""
         self._moments = Moments.restored(state) if state else Moments()
+
+    def _networks(self) -> list[Network]:
+        return [net for net in self._all() if isinstance(net, Network)]
 
     @property
     def _needed(self) -> bool:

@@ -24,7 +24,6 @@ from common.algorithms.sections import ReplaySection
 from common.envs.spec import EnvSpec
 from common.models import snapshot
 from common.models.arithmetic import CPU, to_device
-from common.models.layers import Network
 from common.protocol.events import Experience
 from common.replay.blocks import STREAMS, Segment
 from common.replay.buffer import Replay, Transitions
@@ -141,7 +140,7 @@ class ReplayLearner(ABC):
         )
 
     @abstractmethod
-    def _networks(self) -> Mapping[str, Network]:
+    def _networks(self) -> Mapping[str, nn.Module]:
         """Return the trained network as "parameters", and its targets and averages, by their keys in `state_dict`."""
 
     @abstractmethod

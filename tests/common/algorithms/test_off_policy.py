@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import rookery
 from common.algorithms.api import HasReplay, RunProgress
 from common.algorithms.off_policy import NONFINITE_STEPS, ReplayLearner
 from common.algorithms.registry import build_algorithm
@@ -185,3 +186,43 @@ def test_windows_shorter_than_asked_for_are_measured(continuous_env, make_sample
     assert metrics[-1]["window_env_steps"] == taken
     warming = Counter(env=continuous_env, warmup=100)
     assert "window_env_steps" not in train(warming, *messages(make_sample, continuous_env, 1)).metrics
+
+
+class OwnModule(rookery.ReplayLearner):
+    """As a user's package writes it: values of actions by a plain torch module, from public names alone."""
+
+    def __init__(self, *, settings, env, seed):
+        super().__init__(settings=settings, env=env, seed=seed)
+        torch.manual_seed(seed)
+        self.model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(env.observation_shape[0], env.action.n))
+        self._adam = rookery.build_optimizer("adam", self.model, lr=settings.learning_rate, eps=1e-8)
+
+    def _networks(self):
+        return {"parameters": self.model}
+
+    def _optimizers(self):
+        return {"adam": (self._adam, self.model)}
+
+    def _gradient_step(self, rows):
+        values = self.model(torch.from_numpy(rows.observation))
+        with torch.no_grad():
+            following = self.model(torch.from_numpy(rows.next_observation)).amax(1)
+        reward, discount = torch.from_numpy(rows.reward), torch.from_numpy(rows.discount)
+        target = rookery.td_target(reward=reward, discount=discount, value=following)
+        chosen = values.gather(1, torch.from_numpy(rows.action)[:, None]).squeeze(1)
+        loss = rookery.value_loss(value=chosen, target=target)
+        norm = rookery.gradient_step(self._adam, self.model, loss, lr=self._learning_rate, max_grad_norm=1.0)
+        return {"loss": loss.detach(), rookery.NONFINITE_STEPS: norm.isnan()}
+
+
+def test_a_learner_of_ones_own_may_train_a_plain_module(vector_env, make_sample):
+    """The loop begins the normalisation, trains, lets it follow the experience, and saves; a plain module has none of ours."""
+    settings = ReplaySection(name="own:ENTRY", replay_capacity=1_000, warmup=0, minibatch=4, samples_per_insert=2.0)
+    learner, second = (OwnModule(settings=settings, env=vector_env, seed=seed) for seed in (0, 1))
+    learner.calibrate(torch.rand(20, *vector_env.observation_shape))
+    (message,) = messages(make_sample, vector_env, 1)
+    metrics = train(learner, message).metrics
+    learner.observe([message])
+    assert (metrics["gradient_steps"], metrics["nonfinite_steps"]) == (4.0, 0.0)
+    second.load_state_dict(learner.state_dict())
+    assert all(torch.equal(*pair) for pair in zip(learner.model.parameters(), second.model.parameters(), strict=True))
