@@ -164,7 +164,7 @@ class Journal:
                 self._files = _Files(self._directory, env_steps=self._written, run=run, tensorboard=tensorboard)
             self._directory.learning_curve_csv.stat()  # raises where the run directory was deleted: an open file still takes rows
             write(self._files)
-            self._written = env_steps
+            self._written = max(self._written, env_steps)
         except OSError as error:
             self._close_files()
             self._open_at = self._clock() + RETRY_SECONDS

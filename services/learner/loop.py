@@ -220,5 +220,5 @@ class TrainLoop:
 
     def _record_evaluations(self, evaluations: Sequence[Evaluated]) -> None:
         for evaluated in evaluations:
-            mean = self._results.evaluated(evaluated.message)
+            mean = self._results.evaluated(evaluated)
             self._checkpoints.save_if_best(evaluated, mean=mean)

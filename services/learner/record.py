@@ -113,14 +113,14 @@ class RunRecord:
             self.lengths.popleft()
         target, full = self.settings.target.mean100, len(self.returns) >= EPISODES and not self.unfinished
         if target is not None and full and self.mean_return >= target:
-            self._reached_target(now)
+            self._reached_target(now, self.env_steps)
 
-    def _reached_target(self, now: Seconds) -> None:
+    def _reached_target(self, now: Seconds, env_steps: EnvSteps) -> None:
         if self.solved_at is None:
-            self.solved_at = {"wall_seconds": round(now - self.started_at, 1), "env_steps": self.env_steps}
+            self.solved_at = {"wall_seconds": round(now - self.started_at, 1), "env_steps": env_steps}
 
-    def evaluated(self, evaluation: Evaluation, now: Seconds) -> dict[str, Any]:
-        """Count an evaluation; return the result as it stands in the summary."""
+    def evaluated(self, evaluation: Evaluation, now: Seconds, *, env_steps: EnvSteps) -> dict[str, Any]:
+        """Count an evaluation of the policy of `env_steps`; return the result as it stands in the summary."""
         returns = evaluation.arrays["episode_return"]
         mean = round(float(returns.mean(dtype=np.float64)), 3)  # float32 would overflow on returns that are finite
         result: dict[str, Any] = {"version": evaluation.version, "mode": evaluation.mode, "mean": mean, "episodes": len(returns)}
@@ -129,7 +129,7 @@ class RunRecord:
             self.last_evaluation = result
         target = self.settings.target.evaluation
         if evaluation.mode == "greedy" and target is not None and mean >= target:
-            self._reached_target(now)
+            self._reached_target(now, env_steps)
         self._show()
         return result
 

@@ -14,17 +14,17 @@ import numpy as np
 from common.algorithms.api import UpdateResult
 from common.observability import logs
 from common.observability.learner_stats import IntakeStats, LearnerStats
-from common.protocol.events import Experience
+from common.protocol.events import Evaluated, Experience
 from common.protocol.ledger import sum_counts
-from common.protocol.messages import Evaluation
-from common.units import Seconds
+from common.units import EnvSteps, Seconds
 from services.learner.coverage import NO_ACTORS, Coverage, EpisodeCoverage
 from services.learner.journal import Journal
 from services.learner.ranks import Agreement, Decision
 from services.learner.record import RunRecord
 
 EPISODES = ("episode_return", "episode_length")
-CURVE_SECONDS: Seconds = 1.0  # between two rows of the learning curve
+CURVE_SECONDS: Seconds = 1.0  # between two rows of the learning curve, at most ...
+CURVE_SHARE = 0.005  # ... and of the budget of env steps, so that the curve of a fast run has as many points
 
 _log = logs.EventLog(__name__)
 
@@ -41,6 +41,8 @@ class Results:
     coverage: Coverage = NO_ACTORS  # of the actors of this rank
     _episode_coverage: EpisodeCoverage = field(init=False)
     _curve_at: Seconds = -math.inf
+    _curve_env_steps: EnvSteps = 0
+    _curve_updates: int = -1  # of the newest row
 
     def __post_init__(self) -> None:
         """Enter in the metrics what the settings decide."""
@@ -84,18 +86,26 @@ class Results:
         newest = {"episode/return_mean100": record.mean_return, "episode/length_mean100": record.mean_length}
         newest["throughput/frames_per_second"] = record.rates.last_10s * record.frame_skip
         self.journal.update(record.env_steps, means=means, newest=newest, returns=returns)
-        if now - self._curve_at >= CURVE_SECONDS:
-            self._curve_at = now
+        grown = record.env_steps - self._curve_env_steps >= record.settings.target.env_steps * CURVE_SHARE
+        if now - self._curve_at >= CURVE_SECONDS or grown:
+            self._curve_at, self._curve_env_steps = now, record.env_steps
             self.add_curve_row()
 
-    def evaluated(self, evaluation: Evaluation) -> float:
-        """Enter an evaluation, of which a greedy one has a row in the learning curve; return its mean return."""
-        result = self.record.evaluated(evaluation, self.clock())
+    def evaluated(self, evaluated: Evaluated) -> float:
+        """Enter an evaluation, of which a greedy one has a row in the learning curve; return its mean return.
+
+        It is entered at the env steps of the policy that was played, which is older than the newest one by the time of the
+        evaluation; at those of the newest one where the session does not know that policy any more.
+        """
+        evaluation, played = evaluated.message, evaluated.snapshot
+        env_steps = played.env_steps if played else self.record.env_steps
+        result = self.record.evaluated(evaluation, self.clock(), env_steps=env_steps)
         mean: float = result["mean"]
         self.stats.evaluation_return_means[evaluation.mode] = mean
-        self.journal.evaluation(self.record.env_steps, mode=evaluation.mode, mean=mean)
+        self.journal.evaluation(env_steps, mode=evaluation.mode, mean=mean)
         if evaluation.mode == "greedy":
-            self.add_curve_row(evaluation=mean)
+            elapsed = self.clock() - self.record.started_at
+            self.journal.curve(wall_seconds=elapsed, env_steps=env_steps, mean=math.nan, evaluation=mean)
         _log.info("evaluated", **result)
         return mean
 
@@ -105,15 +115,13 @@ class Results:
             self.record.lockstep_broken = why
             _log.info("lockstep_broken", why=why)
 
-    def add_curve_row(self, evaluation: float | None = None) -> None:
-        """Add a row to the learning curve, as of now."""
+    def add_curve_row(self) -> None:
+        """Add a row to the learning curve, as of now, unless the newest one is of the same update."""
         record = self.record
-        self.journal.curve(
-            wall_seconds=self.clock() - record.started_at,
-            env_steps=record.env_steps,
-            mean=record.mean_return,
-            evaluation=evaluation,
-        )
+        if record.updates == self._curve_updates:
+            return
+        self._curve_updates = record.updates
+        self.journal.curve(wall_seconds=self.clock() - record.started_at, env_steps=record.env_steps, mean=record.mean_return)
 
     def summarise(self, stats: IntakeStats, *, complete: bool) -> None:
         """Write summary.json, with the ledgers of all ranks; a stopped run is not `complete`."""

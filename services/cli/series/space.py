@@ -48,7 +48,7 @@ class Sweep(Section):
     settings: dict[str, Any] = Field(default={})  # of all trials, by dotted key
     search: dict[str, Range | Choices] = Field(min_length=1)  # by dotted key
     trials: int = Field(default=20, ge=1)
-    goal: Goal = "mean100"  # curve: mean of the learning curve over the whole budget, which counts early learning too
+    goal: Goal = "curve"  # mean of the learning curve over the whole budget, which counts early learning too
     prune: bool = True  # stop a trial that is below the median of the earlier ones
 
     def overrides(self, values: Mapping[str, Any]) -> tuple[str, ...]:

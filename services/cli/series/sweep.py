@@ -42,7 +42,14 @@ def open_sweep(file: Path | None, folder: Path, *, resume: bool, environ: Mappin
         raise ConfigError("no sweep to resume", found=str(folder), wanted=f"a folder with {STUDY}", fix="set --run-dir to it")
     sweep = read_sweep(source)
     for values in sweep.corners():
-        load_settings(preset=sweep.preset, overrides=sweep.overrides(values), environ=environ)
+        target = load_settings(preset=sweep.preset, overrides=sweep.overrides(values), environ=environ).settings.target
+        if getattr(target, sweep.goal, None) is not None:
+            raise ConfigError(
+                f"goal {sweep.goal} compares trials that end as soon as they reach their target",
+                found=f"target.{sweep.goal} {getattr(target, sweep.goal):g}",
+                wanted="null",
+                fix=f"set it under `settings` ({{target.{sweep.goal}: null}}), or take goal: curve",
+            )
     with made_folder(folder, "sweep", resume=resume):
         if source != folder / FILE:
             shutil.copyfile(source, folder / FILE)
@@ -189,11 +196,12 @@ def goal_value(run: RunData, goal: str, *, budget: int) -> float | None:
     env_steps, returns = run.points("env_steps", "episode_return_mean")
     if not returns:
         return None
-    # A run that reached its target early keeps its last return to the end of the budget.
-    steps, values = [*env_steps, max(float(budget), env_steps[-1])], [*returns, returns[-1]]
+    # Before the first episode has ended its return counts, and after a target that is reached early the last one.
+    steps = [0.0, *env_steps, max(float(budget), env_steps[-1])]
+    values = [returns[0], *returns, returns[-1]]
     pairs = zip(pairwise(steps), pairwise(values), strict=True)
     area = sum((end - start) * (first + last) / 2 for (start, end), (first, last) in pairs)
-    return area / (steps[-1] - steps[0]) if steps[-1] > steps[0] else returns[-1]
+    return area / steps[-1] if steps[-1] else returns[-1]
 
 
 def _values_text(values: Mapping[str, Any]) -> str:

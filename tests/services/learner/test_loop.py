@@ -396,6 +396,27 @@ def test_evaluations_are_recorded_wherever_people_look(tmp_path):
     assert [event for event, _ in scene.notes] == ["evaluated", "evaluated"]
 
 
+def test_an_evaluation_is_entered_at_the_env_steps_of_the_policy_that_was_played(tmp_path):
+    """It arrives updates later. The rows of returns are of one update each, the last one too."""
+    scene = Scene(tmp_path, evaluation=3.0)
+    scene.intake.script = [[item(seq)] for seq in range(3)]
+    scene.intake.evaluations = [evaluation("greedy", 1.0, version=0)]
+    late = evaluation("greedy", 3.0, version=1)
+    between = scene.algorithm.update
+
+    def update(batch, progress, stop):
+        scene.intake.evaluations = [late] if progress.version == 2 else []
+        return between(batch, progress, stop)
+
+    scene.algorithm.update = update
+    scene.run()
+    rows = [row.split(",") for row in scene.directory.learning_curve_csv.read_text().splitlines()[1:]]
+    assert [(row[1], row[3]) for row in rows if row[3]] == [("0", "1.0"), ("100", "3.0")]
+    assert scene.summary["solved_at"]["env_steps"] == 100
+    trained = [row[1] for row in rows if not row[3]]
+    assert len(set(trained)) == len(trained)
+
+
 def test_the_policy_with_the_best_greedy_evaluation_is_kept(tmp_path):
     """Of these, four are better than all before, or equal and newer; the second is of a policy that is not known any more."""
     scene = Scene(tmp_path)

@@ -256,10 +256,10 @@ def test_the_lag_of_a_run_that_was_never_fresh_has_its_true_minimum():
 def test_the_last_evaluation_is_the_greedy_one():
     """Greedy play is the score; sampled play stands for it only until there is one."""
     run = record()
-    run.evaluated(evaluation("sampled", 1.0), 0.0)
+    run.evaluated(evaluation("sampled", 1.0), 0.0, env_steps=640)
     assert run.last_evaluation["mode"] == "sampled"
-    run.evaluated(evaluation("greedy", 2.0, 4.0, version=8), 0.0)
-    run.evaluated(evaluation("sampled", 9.0), 0.0)
+    run.evaluated(evaluation("greedy", 2.0, 4.0, version=8), 0.0, env_steps=640)
+    run.evaluated(evaluation("sampled", 9.0), 0.0, env_steps=640)
     assert run.status(STATS, now=101.0)["evaluations"] == {"greedy": 3.0, "sampled": 9.0}
     assert run.last_evaluation == {"version": 8, "mode": "greedy", "mean": 3.0, "episodes": 2}
     assert run.evaluations == {"greedy": 3.0, "sampled": 9.0}
@@ -269,20 +269,20 @@ def test_a_run_is_solved_by_one_greedy_evaluation_that_reaches_its_target():
     run = record(evaluation=10.0)
     run.env_steps = 640
     for mode, returns in (("sampled", [99.0]), ("greedy", [9.0, 10.0])):
-        run.evaluated(evaluation(mode, *returns), 110.0)
+        run.evaluated(evaluation(mode, *returns), 110.0, env_steps=640)
         assert run.over(110.0) == ""
     run.ended([50.0] * EPISODES, [1] * EPISODES, now=111.0)  # the training score has no target here
-    run.evaluated(evaluation("greedy", 9.0, 11.0), 112.5)
+    run.evaluated(evaluation("greedy", 9.0, 11.0), 112.5, env_steps=640)
     assert run.solved_at == {"wall_seconds": 12.5, "env_steps": 640}
     assert run.over(113.0) == "target reached"
-    run.evaluated(evaluation("greedy", 0.0), 114.0)
+    run.evaluated(evaluation("greedy", 0.0), 114.0, env_steps=640)
     assert run.solved
 
 
 @pytest.mark.parametrize(("target", "solved"), [(3.0, True), (4.0, False), (None, False)])
 def test_a_resumed_run_with_another_target_of_evaluations_is_not_solved_by_the_old_one(target, solved):
     before = record(evaluation=3.0)
-    before.evaluated(evaluation("greedy", 3.5), 110.0)
+    before.evaluated(evaluation("greedy", 3.5), 110.0, env_steps=640)
     after = record(evaluation=target)
     after.load_state_dict(json.loads(json.dumps(before.state_dict(now=120.0))), now=200.0)
     assert after.solved == solved
@@ -294,7 +294,7 @@ def test_a_resumed_run_goes_on_from_where_it_was():
     before.trained(env_steps=300, metrics={})
     before.version = 9
     before.ended([1.0, 3.0], [4, 6], now=110.0)
-    before.evaluated(evaluation("greedy", 2.0), 0.0)
+    before.evaluated(evaluation("greedy", 2.0), 0.0, env_steps=640)
     before.lag.add(2, 300)
     state = json.loads(json.dumps(before.state_dict(now=130.0)))
     after = record(started_at=5000.0)

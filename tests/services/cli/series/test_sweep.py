@@ -109,9 +109,25 @@ def test_the_mean_of_the_curve_counts_early_learning_and_keeps_the_last_return(t
     assert sweep_module.goal_value(early, "curve", budget=100) == 87.5
 
 
+def test_the_mean_of_the_curve_begins_at_0_whenever_the_first_point_is(tmp_path, write_run):
+    late = read_run(write_run(tmp_path / "late", curve=[(1, 50, 10, None), (2, 100, 90, None)]))
+    assert sweep_module.goal_value(late, "curve", budget=100) == 30
+
+
+@pytest.mark.parametrize("goal", ["mean100", "evaluation"])
+def test_trials_that_end_at_their_target_are_not_compared_by_it(tmp_path, goal):
+    file = tmp_path / "sweep.yaml"
+    text = "preset: cartpole\nsettings: {target.GOAL: 400}\nsearch: {algorithm.epochs: {low: 1, high: 2}}\ngoal: GOAL\n"
+    file.write_text(text.replace("GOAL", goal))
+    with pytest.raises(ConfigError, match=f"found target.{goal} 400, wanted null"):
+        sweep_module.open_sweep(file, tmp_path / "folder", resume=False, environ={})
+    file.write_text(text.replace("GOAL", goal).replace("400", "null"))
+    assert sweep_module.open_sweep(file, tmp_path / "folder", resume=False, environ={}).goal == goal
+
+
 def test_the_mean_of_the_curve_of_a_short_run_has_its_last_point(tmp_path, write_run):
     runs = [read_run(write_run(tmp_path / str(last), curve=[(1, 10, 20, None), (2, 110, last, None)])) for last in (40, 80)]
-    assert [sweep_module.goal_value(run, "curve", budget=100) for run in runs] == [30, 50]
+    assert [round(sweep_module.goal_value(run, "curve", budget=100), 1) for run in runs] == [29.1, 47.3]
     only = read_run(write_run(tmp_path / "one", curve=[(1, 110, 20, None)]))
     assert sweep_module.goal_value(only, "curve", budget=100) == 20
 
