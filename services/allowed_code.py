@@ -11,7 +11,8 @@ import json
 from common import extensions
 from common.config.code_references import CodeReference, code_references
 from common.config.run_config import EnvRunConfig, RunConfig
-from common.config.schema import ConnectedSettings, Settings
+from common.config.schema import Settings
+from common.config.sections import ConnectedSettings
 from common.errors import ConfigError
 from common.protocol.messages import ENV_WORKER
 

@@ -23,7 +23,7 @@ from common.algorithms.api import Policy
 from common.config.layers import DEFAULT
 from common.config.load import LoadedSettings
 from common.config.run_config import RunConfig
-from common.config.schema import EvaluationSettings
+from common.config.sections import EvaluationSettings
 from common.envs.vector import VectorEnvironment
 from common.observability.worker_metrics import EVALUATOR_METRICS, EvaluatorStats
 from common.policies.episodes import Episodes, Tally

@@ -23,7 +23,8 @@ from common.config import arguments
 from common.config.arguments import Invocation
 from common.config.endpoint import parse_endpoints
 from common.config.run_config import EnvRunConfig, RunConfig
-from common.config.schema import ConnectedSettings, Settings
+from common.config.schema import Settings
+from common.config.sections import ConnectedSettings
 from common.envs.make import make
 from common.envs.vector import VectorEnvironment
 from common.errors import ConfigError, ResourceError

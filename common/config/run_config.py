@@ -8,7 +8,8 @@ from typing import Self, TypeVar
 from pydantic import ValidationError
 
 from common.algorithms.settings import AlgorithmSettings
-from common.config.schema import EvaluationSettings, RolloutSettings, Section, Settings, TargetSettings, with_algorithm_section
+from common.config.schema import Settings, with_algorithm_section
+from common.config.sections import EvaluationSettings, RolloutSettings, Section, TargetSettings
 from common.envs.spec import EnvSettings
 from common.errors import ConfigError
 from common.models.spec import ModelSettings, Precision

@@ -6,7 +6,8 @@ from itertools import product
 
 import pytest
 
-from common.config.schema import Settings, WorkerSettings
+from common.config.schema import Settings
+from common.config.sections import WorkerSettings
 from tests.k8s.manifests import OVERLAYS, WORKLOADS, held, of, overlay, selects
 
 pytestmark = pytest.mark.service

@@ -12,13 +12,13 @@ import pytest
 from common.algorithms.registry import ALGORITHMS
 from common.algorithms.sections import ReplaySection
 from common.algorithms.settings import TD3Settings
-from common.config.schema import (
+from common.config.schema import Settings
+from common.config.sections import (
     ActorSettings,
     CheckpointSettings,
     LearnerSettings,
     RolloutSettings,
     RunSettings,
-    Settings,
     TargetSettings,
 )
 from common.envs.spec import EnvSettings

@@ -11,7 +11,8 @@ import torch
 
 from common.algorithms.registry import build_algorithm
 from common.config.load import load_settings
-from common.config.schema import ActorSettings, CheckpointSettings, RunSettings, Settings
+from common.config.schema import Settings
+from common.config.sections import ActorSettings, CheckpointSettings, RunSettings
 from common.envs.trial import spec_of
 from common.protocol.ledger import sum_counts
 from common.runtime.checkpoints import CheckpointStore

@@ -19,7 +19,8 @@ from common.algorithms.ranks import ALONE
 from common.algorithms.registry import ALGORITHMS, build_algorithm, build_payload, build_policy, rollout_schema
 from common.algorithms.settings import DQNSettings, PPOSettings, TD3Settings
 from common.config.run_config import RunConfig
-from common.config.schema import LearnerSettings, RolloutSettings, Settings, TargetSettings
+from common.config.schema import Settings
+from common.config.sections import LearnerSettings, RolloutSettings, TargetSettings
 from common.envs.make import make
 from common.envs.spec import EnvSettings
 from common.envs.trial import spec_of

@@ -15,7 +15,7 @@ from common.units import Seconds
 from services.cli.parser import add_command
 
 if TYPE_CHECKING:
-    from common.config.schema import MetricsSettings
+    from common.config.sections import MetricsSettings
     from services.cli.inspect.scrape import Source
 
 MAX_MEASUREMENT_SECONDS = 86_400.0

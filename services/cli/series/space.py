@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, TypeAlias
 from pydantic import Field, ValidationError, model_validator
 
 from common.config.layers import parse_yaml
-from common.config.schema import Section
+from common.config.sections import Section
 from common.errors import ConfigError
 
 Goal: TypeAlias = Literal["mean100", "evaluation", "curve"]

@@ -7,16 +7,15 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from common.algorithms.settings import PPOSettings
-from common.config.conflicts import WELCOME_BYTES
 from common.config.run_config import RunConfig
-from common.config.schema import (
+from common.config.schema import WELCOME_BYTES, Settings
+from common.config.sections import (
     ActorSettings,
     EvaluatorSettings,
     LearnerSettings,
     LogSettings,
     RolloutSettings,
     RunSettings,
-    Settings,
     TargetSettings,
 )
 from common.envs.spec import EnvSettings

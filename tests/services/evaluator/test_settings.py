@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from common.config.run_config import RunConfig
-from common.config.schema import EvaluationSettings, EvaluatorSettings, Settings
+from common.config.schema import Settings
+from common.config.sections import EvaluationSettings, EvaluatorSettings
 from services.evaluator import evaluation_settings
 from services.worker import parse
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.config.schema import ActorSettings, LearnerSettings, RunSettings, Settings
+from common.config.schema import Settings
+from common.config.sections import ActorSettings, LearnerSettings, RunSettings
 from common.protocol.events import Experience, WorkerKey
 from services.learner.lockstep import Lockstep
 

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from common.algorithms.api import UpdateResult
-from common.config.schema import ActorSettings, CheckpointSettings, LearnerSettings, RunSettings, Settings, TargetSettings
+from common.config.schema import Settings
+from common.config.sections import ActorSettings, CheckpointSettings, LearnerSettings, RunSettings, TargetSettings
 from common.errors import DropReason, ResourceError
 from common.models import snapshot
 from common.observability.health import Health

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from common.algorithms.settings import PPOSettings
-from common.config.schema import CheckpointSettings, RunSettings, Settings, TargetSettings
+from common.config.schema import Settings
+from common.config.sections import CheckpointSettings, RunSettings, TargetSettings
 from common.observability.learner_stats import IntakeStats
 from common.protocol.events import Experience, WorkerKey
 from common.protocol.messages import Evaluation

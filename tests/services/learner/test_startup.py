@@ -18,7 +18,8 @@ import yaml
 
 from common.algorithms.registry import build_algorithm
 from common.algorithms.settings import DQNSettings, PPOSettings
-from common.config.schema import LearnerSettings, Settings
+from common.config.schema import Settings
+from common.config.sections import LearnerSettings
 from common.envs.spec import ActionSpec, EnvSpec
 from common.envs.trial import spec_of
 from common.errors import ConfigError, ResourceError

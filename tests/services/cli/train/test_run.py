@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from common.config.schema import LearnerSettings, Settings
+from common.config.schema import Settings
+from common.config.sections import LearnerSettings
 from common.errors import ConfigError
 from common.runtime.checkpoints import by_version
 from common.runtime.run_directory import find
