@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -118,19 +119,18 @@ def examined(colony, wait):
 
 
 def test_a_slow_environment_is_actor_bound_and_a_killed_learner_is_unreachable(colony, paced, examined):
-    """A rollout takes 640 ms, the learner's 20 gradient steps 200 ms or more: the doctor says how many actors are missing.
+    """A rollout takes 640 ms, the learner's 20 gradient steps 100 ms or more: the doctor says how many actors are missing.
 
     When the learner has been killed, the actor still answers, and waits for another learner.
     """
     paced("", 0.005)
-    learner, actor = colony.learner(OWN, "algorithm.epochs=10", *takes(0.01)), colony.worker("actor", "one", *ALLOWED)
+    learner, actor = colony.learner(OWN, "algorithm.epochs=10", *takes(0.005)), colony.worker("actor", "one", *ALLOWED)
     code, words = examined(learner, actor)
     if "cpu-starved: " not in words:  # true where other tests take the cores
         assert "actor-bound: the learner waits" in words
         assert "in the environment; add actors" in words
-        assert "more actors like the 1 here" in words
-        assert "LearnerWaiting: the learner waits" in words
-        assert code == 1
+        assert re.search(r"\d+ more actors? like the 1 here", words)
+    assert (code, "nothing is broken" in words) == (0, True)
     learner.signal(signal.SIGKILL)
     learner.ended()
     code, words = doctor(colony, learner, actor)

@@ -79,6 +79,7 @@ class Check:
     only: Sequence[str] = ()
     lasting: str = "0m"
     severity: Literal["critical", "warning", "info", "none"] = "warning"
+    fault: bool = True  # False: a finding states a bottleneck, and nothing is broken
     detail: str = ""  # of the alert, a template of Prometheus
     predicate: Predicate | None = None
     while_training: bool = True  # the predicate holds only of a run that trains

@@ -102,6 +102,8 @@ def _waiting(run: Deployment) -> Iterator[str]:
 LEARNER_WAITING = Check(
     name="LearnerWaiting",
     sentence="The learner mostly waits for experience",
+    severity="info",
+    fault=False,
     promql=str(LEARNER_WAITS),
     threshold=WAITING_SHARE,
     only=[TRAINS],

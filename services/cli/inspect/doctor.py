@@ -56,7 +56,7 @@ def doctor(source: Source, *, seconds: Seconds | None, stdout: TextIO, sleep: Ca
     diagnosis = diagnose(run)
     for line in report(source.title, run, diagnosis):
         print(line, file=stdout)
-    return BROKEN if diagnosis.findings else HEALTHY
+    return BROKEN if any(finding.check.fault for finding in diagnosis.findings) else HEALTHY
 
 
 def with_learner(run: Deployment) -> Deployment:
@@ -144,7 +144,7 @@ def report(title: str, run: Deployment, diagnosis: Diagnosis) -> Iterator[str]:
     if run.actors:
         yield f"  actors   {_spent(shares(run.actor_phases))}"
     yield ""
-    if not diagnosis.findings:
+    if not any(finding.check.fault for finding in diagnosis.findings):
         yield "nothing is broken"
     for finding in diagnosis.findings:
         yield f"{finding.check.name}: {finding.sentence}"
