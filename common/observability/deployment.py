@@ -116,9 +116,9 @@ class Service:
         """Return the growth of a counter per second."""
         return self.grew(metric, label) / self.seconds if self.measured else 0.0
 
-    def mean(self, histogram: Metric[Any]) -> float:
-        """Return the mean of the observations of a histogram; NaN of none."""
-        name = self._full(histogram)
+    def mean(self, summary: Metric[Any]) -> float:
+        """Return the mean of the observations of a summary; NaN of none."""
+        name = self._full(summary)
         count = self.grew(f"{name}_count")
         return self.grew(f"{name}_sum") / count if count else math.nan
 
@@ -301,7 +301,7 @@ def _sum(parts: Sequence[ServiceSample]) -> ServiceSample:
     samples = dict(parts[0].samples)
     for part in parts[1:]:
         for (name, label), value in part.samples.items():
-            if name in ADDED or name.endswith(("_total", "_sum", "_count", "_bucket")):
+            if name in ADDED or name.endswith(("_total", "_sum", "_count")):
                 samples[name, label] = samples.get((name, label), 0.0) + value
     return replace(parts[0], samples=samples)
 

@@ -72,7 +72,7 @@ POLICY_LAG = LearnerMetric(
     "rookery_learner_policy_lag_versions",
     "Newest version less the one that acted, once for each experience message when it is trained on. Excludes dropped messages.",
     read=lambda stats: stats.policy_lag,
-    histogram=True,
+    summary=True,
 )
 POLICY_LAG_LIMIT = LearnerMetric(
     "rookery_learner_policy_lag_limit_versions",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from common.observability.cpu_limit import CpuLimit
-from common.observability.metrics import POLICY_LAGS, UNKNOWN, Histogram, Phases
+from common.observability.metrics import UNKNOWN, Observations, Phases
 from common.protocol.ledger import Ledger
 from common.units import EnvSteps, Seconds, Version
 
@@ -51,7 +51,7 @@ class LearnerStats:
     """Counters of the train loop, which alone writes them, since this process began; and the newest of its I/O thread."""
 
     phases: Phases = field(default_factory=lambda: Phases(PHASES))
-    policy_lag: Histogram = field(default_factory=lambda: Histogram(POLICY_LAGS))
+    policy_lag: Observations = field(default_factory=Observations)
     intake: IntakeStats = field(default_factory=IntakeStats)
     run: tuple[str, ...] = ()  # labels of the run
     training: bool = False

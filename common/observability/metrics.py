@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,9 +18,8 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client import Metric as Family
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from common.protocol.messages import PROTOCOL_VERSION, Message
 from common.units import Seconds
@@ -31,46 +29,29 @@ Clock: TypeAlias = Callable[[], Seconds]
 UNKNOWN = math.nan
 """Value of a gauge that has no meaning before its first reading: a return of 0 would be a claim."""
 
-POLICY_LAGS = (0, 1, 2, 4, 8, 16, 32, 64)
-"""Upper bounds of the policy-lag histograms, in published versions."""
-
 S = TypeVar("S")
 
 
-class Histogram:
-    """Counts of observations by upper bound. One thread may observe while others read."""
+class Observations:
+    """Number and sum of observations, from which the mean over any time follows. One thread observes, any may read."""
 
-    def __init__(self, bounds: Iterable[float]) -> None:
-        """`bounds` ascend; one bucket more holds what is above the last."""
-        self._bounds = tuple(bounds)
-        self._counts = [0] * (len(self._bounds) + 1)
-        self._sum = 0.0
-        self._lock = Lock()
+    def __init__(self) -> None:
+        """None yet."""
+        self.read: tuple[int, float] = (0, 0.0)  # replaced as a whole, so that number and sum belong together
 
     def observe(self, value: float) -> None:
         """Count one observation."""
-        with self._lock:
-            self._counts[bisect_left(self._bounds, value)] += 1
-            self._sum += value
-
-    def read(self) -> tuple[list[tuple[str, float]], float]:
-        """Return cumulative counts by upper bound, as Prometheus writes them, and the sum of all observations."""
-        with self._lock:
-            counts, total = list(self._counts), self._sum
-        buckets, below = [], 0
-        for bound, count in zip((*self._bounds, math.inf), counts, strict=True):
-            below += count
-            buckets.append((floatToGoString(bound), float(below)))  # type: ignore[no-untyped-call]
-        return buckets, total
+        count, total = self.read
+        self.read = count + 1, total + value
 
 
-Reading: TypeAlias = float | Mapping[Any, float] | Histogram
-"""A number, numbers by label value (or tuple of label values), or a histogram."""
+Reading: TypeAlias = float | Mapping[Any, float] | Observations
+"""A number, numbers by label value (or tuple of label values), or observations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric(Generic[S]):
-    """One exported metric. `read` takes the service's state and returns the value, values by label value, or a `histogram`.
+    """One exported metric. `read` takes the service's state and returns the value, values by label value, or a `summary`.
 
     `labels` maps a label to its closed list of values, all of which are exported from the start with `absent` where the reading
     has none; an empty list stands for values that are not known in advance.
@@ -81,15 +62,15 @@ class Metric(Generic[S]):
     read: Callable[[S], Reading]
     labels: Mapping[str, Iterable[str]] = field(default_factory=dict)
     absent: float = 0.0
-    histogram: bool = False
+    summary: bool = False
 
     def __str__(self) -> str:
         return self.name
 
     @property
-    def type(self) -> Literal["counter", "gauge", "histogram"]:
+    def type(self) -> Literal["counter", "gauge", "summary"]:
         """Return the type: as Prometheus names them, a counter and nothing else ends in `_total`."""
-        return "histogram" if self.histogram else "counter" if self.name.endswith("_total") else "gauge"
+        return "summary" if self.summary else "counter" if self.name.endswith("_total") else "gauge"
 
     @property
     def short(self) -> str:
@@ -99,9 +80,9 @@ class Metric(Generic[S]):
     def family(self, state: S) -> Family:
         """Return all series of this metric, as of now."""
         reading, names = self.read(state), list(self.labels)
-        if isinstance(reading, Histogram):
-            buckets, total = reading.read()
-            return HistogramMetricFamily(self.name, self.help, buckets=buckets, sum_value=total)
+        if isinstance(reading, Observations):
+            count, total = reading.read
+            return SummaryMetricFamily(self.name, self.help, count_value=count, sum_value=total)
         family: CounterMetricFamily | GaugeMetricFamily
         if self.type == "counter":
             family = CounterMetricFamily(self.name.removesuffix("_total"), self.help, labels=names)

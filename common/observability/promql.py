@@ -184,16 +184,15 @@ def beside_the_median(rates: str) -> str:
     return f"{rates} / on (namespace) group_left () quantile by (namespace) (0.5, {rates})"
 
 
-def policy_lag(scope: Scope, quantile: float) -> str:
-    """Versions between the policy that acted and the newest, when experience is trained on."""
-    buckets = scope.total(f"{learner.POLICY_LAG}_bucket", by="namespace, le")
-    return f"histogram_quantile({quantile:g}, {buckets})"
+def policy_lag(scope: Scope) -> str:
+    """Mean number of versions between the policy that acted and the newest, when experience is trained on."""
+    return f"{scope.total(f'{learner.POLICY_LAG}_sum')} / {scope.total(f'{learner.POLICY_LAG}_count')}"
 
 
 def policy_lag_share(scope: Scope) -> str:
-    """95th percentile of the policy lag divided by the largest lag that is trained on."""
+    """Mean policy lag divided by the largest lag that is trained on."""
     limit = scope.series(learner.POLICY_LAG_LIMIT)
-    return f"{policy_lag(scope, 0.95)} / max by (namespace) ({limit})"
+    return f"{policy_lag(scope)} / max by (namespace) ({limit})"
 
 
 def queue_fill(scope: Scope) -> str:

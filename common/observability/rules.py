@@ -82,9 +82,9 @@ ACTOR_RATE = RecordingRule(
     "namespace_instance:rookery_actor_env_steps:rate5m", promql.actor_rates(ALL), "env steps per second of each actor"
 )
 LAG_SHARE = RecordingRule(
-    "namespace:rookery_learner_policy_lag:share_p95_5m",
+    "namespace:rookery_learner_policy_lag:share_avg5m",
     promql.policy_lag_share(ALL),
-    "95th percentile of the policy lag, divided by `learner.max_policy_lag`",
+    "mean policy lag, divided by `learner.max_policy_lag`",
 )
 QUEUE_FILL = RecordingRule(
     "namespace:rookery_learner_queue:share_avg5m",

@@ -9,18 +9,7 @@ from typing import Any
 
 from common.errors import DropReason
 from common.observability.cpu_limit import CpuLimit, cpu_limit_metrics
-from common.observability.metrics import (
-    POLICY_LAGS,
-    UNKNOWN,
-    Histogram,
-    Metric,
-    Phases,
-    build_info,
-    declared,
-    kinds,
-    mean,
-    run_info,
-)
+from common.observability.metrics import UNKNOWN, Metric, Observations, Phases, build_info, declared, kinds, mean, run_info
 from common.protocol.messages import (
     MODES,
     Credit,
@@ -67,7 +56,7 @@ class WorkerStats:
 
     phases: Phases
     run: tuple[str, ...] = ()  # labels of the run
-    policy_lag: Histogram = field(default_factory=lambda: Histogram(POLICY_LAGS))
+    policy_lag: Observations = field(default_factory=Observations)
     link: LinkStats = field(default_factory=LinkStats)
     env_steps: EnvSteps = 0
     frame_skip: int = 1
@@ -192,10 +181,10 @@ ACTOR_UNACKNOWLEDGED_SECONDS = ActorMetric(
 )
 ACTOR_POLICY_LAG = ActorMetric(
     "rookery_actor_policy_lag_versions",
-    "Newest version known to this actor less the one that acted, when a message is first sent. Excludes re-sends; the histogram "
+    "Newest version known to this actor less the one that acted, when a message is first sent. Excludes re-sends; the metric "
     "of the learner has the lag that training saw.",
     read=lambda stats: stats.policy_lag,
-    histogram=True,
+    summary=True,
 )
 ACTOR_ENV_STEPS_DROPPED = ActorMetric(
     "rookery_actor_env_steps_dropped_total",
@@ -244,7 +233,7 @@ EVALUATOR_POLICY_LAG = EvaluatorMetric(
     "rookery_evaluator_policy_lag_versions",
     "Newest version known to this evaluator less the one evaluated, when an evaluation ends.",
     read=lambda stats: stats.policy_lag,
-    histogram=True,
+    summary=True,
 )
 EVALUATIONS = EvaluatorMetric(
     "rookery_evaluator_evaluations_total",

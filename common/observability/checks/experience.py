@@ -36,13 +36,12 @@ LAG = Check(
     threshold=LAG_LIMIT,
     only=[TRAINS],
     lasting="10m",
-    detail=f"The policy lag (95th percentile) is {PERCENT} of learner.max_policy_lag, beyond which it is dropped.",
+    detail=f"The mean policy lag is {PERCENT} of learner.max_policy_lag, beyond which experience is dropped.",
     predicate=_lag,
     runbook="""\
 The ordinary lag is [credits x actors / batch](architecture.md#credits-and-policy-lag-in-numbers).
 1. Raise `learner.batch` or lower `learner.credits`, or run fewer actors.
-2. A straggler alone raises the 95th percentile: see [ActorStraggler](#actorstraggler).
-3. If the return rises in spite of it, raise `learner.max_policy_lag`.
+2. If the return rises in spite of it, raise `learner.max_policy_lag`.
 """,
 )
 
@@ -255,12 +254,14 @@ STRAGGLER = Check(
         TRAINS,
         f"and on (namespace) count by (namespace) ({ACTOR_RATE}) >= {STRAGGLER_ACTORS}",
         f"unless on (namespace, instance) ({promql.actors_wait(ALL, by='namespace, instance')}) >= {WAITING.value:g}",
+        f"unless on (namespace, instance) {worker_metrics.ACTOR_CONNECTED} == 0",
     ],
     lasting="10m",
     detail=f"{{{{ $labels.instance }}}} makes env steps at {PERCENT} of the median actor's rate.",
     predicate=_stragglers,
     runbook="""\
-It needs three actors or more. An actor that waits for credit is none: it could make more than the learner takes.
+It needs three actors or more. An actor that waits for credit is none: it could make more than the learner takes; nor is one that
+is not connected.
 1. Its CPU on dashboard Actors: near its limit it is throttled, far below the others it shares a core. Give it a whole core,
    and no more threads than cores (`actor.torch_threads`).
 2. `snapshot` and `encode` larger than those of others: its network.

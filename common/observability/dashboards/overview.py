@@ -38,8 +38,7 @@ AT_A_GLANCE = Row(
         ),
         stat(
             "Policy lag",
-            "95th percentile of the lag of the experience that is trained on, divided by the largest lag that is "
-            "accepted (learner.max_policy_lag).",
+            "Mean lag of the experience that is trained on, divided by the largest that is accepted (learner.max_policy_lag).",
             {"of the limit": promql.policy_lag_share(SHOWN)},
             unit="percentunit",
             limit=LAG_LIMIT,
@@ -103,11 +102,10 @@ FLOW = Row(
         ),
         Panel(
             "Policy lag in versions",
-            "Versions between the policy that acted and the newest, when experience is trained on; and the "
-            "largest that is accepted.",
+            "Versions between the policy that acted and the newest, when experience is trained on: their mean, and the "
+            "largest number that is accepted.",
             {
-                "median": promql.policy_lag(SHOWN, 0.5),
-                "95 %": promql.policy_lag(SHOWN, 0.95),
+                "mean": promql.policy_lag(SHOWN),
                 "limit": f"max by (namespace) ({SHOWN.series(learner.POLICY_LAG_LIMIT)})",
             },
         ),

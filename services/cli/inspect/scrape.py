@@ -37,14 +37,13 @@ TARGETS = "a run directory, or addresses of services such as 127.0.0.1:9100 (met
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _ADDRESS = re.compile(r"(?:http://)?((?:[^/\s:@?#\[\]]+|\[[0-9a-fA-F:.]+\]):(\d+))/?(?:metrics|status|healthz|readyz)?")
 _OWN_LABELS = ("phase", "kind", "reason", "state", "role", "mode", "name")  # the others are the scrape's
-_SERIES = '__name__=~"up|rookery_.+|process_(resident_memory_bytes|cpu_seconds_total|start_time_seconds|open_fds|max_fds)", le=""'
+_SERIES = '__name__=~"up|rookery_.+|process_(resident_memory_bytes|cpu_seconds_total|start_time_seconds|open_fds|max_fds)"'
 _NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 def parse_metrics(text: str) -> Samples:
-    """Parse the Prometheus text format, without the buckets of histograms."""
-    families = text_string_to_metric_families(text)
-    samples = (sample for family in families for sample in family.samples if not sample.name.endswith("_bucket"))
+    """Parse the Prometheus text format."""
+    samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
     return {(sample.name, next(iter(sample.labels.values()), "")): sample.value for sample in samples}
 
 

@@ -67,7 +67,7 @@ def test_phases_are_shares_of_the_window_alone():
     assert actor.shares == {"env": 0.8, "credit_wait": 0.2}
 
 
-def test_a_histogram_gives_the_mean_of_the_window():
+def test_a_summary_gives_the_mean_of_the_window():
     """Two messages of lag 4 each came after a hundred without."""
     learner = service(
         {"policy_lag_versions_sum": 0.0, "policy_lag_versions_count": 100.0},

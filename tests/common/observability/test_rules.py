@@ -7,7 +7,7 @@ import yaml
 
 from common.observability.checks import CHECKS
 from common.observability.checks.base import RUNBOOKS
-from common.observability.deployment import JOBS
+from common.observability.deployment import JOBS, ServiceSample, compare
 from common.observability.env_metrics import ENV_WORKER_METRICS, OWN_POLICY_SERVER_METRICS
 from common.observability.learner_metrics import METRICS
 from common.observability.rules import RECORDING_RULES, groups
@@ -84,10 +84,91 @@ def test_an_alert_leads_to_what_to_do(alert):
     assert f"\n### {alert.name}\n" in (ROOT / "docs" / RUNBOOKS).read_text(encoding="utf-8")
 
 
+COUNTERS = ("_total", "_sum", "_count")
+
+
+def services(learner, *actors):
+    """Values of the learner and of each actor: growth per second of counters, of others the value itself."""
+    trains = {"rookery_learner_training": 1}
+    return {"learner": trains | learner} | {f"actor-{number}": actor for number, actor in enumerate(actors)}
+
+
+def finds(check, values):
+    """How many times the doctor finds this check, in a minute of these values."""
+    before, after = {}, {}
+    for service, metrics in values.items():
+        for seconds, scrape in ((0, before), (60, after)):
+            samples = {}
+            for name, value in metrics.items():
+                metric, _, label = name.partition("{")
+                growing = metric.endswith(COUNTERS)
+                samples[metric, label.partition('"')[2].rstrip('"}')] = float(value * seconds if growing else value)
+            scrape[service] = ServiceSample(at=float(seconds), role=service.partition("-")[0], samples=samples)
+    return len(list(check.predicate(compare(before, after))))
+
+
+def fires(check, values, number):
+    """The test in which Prometheus finds the condition of an alert so many times among these values."""
+    series = [
+        {
+            "series": f'{name.rstrip("}") + ", " if "{" in name else name + "{"}instance="{service}"}}',
+            "values": f"0+{60 * value:g}x20" if name.partition("{")[0].endswith(COUNTERS) else f"{value:g}x20",
+        }
+        for service, metrics in values.items()
+        for name, value in metrics.items()
+    ]
+    found = [{"labels": "{}", "value": number}] if number else []
+    asked = {"expr": f"count({check.expression})", "eval_time": "15m", "exp_samples": found}
+    return {"name": f"{values}", "interval": "1m", "input_series": series, "promql_expr_test": [asked]}
+
+
+LAGS = [
+    services({
+        "rookery_learner_policy_lag_versions_sum": 2 * lag,
+        "rookery_learner_policy_lag_versions_count": 2,
+        "rookery_learner_policy_lag_limit_versions": limit,
+    })
+    for limit in (20, 200)
+    for lag in (0, 0.45 * limit, 0.55 * limit, 0.95 * limit, limit)
+]  # fmt: skip
+STEPS, PHASE = "rookery_actor_env_steps_total", "rookery_actor_phase_seconds_total"
+PACES = [
+    services(
+        {},
+        *[{STEPS: 100, "rookery_actor_connected": 1}] * 3,
+        {
+            STEPS: pace,
+            "rookery_actor_connected": connected,
+            f'{PHASE}{{phase="credit_wait"}}': waits,
+            f'{PHASE}{{phase="env"}}': 1 - waits,
+        },
+    )
+    for pace in (0, 40, 60)
+    for waits in (0.0, 0.1, 0.2)
+    for connected in (0, 1)
+]
+
+
+@needs_promtool
+@pytest.mark.parametrize(
+    ("name", "cases"), [("PolicyLagHigh", LAGS), ("ActorStraggler", PACES)], ids=["PolicyLagHigh", "ActorStraggler"]
+)
+def test_an_alert_fires_where_the_doctor_has_a_finding(name, cases, tmp_path):
+    (check,) = (check for check in CHECKS if check.name == name)
+    found = [finds(check, values) for values in cases]
+    assert set(found) == {0, 1}
+    tests = [fires(check, values, number) for values, number in zip(cases, found, strict=True)]
+    document = {"rule_files": [str(COMMITTED / "rules.yml")], "evaluation_interval": "1m", "tests": tests}
+    (tmp_path / "cases.yaml").write_text(yaml.safe_dump(document))
+    code, said = promtool("test", "rules", "cases.yaml", folder=tmp_path)
+    assert code == 0, said
+
+
 def test_rules_and_panels_read_only_what_the_services_export():
     """A metric that is renamed leaves an alert that can never fire, and a panel that stays empty."""
     declared = [*METRICS, *ACTOR_METRICS, *OWN_POLICY_SERVER_METRICS, *ENV_WORKER_METRICS, *EVALUATOR_METRICS]
-    known = {metric.name for metric in declared} | {f"{m.name}_bucket" for m in declared if m.type == "histogram"}
+    parts = {f"{metric.name}_{part}" for metric in declared if metric.type == "summary" for part in ("sum", "count")}
+    known = {metric.name for metric in declared} | parts
     expressions = [*(rule.expression for rule in RECORDING_RULES), *(alert.expression for alert in ALERTS)]
     expressions += [query for dashboard in DASHBOARDS.values() for query in queries(dashboard)]
     read = set().union(*map(metrics_in, expressions))

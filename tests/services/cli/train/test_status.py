@@ -5,7 +5,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Summary, generate_latest
 
 from common.observability.deployment import by_label
 from services.cli.inspect.scrape import parse_metrics
@@ -71,17 +71,17 @@ def test_the_learners_answer_becomes_one_value():
 
 
 def test_real_exposition_text_gives_phases_by_label():
-    """The text comes from prometheus-client, with a histogram; its buckets are left out."""
+    """The text comes from prometheus-client, with a summary."""
     registry = CollectorRegistry()
     phases = Counter("rookery_actor_phase_seconds", "seconds", ["phase"], registry=registry)
     phases.labels("env").inc(12.5)
     phases.labels("act").inc(3.0)
     Gauge("rookery_actor_queue_depth", "messages", registry=registry).set(2)
-    Histogram("rookery_actor_policy_lag_versions", "lag", buckets=(0, 1, 2), registry=registry).observe(1)
+    Summary("rookery_actor_policy_lag_versions", "lag", registry=registry).observe(1)
     samples = parse_metrics(generate_latest(registry).decode())
     assert by_label(samples, "rookery_actor_phase_seconds_total") == {"env": 12.5, "act": 3.0}
     assert samples["rookery_actor_queue_depth", ""] == 2
-    assert not [name for name, _ in samples if name.endswith("_bucket")]
+    assert samples["rookery_actor_policy_lag_versions_sum", ""] == 1
 
 
 def test_pages_are_fetched_over_http(site):
