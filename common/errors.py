@@ -42,6 +42,9 @@ class DropReason(StrEnum):
 BAD_CONTENT: Final = (DropReason.DECODE, DropReason.SCHEMA, DropReason.NON_FINITE, DropReason.OUT_OF_RANGE, DropReason.EPISODES)
 """Drop reasons that lie in the content of a message: only a faulty or hostile sender causes them."""
 
+REFUSED_EXPERIENCE: Final = tuple(reason for reason in BAD_CONTENT if reason is not DropReason.DECODE)
+"""Those of experience. Bytes that cannot be decoded may be of any message and sender."""
+
 
 class HandshakeFailure(StrEnum):
     """Why a connection ended before its first message. The closed list of the `reason` label."""

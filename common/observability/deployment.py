@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from common.errors import REFUSED_EXPERIENCE
 from common.observability import learner_metrics as learner
 from common.observability import worker_metrics as worker
 from common.observability.bottleneck import NO_QUOTA, Kind, Quota, Verdict, find_bottleneck, shares
@@ -273,6 +274,10 @@ class Deployment:
             return "the learner does not train, it starts or has ended"
         if not found.measured:
             return "the learner was not measured at both ends of this time"
+        if any(rank.restarted for rank in self.ranks):  # the actors' seconds include those without a learner, its own do not
+            return "the learner began anew within this time"
+        if refused := [reason for reason in REFUSED_EXPERIENCE if found.grew(learner.MESSAGES_DROPPED, reason)]:
+            return f"experience is refused ({', '.join(refused)}); see the learner's log"
         summing = found.grew(learner.ALL_REDUCE_SECONDS) > MOSTLY_WAITS * sum(found.phases.values())
         if summing and not found.grew(learner.UPDATES):
             return "the learner waits for another of its ranks, which hangs or is stopped"

@@ -14,7 +14,7 @@ from common.errors import DropReason
 from common.observability import learner_metrics as learner
 from common.observability import worker_metrics as worker
 from common.observability.bottleneck import CPU_LOST, ON_THE_WIRE, STALE, WAITING, Kind
-from common.observability.deployment import ACTOR, EXPERIENCE, JOBS, ROLLOUTS
+from common.observability.deployment import ACTOR, EXPERIENCE, JOBS, LEARNER, ROLLOUTS
 from common.observability.metrics import Metric
 
 ORDINARY_DROPS = (DropReason.DUPLICATE, DropReason.ROLLED_BACK, DropReason.UNFINISHED, DropReason.RUN_ENDED)
@@ -81,7 +81,13 @@ def _share(scope: Scope, metric: Metric[Any], matchers: str, *, by: str = "names
 def on_the_wire(scope: Scope) -> str:
     """Share of the time from sending a message to its acknowledgement that it is not in the queue of the learner."""
     queued = scope.total(learner.QUEUE_SECONDS)
-    return f"1 - {queued} / {scope.total(worker.ACTOR_UNACKNOWLEDGED_SECONDS)}"
+    return f"1 - {queued} / {scope.total(worker.ACTOR_UNACKNOWLEDGED_SECONDS)} {unless_restarted(scope)}"
+
+
+def unless_restarted(scope: Scope) -> str:
+    """Return a clause that leaves out runs whose learner began anew: the seconds of actors go on without a learner."""
+    began = scope.of_runs(f"changes({scope.selector('process_start_time_seconds', jobs(LEARNER))}[{scope.window}])")
+    return f"unless on (namespace) {began} > 0"
 
 
 def actors_stale(scope: Scope) -> str:
@@ -121,6 +127,7 @@ def _one_of(label: str, values: Iterable[str]) -> str:
 def bottleneck(scope: Scope) -> str:
     """Index into `BOTTLENECKS`, by the rule of `find_bottleneck`, from the series of `scope`."""
     return bottleneck_of(
+        scope,
         learner_waits=learner_waits(scope),
         actors_wait=actors_wait(scope),
         on_the_wire=on_the_wire(scope),
@@ -131,9 +138,16 @@ def bottleneck(scope: Scope) -> str:
 
 
 def bottleneck_of(
-    *, learner_waits: str, actors_wait: str, on_the_wire: str, actors_stale: str, learner_cpu_lost: str, actors_cpu_lost: str
+    scope: Scope,
+    *,
+    learner_waits: str,
+    actors_wait: str,
+    on_the_wire: str,
+    actors_stale: str,
+    learner_cpu_lost: str,
+    actors_cpu_lost: str,
 ) -> str:
-    """Index into `BOTTLENECKS` from the PromQL of its shares; no series before the learner has been measured.
+    """Index into `BOTTLENECKS` from the PromQL of its shares; no series before the learner was measured, nor where it began anew.
 
     Without measured actors the learner alone decides.
     """
@@ -150,7 +164,8 @@ def bottleneck_of(
     cut_off = f"{learner} >= {waiting} and on (namespace) ({actors_stale}) >= {STALE:g}"
     no_policies = f"0 * ({cut_off}) + {BOTTLENECKS.index(Kind.NETWORK)}"
     by_waits = f"2 * ({learner} >= bool {waiting}) + on (namespace) {held}"
-    return f"{no_policies} or on (namespace) {cpu_starved} or on (namespace) {network} or on (namespace) {by_waits}"
+    kinds = f"{no_policies} or on (namespace) {cpu_starved} or on (namespace) {network} or on (namespace) {by_waits}"
+    return f"({kinds}) {unless_restarted(scope)}"
 
 
 def learner_capacity(scope: Scope) -> str:

@@ -49,7 +49,8 @@ ACTORS_WAIT = RecordingRule(
 ON_THE_WIRE = RecordingRule(
     "namespace:rookery_messages_on_the_wire:share5m",
     promql.on_the_wire(ALL),
-    "share of the time from sending a message to its acknowledgement that it is not in the learner's queue",
+    "share of the time from sending a message to its acknowledgement that it is not in the learner's queue; none while "
+    "the window holds a start of another learner process",
 )
 ACTORS_STALE = RecordingRule(
     "namespace:rookery_actor_policy_stale:share5m",
@@ -69,6 +70,7 @@ ACTORS_CPU_LOST = RecordingRule(
 BOTTLENECK = RecordingRule(
     "namespace:rookery_bottleneck:kind5m",
     promql.bottleneck_of(
+        ALL,
         learner_waits=str(LEARNER_WAITS),
         actors_wait=str(ACTORS_WAIT),
         on_the_wire=str(ON_THE_WIRE),

@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from common.errors import BAD_CONTENT, DropReason
+from common.errors import REFUSED_EXPERIENCE
 from common.observability.deployment import LEARNER, Samples, Scrape, ServiceSample, by_label, compare
 from common.observability.learner_metrics import MESSAGES_DROPPED
 from common.protocol.ledger import sum_counts
@@ -29,9 +29,6 @@ T = TypeVar("T")
 
 POLL_SECONDS: Seconds = 1.0
 KEPT_SCRAPES = 11  # ten seconds
-
-REFUSED_EXPERIENCE = tuple(reason for reason in BAD_CONTENT if reason is not DropReason.DECODE)
-"""Drop reasons of experience that is refused for its content. Bytes that cannot be decoded may be of any message and sender."""
 
 OF_EACH_RANK = ("workers", "queue", "ledger")
 """Parts of a learner's answer that each of its ranks has for itself; all others are of the run."""

@@ -169,11 +169,33 @@ def test_the_bottleneck_is_the_network_where_new_policies_do_not_reach_half_of_t
     [
         ({"training": (0, 0)}, "the learner does not train, it starts or has ended"),
         ({}, "no env step is made, received or trained on"),
+        ({"process_start_time_seconds": (5.0, 105.0), "updates_total": (9, 2)}, "the learner began anew within this time"),
+        (
+            {"messages_dropped_total": ({"non_finite": 0, "decode": 0}, {"non_finite": 1, "decode": 0}), "updates_total": (1, 2)},
+            "experience is refused (non_finite); see the learner's log",
+        ),
     ],
 )
 def test_a_run_that_does_not_train_has_no_bottleneck(learner, reason):
     assert stepping(WAITS | learner).bottleneck.sentence == f"unknown: {reason}"
     assert stepping(WAITS | {"updates_total": (1, 2)}).bottleneck.kind is Kind.ACTOR
+
+
+def test_bytes_that_are_no_message_hide_no_bottleneck():
+    """Any process that reaches the port may send them."""
+    learner = {"updates_total": (1, 2), "messages_dropped_total": ({"decode": 0}, {"decode": 3})}
+    assert stepping(WAITS | learner).bottleneck.kind is Kind.ACTOR
+
+
+def test_a_rank_that_began_anew_leaves_no_bottleneck():
+    """Actors counted the seconds in which it was down; the verdict would blame the network."""
+    starts = {"learner-0": (5.0, 5.0), "learner-1": (5.0, 108.0)}
+    facts = {"ranks": 2, "training": 1, "phase_seconds_total": {"wait": 9.0}, "updates_total": 9}
+    before, after = (
+        {name: reading("learner", at=at, process_start_time_seconds=start[end], **facts) for name, start in starts.items()}
+        for end, at in ((0, 100.0), (1, 110.0))
+    )
+    assert compare(before, after).bottleneck.sentence == "unknown: the learner began anew within this time"
 
 
 def computing(*, learner=None, actor=None, process=0.0, all_reduce=0.0):

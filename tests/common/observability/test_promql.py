@@ -9,7 +9,7 @@ import yaml
 
 from common.observability.bottleneck import Kind, find_bottleneck
 from common.observability.promql import BOTTLENECKS, Scope
-from common.observability.rules import BOTTLENECK
+from common.observability.rules import BOTTLENECK, ON_THE_WIRE
 from tests.common.observability.helpers import COMMITTED, ROOT, needs_promtool, promtool
 
 pytestmark = pytest.mark.service
@@ -111,6 +111,25 @@ def test_nothing_is_said_of_a_learner_that_has_done_nothing(tmp_path):
     }
     (tmp_path / "still.yaml").write_text(yaml.safe_dump(document))
     code, said = promtool("test", "rules", "still.yaml", folder=tmp_path)
+    assert code == 0, said
+
+
+@needs_promtool
+@pytest.mark.parametrize(("minute", "known"), [(8, False), (11, False), (14, True)])
+def test_a_start_of_another_learner_leaves_no_bottleneck_and_no_wire_in_its_window(minute, known, tmp_path):
+    """In minute 7 another learner process began; messages were on the wire for half of the time before and after."""
+    given = case(0.5, 0.5, 0.5, 1.0, 1.0)
+    for series in given["input_series"]:
+        series["values"] = series["values"].replace("x10", "x20")
+    given["input_series"].append({"series": 'process_start_time_seconds{job="learner"}', "values": "1000x6 1420x20"})
+    values = {str(BOTTLENECK): BOTTLENECKS.index(Kind.NETWORK), str(ON_THE_WIRE): 0.5}
+    given["promql_expr_test"] = [
+        {"expr": name, "eval_time": f"{minute}m", "exp_samples": [{"labels": name, "value": value}] if known else []}
+        for name, value in values.items()
+    ]
+    document = {"rule_files": [str(COMMITTED / "rules.yml")], "evaluation_interval": "1m", "tests": [given]}
+    (tmp_path / "restart.yaml").write_text(yaml.safe_dump(document))
+    code, said = promtool("test", "rules", "restart.yaml", folder=tmp_path)
     assert code == 0, said
 
 
