@@ -188,6 +188,7 @@ class RunRecord:
         self._shown = self._facts(), self._live()
 
     def _facts(self) -> dict[str, Any]:
+        target = self.settings.target
         return {
             "preset": self.settings.run.preset,
             "run_id": self.run_id,
@@ -197,6 +198,7 @@ class RunRecord:
             "parameters_sha256": self.parameters_sha256,
             "solved": self.solved,
             "solved_at": self.solved_at,
+            "target": {"mean100": target.mean100, "evaluation": target.evaluation, "env_steps": target.env_steps},
             "env_steps": self.env_steps,
             "frames": self.env_steps * self.frame_skip,
             "episodes": self.episodes,
@@ -210,11 +212,9 @@ class RunRecord:
         }
 
     def _live(self) -> dict[str, Any]:
-        target = self.settings.target
         return {
             "version": self.version,
             "frames_per_second": {name: round(rate * self.frame_skip, 1) for name, rate in asdict(self.rates).items()},
-            "target": {"mean100": target.mean100, "evaluation": target.evaluation, "env_steps": target.env_steps},
             "evaluations": dict(self.evaluations),
             "training": {name: value for name, value in self.training.items() if math.isfinite(value)},
         }

@@ -31,7 +31,7 @@ def write_run():
         rows += [",".join("" if value is None else str(value) for value in row) for row in curve]
         (path / "learning_curve.csv").write_text("\n".join(rows) + "\n")
         if summary:
-            (path / "summary.json").write_text(json.dumps(summary))
+            (path / "summary.json").write_text(json.dumps({"target": settings.target.model_dump(mode="json")} | summary))
         return path
 
     return write

@@ -122,7 +122,7 @@ def test_the_summary_holds_what_the_issue_names_and_is_json():
     summary = record().summary(STATS, now=100.0)
     wanted = {
         "preset", "seed", "solved", "wall_seconds", "env_steps", "frames", "learner_updates", "mean100", "last_evaluation",
-        "env_steps_per_second", "frames_per_second", "policy_lag", "ledger",
+        "env_steps_per_second", "frames_per_second", "policy_lag", "ledger", "target",
     }  # fmt: skip
     assert wanted <= summary.keys()
     assert (summary["mean100"], summary["last_evaluation"], summary["solved"]) == (None, None, False)

@@ -104,6 +104,14 @@ def test_resumed_with_a_larger_budget_finished_runs_go_on(ran, write_run):
     assert ran("target.env_steps=2000", preset=None, resume=True)[1] == [("s1", True), ("s2", True)]
 
 
+@pytest.mark.parametrize("target", ["target.mean100=400", "target.evaluation=490"])
+def test_resumed_with_another_target_finished_runs_go_on(ran, target):
+    """A run that is resumed alone begins to look for the new target, too."""
+    ran(seeds="1-2")
+    assert ran("target.mean100=475", preset=None, resume=True)[1] == []
+    assert ran(target, preset=None, resume=True)[1] == [("s1", True), ("s2", True)]
+
+
 def test_resumed_with_other_seeds_it_has_these(ran):
     ran(seeds="1-2")
     assert ran(seeds="1-3", preset=None, resume=True)[1] == [("s3", False)]

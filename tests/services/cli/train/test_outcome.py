@@ -5,7 +5,7 @@ import json
 import pytest
 
 from services.cli.train.instructions import Outcome
-from services.cli.train.outcome import final_lines, read_summary, verdict
+from services.cli.train.outcome import final_lines, own_end, read_summary, verdict
 
 pytestmark = pytest.mark.service
 
@@ -47,6 +47,21 @@ def test_each_end_has_its_exit_code_and_its_sentence(case, code, words):
     found, sentence = judged(**case)
     assert found == code
     assert words in sentence
+
+
+@pytest.mark.parametrize(
+    ("target", "scores", "ended"),
+    [
+        ({"mean100": 475.0, "evaluation": None}, {"mean100": 475.0, "evaluation": None}, True),
+        ({"mean100": 475.0, "evaluation": None}, {"mean100": 480.0, "evaluation": None}, False),
+        ({"mean100": 475.0, "evaluation": None}, {"mean100": 475.0, "evaluation": 490.0}, False),
+        ({"mean100": 475.0, "evaluation": None}, None, True),
+        (None, {"mean100": 480.0, "evaluation": None}, True),  # a summary of a version that did not write its target
+    ],
+)
+def test_a_target_that_was_reached_is_the_end_while_it_is_still_the_target(target, scores, ended):
+    summary = {"solved": True} | ({"target": target} if target else {})
+    assert bool(own_end(summary, env_steps=None, wall_seconds=None, scores=scores)) == ended
 
 
 def test_the_last_lines_say_what_came_out_and_what_to_do_next(tmp_path):
