@@ -226,6 +226,7 @@ class ReplayLearner(ABC):
             "gradient_steps": float(len(steps) - left_out),
             NONFINITE_STEPS: float(left_out),
             "replay_env_steps": float(len(self._replay)),
+            "replay_incomplete": self._replay.incomplete,
             "samples_per_insert": self._rate_limiter.ratio,
         }
         if batch.env_steps:

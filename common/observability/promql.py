@@ -126,8 +126,7 @@ def _one_of(label: str, values: Iterable[str]) -> str:
 
 def bottleneck(scope: Scope) -> str:
     """Index into `BOTTLENECKS`, by the rule of `find_bottleneck`, from the series of `scope`."""
-    return bottleneck_of(
-        scope,
+    kind = bottleneck_of(
         learner_waits=learner_waits(scope),
         actors_wait=actors_wait(scope),
         on_the_wire=on_the_wire(scope),
@@ -135,19 +134,13 @@ def bottleneck(scope: Scope) -> str:
         learner_cpu_lost=learner_cpu_lost(scope),
         actors_cpu_lost=actors_cpu_lost(scope),
     )
+    return f"{kind} {unless_restarted(scope)}"
 
 
 def bottleneck_of(
-    scope: Scope,
-    *,
-    learner_waits: str,
-    actors_wait: str,
-    on_the_wire: str,
-    actors_stale: str,
-    learner_cpu_lost: str,
-    actors_cpu_lost: str,
+    *, learner_waits: str, actors_wait: str, on_the_wire: str, actors_stale: str, learner_cpu_lost: str, actors_cpu_lost: str
 ) -> str:
-    """Index into `BOTTLENECKS` from the PromQL of its shares; no series before the learner was measured, nor where it began anew.
+    """Index into `BOTTLENECKS` from the PromQL of its shares; no series before the learner has been measured.
 
     Without measured actors the learner alone decides.
     """
@@ -164,8 +157,7 @@ def bottleneck_of(
     cut_off = f"{learner} >= {waiting} and on (namespace) ({actors_stale}) >= {STALE:g}"
     no_policies = f"0 * ({cut_off}) + {BOTTLENECKS.index(Kind.NETWORK)}"
     by_waits = f"2 * ({learner} >= bool {waiting}) + on (namespace) {held}"
-    kinds = f"{no_policies} or on (namespace) {cpu_starved} or on (namespace) {network} or on (namespace) {by_waits}"
-    return f"({kinds}) {unless_restarted(scope)}"
+    return f"({no_policies} or on (namespace) {cpu_starved} or on (namespace) {network} or on (namespace) {by_waits})"
 
 
 def learner_capacity(scope: Scope) -> str:

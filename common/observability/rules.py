@@ -70,14 +70,14 @@ ACTORS_CPU_LOST = RecordingRule(
 BOTTLENECK = RecordingRule(
     "namespace:rookery_bottleneck:kind5m",
     promql.bottleneck_of(
-        ALL,
         learner_waits=str(LEARNER_WAITS),
         actors_wait=str(ACTORS_WAIT),
         on_the_wire=str(ON_THE_WIRE),
         actors_stale=str(ACTORS_STALE),
         learner_cpu_lost=str(LEARNER_CPU_LOST),
         actors_cpu_lost=str(ACTORS_CPU_LOST),
-    ),
+    )
+    + f" {promql.unless_restarted(ALL)}",
     ", ".join(f"{number} {kind}" for number, kind in enumerate(BOTTLENECKS)),
 )
 ACTOR_RATE = RecordingRule(

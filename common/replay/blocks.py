@@ -148,6 +148,11 @@ class Blocks:
         return min(self._begun, self.layout.blocks) * self.layout.length
 
     @property
+    def incomplete(self) -> float:
+        """Share of the blocks that are not full: each has an environment that writes to it, or has stopped."""
+        return len(self._writers) / self.layout.blocks
+
+    @property
     def senders(self) -> set[Hashable]:
         """Return the senders that may be continued: those with a write position."""
         return {sender for sender, _ in self._writers}

@@ -85,6 +85,11 @@ class Replay:
         """Env steps that fit: the capacity asked for, rounded up to whole blocks."""
         return self.layout.capacity
 
+    @property
+    def incomplete(self) -> float:
+        """Share of the memory in blocks that are not full: above a tenth, more environments write than it is laid out for."""
+        return self._blocks.incomplete
+
     def __len__(self) -> int:
         """Transitions that can be sampled now: windows that are complete."""
         return self._blocks.ready

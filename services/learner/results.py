@@ -13,8 +13,9 @@ import numpy as np
 
 from common.algorithms.api import UpdateResult
 from common.observability import logs
+from common.observability.checks.learner import REPLAY_INCOMPLETE
 from common.observability.learner_stats import IntakeStats, LearnerStats
-from common.protocol.events import Evaluated, Experience
+from common.protocol.events import Evaluated, Experience, LogEvent
 from common.protocol.ledger import sum_counts
 from common.units import EnvSteps, Seconds
 from services.learner.coverage import NO_ACTORS, Coverage, EpisodeCoverage
@@ -43,6 +44,7 @@ class Results:
     _curve_at: Seconds = -math.inf
     _curve_env_steps: EnvSteps = 0
     _curve_updates: int = -1  # of the newest row
+    _replay_shrinks: bool = False
 
     def __post_init__(self) -> None:
         """Enter in the metrics what the settings decide."""
@@ -80,6 +82,7 @@ class Results:
         stats.episode_return_mean = record.mean_return
         stats.episode_length_mean = record.mean_length
         stats.training_metrics = {**stats.training_metrics, **result.metrics}
+        self._check_replay(result)
         means = {f"train/{name}": value for name, value in result.metrics.items()}
         if samples:
             means["throughput/policy_lag"] = float(np.mean([record.version - 1 - sample.version for sample in samples]))
@@ -90,6 +93,14 @@ class Results:
         if now - self._curve_at >= CURVE_SECONDS or grown:
             self._curve_at, self._curve_env_steps = now, record.env_steps
             self.add_curve_row()
+
+    def _check_replay(self, result: UpdateResult) -> None:
+        """Warn where environments that the replay memory is not laid out for begin to take the room of its rows."""
+        share = result.metrics.get("replay_incomplete", 0.0)
+        if (shrinks := REPLAY_INCOMPLETE.passed(share)) and not self._replay_shrinks:
+            fields = {"incomplete": round(share, 2), "fix": "set actor.count to all actors that join"}
+            _log.log_event(LogEvent(event="replay_shrinks", fields=fields, warning=True))
+        self._replay_shrinks = shrinks
 
     def evaluated(self, evaluated: Evaluated) -> float:
         """Enter an evaluation, of which a greedy one has a row in the learning curve; return its mean return.

@@ -171,6 +171,13 @@ def test_the_memory_says_how_large_it_is(continuous_env):
     assert learner.replay_bytes > 500 * 2 * 4
 
 
+def test_the_share_of_incomplete_blocks_is_in_the_metrics(continuous_env, make_sample):
+    """The learner warns by it, and `rookery doctor` finds it."""
+    learner = Counter(env=continuous_env)
+    metrics = [train(learner, message).metrics for message in messages(make_sample, continuous_env, 1)]
+    assert metrics[-1]["replay_incomplete"] == 2 / learner._replay.layout.blocks  # of the two environments
+
+
 def test_a_memory_that_cannot_be_is_refused_when_the_learner_is_built(image_env):
     """Too small for the stacks of its environments."""
     with pytest.raises(ConfigError, match="replay_capacity"):

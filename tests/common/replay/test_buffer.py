@@ -381,6 +381,22 @@ def test_a_memory_holds_nine_tenths_of_its_capacity_however_many_environments_wr
     assert least >= 0.9
 
 
+def test_the_share_of_incomplete_blocks_grows_with_environments_that_were_not_planned_for() -> None:
+    """Actors of other machines may join a run: each environment keeps a block that holds nothing else."""
+    replay, seen = Replay(env=Line.env, capacity=1_000, n_step=1, streams=4, gamma=1.0), {}
+    for streams in (4, 20):
+        least = 1.0
+        for seq in range(60):
+            for stream in range(streams):
+                replay.insert(Line().message(10 * seq, 10), stream=(streams, stream), seq=seq)
+            least = min(least, len(replay) / replay.capacity) if seq > 40 else least
+        seen[streams] = replay.incomplete, least
+    assert seen[4][0] <= 0.1
+    assert seen[4][1] >= 0.9
+    assert seen[20][0] == 0.5
+    assert seen[20][1] < 0.75
+
+
 def test_an_empty_memory_gives_nothing() -> None:
     """One row without its window is not yet a transition."""
     replay = Replay(env=Line.env, capacity=100, n_step=5, streams=1, gamma=1.0)

@@ -188,7 +188,7 @@ class Scene:
     def run(self):
         """From the start to the end, with its log; the reason."""
         noted = lambda event, **fields: self.notes.append((event, fields))  # noqa: E731
-        log = SimpleNamespace(info=noted, warning=noted)
+        log = SimpleNamespace(info=noted, warning=noted, log_event=lambda event: noted(event.event, **event.fields))
         with ExitStack() as stack:
             for module in ("loop", "results", "saving"):
                 stack.enter_context(patch(f"services.learner.{module}._log", log))
@@ -237,6 +237,16 @@ def test_each_batch_gives_a_policy_that_is_published_at_once(tmp_path):
     assert scene.algorithm.batches == [[0], [1], [2]]
     assert [(p.version, p.env_steps) for p in scene.algorithm.progress] == [(0, 0), (1, STEPS), (2, 2 * STEPS)]
     assert (scene.summary["env_steps"], scene.summary["learner_updates"]) == (3 * STEPS, 3)
+
+
+def test_a_replay_memory_that_shrinks_is_in_the_log_once(tmp_path):
+    """More actors joined than it is laid out for, and stay."""
+    scene = Scene(tmp_path)
+    scene.algorithm.metrics = {"replay_incomplete": 0.34}
+    scene.intake.script = [[item(0)], [item(1)]]
+    scene.run()
+    (fields,) = [fields for event, fields in scene.notes if event == "replay_shrinks"]
+    assert fields == {"incomplete": 0.34, "fix": "set actor.count to all actors that join"}
 
 
 def test_stale_experience_is_dropped_and_its_place_in_the_batch_taken_by_fresh(tmp_path):

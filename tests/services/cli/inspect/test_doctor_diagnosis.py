@@ -287,6 +287,10 @@ SICK = {
     "WorkersRefused": ({"handshakes_failed_total{key}": (2, 12)}, "failed in 10 s (key 10)"),
     "SocketReopened": ({"sockets_reopened_total": (1, 3)}, "the learner dropped all connections 2 times"),
     "PolicyLagHigh": ({"policy_lag_versions_sum": (0, 240)}, "experience is 12 versions old, beyond 20 it is dropped"),
+    "ReplayShrinks": (
+        {"training_metric{replay_incomplete}": (0.1, 0.34)},
+        "34 % of it are blocks that are not full; set actor.count to all actors that join",
+    ),
     "NonFiniteLoss": ({"training_metric{nonfinite_steps}": (0, 2)}, "gradients are not finite"),
     "MemoryGrowing": (
         {"process_resident_memory_bytes": (500 * MIB, 512 * MIB)},
