@@ -189,10 +189,7 @@ class _Root:
         )
         reason = loop.run()
         stopped = reason == "stopped"
-        deadline = time.monotonic() + (STOP_SECONDS if stopped else END_SECONDS)
-        journal.close(TRACKERS_STOP_SECONDS if stopped else TRACKERS_END_SECONDS)
-        uploaded = uploads.close(deadline - time.monotonic())
-        copy = "" if uploaded else f"the copy of the run in {settings.run.store} is older than the run"
+        copy = self.close_copies(journal, uploads, stopped=stopped)
         if lost := [part for part in (*journal.lost, checkpoints.lost, copy) if part]:
             _log.warning("results_incomplete", detail="; ".join(lost))
         _log.info("learner_ended", reason=reason, env_steps=record.env_steps, mean100=record.mean_return, solved=record.solved)
@@ -200,6 +197,13 @@ class _Root:
         if self.invocation.linger and not other_rank_stops:
             process.linger(self.shutdown, self.health, check=intake.check)
         return reason
+
+    def close_copies(self, journal: Journal, uploads: Uploads, *, stopped: bool) -> str:
+        """Send trackers and store what is left, in the time of such an end; return what the store lacks, "" for nothing."""
+        deadline = time.monotonic() + (STOP_SECONDS if stopped else END_SECONDS)
+        journal.close(TRACKERS_STOP_SECONDS if stopped else TRACKERS_END_SECONDS)
+        uploaded = uploads.close(deadline - time.monotonic())
+        return "" if uploaded else f"the copy of the run in {self.invocation.settings.run.store} is older than the run"
 
     def open_run(self, existing: RunDirectory | None) -> _Run:
         """Bind the port and open the run: the `existing` one, whose lock is held, or a new one.

@@ -13,7 +13,7 @@ import numpy as np
 
 from common.algorithms.api import UpdateResult
 from common.observability import logs
-from common.observability.checks.learner import REPLAY_INCOMPLETE
+from common.observability.checks.experience import REPLAY_INCOMPLETE
 from common.observability.learner_stats import IntakeStats, LearnerStats
 from common.protocol.events import Evaluated, Experience, LogEvent
 from common.protocol.ledger import sum_counts

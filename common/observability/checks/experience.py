@@ -176,6 +176,32 @@ join again after a minute, and is evicted again if it sends the same. [DecodeErr
 """,
 )
 
+# --- a replay memory has room for it ---
+
+REPLAY_INCOMPLETE = Threshold(
+    value=0.2,
+    unit="share of the replay memory in incomplete blocks",
+    why="a tenth is planned for; blocks of more actors than actor.count, or of actors that restart, cannot hold rows of others",
+)
+
+
+def _replay_shrinks(run: Deployment) -> Iterator[str]:
+    if REPLAY_INCOMPLETE.passed(share := run.learner.now(learner.TRAINING_METRIC, "replay_incomplete")):
+        yield f"{percent(share)} of it are blocks that are not full; set actor.count to all actors that join"
+
+
+REPLAY_SHRINKS = Check(
+    name="ReplayShrinks",
+    sentence="The replay memory holds less than it was set to",
+    threshold=REPLAY_INCOMPLETE,
+    predicate=_replay_shrinks,
+    runbook="""\
+Each environment writes to a block of its own, which cannot hold the rows of others. The memory is laid out for `actor.count`
+actors: set it to the number of all that join, wherever they run, or raise `algorithm.replay_capacity`. Actors that restart again
+and again leave incomplete blocks behind. The learner's log has `replay_shrinks`.
+""",
+)
+
 # --- actors take part, each as fast as the others ---
 
 CONNECTED_SHARE = Threshold(
@@ -269,4 +295,4 @@ is not connected.
 """,
 )
 
-CHECKS = (LAG, SNAPSHOTS, DROPPED, DECODE_ERRORS, EVICTED, MISSING, STRAGGLER)
+CHECKS = (LAG, SNAPSHOTS, DROPPED, DECODE_ERRORS, EVICTED, REPLAY_SHRINKS, MISSING, STRAGGLER)

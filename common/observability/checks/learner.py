@@ -156,32 +156,6 @@ SLOWED = Check(
 """,
 )
 
-# --- its replay memory is as large as it was set ---
-
-REPLAY_INCOMPLETE = Threshold(
-    value=0.2,
-    unit="share of the replay memory in incomplete blocks",
-    why="a tenth is planned for; blocks of more actors than actor.count, or of actors that restart, cannot hold rows of others",
-)
-
-
-def _replay_shrinks(run: Deployment) -> Iterator[str]:
-    if REPLAY_INCOMPLETE.passed(share := run.learner.now(learner.TRAINING_METRIC, "replay_incomplete")):
-        yield f"{percent(share)} of it are blocks that are not full; set actor.count to all actors that join"
-
-
-REPLAY_SHRINKS = Check(
-    name="ReplayShrinks",
-    sentence="The replay memory holds less than it was set to",
-    threshold=REPLAY_INCOMPLETE,
-    predicate=_replay_shrinks,
-    runbook="""\
-Each environment writes to a block of its own, which cannot hold the rows of others. The memory is laid out for `actor.count`
-actors: set it to the number of all that join, wherever they run, or raise `algorithm.replay_capacity`. Actors that restart again
-and again leave incomplete blocks behind. The learner's log has `replay_shrinks`.
-""",
-)
-
 # --- its numbers are finite ---
 
 NONFINITE_STEPS = f'{learner.TRAINING_METRIC}{{name="nonfinite_steps"}}'
@@ -343,7 +317,6 @@ CHECKS = (
     SATURATED,
     SLOWED,
     SHORT_OF_TARGET,
-    REPLAY_SHRINKS,
     NON_FINITE,
     NEVER_FINITE,
     CHECKPOINT_OLD,

@@ -49,13 +49,10 @@ def _finished(summary: Summary, env_steps: int, wall_seconds: float | None) -> t
     return (0, end) if end else (1, "not solved: the learner ended before its target and its budget")
 
 
-def own_end(
-    summary: Summary, *, env_steps: float | None, wall_seconds: float | None, scores: Mapping[str, float | None] | None = None
-) -> str:
+def own_end(summary: Summary, *, env_steps: float | None, wall_seconds: float | None, scores: Summary | None = None) -> str:
     """Return how the run came to its own end: target or budget; "" where it did not.
 
-    `scores` are the targets `mean100` and `evaluation` of its settings now: a run that reached others has not reached them. None:
-    they are those of the summary.
+    `scores` are the targets `mean100` and `evaluation` of now, where they may be others than those that the run had.
     """
     reached = summary.get("target") or {}
     if summary.get("solved") and not (scores and any(reached.get(name, score) != score for name, score in scores.items())):
