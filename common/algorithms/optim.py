@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from inspect import unwrap
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ def build_optimizer(name: OptimizerName, net: nn.Module, *, lr: float, eps: floa
     """The optimizer of a network's parameters."""
     if name == "rmsprop":
         return RMSprop(net.parameters(), lr=lr, eps=eps)
-    return torch.optim.Adam(net.parameters(), lr=lr, eps=eps, fused=True)
+    return Adam(net.parameters(), lr=lr, eps=eps, fused=True)
 
 
 def gradient_step(
@@ -82,7 +83,20 @@ def polyak_update(target: nn.Module, online: nn.Module, rate: float, *, finite: 
         parameter.lerp_(towards, weight)
 
 
-class RMSprop(torch.optim.Optimizer):
+class _UncompiledOptimizer(torch.optim.Optimizer):
+    """Has the methods without the decorators that import torch's compiler, which takes longer than to import torch."""
+
+    add_param_group = unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = unwrap(torch.optim.Optimizer.zero_grad)
+
+
+class Adam(_UncompiledOptimizer, torch.optim.Adam):
+    """Adam as torch computes it (Kingma and Ba 2015, arXiv:1412.6980)."""
+
+    step = torch.no_grad()(unwrap(torch.optim.Adam.step))
+
+
+class RMSprop(_UncompiledOptimizer):
     """RMSprop as TensorFlow computes it, which the published recipes of A3C and IMPALA were tuned with.
 
         g2 = 0.99 * g2 + 0.01 * g^2,    w = w - lr * g / sqrt(g2 + eps)

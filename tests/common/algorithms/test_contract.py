@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 
 import numpy as np
 import pytest
@@ -150,6 +151,13 @@ def test_a_restored_random_state_draws_the_same_actions(sides):
     other = sides.policy(sides.learner(), seed=9)
     other.set_random_state(state)
     assert all(torch.equal(action, other.act(observation)["action"]) for action in first)
+
+
+def test_an_update_does_not_import_the_compiler_of_torch(sides, monkeypatch):
+    """It would take longer than to import torch, before the first update of each learner."""
+    monkeypatch.setitem(sys.modules, "torch._dynamo", None)
+    learner = sides.learner()
+    train(learner, sides.play(sides.policy(learner)))
 
 
 # --- checkpoints ---
