@@ -43,6 +43,7 @@ _DEALER_MILLISECONDS: Final = {
     zmq.RECONNECT_IVL: 100,
     zmq.RECONNECT_IVL_MAX: 1_000,
 }
+_LOCAL: Final = {zmq.RECONNECT_IVL_MAX: 200}  # the learner of `rookery train` often starts last, and has few workers
 DEALER_OPTIONS: Final = {**OPTIONS, **MILLISECONDS, **_DEALER_MILLISECONDS, zmq.IMMEDIATE: 1}
 """Of a worker's socket. IMMEDIATE: a message is queued only for a connection that stands, never for one that may come."""
 
@@ -61,7 +62,8 @@ class ZmqWorker(ZmqSocket):
         _check_endpoint(endpoint, min_port=1)
         self._endpoint, self._keys, self._server, self._reconnect_at = endpoint, keys, server, math.inf
         self._largest = UNKNOWN_BYTES
-        super().__init__(zmq.DEALER, endpoint, {**DEALER_OPTIONS, **(keys.options if keys else {})}, linger)
+        local = _LOCAL if parse_endpoint(endpoint).loopback else {}
+        super().__init__(zmq.DEALER, endpoint, {**DEALER_OPTIONS, **local, **(keys.options if keys else {})}, linger)
         try:
             self._socket.connect(endpoint)
         except zmq.ZMQError:

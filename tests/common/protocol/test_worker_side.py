@@ -89,6 +89,14 @@ def test_a_worker_greets_until_it_is_answered() -> None:
     assert (side.state, side.window, side.version, side.run) == (ConnectionState.WELCOME, 2, 3, "run")
 
 
+def test_a_hello_that_no_connection_took_is_repeated_at_the_next_tick() -> None:
+    """The learner may listen by then, and a worker that is welcomed later collects later."""
+    side = actor()
+    (hello,) = said(side.handle(e.Tick(), 0.0))
+    assert side.handle(e.Unsent(message=hello), 0.0) == []
+    assert said(side.handle(e.Tick(), 0.1)) == [hello]
+
+
 def test_a_second_welcome_changes_nothing() -> None:
     """Two Hellos were under way when the learner came up: what is kept must not be sent twice."""
     side = greeted()

@@ -407,6 +407,13 @@ def test_nothing_is_left_without_a_bound(learner: ZmqServer, worker: ZmqWorker, 
     assert all(end._socket.getsockopt(getattr(zmq, name)) > 0 for end in ends)
 
 
+def test_a_learner_of_this_machine_is_tried_more_often(worker: ZmqWorker) -> None:
+    """Its workers are few, and wait for it at each start of `rookery train`."""
+    with closing(ZmqWorker("tcp://192.0.2.1:5700")) as elsewhere:
+        longest = [end._socket.getsockopt(zmq.RECONNECT_IVL_MAX) for end in (worker, elsewhere)]
+    assert longest[0] < longest[1]
+
+
 @pytest.mark.parametrize("name", ["RCVHWM", "HEARTBEAT_IVL"])
 def test_nothing_is_set_by_which_libzmq_aborts(learner: ZmqServer, worker: ZmqWorker, name: str) -> None:
     """A heartbeat follows on a lost connection whose input was stopped: see decision 24."""
