@@ -17,8 +17,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import fsspec
-
 from common.errors import ConfigError, ResourceError, RookeryError
 from common.runtime.disk import write_atomically
 from common.runtime.run_directory import MANIFEST, SEGMENTS, TENSORS, RunDirectory
@@ -39,6 +37,8 @@ class RunStore:
 
     def __init__(self, address: str) -> None:
         """Connect to nothing yet. Raises `ConfigError` where the address is of no known kind or its package is missing."""
+        import fsspec  # noqa: PLC0415  it takes time, and few runs have a store
+
         self.address = address.rstrip("/")
         kind = self.address.partition(SCHEME_END)[0]
         options: dict[str, Any] = {"config_kwargs": S3_OPTIONS} if kind in ("s3", "s3a") else {}

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -127,6 +128,18 @@ def test_a_port_in_use_is_one_line_before_anything_starts(capsys):
     assert f"tcp://127.0.0.1:{port}" in err
     assert "in use" in err
     assert list(Path().iterdir()) == []
+
+
+def test_a_start_is_checked_without_modules_that_take_long():
+    """The processes of a run start after the checks, and import torch themselves; a curve is drawn at the end."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        words = ["train", "cartpole", f"learner.bind=tcp://127.0.0.1:{taken.getsockname()[1]}"]
+        program = (
+            "import sys\nfrom services.cli.app import main\n"
+            f"print(main({words}), {{'torch', 'tensorboard', 'matplotlib', 'fsspec'}} & set(sys.modules))"
+        )
+        ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
+    assert ended.stdout == "2 set()\n", ended.stderr
 
 
 def test_settings_that_can_work_are_valid_and_what_the_environment_prints_is_no_output(capsys):
