@@ -125,11 +125,11 @@ class Run:
 
     def _at_update(self) -> tuple[Seconds, dict[str, Reading]]:
         self.wait_until_trained(1)
-        return time.monotonic(), {child: _scrape(url) for child, url in self._plan.urls.items()}
+        return time.monotonic(), {child: scrape(url) for child, url in self._plan.urls.items()}
 
     def _stepped(self, child: str) -> float:
         try:
-            return _scrape(self._plan.urls[child]).get(STEPPED, 0.0)
+            return scrape(self._plan.urls[child]).get(STEPPED, 0.0)
         except OSError:  # not up yet
             return 0.0
 
@@ -168,7 +168,8 @@ def _end(processes: Processes) -> None:
     processes.kill_all()
 
 
-def _scrape(url: str) -> Reading:
+def scrape(url: str) -> Reading:
+    """Return the metrics of one service. Raises `OSError` where it does not answer."""
     _, text = get(f"{url}/metrics", timeout=PAGE_SECONDS)
     samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
     return {"/".join((sample.name, *sample.labels.values())): sample.value for sample in samples}
