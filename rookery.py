@@ -36,6 +36,7 @@ from common.algorithms.payload import Payload
 from common.algorithms.ranks import ALONE, Ranks, average_gradients
 from common.algorithms.returns import Returns, gae, vtrace
 from common.algorithms.sections import ActorCriticSection, AlgorithmSection, ReplaySection, RunScale
+from common.conditions import AtMost, OnlyIf, Unless
 from common.envs.spec import ActionSpec, EnvSpec
 from common.errors import ConfigError, RookeryError
 from common.models.spec import ModelSettings
@@ -55,6 +56,7 @@ __all__ = [
     "Algorithm",
     "AlgorithmSection",
     "ArraySpec",
+    "AtMost",
     "Batch",
     "ConfigError",
     "Entry",
@@ -67,6 +69,7 @@ __all__ = [
     "NetworkOutputs",
     "NetworkPolicy",
     "ObservesExperience",
+    "OnlyIf",
     "Payload",
     "Policy",
     "PolicyLoss",
@@ -82,6 +85,7 @@ __all__ = [
     "Segment",
     "TrainedPolicy",
     "Transitions",
+    "Unless",
     "UpdateResult",
     "WorkerContext",
     "average_gradients",

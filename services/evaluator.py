@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from common.algorithms.api import Policy
-from common.config.layers import DEFAULT
+from common.conditions import DEFAULT
 from common.config.load import LoadedSettings
 from common.config.run_config import RunConfig
 from common.config.sections import EvaluationSettings

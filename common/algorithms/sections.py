@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Annotated, Literal, NamedTuple, Self, TypeAlias
+from typing import Annotated, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from common.conditions import PER_ENVIRONMENT, AtMost, OnlyIf, Unless
 from common.envs.spec import ActionSpec, EnvSpec
 from common.models.spec import ModelSettings, Precision
 
 _ENTROPY_COEF_DISCRETE = 0.01
+_T = TypeVar("_T")
+_HELD = AtMost("replay_capacity", "the memory never holds more")
+_SOON = AtMost("rollout.length", "a window would be complete only several messages after it began")
+_Linear: TypeAlias = Annotated[_T, OnlyIf("lr_schedule", "linear")]
 
 # Settings of which several algorithms have a default of their own.
 LearningRate: TypeAlias = Annotated[float, Field(gt=0.0, le=1.0, description="of the optimizer; where a schedule starts")]
@@ -28,9 +33,9 @@ OptimizerName: TypeAlias = Annotated[
 ReplayCapacity: TypeAlias = Annotated[
     int, Field(ge=1, description="env steps kept, over all environments; the oldest make room. Allocated at the start")
 ]
-Warmup: TypeAlias = Annotated[int, Field(ge=0, description="env steps inserted before the first gradient step")]
-Minibatch: TypeAlias = Annotated[int, Field(ge=1, le=65_536, description="transitions drawn for one gradient step")]
-NStep: TypeAlias = Annotated[int, Field(ge=1, le=64, description="env steps of reward before a value stands for the rest")]
+Warmup: TypeAlias = Annotated[int, Field(ge=0, description="env steps inserted before the first gradient step"), _HELD]
+Minibatch: TypeAlias = Annotated[int, Field(ge=1, le=65_536, description="transitions drawn for one gradient step"), _HELD]
+NStep: TypeAlias = Annotated[int, Field(ge=1, le=64, description="env steps of reward before a value stands for the rest"), _SOON]
 
 
 class RunScale(NamedTuple):
@@ -41,7 +46,7 @@ class RunScale(NamedTuple):
     batch: int  # experience messages per update
     credits: int  # experience messages that each actor may have under way
     max_policy_lag: int  # versions; older experience is dropped
-    actors: int  # that the run expects; 0: unknown
+    actors: int  # that the run expects of one rank of the learner; 0: unknown
     env_steps: int  # the run's budget
 
     @property
@@ -76,8 +81,10 @@ class AlgorithmSection(BaseModel):
     gamma: float = Field(default=0.99, ge=0.0, le=1.0, description="discount per env step")
     learning_rate: LearningRate = 2.5e-4
     lr_schedule: Literal["constant", "linear"] = Field(default="constant", description="linear: down to lr_final")
-    lr_final: float = Field(default=0.0, ge=0.0, le=1.0, description="linear: where the learning rate ends, and stays")
-    lr_env_steps: int = Field(
+    lr_final: Annotated[_Linear[float], AtMost("learning_rate", "the schedule goes down")] = Field(
+        default=0.0, ge=0.0, le=1.0, description="linear: where the learning rate ends, and stays"
+    )
+    lr_env_steps: Annotated[_Linear[int], PER_ENVIRONMENT] = Field(
         default=0, ge=0, description="linear: env steps until lr_final is reached; 0: all of target.env_steps"
     )
     clip_reward: bool = Field(default=False, description="train on the sign of the reward (returns are always reported raw)")
@@ -108,13 +115,15 @@ class ActorCriticSection(AlgorithmSection):
         ge=0.0,
         description="weight of the entropy bonus, per nat; where it starts; null: 0.01, and 0 where actions are continuous",
     )
-    entropy_final: float = Field(default=0.0, ge=0.0, description="where that weight ends, and stays")
-    entropy_env_steps: int = Field(
+    entropy_final: Annotated[float, Unless("entropy_env_steps", 0)] = Field(
+        default=0.0, ge=0.0, description="where that weight ends, and stays"
+    )
+    entropy_env_steps: Annotated[int, PER_ENVIRONMENT] = Field(
         default=0, ge=0, description="env steps until entropy_final is reached in a straight line; 0: it stays at entropy_coef"
     )
     max_grad_norm: float = Field(default=0.5, gt=0.0, description="gradients are scaled down to this L2 norm")
     normalize_advantage: bool = Field(default=False, description="bring the advantages of each loss to mean 0 and deviation 1")
-    least_advantage_std: float = Field(
+    least_advantage_std: Annotated[float, OnlyIf("normalize_advantage", True)] = Field(
         default=0.0,
         ge=0.0,
         description="normalize_advantage: a deviation below this counts as this, so that what makes no difference stays small",
@@ -132,20 +141,6 @@ class ActorCriticSection(AlgorithmSection):
         """
         chosen = _ENTROPY_COEF_DISCRETE if discrete else 0.0
         return self if self.entropy_coef is not None else self.model_copy(update={"entropy_coef": chosen})
-
-    def conflicts(self, scale: RunScale) -> Iterator[str]:
-        """Settings that have no effect without another: `entropy_final` and `least_advantage_std`."""
-        yield from super().conflicts(scale)
-        if self.entropy_final != 0.0 and self.entropy_env_steps == 0:
-            yield (
-                f"algorithm.entropy_final: found {self.entropy_final}, wanted 0.0 where algorithm.entropy_env_steps is 0: "
-                "the bonus then stays as it is; set the env steps after which it ends"
-            )
-        if self.least_advantage_std > 0.0 and not self.normalize_advantage:
-            yield (
-                f"algorithm.least_advantage_std: found {self.least_advantage_std}, wanted 0.0 where "
-                "algorithm.normalize_advantage is false: advantages are then used as they are; set it to true"
-            )
 
 
 class ReplaySection(AlgorithmSection):
@@ -165,17 +160,6 @@ class ReplaySection(AlgorithmSection):
     def conflicts(self, scale: RunScale) -> Iterator[str]:
         """Sizes of the memory, the run and its messages that do not fit one another."""
         yield from super().conflicts(scale)
-        yield from self._window_conflicts(scale)
-        if self.minibatch > self.replay_capacity:
-            yield (
-                f"algorithm.minibatch: found {self.minibatch}, wanted at most {self.replay_capacity} = "
-                "algorithm.replay_capacity: it is drawn from that many env steps"
-            )
-        if self.warmup > self.replay_capacity:
-            yield (
-                f"algorithm.warmup: found {self.warmup}, wanted at most {self.replay_capacity} = "
-                "algorithm.replay_capacity: the memory never holds more"
-            )
         first = self.warmup + math.ceil(self.minibatch / self.samples_per_insert)  # env steps that pay for the first minibatch
         if max(first, scale.batch_env_steps) < self.minibatch <= self.replay_capacity:
             yield (
@@ -197,17 +181,10 @@ class ReplaySection(AlgorithmSection):
         if scale.waiting > scale.max_policy_lag:
             yield (
                 f"learner.max_policy_lag: found {scale.max_policy_lag}, wanted at least {scale.waiting} = learner.credits x "
-                "actor.count / learner.batch: messages wait while the gradient steps that earlier ones paid for are taken, "
-                "and those that are dropped as stale would pay for none"
+                "actor.count (of a rank) / learner.batch: messages wait while the gradient steps that earlier ones paid for are "
+                "taken, and those that are dropped as stale would pay for none"
             )
 
-    def _window_conflicts(self, scale: RunScale) -> Iterator[str]:
-        """A window of n steps must be complete soon, and fit into what the memory holds of one environment."""
-        if self.n_step > scale.length:
-            yield (
-                f"algorithm.n_step: found {self.n_step}, wanted at most {scale.length} = rollout.length: "
-                "a window would be complete only several messages after it began"
-            )
         streams = scale.num_envs * max(1, scale.actors)
         if (self.n_step + 1) * streams > self.replay_capacity:
             yield (

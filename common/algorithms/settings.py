@@ -19,6 +19,7 @@ from common.algorithms.sections import (
     RunScale,
     Warmup,
 )
+from common.conditions import PER_ENVIRONMENT, AtMost, OnlyIf, Unless
 from common.envs.spec import ActionSpec, EnvSpec
 from common.errors import ConfigError
 from common.models.spec import ModelSettings, Precision
@@ -40,7 +41,9 @@ class PPOSettings(ActorCriticSection):
         default="constant",
         description="linear: down to lr_final; kl_adaptive: times or over 1.5, to stay near kl_target",
     )
-    kl_target: float = Field(default=0.01, gt=0.0, description="kl_adaptive: wanted KL divergence of one update, nats")
+    kl_target: Annotated[float, OnlyIf("lr_schedule", "kl_adaptive")] = Field(
+        default=0.01, gt=0.0, description="kl_adaptive: wanted KL divergence of one update, nats"
+    )
     clip: float = Field(default=0.2, gt=0.0, lt=1.0, description="how far from 1 the probability ratio still counts (epsilon)")
     adam_eps: float = Field(
         default=1e-5, gt=0.0, description="epsilon of Adam, part of the recipe: damps steps on tiny gradients"
@@ -114,22 +117,13 @@ class ImpalaSettings(SinglePassSection):
     rho_clip: float | None = Field(
         default=1.0, ge=0.0, description="most that a step's probability ratio weighs in value targets (rho-bar); null: no limit"
     )
-    c_clip: float | None = Field(
+    c_clip: Annotated[float | None, AtMost("rho_clip", "V-trace is a contraction only then")] = Field(
         default=1.0, ge=0.0, description="most that it carries later surprises back (c-bar); null: no limit"
     )
     pg_rho_clip: float | None = Field(
         default=1.0, ge=0.0, description="most that it weighs in the policy gradient; null: no limit"
     )
     normalize_value: NormalizeValue = False
-
-    def conflicts(self, scale: RunScale) -> Iterator[str]:
-        """The paper assumes c-bar <= rho-bar."""
-        yield from super().conflicts(scale)
-        if self.rho_clip is not None and (self.c_clip is None or self.c_clip > self.rho_clip):
-            yield (
-                f"algorithm.c_clip: found {'null' if self.c_clip is None else self.c_clip}, wanted at most {self.rho_clip} = "
-                "algorithm.rho_clip: V-trace is a contraction only then"
-            )
 
 
 class A3CSettings(SinglePassSection):
@@ -183,18 +177,22 @@ class DQNSettings(ReplaySection):
     target_every: int = Field(
         default=1_000, ge=1, description="gradient steps between two copies of the network to the target network"
     )
-    target_rate: float = Field(
-        default=1.0, gt=0.0, le=1.0, description="how much of it is copied; below 1 (Polyak averaging) set target_every to 1"
-    )
+    target_rate: Annotated[
+        float, OnlyIf("target_every", 1, why="the target network would move too rarely to follow the trained one")
+    ] = Field(default=1.0, gt=0.0, le=1.0, description="how much of it is copied; below 1: Polyak averaging")
     average_rate: float = Field(
         default=1.0,
         gt=0.0,
         le=1.0,
         description="actors get a running average of the network, which moves this much each gradient step; 1: the network",
     )
-    epsilon_initial: float = Field(default=1.0, ge=0.0, le=1.0, description="probability of a random action at the start")
+    epsilon_initial: Annotated[float, Unless("epsilon_env_steps", 0)] = Field(
+        default=1.0, ge=0.0, le=1.0, description="probability of a random action at the start"
+    )
     epsilon: float = Field(default=0.02, ge=0.0, le=1.0, description="where that probability ends, and stays")
-    epsilon_env_steps: int = Field(default=100_000, ge=0, description="env steps until epsilon is reached in a straight line")
+    epsilon_env_steps: Annotated[int, PER_ENVIRONMENT] = Field(
+        default=100_000, ge=0, description="env steps until epsilon is reached in a straight line"
+    )
 
     def require_actions(self, action: ActionSpec) -> None:
         """Refuse continuous actions."""
@@ -220,9 +218,11 @@ class TD3Settings(ReplaySection):
     policy_delay: int = Field(default=2, ge=1, description="gradient steps of the critics per step of the actor and the targets")
     target_rate: float = Field(default=0.005, gt=0.0, le=1.0, description="how far the targets move each time (Polyak, tau)")
     target_noise: float = Field(default=0.2, ge=0.0, description="deviation of the noise on the target's action")
-    target_noise_clip: float = Field(default=0.5, ge=0.0, description="that noise goes no further than this")
-    random_env_steps: int = Field(
-        default=10_000, ge=0, description="env steps of the run with actions drawn from all alike, before the policy acts"
+    target_noise_clip: Annotated[float, Unless("target_noise", 0.0)] = Field(
+        default=0.5, ge=0.0, description="that noise goes no further than this"
+    )
+    random_env_steps: Annotated[int, PER_ENVIRONMENT, AtMost("target.env_steps", "the policy would never act", below=True)] = (
+        Field(default=10_000, ge=0, description="env steps of the run with actions drawn from all alike, before the policy acts")
     )
     exploration_noise: float = Field(default=0.1, ge=0.0, description="deviation of the noise on the actors' actions")
 
@@ -231,15 +231,6 @@ class TD3Settings(ReplaySection):
         if action.discrete:
             found, fix = f"{action.n} discrete actions", "choose an algorithm for them, such as algorithm.name=dqn"
             raise ConfigError("td3 needs continuous actions", found=found, wanted="a vector with bounds", fix=fix)
-
-    def conflicts(self, scale: RunScale) -> Iterator[str]:
-        """The policy must get to act."""
-        yield from super().conflicts(scale)
-        if self.random_env_steps >= scale.env_steps:
-            yield (
-                f"algorithm.random_env_steps: found {self.random_env_steps}, wanted less than {scale.env_steps} = "
-                "target.env_steps: the policy would never act"
-            )
 
 
 AlgorithmSettings: TypeAlias = Annotated[

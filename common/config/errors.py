@@ -76,11 +76,15 @@ def wanted(node: Node) -> str:
 def config_error(error: ValidationError, values: Tree, sources: Mapping[str, str]) -> ConfigError:
     """Return one error with a line for each problem in `error`."""
     lines = [line for details in error.errors(include_url=False) for line in _lines(details, values, sources)]
-    unique = list(dict.fromkeys(lines))
-    if len(unique) == 1:
-        return ConfigError(unique[0])
-    numbered = [f"{number}. {line}" for number, line in enumerate(unique, start=1)]  # a log joins the lines
-    return ConfigError("\n  ".join([f"{len(unique)} problems in the configuration:", *numbered]))
+    return ConfigError(joined(list(dict.fromkeys(lines))))
+
+
+def joined(lines: Sequence[str]) -> str:
+    """Return the problems in one text, numbered where there are several, because a log joins the lines."""
+    if len(lines) == 1:
+        return lines[0]
+    numbered = [f"{number}. {line}" for number, line in enumerate(lines, start=1)]
+    return "\n  ".join([f"{len(lines)} problems in the configuration:", *numbered])
 
 
 def _lines(details: ErrorDetails, values: Tree, sources: Mapping[str, str]) -> Iterator[str]:

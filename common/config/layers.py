@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import yaml
 
+from common.conditions import DEFAULT, shown
 from common.errors import ConfigError
 
 Tree: TypeAlias = dict[str, Any]
@@ -21,8 +22,6 @@ Tree: TypeAlias = dict[str, Any]
 
 Path: TypeAlias = tuple[str, ...]
 """Keys from the root of a tree to a value; dotted in text."""
-
-DEFAULT = "default"
 
 _SCALARS = (
     ("tag:yaml.org,2002:bool", re.compile(r"^(true|True|TRUE|false|False|FALSE)$")),
@@ -97,6 +96,16 @@ def leaves(tree: Mapping[str, Any], prefix: Path = ()) -> Iterator[tuple[Path, A
             yield from leaves(value, (*prefix, key))
         else:
             yield (*prefix, key), value
+
+
+def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the leaves in which two trees differ, as each has them; of an algorithm with another name this alone."""
+    one, other = ({".".join(path): value for path, value in leaves(tree)} for tree in (found, wanted))
+    keys = [key for key in {**one, **other} if key not in one or key not in other or one[key] != other[key]]
+    if "algorithm.name" in keys:
+        keys = [key for key in keys if key == "algorithm.name" or not key.startswith("algorithm.")]
+    first, second = (", ".join(f"{key}={shown(tree[key])}" for key in keys if key in tree) for tree in (one, other))
+    return first, second
 
 
 def merge_layers(layers: Sequence[Layer]) -> tuple[Tree, dict[str, str]]:

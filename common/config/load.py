@@ -22,9 +22,10 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from common import extensions
-from common.config.errors import config_error, schema_at, settings_class
-from common.config.layers import DEFAULT, Layer, leaves, merge_layers, nest, parse_yaml, source_of
+from common import conditions, extensions
+from common.conditions import DEFAULT
+from common.config.errors import config_error, joined, schema_at, settings_class
+from common.config.layers import Layer, leaves, merge_layers, nest, parse_yaml, source_of
 from common.config.schema import Settings
 from common.errors import ConfigError
 
@@ -39,21 +40,21 @@ class LoadedSettings:
 
     settings: Settings
     provenance: Mapping[str, str]
-    inherited: str = ""  # sentence on the target and budget that a run with another environment has from its preset
+    notes: tuple[str, ...] = ()  # a line each on values that may not do what the user expects
 
 
 def load_settings(*, preset: str | None, overrides: Sequence[str] = (), environ: Mapping[str, str]) -> LoadedSettings:
     """Return the settings of `preset` (a name, a path, or None for the defaults), changed by `environ` and `overrides`.
 
     `overrides` are `section.key=value`. Raises `ConfigError` with all invalid values at once: key, value found, value wanted,
-    source.
+    source. So is a value that was set where it has no effect (`common.conditions`).
     """
     stack = [Layer(source=DEFAULT, values=nest(("algorithm", "name"), Settings().algorithm.name))]
     chosen = list(_preset_layers(find_preset(preset))) if preset else []
     stack += chosen
     stack += _environment_layers(environ)
     stack += [_override_layer(text) for text in overrides]
-    return _named_by_environment(_validated(stack), chosen)
+    return _named_by_environment(_with_effects(_validated(stack), chosen), chosen)
 
 
 def _validated(stack: Sequence[Layer]) -> LoadedSettings:
@@ -76,6 +77,19 @@ def _validated(stack: Sequence[Layer]) -> LoadedSettings:
     return LoadedSettings(settings=settings, provenance=MappingProxyType(provenance))
 
 
+def _with_effects(loaded: LoadedSettings, preset: Sequence[Layer]) -> LoadedSettings:
+    """Return `loaded` with a note on each value that lost its effect. Raises `ConfigError` for those that never had one."""
+    refused, told = conditions.without_effect(
+        loaded.settings,
+        lambda key: source_of(tuple(key.split(".")), loaded.provenance),
+        inherited={layer.source for layer in preset},
+        checked=any(layer.values.get("run", {}).get("dir") for layer in preset),  # config.yaml of a run
+    )
+    if refused:
+        raise ConfigError(joined(refused))
+    return replace(loaded, notes=tuple(told))
+
+
 def _named_by_environment(loaded: LoadedSettings, preset: Sequence[Layer]) -> LoadedSettings:
     """Return `loaded`, named by its environment and algorithm where the environment is not that of its preset."""
     values, _ = merge_layers(preset)
@@ -83,15 +97,17 @@ def _named_by_environment(loaded: LoadedSettings, preset: Sequence[Layer]) -> Lo
     before, settings = env.get("entry_point") or env.get("id"), loaded.settings
     if before in (None, settings.env.name) or settings.run.preset != values["run"]["preset"]:
         return loaded
-    source = preset[0].source
+    source, idle = preset[0].source, {key for key, *_ in conditions.unmet(settings)}
     kept = [
-        f"target.{key}={value:g}" if isinstance(value, float) else f"target.{key}={value}"
-        for key, value in settings.target
-        if value is not None and loaded.provenance[f"target.{key}"] == source
+        f"{key}={conditions.shown(value)}"
+        for key, mark in conditions.marks(settings)
+        if mark == conditions.PER_ENVIRONMENT and key not in idle
+        if (value := conditions.value_of(settings, key)[0]) is not None
+        if source_of(tuple(key.split(".")), loaded.provenance) == source
     ]
     what = f"inherited from {source}, which is for {before} and not for {settings.env.name}"
-    inherited = f"{what}: {', '.join(kept)}; set your own where they do not fit" if kept else ""
-    return replace(with_chosen(loaded, {"run.preset": _run_name(settings)}), inherited=inherited)
+    notes = (f"{what}: {', '.join(kept)}; set your own where they do not fit",) if kept else ()
+    return replace(with_chosen(loaded, {"run.preset": _run_name(settings)}), notes=(*notes, *loaded.notes))
 
 
 def _run_name(settings: Settings) -> str:

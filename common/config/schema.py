@@ -12,8 +12,9 @@ from typing import Any, Self, TypeVar
 from pydantic import create_model, model_validator
 
 from common import extensions
-from common.algorithms.sections import AlgorithmSection, ReplaySection, RunScale
+from common.algorithms.sections import AlgorithmSection, RunScale
 from common.algorithms.settings import AlgorithmSettings, PPOSettings
+from common.conditions import conflicts
 from common.config.endpoint import parse_endpoints
 from common.config.sections import (
     ActorSettings,
@@ -68,8 +69,8 @@ class Settings(Section):
 
     @property
     def rank_actors(self) -> int:
-        """Actors of one rank of the learner, where they are divided evenly, as lockstep requires."""
-        return self.actor.count // self.learner.ranks
+        """The most actors of one rank of the learner: all have as many, or one less."""
+        return -(-self.actor.count // self.learner.ranks)
 
     @property
     def scale(self) -> RunScale:
@@ -80,9 +81,15 @@ class Settings(Section):
             batch=self.batch,
             credits=1 if self.lockstep else self.learner.credits,
             max_policy_lag=self.learner.max_policy_lag,
-            actors=self.actor.count,
+            actors=self.rank_actors,
             env_steps=self.target.env_steps,
         )
+
+    @property
+    def of_state(self) -> dict[str, Any]:
+        """The settings, as JSON values, that decide which state fits the run."""
+        include: Any = {"env": True, "model": True, "algorithm": True, "actor": {"count"}, "learner": {"ranks"}}
+        return self.model_dump(mode="json", include=include)
 
     @model_validator(mode="after")
     def _check__conflicts(self) -> Self:
@@ -98,14 +105,14 @@ class Settings(Section):
 def _conflicts(settings: Settings) -> Iterator[str]:
     """Yield a sentence for each set of valid settings that cannot work together, with the reason."""
     learner, actor, scale = settings.learner, settings.actor, settings.scale
+    yield from conflicts(settings)
     yield from settings.algorithm.conflicts(scale)
     yield from _open_addresses(settings)
-    if actor.count > learner.max_actors:
-        yield f"actor.count: found {actor.count}, wanted at most {learner.max_actors} = learner.max_actors: more would be refused"
+    if settings.rank_actors > learner.max_actors:
+        most = f"{learner.max_actors * learner.ranks} = learner.max_actors x learner.ranks"
+        yield f"actor.count: found {actor.count}, wanted at most {most}: more would be refused"
     if scale.batch_env_steps > scale.env_steps:
         yield f"target.env_steps: found {scale.env_steps}, wanted at least {scale.batch_words}: one update trains on that many"
-    if settings.checkpoint.replay and not isinstance(settings.algorithm, ReplaySection):
-        yield f"checkpoint.replay: found true, wanted false: {settings.algorithm.name} has no replay memory"
     size = sum(len(section.model_dump_json().encode()) for section in (settings.env, settings.model, settings.algorithm))
     if size > WELCOME_BYTES:
         longest = max("env", "model", key=lambda name: len(str(getattr(settings, name).kwargs)))
@@ -137,9 +144,7 @@ def _open_addresses(settings: Settings) -> Iterator[str]:
 
 def _lockstep_conflicts(settings: Settings) -> Iterator[str]:
     """Yield a sentence for each setting that would make two runs of one seed differ."""
-    learner, actor, target, workers = settings.learner, settings.actor, settings.target, settings.policy_server.workers
-    if workers:
-        yield f"policy_server.workers: found {workers}, wanted 0 in lockstep: the clock would decide which env workers are late"
+    learner, actor = settings.learner, settings.actor
     if actor.count == 0:
         yield "actor.count: found 0, wanted at least 1 in lockstep: each update waits for a known number of actors"
     elif actor.count % learner.ranks:
@@ -147,23 +152,6 @@ def _lockstep_conflicts(settings: Settings) -> Iterator[str]:
             f"actor.count: found {actor.count}, wanted a multiple of {learner.ranks} = learner.ranks in lockstep: every rank has "
             "the same number of actors"
         )
-    if learner.batch_seconds is not None:
-        yield (
-            f"learner.batch_seconds: found {learner.batch_seconds:g}, wanted null in lockstep: the clock would decide which "
-            "messages are in a batch"
-        )
-    if target.wall_seconds is not None:
-        yield (
-            f"target.wall_seconds: found {target.wall_seconds:g}, wanted null in lockstep: the clock would decide how many "
-            "updates there are; target.env_steps is the budget"
-        )
-    if target.evaluation is not None:
-        yield (
-            f"target.evaluation: found {target.evaluation:g}, wanted null in lockstep: the clock would decide which policies are "
-            "evaluated; target.mean100 is the target"
-        )
-    if learner.device != "cpu":
-        yield f"learner.device: found {learner.device}, wanted cpu in lockstep: its kernels do not add in a fixed order"
     for section, threads in (("learner", learner.torch_threads), ("actor", actor.torch_threads)):
         if threads > 1:
             yield f"{section}.torch_threads: found {threads}, wanted 1 in lockstep: threads change how sums are rounded"

@@ -5,10 +5,11 @@ The sections `env`, `model` and `algorithm` are declared beside the code that th
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from common.conditions import PER_ENVIRONMENT, OnlyIf, Unless
 from common.config.endpoint import MAX_PORT, parse_endpoint, parse_endpoints
 from common.models.spec import Precision
 from common.protocol.messages import WORKER_NAME
@@ -27,7 +28,10 @@ def _endpoints(text: str) -> str:
     return text
 
 
-EndpointsText: TypeAlias = Annotated[str, AfterValidator(_endpoints)]
+COMMA_LIST = "comma-list"
+"""Format, in the JSON schema, of text that is a list by itself."""
+
+EndpointsText: TypeAlias = Annotated[str, AfterValidator(_endpoints), Field(json_schema_extra={"format": COMMA_LIST})]
 
 
 def _module_name(text: str) -> str:
@@ -42,10 +46,15 @@ ModuleName: TypeAlias = Annotated[str, AfterValidator(_module_name)]
 TrackerName: TypeAlias = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
 
+def _by_the_clock(what: str) -> Unless:
+    return Unless("run.mode", "lockstep", why=f"the clock would decide {what}")
+
+
 class Section(BaseModel):
     """Base of the sections: immutable, no unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    every_setting: ClassVar[tuple[Any, ...]] = ()  # conditions and marks of `common.conditions`
 
 
 class RunSettings(Section):
@@ -113,7 +122,7 @@ class LearnerSettings(Section):
         description="learner processes that train one network together, each on the experience of its own actors; N ranks with "
         "a batch and a minibatch each train as one with N times both",
     )
-    ranks_seconds: float | None = Field(
+    ranks_seconds: Annotated[float | None, Unless("ranks", 1)] = Field(
         default=60.0,
         gt=0,
         description="longest wait for the other ranks at the start, before it fails; null: no limit, as `rookery train` sets it, "
@@ -126,25 +135,25 @@ class LearnerSettings(Section):
         description="trajectories per update, of each rank; larger: steadier gradients, fewer updates; in lockstep raised to a "
         "multiple of the actors of a rank",
     )
-    batch_seconds: float | None = Field(
+    batch_seconds: Annotated[float | None, _by_the_clock("which messages are in a batch")] = Field(
         default=None,
         gt=0,
         description="longest time that a message waits for a full batch, before a smaller batch is trained on, and a rank of the "
         "learner for its first message; null: no limit",
     )
-    credits: int = Field(
+    credits: Annotated[int, Unless("run.mode", "lockstep")] = Field(
         default=2,
         ge=1,
         le=1024,
         description="unacknowledged trajectories per actor; bounds queue and policy lag; raised where few actors fill a batch; "
-        "not used in lockstep, where it is the number of trajectories that one batch takes from each actor",
+        "in lockstep it is the number of trajectories that one batch takes from each actor",
     )
     max_actors: int = Field(default=64, ge=1, le=65536, description="actors connected at once; more are refused")
     max_policy_lag: int = Field(default=20, ge=0, description="policy versions; older experience is dropped and counted as stale")
     snapshot_precision: Precision = Field(default="fp32", description="weights sent to workers; bf16 halves the bytes and rounds")
     torch_threads: int = Field(default=1, ge=1, le=256, description="CPU threads of the training computation")
-    device: Literal["cpu", "cuda"] = Field(
-        default="cpu", description="where the networks are trained; replay stays in main memory"
+    device: Annotated[Literal["cpu", "cuda"], Unless("run.mode", "lockstep", why="its kernels do not add in a fixed order")] = (
+        Field(default="cpu", description="where the networks are trained; replay stays in main memory")
     )
 
 
@@ -153,7 +162,7 @@ class CheckpointSettings(Section):
 
     every_seconds: float = Field(default=60.0, gt=0, description="time between checkpoints; at most this much training is lost")
     keep: int = Field(default=3, ge=1, le=1000, description="newest checkpoints kept; older ones are removed")
-    replay: bool = Field(
+    replay: Annotated[bool, Unless("algorithm.replay_capacity", None)] = Field(
         default=False,
         description="true: checkpoints hold the replay memory, so that a resumed run does not fill it again; it takes as much "
         "disk as memory, and each checkpoint writes the transitions inserted since the last",
@@ -212,7 +221,9 @@ class ActorSettings(WorkerSettings):
 class PolicyServerSettings(Section):
     """The actor that acts for env workers: towards the learner it has the settings of `actor`."""
 
-    workers: int = Field(
+    every_setting = (Unless("policy_server.workers", 0),)
+
+    workers: Annotated[int, _by_the_clock("which env workers are late")] = Field(
         default=0,
         ge=0,
         le=1024,
@@ -272,20 +283,30 @@ class EvaluationSettings(Section):
 class EvaluatorSettings(EvaluationSettings, WorkerSettings):
     """The process that plays the newest policy for its score, without training on it."""
 
+    every_setting = (OnlyIf("evaluator.enabled", True, elsewhere="an evaluator that is started by itself uses it"),)
+
     enabled: bool = Field(default=True, description="true: `rookery train` starts an evaluator")
 
 
 class TargetSettings(Section):
     """The end of the run: a target score or a spent budget, whichever comes first."""
 
+    every_setting = (PER_ENVIRONMENT,)
+
     mean100: float | None = Field(default=None, description="mean raw return of the last 100 training episodes; reached: solved")
-    evaluation: float | None = Field(
+    evaluation: Annotated[
+        float | None,
+        _by_the_clock("which policies are evaluated; target.mean100 is the target"),
+        OnlyIf("evaluator.enabled", True, elsewhere="an evaluator that is started by itself may reach it"),
+    ] = Field(
         default=None,
         description="mean raw return of one greedy evaluation, evaluator.episodes episodes; reached: solved. For environments "
         "with long episodes",
     )
     env_steps: int = Field(default=10_000_000, ge=1, description="budget of env steps trained on; schedules run over it")
-    wall_seconds: float | None = Field(default=None, gt=0, description="budget of wall-clock time; null: no limit")
+    wall_seconds: Annotated[float | None, _by_the_clock("how many updates there are; target.env_steps is the budget")] = Field(
+        default=None, gt=0, description="budget of wall-clock time; null: no limit"
+    )
 
 
 class MetricsSettings(Section):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from common.conditions import PER_ENVIRONMENT, OnlyIf
 from common.errors import ConfigError
 
 IMAGE_RANK = 2
@@ -18,6 +19,8 @@ LEAST_ROWS = 16
 """Of an Atari image, after rows were cut off."""
 
 
+_T = TypeVar("_T")
+_Atari: TypeAlias = Annotated[_T, OnlyIf("entry_point", ""), OnlyIf("id", "ALE/*")]
 _Rows: TypeAlias = Annotated[int, Field(ge=0)]
 
 
@@ -26,32 +29,36 @@ class EnvSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    id: str = Field(default="CartPole-v1", description="gymnasium id; `ALE/...` ids run on ale-py's native vector environment")
+    id: Annotated[str, OnlyIf("entry_point", "")] = Field(
+        default="CartPole-v1", description="gymnasium id; `ALE/...` ids run on ale-py's native vector environment"
+    )
     entry_point: str = Field(
         default="", description="your own: package.module:function, called with kwargs, returns a gymnasium Env or VectorEnv"
     )
-    kwargs: dict[str, Any] = Field(default_factory=dict, description="passed to gymnasium.make_vec or to the entry point")
+    kwargs: Annotated[dict[str, Any], PER_ENVIRONMENT] = Field(
+        default_factory=dict, description="passed to gymnasium.make_vec or to the entry point"
+    )
     num_envs: int = Field(default=8, ge=1, le=4096, description="environments stepped side by side by each actor (B)")
     autoreset: Literal["next_step", "same_step"] = Field(
         default="next_step", description="gymnasium's autoreset mode asked of the environment"
     )
     frame_stack: int = Field(default=1, ge=1, le=16, description="newest observations the network sees, oldest first (S)")
-    frame_skip: int = Field(default=4, ge=1, le=16, description="Atari: emulator frames per env step")
-    height: int = Field(default=84, ge=16, le=210, description="Atari: rows of the grey image")
-    width: int = Field(default=84, ge=16, le=160, description="Atari: columns of the grey image")
-    crop: tuple[_Rows, _Rows] = Field(
+    frame_skip: _Atari[int] = Field(default=4, ge=1, le=16, description="Atari: emulator frames per env step")
+    height: _Atari[int] = Field(default=84, ge=16, le=210, description="Atari: rows of the grey image")
+    width: _Atari[int] = Field(default=84, ge=16, le=160, description="Atari: columns of the grey image")
+    crop: Annotated[_Atari[tuple[_Rows, _Rows]], PER_ENVIRONMENT] = Field(
         default=(0, 0), description="Atari: rows cut off the grey image at top and bottom, such as a scoreboard"
     )
-    sticky_actions: float = Field(default=0.0, ge=0.0, le=1.0, description="Atari: probability that the last action repeats")
-    noop_max: int = Field(default=30, ge=0, le=1000, description="Atari: most random no-ops at the start of an episode")
-    full_action_space: bool = Field(default=False, description="Atari: all 18 actions instead of the game's own")
-    max_episode_frames: int = Field(
+    sticky_actions: _Atari[float] = Field(default=0.0, ge=0.0, le=1.0, description="Atari: probability that an action repeats")
+    noop_max: _Atari[int] = Field(default=30, ge=0, le=1000, description="Atari: most random no-ops at the start of an episode")
+    full_action_space: _Atari[bool] = Field(default=False, description="Atari: all 18 actions instead of the game's own")
+    max_episode_frames: _Atari[int] = Field(
         default=108_000, ge=1, description="Atari: emulator frames after which an episode is truncated"
     )
-    terminate_on_life_loss: bool = Field(
+    terminate_on_life_loss: _Atari[bool] = Field(
         default=False, description="Atari: a lost life is an end for the learner; the game goes on, and so does its return"
     )
-    threads: int = Field(default=1, ge=1, le=256, description="Atari: emulator threads per actor")
+    threads: _Atari[int] = Field(default=1, ge=1, le=256, description="Atari: emulator threads per actor")
 
     @property
     def name(self) -> str:

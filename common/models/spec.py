@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from common.conditions import OnlyIf, Unless
 from common.errors import ConfigError
 
 Precision: TypeAlias = Literal["fp32", "bf16"]
@@ -20,6 +21,8 @@ _BY_SIZE: tuple[Convolutions, ...] = (
     ((32, 3, 2), (64, 3, 1)),  # from 11x11 on
     ((16, 2, 1), (32, 2, 1), (64, 2, 1)),  # from 6x6 on: grids, in which each cell matters
 )
+_T = TypeVar("_T")
+_OfActorCritics: TypeAlias = Annotated[_T, Unless("algorithm.name", "dqn", "td3")]
 _LEAST_SIDE = 3  # of what the convolutions of `auto` make of an image
 
 
@@ -28,7 +31,7 @@ class ModelSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    conv: Convolutions | Literal["auto"] = Field(
+    conv: Annotated[Convolutions | Literal["auto"], OnlyIf("entry_point", "")] = Field(
         default="auto",
         description="convolutions for image observations: (channels, kernel, stride) each; auto: by the size of the image, from "
         "52x52 on the Nature CNN, below 6x6 none; []: none, images are flattened",
@@ -38,12 +41,12 @@ class ModelSettings(BaseModel):
         description="your own, in place of the convolutions: package.module:Class, called with the shape of one observation and "
         "kwargs, returns a torch Module from observations to features",
     )
-    kwargs: dict[str, Any] = Field(default_factory=dict, description="passed to the entry point")
+    kwargs: Annotated[dict[str, Any], Unless("entry_point", "")] = Field(default_factory=dict, description="of the entry point")
     hidden: tuple[int, ...] = Field(
         default=(512,), description="widths of the fully connected layers after the convolutions, or of the whole MLP"
     )
     activation: Literal["relu", "elu", "tanh", "silu"] = Field(default="relu", description="nonlinearity between layers")
-    layer_norm: bool = Field(
+    layer_norm: Annotated[bool, Unless("hidden", ())] = Field(
         default=False,
         description="layer normalisation between each fully connected layer and its nonlinearity (of td3: in its critics alone): "
         "values of states that it never saw stay within bounds",
@@ -53,13 +56,15 @@ class ModelSettings(BaseModel):
         description="vectors: each component by its running mean and deviation, clipped to -10..10; images: by the mean of some "
         "random play and twice its largest deviation, both then fixed, so that fixed parts vanish and moving parts remain",
     )
-    initial_log_std: float = Field(
+    initial_log_std: _OfActorCritics[float] = Field(
         default=0.0,
         ge=-10.0,
         le=2.0,
         description="actor-critics: initial logarithm of the deviation of continuous actions, in halves of an action's range",
     )
-    shared_trunk: bool = Field(default=True, description="policy and value share all layers but the last")
+    shared_trunk: _OfActorCritics[bool] = Field(
+        default=True, description="actor-critics: policy and value share all layers but the last"
+    )
 
     def convolutions(self, size: tuple[int, ...]) -> Convolutions:
         """Return the convolutions for images of `size` [H, W]: the setting, or for `auto` the first that leave enough.

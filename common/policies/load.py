@@ -32,7 +32,7 @@ from common.models import snapshot
 from common.policies.environment import RunEnvironment
 from common.runtime import checkpoints
 from common.runtime.checkpoint_files import POLICY, BadCheckpointError, Checkpoint, read
-from common.runtime.checkpoints import BEST
+from common.runtime.checkpoints import BEST, differing
 from common.runtime.copies import fetch
 from common.runtime.run_directory import MANIFEST, RunDirectory
 from common.units import EnvSteps, Version
@@ -160,10 +160,11 @@ def _load(path: str | Path, checkpoint: str | Version, overrides: Sequence[str],
         context=WorkerContext(index=0, workers=1, num_envs=1, training=False),
     )
     if policy.layout != saved.architecture:
+        found, wanted = differing(saved, settings.of_state)
         raise ResourceError(
             f"checkpoint {folder} is of another architecture",
-            found=saved.architecture,
-            wanted=f"{policy.layout}, of the settings in {directory.config}",
+            found=found or saved.architecture,
+            wanted=wanted or f"{policy.layout}, of the settings in {directory.config}",
             fix="leave out settings that change observations, actions or the network",
         )
     policy.load(saved.version, _parameters(saved, settings, spec), env_steps=saved.env_steps)

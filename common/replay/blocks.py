@@ -261,7 +261,7 @@ class Blocks:
         saved, own = state["layout"], self.layout.described()
         if saved != own:
             found, wanted = ({name: each.get(name) for name in own if saved.get(name) != own[name]} for each in (saved, own))
-            fix = "resume with the replay settings of that run, or with checkpoint.replay=false to fill the memory anew"
+            fix = "resume with its replay settings, actor.count and env.num_envs, or with checkpoint.replay=false to refill it"
             raise ResourceError("the checkpoint's replay memory is of another layout", found=found, wanted=wanted, fix=fix)
         self._begun, self.ready = state["begun"], state["ready"]
         self._writers.clear()

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
+from common.config.layers import differences
 from common.errors import ResourceError
 from common.runtime.checkpoint_files import BadCheckpointError, Checkpoint, SegmentFile, SegmentFiles, encode, read, segment_names
 from common.runtime.disk import DISK, Disk
@@ -24,6 +25,9 @@ T = TypeVar("T")
 
 BEST: Final = "best"
 """Name of the directory of the best policy, beside the other checkpoints."""
+
+SETTINGS: Final = "settings"
+"""Key in `Checkpoint.counters` of the settings that decide which state fits the run."""
 
 _NAME = re.compile(r"(checkpoint|\.replaced)-(\d+)")
 
@@ -110,6 +114,7 @@ class CheckpointStore:
         self,
         *,
         architecture: str,
+        settings: Mapping[str, Any] = {},
         warn: Callable[[str], None],
         restore: Callable[[Checkpoint], T],
         most: Version | None = None,
@@ -119,7 +124,8 @@ class CheckpointStore:
         `warn` is called for each bad one that is passed over: it is damaged, or `restore` fails at its content.
 
         Raises `ResourceError` where all are bad, where the newest good one is of another architecture, and where the disk lets
-        one not be read: the next save would remove it if an older one took its place.
+        one not be read: the next save would remove it if an older one took its place. With the run's `settings` the error names
+        those that differ.
         """
         tried = []
         for place in _places(self.folder):
@@ -132,10 +138,11 @@ class CheckpointStore:
                 warn(f"checkpoint {place} is passed over: {error}")
                 continue
             if checkpoint.architecture != architecture:
+                found, wanted = differing(checkpoint, settings)
                 raise ResourceError(
                     f"checkpoint {place} is of another architecture",
-                    found=checkpoint.architecture,
-                    wanted=architecture,
+                    found=found or checkpoint.architecture,
+                    wanted=wanted or architecture,
                     fix="resume with the settings of env, model and algorithm of that run, or start a new run",
                 )
             try:
@@ -148,6 +155,12 @@ class CheckpointStore:
                 f"no good checkpoint in {self.folder}", found="; ".join(tried), fix="start a new run, or restore a copy"
             )
         return None
+
+
+def differing(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the settings of a checkpoint, and those of a run, in which they differ; "" where a checkpoint has none."""
+    saved = checkpoint.counters.get(SETTINGS)
+    return differences(saved, settings) if saved and settings else ("", "")
 
 
 def best_places(folder: Path) -> list[Path]:

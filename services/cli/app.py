@@ -204,8 +204,8 @@ def _config_validate(options: argparse.Namespace) -> int:
         RunStore(settings.run.store)
     check_environment(settings)
     print(f"{settings.run.preset or 'defaults'}: all settings are valid, and the environment starts")
-    if loaded.inherited:
-        print(loaded.inherited)
+    for note in loaded.notes:
+        print(note)
     return 0
 
 

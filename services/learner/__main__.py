@@ -176,6 +176,8 @@ class _Root:
         intake.start()
         self.calibrate(record)
         self.health.ready()
+        for note in () if self.invocation.config_named else self.invocation.loaded.notes:  # `rookery train` shows them
+            _log.warning("settings", note=note)
         if settings.learner.insecure and not settings.learner.keys:
             consequence = "any process that reaches it may connect, and read along"
             _log.warning("insecure", endpoint=run.transport.endpoint, consequence=consequence)

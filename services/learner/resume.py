@@ -119,6 +119,7 @@ def _resume(
     """Return the state of the newest good checkpoint, else a new one. `new` returns a new state for a run id."""
     init, index, count = invocation.settings.run.init, *((0, 1) if group is None else (group.index, group.count))
     architecture, warn = ParameterLayout.of(algorithm.model).fingerprint, partial(_log.warning, "checkpoint_skipped")
+    load_newest = partial(store.load_newest, architecture=architecture, settings=invocation.settings.of_state)
 
     def newest(most: Version | None) -> Version:
         return store.newest_good(most, fits=lambda checkpoint: ranks_of(checkpoint) == count)
@@ -140,7 +141,7 @@ def _resume(
     found = None
     if not alone or index == 0:
         most = None if alone else version
-        found = store.load_newest(architecture=architecture, warn=lambda detail: warn(detail=detail), restore=restored, most=most)
+        found = load_newest(warn=lambda detail: warn(detail=detail), restore=restored, most=most)
     if group is not None and not alone and (loaded := found[0].version if found else None) != version:
         fix = "look at the line checkpoint_skipped of this log, and remove that checkpoint of every rank"
         raise ResourceError(f"rank {index} cannot load the version of all ranks", found=loaded, wanted=version, fix=fix)

@@ -21,7 +21,7 @@ from common.observability.health import Health
 from common.protocol.events import Evaluated
 from common.protocol.learner_side import LearnerSide
 from common.runtime.checkpoint_files import POLICY, Checkpoint
-from common.runtime.checkpoints import CheckpointStore
+from common.runtime.checkpoints import SETTINGS, CheckpointStore, differing
 from common.runtime.process_group import SLOW_TIMEOUT
 from common.units import Seconds
 from services.learner.intake import Intake
@@ -73,8 +73,10 @@ class RunCheckpoints:
     def save_if_best(self, evaluated: Evaluated, *, mean: float) -> None:
         """Write the checkpoint of the best policy where this evaluation, of the return `mean`, is the best one of the run."""
         best = better_policy(evaluated, self.results.record.best, mean=mean, run_id=self.results.record.run_id)
-        if best is not None and self._write(partial(self.save_best, best)) is None:
-            self.results.record.best = facts_of(best)
+        if best is not None:
+            best = replace(best, counters={**best.counters, SETTINGS: self.results.record.settings.of_state})
+            if self._write(partial(self.save_best, best)) is None:
+                self.results.record.best = facts_of(best)
 
     def wait_for_ranks(self) -> None:
         """Wait, as one of several ranks, for those that write the checkpoint of the best policy."""
@@ -122,6 +124,7 @@ class RunCheckpoints:
         counters: dict[str, Any] = {
             "record": self.results.record.state_dict(self.results.clock()),
             "session": self.intake.session_state(),
+            SETTINGS: self.results.record.settings.of_state,
         }
         return Checkpoint(
             run_id=self.results.record.run_id,
@@ -181,7 +184,11 @@ def restore_checkpoint(
     algorithm.load_state_dict(checkpoint.state)
     complete = not isinstance(algorithm, HasReplay)
     if isinstance(algorithm, SavesReplay) and record.settings.checkpoint.replay and checkpoint.replay is not None:
-        algorithm.load_replay_state(checkpoint.replay)
+        try:
+            algorithm.load_replay_state(checkpoint.replay)
+        except ResourceError as error:
+            found, wanted = differing(checkpoint, record.settings.of_state)
+            raise ResourceError(error.fact, found=found or error.found, wanted=wanted or error.wanted, fix=error.fix) from error
         store.segment_files.read(checkpoint.files, algorithm.replay_segments())
         complete = True
     if not complete and not record.lockstep_broken:

@@ -1,7 +1,8 @@
 """The members of a series: one run for each seed and each combination of values. Pure.
 
 A setting with several values is written `section.key=A,B`. A comma inside brackets, braces or quotes belongs to a value, so a
-list is written in brackets, as everywhere: `model.hidden=[64, 64],[128]` has two values.
+list is written in brackets, as everywhere: `model.hidden=[64, 64],[128]` has two values. A setting whose text is a list by
+itself, such as the addresses in `actor.learner`, has one value.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from common.config.errors import schema_at
+from common.config.sections import COMMA_LIST
 from common.errors import ConfigError
 
 MAX_MEMBERS = 1000
@@ -59,7 +62,14 @@ def split_values(text: str) -> list[str]:
 
 def has_grid(overrides: Sequence[str]) -> bool:
     """Return whether one of the settings has several values."""
-    return any(len(split_values(text.partition("=")[2])) > 1 for text in overrides)
+    return any(len(_values_of(text)[1]) > 1 for text in overrides)
+
+
+def _values_of(text: str) -> tuple[str, list[str]]:
+    """Return key and values of `section.key=A,B`."""
+    key, _, value = text.partition("=")
+    whole = (schema_at(key.split("."), {}) or {}).get("format") == COMMA_LIST
+    return key, [value] if whole else split_values(value)
 
 
 def split_overrides(overrides: Sequence[str]) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
@@ -67,16 +77,15 @@ def split_overrides(overrides: Sequence[str]) -> tuple[tuple[str, ...], dict[str
     shared: list[str] = []
     grid: dict[str, tuple[str, ...]] = {}
     for text in overrides:
-        key, _, value = text.partition("=")
-        values = split_values(value)
+        key, values = _values_of(text)
         if len(values) == 1:
             shared.append(text)
             continue
         if key in {"run.seed", "run.dir", "run.id"}:
             fix = "use --seeds 1-5" if key == "run.seed" else "leave it out: each run of a series has its own"
-            raise ConfigError(f"{key} has several values", found=value, wanted="one value", fix=fix)
+            raise ConfigError(f"{key} has several values", found=",".join(values), wanted="one value", fix=fix)
         if "" in values or len(set(values)) < len(values):
-            raise ConfigError(f"values of {key}", found=value, wanted="different values, separated by single commas")
+            raise ConfigError(f"values of {key}", found=",".join(values), wanted="different values, separated by single commas")
         grid[key] = tuple(values)
     return tuple(shared), grid
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from common.algorithms.sections import ReplaySection
+from common.conditions import DEFAULT
 from common.config.endpoint import Endpoint, connectable_host, parse_endpoint
-from common.config.layers import DEFAULT
 from common.config.load import COMMAND_LINE, LoadedSettings, as_yaml, load_settings, with_absolute_key_paths, with_chosen
 from common.config.schema import Settings
 from common.errors import ConfigError, ResourceError

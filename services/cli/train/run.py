@@ -74,8 +74,8 @@ def _run(plan: Plan, *, environ: Mapping[str, str], stdout: TextIO, stderr: Text
     with stop_signals(lambda: requests.put(supervisor.request_stop)):
         with view, _addresses_written(plan, view), StatusPoller(plan.urls) as watch:
             view.print_message(f"{plan.title}: run directory {plan.directory.path}")
-            if plan.loaded.inherited:
-                view.print_message(plan.loaded.inherited)
+            for note in plan.loaded.notes:
+                view.print_message(note)
             if (init := plan.settings.run.init) and not plan.resume:
                 view.print_message(describe(Path(init), plan.settings))
             if not supervisor.actors:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from typing import Literal, get_args, get_origin
 
 import numpy as np
 import pytest
@@ -11,12 +12,14 @@ import torch
 
 from common.algorithms.api import HasRandomState, HasReplay, RunProgress, SavesReplay, WorkerContext
 from common.algorithms.registry import ALGORITHMS, build_algorithm, build_payload, build_policy, rollout_schema
+from common.config.schema import Settings
 from common.envs.stacking import stack
 from common.errors import ResourceError
 from common.models import snapshot
 from common.models.spec import ModelSettings
 from common.protocol.content import check_schema
 from common.protocol.events import Experience, WorkerKey
+from tests.support.recording import recorded, undeclared
 
 WORKER = WorkerKey(name="a", incarnation=1)
 pytestmark = pytest.mark.pure
@@ -276,3 +279,33 @@ def test_an_update_reports_the_env_steps_it_was_given(sides):
     valid = np.ones((T, B), bool)
     valid[3, 1] = False
     assert train(learner, sides.play(sides.policy(learner), valid=valid)).samples == T * B - 1
+
+
+# --- all settings ---
+
+
+def variants(section):
+    """The section, and with each value of each switch: of a choice, a truth value, null, and of a number that may be 0."""
+    yield section
+    for name, field in type(section).model_fields.items():
+        values = [None] if type(None) in get_args(field.annotation) else []
+        for kind in (field.annotation, *get_args(field.annotation)):
+            values += {bool: [True, False]}.get(kind, get_args(kind) if get_origin(kind) is Literal else [])
+        values += [0, 1] if any(getattr(mark, "ge", None) == 0 for mark in field.metadata) else []
+        yield from (section.model_copy(update={name: value}) for value in values if name not in {"name", "warmup"})
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_setting_that_an_update_reads_only_beside_others_is_declared_so(name, vector_env, continuous_env):
+    """Whoever adds one for a schedule alone, and does not say so beside it, is told by this test."""
+    sides = Sides(name, {"vector": vector_env, "continuous": continuous_env})
+    reads = []
+    for settings in variants(sides.settings):
+        sides.settings, read = recorded(settings)
+        learner = sides.learner()
+        policy = sides.policy(learner)
+        for step in range(2):
+            train(learner, sides.play(policy, seq=step), env_steps=step)
+        reads.append((Settings().model_copy(update={"algorithm": settings}), "algorithm", read))
+    assert undeclared(reads) == set()
+    assert len(reads) > 5

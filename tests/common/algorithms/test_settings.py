@@ -7,6 +7,9 @@ from pydantic import ValidationError
 
 from common.algorithms.sections import ReplaySection, RunScale
 from common.algorithms.settings import A3CGradSettings, A3CSettings, DQNSettings, ImpalaSettings, PPOSettings, TD3Settings
+from common.conditions import conflicts
+from common.config.schema import Settings
+from common.config.sections import RolloutSettings, TargetSettings
 
 pytestmark = pytest.mark.pure
 
@@ -53,20 +56,6 @@ def test_one_advantage_alone_cannot_be_standardised(section, batch, refused):
 
 
 @pytest.mark.parametrize("section", ACTOR_CRITIC)
-def test_a_least_deviation_without_normalisation_is_refused(section):
-    (sentence,) = section(least_advantage_std=0.2, normalize_advantage=False).conflicts(SCALE)
-    assert sentence.startswith("algorithm.least_advantage_std: found 0.2, wanted 0.0 where algorithm.normalize_advantage is")
-    assert list(section(least_advantage_std=0.2, normalize_advantage=True).conflicts(SCALE)) == []
-
-
-@pytest.mark.parametrize("section", ACTOR_CRITIC)
-def test_an_end_of_the_entropy_bonus_without_a_schedule_is_refused(section):
-    (sentence,) = section(entropy_final=0.2).conflicts(SCALE)
-    assert sentence.startswith("algorithm.entropy_final: found 0.2, wanted 0.0 where algorithm.entropy_env_steps is 0")
-    assert list(section(entropy_final=0.2, entropy_env_steps=100).conflicts(SCALE)) == []
-
-
-@pytest.mark.parametrize("section", ACTOR_CRITIC)
 @pytest.mark.parametrize(("discrete", "chosen"), [(True, 0.01), (False, 0.0)])
 def test_the_entropy_bonus_follows_the_kind_of_action_unless_it_is_set(section, discrete, chosen):
     """The noise of a Gaussian explores by itself."""
@@ -76,9 +65,9 @@ def test_the_entropy_bonus_follows_the_kind_of_action_unless_it_is_set(section, 
 
 @pytest.mark.parametrize(("c_clip", "found"), [(1.5, "1.5"), (None, "null")])
 def test_impala_refuses_a_c_clip_above_its_rho_clip(c_clip, found):
-    (sentence,) = ImpalaSettings(c_clip=c_clip).conflicts(SCALE)
+    (sentence,) = problems(SCALE, section=ImpalaSettings, c_clip=c_clip)
     assert sentence.startswith(f"algorithm.c_clip: found {found}, wanted at most 1.0 = algorithm.rho_clip: ")
-    assert list(ImpalaSettings(c_clip=c_clip, rho_clip=None).conflicts(SCALE)) == []
+    assert problems(SCALE, section=ImpalaSettings, c_clip=c_clip, rho_clip=None) == []
 
 
 def test_a3c_refuses_a_ratio_clip_that_would_shrink_fresh_experience():
@@ -92,7 +81,15 @@ def test_a3c_refuses_a_ratio_clip_that_would_shrink_fresh_experience():
 
 def problems(scale=REPLAY_SCALE, *, section=ReplaySection, **settings):
     """The conflicts of a section with a run of two actors."""
-    return list(section(**({"name": "any"} if section is ReplaySection else {}), **settings).conflicts(scale))
+    own = section(**({"name": "any"} if section is ReplaySection else {}), **settings)
+    run = Settings().model_copy(
+        update={
+            "algorithm": own,
+            "rollout": RolloutSettings(length=scale.length),
+            "target": TargetSettings(env_steps=scale.env_steps),
+        }
+    )
+    return [*conflicts(run), *own.conflicts(scale)]
 
 
 @pytest.mark.parametrize("section", [ReplaySection, DQNSettings, TD3Settings])

@@ -2,6 +2,7 @@
 
 import sys
 from types import ModuleType
+from typing import get_args
 
 import pytest
 from pydantic import Field
@@ -10,9 +11,11 @@ from common.algorithms.api import Entry
 from common.algorithms.on_policy import ActorCriticPolicy
 from common.algorithms.ppo import PPO
 from common.algorithms.sections import AlgorithmSection
-from common.algorithms.settings import ImpalaSettings
+from common.algorithms.settings import AlgorithmSettings, ImpalaSettings
+from common.conditions import PER_ENVIRONMENT, marks
 from common.config.load import CHOSEN, as_yaml, load_settings, preset_names, with_chosen
 from common.config.run_config import RunConfig
+from common.config.schema import Settings
 from common.errors import ConfigError
 
 pytestmark = pytest.mark.pure
@@ -52,7 +55,7 @@ def test_command_line_wins_over_environment_over_file_over_default(tmp_path):
 def test_a_run_of_another_environment_than_its_presets_is_named_by_environment_and_algorithm(preset, override, name):
     loaded = load_settings(preset=preset, overrides=[override], environ={})
     assert loaded.settings.run.preset == name
-    assert bool(loaded.inherited) == (name not in ("", preset))
+    assert bool(loaded.notes) == (name not in ("", preset))
 
 
 def test_a_name_that_the_user_chose_stays_where_the_environment_is_another():
@@ -69,9 +72,31 @@ def test_a_name_that_the_user_chose_stays_where_the_environment_is_another():
     ],
 )
 def test_target_and_budget_that_another_environment_inherits_are_named(overrides, kept):
-    text = load_settings(preset="cartpole", overrides=["env.id=LunarLander-v3", *overrides], environ={}).inherited
+    notes = load_settings(preset="cartpole", overrides=["env.id=LunarLander-v3", *overrides], environ={}).notes
     what = "inherited from preset cartpole, which is for CartPole-v1 and not for LunarLander-v3"
-    assert text == (f"{what}: {kept}; set your own where they do not fit" if kept else "")
+    assert notes == ((f"{what}: {kept}; set your own where they do not fit",) if kept else ())
+
+
+def test_the_preset_values_that_depend_on_the_environment_are_named_where_it_is_another():
+    (note,) = load_settings(preset="pong", overrides=["env.id=ALE/Qbert-v5", "target.mean100=null"], environ={}).notes
+    named = "env.crop=[9, 4], algorithm.lr_env_steps=800000, algorithm.entropy_env_steps=800000, target.env_steps=3000000"
+    assert f": {named}; set your own" in note
+    overrides = ["env.id=ALE/Qbert-v5", "algorithm.lr_schedule=constant"]
+    note, lost = load_settings(preset="pong", overrides=overrides, environ={}).notes
+    assert "lr_env_steps" not in note
+    assert lost == (
+        "preset pong sets what has no effect where algorithm.lr_schedule is constant (command line): "
+        "algorithm.lr_final=0.0002, algorithm.lr_env_steps=800000"
+    )
+
+
+def test_every_duration_in_env_steps_counts_as_one_that_depends_on_the_environment():
+    for algorithm in get_args(get_args(AlgorithmSettings)[0]):
+        settings = Settings().model_copy(update={"algorithm": algorithm()})
+        marked = {key for key, mark in marks(settings) if mark == PER_ENVIRONMENT}
+        durations = {f"{section}.{name}" for section, own in settings for name, _ in own if f"_{name}".endswith("_env_steps")}
+        assert durations <= marked
+        assert len(durations) > 1
 
 
 def test_a_resumed_run_keeps_its_name(tmp_path):
@@ -79,7 +104,7 @@ def test_a_resumed_run_keeps_its_name(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(as_yaml(first.settings, first.provenance))
     again = load_settings(preset=str(path), overrides=["run.seed=2"], environ={})
-    assert (again.settings.run.preset, again.inherited) == ("LunarLander-v3-ppo", "")
+    assert (again.settings.run.preset, again.notes) == ("LunarLander-v3-ppo", ())
 
 
 def test_open_settings_are_chosen_and_marked_so():

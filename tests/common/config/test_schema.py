@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from common.algorithms.settings import PPOSettings
+from common.algorithms.settings import DQNSettings, PPOSettings
 from common.config.run_config import RunConfig
 from common.config.schema import WELCOME_BYTES, Settings
 from common.config.sections import (
@@ -200,11 +200,20 @@ def test_in_lockstep_a_batch_has_as_much_of_every_actor(batch, actors, raised):
     ("change", "sentence"),
     [
         ({"actor": ActorSettings(count=0)}, r"actor\.count: found 0, wanted at least 1 in lockstep"),
-        ({"learner": LearnerSettings(batch_seconds=1.5)}, r"learner\.batch_seconds: found 1\.5, wanted null in lockstep"),
-        ({"target": TargetSettings(wall_seconds=60.0)}, r"target\.wall_seconds: found 60, wanted null in lockstep"),
-        ({"target": TargetSettings(evaluation=475.0)}, r"target\.evaluation: found 475, wanted null in lockstep"),
+        (
+            {"learner": LearnerSettings(batch_seconds=1.5)},
+            r"learner\.batch_seconds: found 1\.5, wanted null where run\.mode is lockstep: ",
+        ),
+        (
+            {"target": TargetSettings(wall_seconds=60.0)},
+            r"target\.wall_seconds: found 60, wanted null where run\.mode is lockstep: ",
+        ),
+        (
+            {"target": TargetSettings(evaluation=475.0)},
+            r"target\.evaluation: found 475, wanted null where run\.mode is lockstep: ",
+        ),
         ({"learner": LearnerSettings(torch_threads=2)}, r"learner\.torch_threads: found 2, wanted 1 in lockstep"),
-        ({"learner": LearnerSettings(device="cuda")}, r"learner\.device: found cuda, wanted cpu in lockstep"),
+        ({"learner": LearnerSettings(device="cuda")}, r"learner\.device: found cuda, wanted cpu where run\.mode is lockstep: "),
         ({"actor": ActorSettings(torch_threads=4)}, r"actor\.torch_threads: found 4, wanted 1 in lockstep"),
     ],
 )
@@ -213,6 +222,18 @@ def test_lockstep_refuses_what_would_make_two_runs_differ(change, sentence):
     with pytest.raises(ValidationError, match=sentence):
         _settings(run=RunSettings(mode="lockstep"), **change)
     assert _settings(**change)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_limits_of_a_learner_are_those_of_each_of_its_ranks(ranks):
+    """`learner.max_actors`, and the lag of messages that wait for their gradient steps."""
+    learner = {"batch": 1, "credits": 2, "ranks": ranks, "max_actors": 12}
+    run = {"algorithm": DQNSettings(), "rollout": RolloutSettings(length=16)}
+    _settings(**run, learner=LearnerSettings(**learner, max_policy_lag=24), actor=ActorSettings(count=12 * ranks))
+    with pytest.raises(ValidationError, match=rf"actor\.count: found {12 * ranks + 1}, wanted at most {12 * ranks} = "):
+        _settings(**run, learner=LearnerSettings(**learner, max_policy_lag=99), actor=ActorSettings(count=12 * ranks + 1))
+    with pytest.raises(ValidationError, match=r"learner\.max_policy_lag: found 23, wanted at least 24 = "):
+        _settings(**run, learner=LearnerSettings(**learner, max_policy_lag=23), actor=ActorSettings(count=12 * ranks))
 
 
 @pytest.mark.parametrize("name", ["", "actor-0", "a.b:c_d-e", "_", "7" * 128, ".hidden", "-x", ":x", "a b", "x" * 129, "a\n"])

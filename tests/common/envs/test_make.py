@@ -16,12 +16,14 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from pydantic import ValidationError
 
+from common.config.schema import Settings
 from common.envs.make import make
 from common.envs.probes import counting
 from common.envs.spec import ActionSpec, EnvSettings
 from common.envs.trial import example_frames, spec_of
 from common.envs.vector import VectorEnvironment
 from common.errors import ConfigError, ResourceError
+from tests.support.recording import recorded, undeclared
 
 pytestmark = pytest.mark.service
 
@@ -584,3 +586,19 @@ def test_atari_is_the_native_vector_environment() -> None:
     env = make(EnvSettings(id="ALE/Pong-v5", num_envs=1))
     assert type(env._env) is AtariVectorEnv
     env.close()
+
+
+# --- all settings ----------------------------------------------------------------------------------------------------
+
+
+def test_a_setting_that_only_some_environments_read_is_declared_so(own):
+    """Whoever adds one for Atari alone, and does not say so beside it, is told by this test."""
+    environments = [EnvSettings(num_envs=2), EnvSettings(id="ALE/Pong-v5", num_envs=2), own(counting, num_envs=2)]
+    reads = []
+    for settings in environments:
+        copy, read = recorded(settings)
+        with closing(make(copy)) as env:
+            run(env, 2)
+        reads.append((Settings().model_copy(update={"env": settings}), "env", read))
+    assert undeclared(reads) == set()
+    assert set().union(*(read for *_, read in reads)) == set(EnvSettings.model_fields)

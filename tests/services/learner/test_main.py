@@ -221,7 +221,7 @@ def test_a_truncated_checkpoint_is_refused_and_left_alone(finished, capsys):
 def test_a_checkpoint_of_another_architecture_is_refused(finished, capsys):
     """Resumed with a wider net by mistake."""
     line = refused(["--config", "cartpole", "model.hidden=[32]", "--run-dir", "run", "--resume"], capsys)
-    assert "another architecture" in line
+    assert "is of another architecture: found model.hidden=[64, 64], wanted model.hidden=[32]; resume with" in line
     assert str(finished) in line
 
 

@@ -42,6 +42,13 @@ def test_a_list_in_brackets_is_no_grid():
     assert has_grid(["model.hidden=[64, 64],[128]"])
 
 
+def test_a_setting_whose_text_is_a_list_by_itself_has_one_value():
+    """The addresses of two ranks of the learner became two runs."""
+    addresses = "actor.learner=tcp://127.0.0.1:5700,tcp://127.0.0.1:5701"
+    assert not has_grid(["learner.ranks=2", addresses])
+    assert split_overrides([addresses, "env.id=A,B"]) == ((addresses,), {"env.id": ("A", "B")})
+
+
 def test_each_combination_has_each_seed():
     shared, grid = split_overrides(["env.num_envs=8", "algorithm.learning_rate=1e-3,3e-4", "model.hidden=[64, 64],[8]"])
     runs = members(grid, (1, 2))

@@ -1,0 +1,191 @@
+"""The rule for settings without effect: on every condition that is declared, and by the source of each value."""
+
+from typing import get_args
+
+import pytest
+
+from common.algorithms.settings import AlgorithmSettings, DQNSettings
+from common.conditions import DEFAULT, OnlyIf, conflicts, marks, unmet, without_effect
+from common.config.load import as_yaml, load_settings
+from common.config.schema import Settings
+from common.errors import ConfigError
+
+pytestmark = pytest.mark.pure
+
+ALGORITHMS = get_args(get_args(AlgorithmSettings)[0])
+RUNS = [Settings().model_copy(update={"algorithm": algorithm()}) for algorithm in ALGORITHMS]
+
+
+def changed(settings, key, value):
+    """The settings with another value, which is not checked."""
+    section, name = key.split(".")
+    own = getattr(settings, section)
+    return settings.model_copy(update={section: own.model_copy(update={name: value})})
+
+
+def has(settings, key):
+    section, name = key.split(".")
+    return hasattr(getattr(settings, section), name)
+
+
+def value_of(settings, key):
+    section, name = key.split(".")
+    return getattr(getattr(settings, section), name)
+
+
+def other_than(value):
+    """A value of the same type, which need not be valid."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, (int, float)):
+        return value + 1
+    return {str: f"other than {value}", tuple: (*value, 1), dict: {"a": 1}}[type(value)] if value is not None else 1.0
+
+
+def situations():
+    """Each algorithm, with each setting on which others depend at a value that is named and at another one."""
+    for run in RUNS:
+        yield run
+        named = {}
+        for key, mark in marks(run):
+            if isinstance(mark, OnlyIf):
+                named[mark.key if "." in mark.key else f"{key.partition('.')[0]}.{mark.key}"] = mark.values[0]
+        for other, value in named.items():
+            if other != "algorithm.name" and has(run, other):
+                yield changed(run, other, value)
+                yield changed(run, other, other_than(value))
+
+
+SITUATIONS = [(run, {key for key, *_ in unmet(run)}) for run in situations()]
+CONDITIONAL = sorted({key for run in RUNS for key, mark in marks(run) if isinstance(mark, OnlyIf) and mark.key != key})
+
+
+def complaints(settings, key):
+    """All that is said of the value of `key`, which the command line set; all else is as it is by default."""
+    refused, told = without_effect(settings, lambda each: "command line" if each == key else DEFAULT, inherited=(), checked=False)
+    lines = [*refused, *told, *conflicts(settings)]
+    return [line for line in lines if line.startswith(f"{key}: ") and "wanted at most" not in line and "wanted less" not in line]
+
+
+@pytest.mark.parametrize("key", CONDITIONAL)
+def test_a_setting_is_refused_wherever_its_condition_does_not_hold_and_accepted_elsewhere(key):
+    """Of all algorithms: each condition can hold and can fail, and what was not set is never named."""
+    seen = set()
+    for run, idle in SITUATIONS:
+        case = (key in idle, run.algorithm.name)
+        if has(run, key) and case not in seen:
+            seen.add(case)
+            said = complaints(changed(run, key, other_than(value_of(run, key))), key)
+            assert bool(said) is (key in idle)
+            assert not any("\n" in line for line in said)
+    assert {dead for dead, _ in seen} == {True, False}
+
+
+def test_defaults_are_never_named():
+    assert [without_effect(run, lambda _: DEFAULT, inherited=(), checked=False) for run, _ in SITUATIONS] == (
+        [([], [])] * len(SITUATIONS)
+    )
+
+
+DEAD = [
+    ("cartpole-dqn", ["algorithm.target_rate=0.005"], "algorithm.target_rate: found 0.005, wanted 1 where"),
+    ("cartpole", ["target.evaluation=475", "evaluator.enabled=false"], "target.evaluation: found 475 (command line)"),
+    ("cartpole", ["env.sticky_actions=0.25"], "env.sticky_actions: found 0.25 (command line), which has no effect where"),
+    ("cartpole", ["env.terminate_on_life_loss=true"], "env.terminate_on_life_loss: found true"),
+    ("cartpole", ["env.frame_skip=8"], "env.frame_skip: found 8"),
+    ("cartpole", ["env.frame_skip=4"], "env.frame_skip: found 4"),
+    ("cartpole", ["env.max_episode_frames=100"], "env.max_episode_frames: found 100"),
+    ("cartpole", ["env.crop=[1, 1]"], "env.crop: found [1, 1]"),
+    ("pong", ["env.entry_point=common.envs.probes:matching_action", "env.noop_max=3"], "env.noop_max: found 3"),
+    ("cartpole", ["algorithm.lr_schedule=constant", "algorithm.lr_final=1e-5"], "algorithm.lr_final: found 1e-05"),
+    ("cartpole", ["algorithm.lr_schedule=constant", "algorithm.lr_env_steps=9"], "algorithm.lr_env_steps: found 9"),
+    ("cartpole", ["algorithm.kl_target=0.02"], "algorithm.kl_target: found 0.02"),
+    ("cartpole", ["algorithm.lr_final=0.5"], "algorithm.lr_final: found 0.5, wanted at most 0.001 = algorithm.learning_rate"),
+    ("cartpole", ["algorithm.entropy_final=0.2"], "algorithm.entropy_final: found 0.2"),
+    ("cartpole", ["algorithm.normalize_advantage=false", "algorithm.least_advantage_std=0.2"], "algorithm.least_advantage_std: "),
+    ("cartpole", ["env.id=Acrobot-v1", "env.entry_point=common.envs.probes:matching_action"], "env.id: found Acrobot-v1"),
+    ("cartpole", ["policy_server.step_timeout_ms=20"], "policy_server.step_timeout_ms: found 20"),
+    ("cartpole", ["checkpoint.replay=true"], "checkpoint.replay: found true (command line), which has no effect"),
+    ("cartpole-dqn", ["model.shared_trunk=false"], "model.shared_trunk: found false"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("preset", "overrides", "line"), DEAD)
+def test_a_value_that_contradicts_what_it_was_set_beside_is_refused_in_one_line(preset, overrides, line):
+    with pytest.raises(ConfigError) as caught:
+        load_settings(preset=preset, overrides=overrides, environ={})
+    text = str(caught.value)
+    assert text.startswith(line)
+    assert "\n" not in text
+    assert "; leave it out, or " in text or "wanted" in text
+
+
+OWN_FILE = "algorithm: {name: ppo, lr_schedule: linear, lr_final: 1e-4}\n"
+
+
+def test_a_value_of_a_file_whose_effect_the_command_line_removed_is_named_and_accepted(tmp_path):
+    path = tmp_path / "own.yaml"
+    path.write_text(OWN_FILE)
+    assert load_settings(preset=str(path), environ={}).notes == ()
+    (note,) = load_settings(preset=str(path), overrides=["algorithm.lr_schedule=constant"], environ={}).notes
+    lost = "no effect where algorithm.lr_schedule is constant (command line): algorithm.lr_final=0.0001"
+    assert note == f"file {path} sets what has {lost}"
+
+
+def test_a_file_that_contradicts_itself_is_refused(tmp_path):
+    path = tmp_path / "own.yaml"
+    path.write_text(OWN_FILE.replace("linear", "constant"))
+    with pytest.raises(ConfigError, match=r"lr_final: found 0\.0001 \(file .*\), which has no effect where"):
+        load_settings(preset=str(path), environ={})
+
+
+def test_a_variable_is_refused_beside_a_command_line_that_contradicts_it():
+    environ = {"ROOKERY_ALGORITHM__LR_FINAL": "1e-5"}
+    with pytest.raises(ConfigError, match=r"lr_final: found 1e-05 \(ROOKERY_ALGORITHM__LR_FINAL\), which has no effect"):
+        load_settings(preset="pong", overrides=["algorithm.lr_schedule=constant"], environ=environ)
+
+
+@pytest.mark.parametrize(
+    ("preset", "overrides"),
+    [
+        ("pong", ["algorithm.lr_schedule=constant"]),
+        ("pong", ["env.entry_point=common.envs.probes:matching_action", "env.frame_stack=1"]),
+        ("cartpole", ["evaluator.enabled=false"]),
+        ("pong", ["run.mode=lockstep"]),
+    ],
+)
+def test_the_config_of_a_run_is_loaded_again(tmp_path, preset, overrides):
+    """It has every value, also those of the preset that lost their effect, and all of them come from this file."""
+    first = load_settings(preset=preset, overrides=[*overrides, f"run.dir={tmp_path}"], environ={})
+    path = tmp_path / "config.yaml"
+    path.write_text(as_yaml(first.settings, first.provenance))
+    again = load_settings(preset=str(path), overrides=["run.seed=7"], environ={})
+    assert again.settings.algorithm == first.settings.algorithm
+    assert len(again.notes) <= len(first.notes)
+    with pytest.raises(ConfigError, match=r"kl_target: found 0\.5 \(command line\), which has no effect"):
+        load_settings(preset=str(path), overrides=["algorithm.kl_target=0.5"], environ={})
+
+
+def test_where_workers_find_the_learner_another_evaluator_may_reach_the_target():
+    overrides = ["target.evaluation=475", "evaluator.enabled=false", "evaluator.episodes=20", "learner.bind=tcp://127.0.0.1:5700"]
+    notes = load_settings(preset="cartpole", overrides=overrides, environ={}).notes
+    assert [note.partition(":")[0] for note in notes] == ["evaluator.episodes", "target.evaluation"]
+    assert all("an evaluator that is started by itself" in note for note in notes)
+    assert load_settings(preset="cartpole", overrides=["evaluator.enabled=false"], environ={}).notes == ()
+
+
+def test_what_switches_a_setting_off_is_accepted_anywhere():
+    """`rookery train pong algorithm.lr_schedule=constant algorithm.lr_final=0` contradicts nothing."""
+    overrides = ["algorithm.lr_schedule=constant", "algorithm.lr_final=0.0", "algorithm.lr_env_steps=0"]
+    assert load_settings(preset="pong", overrides=overrides, environ={}).notes == ()
+    overrides = ["algorithm.target_rate=1.0", "algorithm.target_every=50"]
+    assert load_settings(preset="cartpole-dqn", overrides=overrides, environ={}).settings.algorithm.target_every == 50
+
+
+def test_harm_is_refused_whoever_set_it(tmp_path):
+    """The preset's file set the rate, the command line the interval: the target network stands nearly still."""
+    path = tmp_path / "own.yaml"
+    path.write_text("algorithm: {name: dqn, target_rate: 0.005, target_every: 1}\nrollout: {length: 16}\n")
+    assert isinstance(load_settings(preset=str(path), environ={}).settings.algorithm, DQNSettings)
+    with pytest.raises(ConfigError, match=r"target_rate: found 0\.005, wanted 1 where algorithm\.target_every is 50"):
+        load_settings(preset=str(path), overrides=["algorithm.target_every=50"], environ={})
