@@ -184,6 +184,7 @@ def parse(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> Invocat
         f"{role}.insecure": "true" if parsed.insecure else None,
         f"{role}.allow_code": json.dumps(parsed.allow_code) if parsed.allow_code else None,
         f"{role}.name": parsed.name,
+        "evaluator.enabled": "true" if name == "evaluator" else None,  # the setting is for `rookery train`
     }
     if name == "policy-server":
         options |= {"policy_server.bind": parsed.bind, "policy_server.workers": parsed.workers}

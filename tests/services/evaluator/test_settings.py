@@ -36,6 +36,13 @@ def test_its_own_settings_win_key_by_key(tmp_path):
     assert played("evaluator.cpu_share=1.0").episodes == 20
 
 
+def test_an_evaluator_that_a_run_does_not_start_has_settings_of_its_own(tmp_path):
+    """`evaluator.enabled: false` in a file that learner and evaluator share is for `rookery train`."""
+    file = tmp_path / "own.yaml"
+    file.write_text("evaluator: {enabled: false}\n")
+    assert played("evaluator.episodes=7", "--config", str(file)).episodes == 7
+
+
 def test_a_default_that_is_spelt_out_is_a_wish_too():
     """`evaluator.every_seconds=60` means 60, although that is what it would be without a run."""
     assert played("evaluator.every_seconds=60").every_seconds == 60.0

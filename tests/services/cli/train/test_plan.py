@@ -61,7 +61,7 @@ def test_a_run_of_another_environment_has_it_in_its_directory_its_id_and_its_tit
     assert plan.directory.path == Path("runs/Acrobot-v1-ppo-20261120-120000-s7")
     assert plan.settings.run.id.startswith("Acrobot-v1-ppo-20261120-120000-")
     assert (plan.title, plan.curve_title) == ("Acrobot-v1-ppo, seed 7", "Acrobot-v1, ppo, seed 7")
-    assert plan.loaded.inherited.startswith("inherited from preset cartpole, which is for CartPole-v1 and not for Acrobot-v1: ")
+    assert plan.loaded.notes[0].startswith("inherited from preset cartpole, which is for CartPole-v1 and not for Acrobot-v1: ")
 
 
 def test_two_runs_side_by_side_share_no_address():
@@ -257,7 +257,7 @@ def test_env_workers_connect_to_the_policy_server_of_their_number():
     ("overrides", "message"),
     [
         (["policy_server.workers=3"], r"policy_server.workers: found 3, wanted a divisor of env.num_envs = 8"),
-        (["policy_server.workers=2", "run.mode=lockstep"], "wanted 0 in lockstep"),
+        (["policy_server.workers=2", "run.mode=lockstep"], "wanted 0 where run.mode is lockstep"),
         (["policy_server.bind=tcp://0.0.0.0:5800"], "policy_server.bind: found tcp://0.0.0.0:5800"),
         (["env_worker.policy_server=tcp://10.0.0.1:5800"], "env_worker.policy_server: found tcp://10.0.0.1:5800"),
     ],
