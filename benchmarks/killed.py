@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from common.units import Seconds
-from services.cli.train.ports import free_ports
+from services.cli.train.ports import Ports
 
 POLL: Seconds = 0.02
 LONGEST_PAUSE: Seconds = 2.0  # of training, between a kill and the next
@@ -39,8 +39,13 @@ class Services:
     run_dir: Path
     overrides: Sequence[str]
     actors: int
-    ports: list[int] = field(default_factory=lambda: free_ports(2))
+    claims: Ports = field(default_factory=Ports)
+    ports: list[int] = field(init=False)
     _running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Choose the ports."""
+        self.ports = self.claims.free(2)
 
     @property
     def names(self) -> list[str]:

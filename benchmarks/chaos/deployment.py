@@ -31,7 +31,7 @@ from common.units import EnvSteps, Seconds
 from services.cli.inspect.scrape import get, parse_metrics
 from services.cli.train import exit_with_parent
 from services.cli.train.instructions import rank_names
-from services.cli.train.ports import free_ports
+from services.cli.train.ports import Ports
 
 ROOT = Path(__file__).parents[2]
 PERIOD: Seconds = 0.005  # of one step of one environment
@@ -120,13 +120,13 @@ class Deployment:
         self.learners = rank_names(self.setup.ranks)
         self.workers = [*names, "evaluator"]
         self.names = [*self.learners, *self.workers]
-        self.master_port, *ports = free_ports(1 + len(self.learners) + len(self.names))
+        self._open = ExitStack()
+        self.master_port, *ports = self._open.enter_context(Ports()).free(1 + len(self.learners) + len(self.names))
         self.ports = dict(zip(self.learners, ports, strict=False))  # for workers, of each rank of the learner
         self.port = self.ports["learner"]
         self.http = dict(zip(self.names, ports[len(self.ports) :], strict=True))
         if self.setup.keys:
             make_keys(self.keys, [*names, "evaluator", "flooder"])
-        self._open = ExitStack()
         self.proxy: Proxy | None = None
 
     def __enter__(self) -> Self:

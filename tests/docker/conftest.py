@@ -225,11 +225,12 @@ def colony(
     engine: Shell, images: str, compose: list[str], prometheus_image: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Colony]:
     """Pong, with checkpoints every five seconds; taken down at the end, volumes and all."""
-    from services.cli.train.ports import free_ports
+    from services.cli.train.ports import Ports
 
     names = ("LEARNER_PORT", "PROMETHEUS_PORT", "GRAFANA_PORT", "TENSORBOARD_PORT")
     files = [ROOT / "docker" / "compose.yaml", HERE / "compose.test.yaml"]
     shell = Shell(engine.environ | {"VERSION": images, "PROMETHEUS_IMAGE": prometheus_image})
-    built = Colony(shell, compose, files, dict(zip(names, free_ports(4), strict=True)), tmp_path_factory.mktemp("colony"))
-    yield built
-    built.compose("down", "--volumes", "--timeout", "20", check=False)
+    with Ports() as ports:
+        built = Colony(shell, compose, files, dict(zip(names, ports.free(4), strict=True)), tmp_path_factory.mktemp("colony"))
+        yield built
+        built.compose("down", "--volumes", "--timeout", "20", check=False)

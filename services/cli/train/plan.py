@@ -20,7 +20,7 @@ from common.config.schema import Settings
 from common.errors import ConfigError, ResourceError
 from common.observability.deployment import ENV_WORKER, LEARNER
 from common.runtime.copies import check_new, restore, restore_missing
-from common.runtime.disk import write_atomically
+from common.runtime.disk import DISK, write_atomically
 from common.runtime.machine import cores
 from common.runtime.run_directory import RunDirectory, add_command, create, default_path, held, reopen
 from common.tracking.remote import check_tracking
@@ -28,7 +28,7 @@ from common.transport.curve import ServerKeys, WorkerKeys
 from common.transport.zmq import ZmqServer
 from services.cli.precheck import check_environment
 from services.cli.train.instructions import Start, actor_names, rank_names
-from services.cli.train.ports import binds, free_ports, metrics_ports, policy_servers
+from services.cli.train.ports import Ports, binds, metrics_ports, policy_servers
 from services.cli.train.search import ActorSearch
 from services.cli.train.supervisor import Supervisor
 
@@ -87,9 +87,8 @@ class Plan:
 
     def supervisor(self) -> Supervisor:
         """Return the supervisor of this run's children."""
-        actors = FIRST_ACTORS if self.auto_actors else self.settings.actor.count
         return Supervisor(
-            actors=actors,
+            actors=FIRST_ACTORS if self.auto_actors else self.settings.actor.count,
             evaluator=self.settings.evaluator.enabled,
             env_workers=self.settings.policy_server.workers,
             ranks=self.settings.learner.ranks,
@@ -122,10 +121,7 @@ class Plan:
             shutil.rmtree(self.directory.path)
         else:
             for entry in self.directory.path.iterdir():
-                if entry.is_dir():
-                    shutil.rmtree(entry)
-                else:
-                    entry.unlink()
+                DISK.remove_tree(entry)
 
     def command(self, start: Start) -> list[str]:
         """Return the command line of a child, which reads all else from the run's config.yaml."""
@@ -170,16 +166,16 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
         check_environment(loaded.settings)
         run = loaded.settings.run
         check_tracking(run.tracking, environ)
-        named = request.run_dir or (Path(run.dir) if run.dir else None)
         _check_workers(request, loaded.settings)
-        path = named or default_path(preset=run.preset, seed=run.seed, now=now)
-        chosen = _with_addresses(loaded, path, now, resume=request.resume)
-        ports = metrics_ports(chosen.settings, actors=max_actors(chosen.settings) if request.auto_actors else None)
+        path = request.run_dir or (Path(run.dir) if run.dir else default_path(preset=run.preset, seed=run.seed, now=now))
+        ports = stack.enter_context(Ports())
+        chosen = _with_addresses(loaded, path, now, ports, resume=request.resume)
         keys = _learner_keys(chosen.settings, actors=request.auto_actors or chosen.settings.actor.count > 0)
         for endpoint in binds(chosen.settings):
+            ports.claim(parse_endpoint(endpoint).port)  # one that the user or an earlier start chose
             ZmqServer(endpoint, keys=keys).close()  # raises the errors that the learner would raise later
-        taken = {*ports.values(), *(parse_endpoint(endpoint).port for endpoint in binds(chosen.settings))}
-        (master_port,) = free_ports(1, without=taken) if chosen.settings.learner.ranks > 1 else (0,)
+        metrics = metrics_ports(chosen.settings, ports, actors=max_actors(chosen.settings) if request.auto_actors else None)
+        (master_port,) = ports.free(1) if chosen.settings.learner.ranks > 1 else (0,)
         chosen = with_absolute_key_paths(chosen)  # after the checks, whose errors name the paths as the user wrote them
         text, created_folder = as_yaml(chosen.settings, chosen.provenance), not path.exists()
         replaced = directory.config.read_bytes() if request.resume else b""
@@ -195,8 +191,8 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
             directory=directory,
             lock=lock,
             created_folder=created_folder,
-            metrics_ports=ports,
-            policy_servers=policy_servers(chosen.settings, without=taken | {master_port}),
+            metrics_ports=metrics,
+            policy_servers=policy_servers(chosen.settings, ports),
             master_port=master_port,
             resume=request.resume,
             auto_actors=request.auto_actors,
@@ -222,9 +218,7 @@ def _check_workers(request: Request, settings: Settings) -> None:
     """Raise `ConfigError` for numbers of actors, ranks and env workers with which some would have nothing to do."""
     ranks, actors = settings.learner.ranks, settings.actor.count
     if not request.auto_actors and 0 < actors < ranks:
-        wanted = (
-            f"at least {ranks} = learner.ranks: a rank without an actor trains on nothing; or 0, where all are started elsewhere"
-        )
+        wanted = f"at least {ranks} = learner.ranks: a rank without an actor trains on nothing; or 0, where all start elsewhere"
         raise ConfigError("actor.count", found=actors, wanted=wanted, fix=f"add actor.count={ranks}")
     workers = settings.policy_server.workers
     if workers and settings.env.num_envs % workers:
@@ -283,13 +277,13 @@ def _load(request: Request, environ: Mapping[str, str]) -> LoadedSettings:
     return loaded
 
 
-def _with_addresses(loaded: LoadedSettings, path: Path, now: datetime, *, resume: bool) -> LoadedSettings:
+def _with_addresses(loaded: LoadedSettings, path: Path, now: datetime, ports: Ports, *, resume: bool) -> LoadedSettings:
     """Choose the run id, the directory and the addresses that the user left open."""
     settings = loaded.settings
     bind = parse_endpoint(settings.learner.bind)
     port = bind.port
     if loaded.provenance["learner.bind"] == DEFAULT or port == 0:
-        port = free_ports(settings.learner.ranks, in_a_row=True)[0]
+        port = ports.free(settings.learner.ranks, in_a_row=True)[0]
     chosen: dict[str, Any] = {
         "run.id": settings.run.id or f"{settings.run.preset or 'run'}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
         "run.dir": str(path),

@@ -18,7 +18,7 @@ from common.runtime.store import RunStore
 from common.transport.curve import ServerKeys, WorkerKeys, make
 from services.cli.train.instructions import Start
 from services.cli.train.plan import Request, make_plan
-from services.cli.train.ports import free_ports
+from services.cli.train.ports import Ports, binds
 
 pytestmark = pytest.mark.service
 
@@ -150,7 +150,8 @@ def test_port_zero_means_any_free_one_that_a_restarted_learner_finds_again():
 
 def test_metrics_ports_count_up_from_the_one_asked_for():
     """A Prometheus with fixed targets."""
-    first = free_ports(4, in_a_row=True)[0]
+    with Ports() as ports:
+        first = ports.free(4, in_a_row=True)[0]
     plan = planned(f"metrics.port={first}", "actor.count=2", "metrics.host=0.0.0.0")
     assert plan.metrics_ports == {"learner": first, "evaluator": first + 1, "actor-0": first + 2, "actor-1": first + 3}
     assert plan.urls["actor-1"] == f"http://127.0.0.1:{first + 3}"
@@ -164,7 +165,8 @@ def test_a_port_in_use_is_reported_before_anything_is_written(key, resume):
     """Another run has it: the error names the setting, and comes before any service starts."""
     planned(run_dir=Path("before"))
     written = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
-    first = free_ports(4, in_a_row=True)[0]
+    with Ports() as ports:
+        first = ports.free(4, in_a_row=True)[0]
     request = {"run_dir": Path("before"), "preset": None, "resume": True} if resume else {"run_dir": Path("new")}
     with socket.socket() as other:
         other.bind(("127.0.0.1", first + 2))
@@ -319,11 +321,20 @@ def test_bad_input_is_refused_before_anything_is_written(request_, message):
     assert sorted(Path().rglob("*")) == before
 
 
-def test_no_service_gets_the_port_on_which_the_learner_will_listen(monkeypatch):
-    """The search for free ports begins at the same one twice."""
+@pytest.mark.parametrize("second", [(), ("policy_server.workers=1", "learner.ranks=2", "actor.count=2")])
+def test_two_runs_that_begin_at_the_same_moment_share_no_port(monkeypatch, second):
+    """Their searches for free ports begin at the same one, before any service listens."""
     monkeypatch.setattr("secrets.randbelow", lambda _: 7)
-    plan = planned()
-    assert parse_endpoint(plan.settings.learner.bind).port not in plan.metrics_ports.values()
+    with planning(run_dir=Path("one")) as one, planning(*second, run_dir=Path("two")) as two:
+        ports = [port for plan in (one, two) for port in all_ports(plan)]
+    assert len(ports) == len(set(ports))
+
+
+def all_ports(plan):
+    """Every port of a run: of the learner, for its workers and its ranks, of policy servers, and of metrics."""
+    learners = [parse_endpoint(bind).port for bind in binds(plan.settings)]
+    servers = [server.port for server in plan.policy_servers.values()]
+    return [*learners, *servers, *([plan.master_port] if plan.master_port else []), *plan.metrics_ports.values()]
 
 
 def test_where_the_number_of_actors_is_sought_there_is_an_address_for_each_that_may_be_tried(monkeypatch):
