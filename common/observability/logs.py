@@ -12,6 +12,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
@@ -162,11 +163,12 @@ class LogLimit:
 
 
 class _LimitedHandler(logging.StreamHandler[TextIO]):
-    """Writes limited records within their limit, and before any record the counts of the lines left out so far."""
+    """Writes limited records within their limit, and before any record the counts of lines left out, or lost on a full disk."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], Seconds]) -> None:
         super().__init__(stream)
         self._limit, self._clock = LogLimit(), clock
+        self._lost = 0  # lines that the stream refused, not reported yet
 
     def emit(self, record: logging.LogRecord) -> None:
         now, sender = self._clock(), getattr(record, _SENDER, None)
@@ -174,18 +176,27 @@ class _LimitedHandler(logging.StreamHandler[TextIO]):
         if sender is None or self._limit.admit(record.getMessage(), sender, now):
             super().emit(record)
 
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's name
+        self._lost += 1
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
+
     def report(self) -> None:
-        self.acquire()
-        try:
+        assert self.lock
+        with self.lock:
             self._write(self._limit.ended(self._clock(), every=True))
-        finally:
-            self.release()
 
     def _write(self, left_out: list[LeftOut]) -> None:
+        if lost := self._lost:
+            with suppress(OSError):
+                self.stream.write("\n")  # ends a line that was cut
+            self._warn("lines_lost", lines=lost)
+            self._lost = lost if self._lost > lost else 0
         for each in left_out:
-            fields = {"of": each.event, "lines": each.lines, "seconds": round(each.seconds, 1)}
-            warning = {"levelno": logging.WARNING, "levelname": "WARNING", "msg": "lines_left_out", _FIELDS: fields}
-            super().emit(logging.makeLogRecord(warning))
+            self._warn("lines_left_out", of=each.event, lines=each.lines, seconds=round(each.seconds, 1))
+
+    def _warn(self, event: str, **fields: object) -> None:
+        super().emit(logging.makeLogRecord({"levelno": logging.WARNING, "levelname": "WARNING", "msg": event, _FIELDS: fields}))
 
 
 class _Formatter(logging.Formatter):

@@ -51,6 +51,33 @@ def test_what_a_session_notes_becomes_an_event(output):
     assert lines == ["actor welcomed run=pong-1", "actor WARNING learner_lost silent_seconds=5"]
 
 
+class FullDisk(io.StringIO):
+    """A log file on a disk without space while `full`; it takes the beginning of the first line."""
+
+    full = False
+
+    def write(self, text):
+        if self.full:
+            super().write(text[:5] if self.getvalue()[-1:] == "\n" else "")
+            raise OSError(28, "No space left on device")
+        return super().write(text)
+
+
+@pytest.mark.usefixtures("output")
+def test_lines_that_a_full_disk_refuses_are_counted_once_there_is_space():
+    stream, log = FullDisk(), EventLog("x")
+    configure("learner", stream=stream)
+    log.info("before")
+    stream.full = True
+    for number in range(3):
+        log.info("refused", number=number)
+    stream.full = False
+    log.info("after")
+    log.info("later")
+    lines = [line.split(" ", 1)[-1] for line in stream.getvalue().splitlines()]
+    assert [lines[0], *lines[2:]] == ["learner before", "learner WARNING lines_lost lines=3", "learner after", "learner later"]
+
+
 def test_what_workers_cause_is_limited_and_counted_and_what_the_service_does_is_not(output, clock):
     """8 MB in seconds: two lines for each of a hostile worker's messages."""
     configure("learner", stream=output, clock=clock)
