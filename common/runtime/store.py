@@ -8,6 +8,7 @@ process writes a copy, any may read it.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from common.errors import ConfigError, ResourceError, RookeryError
-from common.runtime.disk import write_atomically
+from common.runtime.disk import PARTIAL, write_atomically
 from common.runtime.run_directory import MANIFEST, SEGMENTS, TENSORS, RunDirectory
 from common.units import MIB
 
@@ -44,6 +45,7 @@ class RunStore:
         options: dict[str, Any] = {"config_kwargs": S3_OPTIONS} if kind in ("s3", "s3a") else {}
         try:
             self._fs, self._root = fsspec.core.url_to_fs(self.address, **options)
+            self._in_folder = isinstance(self._fs, fsspec.get_filesystem_class("file"))
         except (ImportError, ValueError) as error:
             fix = "pip install 'rookery[s3]'" if options else "install the package, or choose another address"
             wanted = "an address such as s3://BUCKET/runs"
@@ -83,8 +85,7 @@ class RunStore:
             state = path.stat()
             mark = (state.st_mtime_ns, state.st_size)
             if self._sent.get(path.name) != mark:
-                self._fs.makedirs(self._root, exist_ok=True)
-                self._fs.pipe_file(self._path(path.name), path.read_bytes())
+                self._upload_file(path.name, io.BytesIO(path.read_bytes()))
                 self._sent[path.name] = mark
 
     def _upload_checkpoint(self, place: Path) -> None:
@@ -110,18 +111,25 @@ class RunStore:
             for name, file in missing.items():
                 self._upload_file(f"checkpoints/{SEGMENTS}/{name}", file)
             self._upload_file(f"checkpoints/{place.name}/{TENSORS}", tensors)
-            self._fs.pipe_file(self._path(f"checkpoints/{place.name}/{MANIFEST}"), manifest)
+            self._upload_file(f"checkpoints/{place.name}/{MANIFEST}", io.BytesIO(manifest))
         self._sent[place.name], self._segments_of[place.name] = digest, set(sizes)
 
     def _upload_file(self, name: str, source: BinaryIO) -> None:
-        self._fs.makedirs(self._fs._parent(self._path(name)), exist_ok=True)  # noqa: SLF001  fsspec's own way to name the parent
-        with self._fs.open(self._path(name), "wb") as target:
+        """Replace a file of the copy; in a folder, whose disk may be full, as in a bucket whole or not at all."""
+        path = self._path(name)
+        folder, _, base = path.rpartition("/")
+        written = f"{folder}/{PARTIAL}{base}" if self._in_folder else path
+        self._fs.makedirs(folder, exist_ok=True)
+        with self._fs.open(written, "wb") as target:
             shutil.copyfileobj(source, target, MIB)
+        if written != path:
+            Path(written).replace(path)
 
     def _prune(self, newest: str, keep: int) -> None:
         """Remove checkpoints that are too old, or of after a resume that did not use them; then the segments that none names."""
         places = self._places()
-        kept = [name for name in places if name <= newest][:keep]
+        whole = (name for name in places if name in self._sent or self.has_checkpoint(name))  # an upload may have failed
+        kept = [name for name in whole if name <= newest][:keep]
         for name in places:
             if name not in kept:
                 with suppress(FileNotFoundError):

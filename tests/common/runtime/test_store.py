@@ -88,13 +88,13 @@ def test_only_what_is_new_is_uploaded(directory, store, monkeypatch):
     copy.upload(directory, keep=3)
     written = []
     monkeypatch.setattr(copy, "_upload_file", lambda name, _: written.append(name))
-    monkeypatch.setattr(copy._fs, "pipe_file", lambda path, _: written.append(path.rpartition("/")[2]))
     copy.upload(directory, keep=3)
     assert written == []
     directory.learning_curve_csv.write_text("a new row")
     save(directory, 2)
     copy.upload(directory, keep=3)
-    assert written == ["learning_curve.csv", "checkpoints/checkpoint-000000000002/tensors.safetensors", "manifest.json"]
+    place = "checkpoints/checkpoint-000000000002"
+    assert written == ["learning_curve.csv", f"{place}/tensors.safetensors", f"{place}/manifest.json"]
 
 
 @pytest.mark.parametrize("name", ["tensors.safetensors", "manifest.json"])
@@ -168,6 +168,33 @@ def test_a_segment_whose_upload_was_killed_is_uploaded_again(directory, store):
     shutil.rmtree(directory.path)
     restore(copy.address, directory.path)
     assert len(read(directory.checkpoints / "checkpoint-000000000001").files) == 1
+
+
+@pytest.mark.parametrize("store", ["file"], indirect=True)
+def test_an_upload_to_a_full_disk_leaves_the_copy_as_it_was(directory, store, no_room):
+    """The machine may be lost at that moment: the run must continue from its copy."""
+    address = copy_address(store, directory.path)
+    save(directory, 1)
+    RunStore(address).upload(directory, keep=3)
+    before = files(address)
+    directory.config.write_text("run: {seed: 2}\n")
+    with no_room(), pytest.raises(OSError, match="File too large"):
+        RunStore(address).upload(directory, keep=3)
+    assert before.items() <= files(address).items()
+
+
+@pytest.mark.parametrize("store", ["file"], indirect=True)
+def test_uploads_that_failed_do_not_count_among_the_checkpoints_that_the_copy_keeps(directory, store, no_room):
+    copy = RunStore(copy_address(store, directory.path))
+    for version in (1, 2):
+        save(directory, version)
+        copy.upload(directory, keep=2)
+    save(directory, 3)
+    with no_room(), pytest.raises(OSError, match="File too large"):
+        copy.upload(directory, keep=2)
+    save(directory, 4)
+    copy.upload(directory, keep=2)
+    assert copy._places() == ["checkpoint-000000000004", "checkpoint-000000000002"]
 
 
 def test_names_in_a_bucket_do_not_leave_the_run_directory(directory):
