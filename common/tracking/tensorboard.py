@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -16,14 +17,17 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from common.tracking.background import Point, TrackedRun
 from common.units import EnvSteps, Seconds
 
+EVENTS = re.compile(r"events\.out\.tfevents\.(\d{10}\.\d{6})\.")
+
 
 class TensorBoardEvents:
     """One event file, open. All methods but `close` raise `OSError`."""
 
     def __init__(self, folder: Path, *, env_steps: EnvSteps, run: TrackedRun | None) -> None:
         """Open a file after which records of earlier files beyond `env_steps` are not shown."""
-        # TensorBoard reads the event files of a folder in the order of their names.
-        path = folder / f"events.out.tfevents.{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}"
+        # TensorBoard reads event files in the order of their names: this one is the last, even where the clock was set back.
+        newest = max((float(found[1]) for path in folder.glob("*") if (found := EVENTS.match(path.name))), default=0.0)
+        path = folder / f"events.out.tfevents.{max(time.time(), newest + 1e-6):017.6f}.{socket.gethostname()}.{os.getpid()}"
         self._run, self._env_steps = run, env_steps
         folder.mkdir(exist_ok=True)
         self._file = path.open("ab")
