@@ -46,7 +46,6 @@ class TorchrunEnvironment:
     rank: int
     local_rank: int
     world_size: int
-    local_world_size: int  # ranks on its machine
     master: Endpoint
     agent_store: bool = False  # whether torchrun serves the store at that address, for all attempts of a run
 
@@ -66,7 +65,6 @@ class TorchrunEnvironment:
             rank=rank,
             local_rank=_number(environ, "LOCAL_RANK", default=0, most=world_size - 1),
             world_size=world_size,
-            local_world_size=max(1, _number(environ, "LOCAL_WORLD_SIZE", default=1, most=world_size)),
             master=Endpoint(environ["MASTER_ADDR"], _number(environ, "MASTER_PORT", most=MAX_PORT)),
             agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         )

@@ -9,6 +9,7 @@ update begins, when a checkpoint is due, and when the run ends. A learner of one
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -77,14 +78,15 @@ def join_ranks(invocation: Invocation, environ: Mapping[str, str]) -> Iterator[J
         with on_signals(shutdown):
             group = stack.enter_context(process_group(own, waiting=waiting, join_seconds=learner.ranks_seconds))
         check_alike(group.gather_json(_facts(invocation)))
-        first = group.gather_json({"run": invocation.settings.run.id, "resume": invocation.resume})[0]
+        facts = {"run": invocation.settings.run.id, "resume": invocation.resume, "host": socket.gethostname()}
+        ranks = group.gather_json(facts)
         _log.info("ranks_joined", rank=own.rank, ranks=own.world_size)
         if not own.master.loopback:
             consequence = "connections between ranks are neither authenticated nor encrypted"
             _log.warning("insecure", rank_0=own.master, consequence=consequence)
-        yield Joined(
-            group=group, invocation=_of_rank(invocation, own, first), local_rank=own.local_rank, local_ranks=own.local_world_size
-        )
+        local_ranks = [rank["host"] for rank in ranks].count(facts["host"])
+        invocation = _of_rank(invocation, own, ranks[0])
+        yield Joined(group=group, invocation=invocation, local_rank=own.local_rank, local_ranks=local_ranks)
 
 
 def check_address(master: Endpoint, *, insecure: bool) -> None:

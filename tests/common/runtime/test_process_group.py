@@ -24,7 +24,6 @@ TORCHRUN = {
     "RANK": "1",
     "LOCAL_RANK": "1",
     "WORLD_SIZE": "2",
-    "LOCAL_WORLD_SIZE": "2",
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "29400",
 }
@@ -50,8 +49,7 @@ class KilledError(BaseException):
 
 def rank(number, port, *, world_size=2, agent_store=False):
     master = Endpoint("127.0.0.1", port)
-    local = {"local_rank": number, "local_world_size": world_size}
-    return TorchrunEnvironment(rank=number, **local, world_size=world_size, master=master, agent_store=agent_store)
+    return TorchrunEnvironment(rank=number, local_rank=number, world_size=world_size, master=master, agent_store=agent_store)
 
 
 def killed_while_it_joins(agent, own):

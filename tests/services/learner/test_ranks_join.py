@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -86,3 +87,17 @@ def test_ranks_on_a_network_are_refused_before_they_look_for_each_other():
     variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "29500"}
     with pytest.raises(ConfigError, match=r"learner\.insecure=true"), module.join_ranks(invocation, variables):
         pass
+
+
+def test_the_ranks_of_one_machine_are_counted_without_the_variables_of_a_launcher(monkeypatch):
+    """They share its memory."""
+
+    class Group:
+        def gather_json(self, value):
+            return [value, value, {**value, "host": "another"} if "host" in value else value]
+
+    monkeypatch.setattr(module, "process_group", lambda *_, **__: nullcontext(Group()))
+    invocation = parse(["--config", "cartpole", "learner.ranks=3", "run.id=one"], {})
+    variables = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    with module.join_ranks(invocation, variables) as joined:
+        assert joined.local_ranks == 2
