@@ -155,7 +155,7 @@ learning: $(DEV) ## runs of three seeds behind the learning claims (PRESETS="pon
 lockstep: $(DEV) ## two runs of one seed end with the same weights, on a machine loaded at random (about four minutes)
 	$(BIN)/python -m benchmarks.lockstep
 
-chaos: $(DEV) ## storms against a real run: kills, pauses, bad networks, full disks, floods; a table (half an hour; ARGS="--short")
+chaos: $(DEV) ## storms against a real run: kills, pauses, bad networks, full disks, floods; a table (50 minutes; ARGS="--short")
 	$(BIN)/python -m benchmarks.chaos $(ARGS)
 
 soak: $(DEV) ## two hours of a mildly disturbed run: memory, descriptors and threads must not grow (ARGS="--minutes 20")

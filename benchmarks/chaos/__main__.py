@@ -1,11 +1,11 @@
 """Storms against a real run, and a table of what held.
 
-    python -m benchmarks.chaos                      all storms, about 25 minutes
+    python -m benchmarks.chaos                      all storms, about 50 minutes
     python -m benchmarks.chaos --short              a small part of each kind, about two minutes
     python -m benchmarks.chaos --only pause-learner-35 --seed 3
 
 Each row ends with the command that repeats it; the same seed gives the same sequence of disturbances. Exit code 1 where a
-goal was missed. `--write` keeps the table in benchmarks/results/chaos.md.
+goal was missed. `--write` keeps the table in benchmarks/results/chaos.md, with the rows there of other storms.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(line(row), flush=True)
     words = sys.argv[1:] if argv is None else argv
     if options.write:
-        RESULTS.write_text(page(rows, command=shlex.join(["python", "-m", "benchmarks.chaos", *words])))
+        command = shlex.join(["python", "-m", "benchmarks.chaos", *words])
+        RESULTS.write_text(page(rows, command=command, names=names, before=RESULTS.read_text()))
     return 1 if any(faults(row) or slow(row) for row in rows) else 0
 
 

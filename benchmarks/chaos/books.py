@@ -19,7 +19,8 @@ class Books:
     trained: EnvSteps = 0
     open: EnvSteps = 0  # queued or in flight, though the run has ended
     dropped: EnvSteps = 0
-    unseen: EnvSteps = 0  # stepped by killed actors after their last message, within the bound of their credits
+    unseen: EnvSteps = 0  # stepped by killed actors after their last message, within the bound of their credits; and in rows of
+    # env workers that no policy server received, at most one env step before each new beginning of an environment
     claims: bool = False  # a storm sent env steps that no environment made
     note: str = ""
 
@@ -46,7 +47,7 @@ def close_books(deployment: Deployment, *, claims: bool) -> Books:
         trained=ledger["trained"],
         open=ledger["queued"] + ledger["in_flight"],
         dropped=sum(ledger["dropped"].values()),
-        unseen=min(max(0, stepped - ledger["produced"]), deployment.killed * UNSEEN),
+        unseen=min(max(0, stepped - ledger["produced"]), deployment.killed * UNSEEN + deployment.begun()),
         claims=claims,
         note="the learner logged ledger_unbalanced" if reported else "",
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,11 +27,12 @@ from benchmarks.chaos import environment, machine
 from benchmarks.chaos.clock import Clock
 from benchmarks.chaos.proxy import Proxy
 from common.observability.deployment import Samples
+from common.runtime.run_directory import RunDirectory
 from common.transport.curve import make as make_keys
 from common.units import EnvSteps, Seconds
 from services.cli.inspect.scrape import get, parse_metrics
 from services.cli.train import exit_with_parent
-from services.cli.train.instructions import rank_names
+from services.cli.train.instructions import env_worker_names, rank_names
 from services.cli.train.ports import Ports
 
 ROOT = Path(__file__).parents[2]
@@ -62,9 +64,11 @@ class Setup:
 
     actors: int = 2
     ranks: int = 1  # of the learner
+    env_workers: int = 0  # of each actor, which is a policy server where it has any
     keys: bool = False  # every connection is encrypted, and each name has a key of its own
     proxy: bool = False  # actors and evaluator reach the learner through a `Proxy`
     disk: bool = False  # the run directory is on a small file system of its own
+    disks: bool = False  # the same, and its checkpoints, the logs, and a store of the run are on others
     shm: bool = False  # all services have a /dev/shm of 64 KiB
     clock: bool = False  # the wall clock of all services can be stepped
 
@@ -109,37 +113,45 @@ class Deployment:
         self.logs = self.folder / "logs"
         self.keys = self.folder / "keys"
         self.disk = self.folder / "disk"
+        self.store = self.folder / "store"
         self.clock = Clock(self.folder / "clock")
-        for folder in (self.steps_folder, self.logs, self.disk):
+        for folder in (self.steps_folder, self.logs, self.disk, self.store):
             folder.mkdir()
         self.run_dir = self.disk / "run"
+        self.run_files = RunDirectory(self.run_dir)
+        self.disks = {"checkpoints": self.run_files.checkpoints, "logs": self.logs, "results": self.run_dir, "store": self.store}
         self.config = self.folder / "chaos.yaml"
         text = CONFIG.format(envs=ENVS, folder=self.steps_folder, period=self.period, length=LENGTH, credits=CREDITS)
         self.config.write_text(textwrap.dedent(text))
         names = [f"actor-{index}" for index in range(self.setup.actors)]
         self.learners = rank_names(self.setup.ranks)
-        self.workers = [*names, "evaluator"]
+        env_workers = [name for index in range(len(names)) for name in env_worker_names(index, self.setup.env_workers)]
+        self.steppers = env_workers or names  # the processes that step environments
+        self.workers = [*names, *env_workers, "evaluator"]
         self.names = [*self.learners, *self.workers]
         self._open = ExitStack()
-        self.master_port, *ports = self._open.enter_context(Ports()).free(1 + len(self.learners) + len(self.names))
+        self.master_port, *ports = self._open.enter_context(Ports()).free(1 + len(self.learners) + len(names) + len(self.names))
         self.ports = dict(zip(self.learners, ports, strict=False))  # for workers, of each rank of the learner
         self.port = self.ports["learner"]
-        self.http = dict(zip(self.names, ports[len(self.ports) :], strict=True))
+        self.binds = dict(zip(names, ports[len(self.ports) :], strict=False))  # for env workers, of each policy server
+        self.http = dict(zip(self.names, ports[len(self.ports) + len(names) :], strict=True))
         if self.setup.keys:
             make_keys(self.keys, [*names, "evaluator", "flooder"])
         self.proxy: Proxy | None = None
 
     def __enter__(self) -> Self:
         """Start everything and wait until all actors step and the learner trains."""
-        if self.setup.disk:
-            self._open.enter_context(machine.tmpfs(self.disk, machine.DISK_BYTES))
+        for folder in (self.disk,) if self.setup.disk else (self.disk, self.logs, self.store) if self.setup.disks else ():
+            self._open.enter_context(machine.tmpfs(folder, machine.DISK_BYTES))
         if self.setup.proxy:
             self.proxy = self._open.enter_context(Proxy(self.port))
         threading.Thread(target=self._restart, daemon=True).start()
         try:
             self.until(lambda: len(self._children) == len(self.names), "all processes are started")
-            self.flowing(dict.fromkeys(self.actors, 0))
+            self.flowing(dict.fromkeys(self.steppers, 0))
             self.until(lambda: self.read("learner"), "the learner answers")
+            if self.setup.disks:
+                self._move_checkpoints()
         except BaseException:
             self.__exit__()
             raise
@@ -155,6 +167,15 @@ class Deployment:
                 child.process.wait()
         self._ended.set()
         self._open.close()
+
+    def _move_checkpoints(self) -> None:
+        """Put the checkpoints on a file system of their own; the learner makes their folder in a directory that must be new."""
+        checkpoints, copy = self.run_files.checkpoints, self.folder / "checkpoints"
+        self.until(checkpoints.exists, "a checkpoint is written")
+        with self.paused("learner"):
+            shutil.copytree(checkpoints, copy)
+            self._open.enter_context(machine.tmpfs(checkpoints, machine.DISK_BYTES))
+            shutil.copytree(copy, checkpoints, dirs_exist_ok=True)
 
     # --- disturbing ---
 
@@ -200,8 +221,12 @@ class Deployment:
     # --- reading ---
 
     def steps(self) -> dict[int, EnvSteps]:
-        """Return the env steps of every incarnation of every actor, by process id, as the environments counted them."""
-        return environment.env_steps(self.steps_folder)
+        """Return the env steps of every incarnation of every stepper, by process id, as the environments counted them."""
+        return environment.env_steps(self.steps_folder, "env_worker" if self.setup.env_workers else "actor")
+
+    def begun(self) -> int:
+        """Return how often the environments of env workers began anew, because their policy server missed a row or is new."""
+        return environment.resets(self.steps_folder, "env_worker")
 
     def read(self, name: str) -> Samples:
         """Return all metrics of a service; empty where it does not answer."""
@@ -243,23 +268,23 @@ class Deployment:
         return answer
 
     def mark(self) -> dict[str, EnvSteps]:
-        """Return the env steps of each actor's present incarnation, for `flowing`."""
+        """Return the env steps of each stepper's present incarnation, for `flowing`."""
         steps = self.steps()
-        return {name: steps.get(self.pid(name), 0) for name in self.actors}
+        return {name: steps.get(self.pid(name), 0) for name in self.steppers}
 
     def flowing(self, since: dict[str, EnvSteps], seconds: Seconds = WAIT) -> dict[str, Seconds]:
-        """Wait until each actor stepped more than it can without the learner; return when each did, on the monotonic clock.
+        """Wait until each stepper stepped more than it can without the learner; return when each did, on the monotonic clock.
 
         `since` is an earlier `mark`; an incarnation that began later is counted from 0. A missing name did not get that far.
         """
         pids = {name: self.pid(name) for name in since}
         done: dict[str, Seconds] = {}
-        deadline = time.monotonic() + seconds
+        deadline, alone = time.monotonic() + seconds, UNSEEN // max(1, self.setup.env_workers)
         while len(done) < len(since) and time.monotonic() < deadline:
             steps = self.steps()
             for name in since.keys() - done.keys():
                 before = since[name] if self.pid(name) == pids[name] else 0
-                if steps.get(self.pid(name), 0) - before > UNSEEN and self.alive(name):
+                if steps.get(self.pid(name), 0) - before > alone and self.alive(name):
                     done[name] = time.monotonic()
             time.sleep(POLL)
         return done
@@ -366,6 +391,15 @@ class Deployment:
             words = ["services.learner", "--config", str(self.config), "--run-dir", str(self.run_dir)]
             words += ["--resume-if-found", "--linger", f"learner.bind=tcp://127.0.0.1:{self.ports[name]}"]
             words.append(f"learner.ranks={self.setup.ranks}")
+            words += [f"run.store=file://{self.store}"] if self.setup.disks else []
+        elif name in self.binds and self.setup.env_workers:
+            words = ["services.policy_server", "--name", name, "--learner", f"tcp://127.0.0.1:{self.port}"]
+            words += [f"policy_server.bind=tcp://127.0.0.1:{self.binds[name]}", f"policy_server.workers={self.setup.env_workers}"]
+            words += ["--allow-code", "benchmarks"]
+        elif name.startswith("env_worker"):
+            bind = self.binds[f"actor-{name.split('-')[1]}"]
+            words = ["services.env_worker", "--name", name, "--policy-server", f"tcp://127.0.0.1:{bind}"]
+            words += ["--allow-code", "benchmarks"]
         else:
             ports = [self.port] if name == "evaluator" else self.ports.values()
             learner = self.proxy.endpoint if self.proxy else ",".join(f"tcp://127.0.0.1:{port}" for port in ports)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from common.units import EnvSteps, Seconds
 
 EPISODE = 20  # env steps
-_COUNT = struct.Struct("<q")
+_COUNT = struct.Struct("<qq")  # env steps, and resets with a seed
 _counters: dict[Path, mmap.mmap] = {}
 
 
@@ -44,6 +44,7 @@ class TimedSteps(gymnasium.Env[NDArray[np.float32], np.int64]):
         """Begin an episode."""
         super().reset(seed=seed, options=options)
         self._age = 0
+        self._count(resets=int(seed is not None))  # the environments' own resets have none
         return self._observe(), {}
 
     def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
@@ -53,8 +54,12 @@ class TimedSteps(gymnasium.Env[NDArray[np.float32], np.int64]):
         select.select((), (), (), self._next - now)  # relative to now: libfaketime breaks the absolute wait of `time.sleep`
         reward = float(int(action) == (self._seen > 0))
         self._age += 1
-        _COUNT.pack_into(self._counter, 0, _COUNT.unpack_from(self._counter)[0] + 1)
+        self._count(env_steps=1)
         return self._observe(), reward, self._age == EPISODE, False, {}
+
+    def _count(self, *, env_steps: int = 0, resets: int = 0) -> None:
+        before = _COUNT.unpack_from(self._counter)
+        _COUNT.pack_into(self._counter, 0, before[0] + env_steps, before[1] + resets)
 
     def _observe(self) -> NDArray[np.float32]:
         self._seen = float(self.np_random.choice((-1.0, 1.0)))
@@ -68,12 +73,17 @@ def make(*, folder: str, period: Seconds) -> TimedSteps:
 
 def env_steps(folder: Path, role: str = "actor") -> dict[int, EnvSteps]:
     """Return the env steps of every process of `role` that ever stepped, by process id."""
-    counts = {}
-    for path in folder.glob(f"{role}.*"):
-        data = path.read_bytes()
-        if len(data) >= _COUNT.size:
-            counts[int(path.suffix[1:])] = _COUNT.unpack_from(data)[0]
-    return counts
+    return {pid: counts[0] for pid, counts in _counts(folder, role).items()}
+
+
+def resets(folder: Path, role: str) -> int:
+    """Return how often a process of `role` was asked to begin an episode with a seed, over all environments."""
+    return sum(counts[1] for counts in _counts(folder, role).values())
+
+
+def _counts(folder: Path, role: str) -> dict[int, tuple[int, int]]:
+    found = {int(path.suffix[1:]): path.read_bytes() for path in folder.glob(f"{role}.*")}
+    return {pid: _COUNT.unpack_from(data) for pid, data in found.items() if len(data) >= _COUNT.size}
 
 
 def _counter(path: Path) -> mmap.mmap:

@@ -1,16 +1,31 @@
-"""Faults of the machine under a run: a full and a read-only disk, a small /dev/shm, a wall clock that steps."""
+"""Faults of the machine under a run: full and read-only disks, a small /dev/shm, a wall clock that steps."""
 
 from __future__ import annotations
 
+import shutil
 import signal
 import time
+from collections.abc import Callable
+from functools import partial
+from operator import gt
 
 from benchmarks.chaos import machine
 from benchmarks.chaos.deployment import Setup
 from benchmarks.chaos.storm import Scene, Storm
+from common.config.load import load_settings
+from common.errors import RookeryError
+from common.runtime.copies import copy_address, restore
+from common.units import Seconds
+from services.learner.journal import CURVE
 
 FAILURES = ("rookery_learner_checkpoint_failures_total", "")
 SAVED = ("rookery_learner_checkpoint_last_success_timestamp_seconds", "")
+IN_METRICS = {  # failures and the time of the last success, by disk
+    "checkpoints": (FAILURES, SAVED),
+    "store": (("rookery_learner_upload_failures_total", ""), ("rookery_learner_upload_last_success_timestamp_seconds", "")),
+}
+FULL: Seconds = 5.0  # most, after a loss is reported
+KILLED = 1 / 3  # of the times that a disk is full
 HOUR = 3600.0
 
 
@@ -18,10 +33,71 @@ def full_disk(scene: Scene) -> None:
     """Fill the disk of the run directory; after a checkpoint has failed, kill the learner, which must start again regardless."""
     with machine.full(scene.deployment.disk):
         _await_failure(scene)
-        scene.deployment.kill("learner", signal.SIGKILL)
-        _restarted(scene)
-        scene.await_flow(scene.deployment.bound())
+        _kill_learner(scene)
     _await_checkpoint(scene)
+
+
+def full_disks(scene: Scene, *, seconds: Seconds) -> None:
+    """Fill, in turn, the disks of checkpoints, logs, results and the store, and free each at random; kill the learner on some.
+
+    Each loss must be reported, and all must be written again once there is space; at the end the copy must be restorable.
+    """
+    deployment, chance, until = scene.deployment, scene.chance, time.monotonic() + seconds
+    kills, rounds = 0, 0
+    while time.monotonic() < until:
+        rounds += 1
+        for name, folder in chance.sample([*deployment.disks.items()], len(deployment.disks)):
+            losses = _losses(scene, name)
+            with machine.full(folder, logs=name == "logs"):
+                if chance.random() < KILLED:
+                    kills += 1
+                    _kill_learner(scene)
+                    losses = min(losses, _losses(scene, name))  # of its successor, where they are in its metrics
+                if name == "logs":  # their loss is reported in the log itself, afterwards
+                    _restart(scene, "actor-0", signal.SIGTERM)
+                    scene.await_flow(timed=False)
+                else:
+                    _await(scene, lambda name=name, losses=losses: _losses(scene, name) > losses, f"a loss of {name} is reported")
+                time.sleep(chance.uniform(0.0, FULL))
+                scene.await_flow()
+                _restore(scene)
+            written = _written(scene, name)
+            if name == "logs":
+                _await(scene, lambda losses=losses: _losses(scene, "logs") > losses, "lost lines are reported")
+            _await(scene, lambda name=name, then=written: all(map(gt, _written(scene, name), then)), f"{name} are written again")
+    scene.notes.append(f"each disk was full {rounds} times; the learner was killed on a full one {kills} times")
+    for row in deployment.run_files.learning_curve_csv.read_text().splitlines():
+        if row.count(",") != len(CURVE) - 1:
+            scene.broken.append(f"a row of the learning curve is cut: {row!r}")
+
+
+def _restore(scene: Scene) -> None:
+    """Restore the run from its copy as a machine would that takes over, at this very moment."""
+    folder, deployment = scene.deployment.folder / "restored", scene.deployment
+    with deployment.paused("learner"):
+        try:
+            copy = restore(copy_address(f"file://{deployment.store}", deployment.run_dir), folder)
+            load_settings(preset=str(copy.config), environ={})
+        except RookeryError as error:
+            scene.broken.append(f"the copy cannot be restored: {error}")
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _losses(scene: Scene, name: str) -> float:
+    """Return how many losses on a disk are reported."""
+    if name in IN_METRICS:
+        return scene.deployment.read("learner").get(IN_METRICS[name][0], 0.0)
+    return scene.deployment.said("learner").count("lines_lost" if name == "logs" else "results_lost")
+
+
+def _written(scene: Scene, name: str) -> tuple[float, ...]:
+    """Return numbers that grow, each of them, as the files on a disk are written."""
+    deployment, run = scene.deployment, scene.deployment.run_files
+    if name in IN_METRICS:
+        return (deployment.read("learner").get(IN_METRICS[name][1], 0.0),)
+    if name == "logs":
+        return (len(deployment.said("learner")),)
+    return run.learning_curve_csv.stat().st_size, sum(path.stat().st_size for path in run.tensorboard.iterdir())
 
 
 def read_only_disk(scene: Scene) -> None:
@@ -37,9 +113,7 @@ def small_shm(scene: Scene) -> None:
     scene.deployment.kill("actor-0", signal.SIGKILL)
     scene.await_flow(timed=False)
     _await_checkpoint(scene)  # only what a checkpoint holds of the killed actor is known to the next learner
-    scene.deployment.kill("learner", signal.SIGKILL)
-    _restarted(scene)
-    scene.await_flow(scene.deployment.bound())
+    _kill_learner(scene)
 
 
 def clock_steps(scene: Scene) -> None:
@@ -48,16 +122,24 @@ def clock_steps(scene: Scene) -> None:
     for offset in (HOUR, -HOUR) if scene.short else (HOUR, -HOUR, 0.0):
         clock.step(offset)
         scene.await_flow()
-        before = scene.deployment.pid("actor-0")
-        scene.deployment.kill("actor-0", signal.SIGKILL)
-        scene.deployment.until(lambda before=before: scene.deployment.pid("actor-0") != before, "the actor is started again")
+        _restart(scene, "actor-0", signal.SIGKILL)
         scene.await_flow(timed=False)  # its process starts anew, which takes seconds
         time.sleep(scene.scaled(5.0, 0.0))
 
 
-def _restarted(scene: Scene) -> None:
-    before = scene.deployment.pid("learner")
-    scene.deployment.until(lambda: scene.deployment.pid("learner") != before, "the learner is started again")
+def _kill_learner(scene: Scene) -> None:
+    _restart(scene, "learner", signal.SIGKILL)
+    scene.await_flow(scene.deployment.bound())
+
+
+def _restart(scene: Scene, name: str, number: signal.Signals) -> None:
+    before = scene.deployment.pid(name)
+    scene.deployment.kill(name, number)
+    _await(scene, lambda: scene.deployment.pid(name) != before, f"{name} is started again")
+
+
+def _await(scene: Scene, happened: Callable[[], bool], what: str) -> None:
+    scene.deployment.until(happened, what)
 
 
 def _await_failure(scene: Scene) -> None:
@@ -74,6 +156,11 @@ STORMS = [
         name="full-disk", what="the run's disk is full; the learner is killed meanwhile", disturb=full_disk,
         setup=Setup(disk=True),
         needs=machine.cannot_mount,
+    ),
+    Storm(
+        name="full-disks",
+        what="the disks of checkpoints, logs, results and store are full in turn for 10 minutes; the learner is killed on some",
+        disturb=partial(full_disks, seconds=600), setup=Setup(disks=True), needs=machine.cannot_mount, short=False,
     ),
     Storm(
         name="read-only-disk", what="the run's disk can be read, not written", disturb=read_only_disk, setup=Setup(disk=True),

@@ -17,6 +17,7 @@ MIX = ("KILL", "KILL", "SEGV", "TERM", "STOP")
 STOPPED: Seconds = 10.0
 ACTORS = 4
 RANKS_FLOW_GOAL: Seconds = 15.0  # from the kill: both ranks start again, and join
+SERVERS_FLOW_GOAL: Seconds = 30.0  # from the last signal: all processes may have to start again, and join one after the other
 PAUSES: tuple[Seconds, ...] = (5.0, 35.0, 90.0)
 
 
@@ -25,7 +26,7 @@ class Blow:
     """One disturbance of a kill storm."""
 
     at: Seconds  # from the start of the storm
-    actor: int
+    actor: int  # or another process
     kind: str
 
 
@@ -41,11 +42,28 @@ def blows(chance: random.Random, *, count: int, seconds: Seconds, actors: int) -
 
 def kill_actors(scene: Scene) -> None:
     """Send 200 signals within 10 minutes; 5 within 5 seconds in the short form, one of each kind."""
+    _strike(scene, scene.deployment.actors, count=int(scene.scaled(200, 5)), seconds=scene.scaled(600, 5))
+    scene.await_flow(timed=False)  # processes that start anew, which takes seconds
+    scene.notes.append(f"{scene.deployment.killed} incarnations of actors ended without a Goodbye")
+
+
+def kill_policy_servers(scene: Scene, *, seconds: Seconds) -> None:
+    """Send a signal each 3 s on average to policy servers, env workers and the learner behind them."""
+    deployment = scene.deployment
+    names = [*deployment.learners, *deployment.actors, *deployment.steppers]
+    _strike(scene, names, count=int(seconds / 3), seconds=seconds)
+    scene.await_flow()
+    scene.notes.append(
+        f"{deployment.killed} policy servers ended without a Goodbye; environments began anew {deployment.begun()} times"
+    )
+
+
+def _strike(scene: Scene, names: list[str], *, count: int, seconds: Seconds) -> None:
+    """Send `count` signals within about `seconds`; what was stopped goes on before this returns."""
     deployment, began = scene.deployment, time.monotonic()
-    names = deployment.actors
     stopped = scene.scaled(STOPPED, 1.0)
     timers = []
-    for blow in blows(scene.chance, count=int(scene.scaled(200, 5)), seconds=scene.scaled(600, 5), actors=len(names)):
+    for blow in blows(scene.chance, count=count, seconds=seconds, actors=len(names)):
         time.sleep(max(0.0, began + blow.at - time.monotonic()))
         name = names[blow.actor]
         if blow.kind == "STOP":
@@ -56,8 +74,6 @@ def kill_actors(scene: Scene) -> None:
             deployment.kill(name, signal.Signals[f"SIG{blow.kind}"])
     for timer in timers:
         timer.join()
-    scene.await_flow(timed=False)  # processes that start anew, which takes seconds
-    scene.notes.append(f"{deployment.killed} incarnations of actors ended without a Goodbye")
 
 
 def kill_learners(scene: Scene) -> None:
@@ -125,6 +141,15 @@ STORMS = [
         what="200 signals in 10 minutes for 4 actors: KILL, SEGV, TERM, STOP for 10 s",
         disturb=kill_actors,
         setup=Setup(actors=ACTORS),
+    ),
+    Storm(
+        name="kill-policy-servers",
+        what="200 signals in 10 minutes (KILL, SEGV, TERM, STOP for 10 s) for 2 policy servers, their 4 env workers or "
+        "the learner; wanted: flow back within 30 s",
+        disturb=partial(kill_policy_servers, seconds=600),
+        setup=Setup(env_workers=2),
+        flow_goal=SERVERS_FLOW_GOAL,
+        short=False,
     ),
     *(
         Storm(

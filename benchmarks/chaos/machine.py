@@ -48,13 +48,17 @@ def read_only(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def full(folder: Path) -> Iterator[None]:
-    """Fill the file system of `folder` to its last byte for the time of the block."""
+def full(folder: Path, *, logs: bool = False) -> Iterator[None]:
+    """Fill the file system of `folder` to its last byte for the time of the block; of `logs` the last pages too."""
     ballast = folder / "ballast"
     try:
         with ballast.open("wb", buffering=0) as file:
             for block in (MIB, 4096, 1):
                 while _written(file, block):
+                    pass
+        for path in folder.glob("*.log") if logs else ():
+            with path.open("ab", buffering=0) as file:
+                while _written(file, 1):
                     pass
         yield
     finally:
@@ -63,7 +67,7 @@ def full(folder: Path) -> Iterator[None]:
 
 def _written(file: object, block: int) -> bool:
     try:
-        return bool(file.write(b"\0" * block))  # type: ignore[attr-defined]
+        return bool(file.write(b"\n" * block))  # type: ignore[attr-defined]
     except OSError:
         return False
 

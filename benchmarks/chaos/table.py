@@ -69,14 +69,18 @@ log {row.log_bytes_per_minute / 1000:,.0f} KB/min"""
     return "\n".join([text, *(pad + extra for extra in (*notes, *(f"MISSED: {fault}" for fault in missed), again))])
 
 
-def page(rows: Sequence[Row], *, command: str) -> str:
-    """Return the whole table as Markdown."""
-    judged = [row for row in rows if not row.skipped]
-    passed = sum(not faults(row) + slow(row) for row in judged)
+def page(rows: Sequence[Row], *, command: str, names: Sequence[str] = (), before: str = "") -> str:
+    """Return the whole table as Markdown, in the order of `names`; rows of other storms are those of the page `before`."""
+    cells = {name: line for line in before.splitlines() if (name := line[2:].partition(":")[0]) in names}
+    remarks = {line: line[3:].partition("`")[0] for line in before.splitlines() if line.startswith("- `")}
+    kept = cells.keys() - {row.storm.name for row in rows}
+    cells |= {row.storm.name: _cells(row) for row in rows}
+    table = [cells[name] for name in names or cells if name in cells]
+    passed, skipped = (sum(f"| {verdict}" in line for line in table) for verdict in ("passed |", "skipped: "))
     head = f"""# Chaos
 
 `{command}` on {datetime.now(UTC):%Y-%m-%d}, {machine()}. {passed} of
-{len(judged)} storms passed, {len(rows) - len(judged)} were skipped.
+{len(table) - skipped} storms passed, {skipped} were skipped.{f" {len(kept)} rows are of earlier commands." if kept else ""}
 [reliability.md](../../docs/reliability.md) explains the storms and the columns.
 
 Goals: 0 learner exits that the storm did not cause, 0 workers ended by themselves, 0 unaccounted env steps, flow back within
@@ -86,12 +90,13 @@ honest rate as the storm says.
 | {" | ".join(COLUMNS)} |
 |{"---|" * len(COLUMNS)}"""
     again = "Each row alone: `python -m benchmarks.chaos --only NAME --seed N`, with the seed of the command above."
-    return "\n".join([head, *map(_cells, rows), "", again, "", *_remarks(rows)]) + "\n"
+    earlier = [line for line, name in remarks.items() if name in kept]
+    return "\n".join([head, *table, "", again, "", *earlier, *_remarks(rows)]) + "\n"
 
 
 def _cells(row: Row) -> str:
     if row.skipped:
-        return f"| {row.storm.name} |" + " |" * (len(COLUMNS) - 2) + f" skipped: {row.skipped} |"
+        return f"| {row.storm.name}: {row.storm.what} |" + " |" * (len(COLUMNS) - 2) + f" skipped: {row.skipped} |"
     books, missed = row.books, faults(row) + slow(row)
     cells = [
         f"{row.storm.name}: {row.storm.what}", f"{row.seconds:.0f}", f"{books.stepped:,}", f"{books.trained:,}",

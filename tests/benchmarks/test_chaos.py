@@ -100,10 +100,21 @@ def test_goals_that_depend_on_the_speed_of_the_machine_are_reported_apart(change
 def test_a_row_says_how_to_repeat_it_and_a_page_has_all_columns():
     """A skipped storm has a row as well, with its reason."""
     assert f"python -m benchmarks.chaos --only {STORM.name} --seed 3" in line(row())
-    text = page([row(), row(skipped="mounting a file system needs root")], command="x")
+    text = page([row(), row(storm=STORMS[0], skipped="mounting a file system needs root")], command="x")
     table = [each for each in text.splitlines() if each.startswith("|")]
     assert {each.count("|") for each in table} == {len(COLUMNS) + 1}
     assert "1 of\n1 storms passed, 1 were skipped" in text
+
+
+def test_a_page_keeps_the_rows_and_remarks_of_storms_that_did_not_run_this_time():
+    first, second = STORM, next(storm for storm in STORMS if storm is not STORM)
+    names = [first.name, second.name]
+    before = page([row(storm=first, seconds=1.0, notes=("old",)), row(storm=second, learner_exits=1)], command="x", names=names)
+    text = page([row(storm=second, notes=("new",))], command="y", names=names, before=before)
+    table = [each for each in text.splitlines() if each.startswith("| ")][1:]
+    assert [each.split(":")[0] for each in table] == [f"| {first.name}", f"| {second.name}"]
+    assert "2 of\n2 storms passed, 0 were skipped. 1 rows are of earlier commands." in text
+    assert text.splitlines()[-2:] == [f"- `{first.name}`: old", f"- `{second.name}`: new"]
 
 
 @pytest.fixture
