@@ -25,26 +25,24 @@ _ATARI_KWARGS = ("maxpool", "thread_affinity_offset", "use_fire_reset")  # the r
 PICTURE = "rgb_array"  # gymnasium's render mode
 
 
-def make(settings: EnvSettings, *, num_envs: int | None = None, render: bool = False) -> VectorEnvironment:
-    """Build `num_envs` (default: the setting) environments, outside Atari with pictures where `render` asks for them.
-
-    Raises `ConfigError` or `ResourceError`, with what to do.
-    """
+def make(settings: EnvSettings, *, num_envs: int | None = None) -> VectorEnvironment:
+    """Build `num_envs` (default: the setting) environments. Raises `ConfigError` or `ResourceError`, with what to do."""
     wanted = settings.num_envs if num_envs is None else num_envs
-    environment = build(settings, wanted, render=render)
+    environment = build(settings, wanted)
     if environment.num_envs != wanted:
         environment.close()
-        raise ConfigError(
-            f"{settings.name} makes another number of environments",
-            found=environment.num_envs,
-            wanted=wanted,
-            fix="let its function take num_envs, or set env.num_envs to what it makes",
-        )
+        raise wrong_number(settings, found=environment.num_envs, wanted=wanted)
     return environment
 
 
+def wrong_number(settings: EnvSettings, *, found: int, wanted: int) -> ConfigError:
+    """Return the error of a function that makes another number of environments than one process steps."""
+    fix = "let its function take num_envs, or set env.num_envs to what it makes, times policy_server.workers where there are any"
+    return ConfigError(f"{settings.name} makes another number of environments", found=found, wanted=wanted, fix=fix)
+
+
 def build(settings: EnvSettings, num_envs: int, *, render: bool = False) -> VectorEnvironment:
-    """As `make`; a user's function may make another number of environments."""
+    """As `make`, outside Atari with pictures where `render` asks for them; a user's function may make another number."""
     mode = _MODES[settings.autoreset]
     if settings.entry_point:
         env = _from_function(settings, num_envs, mode, render=render)

@@ -1,9 +1,10 @@
 """The state of an environment as plain data, from which another process continues bit for bit.
 
 The state consists of the plain data and numpy random generators in the attributes of a gymnasium environment and of all
-environments inside it, and of the data of a MuJoCo simulation. Spaces, functions, classes and the like count as constants, which
-every process builds alike. An environment that holds anything else, such as an emulator in native code, has no state that can be
-read: `capture` names the attribute. MuJoCo is an optional package: nothing here imports it.
+environments inside it, of the generators of their spaces and of the global ones, and of the data of a MuJoCo simulation.
+Functions, classes and the like count as constants, which every process builds alike. An environment that holds anything else,
+such as an emulator in native code, has no state that can be read, nor has one with attributes that share memory, because each
+would get a copy of its own: `capture` names the attribute. MuJoCo is an optional package: nothing here imports it.
 """
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ from __future__ import annotations
 import enum
 import functools
 import inspect
+import random
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces import Space
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import SyncVectorEnv, VectorEnv
 from numpy.random import Generator
 from numpy.typing import NDArray
 
@@ -30,7 +32,10 @@ from common.protocol.plain import is_plain
 _ENVIRONMENTS = (gymnasium.Env, VectorEnv)
 _CONSTANTS = (Space, EnvSpec, type, types.ModuleType, functools.partial, enum.Enum, np.dtype, np.ufunc)
 _SCALARS = (types.NoneType, bool, int, float, str)
-_GENERATOR = "numpy generator"
+_GENERATORS = "numpy generators"
+_PROCESS = "process"  # key of the global generators beside the paths of environments
+_WORDS = 624  # of numpy's global generator
+_LAST_OBSERVATIONS = "_env_obs"  # of a SyncVectorEnv, which replaces them before it reads them; they may be views of environments
 _INTEGRATED = "integrated"  # key of MuJoCo's own state beside the arrays of a simulation
 _SOLVER_ARRAYS = ("efc_", "iefc_")  # prefixes: of the constraints of one step, sized and computed anew by the next
 
@@ -44,7 +49,25 @@ def capture(env: Any) -> dict[str, dict[str, Any]]:
 
     Raises `StateError` that names the attribute which cannot be read.
     """
-    return {path: _attributes(path, inner) for path, inner in _environments("env", env)}
+    captured = {path: _attributes(path, inner) for path, inner in _environments("env", env)}
+    _require_own_memory(captured)
+    version, words, gauss = random.getstate()
+    twister = np.random.get_state(legacy=False)  # noqa: NPY002 - environments may draw from it
+    return captured | {_PROCESS: {"random": [version, np.array(words), gauss], "numpy": twister}}
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the global generators of this process, before an environment is built that may draw from them."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - as above
+
+
+def seed_spaces(env: Any, seed: int) -> None:
+    """Seed the spaces of `env` and of all environments inside it, each with a seed that no environment has."""
+    seeds = np.random.default_rng(seed)
+    members = [_members(inner) for _, inner in _environments("env", env)]
+    for space in [part for part in _parts(members) if isinstance(part, Space)]:
+        space.seed(int(seeds.integers(2**31)))
 
 
 def restore(env: Any, state: Mapping[str, Any]) -> None:
@@ -54,11 +77,12 @@ def restore(env: Any, state: Mapping[str, Any]) -> None:
     plain data are set, to plain data: a state of unknown origin replaces no method.
     """
     inside = dict(_environments("env", env))
-    if not isinstance(state, Mapping) or set(state) != set(inside):
+    if not isinstance(state, Mapping) or set(state) != {*inside, _PROCESS}:
         found = sorted(state) if isinstance(state, Mapping) else type(state).__name__
         raise StateError("state of another environment", found=found, wanted=sorted(inside))
     for path, inner in inside.items():
         _set_attributes(path, inner, state[path])
+    _set_global_generators(state[_PROCESS])
 
 
 def check_like(what: str, value: object, current: np.ndarray) -> None:
@@ -70,7 +94,7 @@ def check_like(what: str, value: object, current: np.ndarray) -> None:
 
 def _environments(path: str, env: Any) -> Iterator[tuple[str, Any]]:
     yield path, env
-    for name, value in _members(path, env).items():
+    for name, value in vars(env).items():
         if isinstance(value, _ENVIRONMENTS):
             yield from _environments(f"{path}.{name}", value)
         elif _holds_environments(value):
@@ -78,37 +102,73 @@ def _environments(path: str, env: Any) -> Iterator[tuple[str, Any]]:
                 yield from _environments(f"{path}.{name}[{number}]", inner)
 
 
-def _members(path: str, env: Any) -> dict[str, Any]:
-    if any(vars(kind).get("__slots__") for kind in type(env).__mro__):
-        raise StateError("the state of an environment cannot be read", found=f"slots in {path}, a {type(env).__name__}")
+def _members(env: Any) -> dict[str, Any]:
+    """Return the attributes of an environment, and the spaces of its class."""
+    shared = (item for kind in reversed(type(env).__mro__) for item in vars(kind).items())
     members: dict[str, Any] = vars(env)
-    return members
+    return {name: value for name, value in shared if isinstance(value, Space)} | members
 
 
 def _attributes(path: str, env: Any) -> dict[str, Any]:
+    if any(vars(kind).get("__slots__") for kind in type(env).__mro__):
+        raise StateError("the state of an environment cannot be read", found=f"slots in {path}, a {type(env).__name__}")
     attributes: dict[str, Any] = {}
-    for name, value in _members(path, env).items():
-        if isinstance(value, Generator):
-            attributes[name] = {_GENERATOR: value.bit_generator.state}
-        elif is_plain(value):
+    for name, value in _members(env).items():
+        if name == _LAST_OBSERVATIONS and isinstance(env, SyncVectorEnv):
+            continue
+        if is_plain(value):
             attributes[name] = value
         elif _is_simulation(value):
             attributes[name] = _capture_simulation(value)
-        elif not (isinstance(value, _ENVIRONMENTS) or _holds_environments(value) or _is_constant(value)):
+        elif isinstance(value, Generator) or _is_constant(value):
+            if generators := _generators(value):
+                attributes[name] = {_GENERATORS: [generator.bit_generator.state for generator in generators]}
+        elif not (isinstance(value, _ENVIRONMENTS) or _holds_environments(value)):
             found = f"{path}.{name}, a {type(value).__name__}, in {type(env).__name__}"
             raise StateError("the state of an environment cannot be read", found=found, wanted="attributes of plain data")
     return attributes
 
 
+def _require_own_memory(captured: Mapping[str, Any]) -> None:
+    """Raise `StateError` where two places share a list, a dict, or memory as different arrays: each would get its own copy.
+
+    One array in two places is one array again after `pack` and `unpack`.
+    """
+    owners: dict[int, tuple[str, Any]] = {}  # last attribute and part with the memory of an object, by its id
+    attributes = ((f"{path}.{name}", value) for path, each in captured.items() for name, value in each.items())
+    for attribute, part in ((attribute, part) for attribute, value in attributes for part in _parts(value)):
+        owner = part
+        while (base := getattr(owner, "base", None)) is not None:
+            owner = base
+        before, known = owners.get(id(owner), ("", None))
+        if before and isinstance(part, list | dict | np.ndarray) and not (known is part and isinstance(part, np.ndarray)):
+            found = f"{before} and {attribute}, which share memory"
+            raise StateError("the state of an environment cannot be read", found=found, wanted="attributes that share no memory")
+        owners[id(owner)] = attribute, part
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """Yield a value, and all that are inside it where it is a container or a space."""
+    yield value
+    inside = vars(value) if isinstance(value, Space) else value
+    for inner in inside.values() if isinstance(inside, dict) else inside if isinstance(inside, list | tuple) else ():
+        yield from _parts(inner)
+
+
+def _generators(value: Any) -> list[Generator]:
+    """Return a generator, or those of all spaces in a value."""
+    return [part for part in _parts(value) if isinstance(part, Generator)]
+
+
 def _set_attributes(path: str, env: Any, state: Any) -> None:
-    members = _members(path, env)
+    members = _members(env)
     if not isinstance(state, Mapping):
         raise StateError(f"state of {path}", found=type(state).__name__, wanted="attributes by name")
     for name, value in state.items():
         current = members.get(name)
         new = name not in members and type(name) is str and name.isidentifier() and not hasattr(type(env), name)
-        if isinstance(current, Generator):
-            _set_generator(f"{path}.{name}", current, value)
+        if generators := _generators(current):
+            _set_generators(f"{path}.{name}", generators, value)
         elif _is_simulation(current):
             if not isinstance(value, Mapping) or not _restore_simulation(current, value):
                 raise StateError(f"state of {path}.{name}", found="arrays of another simulation", wanted="those of this model")
@@ -116,19 +176,32 @@ def _set_attributes(path: str, env: Any, state: Any) -> None:
             found, wanted = type(value).__name__, type(current).__name__ if name in members else "no such attribute"
             raise StateError(f"state of {path}.{name}", found=found, wanted=wanted, fix="run the same versions on both sides")
         else:
-            members[name] = value
+            vars(env)[name] = value
 
 
-def _set_generator(path: str, generator: Generator, state: Any) -> None:
+def _set_generators(path: str, generators: Sequence[Generator], state: Any) -> None:
     try:
-        generator.bit_generator.state = state[_GENERATOR]
+        for generator, saved in zip(generators, state[_GENERATORS], strict=True):
+            generator.bit_generator.state = saved
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        wanted = type(generator.bit_generator).__name__
-        raise StateError(f"state of {path}", found=f"{type(error).__name__}", wanted=f"a state of {wanted}") from error
+        wanted = f"states of {len(generators)} {type(generators[0].bit_generator).__name__}"
+        raise StateError(f"state of {path}", found=type(error).__name__, wanted=wanted) from error
+
+
+def _set_global_generators(state: Any) -> None:
+    try:
+        version, words, gauss = state["random"]
+        random.setstate((version, tuple(words.tolist()), gauss))
+        state["numpy"]["state"]["pos"] = min(max(state["numpy"]["state"]["pos"], 0), _WORDS)  # numpy reads wherever it is
+        np.random.set_state(state["numpy"])  # noqa: NPY002 - as in `capture`
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise StateError("states of the global generators", found=type(error).__name__, wanted="of `random` and numpy") from error
 
 
 def _may_follow(current: Any, value: Any) -> bool:
     """Return whether `value` may replace an attribute that is `current` after a reset: both have one form, or one is None."""
+    if isinstance(value, dict) and _GENERATORS in value:
+        return False  # of a generator or space that this environment does not have after a reset
     if current is None or value is None:
         return True
     if isinstance(current, np.ndarray) and isinstance(value, np.ndarray):

@@ -10,6 +10,7 @@ import numpy as np
 
 from common.envs.make import build
 from common.envs.spec import EnvSettings, EnvSpec
+from common.envs.state import seed_generators
 from common.envs.vector import Array, VectorEnvironment
 from common.errors import ConfigError, RookeryError
 from common.units import Seconds
@@ -71,8 +72,9 @@ def _require_finite(values: Array, what: str, settings: EnvSettings) -> None:
 
 
 def example_frames(settings: EnvSettings, *, seed: int) -> Array:
-    """Return observations of random play, [EXAMPLE_STEPS * EXAMPLE_ENVS, *frame], as they are before training."""
+    """Return observations of random play, [EXAMPLE_STEPS * EXAMPLE_ENVS, *frame]. The global generators are seeded too."""
     random = np.random.default_rng(seed)
+    seed_generators(seed)
     with closing(build(settings, EXAMPLE_ENVS)) as environment:
         environment.reset(seed)
         frames = [environment.step(_random_actions(environment, random)).observation.copy() for _ in range(EXAMPLE_STEPS)]

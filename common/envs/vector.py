@@ -66,6 +66,7 @@ class VectorEnvironment:
             frame_stack=settings.frame_stack,
             frame_skip=settings.frame_skip if isinstance(env, AtariVectorEnv) else 1,
         )
+        self.offers_masks = False  # whether an info had an action mask, which nothing uses
         self._env = env
         self._counts_lives = settings.terminate_on_life_loss and isinstance(env, AtariVectorEnv)
         self._lives: NDArray[np.int32] = np.zeros(self.num_envs, np.int32)
@@ -77,8 +78,13 @@ class VectorEnvironment:
         self._no_frames = np.zeros((0, *shape), dtype)
 
     def reset(self, seed: int) -> Array:
-        """Begin B episodes, environment b with `seed + b` where it is seeded alone; return the first observations [B, *frame]."""
+        """Begin B episodes, environment b with `seed + b` where it is seeded alone; return the first observations [B, *frame].
+
+        Their spaces are seeded too, which an environment may sample.
+        """
+        state.seed_spaces(self._env, seed)
         observation, info = self._env.reset(seed=seed % (SEEDS - self.num_envs))
+        self.offers_masks |= "action_mask" in info
         if self._counts_lives:
             self._lives = info["lives"].copy()
         self._ended = np.zeros(self.num_envs, np.bool_)
@@ -87,6 +93,7 @@ class VectorEnvironment:
     def step(self, action: Array) -> Transition:
         """Take `action`: [B] int64 from 0, or [B, A] float32, clipped to the space's bounds here."""
         observed, rewards, terminated, truncated, info = self._env.step(self.to_native(action))
+        self.offers_masks |= "action_mask" in info
         observation, reward = self._observed(observed), np.asarray(rewards, np.float32)
         after_end, self._ended = self._ended, terminated | truncated
         life_lost = self._life_lost(info)

@@ -1,8 +1,9 @@
 """A tree of plain values as one array of bytes, and back bit for bit. No pickle: reading runs no code, whatever the bytes.
 
 Plain are None, booleans, integers, floats, strings, numpy arrays and scalars of numbers, and lists, tuples and dicts of these.
-The bytes are a safetensors file: the arrays, and one more that holds the structure as JSON, in which every container and array is
-an object with one key that names its kind.
+One array in several places is one array again; a list or dict in several places becomes several. The bytes are a safetensors
+file: the arrays, and one more that holds the structure as JSON, in which every container and array is an object with one key that
+names its kind.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def pack(tree: Any) -> NDArray[np.uint8]:
     if not is_plain(tree):
         raise InternalError("a value that cannot be packed", found=repr(tree)[:200], wanted="plain values")
     arrays: dict[str, NDArray[Any]] = {}
-    structure = json.dumps(_packed(tree, arrays)).encode()
+    structure = json.dumps(_packed(tree, arrays, {})).encode()
     data = safetensors.numpy.save({**arrays, _STRUCTURE: np.frombuffer(structure, np.uint8)})
     return np.frombuffer(data, np.uint8)
 
@@ -46,23 +47,24 @@ def pack(tree: Any) -> NDArray[np.uint8]:
 def unpack(data: NDArray[np.uint8]) -> Any:
     """Return the tree that `pack` wrote; arrays are the caller's own. Raises `DecodeError` for bytes that `pack` never makes."""
     try:
-        arrays = safetensors.numpy.load(data.tobytes())
+        arrays = {name: np.array(array) for name, array in safetensors.numpy.load(data.tobytes()).items()}
         return _unpacked(json.loads(arrays.pop(_STRUCTURE).tobytes()), arrays)
     except (SafetensorError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         found = f"{type(error).__name__} in {data.size} bytes"
         raise DecodeError("packed values", found=found, wanted="what this version packs") from error
 
 
-def _packed(value: Any, arrays: dict[str, NDArray[Any]]) -> Any:
+def _packed(value: Any, arrays: dict[str, NDArray[Any]], names: dict[int, str]) -> Any:
+    """Return the structure of `value`; its arrays are added to `arrays`, and their names to `names`, by the id of each."""
     match value:
         case np.ndarray() | np.generic():
-            name = str(len(arrays))
+            name = names.setdefault(id(value), str(len(names)))
             arrays[name] = np.array(value, order="C")
             return {"array" if isinstance(value, np.ndarray) else "scalar": name}
         case Mapping():
-            return {"mapping": [[key, _packed(item, arrays)] for key, item in value.items()]}
+            return {"mapping": [[key, _packed(item, arrays, names)] for key, item in value.items()]}
         case list() | tuple():
-            return {type(value).__name__: [_packed(item, arrays) for item in value]}
+            return {type(value).__name__: [_packed(item, arrays, names) for item in value]}
     return value
 
 
@@ -74,7 +76,7 @@ def _unpacked(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
     ((kind, content),) = value.items()
     match kind:
         case "array":
-            return np.array(arrays[content])
+            return arrays[content]
         case "scalar":
             return arrays[content][()]
         case "mapping":

@@ -24,7 +24,7 @@ INTERRUPTED = 130  # what a shell reports after Ctrl-C
 LINGER_SECONDS: Seconds = 5.0  # between two ticks of a process that has nothing left to do
 
 Purpose: TypeAlias = Literal["model", "environment", "policy"]
-_SPAWN_KEYS = {"model": 0, "environment": 1, "policy": 2, "learner": 0, "actor": 1, "evaluator": 2}
+_SPAWN_KEYS = {"model": 0, "environment": 1, "policy": 2, "learner": 0, "actor": 1, "evaluator": 2, "env_worker": 3}
 
 _log = EventLog(__name__)
 

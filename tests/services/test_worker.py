@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
+import gymnasium
 import msgpack
 import pytest
 
@@ -306,19 +307,28 @@ def test_environments_are_closed_when_their_loop_fails(loop, learner, environmen
     assert environments == []
 
 
-def test_environments_of_a_new_incarnation_take_the_place_of_those_before(environments):
+def fixed():
+    """A vector environment of a size of its own."""
+    return gymnasium.make_vec("CartPole-v1", 4, vectorization_mode="sync")
+
+
+@pytest.mark.parametrize(
+    ("env", "wanted"), [(EnvSettings(), 10), (EnvSettings(entry_point=f"{__name__}:fixed", num_envs=4), 4)], ids=["any", "fixed"]
+)
+def test_environments_of_a_new_incarnation_take_the_place_of_those_before(env, wanted, environments):
     with ExitStack() as resources:
         welcomed = worker.WelcomedWorker(
             invocation=None,
             role="actor",
-            link=None,
-            run=SimpleNamespace(env=Settings().env),
+            link=SimpleNamespace(welcome=welcome()),
+            run=SimpleNamespace(env=env, seed=1),
             shutdown=Shutdown(),
             health=Health(),
             resources=resources,
         )
         welcomed.environments()
-        assert environments == [welcomed.environments(num_envs=3)]
+        built = welcomed.environments(num_envs=10)
+        assert (environments, built.num_envs) == ([built], wanted)
     assert environments == []
 
 

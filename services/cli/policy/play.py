@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from common.envs.state import seed_generators
 from common.errors import ConfigError, ResourceError
 from common.policies.environment import PICTURES
 from common.policies.load import TrainedPolicy
@@ -24,6 +25,7 @@ from services.cli.policy.evaluate import environment_errors, progress
 def play(policy: TrainedPolicy, *, episodes: int, seed: int, greedy: bool, video: Path | None, window: bool) -> None:
     """Play `episodes`, episode n with `seed + n`, and print return and length of each; stop when the window is closed."""
     _keep_pygame_quiet(window=window)
+    seed_generators(seed)
     with ExitStack() as stack:
         env = stack.enter_context(closing(policy.make_env(render_mode=PICTURES if video or window else None)))
         fps = float(env.metadata["render_fps"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 
 import gymnasium
 import numpy as np
@@ -11,7 +12,7 @@ from gymnasium.spaces import Box, Discrete
 
 from common.envs.make import make
 from common.envs.spec import EnvSettings
-from common.envs.state import StateError, capture, restore
+from common.envs.state import StateError, capture, restore, seed_generators
 from common.protocol.plain import pack, unpack
 
 pytestmark = pytest.mark.service
@@ -98,6 +99,112 @@ def test_attributes_of_a_users_environment_are_its_state():
     assert second.history == [1, 2]
 
 
+class Walk(gymnasium.Env):
+    """Shows a position that it also has by another name."""
+
+    observation_space, action_space = Box(-9, 9, (1,), np.float32), Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed, options=options)
+        self.position = np.zeros(1, np.float32)
+        self.shown = self.position
+        return self.shown.copy(), {}
+
+    def step(self, _action):
+        self.position += 1
+        return self.shown.copy(), 0.0, False, False, {}
+
+
+def test_one_array_by_two_names_is_one_array_again():
+    first, second = Walk(), Walk()
+    first.reset(seed=1)
+    second.reset(seed=2)
+    first.step(0)
+    restore(second, unpack(pack(capture(first))))
+    assert first.step(0)[0] == second.step(0)[0] == 2
+
+
+@pytest.mark.parametrize("share", ["board[0]", "history", "within"])
+def test_attributes_that_copies_would_separate_are_named(share):
+    game = Game()
+    game.shared = {"board[0]": game.board[0], "history": (game.history,), "within": (game.turn, past := [], past)}[share]
+    with pytest.raises(StateError, match=r"env\.(board|history|shared) and env\.shared, which share memory"):
+        capture(game)
+
+
+class Draws(Walk):
+    """Shows draws from everything but its own generator."""
+
+    def __init__(self):
+        self.observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)  # beside the space of the class
+        self.choices = {"pair": gymnasium.spaces.Tuple([Discrete(1000), Discrete(1000)])}
+        self.built = random.random()
+
+    def step(self, action):
+        numbers = random.random(), np.random.random(), *self.choices["pair"].sample()  # noqa: NPY002
+        self.drawn = [*numbers, self.action_space.sample(), *self.observation_space.sample().tolist()]
+        return super().step(action)
+
+
+def draws(environment, number=4):
+    """The draws of some steps, and the one of the construction."""
+    env, drawn = environment.native.envs[0], []
+    for _ in range(number):
+        environment.step(np.zeros(1, np.int64))
+        drawn.append((env.built, *env.drawn))
+    return drawn
+
+
+def drawing(seed):
+    """An environment that draws, as a process builds it from its seed."""
+    seed_generators(seed)
+    environment = make(EnvSettings(entry_point=f"{__name__}:Draws", num_envs=1))
+    environment.reset(seed)
+    return environment
+
+
+def test_a_seed_fixes_the_draws_from_spaces_and_from_global_generators():
+    first, second, other = (draws(drawing(seed)) for seed in (3, 3, 4))
+    assert first == second
+    assert not {number for row in first for number in row[:3]} & {number for row in other for number in row[:3]}
+
+
+def test_draws_from_spaces_and_from_global_generators_go_on():
+    first = drawing(3)
+    draws(first)
+    state = pack(first.state_dict())
+    wanted = draws(first)
+    second = drawing(99)
+    second.load_state_dict(unpack(state))
+    found = draws(second)
+    assert [row[1:] for row in found] == [row[1:] for row in wanted]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda state: state.update({"numpy": None}),
+        lambda state: state["numpy"]["state"].update({"pos": "far"}),
+        lambda state: state["numpy"]["state"].update({"key": np.zeros(3, np.uint32)}),
+        lambda state: state.update({"random": [3, np.zeros(3, np.uint32), None]}),
+        lambda state: state["random"].__setitem__(1, np.full(625, -1)),
+    ],
+)
+def test_states_of_global_generators_that_cannot_be_are_refused(damage):
+    game = Game()
+    state = unpack(pack(capture(game)))
+    damage(state["process"])
+    with pytest.raises(StateError, match="global generators"):
+        restore(game, state)
+
+
+def test_numpy_reads_no_word_beyond_its_words():
+    state = unpack(pack(capture(Game())))
+    state["process"]["numpy"]["state"]["pos"] = 10**6
+    restore(Game(), state)
+    assert capture(Game())["process"]["numpy"]["state"]["pos"] == 624
+
+
 @pytest.mark.parametrize("value", [object(), {1, 2}, iter([1]), np.random.RandomState(1), [Game(), 1]])
 def test_what_cannot_be_read_is_named(value):
     """Half of a state would be worse than none."""
@@ -130,9 +237,9 @@ def damaged(state, damage):
         lambda state: state["env"].update({"board": np.zeros((2, 2), np.int64)}),
         lambda state: state["env"].update({"board": "x"}),
         lambda state: state["env"].update({"turn": 1}),
-        lambda state: state["env"].update({"_np_random": {"numpy generator": {"bit_generator": "MT19937"}}}),
+        lambda state: state["env"].update({"_np_random": {"numpy generators": [{"bit_generator": "MT19937"}]}}),
         lambda state: state["env"].update({"_np_random": 3}),
-        lambda state: state["env"]["_np_random"]["numpy generator"]["state"].update({"state": -1}),
+        lambda state: state["env"]["_np_random"]["numpy generators"][0]["state"].update({"state": -1}),
     ],
 )
 def test_a_state_of_unknown_origin_replaces_nothing_but_data(damage):

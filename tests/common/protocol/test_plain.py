@@ -43,6 +43,13 @@ def test_arrays_and_their_scalars_keep_dtype_shape_and_every_bit(dtype):
         assert np.array_equal(found, value)
 
 
+def test_one_array_in_two_places_is_one_array_again():
+    array = np.arange(3)
+    first, (second, other) = unpack(pack([array, (array, array.copy())]))
+    assert first is second
+    assert first is not other
+
+
 def test_infinities_and_nan_come_back():
     """An environment may hold them."""
     low, high, none = unpack(pack([-math.inf, math.inf, math.nan]))
