@@ -16,12 +16,14 @@ import numpy as np
 
 from common.config.run_config import EnvRunConfig
 from common.envs.remote import act_schema, first_row, observe_schema
+from common.envs.state import seed_generators
 from common.envs.vector import VectorEnvironment
 from common.errors import ConfigError, ProtocolError
 from common.observability.env_metrics import ENV_WORKER_METRICS, EnvWorkerStats
 from common.protocol.content import check_schema
-from common.protocol.messages import Act, Observe
+from common.protocol.messages import Act, Observe, Report
 from common.runtime import process
+from common.runtime.lifecycle import BUILD_SECONDS
 from common.transport.link import Link
 from common.units import Seconds
 from services import worker
@@ -58,7 +60,7 @@ class EnvWorkerLoop:
         environment: VectorEnvironment,
         stats: EnvWorkerStats,
         stopping: Callable[[], bool],
-        alive: Callable[[], None],
+        alive: Callable[..., None],
     ) -> None:
         """Raises `ConfigError` where the Welcome describes other rows than `environment` has. The loop alone writes `stats`."""
         self.stats = stats
@@ -120,7 +122,12 @@ class EnvWorkerLoop:
         self.stats.phases.enter("env")
         if act.seed >= 0:
             self.stats.resets += 1
-            return Observe(number=act.number, arrays=first_row(environment.reset(act.seed).copy())._asdict())
+            seed_generators(act.seed)
+            self._link.say(Report(produced=0))  # the policy server learns that the reset has begun, which may take its time
+            self._alive(doing="begins new episodes", within=BUILD_SECONDS)
+            with process.build_limit():
+                observation = environment.reset(act.seed).copy()
+            return Observe(number=act.number, arrays=first_row(observation)._asdict())
         check_schema(act.arrays, self._actions)
         transition = environment.step(act.arrays["action"])
         self.stats.env_steps += int(np.count_nonzero(transition.valid))

@@ -8,6 +8,7 @@ if __name__ == "__main__":
     exit_on_signals()  # before the imports, which take seconds
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import Any, NoReturn
@@ -29,6 +30,7 @@ from common.protocol.env_side import EnvSide
 from common.protocol.env_slots import SILENCE_SECONDS, EnvSessionConfig
 from common.protocol.messages import ACTOR_STATE, Envelope
 from common.runtime import process
+from common.runtime.lifecycle import BUILD_SECONDS
 from common.runtime.machine import cpu_limit
 from common.transport.api import ConnectionLimit, Frame, ServerTransport
 from common.transport.curve import ServerKeys
@@ -131,6 +133,7 @@ def _session(welcomed: WelcomedWorker[RunConfig], spec: EnvSpec) -> EnvSessionCo
         slots=own.workers,
         rows=rows,
         silence_seconds=SILENCE_SECONDS + own.step_timeout_ms / 1000,
+        reset_seconds=BUILD_SECONDS,
     )
 
 
@@ -265,6 +268,7 @@ class RemoteEnvironments:
         stats.env_workers, stats.rows_waiting = side.connected, side.rows_waiting
         stats.missing_rows, stats.env_workers_lost = side.missing_rows, side.workers_lost
         stats.refused = side.messages_refused.total()
+        stats.handshakes_failed = Counter(self._transport.handshakes.failed)
 
 
 if __name__ == "__main__":

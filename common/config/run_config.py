@@ -27,8 +27,11 @@ class EnvRunConfig(Section):
 
     @classmethod
     def of(cls, run: RunConfig, *, rows: int) -> Self:
-        """Return the part of `run` that concerns an env worker of `rows` environments."""
-        env = run.env.model_copy(update={"num_envs": rows})
+        """Return the part of `run` that concerns an env worker of `rows` environments.
+
+        They reset in the next step: an end that came with its reset would be lost where the reset exceeds the step timeout.
+        """
+        env = run.env.model_copy(update={"num_envs": rows, "autoreset": "next_step"})
         return cls(run_id=run.run_id, seed=run.seed, algorithm=run.algorithm.name, env=env)
 
     @classmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from common.errors import HandshakeFailure
 from common.observability.metrics import Metric, Phases, build_info, declared, kinds, run_info
 from common.observability.worker_metrics import ACTOR_METRICS, ActorStats, LinkStats, connection_metrics
 from common.protocol.messages import Act, Credit, Drain, Goodbye, Hello, Observe, Refusal, Report, Welcome
@@ -27,6 +28,7 @@ class PolicyServerStats(ActorStats):
     env_workers_lost: int = 0
     refused: int = 0
     ignored: int = 0
+    handshakes_failed: Counter[str] = field(default_factory=Counter)
     env_sent: Counter[str] = field(default_factory=Counter)  # messages to env workers by kind
 
 
@@ -94,6 +96,12 @@ MESSAGES_IGNORED = PolicyServerMetric(
     "Messages discarded unread because their connection had sent over 256 without observations within a second. Excludes refused "
     "messages.",
     read=lambda stats: stats.ignored,
+)
+HANDSHAKES_FAILED = PolicyServerMetric(
+    "rookery_policy_server_handshakes_failed_total",
+    "Connections of env workers that failed before their first message, by the reasons of the same metric of the learner.",
+    read=lambda stats: stats.handshakes_failed,
+    labels={"reason": HandshakeFailure},
 )
 POLICY_SERVER_MESSAGES_SENT = PolicyServerMetric(
     "rookery_policy_server_messages_sent_total",

@@ -117,7 +117,7 @@ class EnvSide:
     def _reset(self, slot: Slot, now: Seconds) -> list[e.Instruction]:
         seed = (self._seed + self._rows(slot).start + slot.resets * self.num_envs) % SEEDS
         slot.resets += 1
-        slot.state, slot.arrays = SlotState.RESETTING, None
+        slot.state, slot.arrays, slot.reset_at = SlotState.RESETTING, None, now
         return self._send_act(slot, Act(number=slot.number + 1, seed=seed), now)
 
     @staticmethod
@@ -148,7 +148,8 @@ class EnvSide:
         raise InternalError("an event of another session reached a policy server's", found=type(event).__name__)
 
     def _tick(self, slot: Slot, now: Seconds) -> list[e.Instruction]:
-        if (silent := now - slot.heard_at) > self.config.silence_seconds:
+        begins = slot.state is SlotState.RESETTING and slot.heard_at > slot.reset_at  # it has the Act, and is silent meanwhile
+        if (silent := now - slot.heard_at) > (self.config.reset_seconds if begins else self.config.silence_seconds):
             return self._lose(slot, f"no message for {silent:.1f} s")
         if now - slot.sent_at < self.config.heartbeat_seconds:
             return []

@@ -30,6 +30,7 @@ class EnvSessionConfig:
     rows: int
     heartbeat_seconds: Seconds = 1.0
     silence_seconds: Seconds = SILENCE_SECONDS
+    reset_seconds: Seconds = 300.0  # the same, while an env worker begins new episodes
 
 
 class SlotState(StrEnum):
@@ -55,6 +56,7 @@ class Slot:
     challenger: Route | None = None  # another connection that greeted by the same name
     heard_at: Seconds = 0.0
     sent_at: Seconds = 0.0
+    reset_at: Seconds = 0.0  # time of the newest Act to begin new episodes
     generation: int = -1  # incarnations that held the slot before the present one; -1: none has held it
     resets: Count = 0  # number of times that its environments began anew
     act: Act | None = None  # the newest one

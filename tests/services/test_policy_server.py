@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import count
 
@@ -10,7 +11,8 @@ import pytest
 
 from common.algorithms.episode_reports import TrajectoryEpisodes
 from common.algorithms.payload import trajectory_schema
-from common.config.run_config import EnvRunConfig
+from common.config.run_config import EnvRunConfig, RunConfig
+from common.config.schema import Settings
 from common.envs.make import make
 from common.envs.remote import observe_schema
 from common.envs.spec import EnvSettings
@@ -18,10 +20,11 @@ from common.errors import ConfigError
 from common.observability.env_metrics import EnvWorkerStats, PolicyServerStats
 from common.protocol.env_side import EnvSide
 from common.protocol.env_slots import EnvSessionConfig, SlotState
-from common.protocol.messages import ENV_WORKER, Trajectory
+from common.protocol.messages import ENV_WORKER, Observe, Trajectory
 from common.protocol.worker_side import Identity, WorkerSide
 from common.replay.blocks import spans
 from common.replay.rows import rows_by_environment
+from common.runtime import process
 from common.transport.api import LIMIT_MESSAGES
 from common.transport.link import Link
 from services.acting.rollout import Rollout
@@ -61,7 +64,11 @@ class Worker:
                 environment = make(EnvRunConfig.from_json(self.link.welcome.config).env)
                 self.link.check_environment(environment.spec)
                 self.loop = EnvWorkerLoop(
-                    link=self.link, environment=environment, stats=EnvWorkerStats(), stopping=lambda: False, alive=lambda: None
+                    link=self.link,
+                    environment=environment,
+                    stats=EnvWorkerStats(),
+                    stopping=lambda: False,
+                    alive=lambda **_: None,
                 )
         else:
             self.loop.turn(0.0)
@@ -291,6 +298,62 @@ def test_an_env_worker_that_is_late_loses_its_episodes_and_no_other_rows():
     assert arrays["valid"][3:5, :ROWS].any()
     assert [note.event for note in stage.notes if note.warning] == ["env_worker_late"]
     assert stage.now >= STEP_TIMEOUT
+
+
+@pytest.mark.parametrize("settings", [COUNTING, SAME_STEP], ids=["next_step", "same_step"])
+def test_the_ends_of_episodes_are_seen_where_every_reset_is_late(settings):
+    stage, run = Stage(settings), RunConfig.of(Settings(env=settings), run_id="run-1")
+    stage.restart_server(env_config=EnvRunConfig.of(run, rows=ROWS).model_dump_json())
+    stage.remote.reset(1)
+    stage.join()
+    for worker in stage.workers.values():
+        worker.link.say = Late(stage, worker)
+    ends = 0
+    for _ in range(40):
+        transition = stage.remote.step(np.zeros(B, np.int64))
+        ends += np.count_nonzero(transition.terminated | transition.truncated)
+    assert ends
+
+
+class Late:
+    """Holds an answer with new episodes back for longer than the step timeout."""
+
+    def __init__(self, stage, worker):
+        self.stage, self.worker, self.say, self.turn = stage, worker, worker.link.say, worker.turn
+        self.held, self.until = None, 0.0
+        worker.turn = self.turned
+
+    def __call__(self, message):
+        if isinstance(message, Observe) and message.arrays["start"].any():
+            self.held, self.until = message, self.stage.now + 1.5 * STEP_TIMEOUT
+        else:
+            self.say(message)
+
+    def turned(self):
+        if self.held is None:
+            self.turn()
+        elif self.stage.now >= self.until:
+            held, self.held = self.held, None
+            self.say(held)
+
+
+def test_a_reset_is_announced_and_its_time_is_limited(monkeypatch):
+    stage = Stage(workers=1)
+    stage.remote.reset(1)
+    stage.join()
+    (worker,) = stage.workers.values()
+    limited, resets, environment = [], [], worker.loop._environment
+
+    def reset(seed):
+        resets.append((limited == ["limit"], worker.link.sent["report"] - reports))
+        return first(seed)
+
+    first, reports = environment.reset, worker.link.sent["report"]
+    monkeypatch.setattr(environment, "reset", reset)
+    monkeypatch.setattr(process, "build_limit", lambda: limited.append("limit") or nullcontext())
+    stage.remote.reset(2)
+    stage.remote.service(0.05)
+    assert resets == [(True, 1)]
 
 
 def test_answers_that_a_policy_server_did_not_read_in_time_because_it_was_stopped_count():

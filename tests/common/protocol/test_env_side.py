@@ -217,6 +217,26 @@ def test_a_worker_that_is_silent_loses_its_slot_and_gets_it_again_with_new_episo
     assert act.seed >= 0
 
 
+def test_a_worker_that_begins_new_episodes_may_be_silent_for_as_long_as_a_build(scene):
+    scene.hello(b"a", "w0")
+    scene.now += 0.1
+    scene.say(b"a", Report(produced=0))
+    for now, connected in ((CONFIG.silence_seconds + 1, 1), (CONFIG.reset_seconds + 1, 0)):
+        scene.now = now
+        scene.side.handle(e.Tick(), scene.now)
+        assert scene.side.connected == connected
+
+
+def test_a_worker_that_never_received_the_request_for_new_episodes_is_lost_as_any_other(scene):
+    scene.both_ready()
+    scene.act()
+    scene.now += 1.0
+    scene.side.expire(scene.now)
+    scene.now += CONFIG.silence_seconds
+    scene.side.handle(e.Tick(), scene.now)
+    assert scene.side.connected == 0
+
+
 def test_the_successor_of_a_killed_worker_gets_its_slot_once_the_old_connection_is_closed(scene):
     scene.both_ready()
     ((route, credit),) = scene.hello(b"c", "w1", incarnation=2)
