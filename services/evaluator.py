@@ -1,8 +1,9 @@
 """The evaluator: play whole episodes with the newest policy, greedily and sampled, and report the returns.
 
 Each of E environments plays exactly one episode, the first after a reset, so that short episodes are not counted
-more often than long ones. When the learner drains, one last greedy evaluation of the final policy is played if the
-deadline allows. Environments, policy and loop are built from the learner's Welcome; the rest of the root is in `services.worker`.
+more often than long ones; of fewer environments, which a user's function may make, each plays as many. When the learner
+drains, one last greedy evaluation of the final policy is played if the deadline allows. Environments, policy and loop are built
+from the learner's Welcome; the rest of the root is in `services.worker`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from common.config.load import LoadedSettings
 from common.config.run_config import RunConfig
 from common.config.sections import EvaluationSettings
 from common.envs.vector import VectorEnvironment
+from common.observability import logs
 from common.observability.worker_metrics import EVALUATOR_METRICS, EvaluatorStats
 from common.policies.episodes import Episodes, Tally
 from common.protocol.messages import MODES, Evaluation
@@ -43,6 +45,8 @@ WAIT_SECONDS: Seconds = 0.1
 LAST_POLICY_SECONDS: Seconds = 0.5  # many times the way to the learner and back
 LONGEST_REST: Seconds = 0.2
 
+_log = logs.EventLog(__name__)
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run one evaluator until a stop is requested or the run ends."""
@@ -57,6 +61,7 @@ def _loop(welcomed: WelcomedWorker[RunConfig], stats: EvaluatorStats) -> Evaluat
     return EvaluatorLoop(
         link=link,
         environment=environment,
+        episodes=settings.episodes,
         policy=policy_of(welcomed, environment.spec, num_envs=environment.num_envs, precision="fp32", training=False),
         seed=welcomed.seed("environment"),
         every_seconds=settings.every_seconds,
@@ -84,6 +89,7 @@ class EvaluatorLoop:
 
     link: Link
     environment: VectorEnvironment
+    episodes: int  # of an evaluation
     policy: Policy
     seed: int
     every_seconds: Seconds
@@ -135,18 +141,18 @@ class EvaluatorLoop:
         return snapshot is not None
 
     def _evaluate(self, mode: str, *, keep_going: Callable[[], bool], rest: bool = True) -> None:
-        """Play one episode in each environment with one policy version; report unless interrupted."""
+        """Play the episodes of an evaluation with one policy version; report unless interrupted."""
         if self.stats.version < 0:
             return
-        num_envs = self.environment.num_envs
-        episodes = Episodes(self.environment, episodes=num_envs, seed=self.seed)
-        self.seed += num_envs
+        episodes = Episodes(self.environment, episodes=self.episodes, seed=self.seed)
+        self.seed += self.environment.num_envs
         while not episodes.complete:
             self.stats.phases.enter("act")
             observation = torch.from_numpy(episodes.observation)
             action = self.policy.act(observation, greedy=mode == "greedy")["action"].numpy()
             self.stats.phases.enter("env")
             self.stats.env_steps += episodes.step(action)
+            self.stats.playing = self.episodes - episodes.tally.ended
             self.stats.phases.enter("idle")
             self.link.service()
             self.alive()
@@ -181,6 +187,9 @@ class EvaluatorLoop:
         self._load_last(until)
         if (self.stats.version, "greedy") not in self._played:
             self._evaluate("greedy", keep_going=lambda: not self.stopping() and self.clock() < until, rest=False)
+        if self.stats.playing and self.clock() >= until:
+            ended, seconds = f"{self.episodes - self.stats.playing} of {self.episodes}", drain.deadline_seconds / 2
+            _log.warning("evaluation_unfinished", version=self.stats.version, episodes_ended=ended, seconds=seconds)
         while self._unreported and self.clock() < until and not self.stopping():
             self.alive()
             self.link.service(WAIT_SECONDS)

@@ -80,6 +80,7 @@ class EvaluatorStats(WorkerStats):
 
     phases: Phases = field(default_factory=lambda: Phases(EVALUATOR_PHASES))
     evaluations: int = 0
+    playing: int = 0  # episodes of the running evaluation that have not ended
     return_means: dict[str, float] = field(default_factory=dict)  # newest mean return by mode
 
 
@@ -210,6 +211,11 @@ EVALUATOR_EPISODES = EvaluatorMetric(
     "rookery_evaluator_episodes_total",
     "Episodes played to their end. Excludes those that an exit cut short.",
     read=lambda stats: stats.episodes,
+)
+EVALUATOR_EPISODES_PLAYING = EvaluatorMetric(
+    "rookery_evaluator_episodes_playing",
+    "Episodes of the running evaluation that have not ended; 0 between evaluations.",
+    read=lambda stats: stats.playing,
 )
 EVALUATOR_EPISODE_RETURN_MEAN = EvaluatorMetric(
     "rookery_evaluator_episode_return_mean",

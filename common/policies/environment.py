@@ -14,7 +14,7 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from common.envs.make import PICTURE, make, make_atari
+from common.envs.make import PICTURE, build, make_atari
 from common.envs.spec import EnvSettings, EnvSpec
 from common.envs.stacking import FrameStacker
 from common.envs.vector import SEEDS
@@ -31,12 +31,15 @@ class RunEnvironment(gymnasium.Env[Array, Any]):
     """One environment with the settings of a run; its observations are the input of the run's network. One thread uses it."""
 
     def __init__(self, settings: EnvSettings, *, render_mode: str | None = None) -> None:
-        """Build it. Raises `ConfigError` or `ResourceError` as `make` does, and where it cannot be drawn."""
+        """Build it; of a user's function that makes more of them the first one counts.
+
+        Raises `ConfigError` or `ResourceError` as `build` does, and where it cannot be drawn.
+        """
         if render_mode not in (None, PICTURE, PICTURES):
             raise ConfigError("unknown render mode", found=render_mode, wanted=f"{PICTURE} or {PICTURES}")
         settings = settings.model_copy(update={"autoreset": "next_step"})  # so that the last observation of an episode is seen
         atari = settings.id.startswith("ALE/") and not settings.entry_point
-        self._environment = make(settings, num_envs=1, render=render_mode is not None)
+        self._environment = build(settings, 1, render=render_mode is not None)
         self._screen = AtariScreen(settings) if atari and render_mode else None
         self._name = settings.name
         self.render_mode = render_mode
@@ -73,7 +76,7 @@ class RunEnvironment(gymnasium.Env[Array, Any]):
             raise ConfigError("step before the first reset", found="no episode", wanted="a call of reset")
         space = self.action_space
         ours = np.array([int(action) - int(space.start)]) if isinstance(space, Discrete) else np.asarray(action)[np.newaxis]
-        transition = self._environment.step(ours)
+        transition = self._environment.step(ours.repeat(self._environment.num_envs, axis=0))
         self._stacker.push(transition.observation, transition.start)
         if self._screen is not None:
             self._screen.step(int(action))

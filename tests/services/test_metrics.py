@@ -146,8 +146,8 @@ def test_a_workers_scrape_shows_its_loop_and_its_connection(service):
         expected |= {("episode_return_mean",): 7.0, ("queue_depth",): 2, ("queue_capacity",): 3}
         expected |= {("env_steps_dropped_total", "unfinished"): 3, ("unacknowledged_seconds_total",): 2.5}
     else:
-        state.evaluations, state.return_means = 1, {"greedy": 7.0}
-        expected |= {("episode_return_mean", "greedy"): 7.0, ("evaluations_total",): 1}
+        state.evaluations, state.return_means, state.playing = 1, {"greedy": 7.0}, 6
+        expected |= {("episode_return_mean", "greedy"): 7.0, ("evaluations_total",): 1, ("episodes_playing",): 6}
     read = series(metrics, state)
     for (name, *labels), value in expected.items():
         assert read[f"rookery_{service}_{name}", *labels] == value, name
@@ -155,12 +155,13 @@ def test_a_workers_scrape_shows_its_loop_and_its_connection(service):
 
 def test_a_policy_server_is_an_actor_with_figures_of_its_env_workers():
     state = replace(PolicyServerStats(), env_steps=10, env_workers=2, rows_waiting=4, steps=5, wait_seconds=2.5, missing_rows=3)
-    state = replace(state, env_workers_lost=1, refused=2, env_sent=Counter(act=7))
+    state = replace(state, env_workers_lost=1, refused=2, env_sent=Counter(act=7), handshakes_failed=Counter(key=4))
     read = series(POLICY_SERVER_METRICS, state)
     assert read["rookery_actor_env_steps_total",] == 10
     expected = {("env_workers",): 2, ("rows_waiting",): 4, ("steps_total",): 5, ("wait_seconds_total",): 2.5}
     expected |= {("missing_rows_total",): 3, ("env_workers_lost_total",): 1, ("messages_refused_total",): 2}
     expected |= {("messages_sent_total", "act"): 7, ("messages_sent_total", "welcome"): 0}
+    expected |= {("handshakes_failed_total", "key"): 4, ("handshakes_failed_total", "broken"): 0}
     own = {key: value for key, value in read.items() if key[0].startswith("rookery_policy_server_")}
     assert {metric.name for metric in OWN_POLICY_SERVER_METRICS} == {key[0] for key in own}
     for (name, *labels), value in expected.items():

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from common.envs.make import make
+from common.envs.make import build
 from common.envs.spec import EnvSettings
+from common.envs.state import seed_generators
 from common.errors import ConfigError, RookeryError
 from common.policies.atari_scores import ATARI_SCORES, Reference
 from common.policies.episodes import Episodes
@@ -29,13 +30,14 @@ _NORMAL_QUANTILE = 1.959964  # 97.5 % of a normal distribution lie below
 
 
 def evaluate(policy: TrainedPolicy, *, episodes: int, seed: int, greedy: bool) -> EvaluationResult:
-    """Play `episodes` in at most `env.num_envs` environments side by side, environment b with `seed + b`.
+    """Play `episodes` in at most `env.num_envs` environments, or those of a user's function, environment b with `seed + b`.
 
     Raises `ConfigError` where the environment fails, or returns are not finite.
     """
     settings = policy.settings.env
+    seed_generators(seed)
     with (
-        closing(make(settings, num_envs=min(episodes, settings.num_envs))) as environment,
+        closing(build(settings, min(episodes, settings.num_envs))) as environment,
         progress("evaluating", episodes) as report,
     ):
         with environment_errors(settings.name):

@@ -71,6 +71,8 @@ def final_lines(result: str, summary: Summary | None, *, run_dir: Path, resumabl
         time = f"{clock(summary['wall_seconds'])} ({summary['frames_per_second']:,.0f} frames/s from the first update on)"
         few = f" of {count} episodes" if 0 < (count := summary.get("mean100_episodes", 0)) < FULL_MEAN else ""
         yield f"  {summary['env_steps']:,} env steps in {time}, mean100 {score(summary['mean100'])}{few}"
+        if (unfinished := summary.get("environments_unfinished")) and not summary.get("solved"):
+            yield f"  no target      {unfinished} environments have ended no episode, before which mean100 reaches no target"
         if (last := summary.get("last_evaluation")) is not None:
             yield f"  last evaluation {score(last['mean'])} over {last['episodes']} episodes ({last['mode']})"
         if summary.get("reproducible"):

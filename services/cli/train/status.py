@@ -19,8 +19,9 @@ from typing import Any, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.errors import REFUSED_EXPERIENCE
-from common.observability.deployment import LEARNER, Samples, Scrape, ServiceSample, by_label, compare
+from common.observability.deployment import EVALUATOR, LEARNER, Samples, Scrape, ServiceSample, by_label, compare
 from common.observability.learner_metrics import MESSAGES_DROPPED
+from common.observability.worker_metrics import EVALUATOR_EPISODES_PLAYING
 from common.protocol.ledger import sum_counts
 from common.units import EnvSteps, Seconds, Version
 from services.cli.inspect.scrape import get, parse_metrics
@@ -102,7 +103,7 @@ class LedgerCounts(_Value):
 
 
 class RunStatus(_Value):
-    """The learner's answer; the supervisor adds `actors_wanted`, `restarts`, `bottleneck` and `refused_messages`."""
+    """The learner's answer; the supervisor adds what follows the ledger."""
 
     phase: str = STARTING
     wall_seconds: Seconds = 0.0
@@ -123,6 +124,7 @@ class RunStatus(_Value):
     actors_wanted: int = 0
     restarts: int = 0
     bottleneck: str = ""
+    episodes_playing: int = 0  # of the running evaluation
     refused_messages: int = 0  # of experience, since the learner process started
 
 
@@ -190,7 +192,10 @@ class StatusPoller:
             status = RunStatus.model_validate(known | {"bottleneck": self._bottleneck(time.monotonic())})
         except ValidationError:  # another program answers at that address
             return self.latest
-        return status.model_copy(update={"refused_messages": self._refused() if status.ledger.refused else 0})
+        evaluator = self._kept[-1].get(EVALUATOR)
+        playing = evaluator.samples.get((EVALUATOR_EPISODES_PLAYING.name, ""), 0) if evaluator else 0
+        refused = self._refused() if status.ledger.refused else 0
+        return status.model_copy(update={"refused_messages": refused, "episodes_playing": int(playing)})
 
     def _unanswered(self) -> RunStatus:
         """Return the last status, which holds but for the phase while the learner starts, ends or is being restarted."""

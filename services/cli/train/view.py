@@ -88,6 +88,12 @@ def score(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
+def phase(status: RunStatus) -> str:
+    """Format the phase; where the run waits for its last evaluation, with the number of episodes that it waits for."""
+    waits = status.phase == "evaluating" and status.episodes_playing
+    return f"{status.phase} ({status.episodes_playing} episodes have not ended)" if waits else status.phase
+
+
 def returns(status: RunStatus) -> str:
     """Format the training score and the last evaluation, each with its target."""
     few = f" of {status.mean100_episodes} episodes" if 0 < status.mean100_episodes < FULL_MEAN else ""
@@ -147,7 +153,7 @@ def facts(status: RunStatus) -> Iterator[tuple[str, str]]:
 
 def panel(frame: ViewFrame) -> Group:
     """Return the live panel, which fits 80x24."""
-    head = Text.assemble(("rookery ", "bold"), frame.title, f"   {frame.status.phase}   {clock(frame.status.wall_seconds)}")
+    head = Text.assemble(("rookery ", "bold"), frame.title, f"   {phase(frame.status)}   {clock(frame.status.wall_seconds)}")
     foot = Text(f"{frame.run_dir}   Ctrl-C saves and stops", style="dim")
     if not frame.answered:
         return Group(head, Text(), foot)
@@ -167,7 +173,7 @@ def panel(frame: ViewFrame) -> Group:
 def plain_line(frame: ViewFrame) -> str:
     """Return the same in one line, for logs and pipes."""
     status = frame.status
-    begin = f"{clock(status.wall_seconds)} {status.phase}"
+    begin = f"{clock(status.wall_seconds)} {phase(status)}"
     if not frame.answered:
         return begin
     parts = [

@@ -11,6 +11,7 @@ import torch
 
 from common.envs.make import make
 from common.envs.spec import EnvSettings
+from common.observability import logs
 from common.observability.worker_metrics import EvaluatorStats
 from common.protocol.messages import Drain, Snapshot
 from services.evaluator import EvaluatorLoop
@@ -93,6 +94,7 @@ class Scene:
         self.evaluator = EvaluatorLoop(
             link=self.link,
             environment=self.environment,
+            episodes=EPISODES,
             policy=self.policy,
             seed=5,
             every_seconds=every_seconds,
@@ -173,6 +175,19 @@ def test_exactly_the_first_episode_of_each_environment_counts(scene):
     assert scene.stats.env_steps == 2 * 3 * EPISODES
     assert scene.stats.episodes == 2 * EPISODES
     assert scene.stats.return_means == {"greedy": 3.0, "sampled": 3.0}
+
+
+def test_fewer_environments_than_episodes_play_several_each(scene):
+    scene.evaluator.episodes = EPISODES + 2
+
+    def learner(_):
+        if scene.link.session.version < 0:
+            scene.link.publish(0)
+        scene.stop = len(scene.link.reports) == 1
+
+    scene.link.on_service = learner
+    scene.evaluator.run()
+    assert sorted(scene.link.reports[0].arrays["episode_length"].tolist()) == [1, 1] + [3] * EPISODES
 
 
 def test_the_final_policy_is_played_when_the_run_ends(scene):
@@ -271,8 +286,9 @@ def test_a_final_policy_that_was_played_already_is_not_played_again(scene):
     assert scene.reported == [(0, "greedy"), (0, "sampled")]
 
 
-def test_an_evaluation_that_would_take_too_long_is_given_up(scene):
+def test_an_evaluation_that_would_take_too_long_is_given_up(scene, capsys):
     """Half of the drain's deadline is for playing: an endless episode must not hold up the learner's end."""
+    logs.configure("evaluator")
     scene.environment.close()
     scene = Scene(lengths=(100_000,))
 
@@ -285,6 +301,8 @@ def test_an_evaluation_that_would_take_too_long_is_given_up(scene):
     scene.evaluator.run()
     assert scene.reported == []
     assert scene.now <= 100.0 + 4.0 + 0.5
+    assert scene.stats.playing == EPISODES
+    assert f'evaluation_unfinished version=0 episodes_ended="0 of {EPISODES}" seconds=4' in capsys.readouterr().err
     scene.environment.close()
 
 

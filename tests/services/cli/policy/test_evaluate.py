@@ -134,6 +134,19 @@ def test_returns_that_are_no_numbers_are_an_error(make_run, capsys, tmp_path, mo
     assert "found 2 of 2" in capsys.readouterr().err
 
 
+def test_an_environment_of_a_fixed_number_is_evaluated_and_played(make_run, capsys, tmp_path, monkeypatch):
+    text = "import gymnasium\nfrom common.envs.probes import counting\n\ndef fixed():\n"
+    text += "    return gymnasium.vector.SyncVectorEnv([lambda: counting([3, 1, 5], [False])] * 4)\n"
+    (tmp_path / "fixed_games.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)  # code of a run is in the current directory
+    run, _ = make_run("env.entry_point=fixed_games:fixed", "env.num_envs=4", "model.hidden=[8]")
+    result = evaluated(capsys, run.path, "--episodes", 3)
+    assert (result["lengths"], result["environments"]) == ([3, 3, 3], 4)
+    assert called("play", run.path, "--episodes", 1) == 0
+    assert capsys.readouterr().out == "episode 1: return 3, 3 env steps\n"
+
+
 def test_what_the_environment_prints_is_not_in_the_result(make_run, capsys, tmp_path, monkeypatch):
     text = "from common.envs.probes import *\n\ndef talkative():\n    print('loading')\n    return counting([2])\n"
     (tmp_path / "talkative_games.py").write_text(text, encoding="utf-8")

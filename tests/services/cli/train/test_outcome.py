@@ -73,6 +73,13 @@ def test_the_last_lines_say_what_came_out_and_what_to_do_next(tmp_path):
     assert "tensorboard" not in silent
 
 
+@pytest.mark.parametrize(("solved", "unfinished", "shown"), [(False, 3, True), (False, 0, False), (True, 3, False)])
+def test_a_target_that_could_not_be_reached_is_said(tmp_path, solved, unfinished, shown):
+    summary = SUMMARY | {"solved": solved, "environments_unfinished": unfinished}
+    text = "\n".join(final_lines("not solved", summary, run_dir=tmp_path, resumable=False))
+    assert ("3 environments have ended no episode, before which mean100 reaches no target" in text) == shown
+
+
 @pytest.mark.parametrize("reproducible", [True, False])
 def test_a_run_that_can_be_repeated_shows_what_it_must_come_to_again(tmp_path, reproducible):
     """Two runs in lockstep are compared with one look; other hashes agree with nothing, and are not shown."""

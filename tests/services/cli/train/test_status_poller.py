@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from common.observability.learner_metrics import MESSAGES_DROPPED
+from common.observability.worker_metrics import EVALUATOR_EPISODES_PLAYING
 from services.cli.train import status as status_module
 from services.cli.train.status import StatusPoller
 
@@ -23,6 +24,8 @@ def world(monkeypatch):
         name = url.removeprefix("http://")
         if name in world.refused:
             return {(MESSAGES_DROPPED.name, "non_finite"): world.refused[name]}
+        if name == "evaluator":
+            return {(EVALUATOR_EPISODES_PLAYING.name, ""): 7.0}
         role = name.partition("-")[0]
         spent = world.phases.get(name)
         updates = {("rookery_learner_updates_total", ""): world.now} if role == "learner" else {}
@@ -39,6 +42,12 @@ def world(monkeypatch):
 def test_before_the_learner_answers_the_run_is_starting(world):
     """The first seconds: Python imports, nobody listens."""
     assert StatusPoller(URLS).poll().phase == "starting"
+
+
+@pytest.mark.parametrize(("urls", "playing"), [({"evaluator": "http://evaluator"}, 7), ({}, 0)])
+def test_the_episodes_that_the_evaluator_still_plays_are_in_the_status(world, urls, playing):
+    world.status = {"phase": "evaluating"}
+    assert StatusPoller(URLS | urls).poll().episodes_playing == playing
 
 
 def test_what_the_learner_leaves_open_is_no_error(world):

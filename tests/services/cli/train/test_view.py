@@ -70,6 +70,15 @@ def test_a_target_of_evaluations_stands_beside_the_evaluation():
     )
 
 
+@pytest.mark.parametrize(
+    ("phase", "shown"), [("evaluating", "evaluating (10 episodes have not ended)"), ("training", "training")]
+)
+def test_a_run_that_waits_for_its_last_evaluation_says_for_what(phase, shown):
+    frame = replace(FRAME, status=STATUS.model_copy(update={"phase": phase, "episodes_playing": 10}))
+    assert plain_line(frame).startswith(f"1:02:03 {shown} | ")
+    assert f"pong, seed 1   {shown}   1:02:03" in drawn(frame)
+
+
 def test_the_panel_fits_a_small_terminal():
     """80x24, the terminal everybody has: nothing is cut off, nothing scrolls."""
     lines = drawn(FRAME).splitlines()
