@@ -72,11 +72,8 @@ def _require_no_buffers(module: nn.Module, name: str) -> None:
 def _trial_output(module: nn.Module, shape: tuple[int, ...], name: str) -> Tensor:
     """Return the output of the module for observations of zeros."""
     wanted = f"features [N, F] of floats for observations {('N', *shape)}"
-    try:
-        with torch.no_grad():
-            output = module(torch.zeros(_TRIAL_ROWS, *shape))
-    except Exception as error:
-        raise ConfigError(f"{name} fails on an observation", found=f"{type(error).__name__}: {error}", wanted=wanted) from error
+    with torch.no_grad():
+        output = _output(module, torch.zeros(_TRIAL_ROWS, *shape), name)
     if (
         isinstance(output, Tensor)
         and output.is_floating_point()
@@ -91,12 +88,7 @@ def _trial_output(module: nn.Module, shape: tuple[int, ...], name: str) -> Tenso
 
 def require_independent_rows(module: nn.Module, shape: Sequence[int], name: str) -> None:
     """Raise `ConfigError` where the output for an observation [*shape] changes with the other observations of the batch."""
-    try:
-        mixes = _mixes_rows(module, shape)
-    except Exception as error:
-        found = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{name} fails on an observation", found=found, wanted="features for any observation") from error
-    if mixes:
+    if _mixes_rows(module, shape, name):
         raise ConfigError(
             f"{name} mixes the rows of a batch",
             found="another output for the same observation beside other observations",
@@ -109,10 +101,10 @@ def _require_one_mode(module: nn.Module, shape: Sequence[int], name: str) -> Non
     """Refuse (ConfigError) outputs that differ between training and evaluation, or between two calls: actors evaluate."""
     batch = torch.rand(_ROWS, *shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        trained = _output(module, batch, seed=0)
+        trained = _output(module, batch, name, seed=0)
         with _in_evaluation_mode(module):
-            acted = _output(module, batch, seed=1)
-    if not torch.allclose(trained, acted, _RELATIVE, _ABSOLUTE, equal_nan=True):
+            acted = _output(module, batch, name, seed=1)
+    if trained.shape != acted.shape or not torch.allclose(trained, acted, _RELATIVE, _ABSOLUTE, equal_nan=True):
         raise ConfigError(
             f"{name} computes another output in training than in evaluation",
             found="outputs that differ for the same observation",
@@ -121,16 +113,16 @@ def _require_one_mode(module: nn.Module, shape: Sequence[int], name: str) -> Non
         )
 
 
-def _mixes_rows(module: nn.Module, shape: Sequence[int]) -> bool:
+def _mixes_rows(module: nn.Module, shape: Sequence[int], name: str) -> bool:
     """Return whether the output of a row changes where that row stays and all others change."""
     generator = torch.Generator().manual_seed(0)
     batch, others = (torch.rand(_ROWS, *shape, generator=generator) for _ in range(2))
     with torch.no_grad(), _in_evaluation_mode(module):
-        outputs = _output(module, batch)
+        outputs = _output(module, batch, name)
         for row in range(_ROWS):
             mixed = others.clone()
             mixed[row] = batch[row]
-            if not torch.allclose(_output(module, mixed)[row], outputs[row], _RELATIVE, _ABSOLUTE, equal_nan=True):
+            if not torch.allclose(_output(module, mixed, name)[row], outputs[row], _RELATIVE, _ABSOLUTE, equal_nan=True):
                 return True
     return False
 
@@ -147,8 +139,12 @@ def _in_evaluation_mode(module: nn.Module) -> Iterator[None]:
             part.training = training
 
 
-def _output(module: nn.Module, batch: Tensor, *, seed: int = 0) -> Tensor:
-    """Return the output for a copy of `batch`, with the same random numbers at each call of one `seed`."""
-    with seeded(seed):
-        output: Tensor = module(batch.clone())
-        return output
+def _output(module: nn.Module, batch: Tensor, name: str, *, seed: int = 0) -> Tensor:
+    """Return the output for a copy of `batch`, with the same random numbers at each call of one `seed`. Raises `ConfigError`."""
+    try:
+        with seeded(seed):
+            output: Tensor = module(batch.clone())
+            return output
+    except Exception as error:
+        found = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{name} fails on an observation", found=found, wanted="features for any observation") from error

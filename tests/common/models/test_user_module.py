@@ -176,6 +176,26 @@ def test_a_module_with_dropout_is_refused(own, always):
         nets.build_actor_critic(settings("Noisy", kwargs={"always": always}), spec())
 
 
+class Untrained(nn.Linear):
+    """Computes in evaluation alone."""
+
+    def __init__(self, shape):
+        super().__init__(*shape, 8)
+        self.calls = 0
+
+    def forward(self, observation):
+        self.calls += self.training
+        if self.calls > 1:
+            raise ValueError("no second pass")
+        return super().forward(observation)
+
+
+def test_a_module_that_fails_in_training_is_refused_with_its_error(own):
+    own.Untrained = Untrained
+    with pytest.raises(ConfigError, match="own_nets:Untrained fails on an observation: found ValueError: no second pass"):
+        nets.build_actor_critic(settings("Untrained"), spec())
+
+
 @pytest.mark.parametrize(
     ("makes", "line"),
     [

@@ -13,6 +13,10 @@ from services.cli.app import main
 pytestmark = pytest.mark.service
 
 ENVIRONMENTS = """
+import os
+import signal
+import sys
+
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
@@ -61,6 +65,25 @@ class TwoActions(Sound):
 class Talks(Sound):
     def __init__(self):
         print("licence found")
+
+class Crashes(Sound):
+    def step(self, action):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+class Leaves(Sound):
+    def reset(self, *, seed=None, options=None):
+        sys.exit(3)
+
+class Hangs(Sound):
+    def step(self, action):
+        signal.pause()
+
+class Masks(Sound):
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0], {"action_mask": np.ones(2, np.int8)}
+
+def fixed(size=4):
+    return gymnasium.vector.SyncVectorEnv([Sound] * size)
 """
 
 
@@ -96,6 +119,16 @@ def _module(tmp_path, monkeypatch):
         (["cartpole-dqn", "env.id=Pendulum-v1"], ["dqn cannot choose", "algorithm.name=td3"]),
         (["pendulum-td3", "env.entry_point=newcomers:Unbounded"], ["found Box(-inf, inf", "finite bounds", "wrap it"]),
         (["cartpole", "env.entry_point=newcomers:TwoActions"], ["found MultiDiscrete", "wrap it"]),
+        (["cartpole", "env.entry_point=newcomers:Crashes"], ["newcomers:Crashes ends its process", "found signal 9", "correct"]),
+        (["cartpole", "env.entry_point=newcomers:Leaves"], ["newcomers:Leaves ends its process", "found exit code 3"]),
+        (
+            ["cartpole", "env.entry_point=newcomers:fixed", "env.num_envs=6"],
+            ["newcomers:fixed makes another number of environments: found 4, wanted 6", "num_envs"],
+        ),
+        (
+            ["cartpole", "env.entry_point=newcomers:fixed", "env.num_envs=4", "policy_server.workers=2"],
+            ["newcomers:fixed makes another number of environments: found 4, wanted 2", "policy_server.workers"],
+        ),
         (["cartpole-a3c-grad", "model.normalize_observation=true"], ["vectors by a3c-grad: found true", "algorithm.name=a3c"]),
         (
             ["pong", "env.id=", "env.entry_point=common.envs.probes:pictured_action", "model.conv=[[32,8,4],[64,4,2],[64,3,1]]"],
@@ -142,8 +175,28 @@ def test_a_start_is_checked_without_modules_that_take_long():
     assert ended.stdout == "2 set()\n", ended.stderr
 
 
-def test_settings_that_can_work_are_valid_and_what_the_environment_prints_is_no_output(capsys):
+def test_settings_that_can_work_are_valid_and_what_the_environment_prints_is_no_output(capfd):
     assert main(["config", "validate", "cartpole", "env.entry_point=newcomers:Talks"]) == 0
-    out, err = capsys.readouterr()
+    out, err = capfd.readouterr()
     assert out.startswith("newcomers.Talks-ppo: all settings are valid, and the environment starts\n")
     assert err == "licence found\n"
+
+
+def test_an_environment_that_hangs_ends_the_command_in_one_line(monkeypatch, capsys):
+    monkeypatch.setattr("services.cli.precheck.BUILD_SECONDS", 0.2)
+    assert main(["config", "validate", "cartpole", "env.entry_point=newcomers:Hangs"]) == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert "newcomers:Hangs hangs when it is built, reset or stepped: found nothing within 0 s" in line
+
+
+def test_debug_shows_the_line_of_an_environment_that_fails(capsys):
+    assert main(["config", "validate", "cartpole", "env.entry_point=newcomers:Raises", "--debug"]) == 2
+    assert 'raise ValueError("no such level")' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "lines"), [("Masks", 1), ("Sound", 0), ("fixed", 0)])
+def test_an_action_mask_is_not_ignored_without_a_word(name, lines, capsys):
+    assert main(["config", "validate", "cartpole", f"env.entry_point=newcomers:{name}", "env.num_envs=4"]) == 0
+    err = capsys.readouterr().err.splitlines()
+    assert len(err) == lines
+    assert all("newcomers:Masks offers an action_mask, which is not used" in line for line in err)
