@@ -260,6 +260,7 @@ class Colony:
         evaluator = EvaluatorLoop(
             link=link,
             environment=environment,
+            episodes=20,
             policy=policy,
             seed=seed("environment"),
             every_seconds=1000.0,

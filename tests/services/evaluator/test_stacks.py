@@ -60,6 +60,7 @@ def test_the_evaluator_shows_the_stacks_that_training_sees(autoreset, frame_stac
     evaluator = EvaluatorLoop(
         link=link,
         environment=camera,
+        episodes=3,
         policy=camera,
         seed=1,
         every_seconds=0.0,
