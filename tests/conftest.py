@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import random
 import resource
+import runpy
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,8 +19,23 @@ settings.register_profile("rookery", deadline=None, derandomize=True, suppress_h
 settings.load_profile("rookery")
 
 
-def pytest_collection_modifyitems(items):
+SLOW_TORCH = Path(__file__).parent / "support" / "slow_torch"
+if os.environ.get("SLOW_TORCH") and str(SLOW_TORCH) not in (path := os.environ.get("PYTHONPATH", "")):
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SLOW_TORCH), path]))  # of all processes from here on
+    runpy.run_path(str(SLOW_TORCH / "sitecustomize.py"))
+
+
+def pytest_addoption(parser):
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run the files, and the tests of each, in a random order")
+
+
+def pytest_collection_modifyitems(config, items):
     """Run the longest tests first (own time limit, then real processes), so that all cores end together."""
+    if (seed := config.getoption("--shuffle")) is not None:
+        chance = random.Random(seed)
+        files = [list(tests) for _, tests in itertools.groupby(items, key=lambda item: item.path)]
+        items[:] = [item for tests in chance.sample(files, len(files)) for item in chance.sample(tests, len(tests))]
+        return
 
     def order(item):
         limit = item.get_closest_marker("timeout")

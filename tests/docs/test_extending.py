@@ -44,7 +44,7 @@ def rookery(words, folder):
     return subprocess.run(
         [Path(sys.executable).with_name("rookery"), *words],
         cwd=folder,
-        env=environment | {"PYTHONPATH": str(ROOT)},
+        env=environment | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))},
         capture_output=True,
         text=True,
         timeout=TIME_LIMIT,

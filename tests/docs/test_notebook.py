@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -21,7 +22,7 @@ def test_the_notebook_runs_on_a_run(make_run, tmp_path, monkeypatch):
     (tmp_path / "kernels/tests/kernel.json").write_text(json.dumps(kernel), encoding="utf-8")
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     monkeypatch.setenv("PYDEVD_DISABLE_FILE_VALIDATION", "1")
     run, _ = make_run("model.hidden=[8]")

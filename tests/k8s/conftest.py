@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from tests.k8s.manifests import WORKLOADS, of, on_top, render
@@ -39,7 +41,7 @@ def _environment(tmp_path_factory, monkeypatch):
     """The environment of `RUN`, which an image of its own would contain."""
     folder = tmp_path_factory.mktemp("image")
     (folder / "paced.py").write_text(PACED)
-    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
 
 
 @pytest.fixture
