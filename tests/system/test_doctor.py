@@ -1,4 +1,8 @@
-"""Real runs that are ill in eight ways: `rookery doctor` names the illness, and calls a run that is only slow healthy."""
+"""Real runs that are ill in eight ways: `rookery doctor` names the illness, and calls a run that is only slow healthy.
+
+A side that is to be slow sleeps or computes many times as long as the other side takes on a busy machine. Verdicts and figures
+between the extremes are tested on recorded numbers, in tests/services/cli/inspect/test_doctor_diagnosis.py.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +70,8 @@ def make():
     return Crashing(matching_action())
 """
 SPIN = "import os\nos.sched_setaffinity(0, {{{}}})\nwhile True: pass"
-OWN = "env.entry_point=slow:make"
+OWN = "env.entry_point=slow:make", "checkpoint.every_seconds=3600"  # a late checkpoint is a fault
+SHORT = "rollout.length=4", "algorithm.minibatch=32"
 ALLOWED = "--allow-code", "slow", "--allow-code", "busy"
 EXPERIENCE = "rookery_learner_messages_received_total"
 
@@ -119,21 +124,20 @@ def examined(colony, wait):
 
 
 def test_a_slow_environment_is_actor_bound_and_a_killed_learner_is_unreachable(colony, paced, examined):
-    """A rollout takes 640 ms, the learner's 20 gradient steps 100 ms or more: the doctor says how many actors are missing.
+    """A rollout takes 1.6 s and the learner's gradient step a millisecond: it waits, whatever else the machine does.
 
     When the learner has been killed, the actor still answers, and waits for another learner.
     """
-    paced("", 0.005)
-    learner, actor = colony.learner(OWN, "algorithm.epochs=10", *takes(0.005)), colony.worker("actor", "one", *ALLOWED)
+    paced("", 0.05)
+    learner = colony.learner(*OWN, *SHORT, "algorithm.epochs=1", *takes(0.001))
+    actor = colony.worker("actor", "one", *ALLOWED)
     code, words = examined(learner, actor)
-    if "cpu-starved: " not in words:  # true where other tests take the cores
-        assert "actor-bound: the learner waits" in words
-        assert "in the environment; add actors" in words
-        assert re.search(r"\d+ more actors? like the 1 here", words)
+    assert "actor-bound: the learner waits" in words
+    assert "in the environment; add actors" in words
     assert (code, "nothing is broken" in words) == (0, True)
     learner.signal(signal.SIGKILL)
     learner.ended()
-    code, words = doctor(colony, learner, actor)
+    code, words = doctor(colony, learner, actor, seconds=1)
     assert "unknown: the learner is unreachable (connection refused)" in words
     assert f"LearnerDown: learner {address(learner)} does not answer: connection refused; see its log" in words
     assert code == 1
@@ -146,7 +150,8 @@ def busy():
 
     def start():
         (core, *_) = sorted(os.sched_getaffinity(0))
-        spinning.extend(subprocess.Popen([sys.executable, "-c", SPIN.format(core)]) for _ in range(4))
+        spin = [sys.executable, "-c", SPIN.format(core)]
+        spinning.extend(subprocess.Popen(spin, start_new_session=True) for _ in range(4))  # Linux may share a core by sessions
         return core
 
     yield start
@@ -161,12 +166,10 @@ def test_a_slow_learner_is_the_learners_matter_and_beside_busy_neighbours_it_lac
     With a fifth of a core it trains all the time as well, and a smaller network is not what it lacks.
     """
     paced("", 0.001)
-    learner = colony.learner(OWN, "algorithm.epochs=100", "algorithm.minibatch=8", *takes(0.001), "checkpoint.every_seconds=60")
+    learner = colony.learner(*OWN, "algorithm.epochs=100", "algorithm.minibatch=8", *takes(0.001))
     actor = colony.worker("actor", "one", *ALLOWED)
     code, words = examined(learner, actor, messages=3)
-    if "cpu-starved: the learner waits" not in words:  # true where other tests take the cores
-        assert "learner-bound: the learner trains" in words
-        assert "fewer epochs" in words
+    assert re.search(r"^(learner-bound: the learner trains|cpu-starved: the learner waits) ", words, re.MULTILINE), words
     assert (code, "nothing is broken" in words) == (0, True)
     os.sched_setaffinity(learner.process.pid, {busy()})
     code, words = doctor(colony, learner, actor)
@@ -179,7 +182,7 @@ def test_a_slow_network_is_neither_sides_matter(colony, examined):
     """A line of 4 kB/s: both sides wait for one another, and the queue is empty."""
     with Proxy(colony.port, bytes_per_second=4_000) as line:
         actor = colony.worker("actor", "one", "--learner", line.endpoint)
-        _, words = examined(colony.learner(), actor, messages=3)
+        _, words = examined(colony.learner(*SHORT), actor, messages=3)
     assert "network-bound: the learner waits" in words
     assert "of their way on the wire" in words
     assert "a message is under way for" in words
@@ -188,10 +191,10 @@ def test_a_slow_network_is_neither_sides_matter(colony, examined):
 def test_a_straggler_is_found_among_the_actors(colony, paced, examined):
     """One of three machines is far slower: nobody would see it in the sum."""
     paced("", 0.0)
-    fast, slow = paced("fast", 0.002), paced("slow", 0.05)
+    fast, slow = paced("fast", 0.005), paced("slow", 0.1)
     actors = [colony.worker("actor", name, *ALLOWED, folder=fast) for name in ("one", "two")]
     lame = colony.worker("actor", "lame", *ALLOWED, folder=slow)
-    code, words = examined(colony.learner(OWN), *actors, lame, messages=10)
+    code, words = examined(colony.learner(*OWN, *SHORT), *actors, lame, messages=10)
     straggler = [line for line in words.splitlines() if line.startswith("ActorStraggler: ")]
     assert len(straggler) == 1
     assert f"actor {address(lame)} makes" in straggler[0]
@@ -201,9 +204,10 @@ def test_a_straggler_is_found_among_the_actors(colony, paced, examined):
 
 def test_snapshots_that_stall_are_missed(colony, paced, examined, wait):
     """Experience still flows, the credits too, and the actor acts by a policy of long ago."""
-    paced("", 0.002)
+    paced("", 0.005)
+    often = *SHORT, "algorithm.epochs=1", "learner.max_policy_lag=1_000_000"
     with Proxy(colony.port) as line:
-        learner, actor = colony.learner(OWN), colony.worker("actor", "one", "--learner", line.endpoint, *ALLOWED)
+        learner, actor = colony.learner(*OWN, *often), colony.worker("actor", "one", "--learner", line.endpoint, *ALLOWED)
         version = "rookery_actor_policy_version"
         wait(lambda: actor.http.metric(version) >= 2, "policies arrive")
         line.withheld = "snapshot"
@@ -223,6 +227,8 @@ def test_an_environment_that_crashes_gets_no_advice_about_speed(colony, wait):
     wait(lambda: learner.http.metric(EXPERIENCE, kind="trajectory") >= 1, "experience comes")
     assert actor.ended() == 1
     assert "RuntimeError: the simulator has no licence" in actor.output
+    updates = "rookery_learner_updates_total"
+    wait(lambda: learner.http.metric(updates) == learner.http.metric(EXPERIENCE, kind="trajectory"), "all is trained on")
     code, words = doctor(colony, learner, actor)
     assert "unknown: no env step is made, received or trained on" in words
     assert "LearnerStalled: no update in" in words
