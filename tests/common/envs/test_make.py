@@ -160,7 +160,7 @@ def _breakout(settings: EnvSettings) -> tuple[list[Any], dict[str, list[int]]]:
     """Rows of Breakout by chance, and how many lives were lost within each game before its end."""
     env, random = make(settings), np.random.default_rng(1)
     env.reset(seed=1)
-    rows = [env.step(random.integers(4, size=env.num_envs)) for _ in range(1500)]
+    rows = [env.step(random.integers(4, size=env.num_envs)) for _ in range(500)]
     env.close()
     losses: dict[str, list[int]] = {"terminated": [], "truncated": []}
     for b in range(env.num_envs):

@@ -85,16 +85,16 @@ def assert_stacks_are_those_seen(played: Played) -> None:
 
 @both_modes
 def test_stacks_rebuilt_from_pong_are_those_the_policy_saw(mode: Mode) -> None:
-    """10,240 env steps of real Pong, cut to short episodes so that the recording holds ends as well as serves."""
+    """3,584 env steps of real Pong, cut to short episodes so that the recording holds ends as well as serves."""
     settings = EnvSettings(
-        id="ALE/Pong-v5", num_envs=8, autoreset=mode, frame_stack=4, height=42, width=42, max_episode_frames=1200
+        id="ALE/Pong-v5", num_envs=8, autoreset=mode, frame_stack=4, height=42, width=42, max_episode_frames=400
     )
-    played = play(make(settings), length=64, rollouts=20)
+    played = play(make(settings), length=64, rollouts=7)
     ends = sum(len(arrays["episode_length"]) for arrays in played.rollouts)
     assert ends >= 32
     assert_stacks_are_those_seen(played)
     saw = np.stack([row for seen in played.seen for row in seen])
-    assert saw.shape == (20 * 65, 8, 4, 42, 42)
+    assert saw.shape == (7 * 65, 8, 4, 42, 42)
     assert (saw[:, :, 3].max(axis=(2, 3)) > 0).all()  # the newest frame is always there, while older ones were cut:
     assert (saw[:, :, 0].max(axis=(2, 3)) == 0).sum() > 3 * ends
 
@@ -207,7 +207,7 @@ def test_returns_and_lengths_are_those_of_whole_episodes(mode: Mode) -> None:
 def test_a_lost_life_is_an_end_to_the_learner_and_none_to_the_game(mode: Mode) -> None:
     """Breakout by chance: five ends a game are stored, with the stack going on after four; the return is the whole game's."""
     env = make(EnvSettings(id="ALE/Breakout-v5", num_envs=2, autoreset=mode, height=42, width=42, terminate_on_life_loss=True))
-    played = play(env, length=50, rollouts=30)
+    played = play(env, length=50, rollouts=14)
     lost, over = (np.stack([getattr(row, name) for row in played.transitions]) for name in ("life_lost", "terminated"))
     terminated, start = (np.concatenate([arrays[name][-50:] for arrays in played.rollouts]) for name in ("terminated", "start"))
     np.testing.assert_array_equal(terminated, lost | over)

@@ -552,6 +552,7 @@ def test_a_long_update_is_alive_for_as_long_as_it_steps(tmp_path, seconds, alive
     def a_step():
         scene.clock.now += seconds
         answers.append(scene.health.liveness())
+        scene.stop = len(answers) == 36
 
     scene.algorithm.between_steps = a_step
     scene.run()
