@@ -510,11 +510,13 @@ def test_sigterm_before_a_learner_answered_ends_well(role, learner, capsys):
 
 
 def test_a_policy_server_waits_for_a_learner_that_answers_with_refusals(learner, monkeypatch, capsys):
-    """All slots are taken, for longer than it waits for an answer."""
-    monkeypatch.setattr(worker.WorkerSide, "FULL_SECONDS", 0.1)
-    monkeypatch.setattr(worker, "FIRST_WARNING_SECONDS", 0.5)
+    """All slots are taken, for longer than it waits for an answer: time passes with each of 15 alone."""
+    now = [0.0]
+    monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: now[0], time_ns=time.time_ns))
+    monkeypatch.setattr(worker.WorkerSide, "FULL_SECONDS", 0.0)
 
     def refuse(_):
+        now[0] += 0.4
         if len(full.heard) == 15:
             os.kill(os.getpid(), signal.SIGTERM)
         return frames(Refusal(code="full", reason="all slots have an actor", retry=True))

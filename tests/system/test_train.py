@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from datetime import UTC, datetime
 
 import psutil
@@ -25,9 +24,12 @@ def test_a_killed_actor_is_replaced_and_the_run_is_solved(colony, wait, balances
     """The kernel kills an actor for its memory in the middle of a run of CartPole: nobody has to do anything."""
     run = colony.train("target.mean100=60", "actor.count=2", "algorithm.epochs=4", preset="cartpole")
     wait(lambda: run.http.status().get("env_steps", 0) > 0, "the run trains")
-    first = run.children()["actor-0"]
+    children = run.children()
+    children["learner"].suspend()  # else a fast machine has solved the run before
+    first = children["actor-0"]
     first.kill()
     wait(lambda: run.children().get("actor-0", first).pid != first.pid, "the actor is started again")
+    children["learner"].resume()
     assert run.ended() == 0, run.output
     assert "solved" in run.output
     summary = colony.summary()
@@ -50,11 +52,7 @@ def test_a_killed_learner_resumes_and_its_actors_are_not_restarted(colony, wait,
     saved = int(colony.checkpoints()[-1].rpartition("-")[2])
     back = wait(lambda: run.children().get("learner", before["learner"]).pid != before["learner"].pid, "the learner is back")
     assert back
-    wait(lambda: run.http.status().get("phase"), "its port is bound")
-    bound = time.monotonic()
-    wait(lambda: run.http.metric("rookery_learner_messages_received_total", kind="trajectory") > 0, "flow resumes")
-    print(f"first trajectory {time.monotonic() - bound:.2f} s after the learner's bind")  # noqa: T201 - a figure people ask for
-    wait(lambda: run.http.status()["learner_updates"] > saved, "it goes on from the checkpoint")
+    wait(lambda: run.http.status().get("learner_updates", 0) > saved, "it goes on from the checkpoint")
     after = run.children()
     assert {name: after[name].pid for name in after if name != "learner"} == {
         name: before[name].pid for name in before if name != "learner"

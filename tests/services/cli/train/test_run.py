@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -183,18 +184,21 @@ def test_debug_shows_the_whole_end_of_the_log(trained):
     assert "Traceback ..." in errors
 
 
-# Serves the pages of a learner until SIGTERM, whose status has the ledger and whose metrics have the messages in its arguments.
+# Serves the pages of a learner until SIGTERM, whose status has the ledger and whose metrics have the messages in its arguments;
+# that of an actor whose log is empty yet has refused nothing.
 WAITING = """
-import json, signal, sys, time
+import json, pathlib, signal, sys, time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 ledger, messages = json.loads(sys.argv[2])
+log = pathlib.Path(sys.argv[3])
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
         self.end_headers()
         status = json.dumps({"phase": "training", "ledger": ledger})
-        metrics = f'rookery_learner_messages_dropped_total{{reason="non_finite"}} {messages}\\n'
+        refused = messages if log.exists() and log.read_text() else 0
+        metrics = f'rookery_learner_messages_dropped_total{{reason="non_finite"}} {refused}\\n'
         metrics += f'rookery_learner_phase_seconds_total{{phase="wait"}} {time.monotonic()}\\n'
         self.wfile.write((status if self.path == "/status" else metrics).encode())
     def log_message(self, *_):
@@ -207,15 +211,16 @@ print('12:00:00.000 actor CRITICAL unexpected_error error="ValueError: no such l
 sys.exit(1)
 """
 HANGS = """
-import sys, time
+import os, pathlib, sys, time
 print("12:00:00.000 actor WARNING environment_slow", flush=True)
-time.sleep(5)
+while not pathlib.Path(os.environ["LOOKED_AT"]).exists():
+    time.sleep(0.01)
 sys.exit(1)
 """
 REFUSED = """
-import time
+import signal
 print('12:00:00.000 actor WARNING message_rejected seq=0 detail="array reward at [3, 0]: found nan"', flush=True)
-time.sleep(60)
+signal.pause()
 """
 
 
@@ -229,8 +234,8 @@ def vain(tmp_path, monkeypatch):
         def command(plan, start):
             plan.directory.checkpoints.mkdir(exist_ok=True)
             plan.directory.summary.write_text('{"learner_updates": 0}')
-            port = str(plan.metrics_ports["learner"])
-            return [sys.executable, "-c", *([WAITING, port, ledger] if start.child == "learner" else [actor])]
+            words = [str(plan.metrics_ports["learner"]), ledger, str(plan.directory.logs / "actor-0.log")]
+            return [sys.executable, "-c", *([WAITING, *words] if start.child == "learner" else [actor])]
 
         monkeypatch.setattr(Plan, "command", command)
         request = Request(preset="cartpole", overrides=("actor.count=1", "evaluator.enabled=false"), run_dir=tmp_path / "run")
@@ -253,10 +258,20 @@ def test_a_run_whose_actor_crashes_twice_ends_with_its_error_and_without_advice(
     assert "--resume" not in shown
 
 
-def test_a_run_without_experience_shows_what_its_first_actor_logged_last(vain, monkeypatch):
+def test_a_run_without_experience_shows_what_its_first_actor_logged_last(vain, monkeypatch, tmp_path):
     monkeypatch.setattr("services.cli.train.run.SILENCE", 0.0)
+    monkeypatch.setenv("LOOKED_AT", str(tmp_path / "looked-at"))
+    newest, line = run.newest_line, "actor-0 logged last: 12:00:00.000 actor WARNING environment_slow ("
+
+    def newest_once_logged(child, processes):
+        while line not in (found := newest(child, processes)):  # the actor may not have started yet
+            time.sleep(0.01)
+        (tmp_path / "looked-at").touch()
+        return found
+
+    monkeypatch.setattr(run, "newest_line", newest_once_logged)
     _, shown, _ = vain(HANGS)
-    assert "of training; actor-0 logged last: 12:00:00.000 actor WARNING environment_slow (" in shown
+    assert f"of training; {line}" in shown
 
 
 def test_a_run_whose_experience_is_all_refused_ends_with_the_reason(vain):
