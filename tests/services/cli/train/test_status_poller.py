@@ -166,5 +166,5 @@ def test_the_thread_asks_until_the_run_ends(monkeypatch):
     with poller:
         while len(asked) < 3:
             poller._ended.wait(0.001)
-    poller._thread.join(10)
+    poller._thread.join(120)
     assert not poller._thread.is_alive()
