@@ -73,5 +73,5 @@ def test_the_floor_is_cores_over_the_sum_of_costs():
 
 def test_the_floor_is_no_higher_than_one_learner_or_the_actors_allow():
     """By hand: training alone takes a millisecond of the one learner; in the other case acting takes one of the one actor."""
-    assert PartCosts(env=1e-9, act=1e-9, make=1e-9, train=1e-3).floor(actors=8) == pytest.approx(1000)
-    assert PartCosts(env=5e-4, act=4e-4, make=1e-4, train=1e-9).floor(actors=1) == pytest.approx(1000)
+    assert PartCosts(env=1e-9, act=1e-9, make=1e-9, train=1e-3).floor(actors=8) == pytest.approx(1000, rel=1e-5)
+    assert PartCosts(env=5e-4, act=4e-4, make=1e-4, train=1e-9).floor(actors=1) == pytest.approx(1000, rel=1e-5)
