@@ -213,6 +213,16 @@ EPISODE_RETURN_MEAN = LearnerMetric(
     "Mean raw return of the last 100 of those episodes, or of as many as there are environments (mean100); NaN before the first.",
     read=lambda stats: stats.episode_return_mean,
 )
+EPISODE_RETURN_MEAN_EPISODES = LearnerMetric(
+    "rookery_learner_episode_return_mean_episodes",
+    "Episodes of which mean100 is the mean. Below 100, the target does not count yet.",
+    read=lambda stats: stats.episode_return_mean_episodes,
+)
+ENVIRONMENTS_UNFINISHED = LearnerMetric(
+    "rookery_learner_environments_unfinished",
+    "Environments that have ended no episode. Above 0, mean100 is one over short episodes, and the target does not count yet.",
+    read=lambda stats: stats.environments_unfinished,
+)
 EPISODE_LENGTH_MEAN = LearnerMetric(
     "rookery_learner_episode_length_mean",
     "Mean length in env steps of the last 100 of those episodes; NaN before the first.",
@@ -230,6 +240,16 @@ ENV_STEPS_PLANNED = LearnerMetric(
     "rookery_learner_env_steps_planned",
     "Env step budget of the run (target.env_steps), resumes included.",
     read=lambda stats: stats.env_steps_planned,
+)
+PROGRESS = LearnerMetric(
+    "rookery_learner_progress_ratio",
+    "Share of the way to the end of the run: of a budget, or of the rise of mean100 to its target, whichever is nearer.",
+    read=lambda stats: stats.progress,
+)
+TIME_LEFT = LearnerMetric(
+    "rookery_learner_time_left_seconds",
+    "Estimated seconds until the run reaches a budget or its target of mean100; NaN while they cannot be estimated.",
+    read=lambda stats: stats.seconds_left,
 )
 TARGET_RETURN = LearnerMetric(
     "rookery_learner_target_return",

@@ -67,8 +67,12 @@ class LearnerStats:
     training_metrics: Mapping[str, float] = field(default_factory=dict)  # replaced, never changed
     episodes: int = 0
     episode_return_mean: float = UNKNOWN
+    episode_return_mean_episodes: int = 0
+    environments_unfinished: int = 0
     episode_length_mean: float = UNKNOWN
     env_steps_planned: EnvSteps = 0
+    progress: float = 0.0
+    seconds_left: Seconds = UNKNOWN
     target_return: float = UNKNOWN
     target_evaluation: float = UNKNOWN
     evaluation_return_means: dict[str, float] = field(default_factory=dict)

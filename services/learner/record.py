@@ -21,6 +21,7 @@ from common.observability.learner_stats import IntakeStats
 from common.protocol.messages import Evaluation
 from common.units import EnvSteps, Seconds, Version
 from services.learner.coverage import NO_ACTORS, Coverage
+from services.learner.progress import Progress, ProgressEstimator
 from services.learner.rates import PolicyLag, RateWindow, StepRates
 
 EPISODES = 100  # of "mean100"; where there are more environments, as many as those
@@ -72,6 +73,8 @@ class RunRecord:
     lengths: deque[int] = field(default_factory=deque)
     unfinished: int = 0  # environments that have ended no episode: until all have, the mean is one over short episodes
     rates: StepRates = field(default_factory=lambda: RateWindow().rates())
+    progress: Progress = Progress()
+    _estimator: ProgressEstimator = field(init=False)
     _window: RateWindow = field(default_factory=RateWindow)
     _env_steps_before: EnvSteps | None = 0  # that earlier processes trained on; None after the first update of this one
     _rate_before: float = 0.0  # env steps per second of the process before, for as long as this one has no rate
@@ -80,6 +83,7 @@ class RunRecord:
 
     def __post_init__(self) -> None:
         """Show the beginning."""
+        self._estimator = ProgressEstimator(self.settings)
         self._show()
 
     # --- writing ---
@@ -92,10 +96,17 @@ class RunRecord:
         self.training = dict(metrics)
 
     def tick(self, now: Seconds) -> None:
-        """Update the rates, which fall while a run stalls."""
+        """Update the rates, which fall while a run stalls, and the progress."""
         if self.env_steps != self._env_steps_before:  # the start, until the first update, is in no rate
             self._window.add(now, self.env_steps)
         self.rates = self._window.rates()
+        self.progress = self._estimator.update(
+            now - self.started_at,
+            env_steps=self.env_steps,
+            updates=self.updates,
+            rate=self.rates.last_60s,
+            mean=self.mean_return if self._mean_counts else None,
+        )
         self._show()
 
     def ended(self, returns: Sequence[float], lengths: Sequence[int], now: Seconds, coverage: Coverage = NO_ACTORS) -> None:
@@ -111,8 +122,8 @@ class RunRecord:
         for _ in range(len(self.returns) - max(EPISODES, coverage.environments)):
             self.returns.popleft()
             self.lengths.popleft()
-        target, full = self.settings.target.mean100, len(self.returns) >= EPISODES and not self.unfinished
-        if target is not None and full and self.mean_return >= target:
+        target = self.settings.target.mean100
+        if target is not None and self._mean_counts and self.mean_return >= target:
             self._reached_target(now, self.env_steps)
 
     def _reached_target(self, now: Seconds, env_steps: EnvSteps) -> None:
@@ -145,6 +156,11 @@ class RunRecord:
     def mean_return(self) -> float:
         """Return the mean raw return of the newest training episodes, 100 or one of each environment; NaN before the first."""
         return sum(self.returns) / len(self.returns) if self.returns else math.nan
+
+    @property
+    def _mean_counts(self) -> bool:
+        """Return whether the mean return is over enough episodes to reach the target."""
+        return len(self.returns) >= EPISODES and not self.unfinished
 
     @property
     def mean_length(self) -> float:
@@ -215,6 +231,7 @@ class RunRecord:
         return {
             "version": self.version,
             "frames_per_second": {name: round(rate * self.frame_skip, 1) for name, rate in asdict(self.rates).items()},
+            "progress": asdict(self.progress),
             "evaluations": dict(self.evaluations),
             "training": {name: value for name, value in self.training.items() if math.isfinite(value)},
         }

@@ -80,6 +80,8 @@ class Results:
         stats.updates += 1
         stats.env_steps_trained += sum(sample.env_steps for sample in samples)
         stats.episode_return_mean = record.mean_return
+        stats.episode_return_mean_episodes = len(record.returns)
+        stats.environments_unfinished = record.unfinished
         stats.episode_length_mean = record.mean_length
         stats.training_metrics = {**stats.training_metrics, **result.metrics}
         self._check_replay(result)

@@ -22,6 +22,8 @@ from common.observability.deployment import ACTOR, ENV_WORKER, LEARNER, Deployme
 from common.units import MIB, Seconds
 from services.cli.inspect.doctor import measure, with_learner
 from services.cli.inspect.scrape import Source
+from services.cli.train.status import Progress
+from services.cli.train.view import mean_remark, progress
 
 ONCE_SECONDS: Seconds = 2.0  # measured for a single table, where the source keeps no history
 PERIOD: Seconds = 1.0  # between two tables on a terminal
@@ -31,8 +33,6 @@ PLAIN_WIDTH = 150  # of a table that goes to a file
 COLUMNS = ("service", "state", "env steps/s", "frames/s", "busiest", "queue", "version", "lag", "drops/s", "memory", "CPU")
 DROPPED_FIRST = ("version", "drops/s", "memory", "frames/s", "queue", "lag", "CPU", "busiest")
 """Columns in the order in which a narrow terminal goes without them."""
-SETTLED: Seconds = 60.0  # since the start of the learner, before the time left is estimated
-UPDATES_MEASURED = 3  # in the window: one update more or less would change a smaller number by half
 GAP = 2  # spaces between two columns
 UNREACHABLE = "unreachable"  # state of a service that does not answer
 
@@ -114,23 +114,19 @@ def head(run: Deployment) -> Iterator[str]:
         return
     mean, steps = learner.now(metrics.EPISODE_RETURN_MEAN), learner.now(metrics.LEDGER_ENV_STEPS, "trained")
     target, planned = learner.now(metrics.TARGET_RETURN), learner.now(metrics.ENV_STEPS_PLANNED)
-    progress = f"mean100 {number(mean, '.4g')}{_of(target, '.4g')}   {steps:,.0f}{_of(planned, ',.0f')} env steps"
+    remark = mean_remark(learner.now(metrics.EPISODE_RETURN_MEAN_EPISODES), learner.now(metrics.ENVIRONMENTS_UNFINISHED))
+    counts = f"mean100 {number(mean, '.4g')}{remark}{_of(target, ', target ', '.4g')}"
+    counts += f"   {steps:,.0f}{_of(planned, ' of ', ',.0f')} env steps"
     frames, actors = learner.rate(metrics.ENV_FRAMES_TRAINED), learner.now(metrics.WORKERS_CONNECTED, ACTOR)
-    yield f"{progress}   {frames:,.0f} frames/s   connected actors {actors:.0f}"
-    rate, age = learner.rate(metrics.ENV_STEPS_TRAINED), learner.after.at - learner.now("process_start_time_seconds")
-    if planned > steps and age > SETTLED and learner.grew(metrics.UPDATES) >= UPDATES_MEASURED:
-        yield f"{percent(steps / planned)} of the env steps, {duration((planned - steps) / rate)} left at this rate"
+    yield f"{counts}   {frames:,.0f} frames/s   connected actors {actors:.0f}"
+    left = learner.now(metrics.TIME_LEFT)
+    if learner.now(metrics.TRAINING) and not math.isnan(fraction := learner.now(metrics.PROGRESS)):
+        yield progress(Progress(fraction=fraction, seconds_left=None if math.isnan(left) else left))
     yield run.bottleneck.sentence
 
 
-def _of(target: float, form: str) -> str:
-    return "" if math.isnan(target) else f" of {target:{form}}"
-
-
-def duration(seconds: Seconds) -> str:
-    """Return a time in the largest unit of which there are two at least: `90 s`, `45 min`, `3 h`."""
-    minutes, hours = seconds / 60, seconds / 3600
-    return f"{hours:.0f} h" if hours >= 2 else f"{minutes:.0f} min" if minutes >= 2 else f"{seconds:.0f} s"  # noqa: PLR2004
+def _of(target: float, word: str, form: str) -> str:
+    return "" if math.isnan(target) else f"{word}{target:{form}}"
 
 
 def row(service: Service, run: Deployment) -> tuple[str, ...]:

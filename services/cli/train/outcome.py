@@ -10,7 +10,7 @@ from typing import Any
 
 from common.runtime.run_directory import RunDirectory
 from services.cli.train.instructions import Outcome
-from services.cli.train.view import FULL_MEAN, clock, score
+from services.cli.train.view import clock, mean_remark, score
 
 Summary = Mapping[str, Any]
 """The content of the learner's summary.json."""
@@ -69,10 +69,8 @@ def final_lines(result: str, summary: Summary | None, *, run_dir: Path, resumabl
     yield result
     if summary is not None:
         time = f"{clock(summary['wall_seconds'])} ({summary['frames_per_second']:,.0f} frames/s from the first update on)"
-        few = f" of {count} episodes" if 0 < (count := summary.get("mean100_episodes", 0)) < FULL_MEAN else ""
-        yield f"  {summary['env_steps']:,} env steps in {time}, mean100 {score(summary['mean100'])}{few}"
-        if (unfinished := summary.get("environments_unfinished")) and not summary.get("solved"):
-            yield f"  no target      {unfinished} environments have ended no episode, before which mean100 reaches no target"
+        remark = mean_remark(summary.get("mean100_episodes", 0), summary.get("environments_unfinished", 0))
+        yield f"  {summary['env_steps']:,} env steps in {time}, mean100 {score(summary['mean100'])}{remark}"
         if (last := summary.get("last_evaluation")) is not None:
             yield f"  last evaluation {score(last['mean'])} over {last['episodes']} episodes ({last['mode']})"
         if summary.get("reproducible"):

@@ -35,7 +35,7 @@ from services.cli.train.plan import Plan, Request, make_plan
 from services.cli.train.ports import binds
 from services.cli.train.processes import Processes, Requests, stop_signals, supervise
 from services.cli.train.search import ActorSearch
-from services.cli.train.status import STARTING, ProgressEstimator, RunStatus, StatusPoller
+from services.cli.train.status import STARTING, RunStatus, StatusPoller
 from services.cli.train.supervisor import Supervisor
 from services.cli.train.view import View, ViewFrame, make_view
 from services.cli.train.warm_start import describe
@@ -204,7 +204,6 @@ class _Display:
     search: ActorSearch | None
     newest_line: Callable[[str], str]  # of the log of a child
     clock: Callable[[], Seconds] = time.monotonic
-    _progress: ProgressEstimator = field(default_factory=ProgressEstimator)
     _next: Seconds = 0.0
     _started_at: Seconds = field(init=False)  # until the learner answers, which has its own clock
     _stop_shown: bool = False
@@ -227,7 +226,7 @@ class _Display:
         self._show_silence(self.watch.latest)
         if self.search is not None and not self.search.done and self.supervisor.outcome is Outcome.RUNNING:
             self._search(self.search)
-        if self.clock() >= self._next or self.supervisor.done:
+        if self.clock() >= self._next and not self.supervisor.done:  # the result follows, and the last status is older
             self._next = self.clock() + self.view.period
             self.view.show(self.frame())
 
@@ -291,12 +290,11 @@ class _Display:
         if not self.supervisor.works:
             added["bottleneck"] = ""  # whatever limits a run in which no experience was accepted yet, it is not its speed
         if self.supervisor.outcome is not Outcome.RUNNING:
-            added["phase"] = "ended" if self.supervisor.done else "stopping"
+            added["phase"] = "stopping"
         status = status.model_copy(update=added)
         return ViewFrame(
             title=self.plan.title,
             run_dir=str(self.plan.directory.path),
             status=status,
-            estimate=self._progress.update(status),
             answered=answered,
         )

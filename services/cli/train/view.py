@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from common.units import Seconds
-from services.cli.train.status import Estimate, RunStatus
+from services.cli.train.status import Progress, RunStatus
 
 LIVE_PERIOD: Seconds = 0.5
 LINE_PERIOD: Seconds = 5.0
@@ -38,7 +38,6 @@ class ViewFrame:
     title: str  # preset and seed
     run_dir: str
     status: RunStatus
-    estimate: Estimate
     answered: bool = True  # whether the learner has: before that only phase and time of the status are known
 
 
@@ -94,12 +93,21 @@ def phase(status: RunStatus) -> str:
     return f"{status.phase} ({status.episodes_playing} episodes have not ended)" if waits else status.phase
 
 
+def progress(status: Progress) -> str:
+    """Format how far the run is: `63%, about 3 min left`."""
+    return f"{status.fraction:.0%}, {time_left(status.seconds_left)}"
+
+
+def mean_remark(episodes: float, unfinished: float) -> str:
+    """Return in which way mean100 is no mean of 100 episodes of all environments; "" where it is one."""
+    few = f" of {episodes:.0f} episodes" if 0 < episodes < FULL_MEAN else ""
+    short = f", too few long episodes: {unfinished:.0f} environments have ended none" if episodes > 0 and unfinished > 0 else ""
+    return few + short
+
+
 def returns(status: RunStatus) -> str:
     """Format the training score and the last evaluation, each with its target."""
-    few = f" of {status.mean100_episodes} episodes" if 0 < status.mean100_episodes < FULL_MEAN else ""
-    parts = [f"mean100 {score(status.mean100)}{few}"]
-    if (unfinished := status.environments_unfinished) and status.mean100_episodes:
-        parts.append(f"too few long episodes: {unfinished} environments have ended none")
+    parts = [f"mean100 {score(status.mean100)}{mean_remark(status.mean100_episodes, status.environments_unfinished)}"]
     if status.target.mean100 is not None:
         parts.append(f"target {score(status.target.mean100)}")
     if (last := status.last_evaluation) is not None:
@@ -165,8 +173,12 @@ def panel(frame: ViewFrame) -> Group:
     bar = Table.grid(padding=(0, 2))
     for column in (10, 36, None):
         bar.add_column(width=column)
-    percent = f"{frame.estimate.fraction:.0%}, {time_left(frame.estimate.seconds_left)}"
-    bar.add_row(Text("to the end", style="bold"), ProgressBar(total=1.0, completed=frame.estimate.fraction, width=36), percent)
+    completed = frame.status.progress
+    bar.add_row(
+        Text("to the end", style="bold"),
+        ProgressBar(total=1.0, completed=completed.fraction, width=36),
+        progress(completed),
+    )
     return Group(head, Text(), grid, Text(), bar, Text(), foot)
 
 
@@ -187,28 +199,27 @@ def plain_line(frame: ViewFrame) -> str:
         workers(status),
         f"dropped {dropped}" if (dropped := drops(status)) else "",
         status.bottleneck,
-        f"{frame.estimate.fraction:.0%}, {time_left(frame.estimate.seconds_left)}",
+        progress(status.progress),
     ]
     return " | ".join(part for part in parts if part)
 
 
 def status_fields(frame: ViewFrame) -> dict[str, object]:
-    """Return the fields of `RunStatus` and the progress, JSON values; those alone that are known."""
+    """Return the fields of `RunStatus`, JSON values; those alone that are known."""
     if not frame.answered:
         return frame.status.model_dump(mode="json", include={"phase", "wall_seconds", "actors_wanted", "restarts"})
-    progress = {"fraction": frame.estimate.fraction, "seconds_left": frame.estimate.seconds_left}
-    return {**frame.status.model_dump(mode="json"), "progress": progress}
+    return frame.status.model_dump(mode="json")
 
 
 class LiveView(View):
-    """A panel that is redrawn in place."""
+    """A panel that is redrawn in place, and removed at the end: the result follows, and is newer than the last status."""
 
     period = LIVE_PERIOD
 
     def __init__(self, console: Console) -> None:
         """Draw on `console`, which is a terminal."""
         self._console = console
-        self._live = Live(console=console, auto_refresh=False, transient=False)
+        self._live = Live(console=console, auto_refresh=False, transient=True)
 
     def __enter__(self) -> Self:
         """Begin to draw."""
@@ -216,7 +227,7 @@ class LiveView(View):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave the last panel on the terminal."""
+        """Remove the panel."""
         self._live.stop()
 
     def show(self, frame: ViewFrame) -> None:
@@ -228,7 +239,7 @@ class LiveView(View):
         self._console.print(text, markup=False, highlight=False)
 
     def print_result(self, lines: Iterable[str], facts: Mapping[str, object]) -> None:  # noqa: ARG002
-        """Print the lines below the last panel."""
+        """Print the lines."""
         for line in lines:
             self.print_message(line)
 

@@ -47,6 +47,18 @@ def test_a_run_is_solved_only_by_a_full_hundred_episodes():
     assert run.over(111.5) == "target reached"
 
 
+def test_the_mean_of_too_few_episodes_is_no_progress_to_the_target():
+    """124 env steps of a slow environment, one good episode: 2 % of the budget, and not 100 %."""
+    run = record(mean100=10.0)
+    run.trained(env_steps=124, metrics={})
+    run.ended([10.0], [124], now=101.0)
+    run.tick(101.0)
+    assert run.status(STATS, 101.0)["progress"]["fraction"] == 124 / 5000
+    run.ended([10.0] * EPISODES, [1] * EPISODES, now=102.0)
+    run.tick(102.0)
+    assert run.status(STATS, 102.0)["progress"]["fraction"] == 1.0
+
+
 def test_only_the_last_hundred_episodes_count():
     """The bad beginning is forgotten, and a later fall does not take the solution back."""
     run = record(mean100=10.0)

@@ -154,24 +154,25 @@ def test_the_head_says_how_the_run_is_and_what_holds_it_up():
     assert bottleneck == "balanced: the learner works 90 % of the time, the actors 100 %"
 
 
-def test_a_run_with_a_target_shows_its_progress():
-    """5000 env steps in ten seconds, and 450,000 to go."""
+def learner_head(**changes):
+    """The lines above the table, of a learner with these metrics."""
+    return list(head(compare({}, {"learner": sample("learner", 10.0, **LEARNER | changes)})))
+
+
+def test_a_run_with_a_target_shows_the_progress_that_its_learner_estimates():
     changes = {"ledger_env_steps": {"trained": 50_000}, "env_steps_planned": 500_000, "target_return": 475}
-    rates = {"env_steps_trained_total": 5000, "env_frames_trained_total": 20_000}
-    rates |= {"updates_total": 10, "process_start_time_seconds": -100.0}
-    begin = {"learner": sample("learner", 0.0, **LEARNER, **dict.fromkeys(rates, 0))}
-    summary, progress, _ = head(compare(begin, {"learner": sample("learner", 10.0, **LEARNER, **changes, **rates)}))
-    assert summary.startswith("mean100 327.9 of 475   50,000 of 500,000 env steps   ")
-    assert progress == "10 % of the env steps, 15 min left at this rate"
+    lines = learner_head(**changes, training=1, progress_ratio=0.12, time_left_seconds=900)
+    assert lines[0].startswith("mean100 327.9, target 475   50,000 of 500,000 env steps   ")
+    assert lines[1] == "12%, about 15 min left"
+    assert learner_head(**changes, training=1, progress_ratio=0.12)[1] == "12%, time left unknown"
+    assert not [line for line in learner_head(**changes, training=0, progress_ratio=0.12) if "left" in line]
 
 
-@pytest.mark.parametrize("few", [{"updates_total": 2}, {"process_start_time_seconds": -20.0}])
-def test_the_time_left_waits_for_several_updates_of_a_run_that_is_not_new(few):
-    changes = {"ledger_env_steps": {"trained": 50_000}, "env_steps_planned": 500_000}
-    rates = {"env_steps_trained_total": 5000, "updates_total": 10, "process_start_time_seconds": -100.0} | few
-    begin = {"learner": sample("learner", 0.0, **LEARNER, **dict.fromkeys(rates, 0))}
-    run = compare(begin, {"learner": sample("learner", 10.0, **LEARNER, **changes, **rates)})
-    assert not [line for line in head(run) if "left" in line]
+def test_a_mean_of_too_few_episodes_is_marked():
+    """100 episodes of all environments, as the target needs them."""
+    few = learner_head(episode_return_mean_episodes=3, environments_unfinished=5, target_return=475)[0]
+    assert few.startswith("mean100 327.9 of 3 episodes, too few long episodes: 5 environments have ended none, target 475   ")
+    assert learner_head(episode_return_mean_episodes=100, environments_unfinished=0)[0].startswith("mean100 327.9   ")
 
 
 @pytest.mark.parametrize(

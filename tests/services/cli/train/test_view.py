@@ -8,7 +8,7 @@ from datetime import datetime
 import pytest
 from rich.console import Console
 
-from services.cli.train.status import Estimate, EvaluationResult, FrameRates, LedgerCounts, PolicyLag, Queue, RunStatus, Target
+from services.cli.train.status import EvaluationResult, FrameRates, LedgerCounts, PolicyLag, Progress, Queue, RunStatus, Target
 from services.cli.train.view import LineView, LiveView, ViewFrame, clock, make_view, panel, plain_line, time_left
 
 pytestmark = pytest.mark.pure
@@ -26,13 +26,14 @@ STATUS = RunStatus(
     mean100=12.34,
     last_evaluation=EvaluationResult(version=290, mode="greedy", mean=14.5, episodes=10),
     target=Target(mean100=18.0, env_steps=3_000_000),
+    progress=Progress(fraction=0.62, seconds_left=130.0),
     workers={"actor": 2, "evaluator": 1},
     ledger=LedgerCounts(dropped={"stale": 512, "gap": 0}),
     actors_wanted=4,
     restarts=1,
     bottleneck="the learner trains (82 % of its time)",
 )
-FRAME = ViewFrame(title="pong, seed 1", run_dir="runs/pong-1", status=STATUS, estimate=Estimate(0.62, 130.0))
+FRAME = ViewFrame(title="pong, seed 1", run_dir="runs/pong-1", status=STATUS)
 
 
 def drawn(frame, width=80, height=24):
@@ -89,7 +90,7 @@ def test_the_panel_fits_a_small_terminal():
 
 def test_a_run_that_has_just_begun_shows_dashes_and_no_drops():
     """Before the first episode there is no score, and zero would be a lie."""
-    text = drawn(ViewFrame(title="pong, seed 1", run_dir="runs/x", status=RunStatus(), estimate=Estimate(0.0, None)))
+    text = drawn(ViewFrame(title="pong, seed 1", run_dir="runs/x", status=RunStatus()))
     assert "mean100 -" in text
     assert "time left unknown" in text
     assert "dropped" not in text
@@ -97,7 +98,7 @@ def test_a_run_that_has_just_begun_shows_dashes_and_no_drops():
 
 def test_before_the_learner_answers_nothing_is_known_but_phase_and_time():
     """A resumed run has env steps, and is not at 0 %."""
-    frame = replace(FRAME, status=RunStatus(wall_seconds=5.0, actors_wanted=2), estimate=Estimate(0.0, None), answered=False)
+    frame = replace(FRAME, status=RunStatus(wall_seconds=5.0, actors_wanted=2), answered=False)
     assert plain_line(frame) == "0:00:05 starting"
     text = drawn(frame)
     assert "pong, seed 1   starting   0:00:05" in text
@@ -167,6 +168,16 @@ def test_a_live_panel_leaves_the_terminal_as_it_was():
     text = console.file.getvalue()
     assert "the learner [saves]" in text
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
+
+
+def test_the_last_panel_is_removed_in_favour_of_the_result():
+    """Its status is older than the end: the queue is not 3 of 8 any more, and no time is left."""
+    console = Console(width=80, file=io.StringIO(), force_terminal=True)
+    with LiveView(console) as view:
+        view.show(FRAME)
+    rows = len(drawn(FRAME).splitlines())
+    after = console.file.getvalue().rpartition("Ctrl-C")[2]
+    assert after.count("\x1b[1A\x1b[2K") == rows  # up and erase, for each row
 
 
 def test_only_a_terminal_gets_the_live_panel():
