@@ -241,15 +241,10 @@ ENV_STEPS_PLANNED = LearnerMetric(
     "Env step budget of the run (target.env_steps), resumes included.",
     read=lambda stats: stats.env_steps_planned,
 )
-PROGRESS = LearnerMetric(
-    "rookery_learner_progress_ratio",
-    "Share of the way to the end of the run: of a budget, or of the rise of mean100 to its target, whichever is nearer.",
-    read=lambda stats: stats.progress,
-)
 TIME_LEFT = LearnerMetric(
     "rookery_learner_time_left_seconds",
     "Estimated seconds until the run reaches a budget or its target of mean100; NaN while they cannot be estimated.",
-    read=lambda stats: stats.seconds_left,
+    read=lambda stats: UNKNOWN if stats.seconds_left is None else stats.seconds_left,
 )
 TARGET_RETURN = LearnerMetric(
     "rookery_learner_target_return",

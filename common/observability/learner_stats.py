@@ -71,8 +71,7 @@ class LearnerStats:
     environments_unfinished: int = 0
     episode_length_mean: float = UNKNOWN
     env_steps_planned: EnvSteps = 0
-    progress: float = 0.0
-    seconds_left: Seconds = UNKNOWN
+    seconds_left: Seconds | None = None  # until the run ends, as estimated
     target_return: float = UNKNOWN
     target_evaluation: float = UNKNOWN
     evaluation_return_means: dict[str, float] = field(default_factory=dict)

@@ -27,7 +27,7 @@ from common.observability.health import Health
 from common.observability.http import HttpServer
 from common.observability.learner_metrics import METRICS
 from common.observability.learner_stats import LearnerStats
-from common.observability.metrics import UNKNOWN, Exporter, run_labels
+from common.observability.metrics import Exporter, run_labels
 from common.protocol.learner_side import LearnerSide
 from common.runtime import process
 from common.runtime.checkpoint_files import Checkpoint
@@ -168,12 +168,7 @@ class _Root:
         )
         opened(closing(intake))
         metrics.source = lambda: replace(
-            self.stats,
-            intake=intake.stats,
-            uploads=uploads.stats,
-            tracking_points_dropped=journal.points_dropped,
-            progress=record.progress.fraction,
-            seconds_left=UNKNOWN if record.progress.seconds_left is None else record.progress.seconds_left,
+            self.stats, intake=intake.stats, uploads=uploads.stats, tracking_points_dropped=journal.points_dropped
         )
         self.status = lambda: record.status(intake.stats, time.monotonic())
         agreement = Agreement(self.group) if self.group else None

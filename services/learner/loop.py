@@ -86,6 +86,7 @@ class TrainLoop:
             if decision.train:
                 self._train(decision)
             self._record.tick(self._clock())
+            self._stats.seconds_left = self._record.progress.seconds_left
             self._record_evaluations(evaluations)
             if decision.evaluated:
                 self._checkpoints.wait_for_ranks()

@@ -10,10 +10,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import linear_regression
 
-from common.config.schema import Settings
+from common.config.sections import TargetSettings
 from common.units import EnvSteps, Seconds
 
-MEASURED_UPDATES = 3  # of this process after its first one, which is slow, before its rate counts
 TREND_SPACING: Seconds = 1.0
 MIN_TREND, MAX_TREND = 10, 120  # points of the trend of mean100
 
@@ -28,39 +27,31 @@ class Progress:
 
 @dataclass(slots=True)
 class ProgressEstimator:
-    """Estimates the progress of a run with these settings from its counters so far; one process has one."""
+    """Estimates the progress of one run from its counters so far."""
 
-    settings: Settings
-    _first_updates: int | None = None
     _lowest: float = math.inf  # mean100
     _trend: deque[tuple[Seconds, float]] = field(default_factory=lambda: deque(maxlen=MAX_TREND))
     _slope: float = 0.0  # of mean100, per second
 
-    def update(self, elapsed: Seconds, *, env_steps: EnvSteps, updates: int, rate: float, mean: float | None) -> Progress:
-        """Return the progress after `elapsed` seconds of the run.
+    def update(
+        self, elapsed: Seconds, target: TargetSettings, *, env_steps: EnvSteps, rate: float, mean: float | None
+    ) -> Progress:
+        """Return the progress after `elapsed` seconds; `rate` is in env steps per second, and 0 before it is known.
 
-        `rate` is in env steps per second. `mean` is mean100, or None while it is one of too few episodes to reach the target.
+        `mean` is mean100, or None while it is one of too few episodes to reach the target.
         """
-        target, left = self.settings.target, []
-        self._first_updates = updates if self._first_updates is None else self._first_updates
-        fraction = env_steps / target.env_steps
-        if updates - self._first_updates > MEASURED_UPDATES and rate > 0:
+        left, fraction = [], env_steps / target.env_steps
+        if rate > 0:
             left.append(max(0.0, target.env_steps - env_steps) / rate)
         if target.wall_seconds is not None:
             fraction = max(fraction, elapsed / target.wall_seconds)
             left.append(max(0.0, target.wall_seconds - elapsed))
         if target.mean100 is not None and mean is not None:
-            self._observe(elapsed, mean)
-            rise = 1.0 if mean >= target.mean100 else (mean - self._lowest) / (target.mean100 - self._lowest)
-            fraction = max(fraction, rise)
+            self._lowest = min(self._lowest, mean)
+            if not self._trend or elapsed - self._trend[-1][0] >= TREND_SPACING:
+                self._trend.append((elapsed, mean))
+                self._slope = linear_regression(*zip(*self._trend, strict=True)).slope if len(self._trend) >= MIN_TREND else 0.0
+            fraction = max(fraction, 1.0 if mean >= target.mean100 else (mean - self._lowest) / (target.mean100 - self._lowest))
             if self._slope > 0:
                 left.append(max(0.0, target.mean100 - mean) / self._slope)
         return Progress(min(1.0, fraction), min(left, default=None))
-
-    def _observe(self, elapsed: Seconds, mean: float) -> None:
-        self._lowest = min(self._lowest, mean)
-        if self._trend and elapsed - self._trend[-1][0] < TREND_SPACING:
-            return
-        self._trend.append((elapsed, mean))
-        if len(self._trend) >= MIN_TREND:
-            self._slope = linear_regression(*zip(*self._trend, strict=True)).slope

@@ -72,9 +72,10 @@ class RunRecord:
     returns: deque[float] = field(default_factory=deque)
     lengths: deque[int] = field(default_factory=deque)
     unfinished: int = 0  # environments that have ended no episode: until all have, the mean is one over short episodes
+    mean_counts: bool = False  # whether the mean is one over enough episodes to reach the target
     rates: StepRates = field(default_factory=lambda: RateWindow().rates())
-    progress: Progress = Progress()
-    _estimator: ProgressEstimator = field(init=False)
+    progress: Progress = field(default_factory=Progress)
+    _estimator: ProgressEstimator = field(default_factory=ProgressEstimator)
     _window: RateWindow = field(default_factory=RateWindow)
     _env_steps_before: EnvSteps | None = 0  # that earlier processes trained on; None after the first update of this one
     _rate_before: float = 0.0  # env steps per second of the process before, for as long as this one has no rate
@@ -83,7 +84,6 @@ class RunRecord:
 
     def __post_init__(self) -> None:
         """Show the beginning."""
-        self._estimator = ProgressEstimator(self.settings)
         self._show()
 
     # --- writing ---
@@ -100,13 +100,8 @@ class RunRecord:
         if self.env_steps != self._env_steps_before:  # the start, until the first update, is in no rate
             self._window.add(now, self.env_steps)
         self.rates = self._window.rates()
-        self.progress = self._estimator.update(
-            now - self.started_at,
-            env_steps=self.env_steps,
-            updates=self.updates,
-            rate=self.rates.last_60s,
-            mean=self.mean_return if self._mean_counts else None,
-        )
+        elapsed, target, mean = now - self.started_at, self.settings.target, self.mean_return if self.mean_counts else None
+        self.progress = self._estimator.update(elapsed, target, env_steps=self.env_steps, rate=self.rates.last_60s, mean=mean)
         self._show()
 
     def ended(self, returns: Sequence[float], lengths: Sequence[int], now: Seconds, coverage: Coverage = NO_ACTORS) -> None:
@@ -122,8 +117,9 @@ class RunRecord:
         for _ in range(len(self.returns) - max(EPISODES, coverage.environments)):
             self.returns.popleft()
             self.lengths.popleft()
+        self.mean_counts = len(self.returns) >= EPISODES and not self.unfinished
         target = self.settings.target.mean100
-        if target is not None and self._mean_counts and self.mean_return >= target:
+        if target is not None and self.mean_counts and self.mean_return >= target:
             self._reached_target(now, self.env_steps)
 
     def _reached_target(self, now: Seconds, env_steps: EnvSteps) -> None:
@@ -156,11 +152,6 @@ class RunRecord:
     def mean_return(self) -> float:
         """Return the mean raw return of the newest training episodes, 100 or one of each environment; NaN before the first."""
         return sum(self.returns) / len(self.returns) if self.returns else math.nan
-
-    @property
-    def _mean_counts(self) -> bool:
-        """Return whether the mean return is over enough episodes to reach the target."""
-        return len(self.returns) >= EPISODES and not self.unfinished
 
     @property
     def mean_length(self) -> float:

@@ -47,9 +47,10 @@ def add(commands: Any) -> None:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from services.cli.compare.tables import compare  # noqa: PLC0415
+    from services.cli.compare.tables import print_runs  # noqa: PLC0415
 
-    return compare(_runs(options), stdout=sys.stdout)
+    print_runs(_runs(options), stdout=sys.stdout, each=False)
+    return 0
 
 
 def _report(options: argparse.Namespace) -> int:

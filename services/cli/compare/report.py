@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from importlib import resources
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, TextIO
 
 import matplotlib as mpl
@@ -46,7 +47,7 @@ def render(runs: Sequence[RunData], *, now: datetime) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(template).render(
         title=", ".join(dict.fromkeys(group.runs[0].preset for group in groups)),
-        summary=tables.configurations_table(groups),
+        summaries=[tables.labels_table(groups), tables.configurations_table(groups)],
         figures=[(name, Markup(draw_returns(alike))) for name, alike in _by_env(groups)],  # noqa: S704  our own SVG, text escaped
         tables=[table for table in shown if table.rows],
         commands=[(run.path.name, run.command) for group in groups for run in group.runs if run.command],
@@ -73,6 +74,7 @@ STYLE: Any = {
 }
 ROWS = (("episode_return_mean", "training return, mean of 100 episodes"), ("evaluation_return", "evaluation return"))
 COLUMNS = (("env_steps", "env steps", 1.0), ("wall_seconds", "wall-clock minutes", 60.0))
+LEGEND_WIDTH = 120  # characters
 MARKED_POINTS = 12  # evaluations are few: their times are marked
 
 
@@ -82,7 +84,7 @@ def draw_returns(groups: Sequence[Configuration]) -> str:
     if not rows:
         return ""
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(10.5, 3.4 * len(rows)), layout="constrained")
+        figure = Figure(figsize=(10.5, 3.4 * len(rows) + 0.2 * len(groups)), layout="constrained")
         FigureCanvasSVG(figure)
         grid = figure.subplots(len(rows), 2, sharey="row", squeeze=False)
         for line, (column, name) in zip(grid, rows, strict=True):
@@ -90,7 +92,7 @@ def draw_returns(groups: Sequence[Configuration]) -> str:
                 _draw_bands(axes, groups, x=x, y=column, unit=unit)
                 axes.set_xlabel(label)
             line[0].set_ylabel(name)
-        grid[0][0].legend(loc="best", fontsize="small")
+        figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower left", fontsize="small", frameon=False)
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     return text.getvalue()[text.getvalue().index("<svg") :]  # without the XML declaration, which HTML does not have
@@ -103,8 +105,9 @@ def _draw_bands(axes: Axes, groups: Sequence[Configuration], *, x: str, y: str, 
         found = band(curves)
         if found is None:
             continue
-        color, seeds = f"C{index % 10}", f"{found.count} seed{'s' if found.count > 1 else ''}"
-        axes.plot(found.x / unit, found.value, color=color, label=f"{group.label} ({seeds})", linewidth=1.6)
+        color, stroke = f"C{index % 10}", "-:"[index // 10 % 2]  # after ten configurations the colors begin anew
+        label = shorten(f"{group.number}. {group.label}", LEGEND_WIDTH) + f", N = {len(group.runs)}"
+        axes.plot(found.x / unit, found.value, stroke, color=color, label=label, linewidth=1.6)
         if found.count > 1:
             axes.fill_between(found.x / unit, found.low, found.high, color=color, alpha=0.18, linewidth=0)
         for xs, ys in curves:

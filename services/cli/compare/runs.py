@@ -61,6 +61,7 @@ class RunData:
 class Configuration:
     """Runs with equal settings but for the seed, ordered by seed."""
 
+    number: int  # from 1, by which tables and figures name it
     label: str
     runs: Sequence[RunData]
 
@@ -155,7 +156,8 @@ def configurations(runs: Iterable[RunData]) -> list[Configuration]:
     for run in runs:
         groups.setdefault(json.dumps(compared_settings(run), sort_keys=True, default=str), []).append(run)
     lists = [sorted(group, key=lambda run: (run.seed, str(run.path))) for group in groups.values()]
-    return [Configuration(label=label, runs=group) for label, group in zip(_labels(lists), lists, strict=True)]
+    named = enumerate(zip(_labels(lists), lists, strict=True), 1)
+    return [Configuration(number=number, label=label, runs=group) for number, (label, group) in named]
 
 
 def differing_settings(groups: Sequence[Configuration]) -> dict[str, list[Any]]:
@@ -176,7 +178,7 @@ def _labels(groups: Sequence[Sequence[RunData]]) -> list[str]:
         alike = [other for other in groups if other[0].preset == group[0].preset]
         own = compared_settings(group[0])
         changed = _differing([compared_settings(other[0]) for other in alike])
-        parts = [f"{key}={own.get(key)}" for key in list(changed)[:MAX_LABEL_SETTINGS]]
+        parts = [f"{key}={own[key]}" for key in list(changed)[:MAX_LABEL_SETTINGS] if own.get(key) not in {None, ""}]
         if len(changed) > MAX_LABEL_SETTINGS:
             parts.append("...")
         labels.append(" ".join([group[0].preset, *parts]))

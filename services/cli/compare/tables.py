@@ -1,11 +1,13 @@
-"""The tables of a comparison as text, which the page and the terminal show alike, and `rookery compare`, which prints them."""
+"""The tables of a comparison as text, which the page and the terminal show alike."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -13,6 +15,7 @@ from rich.text import Text
 from services.cli.compare.runs import Configuration, RunData, configurations, differing_settings
 from services.cli.compare.statistics import Estimate, estimate
 from services.cli.train.outcome import own_end
+from services.cli.train.view import FULL_MEAN, mean_remark
 
 NONE = "-"
 
@@ -42,42 +45,56 @@ def shown(found: Estimate | None) -> str:
     return number(found.value) + bounds
 
 
+def labels_table(groups: Sequence[Configuration]) -> TextTable:
+    """Return the number, by which the other tables name a configuration, and the label of each."""
+    rows = [[str(group.number), group.label] for group in groups]
+    return TextTable(title="Configurations", columns=["#", "configuration"], rows=rows, text_columns=2)
+
+
 def configurations_table(groups: Sequence[Configuration]) -> TextTable:
     """Return one row for each configuration: interquartile means over its seeds, with 95 % intervals."""
-    columns = ["configuration", "runs", "solved", "return (mean100)", "evaluation", "env steps to target"]
-    columns += ["minutes", "env steps/s", "policy lag"]
-    return TextTable(title="Configurations", columns=columns, rows=[_configuration_row(group) for group in groups])
+    columns = ["#", "solved", "mean100", "evaluation", "env steps to target", "minutes", "env steps/s", "policy lag"]
+    return TextTable(title="Results", columns=columns, rows=[_configuration_row(group) for group in groups])
 
 
 def _configuration_row(group: Configuration) -> list[str]:
     def over(*keys: str) -> Estimate | None:
         return estimate([value for run in group.runs if (value := run.number(*keys)) is not None])
 
-    reached = over("solved_at", "env_steps")
+    reached, runs = over("solved_at", "env_steps"), len(group.runs)
     seconds, rate, lag = over("wall_seconds"), over("env_steps_per_second"), over("policy_lag", "mean")
     return [
-        group.label,
-        str(len(group.runs)),
-        f"{reached.count if reached else 0} of {len(group.runs)}",
-        shown(over("mean100")),
+        str(group.number),
+        f"{reached.count if reached else 0} of {runs}",
+        shown(over("mean100")) + _mean_remark(group.runs),
         shown(over("last_evaluation", "mean")),
-        shown(reached),
+        shown(reached) + (f" (by {reached.count} of {runs})" if reached and reached.count < runs else ""),
         number(seconds.value / 60) if seconds else NONE,
         number(round(rate.value)) if rate else NONE,
         number(lag.value) if lag else NONE,
     ]
 
 
+def _mean_remark(runs: Sequence[RunData]) -> str:
+    """Return the remark on mean100 of the run with the fewest episodes, and of that with the most environments without one."""
+    few = min((count for run in runs if (count := run.number("mean100_episodes"))), default=FULL_MEAN)
+    return mean_remark(few, max(run.number("environments_unfinished") or 0 for run in runs))
+
+
 def settings_table(groups: Sequence[Configuration]) -> TextTable:
-    """Return one row for each setting that differs among the configurations."""
-    differing = differing_settings(groups)
-    rows = [[key, *(_value(value) for value in values)] for key, values in differing.items()]
-    return TextTable(title="Settings that differ", columns=["setting", *(group.label for group in groups)], rows=rows)
+    """Return one row for each setting that differs: each of its values, with the numbers of the configurations that have it."""
+    rows = []
+    for key, values in differing_settings(groups).items():
+        having: dict[str, list[str]] = {}
+        for group, value in zip(groups, values, strict=True):
+            having.setdefault(_value(value), []).append(str(group.number))
+        rows.append([key, "; ".join(f"{value} ({', '.join(numbers)})" for value, numbers in having.items())])
+    return TextTable(title="Settings that differ", columns=["setting", "value (#)"], rows=rows, text_columns=2)
 
 
 def _value(value: Any) -> str:
     match value:
-        case None:
+        case None | "":
             return NONE
         case bool():
             return str(value).lower()
@@ -89,8 +106,7 @@ def _value(value: Any) -> str:
 
 def runs_table(groups: Sequence[Configuration]) -> TextTable:
     """Return one row for each run."""
-    columns = ["configuration", "result", "seed", "env steps", "updates", "minutes", "env steps/s", "return (mean100)"]
-    columns += ["evaluation", "policy lag"]
+    columns = ["#", "result", "seed", "env steps", "updates", "minutes", "env steps/s", "mean100", "evaluation", "policy lag"]
     rows = [_run_row(group, run) for group in groups for run in group.runs]
     return TextTable(title="Runs", columns=columns, rows=rows, text_columns=2)
 
@@ -98,14 +114,14 @@ def runs_table(groups: Sequence[Configuration]) -> TextTable:
 def _run_row(group: Configuration, run: RunData) -> list[str]:
     seconds, rate = run.number("wall_seconds"), run.number("env_steps_per_second")
     return [
-        group.label,
+        str(group.number),
         result(run),
         str(run.seed),
         number(run.number("env_steps")),
         number(run.number("learner_updates")),
         number(None if seconds is None else seconds / 60),
         number(None if rate is None else round(rate)),
-        number(run.number("mean100")),
+        number(run.number("mean100")) + _mean_remark([run]),
         number(run.number("last_evaluation", "mean")),
         number(run.number("policy_lag", "mean")),
     ]
@@ -124,7 +140,7 @@ def result(run: RunData) -> str:
 def ledger_table(groups: Sequence[Configuration]) -> TextTable:
     """Return the ledger of each run in env steps; drop reasons without any are left out."""
     rows = [_ledger_row(group, run) for group in groups for run in group.runs]
-    columns = ["configuration", "seed", "produced", "trained", "queued", "in flight", "dropped", "reasons", "not accounted for"]
+    columns = ["#", "seed", "produced", "trained", "queued", "in flight", "dropped", "reasons", "not accounted for"]
     return TextTable(title="Ledger, in env steps", columns=columns, rows=rows)
 
 
@@ -135,33 +151,34 @@ def _ledger_row(group: Configuration, run: RunData) -> list[str]:
     lost = sum(dropped.values())
     unaccounted = None if None in parts else float(parts[0] or 0) - sum(float(part or 0) for part in parts[1:]) - lost
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(dropped.items()))
-    return [group.label, str(run.seed), *map(number, parts), number(lost if ledger else None), reasons, number(unaccounted)]
+    return [str(group.number), str(run.seed), *map(number, parts), number(lost if ledger else None), reasons, number(unaccounted)]
 
 
-PIPE_WIDTH = 200  # columns of text where the output is no terminal
+PIPE_WIDTH = 120  # columns of text where the output is no terminal
 
 
-def compare(runs: Sequence[RunData], *, stdout: TextIO) -> int:
-    """Print the configurations of `runs` and the settings that differ; return the exit code."""
+def print_runs(runs: Sequence[RunData], *, stdout: TextIO, each: bool = True) -> None:
+    """Print the configurations of `runs`, their results and the settings that differ; with `each` also a row for each run."""
     groups = configurations(runs)
-    tables = [configurations_table(groups), settings_table(groups)]
-    print_tables([table for table in tables if table.rows], stdout=stdout)
-    return 0
-
-
-def print_runs(runs: Sequence[RunData], *, stdout: TextIO) -> None:
-    """Print a table of `runs` and one of their configurations."""
-    groups = configurations(runs)
-    print_tables([runs_table(groups), configurations_table(groups)], stdout=stdout)
+    tables = [labels_table(groups), configurations_table(groups), settings_table(groups)]
+    print_tables([table for table in [runs_table(groups)] * each + tables if table.rows], stdout=stdout)
 
 
 def print_tables(tables: Sequence[TextTable], *, stdout: TextIO) -> None:
-    """Print tables as wide as the terminal."""
+    """Print tables as wide as the terminal; of a number, what stands in brackets has a line of its own."""
     console = Console(file=stdout, width=None if stdout.isatty() else PIPE_WIDTH, highlight=False)
     for table in tables:
-        drawn = Table(title=table.title, title_justify="left", title_style="bold")
+        words = table.text_columns
+        drawn = Table(
+            title=table.title,
+            title_justify="left",
+            title_style="bold",
+            box=box.SIMPLE_HEAD,
+            show_edge=False,
+            padding=(0, 1, 0, 0),
+        )
         for index, column in enumerate(table.columns):
-            drawn.add_column(column, justify="left" if index < table.text_columns else "right", overflow="fold")
+            drawn.add_column(column, justify="left" if index < words else "right", no_wrap=index >= words, overflow="fold")
         for row in table.rows:
-            drawn.add_row(*map(Text, row))
+            drawn.add_row(*map(Text, row[:words]), *(Text(re.sub(r" (?=[\[(])", "\n", cell)) for cell in row[words:]))
         console.print(drawn)

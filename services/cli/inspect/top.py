@@ -22,8 +22,7 @@ from common.observability.deployment import ACTOR, ENV_WORKER, LEARNER, Deployme
 from common.units import MIB, Seconds
 from services.cli.inspect.doctor import measure, with_learner
 from services.cli.inspect.scrape import Source
-from services.cli.train.status import Progress
-from services.cli.train.view import mean_remark, progress
+from services.cli.train.view import mean_remark, time_left
 
 ONCE_SECONDS: Seconds = 2.0  # measured for a single table, where the source keeps no history
 PERIOD: Seconds = 1.0  # between two tables on a terminal
@@ -115,18 +114,13 @@ def head(run: Deployment) -> Iterator[str]:
     mean, steps = learner.now(metrics.EPISODE_RETURN_MEAN), learner.now(metrics.LEDGER_ENV_STEPS, "trained")
     target, planned = learner.now(metrics.TARGET_RETURN), learner.now(metrics.ENV_STEPS_PLANNED)
     remark = mean_remark(learner.now(metrics.EPISODE_RETURN_MEAN_EPISODES), learner.now(metrics.ENVIRONMENTS_UNFINISHED))
-    counts = f"mean100 {number(mean, '.4g')}{remark}{_of(target, ', target ', '.4g')}"
-    counts += f"   {steps:,.0f}{_of(planned, ' of ', ',.0f')} env steps"
+    returns = f"mean100 {number(mean, '.4g')}{remark}" + ("" if math.isnan(target) else f", target {target:.4g}")
+    counts = f"{returns}   {steps:,.0f}" + ("" if math.isnan(planned) else f" of {planned:,.0f}") + " env steps"
     frames, actors = learner.rate(metrics.ENV_FRAMES_TRAINED), learner.now(metrics.WORKERS_CONNECTED, ACTOR)
     yield f"{counts}   {frames:,.0f} frames/s   connected actors {actors:.0f}"
-    left = learner.now(metrics.TIME_LEFT)
-    if learner.now(metrics.TRAINING) and not math.isnan(fraction := learner.now(metrics.PROGRESS)):
-        yield progress(Progress(fraction=fraction, seconds_left=None if math.isnan(left) else left))
+    if learner.now(metrics.TRAINING) and (left := learner.now(metrics.TIME_LEFT)) >= 0:  # it may be NaN
+        yield time_left(left)
     yield run.bottleneck.sentence
-
-
-def _of(target: float, word: str, form: str) -> str:
-    return "" if math.isnan(target) else f"{word}{target:{form}}"
 
 
 def row(service: Service, run: Deployment) -> tuple[str, ...]:

@@ -99,10 +99,9 @@ def progress(status: Progress) -> str:
 
 
 def mean_remark(episodes: float, unfinished: float) -> str:
-    """Return in which way mean100 is no mean of 100 episodes of all environments; "" where it is one."""
-    few = f" of {episodes:.0f} episodes" if 0 < episodes < FULL_MEAN else ""
-    short = f", too few long episodes: {unfinished:.0f} environments have ended none" if episodes > 0 and unfinished > 0 else ""
-    return few + short
+    """Return in which way mean100 is no mean of 100 episodes of all environments; "" where it is one, or there is none."""
+    few = f" (of {episodes:.0f} episodes)" if 0 < episodes < FULL_MEAN else ""
+    return few + (f" ({unfinished:.0f} environments have ended none)" if episodes > 0 and unfinished > 0 else "")
 
 
 def returns(status: RunStatus) -> str:
@@ -173,12 +172,8 @@ def panel(frame: ViewFrame) -> Group:
     bar = Table.grid(padding=(0, 2))
     for column in (10, 36, None):
         bar.add_column(width=column)
-    completed = frame.status.progress
-    bar.add_row(
-        Text("to the end", style="bold"),
-        ProgressBar(total=1.0, completed=completed.fraction, width=36),
-        progress(completed),
-    )
+    done = frame.status.progress
+    bar.add_row(Text("to the end", style="bold"), ProgressBar(total=1.0, completed=done.fraction, width=36), progress(done))
     return Group(head, Text(), grid, Text(), bar, Text(), foot)
 
 

@@ -74,9 +74,61 @@ def test_a_report_is_one_file_that_loads_nothing(runs, capsys):
 def test_compare_shows_the_same_values_on_the_terminal(runs, capsys):
     assert main(["compare", str(runs / "cartpole"), str(runs / "cartpole-dqn")]) == 0
     shown = capsys.readouterr().out
-    assert shown.count("485 [480, 490]") == 2
+    assert (shown.count(" 485 "), shown.count(" [480, 490] ")) == (2, 2)
     assert "2 of 2" in shown
     assert "algorithm.replay_capacity" in shown
+
+
+@pytest.fixture
+def many(tmp_path, write_run, monkeypatch):
+    """15 configurations of two seeds each, of which one has reached the target, and one has ended seven episodes alone."""
+    monkeypatch.chdir(tmp_path)
+    for number in range(15):
+        for seed in (1, 2):
+            write_run(
+                tmp_path / "many" / f"t{number:02}-{seed}",
+                f"run.seed={seed}",
+                f"algorithm.learning_rate={0.001 + number / 1e5:.5f}",
+                f"algorithm.gamma={0.9 + number / 1e3:.3f}",
+                curve=[(5, 100, 20, None)],
+                solved=seed == 1,
+                solved_at={"env_steps": 12_345, "wall_seconds": 10.0} if seed == 1 else None,
+                env_steps=98_765,
+                mean100=123.4 * seed,
+                mean100_episodes=100 if seed == 1 else 7,
+                environments_unfinished=0,
+                last_evaluation={"mean": 321.9 * seed},
+            )
+    return tmp_path / "many"
+
+
+def test_many_runs_are_compared_within_120_columns(many, capsys):
+    """Without a word or a number that is cut in two."""
+    assert main(["compare", str(many)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 120
+    words = {word for line in lines for word in line.split()}
+    assert {"algorithm.learning_rate=0.00114", "algorithm.gamma=0.914", "[321.9,", "643.8]", "12,345"} <= words
+    assert sum("algorithm.gamma=" in line for line in lines) == 15
+
+
+def test_env_steps_to_the_target_say_of_how_many_runs_they_are(many, capsys):
+    """A configuration that one run of two has solved may look the fastest."""
+    assert main(["compare", str(many)]) == 0
+    assert capsys.readouterr().out.count("(by 1 of 2)") == 15
+
+
+def test_a_mean_of_fewer_than_100_episodes_says_so(many, capsys):
+    assert main(["compare", str(many / "t00-2"), str(many / "t01-1")]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("(of 7 episodes)") == 1
+
+
+def test_the_names_of_the_configurations_stand_below_the_plots(many):
+    """Within the plots long names covered the curves, or squeezed them."""
+    assert main(["report", str(many)]) == 0
+    figure = (many.parent / "report.html").read_text().partition("<svg")[2].partition("</svg>")[0]
+    assert figure.rindex("wall-clock minutes") < figure.index("1. cartpole")
 
 
 @pytest.mark.parametrize(

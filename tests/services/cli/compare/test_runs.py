@@ -33,6 +33,12 @@ def test_a_configuration_is_named_by_what_differs_within_its_preset(tmp_path, wr
     assert differing_settings(groups[:2]) == {"evaluator.enabled": [False, True]}
 
 
+def test_a_setting_that_a_run_lacks_is_not_in_its_name(tmp_path, write_run):
+    write_run(tmp_path / "a", "run.init=runs/x")
+    write_run(tmp_path / "b")
+    assert [group.label for group in configurations(read_runs([tmp_path]))] == ["cartpole run.init=runs/x", "cartpole"]
+
+
 def test_a_setting_that_an_older_version_did_not_have_is_at_its_default(tmp_path, write_run):
     write_run(tmp_path / "new")
     config = write_run(tmp_path / "old", "run.seed=2") / "config.yaml"

@@ -1,6 +1,7 @@
 """The table of a deployment: what each row says, and how it is shown on a terminal and in a pipe."""
 
 import io
+import math
 
 import pytest
 from rich.console import Console
@@ -159,19 +160,19 @@ def learner_head(**changes):
     return list(head(compare({}, {"learner": sample("learner", 10.0, **LEARNER | changes)})))
 
 
-def test_a_run_with_a_target_shows_the_progress_that_its_learner_estimates():
+def test_a_run_with_a_target_shows_the_time_left_that_its_learner_estimates():
     changes = {"ledger_env_steps": {"trained": 50_000}, "env_steps_planned": 500_000, "target_return": 475}
-    lines = learner_head(**changes, training=1, progress_ratio=0.12, time_left_seconds=900)
+    lines = learner_head(**changes, training=1, time_left_seconds=900)
     assert lines[0].startswith("mean100 327.9, target 475   50,000 of 500,000 env steps   ")
-    assert lines[1] == "12%, about 15 min left"
-    assert learner_head(**changes, training=1, progress_ratio=0.12)[1] == "12%, time left unknown"
-    assert not [line for line in learner_head(**changes, training=0, progress_ratio=0.12) if "left" in line]
+    assert lines[1] == "about 15 min left"
+    unknown = {"training": 1, "time_left_seconds": math.nan}, {"training": 0, "time_left_seconds": 900}, {"training": 1}
+    assert not [line for known in unknown for line in learner_head(**changes, **known) if "left" in line]
 
 
 def test_a_mean_of_too_few_episodes_is_marked():
     """100 episodes of all environments, as the target needs them."""
     few = learner_head(episode_return_mean_episodes=3, environments_unfinished=5, target_return=475)[0]
-    assert few.startswith("mean100 327.9 of 3 episodes, too few long episodes: 5 environments have ended none, target 475   ")
+    assert few.startswith("mean100 327.9 (of 3 episodes) (5 environments have ended none), target 475   ")
     assert learner_head(episode_return_mean_episodes=100, environments_unfinished=0)[0].startswith("mean100 327.9   ")
 
 
