@@ -13,6 +13,7 @@ from common.algorithms.registry import build_algorithm
 from common.algorithms.sections import ReplaySection
 from common.algorithms.settings import DQNSettings, TD3Settings
 from common.errors import ConfigError
+from common.models import snapshot
 from common.models.spec import ModelSettings
 from common.protocol.events import WorkerKey
 
@@ -220,6 +221,26 @@ class OwnModule(rookery.ReplayLearner):
         loss = rookery.value_loss(value=chosen, target=target)
         norm = rookery.gradient_step(self._adam, self.model, loss, lr=self._learning_rate, max_grad_norm=1.0)
         return {"loss": loss.detach(), rookery.NONFINITE_STEPS: norm.isnan()}
+
+
+class OwnPolicy(rookery.NetworkPolicy):
+    """Acts by such a module, again by public names alone."""
+
+    def __init__(self, env):
+        net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(env.observation_shape[0], env.action.n))
+        super().__init__(net, precision="fp32", seed=0)
+
+    @torch.inference_mode()
+    def act(self, observation, *, greedy=False):  # noqa: ARG002
+        return {"action": self.network(observation).argmax(1)}
+
+
+def test_a_policy_of_ones_own_acts_by_the_parameters_of_a_plain_module(vector_env):
+    learner, policy = OwnModule(settings=DQNSettings(name="dqn"), env=vector_env, seed=0), OwnPolicy(vector_env)
+    policy.load(7, torch.from_numpy(snapshot.flatten(learner.model, "fp32")), env_steps=0)
+    observation = torch.randn(5, *vector_env.observation_shape)
+    assert torch.equal(policy.act(observation)["action"], learner.model(observation).argmax(1))
+    assert policy.layout == snapshot.ParameterLayout.of(learner.model).fingerprint
 
 
 def test_a_learner_of_ones_own_may_train_a_plain_module(vector_env, make_sample):
