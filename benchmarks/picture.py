@@ -32,7 +32,7 @@ class RecordingView(LineView):
     def show(self, frame: ViewFrame) -> None:
         """Keep and print the refresh."""
         super().show(frame)
-        if frame.status.phase == "training" and frame.estimate.fraction <= SHARE:
+        if frame.status.phase == "training" and frame.status.progress.fraction <= SHARE:
             self.kept = frame
 
 

@@ -87,6 +87,7 @@ def test_a_run_that_solves_says_so_and_leaves_its_curve(trained):
     assert "0:00:00 starting\n" in shown
     assert "solved: the target was reached" in shown
     assert "4,000 env steps in 0:00:20" in shown
+    assert not re.search(r"^\d:\d\d:\d\d (ended|stopping)", shown, re.MULTILINE), "a status that is older than the result"
     assert {path.name for path in run_dir.iterdir()} >= {
         "config.yaml",
         "command.txt",
