@@ -69,7 +69,8 @@ def test_with_keys_each_service_gets_its_own_and_the_learner_takes_no_others():
         folder, _, rest = volume.partition("}")[2].rpartition(":/")
         assert folder == ("/learner" if name == "learner" else "/${WORKER:-worker}")
         environ = COMPOSE["services"][name].get("environment", {}) | service["environment"]
-        settings = load_settings(preset=None, environ={key: text for key, text in environ.items() if "$" not in text}).settings
+        given = {key: text for key, text in environ.items() if "$" not in text}
+        settings = load_settings(preset=None, overrides=["policy_server.workers=1"], environ=given).settings  # as its --workers
         own = getattr(settings, "actor" if name == "policy-server" else name)  # towards the learner it is an actor
         assert "/" + rest == f"{own.keys}:ro"
         assert not own.insecure

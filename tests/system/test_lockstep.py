@@ -40,6 +40,6 @@ def test_lockstep_that_cannot_be_is_refused_in_one_line(colony):
     """A budget of time would end two runs at two places: exit code 2, nothing left behind."""
     run = colony.train("run.mode=lockstep", "target.wall_seconds=60", preset="cartpole")
     assert run.ended() == 2
-    assert "target.wall_seconds: found 60, wanted null in lockstep" in run.output
+    assert "target.wall_seconds: found 60, wanted null where run.mode is lockstep" in run.output
     assert len(run.output.strip().splitlines()) == 1
     assert not colony.run_dir.exists()

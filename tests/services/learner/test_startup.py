@@ -363,7 +363,7 @@ def test_a_rank_without_a_gpu_of_its_own_is_refused(monkeypatch):
     ("words", "offered"),
     [
         (("actor.count=3", "learner.batch=4", "learner.credits=5"), (5, 4, 64, False)),
-        (("actor.count=3", "learner.batch=4", "learner.credits=5", "run.mode=lockstep"), (2, 6, 3, True)),
+        (("actor.count=3", "learner.batch=4", "run.mode=lockstep"), (2, 6, 3, True)),
     ],
 )
 def test_in_lockstep_every_actor_has_credits_for_its_share_and_there_are_no_others(words, offered):
