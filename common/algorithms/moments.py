@@ -1,4 +1,4 @@
-"""Running statistics that the learner keeps of value targets, and of vector observations (`model.normalize_observation`).
+"""Running statistics that the learner keeps of recent value targets, and of vector observations (`model.normalize_observation`).
 
 Networks take new statistics only between two versions of the policy, so that all experience of a version, its log-probabilities
 and the learner's evaluation of them go through one normalisation.
@@ -7,7 +7,7 @@ and the learner's evaluation of them go through one normalisation.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ class Moments:
     `denormalize` return the values unchanged.
     """
 
-    count: int = 0
+    count: float = 0
     mean: Tensor = _ZERO
     m2: Tensor = _ZERO
 
@@ -60,6 +60,10 @@ class Moments:
             mean=self.mean + delta * other.count / count,
             m2=self.m2 + other.m2 + delta.square() * self.count * other.count / count,
         )
+
+    def faded(self, keep: float) -> Moments:
+        """The same mean and deviation, with a share of their weight in a merge."""
+        return replace(self, count=self.count * keep, m2=self.m2 * keep)
 
     def over(self, ranks: Ranks) -> Moments:
         """The moments of the streams of all ranks together."""

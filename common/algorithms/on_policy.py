@@ -27,6 +27,7 @@ from common.models.spec import ModelSettings, Precision
 from common.protocol.events import Experience
 from common.protocol.messages import ArraySpec
 
+_KEPT = 0.95  # weight of a value target after an update, by the one before; the figures are in docs/decisions/0044
 _FORWARD_ROWS = 512  # env steps per forward pass: activations stay in the cache
 
 
@@ -111,10 +112,10 @@ def return_inputs(batch: Batch, outputs: NetworkOutputs, *, clip_reward: bool) -
 
 
 class ActorCriticLearner:
-    """`common.algorithms.api.Algorithm` without `update`: owns network, optimizer and the moments of the value targets.
+    """`common.algorithms.api.Algorithm` without `update`: owns network, optimizer and the moments of recent value targets.
 
     The value head is trained in the normalised units of those moments, where the settings ask for it. `network_outputs` converts
-    to units of return, `normalize_targets` back.
+    to units of return, `_moments.normalize` back, and `move_value_units` adapts them.
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class ActorCriticLearner:
         self._model = nets.build_actor_critic(model, env, seed=seed).to(device)
         self._optimizer_name, eps = settings.optimizer_recipe
         self._optimizer = optim.build_optimizer(self._optimizer_name, self._model, lr=settings.learning_rate, eps=eps)
-        self._moments = Moments()  # of the value targets of the run
+        self._moments = Moments()  # of recent value targets
         self._observations = ObservationStatistics(lambda: [self._model], shape=env.observation_shape, ranks=ranks)
 
     @property
@@ -158,15 +159,22 @@ class ActorCriticLearner:
         """Join trajectories into one batch, stacks rebuilt."""
         return collate(samples, self._env, self._device)
 
-    def normalize_targets(self, target: Tensor, valid: Tensor) -> Tensor:
-        """Value targets [T, B] by the moments of the run, into which these are merged first. Invalid rows do not count.
+    def move_value_units(self, target: Tensor, valid: Tensor) -> None:
+        """Let the units of the value head follow value targets [T, B]; its values in units of return stay the same.
 
-        With several ranks the targets of all of them are merged.
+            w' = sigma w / sigma',  b' = (sigma b + mu - mu') / sigma'       PopArt: arXiv:1602.07714, proposition 1
+
+        Invalid rows do not count, the targets of all ranks do. Not between a forward pass and its backward pass, because the
+        weights of the head change. At first they do not: an untrained head is nearer to the targets in units of these.
         """
-        merged = self._moments.merge(Moments.of(target[valid]).over(self._ranks))
-        if merged.m2.isfinite():  # the gradient steps on targets that are not finite are left out too
-            self._moments = merged
-        return self._moments.normalize(target)
+        before = self._moments
+        moments = before.faded(_KEPT).merge(Moments.of(target[valid]).over(self._ranks))
+        if not moments.m2.isfinite():  # the gradient steps on targets that are not finite are left out too
+            return
+        self._moments = moments
+        if before.count:
+            factor, offset = before.std / moments.std, (before.mean - moments.mean) / moments.std
+            self._model.value_head.scale_outputs(factor.item(), offset.item())
 
     def state_dict(self) -> dict[str, Any]:
         """Copies, in nested dicts with string keys; leaves are tensors and JSON scalars."""

@@ -126,7 +126,8 @@ class PPO(ActorCriticLearner):
         advantage, target = gae(**inputs, gamma=settings.gamma, lambda_=settings.gae_lambda)
         explained_variance = losses.explained_variance(value=outputs.value[batch.valid], target=target[batch.valid])
         if settings.normalize_value:
-            target = self.normalize_targets(target, batch.valid)
+            self.move_value_units(target, batch.valid)
+            target = self._moments.normalize(target)
         # The ratio is clipped against the policy that acted, or against the newest one where that is too old.
         proximal = torch.where(lag > settings.plain_ratio_lag, outputs.log_prob, batch.log_prob).flatten()
         importance = losses.importance_weight(

@@ -61,7 +61,7 @@ def weighted_mean(value: float, weight: float, ranks: Ranks) -> float:
     return float(weighted / weights) if weights else value
 
 
-def merged_moments(count: int, mean: Tensor, m2: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor, Tensor]:
+def merged_moments(count: float, mean: Tensor, m2: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor, Tensor]:
     """Return number, mean and sum of squared deviations of the numbers of all ranks, from those of this one.
 
     As `Moments.merge`, for all ranks at once. Both tensors are of one shape; float64 is returned. Where `count` is 0 they are not

@@ -11,11 +11,12 @@ import torch
 from common.algorithms import on_policy
 from common.algorithms.batch import collate
 from common.algorithms.moments import Moments
-from common.algorithms.on_policy import ActorCriticPolicy, network_outputs, recorded_log_prob, return_inputs
+from common.algorithms.on_policy import ActorCriticLearner, ActorCriticPolicy, network_outputs, recorded_log_prob, return_inputs
+from common.algorithms.settings import PPOSettings
 from common.envs.spec import ActionSpec
 from common.models import nets, snapshot
 from common.models.spec import ModelSettings
-from tests.common.algorithms.conftest import images
+from tests.common.algorithms.conftest import images, weights
 
 pytestmark = pytest.mark.pure
 
@@ -228,3 +229,51 @@ def test_rewards_are_clipped_to_their_sign_where_asked(vector_env, make_sample):
     )
     assert return_inputs(batch, seen, clip_reward=False)["reward"].tolist() == [[7.0, -4.0]] * 4
     assert return_inputs(batch, seen, clip_reward=True)["reward"].tolist() == [[1.0, -1.0]] * 4
+
+
+# --- value targets ---
+
+ALL = torch.ones(16, 16, dtype=torch.bool)
+
+
+def targets_of_updates(*, mean, std, updates):
+    """Value targets [16, 16] of each update."""
+    generator = torch.Generator().manual_seed(updates)
+    return [torch.randn(16, 16, generator=generator) * std + mean for _ in range(updates)]
+
+
+def learner(env):
+    """A learner that was not trained yet."""
+    return ActorCriticLearner(settings=PPOSettings(), model=ModelSettings(hidden=(8,)), env=env, seed=0)
+
+
+def test_value_targets_are_normalised_by_the_returns_of_today(vector_env):
+    """300 updates with returns near 0, then 100 with returns near 2000: the first 300 do not count any more."""
+    trained = learner(vector_env)
+    updates = targets_of_updates(mean=0.0, std=1.0, updates=300) + targets_of_updates(mean=2000.0, std=40.0, updates=100)
+    for target in updates:
+        trained.move_value_units(target, ALL)
+    normalised = trained._moments.normalize(updates[-1])
+    assert normalised.mean().abs() < 0.5
+    assert 0.2 < normalised.std() < 2.0
+
+
+def test_values_in_units_of_return_stay_the_same_when_their_units_move(vector_env):
+    """PopArt: the outputs of the head follow its units."""
+    trained, observation = learner(vector_env), torch.randn(5, 2)
+    values = []
+    for target in targets_of_updates(mean=5.0, std=3.0, updates=1) + targets_of_updates(mean=500.0, std=80.0, updates=3):
+        trained.move_value_units(target, ALL)
+        values.append(trained._moments.denormalize(trained.model(observation).value))
+    assert trained._moments.mean > 50.0
+    torch.testing.assert_close(values[-1], values[0], rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_targets_that_are_not_finite_move_no_units(vector_env, bad):
+    trained = learner(vector_env)
+    trained.move_value_units(torch.full((16, 16), 3.0), ALL)
+    before = weights(trained), trained._moments
+    trained.move_value_units(torch.full((16, 16), bad), ALL)
+    assert np.array_equal(weights(trained), before[0])
+    assert trained._moments is before[1]

@@ -70,7 +70,7 @@ def test_a_run_starts_with_the_weights_and_nothing_else(preset):
 def test_the_value_head_of_ppo_comes_with_the_units_that_it_was_trained_in():
     _, trained, _ = learner("cartpole")
     target, valid = torch.arange(6.0).view(3, 2) + 50.0, torch.ones(3, 2, dtype=torch.bool)
-    trained.normalize_targets(target, valid)
+    trained.move_value_units(target, valid)
     place, _ = saved("cartpole", state=trained.state_dict())
     _, _, algorithm, _ = opened("cartpole", f"run.init={place}")
     observation = torch.zeros(1, 4)
