@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from common.config.sections import TargetSettings
 from services.cli.compare.runs import Configuration, RunData, configurations, differing_settings
 from services.cli.compare.statistics import Estimate, estimate
 from services.cli.train.outcome import own_end
@@ -131,10 +132,8 @@ def result(run: RunData) -> str:
     """Return how the run ended."""
     if not run.summary:
         return "no result yet"
-    ended = own_end(
-        run.summary, env_steps=run.settings.get("target.env_steps"), wall_seconds=run.settings.get("target.wall_seconds")
-    )
-    return ended or "not finished"
+    target = {name: run.settings.get(f"target.{name}") for name in TargetSettings.model_fields}
+    return own_end(run.summary, target) or "not finished"
 
 
 def ledger_table(groups: Sequence[Configuration]) -> TextTable:

@@ -204,8 +204,7 @@ def is_finished(path: Path, *, overrides: Sequence[str], environ: Mapping[str, s
     if summary is None:
         return False
     target = load_settings(preset=str(directory.config), overrides=overrides, environ=environ).settings.target
-    scores = {"mean100": target.mean100, "evaluation": target.evaluation}
-    return bool(own_end(summary, env_steps=target.env_steps, wall_seconds=target.wall_seconds, scores=scores))
+    return bool(own_end(summary, target.model_dump()))
 
 
 # --- processes ---

@@ -15,6 +15,9 @@ from services.cli.train.view import clock, mean_remark, score
 Summary = Mapping[str, Any]
 """The content of the learner's summary.json."""
 
+SCORES = ("mean100", "evaluation")
+"""Settings of `target` at which a run is solved."""
+
 
 def read_summary(path: Path) -> Summary | None:
     """Return the summary in the file `path`; None without a valid one."""
@@ -45,18 +48,19 @@ def verdict(outcome: Outcome, summary: Summary | None, *, env_steps: int, wall_s
 
 
 def _finished(summary: Summary, env_steps: int, wall_seconds: float | None) -> tuple[int, str]:
-    end = own_end(summary, env_steps=env_steps, wall_seconds=wall_seconds)
+    end = own_end(summary, {"env_steps": env_steps, "wall_seconds": wall_seconds})
     return (0, end) if end else (1, "not solved: the learner ended before its target and its budget")
 
 
-def own_end(summary: Summary, *, env_steps: float | None, wall_seconds: float | None, scores: Summary | None = None) -> str:
-    """Return how the run came to its own end: target or budget; "" where it did not.
+def own_end(summary: Summary, target: Mapping[str, Any]) -> str:
+    """Return how the run came to its own end, by the values of section `target`; "" where it did not.
 
-    `scores` are the targets `mean100` and `evaluation` of now, where they may be others than those that the run had.
+    Scores among them may be others than those that the run had, and are then not reached.
     """
     reached = summary.get("target") or {}
-    if summary.get("solved") and not (scores and any(reached.get(name, score) != score for name, score in scores.items())):
+    if summary.get("solved") and all(reached.get(name, score) == score for name, score in target.items() if name in SCORES):
         return "solved: the target was reached"
+    env_steps, wall_seconds = target.get("env_steps"), target.get("wall_seconds")
     if env_steps is not None and summary.get("env_steps", 0) >= env_steps:
         return "not solved: the budget of env steps is spent"
     if wall_seconds is not None and summary.get("wall_seconds", 0) >= wall_seconds:

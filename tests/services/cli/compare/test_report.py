@@ -79,6 +79,15 @@ def test_compare_shows_the_same_values_on_the_terminal(runs, capsys):
     assert "algorithm.replay_capacity" in shown
 
 
+def test_a_run_that_was_solved_at_another_target_than_it_has_now_is_not_solved(tmp_path, write_run):
+    reached = {"mean100": 300.0, "evaluation": None}
+    for name, target in (("same", "300.0"), ("other", "475.0")):
+        write_run(tmp_path / name, f"target.mean100={target}", solved=True, target=reached, env_steps=1000, wall_seconds=9.0)
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "r.html")]) == 0
+    shown = (tmp_path / "r.html").read_text()
+    assert (shown.count("solved: the target was reached"), shown.count("not finished")) == (1, 1)
+
+
 @pytest.fixture
 def many(tmp_path, write_run, monkeypatch):
     """15 configurations of two seeds each, of which one has reached the target, and one has ended seven episodes alone."""
