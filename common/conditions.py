@@ -112,20 +112,23 @@ def without_effect(
 ) -> tuple[list[str], list[str]]:
     """Return a line for each value that was set where it has no effect: those to refuse, and those to tell the user.
 
-    Refused is a value that contradicts settings of its own source or of one below. A value of the preset or file (a source in
+    Refused is a value that contradicts settings of its own source or of one below. A value that is the default, as where a
+    deployment sets every variable, is told. A value of the preset or file (a source in
     `inherited`) is told where the command line or the environment removed its effect, or where the file was `checked` when its
     run began. `source` returns the source of a key.
     """
     refused, told, lost = [], [], defaultdict[str, list[str]](list)
     for key, condition, other, found in unmet(settings):
         own, cause, (value, default) = source(key), source(other), value_of(settings, key)
-        if condition.why or own == DEFAULT or (value == default and (own in inherited or not value)):
+        if condition.why or own == DEFAULT or value in ("", None) or (value == default and (own in inherited or not value)):
             continue
         where = f"no effect where {other} is {shown(found)} ({cause})"
         line = f"{key}: found {shown(value)} ({own}), which has {where}"
         if own in inherited and (checked or cause not in {DEFAULT, *inherited}):
             if condition not in getattr(getattr(settings, key.partition(".")[0]), "every_setting", ()):  # switched off as a whole
                 lost[f"{own} sets what has {where}"].append(f"{key}={shown(value)}")
+        elif value == default:
+            told.append(line)
         elif not condition.elsewhere or source("learner.bind") == DEFAULT:
             refused.append(f"{line}; leave it out, or {condition.fix(other)}")
         elif own not in inherited:

@@ -177,8 +177,9 @@ class _LimitedHandler(logging.StreamHandler[TextIO]):
             super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's name
-        self._lost += 1
-        if not isinstance(sys.exception(), OSError):
+        if isinstance(sys.exception(), OSError):
+            self._lost += 1
+        else:
             super().handleError(record)
 
     def report(self) -> None:

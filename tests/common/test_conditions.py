@@ -93,7 +93,6 @@ DEAD = [
     ("cartpole", ["env.sticky_actions=0.25"], "env.sticky_actions: found 0.25 (command line), which has no effect where"),
     ("cartpole", ["env.terminate_on_life_loss=true"], "env.terminate_on_life_loss: found true"),
     ("cartpole", ["env.frame_skip=8"], "env.frame_skip: found 8"),
-    ("cartpole", ["env.frame_skip=4"], "env.frame_skip: found 4"),
     ("cartpole", ["env.max_episode_frames=100"], "env.max_episode_frames: found 100"),
     ("cartpole", ["env.crop=[1, 1]"], "env.crop: found [1, 1]"),
     ("pong", ["env.entry_point=common.envs.probes:matching_action", "env.noop_max=3"], "env.noop_max: found 3"),
@@ -172,6 +171,12 @@ def test_where_workers_find_the_learner_another_evaluator_may_reach_the_target()
     assert [note.partition(":")[0] for note in notes] == ["evaluator.episodes", "target.evaluation"]
     assert all("an evaluator that is started by itself" in note for note in notes)
     assert load_settings(preset="cartpole", overrides=["evaluator.enabled=false"], environ={}).notes == ()
+
+
+def test_a_default_that_is_set_where_it_has_no_effect_is_named_and_accepted():
+    (note,) = load_settings(preset="cartpole", environ={"ROOKERY_ENV__FRAME_SKIP": "4"}).notes
+    assert note.startswith("env.frame_skip: found 4 (ROOKERY_ENV__FRAME_SKIP), which has no effect where env.id is")
+    assert load_settings(preset="cartpole", overrides=["env.id=", "env.entry_point=common.envs.probes:matching_action"], environ={})
 
 
 def test_what_switches_a_setting_off_is_accepted_anywhere():
