@@ -8,13 +8,10 @@ from the learner's Welcome; the rest of the root is in `services.worker`.
 
 from __future__ import annotations
 
-import os
-
 from common.runtime.lifecycle import exit_on_signals
 
 if __name__ == "__main__":
     exit_on_signals()  # before the imports, which take seconds
-    os.nice(10)  # training does not wait for a score: all others go first, and import first
 
 import time
 from collections.abc import Callable

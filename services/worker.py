@@ -115,7 +115,7 @@ class Service:
 
     name: str
     role: str
-    niceness: int = 5  # more than at its start: the learner goes first, because all wait for its next policy
+    niceness: int  # more than its parent's
     wait_limit: Callable[[Settings], Seconds | None] = lambda _: None  # without an answer of the server; None: never
 
     @property
@@ -132,10 +132,16 @@ class Service:
 SERVICES = {
     service.name: service
     for service in (
-        Service(name="actor", role="actor"),
-        Service(name="policy-server", role="actor", wait_limit=lambda settings: settings.policy_server.learner_seconds),
-        Service(name="env-worker", role=ENV_WORKER),
-        Service(name="evaluator", role="evaluator", niceness=0),  # its module has lowered its priority before the imports
+        # The learner goes first where they share a machine: it is one process, and all wait for its next policy.
+        Service(name="actor", role="actor", niceness=5),
+        Service(
+            name="policy-server",
+            role="actor",
+            niceness=5,
+            wait_limit=lambda settings: settings.policy_server.learner_seconds,
+        ),
+        Service(name="env-worker", role=ENV_WORKER, niceness=5),
+        Service(name="evaluator", role="evaluator", niceness=10),  # training does not wait for a score: all others go first
     )
 }
 
