@@ -42,6 +42,7 @@ class Timeouts:
     its last messages, and saves a checkpoint. The timeouts are longer.
     """
 
+    evaluator_start: Seconds = 3.0  # after the others, which import meanwhile: training does not wait for a score
     min_restart_delay: Seconds = 0.5
     max_restart_delay: Seconds = 30.0
     healthy_after: Seconds = 60.0  # time without a crash after which the back-off starts again from its minimum
@@ -63,7 +64,7 @@ class Timeouts:
 class _Child:
     wanted: bool = True  # False after the number of actors was lowered
     running: bool = False
-    started_at: Seconds = 0.0
+    started_at: Seconds | None = None  # the last time
     crashes: int = 0  # in a row, for the back-off
     crashes_in_vain: int = 0  # since any experience was last accepted
     restart_at: Seconds | None = None
@@ -97,7 +98,7 @@ class Supervisor:
     _stopping: bool = False
 
     def __post_init__(self) -> None:
-        """Name the children in the order in which they start: the learner first, because the workers connect to it."""
+        """Name the children; the learner starts first, because the workers connect to it."""
         names = [*rank_names(self.ranks), *([EVALUATOR] if self.evaluator else []), *actor_names(self.actors)]
         names += [name for number in range(self.actors) for name in env_worker_names(number, self.env_workers)]
         self._children = {name: _Child() for name in names}
@@ -113,8 +114,10 @@ class Supervisor:
         return self._stopping and not self._running()
 
     def begin(self, now: Seconds) -> list[Instruction]:
-        """Start all children."""
-        return [self._start(name, now, resume=self.resume) for name in self._children]
+        """Start all children, the evaluator a little later."""
+        if self.evaluator:
+            self._children[EVALUATOR].restart_at = now + self.timeouts.evaluator_start
+        return [self._start(name, now, resume=self.resume) for name in self._children if name != EVALUATOR]
 
     def exited(self, name: str, code: int, now: Seconds) -> list[Instruction]:
         """Restart a child that ended with `code`, negative for a signal, or fail or end the run."""
@@ -145,7 +148,7 @@ class Supervisor:
         if refused := self._check_refusals(now):
             return [*due, *refused]
         restarts = [name for name, child in self._children.items() if child.restart_at is not None and child.restart_at <= now]
-        self.restarts += len(restarts)
+        self.restarts += sum(self._children[name].started_at is not None for name in restarts)
         return [*due, *(self._start(name, now, resume=True) for name in restarts)]
 
     def request_stop(self, now: Seconds) -> list[Instruction]:
@@ -229,7 +232,7 @@ class Supervisor:
     def _restart_delay(self, child: _Child, code: int, now: Seconds) -> Seconds:
         if code == 0:
             return self.timeouts.restart_after_drain
-        if self.works and now - child.started_at >= self.timeouts.healthy_after:
+        if self.works and child.started_at is not None and now - child.started_at >= self.timeouts.healthy_after:
             child.crashes = 0
         child.crashes += 1
         doubled: float = self.timeouts.min_restart_delay * 2.0 ** min(child.crashes - 1, 32)
