@@ -20,6 +20,7 @@ def begun(*, actors=2, evaluator=True, resume=False, works=True):
     """Return a run with all children started at time 0, whose learner has accepted experience where it `works`."""
     core = Supervisor(actors=actors, evaluator=evaluator, resume=resume)
     core.begin(0.0)
+    core.tick(core.timeouts.evaluator_start)
     if works:
         core.count_experience(accepted=0, refused=0, now=0.0)
         core.count_experience(accepted=256, refused=0, now=0.0)
@@ -40,11 +41,24 @@ def gone(core, *names, code=0, now):
     return [instruction for name in names for instruction in core.exited(name, code, now)]
 
 
-def test_a_run_starts_the_learner_first_and_everybody_once():
+def test_a_run_starts_the_learner_first_and_the_evaluator_last():
     """All others look for the learner; only it hears that the run continues an older one."""
     core = Supervisor(actors=2, evaluator=True, resume=True)
-    assert core.begin(0.0) == [Start("learner", resume=True), Start("evaluator"), Start("actor-0"), Start("actor-1")]
+    assert core.begin(0.0) == [Start("learner", resume=True), Start("actor-0"), Start("actor-1")]
     assert core.tick(1.0) == []
+    assert core.tick(3.0) == [Start("evaluator")]
+    assert core.tick(4.0) == []
+    assert core.restarts == 0
+
+
+def test_a_run_that_stops_at_its_start_starts_no_evaluator():
+    core = Supervisor(actors=1, evaluator=True)
+    core.begin(0.0)
+    assert core.request_stop(1.0) == [Terminate("learner")]
+    core.exited("learner", 0, 2.0)
+    core.exited("actor-0", 0, 2.0)
+    assert core.tick(9.0) == []
+    assert core.done
 
 
 def with_env_workers():
