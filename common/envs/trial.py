@@ -1,4 +1,4 @@
-"""First look at an environment: its spec, its first env steps, which find its faults before a run starts, and examples."""
+"""Trial of an environment: its spec, its first env steps, which find its faults before a run starts, and examples."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from common.envs.vector import Array, VectorEnvironment
 from common.errors import ConfigError, RookeryError
 from common.units import Seconds
 
-TRIED_SECONDS: Seconds = 0.5  # for the env steps of a first look at an environment
+TRIAL_SECONDS: Seconds = 0.5  # for its env steps
 EXAMPLE_ENVS, EXAMPLE_STEPS = 2, 512  # few and many: an Atari environment takes as long to begin as to play 700 steps
-LEAST_TRIED = 2  # env steps, however slow: enough for a step that always raises, or a reward that is always NaN
+LEAST_STEPS = 2  # env steps, however slow: enough for a step that always raises, or a reward that is always NaN
 
 
 def spec_of(settings: EnvSettings, *, env_steps: int = 0) -> EnvSpec:
     """Describe the environment: build one, begin an episode, take random actions, and close it again.
 
-    It takes `env_steps` of them, or as many as fit into `TRIED_SECONDS`, and two at least. Errors as in `make`, and `ConfigError`
+    It takes `env_steps` of them, or as many as fit into `TRIAL_SECONDS`, and two at least. Errors as in `make`, and `ConfigError`
     where the environment itself fails, shows another shape than its space, or returns numbers that are not finite.
     """
-    with tried_out(settings, env_steps=env_steps) as environment:
+    with trial(settings, env_steps=env_steps) as environment:
         return environment.spec
 
 
 @contextmanager
-def tried_out(settings: EnvSettings, *, env_steps: int = 0) -> Iterator[VectorEnvironment]:
+def trial(settings: EnvSettings, *, env_steps: int = 0) -> Iterator[VectorEnvironment]:
     """Yield one environment that began an episode and took actions as in `spec_of`; close it afterwards. Errors as there."""
     wanted = "an environment"
     with ExitStack() as stack:
@@ -40,9 +40,9 @@ def tried_out(settings: EnvSettings, *, env_steps: int = 0) -> Iterator[VectorEn
             wanted = f"observations of shape {environment.spec.observation_shape}"
             _require_observation(environment.reset(0), environment.spec, settings)
             wanted += ", and a single number as each reward"
-            random, until = np.random.default_rng(0), time.monotonic() + TRIED_SECONDS
+            random, until = np.random.default_rng(0), time.monotonic() + TRIAL_SECONDS
             for number in range(env_steps):
-                if number >= LEAST_TRIED and time.monotonic() >= until:
+                if number >= LEAST_STEPS and time.monotonic() >= until:
                     break
                 transition = environment.step(_random_actions(environment, random))
                 _require_observation(transition.observation, environment.spec, settings)

@@ -26,7 +26,7 @@ from common.config.load import load_settings
 from common.config.schema import Settings
 from common.envs.make import PICTURE
 from common.envs.spec import EnvSettings, EnvSpec
-from common.envs.trial import tried_out
+from common.envs.trial import trial
 from common.errors import ConfigError, ResourceError
 from common.models import snapshot
 from common.policies.environment import RunEnvironment
@@ -149,7 +149,7 @@ def _load(path: str | Path, checkpoint: str | Version, overrides: Sequence[str],
     except BadCheckpointError as error:
         fix = "name another version, or copy the checkpoint again"
         raise ResourceError(f"checkpoint {folder} cannot be used", found=str(error), wanted="a whole one", fix=fix) from error
-    with tried_out(settings.env) as environment:
+    with trial(settings.env) as environment:
         spec, to_native = environment.spec, environment.to_native
     policy = build_policy(
         settings.algorithm,

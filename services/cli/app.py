@@ -195,7 +195,7 @@ def _config_show(options: argparse.Namespace) -> int:
 def _config_validate(options: argparse.Namespace) -> int:
     from common.runtime.store import RunStore  # noqa: PLC0415
     from common.tracking.remote import check_tracking  # noqa: PLC0415
-    from services.cli.precheck import check_environment  # noqa: PLC0415
+    from services.cli.env_trial import check_environment  # noqa: PLC0415
 
     loaded = _loaded(options)
     settings = loaded.settings

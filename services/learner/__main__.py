@@ -21,7 +21,7 @@ import torch
 from common.algorithms.api import Algorithm
 from common.algorithms.ranks import ALONE
 from common.envs.spec import EnvSpec
-from common.envs.trial import example_frames, tried_out
+from common.envs.trial import example_frames, trial
 from common.observability import logs
 from common.observability.health import Health
 from common.observability.http import HttpServer
@@ -96,7 +96,7 @@ def _train(invocation: Invocation, argv: list[str], joined: Joined | None = None
     process.allow_descriptors()
     check_tracking(settings.run.tracking, os.environ)
     keys = ServerKeys.of(settings.learner.keys)
-    with process.build_limit(), tried_out(settings.env) as environment:
+    with process.build_limit(), trial(settings.env) as environment:
         env = environment.spec
     if environment.offers_masks:
         _log.warning("action_mask_not_used", consequence="the policy also chooses actions that it forbids")

@@ -26,7 +26,7 @@ from common.runtime.run_directory import RunDirectory, add_command, create, defa
 from common.tracking.remote import check_tracking
 from common.transport.curve import ServerKeys, WorkerKeys
 from common.transport.zmq import ZmqServer
-from services.cli.precheck import check_environment
+from services.cli.env_trial import check_environment
 from services.cli.train.instructions import Start, actor_names, rank_names
 from services.cli.train.ports import Ports, binds, metrics_ports, policy_servers
 from services.cli.train.search import ActorSearch

@@ -1,6 +1,7 @@
 """Mistakes of a first run: each is found before a process starts, and is answered in one line with exit code 2."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from services.cli.app import main
 pytestmark = pytest.mark.service
 
 ENVIRONMENTS = """
+import multiprocessing
 import os
 import signal
 import sys
@@ -20,6 +22,10 @@ import sys
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
+
+from common.envs import trial
+
+trial.TRIAL_SECONDS = 300.0  # the first env steps are taken however long they take
 
 class Sound(gymnasium.Env):
     observation_space, action_space = Box(-1.0, 1.0, (3,), np.float32), Discrete(2)
@@ -78,6 +84,20 @@ class Hangs(Sound):
     def step(self, action):
         signal.pause()
 
+class Parent(Sound):
+    def reset(self, *, seed=None, options=None):
+        multiprocessing.get_context("fork").Process(target=signal.pause).start()
+        return super().reset(seed=seed)
+
+class CrashesAsParent(Parent):
+    def step(self, action):
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+class HangsAsParent(Parent):
+    def step(self, action):
+        print("hangs")
+        signal.pause()
+
 class Masks(Sound):
     def reset(self, *, seed=None, options=None):
         return super().reset(seed=seed)[0], {"action_mask": np.ones(2, np.int8)}
@@ -86,18 +106,32 @@ def fixed(size=4):
     return gymnasium.vector.SyncVectorEnv([Sound] * size)
 """
 
+POOLED = """
+from concurrent.futures import ThreadPoolExecutor
+
+from newcomers import Sound
+
+POOL = ThreadPoolExecutor(1)
+POOL.submit(Sound).result()
+
+def make():
+    return POOL.submit(Sound).result()
+"""
+
 
 @pytest.fixture(autouse=True)
 def _module(tmp_path, monkeypatch):
-    """An empty working directory, and a user's module elsewhere; first env steps are taken however long they take."""
-    monkeypatch.setattr("common.envs.trial.TRIED_SECONDS", 300.0)
+    """An empty working directory, and a user's modules elsewhere; one hides Box2D, where that is installed."""
     for name in [name for name in os.environ if name.startswith("ROOKERY_")]:
         monkeypatch.delenv(name)
     (tmp_path / "modules").mkdir()
-    (tmp_path / "modules" / "newcomers.py").write_text(ENVIRONMENTS)
+    for name, text in (("newcomers", ENVIRONMENTS), ("pooled", POOLED), ("Box2D", "raise ImportError")):
+        (tmp_path / "modules" / f"{name}.py").write_text(text)
     (tmp_path / "here").mkdir()
     monkeypatch.syspath_prepend(tmp_path / "modules")
-    monkeypatch.delitem(sys.modules, "newcomers", raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"), prepend=os.pathsep)
+    for name in ("newcomers", "pooled"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.chdir(tmp_path / "here")
 
 
@@ -120,6 +154,7 @@ def _module(tmp_path, monkeypatch):
         (["pendulum-td3", "env.entry_point=newcomers:Unbounded"], ["found Box(-inf, inf", "finite bounds", "wrap it"]),
         (["cartpole", "env.entry_point=newcomers:TwoActions"], ["found MultiDiscrete", "wrap it"]),
         (["cartpole", "env.entry_point=newcomers:Crashes"], ["newcomers:Crashes ends its process", "found signal 9", "correct"]),
+        (["cartpole", "env.entry_point=newcomers:CrashesAsParent"], ["newcomers:CrashesAsParent ends its process", "signal 11"]),
         (["cartpole", "env.entry_point=newcomers:Leaves"], ["newcomers:Leaves ends its process", "found exit code 3"]),
         (
             ["cartpole", "env.entry_point=newcomers:fixed", "env.num_envs=6"],
@@ -139,12 +174,9 @@ def _module(tmp_path, monkeypatch):
         (["cartpole", "learner.bind=tcp://0.0.0.0:5700"], ["learner.keys", "rookery keys"]),
     ],
 )
-def test_a_mistake_is_one_line_before_anything_starts(command, words, hints, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "Box2D", None)
-    monkeypatch.delitem(sys.modules, "gymnasium.envs.box2d", raising=False)
-    monkeypatch.delitem(sys.modules, "gymnasium.envs.box2d.lunar_lander", raising=False)
+def test_a_mistake_is_one_line_before_anything_starts(command, words, hints, capfd):
     assert main([*command, *words]) == 2
-    out, err = capsys.readouterr()
+    out, err = capfd.readouterr()
     assert out == ""
     assert err.count("\n") == 1
     for hint in hints:
@@ -183,10 +215,25 @@ def test_settings_that_can_work_are_valid_and_what_the_environment_prints_is_no_
 
 
 def test_an_environment_that_hangs_ends_the_command_in_one_line(monkeypatch, capsys):
-    monkeypatch.setattr("services.cli.precheck.BUILD_SECONDS", 0.2)
+    monkeypatch.setattr("services.cli.env_trial.SLOW_SECONDS", 0.1)
+    monkeypatch.setattr("services.cli.env_trial.BUILD_SECONDS", 0.2)
     assert main(["config", "validate", "cartpole", "env.entry_point=newcomers:Hangs"]) == 2
-    *_, line = capsys.readouterr().err.splitlines()
+    slow, line = capsys.readouterr().err.splitlines()
+    assert "newcomers:Hangs has not taken its first env steps after 0 s" in slow
     assert "newcomers:Hangs hangs when it is built, reset or stepped: found nothing within 0 s" in line
+
+
+def test_ctrl_c_ends_the_command_and_what_an_environment_that_hangs_has_started():
+    command = [sys.executable, "-m", "services.cli", "config", "validate", "env.entry_point=newcomers:HangsAsParent"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stderr.readline() == "hangs\n"
+        process.send_signal(signal.SIGINT)
+        process.stderr.read()  # until every process that could write to it has ended
+    assert process.returncode == 130
+
+
+def test_an_environment_may_use_a_thread_that_its_module_has_started(capsys):
+    assert main(["config", "validate", "cartpole", "env.entry_point=pooled:make"]) == 0
 
 
 def test_debug_shows_the_line_of_an_environment_that_fails(capsys):
@@ -195,8 +242,8 @@ def test_debug_shows_the_line_of_an_environment_that_fails(capsys):
 
 
 @pytest.mark.parametrize(("name", "lines"), [("Masks", 1), ("Sound", 0), ("fixed", 0)])
-def test_an_action_mask_is_not_ignored_without_a_word(name, lines, capsys):
+def test_an_action_mask_is_not_ignored_without_a_word(name, lines, capfd):
     assert main(["config", "validate", "cartpole", f"env.entry_point=newcomers:{name}", "env.num_envs=4"]) == 0
-    err = capsys.readouterr().err.splitlines()
+    err = capfd.readouterr().err.splitlines()
     assert len(err) == lines
     assert all("newcomers:Masks offers an action_mask, which is not used" in line for line in err)

@@ -1,0 +1,115 @@
+"""The trial of a run's environment before torch is imported and before any process of the run starts.
+
+`python -m services.cli.env_trial FD` is its process: it reads section `env` as JSON from stdin, and writes a line of JSON to FD. A
+new interpreter, because a user's module may have started threads, which a fork would lack.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import traceback
+import warnings
+from contextlib import suppress
+from dataclasses import asdict
+from threading import Thread
+from typing import IO, TYPE_CHECKING, Any, cast
+
+from pydantic import TypeAdapter
+
+from common.envs.make import wrong_number
+from common.envs.spec import IMAGE_RANK, EnvSettings, EnvSpec
+from common.envs.trial import trial
+from common.errors import ConfigError, RookeryError
+from common.runtime.lifecycle import BUILD_SECONDS, SLOW_SECONDS
+from common.runtime.process import end_process
+from services.cli.train.exit_with_parent import wrapper
+
+if TYPE_CHECKING:
+    from common.config.schema import Settings  # the process of the trial has no use for the other sections
+
+FIRST_ENV_STEPS = 1000  # random ones: faults that begin after some env steps are found here and not by crashing actors
+
+
+def check_environment(settings: Settings) -> None:
+    """Build one environment of the run, take its first env steps, and compare its spaces with algorithm and network.
+
+    Raises `ConfigError` with what is to be changed, also where the environment crashes or hangs: the trial has a process of its
+    own. What the environment prints goes to stderr, because the lines on stdout may be read by a program.
+    """
+    each = settings.env.num_envs // (settings.policy_server.workers or 1)
+    answer = _answer(settings.env.model_copy(update={"num_envs": each}))
+    if "error" in answer:
+        error = ConfigError(answer["error"])
+        error.add_note(answer["traceback"])  # for --debug
+        raise error
+    env = TypeAdapter(EnvSpec).validate_python(answer["spec"])
+    if answer["offers_masks"]:
+        consequence = "the policy also chooses actions that it forbids"
+        print(f"rookery: warning: {settings.env.name} offers an action_mask, which is not used: {consequence}", file=sys.stderr)
+    settings.algorithm.require_actions(env.action)
+    settings.algorithm.require_observations(env, settings.model)
+    if env.is_image and not settings.model.entry_point:
+        settings.model.convolutions(env.observation_shape[-IMAGE_RANK:])
+
+
+def _answer(env: EnvSettings) -> dict[str, Any]:
+    """Return what `_try` returns in the process of the trial. Raises `ConfigError` where that ends without it, or hangs."""
+    (read, write), answers = os.pipe(), queue.SimpleQueue[str]()
+    command = [*wrapper(), sys.executable, "-u", "-m", "services.cli.env_trial", str(write)]
+    with os.fdopen(read) as lines, os.fdopen(write, "w") as end:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2, pass_fds=[write], process_group=0, text=True)
+        Thread(target=lambda: answers.put(lines.readline()), name="answer", daemon=True).start()
+        try:
+            with suppress(BrokenPipeError), cast("IO[str]", process.stdin) as stdin:
+                stdin.write(json.dumps(env.model_dump(mode="json")))
+            code = _wait(process, env.name)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # and the processes that the environment started
+            process.wait()
+            print(file=end, flush=True)  # ends the line of no answer: processes of the environment may hold the pipe open
+            text = answers.get().strip()
+    if text:
+        return dict(json.loads(text))
+    from services.cli.train.instructions import describe_exit  # noqa: PLC0415  imports metrics, which a trial does not need
+
+    fault, found = (
+        ("hangs", f"nothing within {BUILD_SECONDS:.0f} s") if code is None else ("ends its process", describe_exit(code))
+    )
+    fact = f"{env.name} {fault} when it is built, reset or stepped"
+    raise ConfigError(fact, found=found, wanted=f"{FIRST_ENV_STEPS} env steps", fix="correct the environment, or env.kwargs")
+
+
+def _wait(process: subprocess.Popen[str], name: str) -> int | None:
+    """Return the exit code, or None where the process still runs after `BUILD_SECONDS`."""
+    with suppress(subprocess.TimeoutExpired):
+        return process.wait(SLOW_SECONDS)
+    waits = f"it is waited for, {BUILD_SECONDS:.0f} s at most; Ctrl-C ends the command"
+    print(f"rookery: {name} has not taken its first env steps after {SLOW_SECONDS:.0f} s; {waits}", file=sys.stderr)
+    with suppress(subprocess.TimeoutExpired):
+        return process.wait(BUILD_SECONDS - SLOW_SECONDS)
+    return None
+
+
+def _try(env: EnvSettings) -> dict[str, Any]:
+    """Return the spec of the environment and whether it offers action masks, or its error."""
+    warnings.simplefilter("ignore")  # the learner builds the environment too, and its log has them
+    try:
+        with trial(env, env_steps=FIRST_ENV_STEPS) as environment:
+            if environment.num_envs not in (1, env.num_envs):  # of a user's function that takes no number
+                raise wrong_number(env, found=environment.num_envs, wanted=env.num_envs)
+            return {"spec": asdict(environment.spec), "offers_masks": environment.offers_masks}
+    except RookeryError as error:
+        return {"error": str(error), "traceback": traceback.format_exc()}
+
+
+if __name__ == "__main__":
+    answer = _try(EnvSettings.model_validate_json(sys.stdin.read(), strict=True))
+    with os.fdopen(int(sys.argv[1]), "w") as file:
+        print(json.dumps(answer), file=file)
+    end_process(0)
