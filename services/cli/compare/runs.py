@@ -178,7 +178,7 @@ def _labels(groups: Sequence[Sequence[RunData]]) -> list[str]:
         alike = [other for other in groups if other[0].preset == group[0].preset]
         own = compared_settings(group[0])
         changed = _differing([compared_settings(other[0]) for other in alike])
-        parts = [f"{key}={own[key]}" for key in list(changed)[:MAX_LABEL_SETTINGS] if own.get(key) not in {None, ""}]
+        parts = [f"{key}={own[key]}" for key in list(changed)[:MAX_LABEL_SETTINGS] if own.get(key) not in (None, "")]
         if len(changed) > MAX_LABEL_SETTINGS:
             parts.append("...")
         labels.append(" ".join([group[0].preset, *parts]))

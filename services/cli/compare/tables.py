@@ -159,8 +159,9 @@ PIPE_WIDTH = 120  # columns of text where the output is no terminal
 def print_runs(runs: Sequence[RunData], *, stdout: TextIO, each: bool = True) -> None:
     """Print the configurations of `runs`, their results and the settings that differ; with `each` also a row for each run."""
     groups = configurations(runs)
-    tables = [labels_table(groups), configurations_table(groups), settings_table(groups)]
-    print_tables([table for table in [runs_table(groups)] * each + tables if table.rows], stdout=stdout)
+    tables = [runs_table(groups)] if each else []
+    tables += [labels_table(groups), configurations_table(groups), settings_table(groups)]
+    print_tables([table for table in tables if table.rows], stdout=stdout)
 
 
 def print_tables(tables: Sequence[TextTable], *, stdout: TextIO) -> None:

@@ -33,6 +33,13 @@ def test_a_configuration_is_named_by_what_differs_within_its_preset(tmp_path, wr
     assert differing_settings(groups[:2]) == {"evaluator.enabled": [False, True]}
 
 
+def test_a_list_that_differs_is_in_the_name(tmp_path, write_run):
+    write_run(tmp_path / "a", "model.hidden=[64, 64]")
+    write_run(tmp_path / "b", "model.hidden=[128]")
+    labels = [group.label for group in configurations(read_runs([tmp_path]))]
+    assert labels == ["cartpole model.hidden=[64, 64]", "cartpole model.hidden=[128]"]
+
+
 def test_a_setting_that_a_run_lacks_is_not_in_its_name(tmp_path, write_run):
     write_run(tmp_path / "a", "run.init=runs/x")
     write_run(tmp_path / "b")
