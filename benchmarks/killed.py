@@ -45,7 +45,7 @@ class Services:
 
     def __post_init__(self) -> None:
         """Choose the ports."""
-        self.ports = self.claims.free(2)
+        self.ports = self.claims.find(2)
 
     @property
     def names(self) -> list[str]:

@@ -130,7 +130,7 @@ class Deployment:
         self.workers = [*names, *env_workers, "evaluator"]
         self.names = [*self.learners, *self.workers]
         self._open = ExitStack()
-        self.master_port, *ports = self._open.enter_context(Ports()).free(1 + len(self.learners) + len(names) + len(self.names))
+        self.master_port, *ports = self._open.enter_context(Ports()).find(1 + len(self.learners) + len(names) + len(self.names))
         self.ports = dict(zip(self.learners, ports, strict=False))  # for workers, of each rank of the learner
         self.port = self.ports["learner"]
         self.binds = dict(zip(names, ports[len(self.ports) :], strict=False))  # for env workers, of each policy server

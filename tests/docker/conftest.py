@@ -231,6 +231,6 @@ def colony(
     files = [ROOT / "docker" / "compose.yaml", HERE / "compose.test.yaml"]
     shell = Shell(engine.environ | {"VERSION": images, "PROMETHEUS_IMAGE": prometheus_image})
     with Ports() as ports:
-        built = Colony(shell, compose, files, dict(zip(names, ports.free(4), strict=True)), tmp_path_factory.mktemp("colony"))
+        built = Colony(shell, compose, files, dict(zip(names, ports.find(4), strict=True)), tmp_path_factory.mktemp("colony"))
         yield built
         built.compose("down", "--volumes", "--timeout", "20", check=False)

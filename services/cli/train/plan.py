@@ -148,7 +148,7 @@ class Plan:
             return {}
         rank = str(names.index(child))
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.master_port)}
-        return {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(len(names)), "LOCAL_WORLD_SIZE": str(len(names)), **address}
+        return {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(len(names)), **address}
 
 
 @contextmanager
@@ -169,13 +169,14 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
         _check_workers(request, loaded.settings)
         path = request.run_dir or (Path(run.dir) if run.dir else default_path(preset=run.preset, seed=run.seed, now=now))
         ports = stack.enter_context(Ports())
+        for endpoint in binds(loaded.settings):
+            ports.claim(parse_endpoint(endpoint).port)  # those that the user or an earlier start chose, before any is sought
+        metrics = metrics_ports(loaded.settings, ports, actors=max_actors(loaded.settings) if request.auto_actors else None)
         chosen = _with_addresses(loaded, path, now, ports, resume=request.resume)
         keys = _learner_keys(chosen.settings, actors=request.auto_actors or chosen.settings.actor.count > 0)
         for endpoint in binds(chosen.settings):
-            ports.claim(parse_endpoint(endpoint).port)  # one that the user or an earlier start chose
             ZmqServer(endpoint, keys=keys).close()  # raises the errors that the learner would raise later
-        metrics = metrics_ports(chosen.settings, ports, actors=max_actors(chosen.settings) if request.auto_actors else None)
-        (master_port,) = ports.free(1) if chosen.settings.learner.ranks > 1 else (0,)
+        (master_port,) = ports.find(1) if chosen.settings.learner.ranks > 1 else (0,)
         chosen = with_absolute_key_paths(chosen)  # after the checks, whose errors name the paths as the user wrote them
         text, created_folder = as_yaml(chosen.settings, chosen.provenance), not path.exists()
         replaced = directory.config.read_bytes() if request.resume else b""
@@ -206,12 +207,9 @@ def _rewrite(directory: RunDirectory, text: str, settings: Settings) -> None:
         write_atomically(directory.config, text.encode())
     except OSError as error:
         if load_settings(preset=str(directory.config), environ={}).settings != settings:
-            raise ResourceError(
-                "the changed settings cannot be written",
-                found=f"{error.strerror} at {directory.config}",
-                wanted="a disk with space left",
-                fix="free the disk, or resume without other settings",
-            ) from error
+            found, fix = f"{error.strerror} at {directory.config}", "free the disk, or resume without other settings"
+            fact, wanted = "the changed settings cannot be written", "a disk with space left"
+            raise ResourceError(fact, found=found, wanted=wanted, fix=fix) from error
 
 
 def _check_workers(request: Request, settings: Settings) -> None:
@@ -238,12 +236,8 @@ def _download_missing(request: Request, environ: Mapping[str, str]) -> None:
     """Download the run to resume from its store, where its directory is missing."""
     if request.store_copy and not request.resume:
         parent, _, name = request.store_copy.rstrip("/").rpartition("/")
-        raise ConfigError(
-            "--run-dir of a new run is a local directory",
-            found=request.store_copy,
-            wanted=f"--run-dir runs/{name} run.store={parent}",
-            fix="add --resume to continue the run that is there",
-        )
+        fact, wanted = "--run-dir of a new run is a local directory", f"--run-dir runs/{name} run.store={parent}"
+        raise ConfigError(fact, found=request.store_copy, wanted=wanted, fix="add --resume to continue the run that is there")
     if not request.resume or request.run_dir is None or RunDirectory(request.run_dir).begun:
         return
     if request.store_copy:
@@ -268,12 +262,8 @@ def _load(request: Request, environ: Mapping[str, str]) -> LoadedSettings:
         return load_settings(preset=request.preset, overrides=request.overrides, environ=environ)
     loaded = load_settings(preset=str(_resumed(request).config), overrides=request.overrides, environ=environ)
     if request.preset is not None and request.preset != loaded.settings.run.preset:
-        raise ConfigError(
-            "the run to resume is of another preset",
-            found=f"{loaded.settings.run.preset} in {request.run_dir}",
-            wanted=request.preset,
-            fix="leave the preset out, or name another --run-dir",
-        )
+        found, fix = f"{loaded.settings.run.preset} in {request.run_dir}", "leave the preset out, or name another --run-dir"
+        raise ConfigError("the run to resume is of another preset", found=found, wanted=request.preset, fix=fix)
     return loaded
 
 
@@ -283,7 +273,7 @@ def _with_addresses(loaded: LoadedSettings, path: Path, now: datetime, ports: Po
     bind = parse_endpoint(settings.learner.bind)
     port = bind.port
     if loaded.provenance["learner.bind"] == DEFAULT or port == 0:
-        port = ports.free(settings.learner.ranks, in_a_row=True)[0]
+        port = ports.find(settings.learner.ranks, in_a_row=True)[0]
     chosen: dict[str, Any] = {
         "run.id": settings.run.id or f"{settings.run.preset or 'run'}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
         "run.dir": str(path),

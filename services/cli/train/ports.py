@@ -24,42 +24,49 @@ class Ports(ExitStack):
     A UDP socket of the same number is the claim to a port: services listen on TCP alone, and the kernel gives it to one run.
     """
 
-    def claim(self, port: int) -> bool:
-        """Return whether the port is this run's from now on; False where it was claimed before."""
-        return _bound(self.enter_context(socket.socket(type=socket.SOCK_DGRAM)), port)
+    def claim(self, port: int) -> socket.socket | None:
+        """Claim the port until the returned socket is closed; return None where it is claimed already."""
+        claim = _bound(socket.SOCK_DGRAM, port)
+        return claim and self.enter_context(claim)
 
-    def free(self, count: int, *, in_a_row: bool = False) -> list[int]:
-        """Claim and return `count` different ports on which no process listens, each the next one if `in_a_row`.
+    def find(self, count: int, *, in_a_row: bool = False) -> list[int]:
+        """Find and claim `count` different ports on which no process listens, each the next one if `in_a_row`.
 
         Raises `ResourceError` where there are not as many.
         """
-        ports: list[int] = []
+        ports: dict[int, socket.socket] = {}
         start, span = secrets.randbelow(LAST_PORT - FIRST_PORT), LAST_PORT - FIRST_PORT
         for offset in range(span):
             if len(ports) == count:
                 break
             port = FIRST_PORT + (start + offset) % span
-            if not self.claim(port):  # and not tried either: the service of its run may be binding it
+            if in_a_row and ports and port - 1 not in ports:
+                while ports:
+                    ports.popitem()[1].close()
+            if not (claim := self.claim(port)):  # and not tried either: the service of its run may be binding it
                 continue
-            with socket.socket() as candidate:
-                if not _bound(candidate, port):
-                    continue
-            if in_a_row and ports and port != ports[-1] + 1:
-                ports.clear()
-            ports.append(port)
+            if candidate := _bound(socket.SOCK_STREAM, port):
+                candidate.close()
+                ports[port] = claim
+            else:
+                claim.close()
         if len(ports) < count:
             raise ResourceError("no free ports", found=len(ports), wanted=f"{count} in {FIRST_PORT}..{LAST_PORT}")
-        return ports
+        return list(ports)
 
 
-def _bound(candidate: socket.socket, port: int) -> bool:
-    """Bind the socket and return True, or close it and return False."""
+def _bound(kind: socket.SocketKind, port: int) -> socket.socket | None:
+    """Return a socket that is bound to the port; None where another is. Raises `ResourceError` at the limit of open files."""
+    try:
+        candidate = socket.socket(type=kind)
+    except OSError as error:
+        raise ResourceError("no socket for a port", found=error.strerror, wanted="one more", fix="raise ulimit -n") from error
     try:
         candidate.bind(("127.0.0.1", port))
     except OSError:
         candidate.close()
-        return False
-    return True
+        return None
+    return candidate
 
 
 def metrics_ports(settings: Settings, ports: Ports, *, actors: int | None) -> dict[str, int]:
@@ -69,12 +76,11 @@ def metrics_ports(settings: Settings, ports: Ports, *, actors: int | None) -> di
     children = Supervisor(actors=count, evaluator=settings.evaluator.enabled, env_workers=workers, ranks=ranks).children
     first = settings.metrics.port
     if first == 0:
-        return dict(zip(children, [*ports.free(ranks, in_a_row=True), *ports.free(len(children) - ranks)], strict=True))
-    if first + len(children) - 1 > MAX_PORT:
-        raise ConfigError(
-            "metrics.port leaves no ports for all services", found=first, wanted=f"at most {MAX_PORT - len(children) + 1}"
-        )
+        return dict(zip(children, [*ports.find(ranks, in_a_row=True), *ports.find(len(children) - ranks)], strict=True))
+    if first > (most := MAX_PORT - len(children) + 1):
+        raise ConfigError("metrics.port leaves no ports for all services", found=first, wanted=f"at most {most}")
     for port in range(first, first + len(children)):
+        ports.claim(port)
         check_port(settings.metrics.host, port)
     return {child: first + number for number, child in enumerate(children)}
 
@@ -88,4 +94,4 @@ def binds(settings: Settings) -> list[str]:
 def policy_servers(settings: Settings, ports: Ports) -> dict[str, Endpoint]:
     """Return an address of this machine for each policy server; empty where actors step their own environments."""
     names = actor_names(settings.actor.count) if settings.policy_server.workers else []
-    return {name: Endpoint("127.0.0.1", port) for name, port in zip(names, ports.free(len(names)), strict=True)}
+    return {name: Endpoint("127.0.0.1", port) for name, port in zip(names, ports.find(len(names)), strict=True)}

@@ -18,7 +18,7 @@ from common.runtime.store import RunStore
 from common.transport.curve import ServerKeys, WorkerKeys, make
 from services.cli.train.instructions import Start
 from services.cli.train.plan import Request, make_plan
-from services.cli.train.ports import Ports, binds
+from services.cli.train.ports import FIRST_PORT, Ports, binds
 
 pytestmark = pytest.mark.service
 
@@ -151,7 +151,7 @@ def test_port_zero_means_any_free_one_that_a_restarted_learner_finds_again():
 def test_metrics_ports_count_up_from_the_one_asked_for():
     """A Prometheus with fixed targets."""
     with Ports() as ports:
-        first = ports.free(4, in_a_row=True)[0]
+        first = ports.find(4, in_a_row=True)[0]
     plan = planned(f"metrics.port={first}", "actor.count=2", "metrics.host=0.0.0.0")
     assert plan.metrics_ports == {"learner": first, "evaluator": first + 1, "actor-0": first + 2, "actor-1": first + 3}
     assert plan.urls["actor-1"] == f"http://127.0.0.1:{first + 3}"
@@ -166,7 +166,7 @@ def test_a_port_in_use_is_reported_before_anything_is_written(key, resume):
     planned(run_dir=Path("before"))
     written = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
     with Ports() as ports:
-        first = ports.free(4, in_a_row=True)[0]
+        first = ports.find(4, in_a_row=True)[0]
     request = {"run_dir": Path("before"), "preset": None, "resume": True} if resume else {"run_dir": Path("new")}
     with socket.socket() as other:
         other.bind(("127.0.0.1", first + 2))
@@ -328,6 +328,14 @@ def test_two_runs_that_begin_at_the_same_moment_share_no_port(monkeypatch, secon
     with planning(run_dir=Path("one")) as one, planning(*second, run_dir=Path("two")) as two:
         ports = [port for plan in (one, two) for port in all_ports(plan)]
     assert len(ports) == len(set(ports))
+
+
+def test_ports_that_the_user_chose_for_metrics_are_kept_from_the_search_for_others(monkeypatch):
+    with Ports() as ports:
+        first = ports.find(9, in_a_row=True)[0]
+    monkeypatch.setattr("secrets.randbelow", lambda _: first - FIRST_PORT)
+    found = all_ports(planned(f"metrics.port={first}", "policy_server.workers=1", "learner.ranks=2", "actor.count=2"))
+    assert len(found) == len(set(found))
 
 
 def all_ports(plan):
