@@ -59,12 +59,8 @@ class RunStore:
         """Raise `ConfigError` where the copy of another run is there, `ResourceError` where the store cannot be written."""
         with reached(self.address):
             if self._fs.exists(self._path(CONFIG)):
-                raise ConfigError(
-                    "run.store holds a run of this name",
-                    found=self.address,
-                    wanted="a new name",
-                    fix="set run.dir, or continue that run with --resume",
-                )
+                fix = "set run.dir, or continue that run with --resume"
+                raise ConfigError("run.store holds a run of this name", found=self.address, wanted="a new name", fix=fix)
             self._fs.makedirs(self._root, exist_ok=True)
             self._fs.pipe_file(self._path(".probe"), b"probe")
             self._fs.rm_file(self._path(".probe"))
@@ -137,6 +133,9 @@ class RunStore:
                 self._fs.rm(self._path(f"checkpoints/{name}"), recursive=True)
                 self._sent.pop(name, None)
                 self._segments_of.pop(name, None)
+        if self._in_folder:
+            for partial in Path(self._path(f"checkpoints/{SEGMENTS}")).glob(f"{PARTIAL}*"):  # of an upload that was killed
+                partial.unlink()
         segments = self._names(f"checkpoints/{SEGMENTS}")
         if segments:
             named = set[str]().union(*(self._named_segments(name) for name in self._names("checkpoints") - {SEGMENTS}))
@@ -260,11 +259,9 @@ def reached(address: str) -> Iterator[None]:
     except RookeryError:
         raise
     except Exception as error:
-        raise ResourceError(
-            "the store cannot be used",
-            found=f"{type(error).__name__}: {error} at {address}",
-            fix="check the address, the network, the credentials of the bucket, and the disk",
-        ) from error
+        found = f"{type(error).__name__}: {error} at {address}"
+        fix = "check the address, the network, the credentials of the bucket, and the disk"
+        raise ResourceError("the store cannot be used", found=found, fix=fix) from error
 
 
 def _segments(manifest: bytes) -> dict[str, int]:

@@ -171,6 +171,18 @@ def test_a_segment_whose_upload_was_killed_is_uploaded_again(directory, store):
 
 
 @pytest.mark.parametrize("store", ["file"], indirect=True)
+def test_what_a_killed_upload_left_of_a_segment_is_removed(directory, store):
+    """Its checkpoint is gone since, and so no upload replaces the file."""
+    copy = RunStore(copy_address(store, directory.path))
+    fs, root = fsspec.core.url_to_fs(copy.address)
+    fs.makedirs(f"{root}/checkpoints/segments")
+    fs.pipe_file(f"{root}/checkpoints/segments/.partial-0a1b", bytes(40))
+    save(directory, 1)
+    copy.upload(directory, keep=1)
+    assert not [path for path in files(copy.address) if "/segments/" in path]
+
+
+@pytest.mark.parametrize("store", ["file"], indirect=True)
 def test_an_upload_to_a_full_disk_leaves_the_copy_as_it_was(directory, store, no_room):
     """The machine may be lost at that moment: the run must continue from its copy."""
     address = copy_address(store, directory.path)
