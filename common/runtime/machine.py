@@ -6,6 +6,7 @@ import ctypes
 import os
 import re
 import resource
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,8 @@ STATM = Path("/proc/self/statm")
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+CGROUP_NAMESPACE = Path("/proc/self/ns/cgroup")
 
 RESERVE_SHARE = 1 / 16  # of the memory that was free at the start
 LEAST_RESERVE = 256 * 2**20  # bytes; ZeroMQ's one thread stores 230 MB in the 0.1 s between two looks
@@ -142,6 +145,15 @@ def available_bytes(*, meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | 
     """Return the bytes that a process could still take without swapping, by kernel and container limit; None: unknown."""
     known = [bytes_ for bytes_ in (_of_machine(meminfo), _of_container(cgroup)) if bytes_ is not None]
     return min(known, default=None)
+
+
+def memory_owner(*, boot_id: Path = BOOT_ID, cgroup_namespace: Path = CGROUP_NAMESPACE) -> str:
+    """Return a name of this machine, or of this container: processes of one name share the memory of `available_bytes`."""
+    names = [socket.gethostname()]  # by itself it may be "localhost" on every machine
+    with suppress(OSError):  # no Linux
+        # Containers may have the name of their host, and a limit each.
+        names += [boot_id.read_text(encoding="ascii").strip(), str(cgroup_namespace.readlink())]
+    return " ".join(names)
 
 
 def _of_machine(meminfo: Path) -> int | None:

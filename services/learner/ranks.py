@@ -9,7 +9,6 @@ update begins, when a checkpoint is due, and when the run ends. A learner of one
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -29,6 +28,7 @@ from common.errors import ConfigError, InternalError, ResourceError
 from common.models import snapshot
 from common.observability import logs
 from common.runtime.lifecycle import Shutdown, on_signals
+from common.runtime.machine import memory_owner
 from common.runtime.process_group import ProcessGroup, TorchrunEnvironment, process_group
 from common.runtime.run_directory import RunDirectory
 from common.units import EnvSteps, Seconds, Version
@@ -55,7 +55,7 @@ class Joined:
     group: ProcessGroup
     invocation: Invocation  # with what is of this rank alone, and with the run of rank 0
     local_rank: int
-    local_ranks: int  # on its machine
+    local_ranks: int  # that share memory with it, itself included
 
 
 @contextmanager
@@ -78,13 +78,13 @@ def join_ranks(invocation: Invocation, environ: Mapping[str, str]) -> Iterator[J
         with on_signals(shutdown):
             group = stack.enter_context(process_group(own, waiting=waiting, join_seconds=learner.ranks_seconds))
         check_alike(group.gather_json(_facts(invocation)))
-        facts = {"run": invocation.settings.run.id, "resume": invocation.resume, "host": socket.gethostname()}
+        facts = {"run": invocation.settings.run.id, "resume": invocation.resume, "memory": memory_owner()}
         ranks = group.gather_json(facts)
         _log.info("ranks_joined", rank=own.rank, ranks=own.world_size)
         if not own.master.loopback:
             consequence = "connections between ranks are neither authenticated nor encrypted"
             _log.warning("insecure", rank_0=own.master, consequence=consequence)
-        local_ranks = [rank["host"] for rank in ranks].count(facts["host"])
+        local_ranks = [rank["memory"] for rank in ranks].count(facts["memory"])
         invocation = _of_rank(invocation, own, ranks[0])
         yield Joined(group=group, invocation=invocation, local_rank=own.local_rank, local_ranks=local_ranks)
 

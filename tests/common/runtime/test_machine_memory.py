@@ -4,7 +4,7 @@ import mmap
 
 import pytest
 
-from common.runtime.machine import MemoryGuard, anonymous_bytes, available_bytes, resident_bytes
+from common.runtime.machine import MemoryGuard, anonymous_bytes, available_bytes, memory_owner, resident_bytes
 
 pytestmark = pytest.mark.pure
 
@@ -149,3 +149,18 @@ def test_a_file_that_was_read_is_no_memory_of_the_process(tmp_path) -> None:
         assert sum(pages[at] for at in range(0, 64 * MIB, mmap.PAGESIZE)) == 0
         assert resident_bytes() - resident > 60 * MIB
         assert anonymous_bytes() - allocated < MIB
+
+
+def test_machines_and_containers_of_one_host_name_have_memory_of_their_own(tmp_path, monkeypatch) -> None:
+    """As where all hosts are called localhost, and where containers use the network of their host."""
+    monkeypatch.setattr("socket.gethostname", lambda: "localhost")
+
+    def owner(boot, namespace):
+        (tmp_path / "boot").write_text(f"{boot}\n")
+        (tmp_path / "link").unlink(missing_ok=True)
+        (tmp_path / "link").symlink_to(namespace)
+        return memory_owner(boot_id=tmp_path / "boot", cgroup_namespace=tmp_path / "link")
+
+    assert owner("1", "cgroup:[1]") == owner("1", "cgroup:[1]")
+    assert len({owner("1", "cgroup:[1]"), owner("2", "cgroup:[1]"), owner("1", "cgroup:[2]")}) == 3
+    assert memory_owner(boot_id=tmp_path / "none", cgroup_namespace=tmp_path / "none") == "localhost", "a Mac"

@@ -94,7 +94,7 @@ def test_the_ranks_of_one_machine_are_counted_without_the_variables_of_a_launche
 
     class Group:
         def gather_json(self, value):
-            return [value, value, {**value, "host": "another"} if "host" in value else value]
+            return [value, value, {**value, "memory": "that of another machine"} if "memory" in value else value]
 
     monkeypatch.setattr(module, "process_group", lambda *_, **__: nullcontext(Group()))
     invocation = parse(["--config", "cartpole", "learner.ranks=3", "run.id=one"], {})
