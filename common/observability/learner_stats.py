@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from common.observability.cpu_limit import CpuLimit
-from common.observability.metrics import UNKNOWN, Observations, Phases
+from common.observability.metrics import UNKNOWN, CountAndSum, Phases
 from common.protocol.ledger import Ledger
 from common.units import EnvSteps, Seconds, Version
 
@@ -39,6 +39,14 @@ class IntakeStats:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """`fraction` in [0, 1] of the way to the nearer end of the run; `seconds_left` is None where it cannot be estimated."""
+
+    fraction: float = 0.0
+    seconds_left: Seconds | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class UploadStats:
     """Uploads to the store of the run at one moment. Replaced, never changed."""
 
@@ -51,7 +59,7 @@ class LearnerStats:
     """Counters of the train loop, which alone writes them, since this process began; and the newest of its I/O thread."""
 
     phases: Phases = field(default_factory=lambda: Phases(PHASES))
-    policy_lag: Observations = field(default_factory=Observations)
+    policy_lag: CountAndSum = field(default_factory=CountAndSum)
     intake: IntakeStats = field(default_factory=IntakeStats)
     run: tuple[str, ...] = ()  # labels of the run
     training: bool = False

@@ -32,12 +32,10 @@ UNKNOWN = math.nan
 S = TypeVar("S")
 
 
-class Observations:
+class CountAndSum:
     """Number and sum of observations, from which the mean over any time follows. One thread observes, any may read."""
 
-    def __init__(self) -> None:
-        """None yet."""
-        self.read: tuple[int, float] = (0, 0.0)  # replaced as a whole, so that number and sum belong together
+    read: tuple[int, float] = (0, 0.0)  # replaced as a whole, so that number and sum belong together
 
     def observe(self, value: float) -> None:
         """Count one observation."""
@@ -45,7 +43,7 @@ class Observations:
         self.read = count + 1, total + value
 
 
-Reading: TypeAlias = float | Mapping[Any, float] | Observations
+Reading: TypeAlias = float | Mapping[Any, float] | CountAndSum
 """A number, numbers by label value (or tuple of label values), or observations."""
 
 
@@ -80,7 +78,7 @@ class Metric(Generic[S]):
     def family(self, state: S) -> Family:
         """Return all series of this metric, as of now."""
         reading, names = self.read(state), list(self.labels)
-        if isinstance(reading, Observations):
+        if isinstance(reading, CountAndSum):
             count, total = reading.read
             return SummaryMetricFamily(self.name, self.help, count_value=count, sum_value=total)
         family: CounterMetricFamily | GaugeMetricFamily

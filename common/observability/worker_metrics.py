@@ -9,7 +9,7 @@ from typing import Any
 
 from common.errors import DropReason
 from common.observability.cpu_limit import CpuLimit, cpu_limit_metrics
-from common.observability.metrics import UNKNOWN, Metric, Observations, Phases, build_info, declared, kinds, mean, run_info
+from common.observability.metrics import UNKNOWN, CountAndSum, Metric, Phases, build_info, declared, kinds, mean, run_info
 from common.protocol.messages import (
     MODES,
     Credit,
@@ -56,7 +56,7 @@ class WorkerStats:
 
     phases: Phases
     run: tuple[str, ...] = ()  # labels of the run
-    policy_lag: Observations = field(default_factory=Observations)
+    policy_lag: CountAndSum = field(default_factory=CountAndSum)
     link: LinkStats = field(default_factory=LinkStats)
     env_steps: EnvSteps = 0
     frame_skip: int = 1

@@ -1,6 +1,6 @@
 """Estimates how far a run is, and the time until it ends: by its target `target.mean100` or by a budget, whichever is nearer.
 
-The one source of both for `GET /status`, the metrics, and the commands that show them.
+`GET /status`, the metrics and the commands show these estimates, and make none of their own.
 """
 
 from __future__ import annotations
@@ -11,24 +11,18 @@ from dataclasses import dataclass, field
 from statistics import linear_regression
 
 from common.config.sections import TargetSettings
+from common.observability.learner_stats import Progress
 from common.units import EnvSteps, Seconds
 
 TREND_SPACING: Seconds = 1.0
 MIN_TREND, MAX_TREND = 10, 120  # points of the trend of mean100
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """`fraction` in [0, 1] of the way to the nearer end; `seconds_left` is None where it cannot be estimated."""
-
-    fraction: float = 0.0
-    seconds_left: Seconds | None = None
-
-
 @dataclass(slots=True)
 class ProgressEstimator:
     """Estimates the progress of one run from its counters so far."""
 
+    _mean: float | None = None  # newest mean100
     _lowest: float = math.inf  # mean100
     _trend: deque[tuple[Seconds, float]] = field(default_factory=lambda: deque(maxlen=MAX_TREND))
     _slope: float = 0.0  # of mean100, per second
@@ -38,7 +32,8 @@ class ProgressEstimator:
     ) -> Progress:
         """Return the progress after `elapsed` seconds; `rate` is in env steps per second, and 0 before it is known.
 
-        `mean` is mean100, or None while it is one of too few episodes to reach the target.
+        `mean` is mean100, or None while it is one of too few episodes to reach the target, as after a restart of an actor: the
+        last one counts meanwhile.
         """
         left, fraction = [], env_steps / target.env_steps
         if rate > 0:
@@ -46,12 +41,15 @@ class ProgressEstimator:
         if target.wall_seconds is not None:
             fraction = max(fraction, elapsed / target.wall_seconds)
             left.append(max(0.0, target.wall_seconds - elapsed))
-        if target.mean100 is not None and mean is not None:
+        if mean is not None:
+            self._mean = mean
             self._lowest = min(self._lowest, mean)
             if not self._trend or elapsed - self._trend[-1][0] >= TREND_SPACING:
                 self._trend.append((elapsed, mean))
                 self._slope = linear_regression(*zip(*self._trend, strict=True)).slope if len(self._trend) >= MIN_TREND else 0.0
-            fraction = max(fraction, 1.0 if mean >= target.mean100 else (mean - self._lowest) / (target.mean100 - self._lowest))
+        if target.mean100 is not None and self._mean is not None:
+            missing = max(0.0, target.mean100 - self._mean)
+            fraction = max(fraction, 1.0 - missing / (target.mean100 - self._lowest) if missing else 1.0)
             if self._slope > 0:
-                left.append(max(0.0, target.mean100 - mean) / self._slope)
+                left.append(missing / self._slope)
         return Progress(min(1.0, fraction), min(left, default=None))

@@ -17,11 +17,11 @@ from pydantic import BaseModel, ConfigDict
 
 from common.config.layers import leaves
 from common.config.schema import Settings
-from common.observability.learner_stats import IntakeStats
+from common.observability.learner_stats import IntakeStats, Progress
 from common.protocol.messages import Evaluation
 from common.units import EnvSteps, Seconds, Version
 from services.learner.coverage import NO_ACTORS, Coverage
-from services.learner.progress import Progress, ProgressEstimator
+from services.learner.progress import ProgressEstimator
 from services.learner.rates import PolicyLag, RateWindow, StepRates
 
 EPISODES = 100  # of "mean100"; where there are more environments, as many as those
@@ -72,7 +72,7 @@ class RunRecord:
     returns: deque[float] = field(default_factory=deque)
     lengths: deque[int] = field(default_factory=deque)
     unfinished: int = 0  # environments that have ended no episode: until all have, the mean is one over short episodes
-    mean_counts: bool = False  # whether the mean is one over enough episodes to reach the target
+    mean_is_complete: bool = False  # whether the mean is one over enough episodes to reach the target
     rates: StepRates = field(default_factory=lambda: RateWindow().rates())
     progress: Progress = field(default_factory=Progress)
     _estimator: ProgressEstimator = field(default_factory=ProgressEstimator)
@@ -100,7 +100,7 @@ class RunRecord:
         if self.env_steps != self._env_steps_before:  # the start, until the first update, is in no rate
             self._window.add(now, self.env_steps)
         self.rates = self._window.rates()
-        elapsed, target, mean = now - self.started_at, self.settings.target, self.mean_return if self.mean_counts else None
+        elapsed, target, mean = now - self.started_at, self.settings.target, self.mean_return if self.mean_is_complete else None
         self.progress = self._estimator.update(elapsed, target, env_steps=self.env_steps, rate=self.rates.last_60s, mean=mean)
         self._show()
 
@@ -117,9 +117,9 @@ class RunRecord:
         for _ in range(len(self.returns) - max(EPISODES, coverage.environments)):
             self.returns.popleft()
             self.lengths.popleft()
-        self.mean_counts = len(self.returns) >= EPISODES and not self.unfinished
+        self.mean_is_complete = len(self.returns) >= EPISODES and not self.unfinished
         target = self.settings.target.mean100
-        if target is not None and self.mean_counts and self.mean_return >= target:
+        if target is not None and self.mean_is_complete and self.mean_return >= target:
             self._reached_target(now, self.env_steps)
 
     def _reached_target(self, now: Seconds, env_steps: EnvSteps) -> None:
@@ -195,7 +195,6 @@ class RunRecord:
         self._shown = self._facts(), self._live()
 
     def _facts(self) -> dict[str, Any]:
-        target = self.settings.target
         return {
             "preset": self.settings.run.preset,
             "run_id": self.run_id,
@@ -205,7 +204,7 @@ class RunRecord:
             "parameters_sha256": self.parameters_sha256,
             "solved": self.solved,
             "solved_at": self.solved_at,
-            "target": {"mean100": target.mean100, "evaluation": target.evaluation, "env_steps": target.env_steps},
+            "target": self.settings.target.model_dump(include={"mean100", "evaluation", "env_steps"}),
             "env_steps": self.env_steps,
             "frames": self.env_steps * self.frame_skip,
             "episodes": self.episodes,

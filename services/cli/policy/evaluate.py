@@ -38,7 +38,7 @@ def evaluate(policy: TrainedPolicy, *, episodes: int, seed: int, greedy: bool) -
     seed_generators(seed)
     with (
         closing(build(settings, min(episodes, settings.num_envs))) as environment,
-        progress("evaluating", episodes) as report,
+        episode_bar("evaluating", episodes) as report,
     ):
         with environment_errors(settings.name):
             played = Episodes(environment, episodes=episodes, seed=seed)
@@ -75,17 +75,11 @@ def environment_errors(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def progress(task: str, episodes: int) -> Iterator[Callable[[int], None]]:
+def episode_bar(task: str, episodes: int) -> Iterator[Callable[[int], None]]:
     """Show on standard error how many of `episodes` have ended, while inside; yields the function that takes their number."""
     console = Console(stderr=True)
-    columns = (
-        TextColumn(task),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("episodes"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
+    times = (TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (TextColumn(task), BarColumn(), MofNCompleteColumn(), TextColumn("episodes"), *times)
     shown = Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal, redirect_stdout=sys.stdout.isatty()
     )

@@ -19,7 +19,7 @@ from common.errors import ConfigError, ResourceError
 from common.policies.environment import PICTURES
 from common.policies.load import TrainedPolicy
 from common.units import EnvSteps
-from services.cli.policy.evaluate import environment_errors, progress
+from services.cli.policy.evaluate import environment_errors, episode_bar
 
 
 def play(policy: TrainedPolicy, *, episodes: int, seed: int, greedy: bool, video: Path | None, window: bool) -> None:
@@ -31,7 +31,7 @@ def play(policy: TrainedPolicy, *, episodes: int, seed: int, greedy: bool, video
         fps = float(env.metadata["render_fps"])
         file = stack.enter_context(VideoFile(video, fps=fps)) if video else None
         screen = stack.enter_context(Window(policy.run_id, fps=fps)) if window else None
-        report = stack.enter_context(progress("playing", episodes))
+        report = stack.enter_context(episode_bar("playing", episodes))
         for number in range(episodes):
             total, length = _episode(policy, env, seed=seed + number, greedy=greedy, shows=[file, screen])
             if screen is not None and screen.closed:

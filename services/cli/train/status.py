@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from common.errors import REFUSED_EXPERIENCE
 from common.observability.deployment import EVALUATOR, LEARNER, Samples, Scrape, ServiceSample, by_label, compare
 from common.observability.learner_metrics import MESSAGES_DROPPED
+from common.observability.learner_stats import Progress
 from common.observability.worker_metrics import EVALUATOR_EPISODES_PLAYING
 from common.protocol.ledger import sum_counts
 from common.units import EnvSteps, Seconds, Version
@@ -80,13 +81,6 @@ class Target(_Value):
     env_steps: EnvSteps | None = None
 
 
-class Progress(_Value):
-    """`fraction` in [0, 1] of the way to the nearer end of the run; `seconds_left` is None where it cannot be estimated."""
-
-    fraction: float = 0.0
-    seconds_left: Seconds | None = None
-
-
 class LedgerCounts(_Value):
     """Produced env steps by where they are now."""
 
@@ -108,7 +102,7 @@ class LedgerCounts(_Value):
 
 
 class RunStatus(_Value):
-    """The learner's answer; the supervisor adds what follows the ledger."""
+    """The learner's answer to `GET /status`; the supervisor adds the fields after `ledger`."""
 
     phase: str = STARTING
     wall_seconds: Seconds = 0.0

@@ -22,8 +22,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from common.observability.learner_stats import Progress
 from common.units import Seconds
-from services.cli.train.status import Progress, RunStatus
+from services.cli.train.status import RunStatus
 
 LIVE_PERIOD: Seconds = 0.5
 LINE_PERIOD: Seconds = 5.0
@@ -93,13 +94,13 @@ def phase(status: RunStatus) -> str:
     return f"{status.phase} ({status.episodes_playing} episodes have not ended)" if waits else status.phase
 
 
-def progress(status: Progress) -> str:
+def progress_text(done: Progress) -> str:
     """Format how far the run is: `63%, about 3 min left`."""
-    return f"{status.fraction:.0%}, {time_left(status.seconds_left)}"
+    return f"{done.fraction:.0%}, {time_left(done.seconds_left)}"
 
 
 def mean_remark(episodes: float, unfinished: float) -> str:
-    """Return in which way mean100 is no mean of 100 episodes of all environments; "" where it is one, or there is none."""
+    """Return why mean100 is not a mean of 100 episodes of all environments; "" where it is one, or before the first episode."""
     few = f" (of {episodes:.0f} episodes)" if 0 < episodes < FULL_MEAN else ""
     return few + (f" ({unfinished:.0f} environments have ended none)" if episodes > 0 and unfinished > 0 else "")
 
@@ -173,7 +174,7 @@ def panel(frame: ViewFrame) -> Group:
     for column in (10, 36, None):
         bar.add_column(width=column)
     done = frame.status.progress
-    bar.add_row(Text("to the end", style="bold"), ProgressBar(total=1.0, completed=done.fraction, width=36), progress(done))
+    bar.add_row(Text("to the end", style="bold"), ProgressBar(total=1.0, completed=done.fraction, width=36), progress_text(done))
     return Group(head, Text(), grid, Text(), bar, Text(), foot)
 
 
@@ -194,7 +195,7 @@ def plain_line(frame: ViewFrame) -> str:
         workers(status),
         f"dropped {dropped}" if (dropped := drops(status)) else "",
         status.bottleneck,
-        progress(status.progress),
+        progress_text(status.progress),
     ]
     return " | ".join(part for part in parts if part)
 

@@ -8,7 +8,7 @@ import time
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from common.observability.metrics import UNKNOWN, Exporter, Metric, Observations, Phases, build_info, kinds, mean
+from common.observability.metrics import UNKNOWN, CountAndSum, Exporter, Metric, Phases, build_info, kinds, mean
 from common.protocol.messages import PROTOCOL_VERSION, Hello, SnapshotWanted
 
 pytestmark = pytest.mark.service
@@ -19,7 +19,7 @@ class State:
 
     def __init__(self, clock=lambda: 0.0):
         self.eggs, self.lost, self.weights, self.scores = 0, {"fox": 2, "cat": 9}, {}, {}
-        self.age, self.phases = Observations(), Phases(("sit", "fly"), clock=clock)
+        self.age, self.phases = CountAndSum(), Phases(("sit", "fly"), clock=clock)
 
 
 METRICS = (

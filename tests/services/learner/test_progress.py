@@ -3,7 +3,8 @@
 import pytest
 
 from common.config.sections import TargetSettings
-from services.learner.progress import Progress, ProgressEstimator
+from common.observability.learner_stats import Progress
+from services.learner.progress import ProgressEstimator
 
 pytestmark = pytest.mark.pure
 
@@ -45,6 +46,14 @@ def test_a_budget_of_time_is_the_nearer_end():
 
 def test_at_the_target_the_run_is_at_its_end():
     assert at(ProgressEstimator(), 1.0, 1000, 18.5).fraction == 1.0
+
+
+def test_while_the_environments_of_a_restarted_actor_have_ended_no_episode_the_last_mean_counts():
+    estimator = ProgressEstimator()
+    for step in range(30):
+        found = at(estimator, 10.0 * step, 1000 * step, -21.0 + step)
+    assert at(estimator, 300.0, 30_000) == found
+    assert at(estimator, 300.0, 970_000).seconds_left == 30.0, "the budget is the nearer end now"
 
 
 def test_two_readings_of_one_moment_are_no_trend():

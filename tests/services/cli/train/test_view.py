@@ -8,7 +8,8 @@ from datetime import datetime
 import pytest
 from rich.console import Console
 
-from services.cli.train.status import EvaluationResult, FrameRates, LedgerCounts, PolicyLag, Progress, Queue, RunStatus, Target
+from common.observability.learner_stats import Progress
+from services.cli.train.status import EvaluationResult, FrameRates, LedgerCounts, PolicyLag, Queue, RunStatus, Target
 from services.cli.train.view import LineView, LiveView, ViewFrame, clock, make_view, panel, plain_line, time_left
 
 pytestmark = pytest.mark.pure
