@@ -43,7 +43,7 @@ BAD_CONTENT: Final = (DropReason.DECODE, DropReason.SCHEMA, DropReason.NON_FINIT
 """Drop reasons that lie in the content of a message: only a faulty or hostile sender causes them."""
 
 REFUSED_EXPERIENCE: Final = tuple(reason for reason in BAD_CONTENT if reason is not DropReason.DECODE)
-"""Those of experience. Bytes that cannot be decoded may be of any message and sender."""
+"""Drop reasons of experience with bad content. Bytes that cannot be decoded may be of any message and sender."""
 
 
 class HandshakeFailure(StrEnum):

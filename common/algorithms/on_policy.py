@@ -27,7 +27,7 @@ from common.models.spec import ModelSettings, Precision
 from common.protocol.events import Experience
 from common.protocol.messages import ArraySpec
 
-_KEPT = 0.95  # weight of a value target after an update, by the one before; the figures are in docs/decisions/0044
+_KEPT = 0.95  # factor on the weight of all earlier value targets per update; the figures are in docs/decisions/0044
 _FORWARD_ROWS = 512  # env steps per forward pass: activations stay in the cache
 
 
@@ -164,8 +164,8 @@ class ActorCriticLearner:
 
             w' = sigma w / sigma',  b' = (sigma b + mu - mu') / sigma'       PopArt: arXiv:1602.07714, proposition 1
 
-        Invalid rows do not count, the targets of all ranks do. Not between a forward pass and its backward pass, because the
-        weights of the head change. At first they do not: an untrained head is nearer to the targets in units of these.
+        Invalid rows do not count, the targets of all ranks do. Do not call it between forward and backward pass, because it
+        changes weights. The first call sets the units and leaves the weights unchanged.
         """
         before = self._moments
         moments = before.faded(_KEPT).merge(Moments.of(target[valid]).over(self._ranks))

@@ -291,7 +291,7 @@ class WorkerSide:
     def lost(self, why: str, now: Seconds) -> list[e.Instruction]:
         """Greet again: the learner may have this worker in its session no more."""
         if self.state is not ConnectionState.WELCOME:
-            self._greet_at = now  # a Hello that no connection took has cost nothing: the next Tick repeats it
+            self._greet_at = now  # at the next Tick: a Hello that was not sent needs no pause after it
             return []
         self.state, self._request_open = ConnectionState.GREETING, False
         self._greet_at = now + self.GREET_SECONDS  # the first Hello after the usual pause: the connection is just being rebuilt

@@ -149,7 +149,7 @@ class Blocks:
 
     @property
     def incomplete(self) -> float:
-        """Share of the blocks that are not full: each has an environment that writes to it, or has stopped."""
+        """Share of the blocks that are not full: each has an environment that writes to it, or that stopped."""
         return len(self._writers) / self.layout.blocks
 
     @property

@@ -43,7 +43,7 @@ _DEALER_MILLISECONDS: Final = {
     zmq.RECONNECT_IVL: 100,
     zmq.RECONNECT_IVL_MAX: 1_000,
 }
-_LOCAL: Final = {zmq.RECONNECT_IVL_MAX: 200}  # the learner of `rookery train` often starts last, and has few workers
+_LOCAL: Final = {zmq.RECONNECT_IVL_MAX: 200}  # longest pause between two attempts to connect on this machine
 DEALER_OPTIONS: Final = {**OPTIONS, **MILLISECONDS, **_DEALER_MILLISECONDS, zmq.IMMEDIATE: 1}
 """Of a worker's socket. IMMEDIATE: a message is queued only for a connection that stands, never for one that may come."""
 

@@ -176,7 +176,9 @@ def test_where_workers_find_the_learner_another_evaluator_may_reach_the_target()
 def test_a_default_that_is_set_where_it_has_no_effect_is_named_and_accepted():
     (note,) = load_settings(preset="cartpole", environ={"ROOKERY_ENV__FRAME_SKIP": "4"}).notes
     assert note.startswith("env.frame_skip: found 4 (ROOKERY_ENV__FRAME_SKIP), which has no effect where env.id is")
-    assert load_settings(preset="cartpole", overrides=["env.id=", "env.entry_point=common.envs.probes:matching_action"], environ={})
+    assert load_settings(
+        preset="cartpole", overrides=["env.id=", "env.entry_point=common.envs.probes:matching_action"], environ={}
+    )
 
 
 def test_what_switches_a_setting_off_is_accepted_anywhere():
