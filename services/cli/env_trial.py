@@ -1,7 +1,7 @@
 """The trial of a run's environment before torch is imported and before any process of the run starts.
 
-`python -m services.cli.env_trial FD` is its process: it reads section `env` as JSON from stdin, and writes a line of JSON to FD. A
-new interpreter, because a user's module may have started threads, which a fork would lack.
+`python -m services.cli.env_trial FD` is its process: it reads section `env` as JSON from stdin, and writes a line of JSON to the
+descriptor FD. It is a new interpreter, because a user's module may have started threads, which a fork would lack.
 """
 
 from __future__ import annotations
