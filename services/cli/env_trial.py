@@ -1,7 +1,7 @@
 """The trial of a run's environment before torch is imported and before any process of the run starts.
 
-`python -m services.cli.env_trial FD` is its process: it reads section `env` as JSON from stdin, and writes a line of JSON to the
-descriptor FD. It is a new interpreter, because a user's module may have started threads, which a fork would lack.
+`python -m services.cli.env_trial FD` is its process: it reads section `env` as JSON from stdin, and writes a line of JSON to FD.
+It is a new interpreter, because a fork lacks the threads that a user's module has started.
 """
 
 from __future__ import annotations
@@ -78,9 +78,8 @@ def _answer(env: EnvSettings) -> dict[str, Any]:
         return dict(json.loads(text))
     from services.cli.train.instructions import describe_exit  # noqa: PLC0415  imports metrics, which a trial does not need
 
-    fault, found = (
-        ("hangs", f"nothing within {BUILD_SECONDS:.0f} s") if code is None else ("ends its process", describe_exit(code))
-    )
+    fault = "hangs" if code is None else "ends its process"
+    found = f"nothing within {BUILD_SECONDS:.0f} s" if code is None else describe_exit(code)
     fact = f"{env.name} {fault} when it is built, reset or stepped"
     raise ConfigError(fact, found=found, wanted=f"{FIRST_ENV_STEPS} env steps", fix="correct the environment, or env.kwargs")
 
