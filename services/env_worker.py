@@ -39,6 +39,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def _loop(welcomed: WelcomedWorker[EnvRunConfig], stats: EnvWorkerStats) -> EnvWorkerLoop:
     environment = welcomed.environments()
+    if environment.same_step:
+        fact = f"{welcomed.run.env.name} resets in the step of an episode's end, which a slow reset would lose"
+        raise ConfigError(fact, found="SAME_STEP", wanted="NEXT_STEP, or no policy server", fix="change its autoreset_mode")
     welcomed.link.check_environment(environment.spec)
     stats.frame_skip = environment.spec.frame_skip
     return EnvWorkerLoop(
@@ -100,10 +103,8 @@ class EnvWorkerLoop:
                 ", ".join(f"{spec.name} {spec.dtype} {list(spec.shape)}" for spec in each)
                 for each in (self._rows, welcome.schema)
             )
-            fix = "restart this env worker"
-            raise ConfigError(
-                "the policy server wants other rows than the environments here have", found=found, wanted=wanted, fix=fix
-            )
+            fact = "the policy server wants other rows than the environments here have"
+            raise ConfigError(fact, found=found, wanted=wanted, fix="restart this env worker")
 
     def _answer_to(self, act: Act) -> None:
         if self._answer is None or act.number > self._answer.number:
@@ -123,7 +124,7 @@ class EnvWorkerLoop:
         if act.seed >= 0:
             self.stats.resets += 1
             seed_generators(act.seed)
-            self._link.say(Report(produced=0))  # the policy server learns that the reset has begun, which may take its time
+            self._link.say(Report(produced=0))  # from now on the policy server waits `reset_seconds`
             self._alive(doing="begins new episodes", within=BUILD_SECONDS)
             with process.build_limit():
                 observation = environment.reset(act.seed).copy()

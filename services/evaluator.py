@@ -25,6 +25,7 @@ from common.conditions import DEFAULT
 from common.config.load import LoadedSettings
 from common.config.run_config import RunConfig
 from common.config.sections import EvaluationSettings
+from common.envs.make import build
 from common.envs.vector import VectorEnvironment
 from common.observability import logs
 from common.observability.worker_metrics import EVALUATOR_METRICS, EvaluatorStats
@@ -53,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
 def _loop(welcomed: WelcomedWorker[RunConfig], stats: EvaluatorStats) -> EvaluatorLoop:
     link, shutdown = welcomed.link, welcomed.shutdown
     settings = evaluation_settings(welcomed.invocation.loaded, welcomed.run)
-    environment = welcomed.environments(num_envs=settings.episodes)
+    environment = welcomed.environments(lambda env: build(env, settings.episodes))
     stats.frame_skip = environment.spec.frame_skip
     return EvaluatorLoop(
         link=link,
@@ -176,7 +177,7 @@ class EvaluatorLoop:
                 del self._unreported[mode]
 
     def _finish(self) -> str:
-        drain = self.link.drain
+        drain, self.stats.playing = self.link.drain, 0  # an evaluation that was interrupted is over
         if drain is None:
             return "stopped"
         # Half of the deadline is for playing: the rest belongs to the report and the learner's own end.
@@ -187,6 +188,7 @@ class EvaluatorLoop:
         if self.stats.playing and self.clock() >= until:
             ended, seconds = f"{self.episodes - self.stats.playing} of {self.episodes}", drain.deadline_seconds / 2
             _log.warning("evaluation_unfinished", version=self.stats.version, episodes_ended=ended, seconds=seconds)
+        self.stats.playing = 0
         while self._unreported and self.clock() < until and not self.stopping():
             self.alive()
             self.link.service(WAIT_SECONDS)

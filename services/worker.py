@@ -25,7 +25,8 @@ from common.config.endpoint import parse_endpoints
 from common.config.run_config import EnvRunConfig, RunConfig
 from common.config.schema import Settings
 from common.config.sections import ConnectedSettings
-from common.envs.make import build, make
+from common.envs.make import make
+from common.envs.spec import EnvSettings
 from common.envs.state import seed_generators
 from common.envs.vector import VectorEnvironment
 from common.errors import ConfigError, ResourceError
@@ -79,17 +80,12 @@ class WelcomedWorker(Generic[Run]):
     health: Health
     resources: ExitStack  # closed when the loop has ended, or could not be built
 
-    def environments(self, *, num_envs: int | None = None) -> VectorEnvironment:
-        """Build environments of the run in place of those that were built before, which are closed.
-
-        They are as many as the settings say, as `make`, or `num_envs` or what a user's function makes, as `build`.
-        The global generators are seeded first, because an environment may draw from them.
-        """
+    def environments(self, build: Callable[[EnvSettings], VectorEnvironment] = make) -> VectorEnvironment:
+        """Call `build` for environments of the run in place of those that were built before, which are closed."""
         self.resources.close()
         self.health.tick(doing="builds its environments", within=BUILD_SECONDS)
-        seed_generators(self.seed("environment"))
-        environment = make(self.run.env) if num_envs is None else build(self.run.env, num_envs)
-        return self.resources.enter_context(process.closed_after(environment))
+        seed_generators(self.seed("environment"))  # an environment may draw from the global generators
+        return self.resources.enter_context(process.closed_after(build(self.run.env)))
 
     @property
     def welcome(self) -> Welcome:

@@ -29,7 +29,7 @@ class EnvRunConfig(Section):
     def of(cls, run: RunConfig, *, rows: int) -> Self:
         """Return the part of `run` that concerns an env worker of `rows` environments.
 
-        They reset in the next step: an end that came with its reset would be lost where the reset exceeds the step timeout.
+        They reset in the next step, or the env worker refuses them: an end is lost where its step contains a slow reset.
         """
         env = run.env.model_copy(update={"num_envs": rows, "autoreset": "next_step"})
         return cls(run_id=run.run_id, seed=run.seed, algorithm=run.algorithm.name, env=env)

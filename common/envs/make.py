@@ -25,13 +25,12 @@ _ATARI_KWARGS = ("maxpool", "thread_affinity_offset", "use_fire_reset")  # the r
 PICTURE = "rgb_array"  # gymnasium's render mode
 
 
-def make(settings: EnvSettings, *, num_envs: int | None = None) -> VectorEnvironment:
-    """Build `num_envs` (default: the setting) environments. Raises `ConfigError` or `ResourceError`, with what to do."""
-    wanted = settings.num_envs if num_envs is None else num_envs
-    environment = build(settings, wanted)
-    if environment.num_envs != wanted:
+def make(settings: EnvSettings) -> VectorEnvironment:
+    """Build `env.num_envs` environments. Raises `ConfigError` or `ResourceError`, with what to do."""
+    environment = build(settings, settings.num_envs)
+    if environment.num_envs != settings.num_envs:
         environment.close()
-        raise wrong_number(settings, found=environment.num_envs, wanted=wanted)
+        raise wrong_number(settings, found=environment.num_envs, wanted=settings.num_envs)
     return environment
 
 

@@ -3,7 +3,7 @@
 The state consists of the plain data and numpy random generators in the attributes of a gymnasium environment and of all
 environments inside it, of the generators of their spaces and of the global ones, and of the data of a MuJoCo simulation.
 Functions, classes and the like count as constants, which every process builds alike. An environment that holds anything else,
-such as an emulator in native code, has no state that can be read, nor has one with attributes that share memory, because each
+such as an emulator in native code, has no state that can be read, nor has one whose own attributes share memory, because each
 would get a copy of its own: `capture` names the attribute. MuJoCo is an optional package: nothing here imports it.
 """
 
@@ -15,7 +15,7 @@ import inspect
 import random
 import sys
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -27,15 +27,14 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from common.errors import RookeryError
-from common.protocol.plain import is_plain
+from common.protocol.plain import TYPES, is_plain, parts
 
 _ENVIRONMENTS = (gymnasium.Env, VectorEnv)
-_CONSTANTS = (Space, EnvSpec, type, types.ModuleType, functools.partial, enum.Enum, np.dtype, np.ufunc)
-_SCALARS = (types.NoneType, bool, int, float, str)
+_CONSTANTS = (Space, EnvSpec, type, types.ModuleType, functools.partial, enum.Enum, np.dtype, np.ufunc, *TYPES)
 _GENERATORS = "numpy generators"
 _PROCESS = "process"  # key of the global generators beside the paths of environments
 _WORDS = 624  # of numpy's global generator
-_LAST_OBSERVATIONS = "_env_obs"  # of a SyncVectorEnv, which replaces them before it reads them; they may be views of environments
+_LAST_OBSERVATIONS = "_env_obs"  # of a SyncVectorEnv: overwritten before each read, and possibly views of an environment's arrays
 _INTEGRATED = "integrated"  # key of MuJoCo's own state beside the arrays of a simulation
 _SOLVER_ARRAYS = ("efc_", "iefc_")  # prefixes: of the constraints of one step, sized and computed anew by the next
 
@@ -49,7 +48,7 @@ def capture(env: Any) -> dict[str, dict[str, Any]]:
 
     Raises `StateError` that names the attribute which cannot be read.
     """
-    captured = {path: _attributes(path, inner) for path, inner in _environments("env", env)}
+    captured = {path: _attributes(path, inner) for path, inner in _environments(env).items()}
     _require_own_memory(captured)
     version, words, gauss = random.getstate()
     twister = np.random.get_state(legacy=False)  # noqa: NPY002 - environments may draw from it
@@ -63,11 +62,11 @@ def seed_generators(seed: int) -> None:
 
 
 def seed_spaces(env: Any, seed: int) -> None:
-    """Seed the spaces of `env` and of all environments inside it, each with a seed that no environment has."""
+    """Seed the spaces of all environments inside `env`: attributes that are a space, or a list, tuple or dict of spaces alone."""
     seeds = np.random.default_rng(seed)
-    members = [_members(inner) for _, inner in _environments("env", env)]
-    for space in [part for part in _parts(members) if isinstance(part, Space)]:
-        space.seed(int(seeds.integers(2**31)))
+    members = (value for inner in _environments(env).values() for value in _members(inner).values())
+    for space in {id(space): space for value in members for space in _all_of(Space, value)}.values():
+        space.seed(int(seeds.integers(2**31)))  # and the spaces inside it
 
 
 def restore(env: Any, state: Mapping[str, Any]) -> None:
@@ -76,7 +75,7 @@ def restore(env: Any, state: Mapping[str, Any]) -> None:
     Raises `StateError` where the state is of another environment; `env` must then be built anew. Only attributes that hold
     plain data are set, to plain data: a state of unknown origin replaces no method.
     """
-    inside = dict(_environments("env", env))
+    inside = _environments(env)
     if not isinstance(state, Mapping) or set(state) != {*inside, _PROCESS}:
         found = sorted(state) if isinstance(state, Mapping) else type(state).__name__
         raise StateError("state of another environment", found=found, wanted=sorted(inside))
@@ -92,21 +91,28 @@ def check_like(what: str, value: object, current: np.ndarray) -> None:
         raise StateError(what, found=found, wanted=f"{current.dtype} {list(current.shape)}")
 
 
-def _environments(path: str, env: Any) -> Iterator[tuple[str, Any]]:
-    yield path, env
-    for name, value in vars(env).items():
-        if isinstance(value, _ENVIRONMENTS):
-            yield from _environments(f"{path}.{name}", value)
-        elif _holds_environments(value):
-            for number, inner in enumerate(value):
-                yield from _environments(f"{path}.{name}[{number}]", inner)
+def _environments(env: Any) -> dict[str, Any]:
+    """Return an environment and all environments inside it by path, each once, although one may refer to another."""
+    found, known = [("env", env)], {id(env)}
+    for path, outer in found:  # which grows
+        for name, value in vars(outer).items():
+            for number, inner in enumerate(_all_of(_ENVIRONMENTS, value)):
+                if id(inner) not in known:
+                    known.add(id(inner))
+                    found.append((f"{path}.{name}" + ("" if inner is value else f"[{number}]"), inner))
+    return dict(found)
+
+
+def _all_of(kinds: Any, value: Any) -> Sequence[Any]:
+    """Return a value of `kinds`, or the items of a container of nothing else; the first other item ends the search."""
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+    return list(items) if all(isinstance(item, kinds) for item in items) else []
 
 
 def _members(env: Any) -> dict[str, Any]:
     """Return the attributes of an environment, and the spaces of its class."""
     shared = (item for kind in reversed(type(env).__mro__) for item in vars(kind).items())
-    members: dict[str, Any] = vars(env)
-    return {name: value for name, value in shared if isinstance(value, Space)} | members
+    return {name: value for name, value in shared if isinstance(value, Space)} | vars(env)
 
 
 def _attributes(path: str, env: Any) -> dict[str, Any]:
@@ -123,7 +129,7 @@ def _attributes(path: str, env: Any) -> dict[str, Any]:
         elif isinstance(value, Generator) or _is_constant(value):
             if generators := _generators(value):
                 attributes[name] = {_GENERATORS: [generator.bit_generator.state for generator in generators]}
-        elif not (isinstance(value, _ENVIRONMENTS) or _holds_environments(value)):
+        elif not _all_of(_ENVIRONMENTS, value):
             found = f"{path}.{name}, a {type(value).__name__}, in {type(env).__name__}"
             raise StateError("the state of an environment cannot be read", found=found, wanted="attributes of plain data")
     return attributes
@@ -132,32 +138,26 @@ def _attributes(path: str, env: Any) -> dict[str, Any]:
 def _require_own_memory(captured: Mapping[str, Any]) -> None:
     """Raise `StateError` where two places share a list, a dict, or memory as different arrays: each would get its own copy.
 
-    One array in two places is one array again after `pack` and `unpack`.
+    One array in two places is one array again after `pack` and `unpack`. Environments side by side may share constants.
     """
-    owners: dict[int, tuple[str, Any]] = {}  # last attribute and part with the memory of an object, by its id
-    attributes = ((f"{path}.{name}", value) for path, each in captured.items() for name, value in each.items())
-    for attribute, part in ((attribute, part) for attribute, value in attributes for part in _parts(value)):
+    owners: dict[tuple[str, int], tuple[str, Any]] = {}  # last attribute and part with the memory of an object, by its id
+    attributes = ((path, f"{path}.{name}", value) for path, each in captured.items() for name, value in each.items())
+    for path, attribute, part in ((path, attribute, part) for path, attribute, value in attributes for part in parts(value)):
         owner = part
         while (base := getattr(owner, "base", None)) is not None:
             owner = base
-        before, known = owners.get(id(owner), ("", None))
+        place = path[: path.find("]") + 1], id(owner)  # `env.envs[0]` with all inside it, or the vector environment
+        before, known = owners.get(place, ("", None))
         if before and isinstance(part, list | dict | np.ndarray) and not (known is part and isinstance(part, np.ndarray)):
             found = f"{before} and {attribute}, which share memory"
             raise StateError("the state of an environment cannot be read", found=found, wanted="attributes that share no memory")
-        owners[id(owner)] = attribute, part
-
-
-def _parts(value: Any) -> Iterator[Any]:
-    """Yield a value, and all that are inside it where it is a container or a space."""
-    yield value
-    inside = vars(value) if isinstance(value, Space) else value
-    for inner in inside.values() if isinstance(inside, dict) else inside if isinstance(inside, list | tuple) else ():
-        yield from _parts(inner)
+        owners[place] = attribute, part
 
 
 def _generators(value: Any) -> list[Generator]:
     """Return a generator, or those of all spaces in a value."""
-    return [part for part in _parts(value) if isinstance(part, Generator)]
+    inside = [part for part in parts(value) if isinstance(part, Generator | Space)]
+    return [found for part in inside for found in (_generators(vars(part)) if isinstance(part, Space) else [part])]
 
 
 def _set_attributes(path: str, env: Any, state: Any) -> None:
@@ -192,7 +192,7 @@ def _set_global_generators(state: Any) -> None:
     try:
         version, words, gauss = state["random"]
         random.setstate((version, tuple(words.tolist()), gauss))
-        state["numpy"]["state"]["pos"] = min(max(state["numpy"]["state"]["pos"], 0), _WORDS)  # numpy reads wherever it is
+        state["numpy"]["state"]["pos"] = min(max(state["numpy"]["state"]["pos"], 0), _WORDS)  # numpy does not check this index
         np.random.set_state(state["numpy"])  # noqa: NPY002 - as in `capture`
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise StateError("states of the global generators", found=type(error).__name__, wanted="of `random` and numpy") from error
@@ -210,15 +210,9 @@ def _may_follow(current: Any, value: Any) -> bool:
     return any(isinstance(current, kinds) and isinstance(value, kinds) for kinds in (numbers, containers, (str,)))
 
 
-def _holds_environments(value: object) -> bool:
-    return isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(item, _ENVIRONMENTS) for item in value)
-
-
 def _is_constant(value: object) -> bool:
     """Return whether every process builds `value`, which is not plain data, alike, and nothing changes it."""
-    if isinstance(value, list | tuple | dict):
-        return all(map(_is_constant, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, (*_CONSTANTS, *_SCALARS)) or inspect.isroutine(value) or _is_simulation_model(value)
+    return all(isinstance(part, _CONSTANTS) or inspect.isroutine(part) or _is_simulation_model(part) for part in parts(value))
 
 
 # --- MuJoCo ---

@@ -20,19 +20,19 @@ EXAMPLE_ENVS, EXAMPLE_STEPS = 2, 512  # few and many: an Atari environment takes
 LEAST_STEPS = 2  # env steps, however slow: enough for a step that always raises, or a reward that is always NaN
 
 
-def spec_of(settings: EnvSettings, *, env_steps: int = 0) -> EnvSpec:
-    """Describe the environment: build one, begin an episode, take random actions, and close it again.
-
-    It takes `env_steps` of them, or as many as fit into `TRIAL_SECONDS`, and two at least. Errors as in `make`, and `ConfigError`
-    where the environment itself fails, shows another shape than its space, or returns numbers that are not finite.
-    """
-    with trial(settings, env_steps=env_steps) as environment:
+def spec_of(settings: EnvSettings) -> EnvSpec:
+    """Describe the environment: build one, begin an episode, and close it again. Errors as in `trial`."""
+    with trial(settings) as environment:
         return environment.spec
 
 
 @contextmanager
 def trial(settings: EnvSettings, *, env_steps: int = 0) -> Iterator[VectorEnvironment]:
-    """Yield one environment that began an episode and took actions as in `spec_of`; close it afterwards. Errors as there."""
+    """Yield one environment that began an episode and took random actions; close it afterwards.
+
+    It takes `env_steps` of them, or as many as fit into `TRIAL_SECONDS`, and two at least. Errors as in `make`, and `ConfigError`
+    where the environment itself fails, shows another shape than its space, or returns numbers that are not finite.
+    """
     wanted = "an environment"
     with ExitStack() as stack:
         try:

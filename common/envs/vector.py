@@ -70,7 +70,7 @@ class VectorEnvironment:
         self._env = env
         self._counts_lives = settings.terminate_on_life_loss and isinstance(env, AtariVectorEnv)
         self._lives: NDArray[np.int32] = np.zeros(self.num_envs, np.int32)
-        self._same_step = mode is AutoresetMode.SAME_STEP
+        self.same_step = mode is AutoresetMode.SAME_STEP  # else an end comes a step before the reset
         self._ended = np.zeros(self.num_envs, np.bool_)
         self._all_valid = np.ones(self.num_envs, np.bool_)
         self._no_life_lost = np.zeros(self.num_envs, np.bool_)
@@ -78,11 +78,8 @@ class VectorEnvironment:
         self._no_frames = np.zeros((0, *shape), dtype)
 
     def reset(self, seed: int) -> Array:
-        """Begin B episodes, environment b with `seed + b` where it is seeded alone; return the first observations [B, *frame].
-
-        Their spaces are seeded too, which an environment may sample.
-        """
-        state.seed_spaces(self._env, seed)
+        """Begin B episodes, environment b with `seed + b` where it is seeded alone; return the first observations [B, *frame]."""
+        state.seed_spaces(self._env, seed)  # an environment may sample them
         observation, info = self._env.reset(seed=seed % (SEEDS - self.num_envs))
         self.offers_masks |= "action_mask" in info
         if self._counts_lives:
@@ -97,7 +94,7 @@ class VectorEnvironment:
         observation, reward = self._observed(observed), np.asarray(rewards, np.float32)
         after_end, self._ended = self._ended, terminated | truncated
         life_lost = self._life_lost(info)
-        if self._same_step:
+        if self.same_step:
             final = self._finals(truncated, info)
             return Transition(observation, reward, terminated, truncated, self._all_valid, self._ended, *final, life_lost)
         if after_end.any():  # a reset row has no meaning beside its observation

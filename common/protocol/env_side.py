@@ -148,7 +148,7 @@ class EnvSide:
         raise InternalError("an event of another session reached a policy server's", found=type(event).__name__)
 
     def _tick(self, slot: Slot, now: Seconds) -> list[e.Instruction]:
-        begins = slot.state is SlotState.RESETTING and slot.heard_at > slot.reset_at  # it has the Act, and is silent meanwhile
+        begins = slot.state is SlotState.RESETTING and slot.heard_at > slot.reset_at  # an env worker sends nothing in a reset
         if (silent := now - slot.heard_at) > (self.config.reset_seconds if begins else self.config.silence_seconds):
             return self._lose(slot, f"no message for {silent:.1f} s")
         if now - slot.sent_at < self.config.heartbeat_seconds:

@@ -28,9 +28,9 @@ class EnvSessionConfig:
     schema: tuple[ArraySpec, ...]  # arrays of an Observe
     slots: int
     rows: int
+    reset_seconds: Seconds  # as `silence_seconds`, while an env worker begins new episodes
     heartbeat_seconds: Seconds = 1.0
     silence_seconds: Seconds = SILENCE_SECONDS
-    reset_seconds: Seconds = 300.0  # the same, while an env worker begins new episodes
 
 
 class SlotState(StrEnum):

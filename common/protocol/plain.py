@@ -9,7 +9,7 @@ names its kind.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,21 +21,30 @@ from common.errors import DecodeError, InternalError
 
 _STRUCTURE = "structure"
 _NUMBERS = "biuf"  # kinds of dtypes: bool, integers, floats
+TYPES = (type(None), bool, int, float, str, list, tuple, dict)  # plain ones beside numpy's
 
 
 def is_plain(value: object) -> bool:
-    """Return whether `pack` takes `value`."""
-    if isinstance(value, np.ndarray | np.generic):
-        return value.dtype.kind in _NUMBERS
-    if isinstance(value, list | tuple):
-        return type(value) in (list, tuple) and all(map(is_plain, value))
-    if isinstance(value, dict):
-        return type(value) is dict and all(type(key) in (str, int) for key in value) and all(map(is_plain, value.values()))
-    return value is None or type(value) in (bool, int, float, str)
+    """Return whether `value` consists of plain values."""
+    for part in parts(value):
+        array = isinstance(part, np.ndarray | np.generic) and part.dtype.kind in _NUMBERS
+        if not (array or type(part) in TYPES) or (type(part) is dict and any(type(key) not in (str, int) for key in part)):
+            return False
+    return True
+
+
+def parts(value: object) -> Iterator[Any]:
+    """Yield `value` and all inside it where it is a list, tuple or dict; a container in several places is entered once."""
+    entered, ahead = set(), [value]
+    while ahead:
+        yield (part := ahead.pop())
+        if isinstance(part, list | tuple | dict) and id(part) not in entered:
+            entered.add(id(part))
+            ahead.extend(part.values() if isinstance(part, dict) else part)
 
 
 def pack(tree: Any) -> NDArray[np.uint8]:
-    """Return `tree` as bytes, [N]. Raises `InternalError` for a value that is not plain."""
+    """Return `tree`, no part of which contains itself, as bytes, [N]. Raises `InternalError` for a value that is not plain."""
     if not is_plain(tree):
         raise InternalError("a value that cannot be packed", found=repr(tree)[:200], wanted="plain values")
     arrays: dict[str, NDArray[Any]] = {}

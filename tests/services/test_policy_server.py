@@ -16,6 +16,7 @@ from common.config.schema import Settings
 from common.envs.make import make
 from common.envs.remote import observe_schema
 from common.envs.spec import EnvSettings
+from common.envs.trial import spec_of
 from common.errors import ConfigError
 from common.observability.env_metrics import EnvWorkerStats, PolicyServerStats
 from common.protocol.env_side import EnvSide
@@ -83,9 +84,7 @@ class Stage:
     def __init__(self, settings=COUNTING, workers=SLOTS):
         self.now, self.notes, self.idles = 0.0, [], 0
         self.hub, self.incarnations = MemoryHub(), count(1)
-        environment = make(settings, num_envs=1)
-        self.spec = environment.spec
-        environment.close()
+        self.spec = spec_of(settings)
         env = settings.model_copy(update={"num_envs": ROWS})
         config = EnvRunConfig(run_id="run-1", seed=1, algorithm="ppo", env=env).model_dump_json()
         session = EnvSessionConfig(
@@ -95,6 +94,7 @@ class Stage:
             schema=observe_schema(self.spec, rows=ROWS),
             slots=SLOTS,
             rows=ROWS,
+            reset_seconds=300.0,
         )
         self.side, self.stats = EnvSide(session), PolicyServerStats()
         self.server, self.received_key = self.hub.bind(), ""

@@ -21,7 +21,7 @@ from common.algorithms.settings import DQNSettings, PPOSettings, TD3Settings
 from common.config.run_config import RunConfig
 from common.config.schema import Settings
 from common.config.sections import LearnerSettings, RolloutSettings, TargetSettings
-from common.envs.make import make
+from common.envs.make import build, make
 from common.envs.spec import EnvSettings
 from common.envs.trial import spec_of
 from common.errors import DropReason
@@ -255,7 +255,7 @@ class Colony:
         link = self.link("evaluator", 0)
         seed = self.seed("evaluator", link)
         run = RunConfig.from_json(link.welcome.config)
-        environment = make(run.env, num_envs=20)
+        environment = build(run.env, 20)
         policy = self.policy(run, environment, seed)
         evaluator = EvaluatorLoop(
             link=link,

@@ -18,6 +18,7 @@ import pytest
 from common.algorithms.registry import rollout_schema
 from common.config.run_config import EnvRunConfig, RunConfig
 from common.config.schema import Settings
+from common.envs.make import build
 from common.envs.remote import observe_schema
 from common.envs.spec import EnvSettings
 from common.envs.trial import spec_of
@@ -251,6 +252,25 @@ def test_an_env_worker_with_another_environment_than_its_policy_server_costs_one
     assert "0123" in line
 
 
+def resets_in_the_step():
+    """A vector environment of a user."""
+    mode = gymnasium.vector.AutoresetMode.SAME_STEP
+    return gymnasium.make_vec("CartPole-v1", 4, vectorization_mode="sync", vector_kwargs={"autoreset_mode": mode})
+
+
+def test_an_env_worker_refuses_an_environment_that_resets_in_the_step_of_an_end(learner, capsys):
+    """A step that contains a slow reset comes too late, and its end with it."""
+    env = EnvSettings(entry_point=f"{__name__}:resets_in_the_step", num_envs=4)
+    config = EnvRunConfig(run_id="run-1", seed=1, algorithm="ppo", env=env).model_dump_json()
+    rows = observe_schema(spec_of(env), rows=4)
+    server = learner(frames(welcome(config=config, signature=spec_of(env).signature, schema=rows)))
+    arguments = ["--policy-server", server.endpoint, "--name", "one", "--allow-code", "tests"]
+    assert env_worker.main(arguments) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
+    assert "resets_in_the_step resets in the step of an episode's end" in line
+    assert "found SAME_STEP, wanted NEXT_STEP, or no policy server" in line
+
+
 @pytest.fixture
 def environments(monkeypatch):
     """The environments that are built and not closed yet."""
@@ -325,7 +345,7 @@ def test_environments_of_a_new_incarnation_take_the_place_of_those_before(env, w
             resources=resources,
         )
         welcomed.environments()
-        built = welcomed.environments(num_envs=10)
+        built = welcomed.environments(lambda env: build(env, 10))
         assert (environments, built.num_envs) == ([built], wanted)
     assert environments == []
 

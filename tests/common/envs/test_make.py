@@ -20,7 +20,7 @@ from common.config.schema import Settings
 from common.envs.make import make
 from common.envs.probes import counting
 from common.envs.spec import ActionSpec, EnvSettings
-from common.envs.trial import example_frames, spec_of
+from common.envs.trial import example_frames, spec_of, tried_out
 from common.envs.vector import VectorEnvironment
 from common.errors import ConfigError, ResourceError
 from tests.support.recording import recorded, undeclared
@@ -383,7 +383,7 @@ def test_a_vector_environment_of_fixed_size_must_be_of_the_size_asked_for(own) -
     settings = own(lambda: OwnVectorEnv(4, AutoresetMode.NEXT_STEP), num_envs=3)
     with pytest.raises(ConfigError, match=r"another number of environments: found 4, wanted 3; .*num_envs"):
         make(settings)
-    assert make(settings, num_envs=4).num_envs == 4
+    assert make(settings.model_copy(update={"num_envs": 4})).num_envs == 4
     assert spec_of(settings).observation_shape == (2,)
 
 
@@ -559,8 +559,9 @@ def test_a_reward_that_is_an_array_is_refused_with_what_a_reward_is(own) -> None
         vars(env)["step"] = lambda action: (step(action)[0], np.array([1.0]), False, False, {})
         return env
 
-    with pytest.raises(ConfigError, match=r"wanted observations of shape .*, and a single number as each reward"):
-        spec_of(own(build), env_steps=1)
+    said = r"wanted observations of shape .*, and a single number as each reward"
+    with pytest.raises(ConfigError, match=said), tried_out(own(build), env_steps=1):
+        pass
 
 
 def test_a_vector_environment_that_shows_another_shape_is_refused(own, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ from gymnasium.spaces import Box, Discrete
 
 from common.envs.make import make
 from common.envs.spec import EnvSettings
-from common.envs.state import StateError, capture, restore, seed_generators
-from common.protocol.plain import pack, unpack
+from common.envs.state import StateError, capture, restore, seed_generators, seed_spaces
+from common.protocol.plain import is_plain, pack, unpack
 
 pytestmark = pytest.mark.service
 
@@ -130,6 +130,86 @@ def test_attributes_that_copies_would_separate_are_named(share):
     game.shared = {"board[0]": game.board[0], "history": (game.history,), "within": (game.turn, past := [], past)}[share]
     with pytest.raises(StateError, match=r"env\.(board|history|shared) and env\.shared, which share memory"):
         capture(game)
+
+
+def test_environments_may_share_constants():
+    """A list of the module, and views of one array; each environment begins with its own memory of its own position."""
+    environment = make(EnvSettings(entry_point="common.envs.probes:matching_action", num_envs=2))
+    environment.reset(1)
+    moves, table = [[0, 1], [1, 0]], np.arange(6.0).reshape(2, 3)
+    for env in environment.native.envs:
+        vars(env.unwrapped).update(moves=moves, row=table[1])
+    environment.load_state_dict(unpack(pack(environment.state_dict())))
+    assert [env.unwrapped.moves for env in environment.native.envs] == [moves, moves]
+    assert [env.unwrapped.row.tolist() for env in environment.native.envs] == [[3, 4, 5]] * 2
+
+
+@pytest.mark.parametrize("inside", [lambda game: game, lambda _: Game()], ids=["one", "another"])
+def test_a_wrapper_and_its_environment_are_compared(inside):
+    """Attributes that share memory are found in all of one environment of a vector environment."""
+    wrapper = gymnasium.Wrapper(game := Game())
+    wrapper.inner = inside(game)
+    wrapper.inner.past = wrapper.past = [1]
+    vector = gymnasium.vector.SyncVectorEnv([lambda: wrapper])
+    with pytest.raises(StateError, match="past, which share memory"):
+        capture(vector)
+
+
+def neighbours():
+    """Two cells, each inside the other."""
+    first = {"value": 1}
+    first["next"] = {"value": 2, "next": first}
+    return first
+
+
+def entangled():
+    """Lists from which 2**60 ways lead to the last one."""
+    shared = []
+    for _ in range(60):
+        shared = [shared, shared]
+    return shared
+
+
+@pytest.mark.parametrize("value", [neighbours(), entangled(), [neighbours(), len]], ids=["cycle", "entangled", "constants"])
+def test_data_that_contain_themselves_cost_a_reset_nothing_and_have_no_state(value):
+    environment = make(EnvSettings(entry_point=PROBE, num_envs=1))
+    env = environment.native.envs[0].unwrapped
+    env.cells = value
+    environment.reset(1)
+    environment.step(np.zeros(1, np.int64))
+    if is_plain(value):
+        with pytest.raises(StateError, match=r"env\.envs\[0\].*\.cells, which share memory"):
+            environment.state_dict()
+    else:
+        environment.state_dict()
+
+
+def test_spaces_are_seeded_without_a_search_of_data():
+    """Of a list only the first number is read."""
+    game, read = Game(), []
+
+    class Long(list):
+        def __iter__(self):
+            for number in super().__iter__():
+                read.append(number)
+                yield number
+
+    game.data, game.more = Long(range(1000)), [Long(range(1000))]
+    seed_spaces(game, 1)
+    assert set(read) == {0}
+
+
+def test_environments_that_refer_to_each_other_go_on():
+    """Each is seeded, read and restored once."""
+    first, second = (gymnasium.Wrapper(Game()) for _ in range(2))
+    for wrapper in (first, second):
+        wrapper.env.owner, wrapper.rooms = wrapper, {"other": Game(), "own": wrapper.env}
+        seed_spaces(wrapper, 1)
+        wrapper.reset(seed=1)
+    first.env.history.append(5)
+    first.rooms["other"].turn = "o"
+    restore(second, unpack(pack(capture(first))))
+    assert (second.env.history, second.rooms["other"].turn, second.env.owner) == ([5], "o", second)
 
 
 class Draws(Walk):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from common.envs.make import make
+from common.envs.make import build
 from common.envs.spec import EnvSettings
 from common.errors import ConfigError
 from common.policies.environment import RunEnvironment
@@ -74,7 +74,7 @@ def played(env, actions, seed):
 
 def test_observations_are_those_of_the_evaluator():
     actions = np.random.default_rng(2).integers(6, size=100)
-    with closing(RunEnvironment(PONG)) as env, closing(make(PONG, num_envs=1)) as vector:
+    with closing(RunEnvironment(PONG)) as env, closing(build(PONG, 1)) as vector:
         seen, _ = played(env, actions, seed=5)
         episodes = Episodes(vector, episodes=1, seed=5)
         wanted = [episodes.observation[0].copy()]

@@ -7,7 +7,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from common.envs.make import make
+from common.envs.make import build
 from common.envs.spec import EnvSettings
 from common.envs.stacking import stack
 from common.envs.vector import Transition
@@ -50,9 +50,7 @@ def test_the_row_that_resets_is_no_step():
 @pytest.mark.parametrize(("episodes", "num_envs", "lengths"), [(7, 3, [3, 1, 5, 3, 1, 3, 1]), (2, 2, [3, 3]), (3, 1, [3, 1, 5])])
 def test_each_environment_plays_its_share(autoreset, episodes, num_envs, lengths):
     """The environments count their steps: an episode of n steps returns 0 + 1 + ... + n-1."""
-    with closing(
-        make(EnvSettings(entry_point="common.envs.probes:counting", autoreset=autoreset), num_envs=num_envs)
-    ) as environment:
+    with closing(build(EnvSettings(entry_point="common.envs.probes:counting", autoreset=autoreset), num_envs)) as environment:
         played = Episodes(environment, episodes=episodes, seed=1)
         steps = 0
         while not played.complete:
@@ -66,7 +64,7 @@ def test_each_environment_plays_its_share(autoreset, episodes, num_envs, lengths
 def test_the_policy_sees_the_stacks_of_training(size, image):
     """Beside the function that the actor and the learner share, over several episodes."""
     settings = EnvSettings(entry_point="common.envs.probes:counting", kwargs={"image": image}, frame_stack=size)
-    with closing(make(settings, num_envs=2)) as environment, closing(make(settings, num_envs=2)) as other:
+    with closing(build(settings, 2)) as environment, closing(build(settings, 2)) as other:
         played = Episodes(environment, episodes=8, seed=1)
         first = other.reset(1)
         frames, starts = [np.zeros_like(first)] * (size - 1) + [first.copy()], [np.ones(2, np.bool_)]

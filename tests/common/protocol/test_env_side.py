@@ -34,7 +34,9 @@ SCHEMA = (
     ArraySpec(name="final_index", dtype="int32", shape=(-1,)),
     ArraySpec(name="final_observation", dtype="float32", shape=(-1, 1)),
 )
-CONFIG = EnvSessionConfig(run="run-1", env_config="{}", env_signature="8c1f", schema=SCHEMA, slots=SLOTS, rows=ROWS)
+CONFIG = EnvSessionConfig(
+    run="run-1", env_config="{}", env_signature="8c1f", schema=SCHEMA, slots=SLOTS, rows=ROWS, reset_seconds=300.0
+)
 ACTION = np.arange(SLOTS * ROWS)
 
 

@@ -301,8 +301,30 @@ def test_an_evaluation_that_would_take_too_long_is_given_up(scene, capsys):
     scene.evaluator.run()
     assert scene.reported == []
     assert scene.now <= 100.0 + 4.0 + 0.5
-    assert scene.stats.playing == EPISODES
+    assert scene.stats.playing == 0
     assert f'evaluation_unfinished version=0 episodes_ended="0 of {EPISODES}" seconds=4' in capsys.readouterr().err
+    scene.environment.close()
+
+
+def test_an_evaluation_that_the_drain_interrupts_is_not_called_unfinished(capsys):
+    """The final policy was played greedily; the sampled evaluation that is under way is no part of the result."""
+    logs.configure("evaluator")
+    scene = Scene(every_seconds=0.0, lengths=(20,))
+
+    def learner(n):
+        if n == 1:
+            scene.link.publish(0)
+        if n == 25 + 5:
+            assert (scene.stats.evaluations, scene.stats.playing) == (1, EPISODES)
+            scene.link.connected = False  # the report of the greedy one waits until half of the deadline has passed
+            scene.link.drain = Drain(reason="target reached", deadline_seconds=2.0)
+
+    scene.link.on_service = learner
+    scene.link.connected = False
+    scene.evaluator.run()
+    assert scene.now >= 100.0 + 1.0
+    assert scene.stats.playing == 0
+    assert "evaluation_unfinished" not in capsys.readouterr().err
     scene.environment.close()
 
 
@@ -319,6 +341,7 @@ def test_an_evaluation_is_abandoned_at_a_stop():
     assert scene.evaluator.run() == "stopped"
     assert scene.reported == []
     assert scene.link.services <= 52
+    assert scene.stats.playing == 0
     assert scene.stats.evaluations == 0
     scene.environment.close()
 
