@@ -112,7 +112,8 @@ def _all_of(kinds: Any, value: Any) -> Sequence[Any]:
 def _members(env: Any) -> dict[str, Any]:
     """Return the attributes of an environment, and the spaces of its class."""
     shared = (item for kind in reversed(type(env).__mro__) for item in vars(kind).items())
-    return {name: value for name, value in shared if isinstance(value, Space)} | vars(env)
+    members: dict[str, Any] = vars(env)
+    return {name: value for name, value in shared if isinstance(value, Space)} | members
 
 
 def _attributes(path: str, env: Any) -> dict[str, Any]:
