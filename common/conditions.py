@@ -19,6 +19,9 @@ from pydantic import BaseModel
 DEFAULT: Final = "default"
 """Source of a value that nobody set."""
 
+COMMAND_LINE: Final = "command line"
+"""Source of a value that the command sets for this run alone."""
+
 PER_ENVIRONMENT: Final = "per environment"
 """Marks a setting whose good value depends on the environment: a run of another one names those that it has from its preset."""
 
@@ -26,30 +29,33 @@ PER_ENVIRONMENT: Final = "per environment"
 class OnlyIf:
     """The setting has an effect only where the one called `key` has one of `values`; text may end in `*`.
 
-    With `why` it does harm elsewhere, and no value but the default is accepted there. `elsewhere` says what else may use it,
-    where workers find the learner because its address was set.
+    With `why` it does harm elsewhere, and no value but the default is accepted there. Where the setting called `unless_set` was
+    set, a process that is started by itself may use this one, so that it is never refused.
     """
 
-    negated = False
+    advice = "set {}={}"
 
-    def __init__(self, key: str, *values: object, why: str = "", elsewhere: str = "") -> None:
+    def __init__(self, key: str, *values: object, why: str = "", unless_set: str = "") -> None:
         """A missing setting has the value None."""
-        self.key, self.values, self.why, self.elsewhere = key, values, why, elsewhere
+        self.key, self.values, self.why, self.unless_set = key, values, why, unless_set
 
     def holds(self, value: object) -> bool:
         """Return whether the setting has an effect where the other has this value."""
-        same = (fnmatchcase(str(value), each) if isinstance(each, str) else value == each for each in self.values)
-        return any(same) is not self.negated
+        return any(fnmatchcase(str(value), each) if isinstance(each, str) else value == each for each in self.values)
 
     def fix(self, key: str) -> str:
         """Return how a user makes it hold."""
-        return f"change {key}" if self.negated else f"set {key}={shown(self.values[0])}".replace("*", "...")
+        return self.advice.format(key, yaml_text(self.values[0])).replace("*", "...")
 
 
 class Unless(OnlyIf):
     """The setting has an effect only where the other has none of these values."""
 
-    negated = True
+    advice = "change {}"
+
+    def holds(self, value: object) -> bool:
+        """Return whether the setting has an effect where the other has this value."""
+        return not super().holds(value)
 
 
 class AtMost(NamedTuple):
@@ -60,7 +66,7 @@ class AtMost(NamedTuple):
     below: bool = False
 
 
-def shown(value: object) -> str:
+def yaml_text(value: object) -> str:
     """Return a value as YAML has it."""
     short = f"{value:g}" if isinstance(value, float) else ""
     return short if short and float(short) == value else value if isinstance(value, str) and value else json.dumps(value)
@@ -76,64 +82,56 @@ def marks(settings: BaseModel) -> Iterator[tuple[str, Any]]:
 def unmet(settings: BaseModel) -> Iterator[tuple[str, OnlyIf, str, Any]]:
     """Yield each setting that has no effect, whatever its value: key, condition, key and value of the other setting.
 
-    Where the algorithm has no such other setting, the algorithm's name takes its place.
+    Where the algorithm has no such other setting, the algorithm's name takes its place. A condition on a setting without effect
+    says nothing: where `env.entry_point` is set, `env.id` does not tell whether the environment is of Atari.
     """
-    seen = set()
+    found: dict[str, OnlyIf] = {}
     for key, condition in marks(settings):
-        if isinstance(condition, OnlyIf) and key not in seen:
+        if isinstance(condition, OnlyIf) and key not in found:
             section, name = _place(key, condition.key)
-            own = getattr(settings, section)
-            if f"{section}.{name}" != key and not condition.holds(getattr(own, name, None)):
-                seen.add(key)
+            own, other = getattr(settings, section), f"{section}.{name}"
+            says_nothing = other == key or (other in found and not found[other].why)
+            if not says_nothing and not condition.holds(getattr(own, name, None)):
+                found[key] = condition
                 name = name if name in type(own).model_fields else "name"
                 yield key, condition, f"{section}.{name}", getattr(own, name)
 
 
-def conflicts(settings: BaseModel) -> Iterator[str]:
-    """Yield a sentence for each value that does harm by its conditions or is above its bound."""
+def contradictions(
+    settings: BaseModel, source: Callable[[str], str], *, files: Collection[str], begun: bool, strict: bool
+) -> tuple[list[str], list[str]]:
+    """Return the lines to refuse, and notes: a line for each value that does harm, one for each source and cause without effect.
+
+    Harm is refused, except in the `files` of a run that has `begun`. Without effect, values of the command line are refused, if
+    `strict`, where they are not the default; other sources may be of several processes, of which another uses the value. Nothing
+    is said of empty values, nor of defaults in `files`, because a run's config.yaml has every setting.
+    """
+    refused, notes, lost = list[str](), list[str](), defaultdict[str, list[str]](list)
     idle = {key: rest for key, *rest in unmet(settings)}
+
+    def add_harm(key: str, other: str, wanted: str) -> None:
+        accepted = begun and {source(key), source(other)} <= {DEFAULT, *files}
+        line = f"{key}: found {yaml_text(value_of(settings, key)[0])}, wanted {wanted} ({key} from {source(key)})"
+        (notes if accepted else refused).append(line)
+
     for key, (condition, other, found) in idle.items():
-        value, default = value_of(settings, key)
+        own, fix, (value, default) = source(key), condition.fix(other), value_of(settings, key)
         if condition.why and value != default:
-            where = f"where {other} is {shown(found)}: {condition.why}; or {condition.fix(other)}"
-            yield f"{key}: found {shown(value)}, wanted {shown(default)} {where}"
+            add_harm(key, other, f"{yaml_text(default)} where {other} is {yaml_text(found)}: {condition.why}; or {fix}")
+        if condition.why or own == DEFAULT or value in ("", None) or (value == default and (own in files or not value)):
+            continue
+        where = f"has no effect where {other} is {yaml_text(found)} ({source(other)})"
+        if strict and own == COMMAND_LINE and value != default and source(condition.unless_set) == DEFAULT:  # of "" too
+            refused.append(f"{key}: found {yaml_text(value)} ({own}), which {where}; leave it out, or {fix}")
+        else:
+            lost[f"{own} sets what {where}"].append(f"{key}={yaml_text(value)}")
     for key, bound in marks(settings):
         if isinstance(bound, AtMost) and key not in idle:
             other = ".".join(_place(key, bound.key))
-            (value, _), (most, _) = value_of(settings, key), value_of(settings, other)
-            size, limit = (math.inf if each is None else each for each in (value, most))
+            size, limit = (math.inf if each is None else each for each in (value_of(settings, each)[0] for each in (key, other)))
             if size > limit or (bound.below and size == limit):
-                wanted = "less than" if bound.below else "at most"
-                yield f"{key}: found {shown(value)}, wanted {wanted} {most} = {other}: {bound.why}"
-
-
-def without_effect(
-    settings: BaseModel, source: Callable[[str], str], *, inherited: Collection[str], checked: bool
-) -> tuple[list[str], list[str]]:
-    """Return a line for each value that was set where it has no effect: those to refuse, and those to tell the user.
-
-    Refused is a value that contradicts settings of its own source or of one below. A value that is the default, as where a
-    deployment sets every variable, is told. A value of the preset or file (a source in
-    `inherited`) is told where the command line or the environment removed its effect, or where the file was `checked` when its
-    run began. `source` returns the source of a key.
-    """
-    refused, told, lost = [], [], defaultdict[str, list[str]](list)
-    for key, condition, other, found in unmet(settings):
-        own, cause, (value, default) = source(key), source(other), value_of(settings, key)
-        if condition.why or own == DEFAULT or value in ("", None) or (value == default and (own in inherited or not value)):
-            continue
-        where = f"no effect where {other} is {shown(found)} ({cause})"
-        line = f"{key}: found {shown(value)} ({own}), which has {where}"
-        if own in inherited and (checked or cause not in {DEFAULT, *inherited}):
-            if condition not in getattr(getattr(settings, key.partition(".")[0]), "every_setting", ()):  # switched off as a whole
-                lost[f"{own} sets what has {where}"].append(f"{key}={shown(value)}")
-        elif value == default:
-            told.append(line)
-        elif not condition.elsewhere or source("learner.bind") == DEFAULT:
-            refused.append(f"{line}; leave it out, or {condition.fix(other)}")
-        elif own not in inherited:
-            told.append(f"{line}; {condition.elsewhere}")
-    return refused, told + [f"{what}: {', '.join(values)}" for what, values in lost.items()]
+                add_harm(key, other, f"{'less than' if bound.below else 'at most'} {limit} = {other}: {bound.why}")
+    return refused, notes + [f"{what}: {', '.join(values)}" for what, values in lost.items()]
 
 
 def value_of(settings: BaseModel, key: str) -> tuple[Any, Any]:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import yaml
 
-from common.conditions import DEFAULT, shown
+from common.conditions import DEFAULT, yaml_text
 from common.errors import ConfigError
 
 Tree: TypeAlias = dict[str, Any]
@@ -104,7 +104,7 @@ def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[st
     keys = [key for key in {**one, **other} if key not in one or key not in other or one[key] != other[key]]
     if "algorithm.name" in keys:
         keys = [key for key in keys if key == "algorithm.name" or not key.startswith("algorithm.")]
-    first, second = (", ".join(f"{key}={shown(tree[key])}" for key in keys if key in tree) for tree in (one, other))
+    first, second = (", ".join(f"{key}={yaml_text(tree[key])}" for key in keys if key in tree) for tree in (one, other))
     return first, second
 
 

@@ -23,14 +23,13 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ValidationError
 
 from common import conditions, extensions
-from common.conditions import DEFAULT
+from common.conditions import COMMAND_LINE, DEFAULT
 from common.config.errors import config_error, joined, schema_at, settings_class
 from common.config.layers import Layer, leaves, merge_layers, nest, parse_yaml, source_of
 from common.config.schema import Settings
 from common.errors import ConfigError
 
 ENV_PREFIX = "ROOKERY_"
-COMMAND_LINE = "command line"
 CHOSEN = "chosen for this run"
 
 
@@ -43,18 +42,18 @@ class LoadedSettings:
     notes: tuple[str, ...] = ()  # a line each on values that may not do what the user expects
 
 
-def load_settings(*, preset: str | None, overrides: Sequence[str] = (), environ: Mapping[str, str]) -> LoadedSettings:
+def load_settings(
+    *, preset: str | None, overrides: Sequence[str] = (), environ: Mapping[str, str], strict: bool = False
+) -> LoadedSettings:
     """Return the settings of `preset` (a name, a path, or None for the defaults), changed by `environ` and `overrides`.
 
     `overrides` are `section.key=value`. Raises `ConfigError` with all invalid values at once: key, value found, value wanted,
-    source. So is a value that was set where it has no effect (`common.conditions`).
+    source. A value without effect (`common.conditions`) has a note, or with `strict` is refused where `overrides` set it.
     """
-    stack = [Layer(source=DEFAULT, values=nest(("algorithm", "name"), Settings().algorithm.name))]
+    default = Layer(source=DEFAULT, values=nest(("algorithm", "name"), Settings().algorithm.name))
     chosen = list(_preset_layers(find_preset(preset))) if preset else []
-    stack += chosen
-    stack += _environment_layers(environ)
-    stack += [_override_layer(text) for text in overrides]
-    return _named_by_environment(_with_effects(_validated(stack), chosen), chosen)
+    stack = [default, *chosen, *_environment_layers(environ), *map(_override_layer, overrides)]
+    return _named_by_environment(_with_notes(_validated(stack), chosen, strict=strict), chosen)
 
 
 def _validated(stack: Sequence[Layer]) -> LoadedSettings:
@@ -77,17 +76,18 @@ def _validated(stack: Sequence[Layer]) -> LoadedSettings:
     return LoadedSettings(settings=settings, provenance=MappingProxyType(provenance))
 
 
-def _with_effects(loaded: LoadedSettings, preset: Sequence[Layer]) -> LoadedSettings:
-    """Return `loaded` with a note on each value that lost its effect. Raises `ConfigError` for those that never had one."""
-    refused, told = conditions.without_effect(
+def _with_notes(loaded: LoadedSettings, preset: Sequence[Layer], *, strict: bool) -> LoadedSettings:
+    """Return `loaded` with its notes. Raises `ConfigError` for values that contradict one another."""
+    refused, notes = conditions.contradictions(
         loaded.settings,
         lambda key: source_of(tuple(key.split(".")), loaded.provenance),
-        inherited={layer.source for layer in preset},
-        checked=any(layer.values.get("run", {}).get("dir") for layer in preset),  # config.yaml of a run
+        files={layer.source for layer in preset},
+        begun=any(layer.values.get("run", {}).get("dir") for layer in preset),  # its config.yaml
+        strict=strict,
     )
     if refused:
         raise ConfigError(joined(refused))
-    return replace(loaded, notes=tuple(told))
+    return replace(loaded, notes=tuple(notes))
 
 
 def _named_by_environment(loaded: LoadedSettings, preset: Sequence[Layer]) -> LoadedSettings:
@@ -99,7 +99,7 @@ def _named_by_environment(loaded: LoadedSettings, preset: Sequence[Layer]) -> Lo
         return loaded
     source, idle = preset[0].source, {key for key, *_ in conditions.unmet(settings)}
     kept = [
-        f"{key}={conditions.shown(value)}"
+        f"{key}={conditions.yaml_text(value)}"
         for key, mark in conditions.marks(settings)
         if mark == conditions.PER_ENVIRONMENT and key not in idle
         if (value := conditions.value_of(settings, key)[0]) is not None
@@ -120,13 +120,11 @@ def _of_one_algorithm(stack: Sequence[Layer]) -> list[Layer]:
     """Return the layers without the `algorithm` sections of other algorithms, so that `algorithm.name=impala` is enough."""
     names = [section.get("name") for layer in stack if isinstance(section := layer.values.get("algorithm"), dict)]
     selected = next((name for name in reversed(names) if name is not None), None)
-    kept = []
-    for layer in stack:
-        section = layer.values.get("algorithm")
-        other = isinstance(section, dict) and section.get("name", selected) != selected
-        values = {key: value for key, value in layer.values.items() if not (other and key == "algorithm")}
-        kept.append(Layer(source=layer.source, values=values))
-    return kept
+
+    def is_kept(key: str, value: Any) -> bool:
+        return key != "algorithm" or not isinstance(value, dict) or value.get("name", selected) == selected
+
+    return [replace(layer, values={key: value for key, value in layer.values.items() if is_kept(key, value)}) for layer in stack]
 
 
 def with_chosen(loaded: LoadedSettings, chosen: Mapping[str, Any]) -> LoadedSettings:
@@ -244,10 +242,8 @@ def _preset_layers(preset: Preset) -> Iterator[Layer]:
 
 def _environment_layers(environ: Mapping[str, str]) -> Iterator[Layer]:
     """Yield a layer for each `ROOKERY_SECTION__KEY`; other names, such as Kubernetes' ROOKERY_LEARNER_PORT, are ignored."""
-    for name in sorted(environ):
+    for name in sorted(name for name in environ if name.startswith(ENV_PREFIX)):
         text = name.removeprefix(ENV_PREFIX).lower()
-        if not name.startswith(ENV_PREFIX):
-            continue
         if "__" in text:
             path = tuple(text.split("__"))
             yield Layer(source=name, values=nest(path, _value(path, environ[name], source=name)))

@@ -14,7 +14,6 @@ from pydantic import create_model, model_validator
 from common import extensions
 from common.algorithms.sections import AlgorithmSection, RunScale
 from common.algorithms.settings import AlgorithmSettings, PPOSettings
-from common.conditions import conflicts
 from common.config.endpoint import parse_endpoints
 from common.config.sections import (
     ActorSettings,
@@ -86,16 +85,15 @@ class Settings(Section):
         )
 
     @property
-    def of_state(self) -> dict[str, Any]:
+    def state_settings(self) -> dict[str, Any]:
         """The settings, as JSON values, that decide which state fits the run."""
         include: Any = {"env": True, "model": True, "algorithm": True, "actor": {"count"}, "learner": {"ranks"}}
         return self.model_dump(mode="json", include=include)
 
     @model_validator(mode="after")
     def _check__conflicts(self) -> Self:
-        problems = list(_conflicts(self))
-        if problems:
-            raise ValueError("\n".join(problems))
+        if problems := "\n".join(_conflicts(self)):
+            raise ValueError(problems)
         return self
 
 
@@ -105,7 +103,6 @@ class Settings(Section):
 def _conflicts(settings: Settings) -> Iterator[str]:
     """Yield a sentence for each set of valid settings that cannot work together, with the reason."""
     learner, actor, scale = settings.learner, settings.actor, settings.scale
-    yield from conflicts(settings)
     yield from settings.algorithm.conflicts(scale)
     yield from _open_addresses(settings)
     if settings.rank_actors > learner.max_actors:

@@ -283,8 +283,6 @@ class EvaluationSettings(Section):
 class EvaluatorSettings(EvaluationSettings, WorkerSettings):
     """The process that plays the newest policy for its score, without training on it."""
 
-    every_setting = (OnlyIf("evaluator.enabled", True, elsewhere="an evaluator that is started by itself uses it"),)
-
     enabled: bool = Field(default=True, description="true: `rookery train` starts an evaluator")
 
 
@@ -297,7 +295,7 @@ class TargetSettings(Section):
     evaluation: Annotated[
         float | None,
         _by_the_clock("which policies are evaluated; target.mean100 is the target"),
-        OnlyIf("evaluator.enabled", True, elsewhere="an evaluator that is started by itself may reach it"),
+        OnlyIf("evaluator.enabled", True, unless_set="learner.bind"),
     ] = Field(
         default=None,
         description="mean raw return of one greedy evaluation, evaluator.episodes episodes; reached: solved. For environments "

@@ -20,6 +20,7 @@ LEAST_ROWS = 16
 
 
 _T = TypeVar("_T")
+_AtariImage: TypeAlias = Annotated[_T, OnlyIf("id", "ALE/*")]  # also of a function that returns an AtariVectorEnv
 _Atari: TypeAlias = Annotated[_T, OnlyIf("entry_point", ""), OnlyIf("id", "ALE/*")]
 _Rows: TypeAlias = Annotated[int, Field(ge=0)]
 
@@ -43,10 +44,10 @@ class EnvSettings(BaseModel):
         default="next_step", description="gymnasium's autoreset mode asked of the environment"
     )
     frame_stack: int = Field(default=1, ge=1, le=16, description="newest observations the network sees, oldest first (S)")
-    frame_skip: _Atari[int] = Field(default=4, ge=1, le=16, description="Atari: emulator frames per env step")
+    frame_skip: _AtariImage[int] = Field(default=4, ge=1, le=16, description="Atari: emulator frames per env step")
     height: _Atari[int] = Field(default=84, ge=16, le=210, description="Atari: rows of the grey image")
     width: _Atari[int] = Field(default=84, ge=16, le=160, description="Atari: columns of the grey image")
-    crop: Annotated[_Atari[tuple[_Rows, _Rows]], PER_ENVIRONMENT] = Field(
+    crop: Annotated[_AtariImage[tuple[_Rows, _Rows]], PER_ENVIRONMENT] = Field(
         default=(0, 0), description="Atari: rows cut off the grey image at top and bottom, such as a scoreboard"
     )
     sticky_actions: _Atari[float] = Field(default=0.0, ge=0.0, le=1.0, description="Atari: probability that an action repeats")
@@ -55,7 +56,7 @@ class EnvSettings(BaseModel):
     max_episode_frames: _Atari[int] = Field(
         default=108_000, ge=1, description="Atari: emulator frames after which an episode is truncated"
     )
-    terminate_on_life_loss: _Atari[bool] = Field(
+    terminate_on_life_loss: _AtariImage[bool] = Field(
         default=False, description="Atari: a lost life is an end for the learner; the game goes on, and so does its return"
     )
     threads: _Atari[int] = Field(default=1, ge=1, le=256, description="Atari: emulator threads per actor")

@@ -160,7 +160,7 @@ def _load(path: str | Path, checkpoint: str | Version, overrides: Sequence[str],
         context=WorkerContext(index=0, workers=1, num_envs=1, training=False),
     )
     if policy.layout != saved.architecture:
-        found, wanted = differing(saved, settings.of_state)
+        found, wanted = differing(saved, settings.state_settings)
         raise ResourceError(
             f"checkpoint {folder} is of another architecture",
             found=found or saved.architecture,

@@ -26,7 +26,7 @@ T = TypeVar("T")
 BEST: Final = "best"
 """Name of the directory of the best policy, beside the other checkpoints."""
 
-SETTINGS: Final = "settings"
+STATE_SETTINGS: Final = "settings"
 """Key in `Checkpoint.counters` of the settings that decide which state fits the run."""
 
 _NAME = re.compile(r"(checkpoint|\.replaced)-(\d+)")
@@ -114,7 +114,7 @@ class CheckpointStore:
         self,
         *,
         architecture: str,
-        settings: Mapping[str, Any] = {},
+        state_settings: Mapping[str, Any] = {},
         warn: Callable[[str], None],
         restore: Callable[[Checkpoint], T],
         most: Version | None = None,
@@ -124,8 +124,8 @@ class CheckpointStore:
         `warn` is called for each bad one that is passed over: it is damaged, or `restore` fails at its content.
 
         Raises `ResourceError` where all are bad, where the newest good one is of another architecture, and where the disk lets
-        one not be read: the next save would remove it if an older one took its place. With the run's `settings` the error names
-        those that differ.
+        one not be read: the next save would remove it if an older one took its place. With the run's `state_settings` the error
+        names those that differ.
         """
         tried = []
         for place in _places(self.folder):
@@ -138,7 +138,7 @@ class CheckpointStore:
                 warn(f"checkpoint {place} is passed over: {error}")
                 continue
             if checkpoint.architecture != architecture:
-                found, wanted = differing(checkpoint, settings)
+                found, wanted = differing(checkpoint, state_settings)
                 raise ResourceError(
                     f"checkpoint {place} is of another architecture",
                     found=found or checkpoint.architecture,
@@ -157,10 +157,10 @@ class CheckpointStore:
         return None
 
 
-def differing(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> tuple[str, str]:
+def differing(checkpoint: Checkpoint, state_settings: Mapping[str, Any]) -> tuple[str, str]:
     """Return the settings of a checkpoint, and those of a run, in which they differ; "" where a checkpoint has none."""
-    saved = checkpoint.counters.get(SETTINGS)
-    return differences(saved, settings) if saved and settings else ("", "")
+    saved = checkpoint.counters.get(STATE_SETTINGS)
+    return differences(saved, state_settings) if saved and state_settings else ("", "")
 
 
 def best_places(folder: Path) -> list[Path]:

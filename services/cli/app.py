@@ -181,7 +181,7 @@ def _loaded(options: argparse.Namespace) -> LoadedSettings:
     from common.config.load import load_settings  # noqa: PLC0415
 
     preset = options.names[0] if options.names else None
-    return load_settings(preset=preset, overrides=options.overrides, environ=os.environ)
+    return load_settings(preset=preset, overrides=options.overrides, environ=os.environ, strict=True)
 
 
 def _config_show(options: argparse.Namespace) -> int:

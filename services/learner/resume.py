@@ -119,7 +119,7 @@ def _resume(
     """Return the state of the newest good checkpoint, else a new one. `new` returns a new state for a run id."""
     init, index, count = invocation.settings.run.init, *((0, 1) if group is None else (group.index, group.count))
     architecture, warn = ParameterLayout.of(algorithm.model).fingerprint, partial(_log.warning, "checkpoint_skipped")
-    load_newest = partial(store.load_newest, architecture=architecture, settings=invocation.settings.of_state)
+    load_newest = partial(store.load_newest, architecture=architecture, state_settings=invocation.settings.state_settings)
 
     def newest(most: Version | None) -> Version:
         return store.newest_good(most, fits=lambda checkpoint: ranks_of(checkpoint) == count)

@@ -21,7 +21,7 @@ from common.observability.health import Health
 from common.protocol.events import Evaluated
 from common.protocol.learner_side import LearnerSide
 from common.runtime.checkpoint_files import POLICY, Checkpoint
-from common.runtime.checkpoints import SETTINGS, CheckpointStore, differing
+from common.runtime.checkpoints import STATE_SETTINGS, CheckpointStore, differing
 from common.runtime.process_group import SLOW_TIMEOUT
 from common.units import Seconds
 from services.learner.intake import Intake
@@ -74,7 +74,7 @@ class RunCheckpoints:
         """Write the checkpoint of the best policy where this evaluation, of the return `mean`, is the best one of the run."""
         best = better_policy(evaluated, self.results.record.best, mean=mean, run_id=self.results.record.run_id)
         if best is not None:
-            best = replace(best, counters={**best.counters, SETTINGS: self.results.record.settings.of_state})
+            best = replace(best, counters={**best.counters, STATE_SETTINGS: self.results.record.settings.state_settings})
             if self._write(partial(self.save_best, best)) is None:
                 self.results.record.best = facts_of(best)
 
@@ -124,7 +124,7 @@ class RunCheckpoints:
         counters: dict[str, Any] = {
             "record": self.results.record.state_dict(self.results.clock()),
             "session": self.intake.session_state(),
-            SETTINGS: self.results.record.settings.of_state,
+            STATE_SETTINGS: self.results.record.settings.state_settings,
         }
         return Checkpoint(
             run_id=self.results.record.run_id,
@@ -187,7 +187,7 @@ def restore_checkpoint(
         try:
             algorithm.load_replay_state(checkpoint.replay)
         except ResourceError as error:
-            found, wanted = differing(checkpoint, record.settings.of_state)
+            found, wanted = differing(checkpoint, record.settings.state_settings)
             raise ResourceError(error.fact, found=found or error.found, wanted=wanted or error.wanted, fix=error.fix) from error
         store.segment_files.read(checkpoint.files, algorithm.replay_segments())
         complete = True

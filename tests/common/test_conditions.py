@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 
 from common.algorithms.settings import AlgorithmSettings, DQNSettings
-from common.conditions import DEFAULT, OnlyIf, conflicts, marks, unmet, without_effect
+from common.conditions import COMMAND_LINE, DEFAULT, OnlyIf, contradictions, marks, unmet
 from common.config.load import as_yaml, load_settings
 from common.config.schema import Settings
 from common.errors import ConfigError
@@ -62,8 +62,9 @@ CONDITIONAL = sorted({key for run in RUNS for key, mark in marks(run) if isinsta
 
 def complaints(settings, key):
     """All that is said of the value of `key`, which the command line set; all else is as it is by default."""
-    refused, told = without_effect(settings, lambda each: "command line" if each == key else DEFAULT, inherited=(), checked=False)
-    lines = [*refused, *told, *conflicts(settings)]
+    source = lambda each: COMMAND_LINE if each == key else DEFAULT  # noqa: E731
+    lines, notes = contradictions(settings, source, files=(), begun=False, strict=True)
+    assert notes == []
     return [line for line in lines if line.startswith(f"{key}: ") and "wanted at most" not in line and "wanted less" not in line]
 
 
@@ -82,9 +83,25 @@ def test_a_setting_is_refused_wherever_its_condition_does_not_hold_and_accepted_
 
 
 def test_defaults_are_never_named():
-    assert [without_effect(run, lambda _: DEFAULT, inherited=(), checked=False) for run, _ in SITUATIONS] == (
-        [([], [])] * len(SITUATIONS)
-    )
+    for run, _ in SITUATIONS:
+        refused, notes = contradictions(run, lambda _: DEFAULT, files=(), begun=False, strict=True)
+        assert not [line for line in refused + notes if "no effect" in line or "wanted at most" not in line]
+
+
+FILE = "file run.yaml"
+
+
+@pytest.mark.parametrize("key", CONDITIONAL)
+@pytest.mark.parametrize("source", [FILE, "ROOKERY_X__Y", COMMAND_LINE])
+def test_a_value_without_effect_is_only_named_where_other_processes_or_runs_have_its_source(key, source):
+    """The same file and variables are read by processes in which it has an effect; a sweep combines what it is asked for."""
+    run = next(run for run, idle in SITUATIONS if key in idle and has(run, key))
+    found = changed(run, key, other_than(value_of(run, key)))
+    sources = lambda each: source if each == key else DEFAULT  # noqa: E731
+    refused, notes = contradictions(found, sources, files=(FILE,), begun=False, strict=source != COMMAND_LINE)
+    assert len([line for line in refused if line.startswith(f"{key}: ")]) + len(notes) == 1  # harm is refused
+    assert all(", wanted " in line for line in refused)
+    assert all(note.startswith(f"{source} sets what has no effect where ") and f": {key}=" in note for note in notes)
 
 
 DEAD = [
@@ -106,15 +123,20 @@ DEAD = [
     ("cartpole", ["policy_server.step_timeout_ms=20"], "policy_server.step_timeout_ms: found 20"),
     ("cartpole", ["checkpoint.replay=true"], "checkpoint.replay: found true (command line), which has no effect"),
     ("cartpole-dqn", ["model.shared_trunk=false"], "model.shared_trunk: found false"),
+    ("cartpole", ["run.mode=lockstep", "learner.batch_seconds=1.5"], "learner.batch_seconds: found 1.5, wanted null where run."),
+    ("cartpole", ["run.mode=lockstep", "target.wall_seconds=60"], "target.wall_seconds: found 60, wanted null where run.mode"),
+    ("cartpole", ["run.mode=lockstep", "target.evaluation=475"], "target.evaluation: found 475, wanted null where run.mode"),
+    ("cartpole", ["run.mode=lockstep", "learner.device=cuda"], "learner.device: found cuda, wanted cpu where run.mode is"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("preset", "overrides", "line"), DEAD)
-def test_a_value_that_contradicts_what_it_was_set_beside_is_refused_in_one_line(preset, overrides, line):
+def test_a_value_of_the_command_line_that_has_no_effect_is_refused_in_one_line(preset, overrides, line):
     with pytest.raises(ConfigError) as caught:
-        load_settings(preset=preset, overrides=overrides, environ={})
+        load_settings(preset=preset, overrides=overrides, environ={}, strict=True)
     text = str(caught.value)
     assert text.startswith(line)
+    assert "command line)" in text
     assert "\n" not in text
     assert "; leave it out, or " in text or "wanted" in text
 
@@ -131,17 +153,36 @@ def test_a_value_of_a_file_whose_effect_the_command_line_removed_is_named_and_ac
     assert note == f"file {path} sets what has {lost}"
 
 
-def test_a_file_that_contradicts_itself_is_refused(tmp_path):
+def test_a_file_that_contradicts_itself_is_accepted_with_one_note(tmp_path):
     path = tmp_path / "own.yaml"
-    path.write_text(OWN_FILE.replace("linear", "constant"))
-    with pytest.raises(ConfigError, match=r"lr_final: found 0\.0001 \(file .*\), which has no effect where"):
-        load_settings(preset=str(path), environ={})
+    path.write_text("algorithm: {name: ppo, lr_schedule: constant, lr_final: 1e-4, lr_env_steps: 9}\n")
+    (note,) = load_settings(preset=str(path), environ={}, strict=True).notes
+    lost = f"no effect where algorithm.lr_schedule is constant (file {path}): algorithm.lr_final=0.0001, algorithm.lr_env_steps=9"
+    assert note == f"file {path} sets what has {lost}"
 
 
-def test_a_variable_is_refused_beside_a_command_line_that_contradicts_it():
+@pytest.mark.parametrize("environ", [{}, {"ROOKERY_LEARNER__RANKS": "2", "ROOKERY_POLICY_SERVER__WORKERS": "1"}])
+def test_a_file_is_valid_for_each_process_of_a_deployment(tmp_path, environ):
+    """Only the policy server has its number of workers in a variable, and only the learner that of its ranks."""
+    path = tmp_path / "run.yaml"
+    path.write_text("policy_server: {step_timeout_ms: 500}\nlearner: {ranks_seconds: 300}\n")
+    notes = load_settings(preset=str(path), environ=environ, strict=True).notes
+    assert len(notes) == (0 if environ else 2)
+
+
+def test_a_variable_is_named_beside_a_command_line_that_contradicts_it():
     environ = {"ROOKERY_ALGORITHM__LR_FINAL": "1e-5"}
-    with pytest.raises(ConfigError, match=r"lr_final: found 1e-05 \(ROOKERY_ALGORITHM__LR_FINAL\), which has no effect"):
-        load_settings(preset="pong", overrides=["algorithm.lr_schedule=constant"], environ=environ)
+    notes = load_settings(preset="pong", overrides=["algorithm.lr_schedule=constant"], environ=environ, strict=True).notes
+    lost = "no effect where algorithm.lr_schedule is constant (command line): algorithm.lr_final=1e-05"
+    assert f"ROOKERY_ALGORITHM__LR_FINAL sets what has {lost}" in notes
+
+
+def test_a_function_that_may_return_an_atari_environment_uses_what_such_an_environment_uses():
+    own = "env.entry_point=common.envs.probes:matching_action"
+    used = ["env.crop=[1, 1]", "env.frame_skip=8", "env.terminate_on_life_loss=true"]
+    assert load_settings(preset=None, overrides=[own, *used], environ={}, strict=True).notes == ()
+    with pytest.raises(ConfigError, match=r"env\.sticky_actions: found 0\.25 .* where env\.entry_point is"):
+        load_settings(preset=None, overrides=[own, "env.sticky_actions=0.25"], environ={}, strict=True)
 
 
 @pytest.mark.parametrize(
@@ -162,29 +203,27 @@ def test_the_config_of_a_run_is_loaded_again(tmp_path, preset, overrides):
     assert again.settings.algorithm == first.settings.algorithm
     assert len(again.notes) <= len(first.notes)
     with pytest.raises(ConfigError, match=r"kl_target: found 0\.5 \(command line\), which has no effect"):
-        load_settings(preset=str(path), overrides=["algorithm.kl_target=0.5"], environ={})
+        load_settings(preset=str(path), overrides=["algorithm.kl_target=0.5"], environ={}, strict=True)
 
 
-def test_where_workers_find_the_learner_another_evaluator_may_reach_the_target():
+def test_where_the_learners_address_was_set_another_evaluator_may_reach_the_target():
     overrides = ["target.evaluation=475", "evaluator.enabled=false", "evaluator.episodes=20", "learner.bind=tcp://127.0.0.1:5700"]
-    notes = load_settings(preset="cartpole", overrides=overrides, environ={}).notes
-    assert [note.partition(":")[0] for note in notes] == ["evaluator.episodes", "target.evaluation"]
-    assert all("an evaluator that is started by itself" in note for note in notes)
-    assert load_settings(preset="cartpole", overrides=["evaluator.enabled=false"], environ={}).notes == ()
+    (note,) = load_settings(preset="cartpole", overrides=overrides, environ={}, strict=True).notes
+    lost = "no effect where evaluator.enabled is false (command line): target.evaluation=475"
+    assert note == f"command line sets what has {lost}"
 
 
 def test_a_default_that_is_set_where_it_has_no_effect_is_named_and_accepted():
-    (note,) = load_settings(preset="cartpole", environ={"ROOKERY_ENV__FRAME_SKIP": "4"}).notes
-    assert note.startswith("env.frame_skip: found 4 (ROOKERY_ENV__FRAME_SKIP), which has no effect where env.id is")
-    assert load_settings(
-        preset="cartpole", overrides=["env.id=", "env.entry_point=common.envs.probes:matching_action"], environ={}
-    )
+    (note,) = load_settings(preset="cartpole", overrides=["env.frame_skip=4"], environ={}, strict=True).notes
+    assert note == "command line sets what has no effect where env.id is CartPole-v1 (preset cartpole): env.frame_skip=4"
+    overrides = ["env.id=", "env.entry_point=common.envs.probes:matching_action"]
+    assert load_settings(preset="cartpole", overrides=overrides, environ={}, strict=True)
 
 
 def test_what_switches_a_setting_off_is_accepted_anywhere():
     """`rookery train pong algorithm.lr_schedule=constant algorithm.lr_final=0` contradicts nothing."""
     overrides = ["algorithm.lr_schedule=constant", "algorithm.lr_final=0.0", "algorithm.lr_env_steps=0"]
-    assert load_settings(preset="pong", overrides=overrides, environ={}).notes == ()
+    assert load_settings(preset="pong", overrides=overrides, environ={}, strict=True).notes == ()
     overrides = ["algorithm.target_rate=1.0", "algorithm.target_every=50"]
     assert load_settings(preset="cartpole-dqn", overrides=overrides, environ={}).settings.algorithm.target_every == 50
 
@@ -196,3 +235,32 @@ def test_harm_is_refused_whoever_set_it(tmp_path):
     assert isinstance(load_settings(preset=str(path), environ={}).settings.algorithm, DQNSettings)
     with pytest.raises(ConfigError, match=r"target_rate: found 0\.005, wanted 1 where algorithm\.target_every is 50"):
         load_settings(preset=str(path), overrides=["algorithm.target_every=50"], environ={})
+
+
+HARM = [
+    (
+        "name: dqn, target_rate: 0.005, target_every: 20",
+        "algorithm.target_every=50",
+        "algorithm.target_rate: found 0.005, wanted 1",
+    ),
+    (
+        "name: ppo, learning_rate: 1e-4, lr_schedule: linear, lr_final: 1e-3",
+        "algorithm.lr_final=2e-3",
+        "algorithm.lr_final: found",
+    ),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "override", "line"), HARM)
+def test_harm_in_the_config_of_a_run_that_began_is_named_so_that_the_run_can_go_on(tmp_path, algorithm, override, line):
+    """Also evaluation, play and export read this file."""
+    path = tmp_path / "config.yaml"
+    text = f"algorithm: {{{algorithm}}}\nrollout: {{length: 16}}\n"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=line):
+        load_settings(preset=str(path), environ={})
+    path.write_text(f"{text}run: {{dir: {tmp_path}}}\n")
+    (note,) = load_settings(preset=str(path), overrides=["run.seed=2"], environ={}, strict=True).notes
+    assert note.startswith(line)
+    with pytest.raises(ConfigError, match=line):
+        load_settings(preset=str(path), overrides=[override], environ={})

@@ -107,7 +107,7 @@ def _planned(request: SeriesRequest, saved: Series | None, environ: Mapping[str,
         if preset is None:
             raise ConfigError("no preset named", found="a series without one", wanted="rookery train PRESET --seeds 1-5")
         first = (*shared, *(f"{key}={values[0]}" for key, values in grid.items()))
-        base = load_settings(preset=preset, overrides=first, environ=environ).settings
+        base = load_settings(preset=preset, overrides=first, environ=environ, strict=not grid).settings
         seeds = parse_seeds(request.seeds) if request.seeds is not None else (base.run.seed,)
         series = Series(preset=preset, overrides=shared, options=request.options, members=tuple(members(grid, seeds)))
     if saved is not None and request.preset not in {None, saved.preset}:
@@ -194,7 +194,7 @@ def run_series(
 def train_arguments(preset: str, overrides: Sequence[str], options: Sequence[str], path: Path) -> list[str]:
     """Return the arguments of `rookery` that begin the run in `path`, or continue it where it began."""
     begin = ["--resume"] if RunDirectory(path).begun else [preset]
-    return ["train", *begin, *overrides, *options, "--run-dir", str(path)]
+    return ["train", *begin, *overrides, *options, "--member", "--run-dir", str(path)]
 
 
 def is_finished(path: Path, *, overrides: Sequence[str], environ: Mapping[str, str]) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, TextIO
 import optuna
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from common.conditions import unmet
 from common.config.load import load_settings
 from common.errors import ConfigError
 from common.runtime.process import INTERRUPTED
@@ -89,7 +90,7 @@ def run_sweep(
                 code = ended
                 break
             code = max(code, ended)
-        _show_best(study, sweep, folder, show=show, stdout=stdout)
+        _show_best(study, sweep, folder, show=show, stdout=stdout, environ=environ)
     return code
 
 
@@ -208,7 +209,9 @@ def _values_text(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={as_text(value)}" for key, value in values.items())
 
 
-def _show_best(study: optuna.Study, sweep: Sweep, folder: Path, *, show: Callable[[str], None], stdout: TextIO) -> None:
+def _show_best(
+    study: optuna.Study, sweep: Sweep, folder: Path, *, show: Callable[[str], None], stdout: TextIO, environ: Mapping[str, str]
+) -> None:
     trials = study.get_trials(deepcopy=False)
     complete = [trial for trial in trials if trial.state is TrialState.COMPLETE]
     complete.sort(key=lambda trial: trial.value or 0.0, reverse=True)
@@ -222,6 +225,8 @@ def _show_best(study: optuna.Study, sweep: Sweep, folder: Path, *, show: Callabl
         print_tables([table], stdout=stdout)
     if complete:
         best = {key: json.loads(_param(complete[0], key)) for key in sweep.search}
+        for key, *_ in unmet(load_settings(preset=sweep.preset, overrides=sweep.overrides(best), environ=environ).settings):
+            best.pop(key, None)  # without effect: `rookery train` would refuse it
         words = " ".join(f"'{text}'" if " " in text else text for text in sweep.overrides(best))
         show(f"  best     rookery train {sweep.preset} {words}")
     show(f"  compare  rookery report {folder}")

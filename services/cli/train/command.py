@@ -61,6 +61,7 @@ def add(commands: Any) -> None:
     train.add_argument(
         "--init", metavar="RUN", help="start with the weights of another run, or of a checkpoint; also an address (run.init)"
     )
+    train.add_argument("--member", action="store_true", help=argparse.SUPPRESS)  # a series or sweep combined the settings
     add_allow_code(train)
     train.add_argument("--log-format", choices=("auto", "plain", "json"), help="auto: live view on a terminal, else plain lines")
 
@@ -129,6 +130,7 @@ def _train_one(options: argparse.Namespace) -> int:
         store_copy=options.run_dir if options.run_dir and is_address(options.run_dir) else None,
         resume=options.resume,
         auto_actors=auto,
+        member=options.member,
     )
     line = ["rookery", *options.argv]
     return train(request, environ=os.environ, command_line=line, stdout=sys.stdout, stderr=sys.stderr, debug=options.debug)

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from common.algorithms.sections import ReplaySection
-from common.conditions import DEFAULT
+from common.conditions import COMMAND_LINE, DEFAULT
 from common.config.endpoint import Endpoint, connectable_host, parse_endpoint
-from common.config.load import COMMAND_LINE, LoadedSettings, as_yaml, load_settings, with_absolute_key_paths, with_chosen
+from common.config.load import LoadedSettings, as_yaml, load_settings, with_absolute_key_paths, with_chosen
 from common.config.schema import Settings
 from common.errors import ConfigError, ResourceError
 from common.observability.deployment import ENV_WORKER, LEARNER
@@ -47,6 +47,7 @@ class Request:
     store_copy: str | None = None  # address of a run's copy, which is downloaded to `run_dir` where no run is there
     resume: bool = False
     auto_actors: bool = False  # search for the fastest number
+    member: bool = False  # of a series or sweep, which combined the settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,10 +259,9 @@ def _resumed(request: Request) -> RunDirectory:
 
 
 def _load(request: Request, environ: Mapping[str, str]) -> LoadedSettings:
-    if not request.resume:
-        return load_settings(preset=request.preset, overrides=request.overrides, environ=environ)
-    loaded = load_settings(preset=str(_resumed(request).config), overrides=request.overrides, environ=environ)
-    if request.preset is not None and request.preset != loaded.settings.run.preset:
+    preset = str(_resumed(request).config) if request.resume else request.preset
+    loaded = load_settings(preset=preset, overrides=request.overrides, environ=environ, strict=not request.member)
+    if request.resume and request.preset not in {None, loaded.settings.run.preset}:
         found, fix = f"{loaded.settings.run.preset} in {request.run_dir}", "leave the preset out, or name another --run-dir"
         raise ConfigError("the run to resume is of another preset", found=found, wanted=request.preset, fix=fix)
     return loaded

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from common.algorithms.sections import ReplaySection, RunScale
 from common.algorithms.settings import A3CGradSettings, A3CSettings, DQNSettings, ImpalaSettings, PPOSettings, TD3Settings
-from common.conditions import conflicts
+from common.conditions import contradictions
 from common.config.schema import Settings
 from common.config.sections import RolloutSettings, TargetSettings
 
@@ -89,7 +89,7 @@ def problems(scale=REPLAY_SCALE, *, section=ReplaySection, **settings):
             "target": TargetSettings(env_steps=scale.env_steps),
         }
     )
-    return [*conflicts(run), *own.conflicts(scale)]
+    return [*contradictions(run, lambda _: "any", files=(), begun=False, strict=False)[0], *own.conflicts(scale)]
 
 
 @pytest.mark.parametrize("section", [ReplaySection, DQNSettings, TD3Settings])

@@ -20,7 +20,7 @@ from common.config.schema import Settings
 from common.envs.make import make
 from common.envs.probes import counting
 from common.envs.spec import ActionSpec, EnvSettings
-from common.envs.trial import example_frames, spec_of, tried_out
+from common.envs.trial import example_frames, spec_of, trial
 from common.envs.vector import VectorEnvironment
 from common.errors import ConfigError, ResourceError
 from tests.support.recording import recorded, undeclared
@@ -560,7 +560,7 @@ def test_a_reward_that_is_an_array_is_refused_with_what_a_reward_is(own) -> None
         return env
 
     said = r"wanted observations of shape .*, and a single number as each reward"
-    with pytest.raises(ConfigError, match=said), tried_out(own(build), env_steps=1):
+    with pytest.raises(ConfigError, match=said), trial(own(build), env_steps=1):
         pass
 
 

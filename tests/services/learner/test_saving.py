@@ -9,7 +9,7 @@ from common.config.load import load_settings
 from common.envs.spec import ActionSpec, EnvSpec
 from common.errors import ResourceError
 from common.runtime.checkpoint_files import Checkpoint
-from common.runtime.checkpoints import SETTINGS, CheckpointStore
+from common.runtime.checkpoints import STATE_SETTINGS, CheckpointStore
 from services.learner.saving import restore_checkpoint
 
 pytestmark = pytest.mark.service
@@ -29,7 +29,7 @@ def learner(*overrides):
 
 def test_a_memory_that_was_laid_out_for_fewer_environments_names_the_setting(tmp_path):
     algorithm, record = learner("actor.count=4")
-    counters = {"record": {}, "session": {}, SETTINGS: record.settings.of_state}
+    counters = {"record": {}, "session": {}, STATE_SETTINGS: record.settings.state_settings}
     checkpoint = Checkpoint(
         run_id="r",
         version=1,

@@ -25,6 +25,7 @@ class FakeTrainer:
     def train(self, argv, **_):
         path = Path(argv[argv.index("--run-dir") + 1])
         self.calls.append((path.name, "--resume" in argv))
+        assert "--member" in argv
         code, done = self._script.get(path.name, (0, True))
         overrides = [word for word in argv[: argv.index("--run-dir")] if "=" in word]
         self._write(path, *overrides, solved=done, env_steps=1000, mean100=480.0, wall_seconds=60.0)
@@ -53,6 +54,13 @@ def test_each_member_runs_once_in_its_own_directory(ran):
     assert (code, calls) == (0, [(name, False) for name in names])
     assert shown.count("solved: the target was reached") == 4
     assert "go on" not in shown
+
+
+def test_a_series_takes_a_setting_that_has_an_effect_in_some_of_its_runs_alone(ran):
+    code, calls, _ = ran("algorithm.lr_schedule=constant,linear", "algorithm.lr_final=1e-5")
+    assert (code, len(calls)) == (0, 2)
+    with pytest.raises(ConfigError, match=r"algorithm\.lr_final: found 1e-05"):
+        ran("algorithm.lr_schedule=constant", "algorithm.lr_final=1e-5", seeds="1-2")
 
 
 def test_runs_side_by_side_write_to_logs_of_their_own(ran, write_run):

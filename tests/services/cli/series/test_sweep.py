@@ -22,6 +22,7 @@ search:
   algorithm.epochs: {low: 2, high: 9}
   model.hidden: {choices: [[64, 64], [8]]}
   algorithm.lr_schedule: {choices: [linear, constant]}
+  algorithm.lr_final: {low: 1e-6, high: 1e-5}
 trials: TRIALS
 """
 
@@ -76,6 +77,8 @@ def test_trials_are_within_the_space_bad_ones_end_early_and_the_best_is_shown_as
     best = read_run(tmp_path / "sweep" / "t000").settings
     assert f"algorithm.lr_schedule={best['algorithm.lr_schedule']}" in shown.partition("best")[2]
     assert f"algorithm.learning_rate={best['algorithm.learning_rate']}" in shown.partition("best")[2]
+    constant = best["algorithm.lr_schedule"] == "constant"
+    assert ("algorithm.lr_final=" in shown.partition("best ")[2].partition("\n")[0]) is not constant  # `train` would refuse it
     assert trainer.ended_early == ["t004", "t005"]  # below the median of the first four
     assert shown.count("pruned") == 2
 

@@ -1,5 +1,6 @@
 """The plan of a run."""
 
+import re
 import shutil
 import socket
 from datetime import UTC, datetime
@@ -62,6 +63,26 @@ def test_a_run_of_another_environment_has_it_in_its_directory_its_id_and_its_tit
     assert plan.settings.run.id.startswith("Acrobot-v1-ppo-20261120-120000-")
     assert (plan.title, plan.curve_title) == ("Acrobot-v1-ppo, seed 7", "Acrobot-v1, ppo, seed 7")
     assert plan.loaded.notes[0].startswith("inherited from preset cartpole, which is for CartPole-v1 and not for Acrobot-v1: ")
+
+
+def test_a_value_without_effect_is_refused_on_the_command_line_of_a_run_and_named_where_a_series_combined_it():
+    dead = "algorithm.lr_schedule=constant", "algorithm.lr_final=1e-5"
+    with pytest.raises(ConfigError, match=r"algorithm\.lr_final: found 1e-05 \(command line\), which has no effect where"):
+        planned(*dead)
+    assert not Path("runs").exists()
+    (note,) = planned(*dead, member=True).loaded.notes
+    assert note.endswith("(command line): algorithm.lr_final=1e-05")
+
+
+def test_a_run_that_began_with_settings_that_are_refused_today_is_resumed():
+    plan = planned(preset="cartpole-dqn")
+    config = plan.directory.config
+    text = config.read_text().replace("  target_every: 1 ", "  target_every: 20 ")
+    config.write_text(re.sub("  target_rate: [^ ]*", "  target_rate: 0.005", text))
+    with pytest.raises(ConfigError, match=r"target_rate: found 0\.005, wanted 1 where"):
+        planned("algorithm.target_every=20", "algorithm.target_rate=0.005", preset="cartpole-dqn")
+    (note,) = planned(preset=None, run_dir=plan.directory.path, resume=True).loaded.notes
+    assert note.startswith("algorithm.target_rate: found 0.005, wanted 1 where algorithm.target_every is 20: ")
 
 
 def test_two_runs_side_by_side_share_no_address():
