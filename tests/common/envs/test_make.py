@@ -16,6 +16,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from pydantic import ValidationError
 
+from common.conditions import unmet
 from common.config.schema import Settings
 from common.envs.make import make
 from common.envs.probes import counting
@@ -594,7 +595,8 @@ def test_atari_is_the_native_vector_environment() -> None:
 
 def test_a_setting_that_only_some_environments_read_is_declared_so(own):
     """Whoever adds one for Atari alone, and does not say so beside it, is told by this test."""
-    environments = [EnvSettings(num_envs=2), EnvSettings(id="ALE/Pong-v5", num_envs=2), own(counting, num_envs=2)]
+    native = own(lambda: AtariVectorEnv(game="pong", num_envs=2, stack_num=1), num_envs=2)
+    environments = [EnvSettings(num_envs=2), EnvSettings(id="ALE/Pong-v5", num_envs=2), native]
     reads = []
     for settings in environments:
         copy, read = recorded(settings)
@@ -602,4 +604,5 @@ def test_a_setting_that_only_some_environments_read_is_declared_so(own):
             run(env, 2)
         reads.append((Settings().model_copy(update={"env": settings}), "env", read))
     assert undeclared(reads) == set()
+    assert not {key for key, *_ in unmet(reads[-1][0])} & {f"env.{name}" for name in reads[-1][2]}
     assert set().union(*(read for *_, read in reads)) == set(EnvSettings.model_fields)
