@@ -23,7 +23,7 @@ COMMAND_LINE: Final = "command line"
 """Source of a value that the command sets for this run alone."""
 
 PER_ENVIRONMENT: Final = "per environment"
-"""Marks a setting whose good value depends on the environment: a run of another one names those that it has from its preset."""
+"""Marks a setting whose good value depends on the environment: a run of another one than the preset's has a note on it."""
 
 
 class OnlyIf:
@@ -83,15 +83,15 @@ def unmet(settings: BaseModel) -> Iterator[tuple[str, OnlyIf, str, Any]]:
     """Yield each setting that has no effect, whatever its value: key, condition, key and value of the other setting.
 
     Where the algorithm has no such other setting, the algorithm's name takes its place. A condition on a setting without effect
-    says nothing: where `env.entry_point` is set, `env.id` does not tell whether the environment is of Atari.
+    does not count: where `env.entry_point` is set, `env.id` leaves open whether the environment is of Atari.
     """
     found: dict[str, OnlyIf] = {}
     for key, condition in marks(settings):
         if isinstance(condition, OnlyIf) and key not in found:
             section, name = _place(key, condition.key)
             own, other = getattr(settings, section), f"{section}.{name}"
-            says_nothing = other == key or (other in found and not found[other].why)
-            if not says_nothing and not condition.holds(getattr(own, name, None)):
+            is_open = other == key or (other in found and not found[other].why)
+            if not is_open and not condition.holds(getattr(own, name, None)):
                 found[key] = condition
                 name = name if name in type(own).model_fields else "name"
                 yield key, condition, f"{section}.{name}", getattr(own, name)

@@ -111,7 +111,7 @@ class RunStore:
         self._sent[place.name], self._segments_of[place.name] = digest, set(sizes)
 
     def _upload_file(self, name: str, source: BinaryIO) -> None:
-        """Replace a file of the copy; in a folder, whose disk may be full, as in a bucket whole or not at all."""
+        """Replace a file of the copy whole or not at all, also in a folder whose disk is full."""
         path = self._path(name)
         folder, _, base = path.rpartition("/")
         written = f"{folder}/{PARTIAL}{base}" if self._in_folder else path

@@ -299,7 +299,7 @@ def variants(section):
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_setting_that_an_update_reads_only_beside_others_is_declared_so(name, vector_env, continuous_env):
-    """Whoever adds one for a schedule alone, and does not say so beside it, is told by this test."""
+    """A setting that is added for a schedule alone, without a condition, fails here."""
     sides = Sides(name, {"vector": vector_env, "continuous": continuous_env})
     reads = []
     for settings in variants(sides.settings):

@@ -594,7 +594,7 @@ def test_atari_is_the_native_vector_environment() -> None:
 
 
 def test_a_setting_that_only_some_environments_read_is_declared_so(own):
-    """Whoever adds one for Atari alone, and does not say so beside it, is told by this test."""
+    """A setting that is added for Atari alone, without a condition, fails here."""
     native = own(lambda: AtariVectorEnv(game="pong", num_envs=2, stack_num=1), num_envs=2)
     environments = [EnvSettings(num_envs=2), EnvSettings(id="ALE/Pong-v5", num_envs=2), native]
     reads = []

@@ -1,4 +1,4 @@
-"""What a resumed run is told where a part of a checkpoint does not fit it."""
+"""Errors of a resumed run where a part of a checkpoint does not fit it."""
 
 from types import SimpleNamespace
 
