@@ -178,19 +178,7 @@ class _Root:
         intake.start()
         self.calibrate(record)
         self.health.ready()
-        for note in () if self.invocation.config_named else self.invocation.loaded.notes:  # `rookery train` shows them
-            _log.warning("settings", note=note)
-        if settings.learner.insecure and not settings.learner.keys:
-            consequence = "any process that reaches it may connect, and read along"
-            _log.warning("insecure", endpoint=run.transport.endpoint, consequence=consequence)
-        _log.info(
-            "learner_started",
-            run=record.run_id,
-            endpoint=run.transport.endpoint,
-            metrics=http.url,
-            run_dir=run.directory.path,
-            keys=settings.learner.keys or "none",
-        )
+        self.log_start(run, metrics_url=http.url)
         reason = loop.run()
         stopped = reason == "stopped"
         copy = self.close_copies(journal, uploads, stopped=stopped)
@@ -201,6 +189,23 @@ class _Root:
         if self.invocation.linger and not other_rank_stops:
             process.linger(self.shutdown, self.health, check=intake.check)
         return reason
+
+    def log_start(self, run: _Run, *, metrics_url: str) -> None:
+        """Log the notes on the settings, a missing encryption, and the addresses."""
+        settings = self.invocation.settings
+        for note in () if self.invocation.config_named else self.invocation.loaded.notes:  # `rookery train` shows them
+            _log.warning("settings", note=note)
+        if settings.learner.insecure and not settings.learner.keys:
+            consequence = "any process that reaches it may connect, and read along"
+            _log.warning("insecure", endpoint=run.transport.endpoint, consequence=consequence)
+        _log.info(
+            "learner_started",
+            run=run.record.run_id,
+            endpoint=run.transport.endpoint,
+            metrics=metrics_url,
+            run_dir=run.directory.path,
+            keys=settings.learner.keys or "none",
+        )
 
     def close_copies(self, journal: Journal, uploads: Uploads, *, stopped: bool) -> str:
         """Send trackers and store what is left, in the time of such an end; return what the store lacks, "" for nothing."""
