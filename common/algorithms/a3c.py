@@ -98,10 +98,7 @@ class SinglePassLearner(ActorCriticLearner):
         outputs = network_outputs(self._model, batch, moments=self._moments, precision=settings.precision)
         with torch.no_grad():
             returns = self.returns(batch, outputs, lag)
-        has_units = self._moments.count > 0
-        if settings.normalize_value and not has_units:
-            self.move_value_units(returns.target, batch.valid)
-        target = self._moments.normalize(returns.target)
+            target = self.normalize_targets(returns.target, batch.valid) if settings.normalize_value else returns.target
         loss = single_pass_loss(settings, batch, outputs, returns, target, entropy_coef=entropy_coef, ranks=self._ranks)
         norm = optim.gradient_step(
             self._optimizer,
@@ -112,8 +109,6 @@ class SinglePassLearner(ActorCriticLearner):
             rows=samples,
             ranks=self._ranks,
         ).item()
-        if settings.normalize_value and has_units:  # after the step, because this changes the weights of the head
-            self.move_value_units(returns.target, batch.valid)
         nonfinite = {"nonfinite_steps": float(math.isnan(norm))}
         if samples == 0:
             return UpdateResult(samples=0, metrics=nonfinite)

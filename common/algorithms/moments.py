@@ -1,4 +1,4 @@
-"""Running statistics that the learner keeps of recent value targets, and of vector observations (`model.normalize_observation`).
+"""Running statistics that the learner keeps of value targets, and of vector observations (`model.normalize_observation`).
 
 Networks take new statistics only between two versions of the policy, so that all experience of a version, its log-probabilities
 and the learner's evaluation of them go through one normalisation.

@@ -112,10 +112,10 @@ def return_inputs(batch: Batch, outputs: NetworkOutputs, *, clip_reward: bool) -
 
 
 class ActorCriticLearner:
-    """`common.algorithms.api.Algorithm` without `update`: owns network, optimizer and the moments of recent value targets.
+    """`common.algorithms.api.Algorithm` without `update`: owns network, optimizer and the moments of value targets.
 
     The value head is trained in the normalised units of those moments, where the settings ask for it. `network_outputs` converts
-    to units of return, `_moments.normalize` back, and `move_value_units` adapts them.
+    to units of return, and `_moments.normalize` back.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class ActorCriticLearner:
         self._model = nets.build_actor_critic(model, env, seed=seed).to(device)
         self._optimizer_name, eps = settings.optimizer_recipe
         self._optimizer = optim.build_optimizer(self._optimizer_name, self._model, lr=settings.learning_rate, eps=eps)
-        self._moments = Moments()  # of recent value targets
+        self._moments = Moments()  # of value targets
         self._observations = ObservationStatistics(lambda: [self._model], shape=env.observation_shape, ranks=ranks)
 
     @property
@@ -159,6 +159,14 @@ class ActorCriticLearner:
         """Join trajectories into one batch, stacks rebuilt."""
         return collate(samples, self._env, self._device)
 
+    def normalize_targets(self, target: Tensor, valid: Tensor) -> Tensor:
+        """Value targets [T, B] by the moments of the run, into which these are merged first. Invalid rows do not count.
+
+        With several ranks the targets of all of them are merged.
+        """
+        self._merge_targets(target, valid, keep=1.0)
+        return self._moments.normalize(target)
+
     def move_value_units(self, target: Tensor, valid: Tensor) -> None:
         """Let the units of the value head follow value targets [T, B]; its values in units of return stay the same.
 
@@ -168,13 +176,15 @@ class ActorCriticLearner:
         changes weights. The first call sets the units and leaves the weights unchanged.
         """
         before = self._moments
-        moments = before.faded(_KEPT).merge(Moments.of(target[valid]).over(self._ranks))
-        if not moments.m2.isfinite():  # the gradient steps on targets that are not finite are left out too
-            return
-        self._moments = moments
+        self._merge_targets(target, valid, keep=_KEPT)
         if before.count:
-            factor, offset = before.std / moments.std, (before.mean - moments.mean) / moments.std
+            factor, offset = before.std / self._moments.std, (before.mean - self._moments.mean) / self._moments.std
             self._model.value_head.scale_outputs(factor.item(), offset.item())
+
+    def _merge_targets(self, target: Tensor, valid: Tensor, *, keep: float) -> None:
+        merged = self._moments.faded(keep).merge(Moments.of(target[valid]).over(self._ranks))
+        if merged.m2.isfinite():  # the gradient steps on targets that are not finite are left out too
+            self._moments = merged
 
     def state_dict(self) -> dict[str, Any]:
         """Copies, in nested dicts with string keys; leaves are tensors and JSON scalars."""

@@ -24,7 +24,7 @@ _Linear: TypeAlias = Annotated[_T, OnlyIf("lr_schedule", "linear")]
 # Settings of which several algorithms have a default of their own.
 LearningRate: TypeAlias = Annotated[float, Field(gt=0.0, le=1.0, description="of the optimizer; where a schedule starts")]
 NormalizeValue: TypeAlias = Annotated[
-    bool, Field(description="bring value targets to mean 0 and deviation 1, by the statistics of recent updates")
+    bool, Field(description="bring value targets to mean 0 and deviation 1, by those of the run (ppo: of recent updates)")
 ]
 OptimizerName: TypeAlias = Annotated[
     Literal["adam", "rmsprop"],
