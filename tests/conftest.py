@@ -18,6 +18,8 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("rookery", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("rookery")
 
+# The tests of all workers share the cores: a second thread of torch would mostly wait, and burn CPU while it does.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 SLOW_TORCH = Path(__file__).parent / "support" / "slow_torch"
 if os.environ.get("SLOW_TORCH") and str(SLOW_TORCH) not in (path := os.environ.get("PYTHONPATH", "")):

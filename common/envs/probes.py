@@ -56,11 +56,6 @@ class Probe(gymnasium.Env[NDArray[np.float32], Any]):
         return np.array([self._seen], np.float32)
 
 
-def constant_value() -> Probe:
-    """One step, one observation, reward 1: V is 1. Fails where the value loss or the optimizer is wrong."""
-    return Probe(length=1, observe=lambda _random, _age: 0.0, reward=lambda _seen, _action, _age: 1.0)
-
-
 def observed_value() -> Probe:
     """One step, the reward is the observation, 1 or -1 by chance: V(o) is o. Fails where observations do not arrive."""
     return Probe(length=1, observe=_coin, reward=lambda seen, _action, _age: seen)

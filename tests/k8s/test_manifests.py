@@ -12,8 +12,6 @@ from pathlib import Path
 
 import kubernetes_validate
 import pytest
-from cloudcoil.models.keda.v1alpha1 import ScaledObject
-from cloudcoil.models.prometheus_operator.v1 import PodMonitor, PrometheusRule
 
 from common.config.endpoint import parse_endpoint
 from common.config.load import load_settings
@@ -44,7 +42,6 @@ pytestmark = pytest.mark.service
 ROOT = K8S.parent
 VERSIONS = ("1.35", "1.36", "1.37")
 SERVICES = ("learner", "actor", "evaluator")
-MODELS = {"ScaledObject": ScaledObject, "PodMonitor": PodMonitor, "PrometheusRule": PrometheusRule}
 LABELS = {f"app.kubernetes.io/{name}" for name in ("name", "instance", "component", "part-of", "managed-by")}
 
 each = pytest.mark.parametrize("combination", list(combinations()), ids="+".join)
@@ -112,12 +109,23 @@ def test_a_misspelt_field_would_be_seen():
 NEWER = {"ScaledObject": {"spec.fallback.behavior"}}
 
 
-def test_custom_resources_lose_nothing_on_the_way_through_their_models(everything):
+@pytest.fixture
+def custom_models():
+    """Models of the custom resources, by kind. Their import takes five seconds, which is for the process that needs them."""
+    from cloudcoil.models.keda.v1alpha1 import ScaledObject
+    from cloudcoil.models.prometheus_operator.v1 import PodMonitor, PrometheusRule
+
+    return {model.__name__: model for model in (ScaledObject, PodMonitor, PrometheusRule)}
+
+
+def test_custom_resources_lose_nothing_on_the_way_through_their_models(everything, custom_models):
     """Their API servers prune what they do not know: a misspelt key would simply have no effect."""
-    custom = [manifest for manifest in everything if manifest["kind"] in MODELS]
+    custom = [manifest for manifest in everything if manifest["kind"] in custom_models]
     assert "ScaledObject" in {manifest["kind"] for manifest in custom}
     for manifest in custom:
-        dumped = MODELS[manifest["kind"]].model_validate(manifest).model_dump(mode="json", by_alias=True, exclude_unset=True)
+        dumped = (
+            custom_models[manifest["kind"]].model_validate(manifest).model_dump(mode="json", by_alias=True, exclude_unset=True)
+        )
         assert set(paths(manifest)) - set(paths(dumped)) == NEWER.get(manifest["kind"], set()), title(manifest)
 
 

@@ -357,7 +357,6 @@ def test_the_action_that_matters_is_learned(tmp_path, algorithm):
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("constant_value", {0.0: 1.0}),
         ("observed_value", {1.0: 1.0, -1.0: -1.0}),
         ("discounted_value", {0.0: 0.9, 1.0: 1.0}),
     ],
@@ -479,7 +478,6 @@ def test_action_values_lead_to_the_action_that_matters_at_the_pace_that_was_aske
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("constant_value", {0.0: 1.0}),
         ("observed_value", {1.0: 1.0, -1.0: -1.0}),
         ("discounted_value", {0.0: 0.9, 1.0: 1.0}),
     ],

@@ -48,7 +48,7 @@ def weights(net):
     return torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
 
 
-@pytest.mark.parametrize(("precision", "activation"), [("fp32", "relu"), ("bf16", "relu"), ("fp32", "silu"), ("bf16", "silu")])
+@pytest.mark.parametrize(("precision", "activation"), [("fp32", "relu"), ("bf16", "silu")])
 def test_it_learns_the_best_action_where_that_is_known(continuous_env, make_sample, precision, activation):
     """One step, reward -(a_0 - (o_0 - 0.5))^2 - (a_1 - 0.3)^2 with a in halves of the range: bounds that are not centred."""
 

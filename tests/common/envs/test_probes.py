@@ -11,7 +11,6 @@ from gymnasium.utils.env_checker import check_env
 
 from common.envs.probes import (
     aimed_action,
-    constant_value,
     counting,
     discounted_value,
     matching_action,
@@ -33,7 +32,7 @@ def play(env: gymnasium.Env, actions: list[int]) -> list[tuple[float, float, boo
     return steps
 
 
-PROBES = [constant_value, observed_value, discounted_value, matching_action, aimed_action, pictured_action, counting]
+PROBES = [observed_value, discounted_value, matching_action, aimed_action, pictured_action, counting]
 
 
 @pytest.mark.parametrize("function", PROBES)
@@ -42,11 +41,6 @@ def test_a_probe_is_a_proper_environment(function) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*(infinity|render|spec|symmetric).*")  # advice to authors, not rules
         check_env(function(), skip_render_check=True)
-
-
-def test_the_constant_probe_always_earns_one() -> None:
-    """A critic that cannot learn this number is broken by itself."""
-    assert play(constant_value(), [0, 1, 0]) == [(0.0, 1.0, True)] * 3
 
 
 def test_the_observed_probe_earns_what_is_seen() -> None:

@@ -307,7 +307,7 @@ def test_a_run_whose_directory_is_deleted_says_so_and_can_be_resumed_from_there(
     stages = iter(
         [
             lambda: by_version(run_dir / "checkpoints") and (shutil.rmtree(run_dir), True),
-            lambda: by_version(run_dir / "checkpoints") and run_dir.joinpath("learning_curve.csv").exists(),
+            lambda: by_version(run_dir / "checkpoints"),
             lambda: os.kill(os.getpid(), signal.SIGINT) or True,
         ]
     )
@@ -320,8 +320,10 @@ def test_a_run_whose_directory_is_deleted_says_so_and_can_be_resumed_from_there(
             stage[0] = next(stages, lambda: False)
 
     monkeypatch.setattr(run._Display, "tick", and_delete)
-    few = ("actor.count=1", "evaluator.enabled=false", "checkpoint.every_seconds=1", "target.mean100=null")
-    request = Request(preset="cartpole", overrides=few, run_dir=run_dir)
+    monkeypatch.setattr(LineView, "period", 0.1)
+    few = ("actor.count=1", "evaluator.enabled=false", "checkpoint.every_seconds=1")
+    endless = ("target.mean100=null", "target.env_steps=1_000_000_000")
+    request = Request(preset="cartpole", overrides=few + endless, run_dir=run_dir)
     assert train(request, environ=dict(os.environ), command_line=["rookery"], stdout=shown, stderr=io.StringIO()) == 0
     assert shown.getvalue().count(f"the run directory {run_dir} was deleted: what it held is lost") == 1
     assert find(run_dir).begun
