@@ -99,7 +99,6 @@ class ProtocolError(RookeryError):
     """An invalid message of another process, with the drop reason under which it is counted."""
 
     def __init__(self, reason: DropReason, fact: str, *, found: object = None, wanted: object = None, fix: str = "") -> None:
-        """As `RookeryError`, with the `reason` under which the message is counted."""
         super().__init__(fact, found=found, wanted=wanted, fix=fix)
         self.reason = reason
 
@@ -108,7 +107,6 @@ class DecodeError(ProtocolError):
     """Bytes that are not a message of this protocol version."""
 
     def __init__(self, fact: str, *, found: object = None, wanted: object = None) -> None:
-        """Always counted under `DropReason.DECODE`."""
         super().__init__(DropReason.DECODE, fact, found=found, wanted=wanted)
 
 
@@ -116,7 +114,6 @@ class ProtocolVersionError(DecodeError):
     """A message of another protocol version; `found` and `wanted` are the two versions."""
 
     def __init__(self, *, found: int, wanted: int) -> None:
-        """Compose the message, which is also the reason in a Refusal."""
         super().__init__("protocol version", found=found, wanted=wanted)
 
 

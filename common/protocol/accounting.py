@@ -24,7 +24,6 @@ class Accounting:
     """Owner of the ledger and of the counts of dropped messages. `LearnerSide` owns it."""
 
     def __init__(self, registry: WorkerRegistry, config: SessionConfig, *, resumed: bool) -> None:
-        """As `LearnerSide`."""
         self.ledger = Ledger()
         self.messages_dropped: Counter[str] = Counter()
         self.resumed = resumed
@@ -118,10 +117,6 @@ class Accounting:
 
 
 def _check_claim(env_steps: EnvSteps, *, limit: EnvSteps, messages: int) -> None:
-    """Raise `ProtocolError` where a worker claims more than the credits granted to it allow.
-
-    `env_steps`: claimed beyond those that arrived in messages; `messages`: sequence numbers that it skipped.
-    """
     if env_steps > limit:
         wanted = f"at most {limit}: the credits granted, in rollouts"
         raise ProtocolError(DropReason.UNCREDITED, "env steps claimed beyond those that arrived", found=env_steps, wanted=wanted)

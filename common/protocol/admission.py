@@ -8,6 +8,7 @@ next Credit. In lockstep each message carries the state of its actor, which the 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from common import units
 from common.errors import BAD_CONTENT, DropReason, ProtocolError
@@ -24,28 +25,18 @@ from common.protocol.worker_registry import WorkerRegistry
 from common.units import Seconds, Version
 
 
+@dataclass(slots=True)
 class Admission:
     """Checks experience and evaluations of workers. Owned by `LearnerSide`, which has the connections."""
 
-    def __init__(
-        self,
-        registry: WorkerRegistry,
-        accounting: Accounting,
-        states: LockstepStates,
-        config: SessionConfig,
-        *,
-        check: Callable[[ExperienceMessage], None],
-        episodes: Callable[[], EpisodeCheck],
-    ) -> None:
-        """As `LearnerSide`."""
-        self.waiting = 0  # admitted messages with credits that have not returned
-        self.draining = False
-        self._registry = registry
-        self._accounting = accounting
-        self._states = states
-        self._config = config
-        self._check = check
-        self._new_episodes = episodes
+    registry: WorkerRegistry
+    accounting: Accounting
+    states: LockstepStates
+    config: SessionConfig
+    check: Callable[[ExperienceMessage], None]
+    episodes: Callable[[], EpisodeCheck]  # makes the check of one worker's episodes
+    waiting: int = 0  # admitted messages with credits that have not returned
+    draining: bool = False
 
     # --- experience ---
 
@@ -55,16 +46,16 @@ class Admission:
             return self._duplicate(worker, message)
         messages, env_steps = worker.missing(message.seq, message.env_steps_sent - message.env_steps)
         try:
-            self._accounting.check_claim(worker, env_steps + message.env_steps, messages=messages)
+            self.accounting.check_claim(worker, env_steps + message.env_steps, messages=messages)
         except ProtocolError as error:
-            return self._accounting.refuse_claim(worker, error)
-        out = self._accounting.skip(worker, message.seq, messages, env_steps, DropReason.GAP)
+            return self.accounting.refuse_claim(worker, error)
+        out = self.accounting.skip(worker, message.seq, messages, env_steps, DropReason.GAP)
         worker.expect(message.seq + 1)
-        self._accounting.ledger.receive(worker.account, message.env_steps)
+        self.accounting.ledger.receive(worker.account, message.env_steps)
         try:
             message = self._admissible(worker, message, newest)
         except ProtocolError as error:
-            self._accounting.ledger.drop(error.reason, message.env_steps)
+            self.accounting.ledger.drop(error.reason, message.env_steps)
             worker.complete(message.seq, message.env_steps)
             worker.bad_messages += error.reason in BAD_CONTENT
             return out + self._reject("experience_refused", worker, message.seq, error)
@@ -73,10 +64,10 @@ class Admission:
         worker.crossing = max(worker.crossing, crossing)
         worker.waiting[message.seq] = message.env_steps
         self.waiting += 1
-        self._accounting.ledger.queued += message.env_steps
+        self.accounting.ledger.queued += message.env_steps
         arrays = message.arrays
         if ACTOR_STATE in arrays:
-            out += self._states.admitted(worker, message)
+            out += self.states.admitted(worker, message)
             arrays = {name: array for name, array in arrays.items() if name != ACTOR_STATE}
         admitted = e.Experience(
             worker=worker.key,
@@ -94,25 +85,25 @@ class Admission:
         """Record that a message left the queue: its credit returns."""
         worker.taken[seq] = worker.waiting.pop(seq)
         self.waiting -= 1
-        self._registry.owe_credit(worker)
+        self.registry.owe_credit(worker)
 
     def completed(self, worker: Worker, seq: units.Sequence, reason: str | None) -> None:
         """Count a taken message as trained on (`reason` None), or as dropped."""
         env_steps = worker.taken.pop(seq)
         worker.complete(seq, env_steps)
-        self._states.completed(worker.key, seq, trained=reason is None)
-        self._accounting.ledger.queued -= env_steps
+        self.states.completed(worker.key, seq, trained=reason is None)
+        self.accounting.ledger.queued -= env_steps
         if reason is None:
-            self._accounting.ledger.trained += env_steps
+            self.accounting.ledger.trained += env_steps
         else:
-            self._accounting.ledger.drop(reason, env_steps)
-            self._accounting.messages_dropped[reason] += 1
-        self._registry.account_changed(worker)
+            self.accounting.ledger.drop(reason, env_steps)
+            self.accounting.messages_dropped[reason] += 1
+        self.registry.account_changed(worker)
 
     def _duplicate(self, worker: Worker, message: ExperienceMessage) -> list[e.Instruction]:
         """Count a message that had arrived; its acknowledgement, or its rejection, may have been lost and is sent again."""
-        self._accounting.messages_dropped[DropReason.DUPLICATE] += 1
-        self._registry.owe_credit(worker)
+        self.accounting.messages_dropped[DropReason.DUPLICATE] += 1
+        self.registry.owe_credit(worker)
         if message.seq >= worker.acked and message.seq not in worker.waiting:
             detail = "completed when it first arrived"
             worker.rejects.append(Reject(seq=message.seq, reason=DropReason.DUPLICATE, detail=detail))
@@ -122,22 +113,22 @@ class Admission:
         """Return the message as it enters the queue; raise `ProtocolError` where it must not enter."""
         if self.draining:
             raise ProtocolError(DropReason.RUN_ENDED, "the run is ending")
-        room = self._config.window(actors=1) if worker.role == "actor" else 0  # the largest window there can be
+        room = self.config.window(actors=1) if worker.role == "actor" else 0  # the largest window there can be
         if len(worker.waiting) >= room:
             fact, wanted = "messages in the queue", f"less than {room}"
             raise ProtocolError(DropReason.UNCREDITED, fact, found=len(worker.waiting), wanted=wanted)
-        check_experience(message, schema=self._config.schema, newest=newest)
-        self._check(message)
+        check_experience(message, schema=self.config.schema, newest=newest)
+        self.check(message)
         if worker.episodes is None:
-            worker.episodes = self._new_episodes()
-            self._states.continue_episodes(worker, message)
+            worker.episodes = self.episodes()
+            self.states.continue_episodes(worker, message)
         return worker.episodes(message)
 
     def _reject(self, event: str, worker: Worker, seq: units.Sequence, error: ProtocolError) -> list[e.Instruction]:
         reject = Reject(seq=seq, reason=error.reason, detail=sentence(str(error)))
-        self._accounting.messages_dropped[error.reason] += 1
+        self.accounting.messages_dropped[error.reason] += 1
         worker.rejects.append(reject)
-        self._registry.owe_credit(worker)
+        self.registry.owe_credit(worker)
         fields = {"worker": worker.key.name, "seq": seq, "reason": str(error.reason), "detail": reject.detail}
         return [e.LogEvent(event=event, fields=fields, warning=True)]
 

@@ -81,7 +81,6 @@ def _arrays(declared: object, buffers: Sequence[bytes | memoryview]) -> Arrays:
 
 
 def _layouts(packed: bytes) -> tuple[Layout, ...]:
-    """The layouts of the declarations in `packed`."""
     layouts: dict[str, Layout] = {}
     for item in msgpack.unpackb(packed):
         name, dtype, shape = _declaration(item)
@@ -135,21 +134,18 @@ def read_fields(found: Mapping[str, object], codecs: Sequence[FieldCodec], where
 
 
 def _text(value: object, where: str) -> str:
-    """`value` if it is a string."""
     if type(value) is not str:
         raise DecodeError(where, found=_shown(value), wanted="a string")
     return value
 
 
 def _integer(value: object, where: str, least: float = -INTEGER_MAX) -> int:
-    """`value` if it is an integer (a boolean is none) of the range."""
     if type(value) is not int or not least <= value <= INTEGER_MAX:
         raise DecodeError(where, found=_shown(value), wanted=f"an integer from {least:.0f} to {INTEGER_MAX}")
     return value
 
 
 def _sequence(value: object, where: str) -> list[Any]:
-    """`value` if it is a list."""
     if type(value) is not list:
         raise DecodeError(where, found=_shown(value), wanted="a list")
     return value

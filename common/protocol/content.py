@@ -102,7 +102,8 @@ def check_numbers(arrays: Arrays, largest: Mapping[str, float] = MappingProxyTyp
     for name, array in arrays.items():
         if array.dtype.kind == "f" and array.size:
             limit = largest.get(name, sys.float_info.max)
-            if not _between(array, -limit, limit):
+            low, high = np.minimum.reduce(array, axis=None), np.maximum.reduce(array, axis=None)  # NaN where there is one
+            if not (-limit <= float(low) and float(high) <= limit):
                 raise _bad_number(name, array, limit)
 
 
@@ -115,8 +116,3 @@ def _bad_number(name: str, array: np.ndarray, limit: float) -> ProtocolError:
         return ProtocolError(DropReason.NON_FINITE, fact, found=found, wanted="finite numbers")
     fix = "scale it in the environment"
     return ProtocolError(DropReason.OUT_OF_RANGE, fact, found=found, wanted=f"at most {limit:,} either way", fix=fix)
-
-
-def _between(array: np.ndarray, least: float, most: float) -> bool:
-    """Return whether all values, of at least one, are in the range; no for NaN, which a reduction returns where it finds one."""
-    return least <= float(np.minimum.reduce(array, axis=None)) and float(np.maximum.reduce(array, axis=None)) <= most

@@ -88,7 +88,7 @@ class EnvSide:
         for slot in self._slots:
             if slot.state is SlotState.READY:
                 slot.state = SlotState.STEPPING
-                out += self._send_act(slot, Act(number=slot.number + 1, arrays={"action": action[self._rows(slot)]}), now)
+                out += slot.send(Act(number=slot.number + 1, arrays={"action": action[self._rows(slot)]}), now)
         return out
 
     def expire(self, now: Seconds) -> list[e.Instruction]:
@@ -118,12 +118,7 @@ class EnvSide:
         seed = (self._seed + self._rows(slot).start + slot.resets * self.num_envs) % SEEDS
         slot.resets += 1
         slot.state, slot.arrays, slot.reset_at = SlotState.RESETTING, None, now
-        return self._send_act(slot, Act(number=slot.number + 1, seed=seed), now)
-
-    @staticmethod
-    def _send_act(slot: Slot, act: Act, now: Seconds) -> list[e.Instruction]:
-        slot.act = act
-        return slot.send(act, now)
+        return slot.send(Act(number=slot.number + 1, seed=seed), now)
 
     # --- events ---
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from common.protocol import events as e
 from common.protocol.events import RefusalCode, Route
-from common.protocol.greeting import Objection, refusal
+from common.protocol.greeting import Objection, check_run, refusal
 from common.protocol.messages import ENV_WORKER, Act, Arrays, ArraySpec, Credit, Hello, Message, Welcome
 from common.units import Count, Seconds, Sequence
 
@@ -69,8 +69,9 @@ class Slot:
         return -1 if self.act is None else self.act.number
 
     def send(self, message: Message, now: Seconds) -> list[e.Instruction]:
-        """Send a message to the env worker, of which there must be one."""
+        """Send a message to the env worker, of which there must be one; keep an Act."""
         assert self.route is not None
+        self.act = message if isinstance(message, Act) else self.act
         self.sent_at = now
         return [e.Send(route=self.route, message=message)]
 
@@ -87,7 +88,6 @@ class EnvSlots:
         self._slots = [Slot(index=index) for index in range(config.slots)]
 
     def __iter__(self) -> Iterator[Slot]:
-        """Iterate over the slots by index."""
         return iter(self._slots)
 
     def at(self, route: Route) -> Slot | None:
@@ -125,24 +125,15 @@ class EnvSlots:
 
 
 def _check_config(hello: Hello, run: str, config: EnvSessionConfig, *, draining: bool) -> Objection | None:
-    """Return why an env worker does not fit the run; None where it does."""
     if draining:
         return Objection(RefusalCode.DRAINING, "the run is ending", retry=False)
     if hello.role != ENV_WORKER:
         fact = f"role: found {hello.role!r}, wanted {ENV_WORKER}: this is a policy server"
         return Objection(RefusalCode.ROLE, fact, retry=False)
-    if run not in ("", config.run):
-        difference = f"run: found {run!r}, wanted {config.run!r}"
-        return Objection(RefusalCode.RUN, f"{difference}; restart this env worker to join the run", retry=False)
-    if hello.env_signature not in ("", config.env_signature):
-        difference = f"environment signature: found {hello.env_signature}, wanted {config.env_signature}"
-        fix = "install the policy server's environment packages here"
-        return Objection(RefusalCode.ENVIRONMENT, f"{difference}; {fix}", retry=False)
-    return None
+    return check_run(hello, run, config.run, config.env_signature, worker="env worker", server="policy server")
 
 
 def _welcome(slot: Slot, config: EnvSessionConfig) -> Welcome:
-    """Return the Welcome of an env worker that is admitted."""
     return Welcome(
         index=slot.index,
         generation=slot.generation,

@@ -100,7 +100,6 @@ class Greeting:
         return Objection(RefusalCode.FORGOTTEN, fact, retry=True, new_incarnation=True, drop_reason=DropReason.UNCREDITED)
 
     def _refuse(self, route: Route, hello: Hello, same: Worker | None, objection: Objection) -> list[e.Instruction]:
-        """Count a Hello that is refused, and return the Refusal."""
         self._accounting.messages_dropped[objection.drop_reason] += 1
         if same is not None and same.state is WorkerState.CLOSED and self._check_counters(hello, same) is None:
             # It stepped on while it was silent, and will count from 0: those env steps are in no other account.
@@ -165,15 +164,19 @@ class Greeting:
 
 
 def _check_config(hello: Hello, run: str, config: SessionConfig) -> Objection | None:
-    """Return why a worker does not fit the run; None where it does."""
     if hello.role not in ROLES:
         return Objection(RefusalCode.ROLE, f"role: found {hello.role!r}, wanted one of {', '.join(ROLES)}", retry=False)
-    if run not in ("", config.run):
-        difference = f"run: found {run!r}, wanted {config.run!r}"
-        return Objection(RefusalCode.RUN, f"{difference}; restart this worker to join the run", retry=False)
-    if hello.env_signature not in ("", config.env_signature):
-        difference = f"environment signature: found {hello.env_signature}, wanted {config.env_signature}"
-        return Objection(RefusalCode.ENVIRONMENT, f"{difference}; install the learner's environment packages here", retry=False)
+    return check_run(hello, run, config.run, config.env_signature, worker="worker", server="learner")
+
+
+def check_run(hello: Hello, run: str, wanted: str, signature: str, *, worker: str, server: str) -> Objection | None:
+    """Return why a worker is of another run than the `wanted` one, or built an environment of another `signature`; else None."""
+    if run not in ("", wanted):
+        difference = f"run: found {run!r}, wanted {wanted!r}"
+        return Objection(RefusalCode.RUN, f"{difference}; restart this {worker} to join the run", retry=False)
+    if hello.env_signature not in ("", signature):
+        difference = f"environment signature: found {hello.env_signature}, wanted {signature}"
+        return Objection(RefusalCode.ENVIRONMENT, f"{difference}; install the {server}'s environment packages here", retry=False)
     return None
 
 
@@ -210,7 +213,6 @@ def _check_identity(hello: Hello, public_key: str, known: Worker | None, *, forg
 
 
 def _check_evicted(hello: Hello, known: Worker | None, now: Seconds) -> Objection | None:
-    """Return why an evicted worker may not be welcomed yet; None where it may."""
     if known is None or now >= known.evicted_until:
         return None
     wait = f"correct its messages, and greet again after {known.evicted_until - now:.0f} s"

@@ -127,7 +127,8 @@ class LearnerSide:
             case e.Completed(items=items, reason=reason):
                 out = self._completed(items, reason)
             case e.Published(snapshot=snapshot):
-                out = self._published(snapshot)
+                self.snapshot = snapshot
+                out = [send for worker in self._registry.routes.values() for send in self._answer(worker)]
             case e.Tick():
                 out = self._tick(now)
             case e.Unsent(route=route, message=message):
@@ -260,7 +261,6 @@ class LearnerSide:
         return min(heard_at + self.config.silence_seconds + worker.crossing, worker.sent_at + self.config.heartbeat_seconds)
 
     def _drained(self, worker: Worker, now: Seconds) -> list[e.Instruction]:
-        """Return a Drain for a worker, if the run ends."""
         if self._drain is None or worker.route is None:
             return []
         reason, ends_at = self._drain
@@ -281,10 +281,6 @@ class LearnerSide:
         for worker in self._registry:
             self._accounting.close(worker)
         return []
-
-    def _published(self, snapshot: Snapshot) -> list[e.Instruction]:
-        self.snapshot = snapshot
-        return [send for worker in self._registry.routes.values() for send in self._answer(worker)]
 
     def _answer(self, worker: Worker) -> list[e.Instruction]:
         """Answer an open SnapshotWanted where there is another policy: after a learner's rollback it has an older version."""

@@ -92,7 +92,6 @@ class Hello(Message):
     welcomed: bool = False  # whether a Welcome has reached this incarnation
 
     def __post_init__(self) -> None:
-        """Raise `DecodeError` where `worker` is no `WORKER_NAME`."""
         if not WORKER_NAME.fullmatch(self.worker):
             raise DecodeError("hello.worker", found=reprlib.repr(self.worker), wanted=WORKER_NAME_WANTED)
 

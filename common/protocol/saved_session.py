@@ -16,7 +16,6 @@ from common.protocol.lockstep_states import LockstepStates
 from common.protocol.messages import PROTOCOL_VERSION, Dropped
 from common.protocol.session_config import SessionConfig
 from common.protocol.worker_registry import WorkerRegistry
-from common.units import EnvSteps
 
 
 class SavedSession:
@@ -92,17 +91,12 @@ class SavedSession:
                 self._advance(self._registry.adopt(reached), reached)
         self._forget_replaced()
         self._registry.raise_numbers(killed)
-        self._roll_back_removed(state["ledger"]["produced"])
-
-    def _roll_back_removed(self, produced: EnvSteps) -> None:
-        """Count as rolled back what lacks to `produced`, the env steps in the ledger of the killed learner."""
         ledger = self._accounting.ledger
-        removed = max(0, produced - ledger.produced)
+        removed = max(0, state["ledger"]["produced"] - ledger.produced)
         ledger.produced += removed
         ledger.drop(DropReason.ROLLED_BACK, removed)
 
     def _forget_absent(self, killed: WorkerRegistry) -> None:
-        """Close and forget the workers that are not in the registry of the killed learner."""
         present = {worker.key for worker in killed}
         for worker in [*self._registry]:
             if worker.key not in present:

@@ -56,7 +56,6 @@ class Identity:
     software: str
 
     def __post_init__(self) -> None:
-        """Raise `ConfigError` for a name that a learner would refuse."""
         if not WORKER_NAME.fullmatch(self.name):
             fix = f"set {self.role}.name"
             raise ConfigError(f"name of this {self.role}", found=repr(self.name), wanted=WORKER_NAME_WANTED, fix=fix)
