@@ -15,7 +15,7 @@ from common.runtime.machine import cpu_limit
 from services import worker
 from services.acting.incarnation import Incarnation, begin_incarnation, build_incarnation, message_type_of
 from services.acting.loop import ActorLoop
-from services.acting.policy import acting_policy
+from services.acting.policy import policy_of
 from services.worker import WelcomedWorker
 
 
@@ -27,7 +27,8 @@ def main(argv: list[str] | None = None) -> int:
 def _loop(welcomed: WelcomedWorker[RunConfig], stats: ActorStats) -> ActorLoop:
     def build() -> Incarnation:
         environment = welcomed.environments()
-        return build_incarnation(welcomed, environment, acting_policy(welcomed, environment.spec, num_envs=environment.num_envs))
+        policy = policy_of(welcomed, environment.spec, num_envs=environment.num_envs, training=True)
+        return build_incarnation(welcomed, environment, policy)
 
     def restart() -> Incarnation:
         with process.build_limit():

@@ -11,6 +11,7 @@ if __name__ == "__main__":
     exit_on_signals()  # before the imports, which take time
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -53,50 +54,45 @@ def _loop(welcomed: WelcomedWorker[EnvRunConfig], stats: EnvWorkerStats) -> EnvW
     )
 
 
+@dataclass(kw_only=True)
 class EnvWorkerLoop:
     """Loop of one env worker, in the thread that calls `run`."""
 
-    def __init__(
-        self,
-        *,
-        link: Link,
-        environment: VectorEnvironment,
-        stats: EnvWorkerStats,
-        stopping: Callable[[], bool],
-        alive: Callable[..., None],
-    ) -> None:
-        """Raises `ConfigError` where the Welcome describes other rows than `environment` has. The loop alone writes `stats`."""
-        self.stats = stats
-        self._link, self._environment = link, environment
-        self._stopping, self._alive = stopping, alive
-        self._actions = act_schema(environment.spec, rows=environment.num_envs)
-        self._rows = observe_schema(environment.spec, rows=environment.num_envs)
-        self._answer: Observe | None = None
-        self._welcome = link.welcome
+    link: Link
+    environment: VectorEnvironment
+    stats: EnvWorkerStats  # the loop alone writes them
+    stopping: Callable[[], bool]
+    alive: Callable[..., None]
+    _answer: Observe | None = None  # to the newest Act
+
+    def __post_init__(self) -> None:
+        """Raise `ConfigError` where the Welcome describes other rows than `environment` has."""
+        self._actions = act_schema(self.environment.spec, rows=self.environment.num_envs)
+        self._rows = observe_schema(self.environment.spec, rows=self.environment.num_envs)
+        self._welcome = self.link.welcome
         self._check_welcome()
 
     def run(self) -> str:
         """Step until there is a reason to stop; return the reason."""
-        while not (self._stopping() or self._link.drain):
+        while not (self.stopping() or self.link.drain):
             self.turn(WAIT_SECONDS)
         self.stats.phases.stop()
-        return self._link.drain.reason if self._link.drain else "stopped"
+        return self.link.drain.reason if self.link.drain else "stopped"
 
     def turn(self, timeout: Seconds) -> None:
         """Wait up to `timeout` seconds for an Act, and answer it."""
         self.stats.phases.enter("wait")
-        self._link.service(timeout)
-        self._alive()
-        if self._link.welcome is not self._welcome:  # a restarted policy server, or another slot, numbers its Acts anew
-            self._welcome, self._answer = self._link.welcome, None
-        act = self._link.take_act()
-        if act is not None and self._link.welcomed:
+        self.link.service(timeout)
+        self.alive()
+        if self.link.welcome is not self._welcome:  # a restarted policy server, or another slot, numbers its Acts anew
+            self._welcome, self._answer = self.link.welcome, None
+        act = self.link.take_act()
+        if act is not None and self.link.welcomed:
             self._check_welcome()
             self._answer_to(act)
 
     def _check_welcome(self) -> None:
-        """Raise `ConfigError` where the newest Welcome is of another run than the one that the environments were built for."""
-        welcome = self._link.welcome
+        welcome = self.link.welcome
         assert welcome is not None
         if tuple(welcome.schema) != self._rows:
             found, wanted = (
@@ -111,26 +107,25 @@ class EnvWorkerLoop:
             try:
                 self._answer = self._stepped(act)
             except ProtocolError as error:
-                self._link.refuse(error)
+                self.link.refuse(error)
                 return
         elif act.number < self._answer.number:
             return  # an Act that was delayed on a connection that is gone
         self.stats.phases.enter("encode")
-        self._link.say(self._answer)
+        self.link.say(self._answer)
 
     def _stepped(self, act: Act) -> Observe:
-        environment = self._environment
         self.stats.phases.enter("env")
         if act.seed >= 0:
             self.stats.resets += 1
             seed_generators(act.seed)
-            self._link.say(Report(produced=0))  # from now on the policy server waits `reset_seconds`
-            self._alive(doing="begins new episodes", within=BUILD_SECONDS)
+            self.link.say(Report(produced=0))  # from now on the policy server waits `reset_seconds`
+            self.alive(doing="begins new episodes", within=BUILD_SECONDS)
             with process.build_limit():
-                observation = environment.reset(act.seed).copy()
+                observation = self.environment.reset(act.seed).copy()
             return Observe(number=act.number, arrays=first_row(observation)._asdict())
         check_schema(act.arrays, self._actions)
-        transition = environment.step(act.arrays["action"])
+        transition = self.environment.step(act.arrays["action"])
         self.stats.env_steps += int(np.count_nonzero(transition.valid))
         copied = {name: array.copy() for name, array in transition._asdict().items()}  # it may be sent again, or later
         return Observe(number=act.number, arrays=copied)

@@ -60,7 +60,7 @@ def _loop(welcomed: WelcomedWorker[RunConfig], stats: EvaluatorStats) -> Evaluat
         link=link,
         environment=environment,
         episodes=settings.episodes,
-        policy=policy_of(welcomed, environment.spec, num_envs=environment.num_envs, precision="fp32", training=False),
+        policy=policy_of(welcomed, environment.spec, num_envs=environment.num_envs, training=False),
         seed=welcomed.seed("environment"),
         every_seconds=settings.every_seconds,
         rest=Throttle(share=settings.cpu_share, cores=cores(), cpu=time.process_time, clock=time.monotonic, sleep=shutdown.wait),
@@ -130,7 +130,6 @@ class EvaluatorLoop:
             self._report()
 
     def _load_newest(self) -> bool:
-        """Load the policy that has arrived; return False where none has."""
         self.stats.phases.enter("snapshot")
         snapshot = load_newest_policy(self.link, self.policy)
         self.stats.phases.enter("idle")
@@ -171,7 +170,6 @@ class EvaluatorLoop:
         self.stats.return_means[mode] = float(tally.returns.mean())
 
     def _report(self) -> None:
-        """Send the evaluations that were not sent yet; they are kept while there is no learner."""
         for mode, evaluation in list(self._unreported.items()):
             if self.link.say(evaluation):
                 del self._unreported[mode]
@@ -210,6 +208,7 @@ class EvaluatorLoop:
             self.link.service(WAIT_SECONDS)
 
 
+@dataclass(kw_only=True)
 class Throttle:
     """Keeps a process to a share of the machine: call it after each piece of work, and it sleeps until the share is kept.
 
@@ -217,25 +216,21 @@ class Throttle:
     on turning.
     """
 
-    def __init__(
-        self,
-        *,
-        share: float,
-        cores: int,
-        cpu: Callable[[], Seconds],
-        clock: Callable[[], Seconds],
-        sleep: Callable[[Seconds], object],
-    ) -> None:
-        self._rate = share * cores
-        self._cpu, self._clock, self._sleep = cpu, clock, sleep
-        self._cpu_from, self._from = cpu(), clock()
+    share: float
+    cores: int
+    cpu: Callable[[], Seconds]  # time that this process has used
+    clock: Callable[[], Seconds]
+    sleep: Callable[[Seconds], object]
+
+    def __post_init__(self) -> None:
+        self._cpu_from, self._from = self.cpu(), self.clock()
 
     def __call__(self) -> None:
         """Rest if more has been used than the share allows."""
-        due = self._from + (self._cpu() - self._cpu_from) / self._rate
-        rest = due - self._clock()
+        due = self._from + (self.cpu() - self._cpu_from) / (self.share * self.cores)
+        rest = due - self.clock()
         if rest > 0:
-            self._sleep(min(rest, LONGEST_REST))
+            self.sleep(min(rest, LONGEST_REST))
 
 
 if __name__ == "__main__":

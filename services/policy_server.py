@@ -9,16 +9,15 @@ if __name__ == "__main__":
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
-from typing import Any, NoReturn
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from common.config.run_config import EnvRunConfig, RunConfig
 from common.envs.remote import RowJoiner, observe_schema
 from common.envs.spec import EnvSpec
-from common.envs.state import StateError
 from common.envs.trial import spec_of
 from common.envs.vector import Array, Transition
 from common.errors import ConfigError, ProtocolError, ProtocolVersionError
@@ -39,7 +38,7 @@ from common.units import Seconds
 from services import worker
 from services.acting.incarnation import build_incarnation, message_type_of
 from services.acting.loop import ActorLoop
-from services.acting.policy import acting_policy
+from services.acting.policy import policy_of
 from services.worker import WelcomedWorker
 
 WAIT_SECONDS: Seconds = 0.05
@@ -71,12 +70,15 @@ class PolicyServerLoop:
         self._worker = welcomed
         spec = spec_of(welcomed.run.env)
         stats.frame_skip = spec.frame_skip
-        policy = acting_policy(welcomed, spec, num_envs=welcomed.run.env.num_envs)  # one that cannot be built opens no port
+        policy = policy_of(welcomed, spec, num_envs=welcomed.run.env.num_envs, training=True)  # before the port is opened
+        own, side = welcomed.invocation.settings.policy_server, EnvSide(_session(welcomed, spec))
+        transport = ZmqServer(own.bind, keys=ServerKeys.of(own.keys))
+        _log.info("listening", env_workers=own.workers, bind=transport.endpoint)
         environments = RemoteEnvironments(
-            side=EnvSide(_session(welcomed, spec)),
-            transport=_listen(welcomed),
+            side=side,
+            transport=transport,
             spec=spec,
-            step_timeout=welcomed.invocation.settings.policy_server.step_timeout_ms / 1000,
+            step_timeout=own.step_timeout_ms / 1000,
             stats=stats,
             clock=time.monotonic,
             log_event=_log.log_event,
@@ -96,7 +98,7 @@ class PolicyServerLoop:
 
     def run(self) -> str:
         """Collect and send until there is a reason to stop; return the reason."""
-        link, server = self._worker.link, self._worker.invocation.settings.actor.server
+        link, server = self._worker.link, self._worker.invocation.settings.actor.learner
 
         def obstacle() -> str:
             if link.drain:
@@ -137,13 +139,7 @@ def _session(welcomed: WelcomedWorker[RunConfig], spec: EnvSpec) -> EnvSessionCo
     )
 
 
-def _listen(welcomed: WelcomedWorker[RunConfig]) -> ZmqServer:
-    own = welcomed.invocation.settings.policy_server
-    transport = ZmqServer(own.bind, keys=ServerKeys.of(own.keys))
-    _log.info("listening", env_workers=own.workers, bind=transport.endpoint)
-    return transport
-
-
+@dataclass(kw_only=True)
 class RemoteEnvironments:
     """B environments of env workers, with the methods of `common.envs.vector.VectorEnvironment` that the actor's loop uses.
 
@@ -151,124 +147,108 @@ class RemoteEnvironments:
     `step_timeout`, and without any env worker until one has come; meanwhile `idle` serves the connection to the learner.
     """
 
-    def __init__(
-        self,
-        *,
-        side: EnvSide,
-        transport: ServerTransport,
-        spec: EnvSpec,
-        step_timeout: Seconds,
-        stats: PolicyServerStats,
-        clock: Callable[[], Seconds],
-        log_event: Callable[[e.LogEvent], None],
-        idle: Callable[[], None],
-        stopping: Callable[[], bool],
-    ) -> None:
-        """`idle` is called while a step waits; where `stopping` returns True, the step returns without the missing rows."""
-        self.spec = spec
-        self.num_envs = side.num_envs
-        self._side, self._transport = side, transport
-        self._step_timeout = step_timeout
-        self._stats, self._clock, self._log_event = stats, clock, log_event
-        self._idle, self._stopping = idle, stopping
-        self._limit = ConnectionLimit()
-        self._rows = RowJoiner(spec, side.num_envs)
-        self._ticked_at: Seconds = float("-inf")
-        self._idle_at: Seconds = float("-inf")
+    side: EnvSide
+    transport: ServerTransport
+    spec: EnvSpec
+    step_timeout: Seconds
+    stats: PolicyServerStats
+    clock: Callable[[], Seconds]
+    log_event: Callable[[e.LogEvent], None]
+    idle: Callable[[], None]
+    stopping: Callable[[], bool]  # where it returns True, a step returns without the missing rows
+    _limit: ConnectionLimit = field(default_factory=ConnectionLimit)
+    _ticked_at: Seconds = float("-inf")
+    _idle_at: Seconds = float("-inf")
+
+    def __post_init__(self) -> None:
+        self.num_envs = self.side.num_envs
+        self._rows = RowJoiner(self.spec, self.num_envs)
 
     def reset(self, seed: int) -> Array:
         """Let all env workers begin new episodes. Return zeros [B, *frame]: first observations come in a row of `step`."""
-        self._perform(self._side.begin(seed, self._clock()))
+        self._perform(self.side.begin(seed, self.clock()))
         return self._rows.observation
 
     def step(self, action: Array) -> Transition:
         """Send `action` [B, ...] to the env workers and return their rows; those without an answer in time are not valid."""
-        began = self._clock()
-        self._perform(self._side.act(np.ascontiguousarray(action), began))
-        while not (self._side.answered or self._stopping()):
-            now = self._clock()
-            left = began + self._step_timeout - now
-            if not self._side.rows_waiting:
+        began = self.clock()
+        self._perform(self.side.act(np.ascontiguousarray(action), began))
+        while not (self.side.answered or self.stopping()):
+            now = self.clock()
+            left = began + self.step_timeout - now
+            if not self.side.rows_waiting:
                 left = WAIT_SECONDS
             elif left <= 0:
-                answers = self._side.answers
+                answers = self.side.answers
                 self.service()  # there may be some that this process, held up, did not read in time
-                if self._side.answers == answers:
-                    self._perform(self._side.expire(now))
+                if self.side.answers == answers:
+                    self._perform(self.side.expire(now))
                 continue
             self.service(min(left, WAIT_SECONDS))
             if now >= self._idle_at:
                 self._idle_at = now + WAIT_SECONDS
-                self._idle()
-        transition = self._rows.join(self._side.finish())
-        self._stats.steps += 1
-        self._stats.wait_seconds += self._clock() - began
+                self.idle()
+        transition = self._rows.join(self.side.finish())
+        self.stats.steps += 1
+        self.stats.wait_seconds += self.clock() - began
         return transition
 
     def service(self, timeout: Seconds = 0.0) -> None:
         """Handle the messages that have arrived, at most `MESSAGES_AT_ONCE`, waiting up to `timeout` seconds for the first."""
         for number in range(MESSAGES_AT_ONCE):
-            if (received := self._transport.receive(0.0 if number else timeout)) is None:
+            if (received := self.transport.receive(0.0 if number else timeout)) is None:
                 break
             self._arrived(*received)
-        now = self._clock()
+        now = self.clock()
         if now - self._ticked_at >= TICK_SECONDS:
             self._ticked_at = now
-            self._perform(self._side.handle(e.Tick(), now))
-            if failures := self._transport.handshakes.handshake_failures(now):
-                self._log_event(failures)
+            self._perform(self.side.handle(e.Tick(), now))
+            if failures := self.transport.handshakes.handshake_failures(now):
+                self.log_event(failures)
             self._collect()
 
     def drain(self, reason: str) -> None:
         """Let all env workers end, and wait until they have left: a connection that closes may lose what was sent last."""
-        began = self._clock()
-        self._perform(self._side.handle(e.DrainAsked(reason=reason, deadline_seconds=DRAIN_SECONDS), began))
-        while self._side.connected and self._clock() - began < DRAIN_SECONDS:
+        began = self.clock()
+        self._perform(self.side.handle(e.DrainAsked(reason=reason, deadline_seconds=DRAIN_SECONDS), began))
+        while self.side.connected and self.clock() - began < DRAIN_SECONDS:
             self.service(WAIT_SECONDS)
 
     def close(self) -> None:
         """Close the connections; env workers greet again until a policy server answers."""
-        self._transport.close()
-
-    def state_dict(self) -> NoReturn:
-        """Raise `StateError`: the state is with the env workers."""
-        raise StateError("state of the environments", found="environments of env workers", wanted="environments of this process")
-
-    def load_state_dict(self, saved: Mapping[str, Any]) -> NoReturn:  # noqa: ARG002
-        """Raise `StateError`, as `state_dict`."""
-        self.state_dict()
+        self.transport.close()
 
     def _arrived(self, route: e.Route, frames: list[Frame]) -> None:
-        now, answers = self._clock(), self._side.answers
+        now, answers = self.clock(), self.side.answers
         if self._limit.ignores(route, now):
-            self._stats.ignored += 1
+            self.stats.ignored += 1
             return
         try:
-            event: e.Event = e.Received(route=route, envelope=codec.decode(frames), public_key=self._transport.received_key)
+            event: e.Event = e.Received(route=route, envelope=codec.decode(frames), public_key=self.transport.received_key)
         except ProtocolError as error:
             event = e.Undecodable(route=route, detail=str(error), protocol=isinstance(error, ProtocolVersionError))
-        self._perform(self._side.handle(event, now))
-        if answers == self._side.answers and (ignored := self._limit.count(route, now)):
-            self._log_event(ignored)
+        self._perform(self.side.handle(event, now))
+        if answers == self.side.answers and (ignored := self._limit.count(route, now)):
+            self.log_event(ignored)
 
     def _perform(self, instructions: list[e.Instruction]) -> None:
         for instruction in instructions:
             if isinstance(instruction, e.LogEvent):
-                self._log_event(instruction)
+                self.log_event(instruction)
             elif isinstance(instruction, e.Send):
-                frames = codec.encode(Envelope(run=self._side.config.run, message=instruction.message))
-                if self._transport.send(instruction.route, frames):
-                    self._stats.env_sent[instruction.message.tag] += 1
+                frames = codec.encode(Envelope(run=self.side.config.run, message=instruction.message))
+                if self.transport.send(instruction.route, frames):
+                    self.stats.env_sent[instruction.message.tag] += 1
                 else:
                     unsent = e.Unsent(message=instruction.message, route=instruction.route)
-                    self._perform(self._side.handle(unsent, self._clock()))
+                    self._perform(self.side.handle(unsent, self.clock()))
 
     def _collect(self) -> None:
-        side, stats = self._side, self._stats
+        side, stats = self.side, self.stats
         stats.env_workers, stats.rows_waiting = side.connected, side.rows_waiting
         stats.missing_rows, stats.env_workers_lost = side.missing_rows, side.workers_lost
         stats.refused = side.messages_refused.total()
-        stats.handshakes_failed = Counter(self._transport.handshakes.failed)
+        stats.handshakes_failed = Counter(self.transport.handshakes.failed)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@ In lockstep it has a state, from which another process continues.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from common.algorithms.registry import build_payload, rollout_schema
 from common.config.run_config import RunConfig
 from common.envs.spec import EnvSpec
 from common.envs.state import StateError
-from common.envs.vector import Array, Transition
+from common.envs.vector import Array, Transition, VectorEnvironment
 from common.errors import DecodeError
 from common.observability import logs
 from common.protocol.limits import FREE_LENGTH
@@ -40,12 +40,6 @@ class Environments(Protocol):
 
     def step(self, action: Array) -> Transition:
         """Take `action` [B, ...] in all of them."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return their state; raises `StateError` where it cannot be read."""
-
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Restore `state_dict`; raises `StateError`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,6 +64,7 @@ class Incarnation:
 
     def _packed(self) -> NDArray[np.uint8]:
         policy = self._random_policy()
+        assert isinstance(self.environment, VectorEnvironment)  # those of env workers take no part in lockstep
         environment, rollout = self.environment.state_dict(), self.rollout.state_dict()
         packed = pack({"environment": environment, "policy": policy.random_state(), "rollout": rollout})
         if packed.size > FREE_LENGTH:
@@ -87,6 +82,7 @@ class Incarnation:
         environment, policy, rollout = parts
         if not (isinstance(environment, dict) and isinstance(policy, np.ndarray) and isinstance(rollout, dict)):
             raise DecodeError("state of the actor", found="other parts", wanted="environment, policy, rollout")
+        assert isinstance(self.environment, VectorEnvironment)
         self.rollout.load_state_dict(rollout)
         self.environment.load_state_dict(environment)
         try:

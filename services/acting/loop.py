@@ -107,7 +107,6 @@ class ActorLoop:
         return version == named >= 0 if newest or self.restart else 0 <= version <= named
 
     def _load_newest(self) -> bool:
-        """Load the policy that has arrived; return False where none has."""
         snapshot = load_newest_policy(self.link, self.incarnation.policy)
         if snapshot is None:
             return False

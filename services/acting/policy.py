@@ -9,7 +9,6 @@ from common.envs.spec import EnvSpec
 from common.errors import DropReason, ProtocolError
 from common.models import arithmetic
 from common.models.snapshot import to_tensor
-from common.models.spec import Precision
 from common.observability import logs
 from common.protocol.messages import Snapshot
 from common.runtime import process
@@ -19,13 +18,14 @@ from services.worker import WelcomedWorker
 _log = logs.EventLog(__name__)
 
 
-def policy_of(worker: WelcomedWorker[RunConfig], spec: EnvSpec, *, num_envs: int, precision: Precision, training: bool) -> Policy:
+def policy_of(worker: WelcomedWorker[RunConfig], spec: EnvSpec, *, num_envs: int, training: bool) -> Policy:
     """Return the run's policy for `num_envs` environments of `spec`, those of this process, for `training` or for evaluation.
 
     Raises `ConfigError` where that is not the learner's environment.
     """
     process.set_torch_threads(getattr(worker.invocation.settings, worker.role).torch_threads)
     worker.link.check_environment(spec)
+    precision = worker.run.acting_precision if training else "fp32"
     if arithmetic.native(precision, arithmetic.CPU) != precision:
         _log.info("no_bfloat16", setting="actor.precision", device="cpu", precision="fp32")
     policy = build_policy(
@@ -58,8 +58,3 @@ def load_policy(snapshot: Snapshot, policy: Policy) -> None:
     if list(snapshot.arrays) != ["parameters"]:
         raise ProtocolError(DropReason.SCHEMA, "arrays of a snapshot", found=list(snapshot.arrays), wanted="parameters alone")
     policy.load(snapshot.version, to_tensor(snapshot.arrays["parameters"]), env_steps=snapshot.env_steps)
-
-
-def acting_policy(worker: WelcomedWorker[RunConfig], spec: EnvSpec, *, num_envs: int) -> Policy:
-    """Return the policy of an actor. Raises `ConfigError` as `policy_of`."""
-    return policy_of(worker, spec, num_envs=num_envs, precision=worker.run.acting_precision, training=True)

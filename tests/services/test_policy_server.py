@@ -116,7 +116,7 @@ class Stage:
 
     def restart_server(self, **config):
         """Begin a new session, by another `config`, on the same connections."""
-        self.remote._side = self.side = EnvSide(replace(self.side.config, **config))
+        self.remote.side = self.side = EnvSide(replace(self.side.config, **config))
 
     def start(self, name):
         """Start an env worker, or its next incarnation."""
@@ -342,7 +342,7 @@ def test_a_reset_is_announced_and_its_time_is_limited(monkeypatch):
     stage.remote.reset(1)
     stage.join()
     (worker,) = stage.workers.values()
-    limited, resets, environment = [], [], worker.loop._environment
+    limited, resets, environment = [], [], worker.loop.environment
 
     def reset(seed):
         resets.append((limited == ["limit"], worker.link.sent["report"] - reports))
@@ -382,7 +382,7 @@ def test_a_step_without_any_env_worker_waits_for_one_and_serves_the_learner():
         if stage.idles == 50:
             stage.start("w0")
 
-    stage.remote._idle = idle
+    stage.remote.idle = idle
     transition = stage.remote.step(np.zeros(B, np.int64))
     assert transition.start.tolist() == [True, True, False, False]
     assert stage.idles >= 50

@@ -18,6 +18,7 @@ import pytest
 from common.algorithms.registry import rollout_schema
 from common.config.run_config import EnvRunConfig, RunConfig
 from common.config.schema import Settings
+from common.config.sections import ActorSettings
 from common.envs.make import build
 from common.envs.remote import observe_schema
 from common.envs.spec import EnvSettings
@@ -70,7 +71,7 @@ def welcome(*, config=None, signature=None, schema=None, heartbeat=1.0):
     return Welcome(
         index=0,
         generation=0,
-        config=RunConfig.of(settings, run_id="run-1").to_json() if config is None else config,
+        config=RunConfig.of(settings, run_id="run-1").model_dump_json() if config is None else config,
         env_signature=env.signature if signature is None else signature,
         schema=rollout_schema(settings.algorithm, env=env, **shape) if schema is None else schema,
         credits=1,
@@ -82,7 +83,7 @@ def welcome(*, config=None, signature=None, schema=None, heartbeat=1.0):
 def naming(entry_point, **kwargs):
     """A run's configuration with an environment that is built by `entry_point`."""
     settings = Settings(env=EnvSettings(entry_point=entry_point, kwargs=kwargs))
-    return RunConfig.of(settings, run_id="run-1").to_json()
+    return RunConfig.of(settings, run_id="run-1").model_dump_json()
 
 
 class Learner:
@@ -647,12 +648,14 @@ def test_acting_in_bfloat16_on_a_processor_without_it_is_logged(learner, monkeyp
         """Builds its policy, and has nothing to do."""
 
         def __init__(self, welcomed, _stats):
-            policy_of(welcomed, spec_of(welcomed.run.env), num_envs=1, precision="bf16", training=True)
+            policy_of(welcomed, spec_of(welcomed.run.env), num_envs=1, training=True)
 
         def run(self):
             return "done"
 
-    words = ["--learner", learner(frames(welcome())).endpoint, "--name", "one"]
+    settings = Settings(actor=ActorSettings(precision="bf16"))
+    config = RunConfig.of(settings, run_id="run-1").model_dump_json()
+    words = ["--learner", learner(frames(welcome(config=config))).endpoint, "--name", "one"]
     assert worker.main("actor", words, stats=ActorStats(), metrics=ACTOR_METRICS, build=Builder) == 0
     assert ("no_bfloat16 setting=actor.precision" in capsys.readouterr().err) == logged
 
