@@ -121,7 +121,7 @@ class Service:
 
     @property
     def server_key(self) -> str:
-        """Return the same as a key of settings and of log lines."""
+        """Return the same as the setting that has its address, and as a key of log lines."""
         return self.server.replace(" ", "_")
 
 
@@ -216,11 +216,10 @@ class _Root:
     resources: ExitStack = field(default_factory=ExitStack)  # of the loop
 
     def serve(self) -> int:
-        """Serve until the loop ends, a stop is requested, or the run is over; return the exit code."""
         service, settings, event = self.service, self.invocation.settings, self.service.name.replace("-", "_")
         own: ConnectedSettings = getattr(settings, service.role)
         name = own.name or f"{service.name}-{socket.gethostname()}-{os.getpid()}"
-        address = rank_address(own.server, role=service.role, name=name)
+        address = rank_address(getattr(own, service.server_key), role=service.role, name=name)
         where: dict[str, Any] = {service.server_key: address}
         logs.configure(event, level=settings.log.level, form=settings.log.format, debug=self.invocation.debug)
         os.nice(service.niceness)  # other processes go first; this cannot be undone

@@ -89,29 +89,24 @@ def joined(lines: Sequence[str]) -> str:
 
 def _lines(details: ErrorDetails, values: Tree, sources: Mapping[str, str]) -> Iterator[str]:
     path = _setting(details["loc"], values)
-    name = ".".join(path)
+    key = ".".join(path)
     origin = source_of(path, sources)
     reason = details.get("ctx", {}).get("error")
     if not path:  # settings that conflict with one another: a sentence per line, each beginning with its key
         for sentence in str(reason).splitlines():
-            key = tuple(sentence.split(":")[0].split("."))
-            yield f"{sentence} ({'.'.join(key)} from {source_of(key, sources)})"
-    elif details["type"] == "union_tag_invalid":
-        yield from _tag(path, values, sources)
+            first = tuple(sentence.split(":")[0].split("."))
+            yield f"{sentence} ({'.'.join(first)} from {source_of(first, sources)})"
+    elif details["type"] == "union_tag_invalid":  # `name` selects no variant of its section
+        name = (*path, "name")
+        want = f"{wanted(schema_at(name, values) or {})}, or your own package.module:ENTRY"
+        yield f"{'.'.join(name)}: found {_at(name, values)!r} ({source_of(name, sources)}), wanted {want}"
     elif details["type"] == "extra_forbidden":
         yield _unknown(path, values, origin)
     elif reason is not None and "properties" in (schema_at(path, values) or {}):
-        yield f"{name}: {reason}"
+        yield f"{key}: {reason}"
     else:
         want = str(reason) if reason is not None else wanted(schema_at(path, values) or {})
-        yield f"{name}: found {_at(path, values)!r} ({origin}), wanted {want}"
-
-
-def _tag(path: Path, values: Tree, sources: Mapping[str, str]) -> Iterator[str]:
-    """Yield the message for a `name` that selects no variant of its section."""
-    name = (*path, "name")
-    want = f"{wanted(schema_at(name, values) or {})}, or your own package.module:ENTRY"
-    yield f"{'.'.join(name)}: found {_at(name, values)!r} ({source_of(name, sources)}), wanted {want}"
+        yield f"{key}: found {_at(path, values)!r} ({origin}), wanted {want}"
 
 
 def _unknown(path: Path, values: Tree, origin: str) -> str:

@@ -57,7 +57,6 @@ def load_settings(
 
 
 def _validated(stack: Sequence[Layer]) -> LoadedSettings:
-    """Merge and check the layers, of which a later one overrides an earlier one."""
     values, sources = merge_layers(_of_one_algorithm(stack))
     if extensions.is_restricted():
         from common.config.code_references import code_references  # noqa: PLC0415  imports gymnasium
@@ -199,7 +198,8 @@ def find_preset(name: str) -> Preset:
     Raises `ConfigError` with close matches.
     """
     if name.endswith((".yaml", ".yml")):
-        return _read_preset_file(name)
+        text = read_text(name, what="configuration file", wanted="a readable YAML file")
+        return Preset(name=Path(name).stem, source=f"file {name}", text=text)
     names = preset_names()
     if name not in names:
         close = get_close_matches(name, names, n=2)
@@ -223,13 +223,13 @@ def preset_header(preset: Preset) -> PresetHeader:
     return PresetHeader(content.removeprefix("# "), measured.removeprefix("# Measured: "), spaces.removeprefix("# Spaces: "))
 
 
-def _read_preset_file(name: str) -> Preset:
-    path = Path(name)
+def read_text(path: str, *, what: str, wanted: str) -> str:
+    """Return the text of a file; raises `ConfigError` where it cannot be read."""
     try:
-        return Preset(name=path.stem, source=f"file {name}", text=path.read_text(encoding="utf-8"))
+        return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "no UTF-8 text"
-        raise ConfigError(f"configuration file cannot be read: {reason}", found=name, wanted="a readable YAML file") from error
+        raise ConfigError(f"{what} cannot be read: {reason}", found=path, wanted=wanted) from error
 
 
 def _preset_layers(preset: Preset) -> Iterator[Layer]:

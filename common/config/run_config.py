@@ -72,13 +72,9 @@ class RunConfig(Section):
             evaluation=EvaluationSettings(**settings.evaluator.model_dump(include=set(EvaluationSettings.model_fields))),
         )
 
-    def to_json(self) -> str:
-        """Return the text for `Welcome.config`."""
-        return self.model_dump_json()
-
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Return the configuration that `to_json` wrote. Raises `ConfigError` for a setting or value unknown to this version.
+        """Return the configuration in a Welcome. Raises `ConfigError` for a setting or value unknown to this version.
 
         Imports the package of a user's algorithm: for text from a learner use `services.allowed_code.read_run`.
         """

@@ -5,6 +5,7 @@ The sections `env`, `model` and `algorithm` are declared beside the code that th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -15,35 +16,28 @@ from common.models.spec import Precision
 from common.protocol.messages import WORKER_NAME
 
 
-def _endpoint(text: str) -> str:
-    parse_endpoint(text)
-    return text
+def _accepted_by(parse: Callable[[str], object]) -> AfterValidator:
+    """Return the check that `parse` takes a text."""
+
+    def check(text: str) -> str:
+        parse(text)
+        return text
+
+    return AfterValidator(check)
 
 
-EndpointText: TypeAlias = Annotated[str, AfterValidator(_endpoint)]
-
-
-def _endpoints(text: str) -> str:
-    parse_endpoints(text)
-    return text
-
+EndpointText: TypeAlias = Annotated[str, _accepted_by(parse_endpoint)]
 
 COMMA_LIST = "comma-list"
 """Format, in the JSON schema, of text that is a list by itself."""
 
-EndpointsText: TypeAlias = Annotated[str, AfterValidator(_endpoints), Field(json_schema_extra={"format": COMMA_LIST})]
+EndpointsText: TypeAlias = Annotated[str, _accepted_by(parse_endpoints), Field(json_schema_extra={"format": COMMA_LIST})]
 
 
 def _module_name(text: str) -> str:
     if not all(part.isidentifier() for part in text.split(".")):
         raise ValueError("the name of a package or module, such as mygames or mygames.envs")
     return text
-
-
-ModuleName: TypeAlias = Annotated[str, AfterValidator(_module_name)]
-
-
-TrackerName: TypeAlias = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
 
 def _by_the_clock(what: str) -> Unless:
@@ -80,7 +74,7 @@ class RunSettings(Section):
         description="lockstep: actors and learner take turns, and two runs of one seed on one machine end with the same weights",
     )
 
-    tracking: tuple[TrackerName, ...] = Field(
+    tracking: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = Field(
         default=("tensorboard",),
         description="programs that get curves, settings and result, of [tensorboard, wandb, mlflow, trackio]; all but the first "
         "need the extra of their name, and are configured by their own environment variables",
@@ -179,7 +173,7 @@ class ConnectedSettings(Section):
     insecure: bool = Field(
         default=False, description="without keys, connect to another machine: only where the network is trusted"
     )
-    allow_code: tuple[ModuleName, ...] = Field(
+    allow_code: tuple[Annotated[str, AfterValidator(_module_name)], ...] = Field(
         default=(),
         description="packages or modules whose code the learner's configuration may name, such as [mygames]; other code must "
         "be named in the settings of this process",
@@ -190,11 +184,6 @@ class ConnectedSettings(Section):
         description="unique in the run, stable over restarts; empty: from host and process",
     )
 
-    @property
-    def server(self) -> str:
-        """Return the address of the server."""
-        raise NotImplementedError
-
 
 class WorkerSettings(ConnectedSettings):
     """A process that connects to a learner."""
@@ -204,11 +193,6 @@ class WorkerSettings(ConnectedSettings):
         description="address of the learner; where it has several ranks, those of all ranks in their order, separated by commas",
     )
     torch_threads: int = Field(default=1, ge=1, le=256, description="CPU threads of acting")
-
-    @property
-    def server(self) -> str:
-        """Return the address of the learner, or those of all its ranks."""
-        return self.learner
 
 
 class ActorSettings(WorkerSettings):
@@ -260,11 +244,6 @@ class EnvWorkerSettings(ConnectedSettings):
     """The processes that step environments for a policy server, without torch."""
 
     policy_server: EndpointText = Field(default="tcp://127.0.0.1:5800", description="address of the policy server")
-
-    @property
-    def server(self) -> str:
-        """Return the address of the policy server."""
-        return self.policy_server
 
 
 class EvaluationSettings(Section):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -32,7 +31,6 @@ from common.runtime.checkpoint_files import POLICY, BadCheckpointError, Checkpoi
 from common.runtime.checkpoints import CheckpointStore
 from common.runtime.process_group import ProcessGroup
 from common.runtime.run_directory import RunDirectory
-from common.units import Version
 from services.learner import accounts
 from services.learner.lockstep import Lockstep
 from services.learner.ranks import common_version
@@ -70,60 +68,10 @@ def open_state(
     if not invocation.resume:
         _load_initial_weights(settings.run.init, algorithm)
         return new(settings.run.id)
-    return _resume(invocation, directory, algorithm=algorithm, store=store, group=group, new=new)
-
-
-def _new_state(invocation: Invocation, env: EnvSpec, group: ProcessGroup | None, run_id: str) -> RunState:
-    """Return the state of a run without updates. The start of this process, with its imports, is part of the run's time."""
-    settings = invocation.settings
-    size = {"length": settings.rollout.length, "num_envs": settings.env.num_envs}
-    payload = build_payload(settings.algorithm, model=settings.model, env=env, **size)
-    record = RunRecord(settings=settings, run_id=run_id, frame_skip=env.frame_skip, started_at=lifecycle.STARTED)
-    config = session_config(settings, env, payload, run_id, group=group)
-    return record, LearnerSide(config, check=payload.check, episodes=payload.episodes, resumed=invocation.resume)
-
-
-def session_config(
-    settings: Settings, env: EnvSpec, payload: Payload, run_id: str, *, group: ProcessGroup | None = None
-) -> SessionConfig:
-    """Return the session config of this run, for workers that send experience in the form of `payload`."""
-    rank, ranks = (0, 1) if group is None else (group.index, group.count)
-    lockstep = Lockstep.of(settings)
-    return SessionConfig(
-        run=run_id,
-        run_config=RunConfig.of(settings, run_id=run_id).to_json(),
-        env_signature=env.signature,
-        schema=(*payload.schema, *([STATE] if lockstep else [])),
-        credits=lockstep.share if lockstep else settings.learner.credits,
-        rollout_env_steps=settings.rollout.length * settings.env.num_envs,
-        batch=settings.batch,
-        max_actors=lockstep.actors if lockstep else settings.learner.max_actors,
-        rank=rank,
-        ranks=ranks,
-        lockstep=lockstep is not None,
-    )
-
-
-# --- a run that exists ---
-
-
-def _resume(
-    invocation: Invocation,
-    directory: RunDirectory,
-    *,
-    algorithm: Algorithm,
-    store: CheckpointStore,
-    group: ProcessGroup | None,
-    new: Callable[[str], RunState],
-) -> RunState:
-    """Return the state of the newest good checkpoint, else a new one. `new` returns a new state for a run id."""
-    init, index, count = invocation.settings.run.init, *((0, 1) if group is None else (group.index, group.count))
+    index, count = (0, 1) if group is None else (group.index, group.count)
     architecture, warn = ParameterLayout.of(algorithm.model).fingerprint, partial(_log.warning, "checkpoint_skipped")
-    load_newest = partial(store.load_newest, architecture=architecture, state_settings=invocation.settings.state_settings)
-
-    def newest(most: Version | None) -> Version:
-        return store.newest_good(most, fits=lambda checkpoint: ranks_of(checkpoint) == count)
-
+    load_newest = partial(store.load_newest, architecture=architecture, state_settings=settings.state_settings)
+    newest = partial(store.newest_good, fits=lambda checkpoint: ranks_of(checkpoint) == count)
     version = None if group is None else common_version(group, newest)
     alone = version is not None and version < 0  # rank 0 continues from its own checkpoint, or all ranks begin
     ended = False  # whether the sessions of workers are of another number of ranks, and no longer exist
@@ -146,8 +94,8 @@ def _resume(
         fix = "look at the line checkpoint_skipped of this log, and remove that checkpoint of every rank"
         raise ResourceError(f"rank {index} cannot load the version of all ranks", found=loaded, wanted=version, fix=fix)
     if found is None:
-        _load_initial_weights(init, algorithm)
-    record, session = found or new(invocation.settings.run.id)
+        _load_initial_weights(settings.run.init, algorithm)
+    record, session = found or new(settings.run.id)
     if group is not None and alone:
         ended = _share_state(group, record, algorithm, known=found is not None)
     _roll_back(directory, record, session, ended=ended)
@@ -157,6 +105,37 @@ def _resume(
         of_ranks: dict[str, Any] = {} if group is None else {"ranks": count, "sessions": not ended}
         _log.info("resumed", version=record.version, env_steps=record.env_steps, **of_ranks)
     return record, session
+
+
+def _new_state(invocation: Invocation, env: EnvSpec, group: ProcessGroup | None, run_id: str) -> RunState:
+    """Return the state of a run without updates. The start of this process, with its imports, is part of the run's time."""
+    settings = invocation.settings
+    size = {"length": settings.rollout.length, "num_envs": settings.env.num_envs}
+    payload = build_payload(settings.algorithm, model=settings.model, env=env, **size)
+    record = RunRecord(settings=settings, run_id=run_id, frame_skip=env.frame_skip, started_at=lifecycle.STARTED)
+    config = session_config(settings, env, payload, run_id, group=group)
+    return record, LearnerSide(config, check=payload.check, episodes=payload.episodes, resumed=invocation.resume)
+
+
+def session_config(
+    settings: Settings, env: EnvSpec, payload: Payload, run_id: str, *, group: ProcessGroup | None = None
+) -> SessionConfig:
+    """Return the session config of this run, for workers that send experience in the form of `payload`."""
+    rank, ranks = (0, 1) if group is None else (group.index, group.count)
+    lockstep = Lockstep.of(settings)
+    return SessionConfig(
+        run=run_id,
+        run_config=RunConfig.of(settings, run_id=run_id).model_dump_json(),
+        env_signature=env.signature,
+        schema=(*payload.schema, *([STATE] if lockstep else [])),
+        credits=lockstep.share if lockstep else settings.learner.credits,
+        rollout_env_steps=settings.rollout.length * settings.env.num_envs,
+        batch=settings.batch,
+        max_actors=lockstep.actors if lockstep else settings.learner.max_actors,
+        rank=rank,
+        ranks=ranks,
+        lockstep=lockstep is not None,
+    )
 
 
 def _share_state(group: ProcessGroup, record: RunRecord, algorithm: Algorithm, *, known: bool) -> bool:
@@ -202,10 +181,7 @@ def _roll_back(directory: RunDirectory, record: RunRecord, session: LearnerSide,
 
 
 def _load_initial_weights(path: str, algorithm: Algorithm) -> None:
-    """Load the weights of the checkpoint in `path` (`run.init`) into a run without updates; "": they stay random.
-
-    Raises `ConfigError` or `ResourceError` where it cannot be read or does not fit.
-    """
+    """Load the weights of the checkpoint in `path` (`run.init`) into a run without updates; "": they stay random."""
     if not path:
         return
     if not isinstance(algorithm, LoadsParameters):
@@ -228,7 +204,6 @@ def _load_initial_weights(path: str, algorithm: Algorithm) -> None:
 
 
 def _layers(shapes: object) -> str:
-    """Format the first shapes of parameters by name."""
     named = list(shapes.items()) if isinstance(shapes, dict) else []
     more = f" and {len(named) - NAMED_LAYERS} more" if len(named) > NAMED_LAYERS else ""
     return ", ".join(f"{name} {shape}" for name, shape in named[:NAMED_LAYERS]) + more or "no such parameters"

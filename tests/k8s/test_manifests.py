@@ -536,7 +536,7 @@ def test_each_rank_knows_its_place_and_each_worker_the_address_of_its_rank(name,
     for role, own in {"actor": addresses, "evaluator": addresses[:1]}.items():
         one = named(manifests, "Deployment", role)["spec"]["template"]["spec"]["containers"][0]
         settings = worker.parse(one["args"][0], one["args"][1:], values(one)).settings
-        assert getattr(settings, role).server == ",".join(own)
+        assert getattr(settings, role).learner == ",".join(own)
 
 
 JOBSETS = [("ranks-jobset",), ("curve-auth", "policy-server", "ranks-jobset")]
@@ -573,7 +573,7 @@ def test_a_jobset_has_the_pods_of_the_statefulset_as_ranks_of_a_job(name, compon
     for role, own in {"actor": hosts, "evaluator": hosts[:1]}.items():
         one = named(manifests, "Deployment", role)["spec"]["template"]["spec"]["containers"][0]
         settings = worker.parse(one["args"][0], one["args"][1:], values(one)).settings
-        assert getattr(settings, role).server == ",".join(f"tcp://{host}:5700" for host in own)
+        assert getattr(settings, role).learner == ",".join(f"tcp://{host}:5700" for host in own)
 
     volumes = {volume["name"]: volume for volume in job["template"]["spec"]["volumes"]}
     assert volumes["run"]["configMap"]["name"] == run_of(manifests)["metadata"]["name"]

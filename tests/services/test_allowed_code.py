@@ -21,7 +21,7 @@ from services.allowed_code import read_run
 pytestmark = pytest.mark.pure
 
 ROOT = Path(__file__).parents[2]
-RUN = json.loads(RunConfig.of(Settings(), run_id="run-1").to_json())
+RUN = json.loads(RunConfig.of(Settings(), run_id="run-1").model_dump_json())
 
 
 def changed(**sections):

@@ -23,7 +23,7 @@ PLANTED = "import pathlib\npathlib.Path({file!r}).touch()\n"
 def hostile(changes):
     """A Welcome that fits every worker in all but `changes`, by section, to the run's configuration."""
     settings = Settings()
-    values = json.loads(RunConfig.of(settings, run_id="run-1").to_json())
+    values = json.loads(RunConfig.of(settings, run_id="run-1").model_dump_json())
     for section, change in changes.items():
         values[section] |= change
     env = spec_of(settings.env)

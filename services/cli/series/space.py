@@ -10,6 +10,7 @@ from typing import Any, Literal, Self, TypeAlias
 from pydantic import Field, ValidationError, model_validator
 
 from common.config.layers import parse_yaml
+from common.config.load import read_text
 from common.config.sections import Section
 from common.errors import ConfigError
 
@@ -69,11 +70,8 @@ def as_text(value: Any) -> str:
 
 def read_sweep(path: Path) -> Sweep:
     """Return the sweep in the file `path`. Raises `ConfigError` for the first value that is not valid."""
-    try:
-        values = parse_yaml(path.read_text(encoding="utf-8"), source=f"file {path}")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "no UTF-8 text"
-        raise ConfigError(f"file of the sweep cannot be read: {reason}", found=str(path), wanted="a YAML file") from error
+    text = read_text(str(path), what="file of the sweep", wanted="a YAML file")
+    values = parse_yaml(text, source=f"file {path}")
     try:
         return Sweep.model_validate(values)
     except ValidationError as error:

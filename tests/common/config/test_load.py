@@ -321,10 +321,10 @@ def test_a_run_sends_its_workers_an_algorithm_of_the_users(monkeypatch):
     """The whole section goes to the actors, and where the package is not installed that is said in one line."""
     settings = load_settings(preset=None, overrides=[f"algorithm.name={OWN}", "algorithm.patience=9"], environ={}).settings
     run = RunConfig.of(settings, run_id="r")
-    assert RunConfig.from_json(run.to_json()) == run
-    assert RunConfig.from_json(run.to_json()).algorithm.patience == 9
+    assert RunConfig.from_json(run.model_dump_json()) == run
+    assert RunConfig.from_json(run.model_dump_json()).algorithm.patience == 9
     monkeypatch.delitem(sys.modules, "own_algorithms")
     with pytest.raises(
         ConfigError, match=r"algorithm.name names a module that does not exist: found own_algorithms .*; install it"
     ):
-        RunConfig.from_json(run.to_json())
+        RunConfig.from_json(run.model_dump_json())

@@ -88,7 +88,7 @@ def test_settings_that_are_accepted_fit_into_a_welcome():
     message = Welcome(
         index=0,
         generation=0,
-        config=RunConfig.of(longest, run_id="r" * 255).to_json(),
+        config=RunConfig.of(longest, run_id="r" * 255).model_dump_json(),
         env_signature="",
         schema=(),
         credits=1,
@@ -159,10 +159,10 @@ def test_a_worker_gets_the_run_it_belongs_to_and_nothing_of_one_process():
     """The actor knows the learner's address only; all else comes in the Welcome."""
     settings = Settings(run=RunSettings(preset="pong", seed=7, dir="/home/x"), log=LogSettings(level="debug"))
     config = RunConfig.of(settings, run_id="pong-1")
-    assert RunConfig.from_json(config.to_json()) == config
+    assert RunConfig.from_json(config.model_dump_json()) == config
     assert set(config.evaluation.model_dump()) == {"episodes", "every_seconds", "cpu_share"}
     assert (config.run_id, config.preset, config.seed, config.env) == ("pong-1", "pong", 7, settings.env)
-    assert set(json.loads(config.to_json())) == {
+    assert set(json.loads(config.model_dump_json())) == {
         "run_id", "seed", "preset", "env", "model", "algorithm", "rollout", "target", "actors", "acting_precision",
         "evaluation",
     }  # fmt: skip
@@ -174,7 +174,7 @@ def test_a_worker_gets_the_run_it_belongs_to_and_nothing_of_one_process():
 )
 def test_a_welcome_that_this_version_does_not_understand_names_the_setting(change, named):
     """An old actor meets a new learner: ignoring a setting would train on another environment than the learner thinks."""
-    document = json.loads(RunConfig.of(Settings(), run_id="r").to_json()) | change
+    document = json.loads(RunConfig.of(Settings(), run_id="r").model_dump_json()) | change
     with pytest.raises(ConfigError, match=named) as caught:
         RunConfig.from_json(json.dumps(document))
     assert "same rookery version" in str(caught.value)
