@@ -88,7 +88,6 @@ def _serve(argv: list[str]) -> int:
 
 
 def _train(invocation: Invocation, argv: list[str], joined: Joined | None = None) -> int:
-    """Run the learner, or one of its ranks."""
     group = joined.group if joined else None
     settings = invocation.settings
     logs.configure("learner", level=settings.log.level, form=settings.log.format, debug=invocation.debug, run_id=settings.run.id)
@@ -137,14 +136,10 @@ class _Root:
 
     @property
     def rank(self) -> int:
-        """This rank; 0 where there is one."""
         return self.group.index if self.group else 0
 
     def run(self) -> str:
-        """Open the run, train until it ends or a stop is requested, and linger where the command line asks for it.
-
-        Return the reason of the end.
-        """
+        """Train until the run ends or a stop is requested, and linger where that is asked for; return the reason of the end."""
         settings, opened = self.invocation.settings, self.resources.enter_context
         opened(on_signals(self.shutdown))
         existing = opened(existing_run(self.invocation, self.argv)) if self.rank == 0 else None
@@ -191,7 +186,6 @@ class _Root:
         return reason
 
     def log_start(self, run: _Run, *, metrics_url: str) -> None:
-        """Log the notes on the settings, a missing encryption, and the addresses."""
         settings = self.invocation.settings
         for note in () if self.invocation.config_named else self.invocation.loaded.notes:  # `rookery train` shows them
             _log.warning("settings", note=note)
@@ -249,8 +243,6 @@ class _Root:
         return open_rank_directory(self.group, None if self.rank else existing or open_directory(self.invocation, self.argv))
 
     def build_checkpoints(self, run: _Run, intake: Intake, results: Results, uploads: Uploads) -> RunCheckpoints:
-        """Return the writer of the run's checkpoints."""
-
         def save(checkpoint: Checkpoint) -> None:
             run.store.save(checkpoint)
             if not self.rank:
@@ -266,7 +258,6 @@ class _Root:
         )
 
     def build_loop(self, intake: Intake, results: Results, checkpoints: RunCheckpoints) -> TrainLoop:
-        """Return the train loop, with the end of its run."""
         ending = RunEnd(
             algorithm=self.algorithm,
             intake=intake,
@@ -276,15 +267,7 @@ class _Root:
             stopping=lambda: self.shutdown.requested,
             will_restart=self.invocation.linger or self.invocation.job,
         )
-        return TrainLoop(
-            algorithm=self.algorithm,
-            intake=intake,
-            results=results,
-            checkpoints=checkpoints,
-            ending=ending,
-            health=self.health,
-            stopping=ending.stopping,
-        )
+        return TrainLoop(ending)
 
     def calibrate(self, record: RunRecord) -> None:
         """Begin the normalisation of observations of a new run with examples, on all ranks with those of rank 0.
@@ -301,7 +284,6 @@ class _Root:
 
 
 def _open_journal(record: RunRecord, directory: RunDirectory) -> Journal:
-    """Return the journal of the run, with its trackers started."""
     settings = record.settings
     run = tracked_run(settings, run_id=record.run_id, folder=directory.path)
     return Journal(

@@ -8,8 +8,10 @@ most the env steps that a worker may send with the credits that it has.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,34 +31,26 @@ SLOW_SECONDS: Seconds = 0.5  # for one line: the intake thread writes it, and wo
 _log = logs.EventLog(__name__)
 
 
+@dataclass(slots=True)
 class AccountsFile:
     """Writer of the accounts file, of one line for all accounts and then a line for each change. The intake thread owns it.
 
     Nothing is synced: lines that a killed process wrote are with the system. The file stays open between two lines.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        run_id: str,
-        clock: Callable[[], Seconds],
-        disk: Disk = DISK,
-    ) -> None:
-        """The first failure is logged, later ones are silent."""
-        self._path = path
-        self._run_id = run_id
-        self._clock = clock
-        self._disk = disk
-        self._file: BinaryIO | None = None
-        self._bytes = 0
-        self._retry_at: Seconds = clock()
-        self._loss_logged = False
+    path: Path
+    run_id: str
+    clock: Callable[[], Seconds]
+    disk: Disk = DISK
+    _file: BinaryIO | None = None
+    _bytes: int = 0
+    _retry_at: Seconds = -math.inf
+    _loss_logged: bool = False  # only the first loss is
 
     @property
     def due(self) -> bool:
         """Return whether `restart` is due: before the first line, after enough bytes, a while after a failure."""
-        return (self._file is None or self._bytes >= MOST_BYTES) and self._clock() >= self._retry_at
+        return (self._file is None or self._bytes >= MOST_BYTES) and self.clock() >= self._retry_at
 
     def write(self, session: LearnerSide, instructions: Iterable[Instruction], *, closed: bool) -> None:
         """Write the accounts of the workers that `instructions` give credits, and those `closed` since the last time."""
@@ -71,12 +65,12 @@ class AccountsFile:
     def restart(self, state: Mapping[str, Any]) -> None:
         """Replace the file by one with a single line: `state`, the accounts of all workers (`SavedSession.accounts`)."""
         self.close()
-        partial = self._path.with_name(f".partial-{self._path.name}")
+        partial = self.path.with_name(f".partial-{self.path.name}")
         try:
-            line = _line({"run_id": self._run_id, "session": state})
-            self._disk.write(partial, line)
-            self._disk.rename(partial, self._path)
-            self._file, self._bytes = self._path.open("ab"), len(line)
+            line = _line({"run_id": self.run_id, "session": state})
+            self.disk.write(partial, line)
+            self.disk.rename(partial, self.path)
+            self._file, self._bytes = self.path.open("ab"), len(line)
         except OSError as error:
             self._lost(error)
 
@@ -84,14 +78,14 @@ class AccountsFile:
         """Add the accounts of some workers (`SavedSession.changed_accounts`)."""
         if self._file is None:
             return
-        line, began = _line(changes), self._clock()
+        line, began = _line(changes), self.clock()
         try:
             self._file.write(line)
             self._file.flush()
         except OSError as error:
             self._lost(error)
         self._bytes += len(line)
-        if (seconds := self._clock() - began) > SLOW_SECONDS:
+        if (seconds := self.clock() - began) > SLOW_SECONDS:
             self._lost(TimeoutError(f"a line took {seconds:.1f} s"))
 
     def close(self) -> None:
@@ -103,7 +97,7 @@ class AccountsFile:
 
     def _lost(self, error: Exception) -> None:
         self.close()
-        self._retry_at = self._clock() + RETRY_SECONDS
+        self._retry_at = self.clock() + RETRY_SECONDS
         if not self._loss_logged:
             self._loss_logged = True
             consequence = "if it is killed, what it trained on since its checkpoint is not counted"

@@ -7,7 +7,7 @@ short episodes until each environment has ended one: far too high where each ste
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -35,13 +35,12 @@ class _Actor:
     newest: Seconds = 0.0  # time of the newest message
 
 
+@dataclass(slots=True)
 class EpisodeCoverage:
     """Which environment of which actor has ended an episode. The thread of the train loop owns it."""
 
-    def __init__(self, num_envs: int) -> None:
-        """`num_envs`: environments of each actor."""
-        self._num_envs = num_envs
-        self._actors: dict[str, _Actor] = {}  # by name: a new incarnation takes the place of the one before
+    num_envs: int  # of each actor
+    _actors: dict[str, _Actor] = field(default_factory=dict)  # by name: a new incarnation takes the place of the one before
 
     def add(self, samples: Sequence[Experience], now: Seconds) -> Coverage:
         """Enter the ends of episodes in `samples`; return the state of all actors.
@@ -52,7 +51,7 @@ class EpisodeCoverage:
             worker, start = sample.worker, sample.arrays.get("start")
             actor = self._actors.get(worker.name)
             if actor is None or actor.incarnation != worker.incarnation:
-                actor = self._actors[worker.name] = _Actor(worker.incarnation, set(range(self._num_envs)))
+                actor = self._actors[worker.name] = _Actor(worker.incarnation, set(range(self.num_envs)))
             actor.newest = now
             if not actor.unfinished:
                 continue
@@ -62,4 +61,4 @@ class EpisodeCoverage:
                 for _ in sample.arrays["episode_return"][: len(actor.unfinished)]:
                     actor.unfinished.pop()
         actors = [actor for actor in self._actors.values() if now - actor.newest < GONE_SECONDS]
-        return Coverage(len(actors) * self._num_envs, sum(len(actor.unfinished) for actor in actors))
+        return Coverage(len(actors) * self.num_envs, sum(len(actor.unfinished) for actor in actors))

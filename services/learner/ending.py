@@ -49,7 +49,8 @@ class RunEnd:
             self.intake.update_stats()  # the actors send the queue's messages again, to the next learner
         else:
             self._drain_workers(reason, stopped=stopped)
-        self._wait_for_ranks()
+        while not self._all_ranks(done=True):  # the ranks write their last checkpoint together
+            time.sleep(BARRIER_SECONDS)
 
     def finish(self, reason: str) -> None:
         """Write the last checkpoint, the curve and the summary. Raises `ResourceError` where a stopped run could not be saved."""
@@ -77,11 +78,6 @@ class RunEnd:
     def _still_draining(self) -> None:
         self._all_ranks(done=False)
         self.health.tick()
-
-    def _wait_for_ranks(self) -> None:
-        """Wait until the workers of every rank have left: the ranks write their last checkpoint together."""
-        while not self._all_ranks(done=True):
-            time.sleep(BARRIER_SECONDS)
 
     def _all_ranks(self, *, done: bool) -> bool:
         """Return whether every rank is done; without other ranks, whether this one is."""

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from common.errors import DropReason, InternalError, ProtocolError, ProtocolVersionError, ResourceError
@@ -31,39 +32,29 @@ MESSAGES_AT_ONCE = 64  # received before posts are performed: a flood must not d
 _Call: TypeAlias = tuple[Callable[[], Any], Future[Any]]  # a function for the I/O thread, and what it will return
 
 
+@dataclass(kw_only=True)
 class Intake:
     """Owner of the transport, the session and the queue. `start` before use, `close` at the end."""
 
-    def __init__(
-        self,
-        *,
-        transport: ServerTransport,
-        session: LearnerSide,
-        clock: Callable[[], Seconds],
-        log_event: Callable[[e.LogEvent], None],
-        accounts: AccountsFile | None = None,
-        memory: MemoryGuard | None = None,
-    ) -> None:
-        """`accounts`: where the account of each worker is written before it gets credits; None: nowhere.
+    transport: ServerTransport
+    session: LearnerSide
+    clock: Callable[[], Seconds]
+    log_event: Callable[[e.LogEvent], None]
+    accounts: AccountsFile | None = None  # has the account of each worker before it gets credits; None: it is written nowhere
+    memory: MemoryGuard = field(default_factory=MemoryGuard)  # of the process
+    _queue: deque[Experience] = field(default_factory=deque)
+    _evaluations: deque[e.Evaluated] = field(default_factory=deque)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _posts: deque[e.Event | _Call] = field(default_factory=deque)
+    _stopping: threading.Event = field(default_factory=threading.Event)
+    _failure: BaseException | None = None
+    _admitted: int = 0
+    _snapshot: tuple[Snapshot, Frames] | None = None  # the newest that was encoded
 
-        `memory`: the guard of the process's memory; None: a new one.
-        """
-        self._transport = transport
-        self._session = session
-        self._monitor = IntakeMonitor(transport=transport, session=session, log_event=log_event, memory=memory or MemoryGuard())
-        self._accounts = accounts
-        self._run = session.config.run
-        self._lockstep = session.config.lockstep
-        self._clock = clock
-        self._log_event = log_event
-        self._queue: deque[Experience] = deque()
-        self._evaluations: deque[e.Evaluated] = deque()
-        self._changed = threading.Condition()
-        self._posts: deque[e.Event | _Call] = deque()
-        self._stopping = threading.Event()
-        self._failure: BaseException | None = None
-        self._admitted = 0
-        self._snapshot: tuple[Snapshot, Frames] | None = None  # the newest that was encoded
+    def __post_init__(self) -> None:
+        self._monitor = IntakeMonitor(
+            transport=self.transport, session=self.session, log_event=self.log_event, memory=self.memory
+        )
         self.stats = self._monitor.stats(queue_depth=0)
         self._thread = threading.Thread(target=self._run_thread, name="intake", daemon=True)
 
@@ -102,12 +93,12 @@ class Intake:
 
     def _enough(self, count: int, patience: Seconds) -> bool:
         queue = self._queue
-        return len(queue) >= count or (len(queue) > 0 and self._clock() - queue[0].arrived_at >= patience)
+        return len(queue) >= count or (len(queue) > 0 and self.clock() - queue[0].arrived_at >= patience)
 
     def complete(self, items: Sequence[Experience], reason: str | None = None) -> None:
         """Account for taken messages: trained on, or dropped for `reason`."""
         numbers = tuple(item.number for item in items)
-        if numbers and self._lockstep:
+        if numbers and self.session.config.lockstep:
             self._post(e.Taken(items=numbers))  # not before: a credit lets an actor act by the old policy
         if numbers:
             self._posts.append(e.Completed(items=numbers, reason=reason))  # changes the books alone: no reason to wake the thread
@@ -122,8 +113,8 @@ class Intake:
 
     def wait_for_goodbyes(self, timeout: Seconds, *, alive: Callable[[], None], abort: Callable[[], bool]) -> bool:
         """Wait until every worker has left; return False when `timeout` seconds were not enough, or `abort` returned True."""
-        deadline = self._clock() + timeout
-        while self.stats.actors + self.stats.evaluators and self._clock() < deadline and not abort():
+        deadline = self.clock() + timeout
+        while self.stats.actors + self.stats.evaluators and self.clock() < deadline and not abort():
             alive()
             with self._changed:
                 self._changed.wait(TICK_SECONDS)
@@ -162,16 +153,16 @@ class Intake:
     def close(self) -> None:
         """End the thread and close the transport."""
         self._stopping.set()
-        self._transport.wake()
+        self.transport.wake()
         if self._thread.is_alive():
             self._thread.join(timeout=5.0)
-        self._transport.close()
-        if self._accounts is not None:
-            self._accounts.close()
+        self.transport.close()
+        if self.accounts is not None:
+            self.accounts.close()
 
     def _post(self, post: e.Event | _Call) -> None:
         self._posts.append(post)
-        self._transport.wake()
+        self.transport.wake()
 
     def _call(self, function: Callable[[], Any], timeout: Seconds) -> Any:
         """Return what `function` returns in the I/O thread, after all posts before it. Raises `ResourceError` after `timeout`."""
@@ -189,11 +180,11 @@ class Intake:
 
     def _run_thread(self) -> None:
         try:
-            ticked_at = self._clock() - TICK_SECONDS
+            ticked_at = self.clock() - TICK_SECONDS
             while not self._stopping.is_set():
                 self._receive()
                 self._perform_posts()
-                if (elapsed := self._clock() - ticked_at) >= TICK_SECONDS:
+                if (elapsed := self.clock() - ticked_at) >= TICK_SECONDS:
                     ticked_at += elapsed
                     self._tick(elapsed)
         except BaseException as failure:  # noqa: BLE001 - handed to the train loop, which raises it
@@ -204,23 +195,20 @@ class Intake:
     def _receive(self) -> None:
         """Handle the messages that are there, waiting for the first of them; at most `MESSAGES_AT_ONCE`."""
         admitted = self._admitted
-        number, arrived = 1, self._transport.receive(TICK_SECONDS)
+        number, arrived = 1, self.transport.receive(TICK_SECONDS)
         while arrived is not None:
             self._arrived(*arrived)
-            number, arrived = number + 1, self._transport.receive(0.0) if number < MESSAGES_AT_ONCE else None
+            number, arrived = number + 1, self.transport.receive(0.0) if number < MESSAGES_AT_ONCE else None
         if self._admitted != admitted:  # once for all: the train loop competes with this thread for the interpreter
             with self._changed:
                 self._changed.notify_all()
 
     def _arrived(self, route: e.Route, frames: list[Frame]) -> None:
-        now, admitted = self._clock(), self._admitted
+        now, admitted = self.clock(), self._admitted
         if self._monitor.ignores(route, now):
             return
         self._handle(self._event(route, frames))
-        if admitted == self._admitted:
-            self._monitor.without_experience(route, now)
-        else:
-            self._monitor.with_experience(route)
+        self._monitor.handled(route, now, admitted=self._admitted > admitted)
 
     def _event(self, route: e.Route, frames: list[Frame]) -> e.Event:
         self._monitor.arrived(frames)
@@ -229,7 +217,7 @@ class Intake:
         except ProtocolError as error:
             return e.Undecodable(route=route, detail=str(error), protocol=isinstance(error, ProtocolVersionError))
         self._monitor.decoded(envelope.message)
-        return e.Received(route=route, envelope=envelope, public_key=self._transport.received_key)
+        return e.Received(route=route, envelope=envelope, public_key=self.transport.received_key)
 
     def _perform_posts(self) -> None:
         """Perform all posts in order; messages that left the queue one after the other leave it together."""
@@ -256,14 +244,14 @@ class Intake:
             self._changed.notify_all()
 
     def _session_state(self) -> dict[str, Any]:
-        if self._accounts is not None:
-            self._accounts.restart(self._session.saved.accounts())
-        return self._session.saved.state_dict()
+        if self.accounts is not None:
+            self.accounts.restart(self.session.saved.accounts())
+        return self.session.saved.state_dict()
 
     def _handle(self, event: e.Event) -> None:
-        instructions = self._session.handle(event, self._clock())
-        if self._accounts is not None:
-            self._accounts.write(self._session, instructions, closed=isinstance(event, e.Tick))
+        instructions = self.session.handle(event, self.clock())
+        if self.accounts is not None:
+            self.accounts.write(self.session, instructions, closed=isinstance(event, e.Tick))
         for instruction in instructions:
             self._perform(instruction)
 
@@ -271,7 +259,7 @@ class Intake:
         match instruction:
             case e.Send(route=route, message=message):
                 frames = self._encoded(message)
-                if self._transport.send(route, frames):
+                if self.transport.send(route, frames):
                     self._monitor.sent(message, frames)
                 else:
                     self._handle(e.Unsent(route=route, message=message))
@@ -283,19 +271,19 @@ class Intake:
                 with self._changed:
                     self._evaluations.append(instruction)
             case e.LogEvent():
-                self._log_event(instruction)
+                self.log_event(instruction)
 
     def _encoded(self, message: Message) -> Frames:
         """Return the parts of a message; those of a snapshot are made once for all workers."""
         if not isinstance(message, Snapshot):
-            return codec.encode(Envelope(run=self._run, message=message))
+            return codec.encode(Envelope(run=self.session.config.run, message=message))
         if self._snapshot is None or self._snapshot[0] is not message:
-            self._snapshot = message, codec.encode(Envelope(run=self._run, message=message))
+            self._snapshot = message, codec.encode(Envelope(run=self.session.config.run, message=message))
         return self._snapshot[1]
 
     def _tick(self, elapsed: Seconds) -> None:
         self._handle(e.Tick())
-        self._monitor.tick(self._clock(), elapsed)
+        self._monitor.tick(self.clock(), elapsed)
         self._collect_stats()
         with self._changed:
             self._changed.notify_all()

@@ -44,14 +44,12 @@ class IntakeMonitor:
         self._messages_ignored += ignored
         return ignored
 
-    def without_experience(self, route: Route, now: Seconds) -> None:
-        """Count a message that brought no experience; its connection may be ignored from here on."""
-        if ignored := self._limit.count(route, now):
+    def handled(self, route: Route, now: Seconds, *, admitted: bool) -> None:
+        """Count a message: a connection that brings too many without experience is ignored for a while."""
+        if admitted:
+            self._limit.count_experience(route)
+        elif ignored := self._limit.count(route, now):
             self.log_event(ignored)
-
-    def with_experience(self, route: Route) -> None:
-        """Count a message whose experience was admitted: its connection may send more of others."""
-        self._limit.count_experience(route)
 
     def arrived(self, frames: Frames) -> None:
         """Count the bytes of a message that is decoded next."""

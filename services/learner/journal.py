@@ -17,7 +17,7 @@ from common.config.schema import Settings
 from common.observability import logs
 from common.runtime.disk import write_atomically
 from common.runtime.run_directory import RunDirectory
-from common.tracking.background import BackgroundTracker, Point, Setting, TrackedRun
+from common.tracking.background import BackgroundTracker, Point, TrackedRun
 from common.tracking.remote import REMOTE
 from common.tracking.tensorboard import TensorBoardEvents
 from common.units import EnvSteps, Seconds
@@ -185,7 +185,6 @@ class _IntervalScalars:
     """The scalars between two points: one point per name, however many updates the interval has."""
 
     def __init__(self) -> None:
-        """Begin an empty interval."""
         self._sums: dict[str, tuple[float, int]] = {}  # sum and number of the values that are averaged
         self._newest: dict[str, float] = {}
 
@@ -201,7 +200,6 @@ class _IntervalScalars:
         self._newest |= {name: float(value) for name, value in values.items() if math.isfinite(value)}
 
     def take(self) -> dict[str, float]:
-        """Return the points by name, and begin the next interval."""
         points = {name: total / count for name, (total, count) in self._sums.items()} | self._newest
         self._sums, self._newest = {}, {}
         return points
@@ -271,7 +269,8 @@ def _env_steps(row: str) -> float:
 def tracked_run(settings: Settings, *, run_id: str, folder: Path) -> TrackedRun:
     """Return what trackers get of a run. Settings that are empty are left out."""
     named = {".".join(path): value for path, value in leaves(settings.model_dump(mode="json"))}
-    known = {key: _plain(value) for key, value in named.items() if value not in (None, "", [], {})}
+    filled = {key: value for key, value in named.items() if value not in (None, "", [], {})}
+    known = {key: value if isinstance(value, str | int | float) else json.dumps(value) for key, value in filled.items()}
     return TrackedRun(
         run_id=run_id,
         name=folder.absolute().name,
@@ -279,10 +278,6 @@ def tracked_run(settings: Settings, *, run_id: str, folder: Path) -> TrackedRun:
         settings=known,
         hyperparameters={key: value for key, value in known.items() if key.startswith(LEARNED)},
     )
-
-
-def _plain(value: Any) -> Setting:
-    return value if isinstance(value, str | int | float) else json.dumps(value)
 
 
 def open_trackers(settings: Settings, run: TrackedRun) -> list[BackgroundTracker]:

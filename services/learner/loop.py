@@ -8,22 +8,18 @@ waits up to their time limit.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from common.algorithms.api import Algorithm, ObservesExperience, RunProgress
+from common.algorithms.api import ObservesExperience, RunProgress
 from common.errors import DropReason
 from common.models import snapshot
 from common.observability import logs
-from common.observability.health import Health
 from common.protocol.events import Evaluated, Experience
 from common.protocol.messages import Snapshot
 from common.units import Seconds
 from services.learner.ending import RANKS_SECONDS, RunEnd
-from services.learner.intake import Intake
 from services.learner.lockstep import Lockstep
 from services.learner.ranks import REASONS, Decision, Vote
-from services.learner.results import Results
-from services.learner.saving import RunCheckpoints
 
 WAIT_SECONDS: Seconds = 0.2
 COMPARED_UPDATES = 100  # between two comparisons of the weights of all ranks
@@ -35,26 +31,17 @@ _log = logs.EventLog(__name__)
 class TrainLoop:
     """Loop of the learner, in the thread that calls `run`."""
 
-    def __init__(
-        self,
-        *,
-        algorithm: Algorithm,
-        intake: Intake,
-        results: Results,
-        checkpoints: RunCheckpoints,
-        ending: RunEnd,
-        health: Health,
-        stopping: Callable[[], bool],
-    ) -> None:
-        """`stopping` returns whether a stop is requested."""
+    def __init__(self, ending: RunEnd) -> None:
+        """Train with the parts that `ending` drains and saves."""
         self._ready_since: Seconds | None = None  # for the other ranks; None: this one is not ready
         self._idle = False  # whether no rank had experience at the last vote
-        self._algorithm, self._intake, self._results = algorithm, intake, results
-        self._checkpoints, self._ending, self._health, self._stopping = checkpoints, ending, health, stopping
-        self._record, self._stats = results.record, results.stats
+        self._ending, self._algorithm, self._intake = ending, ending.algorithm, ending.intake
+        self._results, self._checkpoints = ending.results, ending.checkpoints
+        self._health, self._stopping = ending.health, ending.stopping
+        self._record, self._stats = self._results.record, self._results.stats
         self._settings = self._record.settings
         self._phases = self._stats.phases
-        self._agreement, self._clock = results.agreement, results.clock
+        self._agreement, self._clock = self._results.agreement, self._results.clock
         self._updated_at = self._clock()
         self._layout = snapshot.ParameterLayout.of(self._algorithm.model).fingerprint
         self._lockstep = Lockstep.of(self._settings)
@@ -99,7 +86,6 @@ class TrainLoop:
         return reason
 
     def _reason(self) -> str:
-        """Return why the run ends now; "" while it does not."""
         return "stopped" if self._stopping() else self._record.over(self._clock())
 
     def _decide(self, *, evaluated: bool) -> Decision:

@@ -29,12 +29,9 @@ class PolicyLag:
 
     def as_dict(self) -> dict[str, float | None]:
         """Return min, mean and max; None before the first update."""
-        known = self.env_steps > 0
-        return {
-            "min": self.low if known else None,
-            "mean": round(self.weighted / self.env_steps, 3) if known else None,
-            "max": self.high if known else None,
-        }
+        if not self.env_steps:
+            return {"min": None, "mean": None, "max": None}
+        return {"min": self.low, "mean": round(self.weighted / self.env_steps, 3), "max": self.high}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +47,6 @@ class RateWindow:
     """Readings of one counter, which never falls, by one thread."""
 
     def __init__(self) -> None:
-        """No reading yet."""
         self._kept: deque[tuple[Seconds, float]] = deque()
         self._first = self._newest = (0.0, 0.0)
 

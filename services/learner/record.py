@@ -26,10 +26,10 @@ from services.learner.rates import PolicyLag, RateWindow, StepRates
 
 EPISODES = 100  # of "mean100"; where there are more environments, as many as those
 
+_SAVED_AS_THEY_ARE = ("env_steps", "episodes", "updates", "version", "solved_at", "last_evaluation")
+
 
 class _SavedRecord(BaseModel):
-    """Form of a record's state."""
-
     model_config = ConfigDict(strict=True, extra="ignore")
 
     elapsed_seconds: float
@@ -83,7 +83,6 @@ class RunRecord:
     _shown: tuple[dict[str, Any], dict[str, Any]] = field(init=False)  # facts and live; replaced, never changed
 
     def __post_init__(self) -> None:
-        """Show the beginning."""
         self._show()
 
     # --- writing ---
@@ -209,7 +208,7 @@ class RunRecord:
             "frames": self.env_steps * self.frame_skip,
             "episodes": self.episodes,
             "learner_updates": self.updates,
-            "mean100": _known(self.mean_return),
+            "mean100": round(self.mean_return, 3) if math.isfinite(self.mean_return) else None,
             "mean100_episodes": len(self.returns),
             "environments_unfinished": self.unfinished,
             "last_evaluation": self.last_evaluation,
@@ -243,14 +242,9 @@ class RunRecord:
         """Return the state from which a resumed run continues, JSON values."""
         return {
             "elapsed_seconds": now - self.started_at,
-            "env_steps": self.env_steps,
-            "episodes": self.episodes,
-            "updates": self.updates,
-            "version": self.version,
-            "solved_at": self.solved_at,
+            **{name: getattr(self, name) for name in _SAVED_AS_THEY_ARE},
             "target": self.settings.target.mean100,
             "target_evaluation": self.settings.target.evaluation,
-            "last_evaluation": self.last_evaluation,
             "evaluations": dict(self.evaluations),
             "returns": list(self.returns),
             "lengths": list(self.lengths),
@@ -270,7 +264,7 @@ class RunRecord:
             self.lockstep_broken = self.lockstep_broken or f"resumed with other settings: {changes}"
         self.started_at = now - state["elapsed_seconds"]
         self._env_steps_before = state["env_steps"]
-        for name in ("env_steps", "episodes", "updates", "version", "solved_at", "last_evaluation"):
+        for name in _SAVED_AS_THEY_ARE:
             setattr(self, name, state[name])
         target = self.settings.target
         if (state["target"], state.get("target_evaluation")) != (target.mean100, target.evaluation):
@@ -299,7 +293,3 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Return the settings that changed since a checkpoint; "" where none did, or the checkpoint is of a version without them."""
     changed = [f"{key} was {before.get(key)}, is {value}" for key, value in now.items() if before.get(key) != value]
     return "; ".join(changed) if before else ""
-
-
-def _known(value: float) -> float | None:
-    return round(value, 3) if math.isfinite(value) else None

@@ -47,7 +47,6 @@ class Results:
     _replay_shrinks: bool = False
 
     def __post_init__(self) -> None:
-        """Enter in the metrics what the settings decide."""
         stats, settings = self.stats, self.record.settings
         self._episode_coverage = EpisodeCoverage(settings.env.num_envs)
         stats.ranks = settings.learner.ranks

@@ -49,7 +49,6 @@ class RunCheckpoints:
     _saved_at: Seconds = field(init=False)
 
     def __post_init__(self) -> None:
-        """Count the time to the first checkpoint from here."""
         self._saved_at = self.results.clock()
         self.results.stats.checkpoint_interval = self.results.record.settings.checkpoint.every_seconds
 
@@ -84,10 +83,7 @@ class RunCheckpoints:
             self._work_together(self.results.agreement, _nothing)
 
     def _save_with_ranks(self, agreement: Agreement) -> None:
-        """Write the checkpoints of all ranks, that of rank 0 last: where it is there, all are.
-
-        Raises `ResourceError` on all ranks where one of them cannot.
-        """
+        """Write the checkpoints of all ranks, that of rank 0 last: where it is there, all are."""
         own: list[Checkpoint] = []
 
         def collect() -> Any:
@@ -209,6 +205,5 @@ def ranks_of(checkpoint: Checkpoint) -> int:
 
 
 def _ledgers_of(checkpoint: Checkpoint) -> Sequence[Mapping[str, Any]]:
-    """Return the ledgers of all ranks at the time of a checkpoint."""
     ledgers: Sequence[Mapping[str, Any]] = checkpoint.counters.get("ledgers") or [checkpoint.counters["session"]["ledger"]]
     return ledgers

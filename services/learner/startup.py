@@ -165,7 +165,6 @@ def _check_sizes(settings: Settings, env: EnvSpec, algorithm: Algorithm) -> None
 
 
 def _device(name: str, local_rank: int) -> torch.device:
-    """Return the device on which the networks are trained. Raises `ConfigError` where it is missing."""
     if name == "cuda" and torch.cuda.is_available() and local_rank:
         if local_rank >= torch.cuda.device_count():
             found, wanted = f"{torch.cuda.device_count()} GPUs", f"at least {local_rank + 1}: one for each rank on this machine"

@@ -183,7 +183,7 @@ class Colony:
         checkpoints = RunCheckpoints(**common, save_checkpoint=self.save, save_best=self.store.save_best)
         stopping = lambda: bool(self.failures)  # noqa: E731
         ending = RunEnd(**common, checkpoints=checkpoints, stopping=stopping, will_restart=False)
-        return TrainLoop(**common, checkpoints=checkpoints, ending=ending, stopping=stopping)
+        return TrainLoop(ending)
 
     def save(self, checkpoint):
         """Write a checkpoint, or not."""

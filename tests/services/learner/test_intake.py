@@ -160,7 +160,7 @@ def test_a_connection_that_floods_is_ignored_and_others_are_served(make_trajecto
     """Refusing each of its messages would take the time of honest workers. All of it happens within a second."""
     hub, notes = MemoryHub(), []
     intake = Intake(transport=hub.bind(), session=LearnerSide(session_config()), clock=lambda: 0.0, log_event=notes.append)
-    colony, flood = Colony(hub=hub, session=intake._session, intake=intake), LIMIT_MESSAGES + 50
+    colony, flood = Colony(hub=hub, session=intake.session, intake=intake), LIMIT_MESSAGES + 50
     with closing(intake):
         intake.start()
         intake.publish(policy(0))
@@ -512,7 +512,7 @@ def test_an_intake_that_is_held_up_is_named(colony):
         called.set()
         held.wait(PATIENCE)
 
-    colony.intake._log_event = stand_still
+    colony.intake.log_event = stand_still
     colony.hub.connect().send([b"no message"])
     try:
         assert called.wait(PATIENCE)
@@ -527,7 +527,7 @@ def test_an_intake_that_is_held_up_is_named(colony):
 
 def test_handshakes_that_fail_are_counted_and_logged(colony):
     """A worker without a key reconnects every second: one line, and a counter in /metrics."""
-    transport = colony.intake._transport
+    transport = colony.intake.transport
     transport.handshakes.detail = "a worker has no keys"
     transport.handshakes.failed[HandshakeFailure.MECHANISM] += 3
     colony.until(lambda: colony.intake.stats.handshakes_failed[HandshakeFailure.MECHANISM] == 3)

@@ -202,7 +202,7 @@ class Scene:
         checkpoints = RunCheckpoints(**common, save_checkpoint=self.save, save_best=self.save_best)
         stopping = lambda: self.stop  # noqa: E731
         ending = RunEnd(**common, checkpoints=checkpoints, stopping=stopping, will_restart=self.will_restart)
-        loop = TrainLoop(**common, checkpoints=checkpoints, ending=ending, stopping=stopping)
+        loop = TrainLoop(ending)
         with closing(journal):
             return loop.run()
 
