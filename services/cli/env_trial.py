@@ -17,7 +17,7 @@ import warnings
 from contextlib import suppress
 from dataclasses import asdict
 from threading import Thread
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
@@ -65,9 +65,7 @@ def _answer(env: EnvSettings) -> dict[str, Any]:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2, pass_fds=[write], process_group=0, text=True)
         Thread(target=lambda: answers.put(lines.readline()), name="answer", daemon=True).start()
         try:
-            with suppress(BrokenPipeError), cast("IO[str]", process.stdin) as stdin:
-                stdin.write(json.dumps(env.model_dump(mode="json")))
-            code = _wait(process, env.name)
+            code = _wait(process, env)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # and the processes that the environment started
@@ -84,12 +82,13 @@ def _answer(env: EnvSettings) -> dict[str, Any]:
     raise ConfigError(fact, found=found, wanted=f"{FIRST_ENV_STEPS} env steps", fix="correct the environment, or env.kwargs")
 
 
-def _wait(process: subprocess.Popen[str], name: str) -> int | None:
-    """Return the exit code, or None where the process still runs after `BUILD_SECONDS`."""
+def _wait(process: subprocess.Popen[str], env: EnvSettings) -> int | None:
+    """Pass `env` to the process; return its exit code, or None where it still runs after `BUILD_SECONDS`."""
     with suppress(subprocess.TimeoutExpired):
-        return process.wait(SLOW_SECONDS)
+        process.communicate(env.model_dump_json(), SLOW_SECONDS)
+        return process.returncode
     waits = f"it is waited for, {BUILD_SECONDS:.0f} s at most; Ctrl-C ends the command"
-    print(f"rookery: {name} has not taken its first env steps after {SLOW_SECONDS:.0f} s; {waits}", file=sys.stderr)
+    print(f"rookery: {env.name} has not taken its first env steps after {SLOW_SECONDS:.0f} s; {waits}", file=sys.stderr)
     with suppress(subprocess.TimeoutExpired):
         return process.wait(BUILD_SECONDS - SLOW_SECONDS)
     return None

@@ -42,27 +42,22 @@ def report(runs: Sequence[RunData], *, out: Path, now: datetime, stdout: TextIO)
 def render(runs: Sequence[RunData], *, now: datetime) -> str:
     """Return the report on `runs` as HTML."""
     groups = configurations(runs)
+    by_env: dict[str, list[Configuration]] = {}  # returns of different environments have different scales
+    for group in groups:
+        by_env.setdefault(group.env, []).append(group)
     shown = [tables.settings_table(groups), tables.runs_table(groups), tables.ledger_table(groups)]
     template = resources.files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(template).render(
         title=", ".join(dict.fromkeys(group.runs[0].preset for group in groups)),
         summaries=[tables.labels_table(groups), tables.configurations_table(groups)],
-        figures=[(name, Markup(draw_returns(alike))) for name, alike in _by_env(groups)],  # noqa: S704  our own SVG, text escaped
+        figures=[(name, Markup(draw_returns(alike))) for name, alike in by_env.items()],  # noqa: S704  our own SVG, text escaped
         tables=[table for table in shown if table.rows],
         commands=[(run.path.name, run.command) for group in groups for run in group.runs if run.command],
         runs=len(runs),
         resamples=RESAMPLES,
         made=f"{now:%Y-%m-%d %H:%M}",
     )
-
-
-def _by_env(groups: Sequence[Configuration]) -> list[tuple[str, list[Configuration]]]:
-    """Return the configurations of each environment: returns of different environments have different scales."""
-    found: dict[str, list[Configuration]] = {}
-    for group in groups:
-        found.setdefault(group.env, []).append(group)
-    return list(found.items())
 
 
 STYLE: Any = {

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 from urllib.parse import urlencode
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -65,25 +65,13 @@ def get(url: str, *, timeout: Seconds = PAGE_TIMEOUT, limit: int = MAX_PAGE_BYTE
         return answer.status, body.decode()
 
 
-class Source(Protocol):
-    """A deployment that can be scraped."""
-
-    title: str
-    keeps_history: bool  # whether earlier scrapes can be read
-    window: Seconds  # the default time to measure over
-
-    def read(self, ago: Seconds = 0.0) -> Scrape:
-        """Return a sample of each service: now, or, where history is kept, `ago` seconds ago."""
-
-
 class Services:
     """Services that are scraped directly, all at once."""
 
-    keeps_history = False
-    window: Seconds = 10.0
+    keeps_history = False  # earlier scrapes cannot be read
+    window: Seconds = 10.0  # the default time to measure over
 
     def __init__(self, urls: Mapping[str, str], *, title: str) -> None:
-        """`urls` maps the name of each service to its address."""
         self.title, self._urls = title, dict(urls)
 
     def read(self, _: Seconds = 0.0) -> Scrape:
@@ -137,7 +125,6 @@ class Prometheus:
     window: Seconds = 60.0  # several scrapes at the usual intervals
 
     def __init__(self, url: str, *, namespace: str | None = None) -> None:
-        """`url` is the address of its web page; `namespace` narrows it to one run of a cluster."""
         self.title, self._url = url, url.rstrip("/")
         self._narrowed = f', namespace="{namespace}"' if namespace else ""
 
@@ -159,13 +146,13 @@ class Prometheus:
         about = f'timestamp({{__name__="rookery_build_info"{self._narrowed}}})'
         scraped = {_target(labels): value for labels, value in self._query(about, at)}
         unreachable = {
-            _name(target): ServiceSample(at=at, role=role, unreachable="Prometheus could not scrape it")
-            for target, role in down.items()
+            pod or instance: ServiceSample(at=at, role=role, unreachable="Prometheus could not scrape it")
+            for (pod, instance), role in down.items()
         }
         return unreachable | {
-            _name(target): ServiceSample(at=moment, role=role_of(samples[target]), samples=samples[target])
-            for target, moment in scraped.items()
-            if role_of(samples[target])
+            pod or instance: ServiceSample(at=moment, role=role, samples=samples[pod, instance])
+            for (pod, instance), moment in scraped.items()
+            if (role := role_of(samples[pod, instance]))
         }
 
     def _query(self, query: str, at: Seconds) -> Iterable[tuple[Mapping[str, str], float]]:
@@ -180,14 +167,12 @@ class Prometheus:
             raise ResourceError("the Prometheus does not answer", found=f"{_reason(error)} at {self._url}", fix=fix) from error
 
 
+Source: TypeAlias = Services | Prometheus
+
+
 def _target(labels: Mapping[str, str]) -> tuple[str, str]:
     """Return pod and address of a process; "" for the one that is not known."""
     return labels.get("pod", ""), labels.get("instance", "")
-
-
-def _name(target: tuple[str, str]) -> str:
-    pod, instance = target
-    return pod or instance
 
 
 def _no_prometheus(url: str) -> ConfigError:
@@ -236,7 +221,6 @@ def _address(word: str) -> str:
 
 
 def _addresses(directory: RunDirectory) -> dict[str, str]:
-    """Return the addresses of the services of a run of `rookery train`."""
     try:
         return dict(json.loads(directory.addresses.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
@@ -245,7 +229,6 @@ def _addresses(directory: RunDirectory) -> dict[str, str]:
 
 
 def _newest(folder: Path) -> Source:
-    """Return the newest of the runs that answer."""
     runs = sorted(folder.glob(f"*/{RunDirectory(Path()).addresses.name}"), key=lambda path: path.stat().st_mtime, reverse=True)
     found = f"none under {folder}/"
     for path in runs:

@@ -49,7 +49,6 @@ def top(source: Source, *, once: bool, stdout: TextIO, sleep: Callable[[Seconds]
 
 
 def _follow(source: Source, console: Console, sleep: Callable[[Seconds], None]) -> None:
-    """Show the last seconds until an interrupt."""
     kept: deque[Scrape] = deque([source.read(source.window)])
     live = Live(console=console, auto_refresh=False) if console.is_terminal else None
     period = PERIOD if live else LINE_PERIOD

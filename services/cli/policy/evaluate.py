@@ -184,12 +184,13 @@ class EvaluationResult:
     def to_text(self) -> str:
         """Return a table for a terminal."""
         policy, settings = self.policy, self.policy.settings
+        rules = protocol(settings.env).items()
         rows = {
             "run": f"{policy.run_id}, {settings.algorithm.name}, version {policy.version}, {policy.env_steps:,} env steps",
             "episodes": f"{len(self.returns)}, {self.mode}, {self.num_envs} side by side, seed {self.seed}",
             "return": ", ".join(self._return_parts()),
             "length": f"mean {self.lengths.mean():,.1f} env steps, from {self.lengths.min():,} to {self.lengths.max():,}",
-            "evaluation rules": ", ".join(_in_words(protocol(settings.env))),
+            "evaluation rules": ", ".join(_WORDS[name](value) if name in _WORDS else f"{name} {value}" for name, value in rules),
         }
         if (reference := self.reference) is not None:
             percent = reference.normalized(self.mean)
@@ -218,7 +219,3 @@ _WORDS: dict[str, Callable[[Any], str]] = {
     "max_episode_steps": lambda value: f"at most {value:,} env steps",
     "rewards": lambda value: f"{value} rewards",
 }
-
-
-def _in_words(rules: dict[str, Any]) -> list[str]:
-    return [_WORDS[name](value) if name in _WORDS else f"{name} {value}" for name, value in rules.items()]

@@ -54,7 +54,6 @@ def _checked(model: bytes, policy: TrainedPolicy, *, observations: int | None) -
 
 
 def _interface(model: bytes) -> dict[str, str]:
-    """Return the names, types and shapes of input and outputs."""
     import onnx  # noqa: PLC0415 - slow, and not always installed
 
     graph = onnx.load_model_from_string(model).graph

@@ -31,9 +31,10 @@ def play(policy: TrainedPolicy, *, episodes: int, seed: int, greedy: bool, video
         fps = float(env.metadata["render_fps"])
         file = stack.enter_context(VideoFile(video, fps=fps)) if video else None
         screen = stack.enter_context(Window(policy.run_id, fps=fps)) if window else None
+        shows = [show for show in (file, screen) if show]
         report = stack.enter_context(episode_bar("playing", episodes))
         for number in range(episodes):
-            total, length = _episode(policy, env, seed=seed + number, greedy=greedy, shows=[file, screen])
+            total, length = _episode(policy, env, seed=seed + number, greedy=greedy, shows=shows)
             if screen is not None and screen.closed:
                 break
             print(f"episode {number + 1}: return {total:g}, {length:,} env steps")
@@ -43,7 +44,7 @@ def play(policy: TrainedPolicy, *, episodes: int, seed: int, greedy: bool, video
 
 
 def _episode(
-    policy: TrainedPolicy, env: Any, *, seed: int, greedy: bool, shows: list[VideoFile | Window | None]
+    policy: TrainedPolicy, env: Any, *, seed: int, greedy: bool, shows: list[VideoFile | Window]
 ) -> tuple[float, EnvSteps]:
     """Play one episode, or until a window is closed; return its return and its length."""
     name = policy.settings.env.name
@@ -55,15 +56,10 @@ def _episode(
         with environment_errors(name):
             observation, reward, terminated, truncated, _ = env.step(action)
         total, length, ended = total + reward, length + 1, terminated or truncated
-        _show(env, shows)  # with the first step also the picture of the reset
-    return total, length
-
-
-def _show(env: Any, shows: list[VideoFile | Window | None]) -> None:
-    for picture in env.render() or ():
-        for show in shows:
-            if show is not None:
+        for picture in env.render() or ():  # with the first step also that of the reset
+            for show in shows:
                 show.add(picture)
+    return total, length
 
 
 def _keep_pygame_quiet(*, window: bool) -> None:
@@ -115,7 +111,6 @@ class VideoFile:
     """An mp4 file, H.264, that is opened with the first picture. Leave the context to complete it."""
 
     def __init__(self, path: Path, *, fps: float) -> None:
-        """Write nothing yet."""
         self.path, self.pictures = path, 0
         self._fps = Fraction(fps).limit_denominator(1000)
         self._container: Any = None
@@ -164,7 +159,6 @@ class Window:
     """A window on the desktop that shows pictures at their speed. Leave the context to close it."""
 
     def __init__(self, title: str, *, fps: float) -> None:
-        """Open nothing yet."""
         self.closed = False  # by the user
         self._title, self._fps = title, fps
         self._screen: Any = None

@@ -96,7 +96,9 @@ def members(grid: dict[str, tuple[str, ...]], seeds: Sequence[int]) -> list[Memb
     if len(combinations) * len(seeds) > MAX_MEMBERS:
         found = f"{len(combinations)} combinations of values x {len(seeds)} seeds"
         raise ConfigError("runs of a series", found=found, wanted=f"at most {MAX_MEMBERS}")
-    runs = list(_members(combinations, _short_keys(grid), seeds))
+    names = [key.rpartition(".")[2] for key in grid]
+    short = {key: name if names.count(name) == 1 else key for key, name in zip(grid, names, strict=True)}  # without its section
+    runs = list(_members(combinations, short, seeds))
     if len({run.name for run in runs}) < len(runs):  # values that differ in characters that a name cannot have
         runs = [Member(name=f"{number:03}-{run.name}", overrides=run.overrides) for number, run in enumerate(runs)]
     return runs
@@ -110,9 +112,3 @@ def _members(
             parts = [*(f"{short[key]}={value}" for key, value in combination), f"s{seed}"]
             overrides = (*(f"{key}={value}" for key, value in combination), f"run.seed={seed}")
             yield Member(name=re.sub(r"[^\w.=+-]+", "_", "-".join(parts)), overrides=overrides)
-
-
-def _short_keys(grid: dict[str, tuple[str, ...]]) -> dict[str, str]:
-    """Return the name of each setting without its section, where that is clear."""
-    names = [key.rpartition(".")[2] for key in grid]
-    return {key: name if names.count(name) == 1 else key for key, name in zip(grid, names, strict=True)}

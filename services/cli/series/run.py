@@ -120,7 +120,6 @@ def _planned(request: SeriesRequest, saved: Series | None, environ: Mapping[str,
 
 
 def _read(folder: Path | None) -> Series:
-    """Return the series in `folder`. Raises `ConfigError` where there is none."""
     if folder is None or not is_series(folder):
         fix = "set --run-dir to the folder of a series"
         raise ConfigError(
@@ -222,7 +221,6 @@ class TrainProcesses:
     """Runs `rookery train`, until a stop was requested."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        """No process runs; `command` is that of `rookery`."""
         self._command = tuple(command)
         self._requests = 0  # to stop
 

@@ -76,15 +76,16 @@ def run_sweep(
     with ExitStack() as opened:  # connections to the file of the study
         opened.callback(storage.engine.dispose)
         opened.callback(storage.remove_session)
-        study = optuna.create_study(
-            storage=storage, study_name="sweep", load_if_exists=True, direction="maximize", pruner=_pruner(sweep)
-        )
+        median = optuna.pruners.MedianPruner(n_startup_trials=STARTUP_TRIALS, n_warmup_steps=WARMUP_STAGES)
+        pruner = median if sweep.prune else optuna.pruners.NopPruner()
+        study = optuna.create_study(storage=storage, study_name="sweep", load_if_exists=True, direction="maximize", pruner=pruner)
         study.sampler = optuna.samplers.TPESampler(seed=len(study.trials))  # a resumed search draws other values than the first
         code = 0
         while not trainer.stopped and (trial := _next_trial(study, sweep)) is not None:
             place = folder / f"t{trial.number:03}"
             values = _suggest(trial, sweep)
-            show(f"trial {trial.number + 1} of {sweep.trials}, {place.name}: {_values_text(values)}")
+            chosen = ", ".join(f"{key}={as_text(value)}" for key, value in values.items())
+            show(f"trial {trial.number + 1} of {sweep.trials}, {place.name}: {chosen}")
             ended = _run_trial(trial, sweep, values, place, trainer=trainer, environ=environ, options=options)
             if ended == INTERRUPTED:
                 code = ended
@@ -92,12 +93,6 @@ def run_sweep(
             code = max(code, ended)
         _show_best(study, sweep, folder, show=show, stdout=stdout, environ=environ)
     return code
-
-
-def _pruner(sweep: Sweep) -> optuna.pruners.BasePruner:
-    if not sweep.prune:
-        return optuna.pruners.NopPruner()
-    return optuna.pruners.MedianPruner(n_startup_trials=STARTUP_TRIALS, n_warmup_steps=WARMUP_STAGES)
 
 
 def _next_trial(study: optuna.Study, sweep: Sweep) -> Trial | None:
@@ -203,10 +198,6 @@ def goal_value(run: RunData, goal: str, *, budget: int) -> float | None:
     pairs = zip(pairwise(steps), pairwise(values), strict=True)
     area = sum((end - start) * (first + last) / 2 for (start, end), (first, last) in pairs)
     return area / steps[-1] if steps[-1] else returns[-1]
-
-
-def _values_text(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}={as_text(value)}" for key, value in values.items())
 
 
 def _show_best(

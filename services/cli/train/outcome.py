@@ -40,16 +40,12 @@ def verdict(outcome: Outcome, summary: Summary | None, *, env_steps: int, wall_s
         case Outcome.KILLED:
             return 130, "killed on request: progress since the last checkpoint is lost"
         case Outcome.FINISHED if summary is not None:
-            return _finished(summary, env_steps, wall_seconds)
+            end = own_end(summary, {"env_steps": env_steps, "wall_seconds": wall_seconds})
+            return (0, end) if end else (1, "not solved: the learner ended before its target and its budget")
         case Outcome.FINISHED:
             return 1, "failed: the learner ended and left no readable summary.json, as on a full disk"
         case _:
             return 1, "failed"
-
-
-def _finished(summary: Summary, env_steps: int, wall_seconds: float | None) -> tuple[int, str]:
-    end = own_end(summary, {"env_steps": env_steps, "wall_seconds": wall_seconds})
-    return (0, end) if end else (1, "not solved: the learner ended before its target and its budget")
 
 
 def own_end(summary: Summary, target: Mapping[str, Any]) -> str:

@@ -104,15 +104,11 @@ class Plan:
         warmup = algorithm.warmup if isinstance(algorithm, ReplaySection) else 0
         return ActorSearch(max_actors=max_actors(self.settings), warmup=warmup, actors=FIRST_ACTORS)
 
-    def restore_config(self) -> None:
-        """Write config.yaml of a run whose directory was deleted."""
+    def write_config(self, actors: int | None = None) -> None:
+        """Write config.yaml, from which the run resumes, with the number of `actors` that was chosen since its start, if any."""
+        loaded = self.loaded if actors is None else with_chosen(self.loaded, {"actor.count": actors})
         self.directory.path.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.directory.config, as_yaml(self.settings, self.loaded.provenance).encode())
-
-    def write_actor_count(self, actors: int) -> None:
-        """Write the number of actors to config.yaml, from which the run resumes."""
-        chosen = with_chosen(self.loaded, {"actor.count": actors})
-        write_atomically(self.directory.config, as_yaml(chosen.settings, chosen.provenance).encode())
+        write_atomically(self.directory.config, as_yaml(loaded.settings, loaded.provenance).encode())
 
     def withdraw(self) -> None:
         """Leave the run directory as it was before settings that were refused: of a new run remove all files."""

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
@@ -41,31 +42,23 @@ LOG_END_BYTES = 16 * KIB
 LOG_BYTES = 10 * MIB  # of one log file; a child has two
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-Command = Callable[[Start], Sequence[str]]
-"""Returns the command line of a child, which has `--resume` where a learner is restarted."""
 
-
+@dataclass(kw_only=True)
 class Processes:
     """The child processes of one run. Use it from the main thread: a child is killed when the thread that started it ends."""
 
-    def __init__(
-        self,
-        *,
-        command: Command,
-        logs: Path,
-        environment: Mapping[str, str],
-        added: Callable[[str], Mapping[str, str]] = lambda _: {},
-        lock: int | None = None,
-    ) -> None:
-        """Children log to `logs/<child>.log` and get `environment` and what is `added` for each. The learner inherits `lock`."""
-        self._added = added
-        self._command, self._logs, self._environment = command, logs, dict(environment)
-        self._lock = lock
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self._not_started: dict[str, int] = {}  # child -> its exit code, until `exited` returns it
-        self._terminated: set[str] = set()  # running children that were sent SIGTERM
+    command: Callable[[Start], Sequence[str]]  # the line that starts a child
+    logs: Path  # folder of `<child>.log`
+    environment: Mapping[str, str]  # of all children
+    added: Callable[[str], Mapping[str, str]] = lambda _: {}  # variables of one child
+    lock: int | None = None  # descriptor that the learner inherits
+    _running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _not_started: dict[str, int] = field(default_factory=dict)  # child -> its exit code, until `exited` returns it
+    _terminated: set[str] = field(default_factory=set)  # running children that were sent SIGTERM
+
+    def __post_init__(self) -> None:
         with suppress(OSError):
-            logs.mkdir(parents=True, exist_ok=True)
+            self.logs.mkdir(parents=True, exist_ok=True)
 
     def start(self, instruction: Start) -> None:
         """Start one child, which appends to its log. Where the log cannot be opened, as on a full disk, its output is lost.
@@ -74,15 +67,15 @@ class Processes:
         """
         child = instruction.child
         self._terminated.discard(child)
-        inherited = () if self._lock is None or child != LEARNER else (self._lock,)
+        inherited = () if self.lock is None or child != LEARNER else (self.lock,)
         with self._output(child) as log:
             try:
                 self._running[child] = subprocess.Popen(
-                    [*exit_with_parent.wrapper(), *self._command(instruction)],
+                    [*exit_with_parent.wrapper(), *self.command(instruction)],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env={**self._environment, **self._added(child)},
+                    env={**self.environment, **self.added(child)},
                     process_group=0,
                     pass_fds=inherited,
                 )
@@ -117,7 +110,7 @@ class Processes:
 
     def log(self, child: str) -> Path:
         """Return the file that has the child's output."""
-        return self._logs / f"{child}.log"
+        return self.logs / f"{child}.log"
 
     def _output(self, child: str) -> BinaryIO:
         try:

@@ -213,7 +213,6 @@ class _Display:
     _deletion_shown: bool = False
 
     def __post_init__(self) -> None:
-        """Start the clock."""
         self._started_at = self.clock()
 
     def tick(self) -> None:
@@ -240,7 +239,7 @@ class _Display:
             lost = "what it held is lost, its logs too; the run goes on and writes its next checkpoint and results there"
             self.view.print_message(f"the run directory {self.plan.directory.path} was deleted: {lost}")
         with suppress(OSError):  # the next tick tries again
-            self.plan.restore_config()
+            self.plan.write_config()
 
     def _count_experience(self, status: RunStatus) -> None:
         counted = status.ledger.accepted, status.refused_messages
@@ -273,10 +272,9 @@ class _Display:
             self._keep_choice(self.search)
 
     def _keep_choice(self, search: ActorSearch) -> None:
-        """Print the choice and the rates, and write the number to config.yaml, from which the run resumes."""
         self.view.print_message(search.result)
         try:
-            self.plan.write_actor_count(search.actors)
+            self.plan.write_config(search.actors)
         except OSError as error:
             self.view.print_message(f"the number of actors cannot be written to config.yaml: {error}")
 

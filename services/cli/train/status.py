@@ -155,7 +155,6 @@ class StatusPoller:
     """`latest` is the newest status; it is replaced whole, so that any thread may read it."""
 
     def __init__(self, urls: Mapping[str, str]) -> None:
-        """`urls` maps each child to its metrics address, such as http://127.0.0.1:20000."""
         self._urls = dict(urls)
         self._kept: deque[Scrape] = deque(maxlen=KEPT_SCRAPES)
         self._of_rank: dict[str, dict[str, Any]] = {}  # newest answer of each rank of the learner
@@ -165,7 +164,6 @@ class StatusPoller:
         self.latest = RunStatus()
 
     def __enter__(self) -> Self:
-        """Start to poll."""
         self._thread.start()
         return self
 
@@ -218,7 +216,6 @@ class StatusPoller:
             return {}
 
     def _refused(self) -> int:
-        """Return the number of messages of experience that all ranks of the learner have refused."""
         for rank in self._ranks:
             if samples := self._kept[-1][rank].samples:
                 messages = by_label(samples, MESSAGES_DROPPED.name)
@@ -227,11 +224,9 @@ class StatusPoller:
 
     @property
     def _ranks(self) -> list[str]:
-        """The ranks of the learner, rank 0 first."""
         return [LEARNER, *(child for child in self._urls if child.startswith(f"{LEARNER}-"))]
 
     def _bottleneck(self, now: Seconds) -> str:
-        """Return the verdict on the last ten seconds, by the metrics of all services."""
         answers = {child: fetch_metrics(url) or {} for child, url in self._urls.items()}
         self._kept.append(
             {child: ServiceSample(at=now, role=child.partition("-")[0], samples=samples) for child, samples in answers.items()}

@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -42,17 +42,12 @@ class ViewFrame:
     answered: bool = True  # whether the learner has: before that only phase and time of the status are known
 
 
-class View(ABC):
+class View(AbstractContextManager["View"]):
     """Shows view frames. A context manager, which restores the terminal."""
 
     period: Seconds  # between two refreshes
 
-    def __enter__(self) -> Self:
-        """Begin to show the run."""
-        return self
-
     def __exit__(self, *_: object) -> None:
-        """Restore the terminal."""
         return
 
     @abstractmethod
@@ -213,17 +208,14 @@ class LiveView(View):
     period = LIVE_PERIOD
 
     def __init__(self, console: Console) -> None:
-        """Draw on `console`, which is a terminal."""
         self._console = console
         self._live = Live(console=console, auto_refresh=False, transient=True)
 
     def __enter__(self) -> Self:
-        """Begin to draw."""
         self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Remove the panel."""
         self._live.stop()
 
     def show(self, frame: ViewFrame) -> None:
@@ -246,7 +238,6 @@ class LineView(View):
     period = LINE_PERIOD
 
     def __init__(self, stream: TextIO, *, style: Literal["plain", "json"], run_id: str = "") -> None:
-        """Write to `stream`, flushed line by line."""
         self._stream, self._style, self._run_id = stream, style, run_id
 
     def show(self, frame: ViewFrame) -> None:

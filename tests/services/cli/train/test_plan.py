@@ -382,7 +382,7 @@ def test_where_the_number_of_actors_is_sought_there_is_an_address_for_each_that_
 def test_the_number_that_was_found_is_what_a_resumed_run_has():
     """The search is not made again, unless it is asked for."""
     plan = planned("actor.count=0", run_dir=Path("r"), auto_actors=True)
-    plan.write_actor_count(3)
+    plan.write_config(3)
     again = planned(preset=None, run_dir=Path("r"), resume=True)
     assert again.supervisor().actors == again.settings.actor.count == 3
 
