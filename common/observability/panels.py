@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from common.observability.checks import Threshold
@@ -34,14 +35,14 @@ class Panel:
     stacked: bool = False
     repeat: str = ""  # variable of which each chosen value has a panel
     maximum: float | None = None
-    width: int = 8
+    width: int = 0  # columns; 0: that of its row
 
     @property
     def height(self) -> int:
         """Return the rows of the grid: a number needs fewer than a curve."""
         return 5 if self.kind == "stat" else 8
 
-    def as_json(self, number: int, x: int, y: int) -> dict[str, Any]:
+    def as_json(self, number: int, x: int, y: int, width: int) -> dict[str, Any]:
         """Return the panel at its place in the grid."""
         return {
             "id": number,
@@ -49,11 +50,11 @@ class Panel:
             "title": self.title,
             "description": self.description,
             "datasource": DATASOURCE,
-            "gridPos": {"h": self.height, "w": self.width, "x": x, "y": y},
+            "gridPos": {"h": self.height, "w": width, "x": x, "y": y},
             "targets": [_target(*query, chr(ord("A") + place)) for place, query in enumerate(self.queries.items())],
             "fieldConfig": {"defaults": self._defaults(), "overrides": []},
             "options": _STAT if self.kind == "stat" else _GRAPH,
-            **({"repeat": self.repeat, "repeatDirection": "h", "maxPerRow": WIDTH // self.width} if self.repeat else {}),
+            **({"repeat": self.repeat, "repeatDirection": "h", "maxPerRow": WIDTH // width} if self.repeat else {}),
         }
 
     def _defaults(self) -> dict[str, Any]:
@@ -109,30 +110,12 @@ def _steps(limit: Threshold | None, *, coloured: bool) -> list[dict[str, Any]]:
     return [{"color": below, "value": None}, {"color": above, "value": limit.value}]
 
 
-def stat(
-    title: str,
-    description: str,
-    queries: Mapping[str, str],
-    *,
-    unit: str = "short",
-    limit: Threshold | None = None,
-    meanings: Sequence[str] = (),
-) -> Panel:
-    """Return a panel of one number, with its recent course behind it."""
-    return Panel(title, description, queries, kind="stat", unit=unit, limit=limit, meanings=meanings, width=4)
-
-
-def share(
-    title: str,
-    description: str,
-    queries: Mapping[str, str],
-    *,
-    limit: Threshold | None = None,
-    stacked: bool = False,
-    width: int = 8,
-) -> Panel:
-    """Return a panel of parts of a whole, from 0 to 1."""
-    return Panel(title, description, queries, unit="percentunit", maximum=1, limit=limit, stacked=stacked, width=width)
+stat = partial(Panel, kind="stat", width=4)
+"""Makes a panel of one number, with its recent course behind it."""
+share = partial(Panel, unit="percentunit", maximum=1)
+"""Makes a panel of parts of a whole, from 0 to 1."""
+per_second = partial(Panel, unit="ops")
+"""Makes a panel of counts per second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +124,7 @@ class Row:
 
     title: str
     panels: Sequence[Panel]
+    width: int = 8  # columns of each panel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,10 +180,11 @@ class Dashboard:
             )
             x, y, tallest = 0, y + 1, 0
             for panel in row.panels:
-                if x + panel.width > WIDTH:
+                width = panel.width or row.width
+                if x + width > WIDTH:
                     x, y, tallest = 0, y + tallest, 0
-                laid.append(panel.as_json(len(laid) + 1, x, y))
-                x, tallest = x + panel.width, max(tallest, panel.height)
+                laid.append(panel.as_json(len(laid) + 1, x, y, width))
+                x, tallest = x + width, max(tallest, panel.height)
             y += tallest
         return laid
 
@@ -230,10 +215,8 @@ _ALERTS: Mapping[str, Any] = {
 
 def _one_of(name: str, query: str) -> dict[str, Any]:
     """Return a variable with one value of a label, at first the last in the alphabet: the newest run of a preset."""
-    last_first = 2
-    all_values = {"allValue", "current"}
-    variable = {key: value for key, value in _variable(name, query).items() if key not in all_values}
-    return variable | {"includeAll": False, "multi": False, "sort": last_first}
+    variable = _variable(name, query) | {"includeAll": False, "multi": False, "sort": 2}  # the last first
+    return {key: value for key, value in variable.items() if key not in ("allValue", "current")}
 
 
 def _variable(name: str, query: str, *, every: str = ".+") -> dict[str, Any]:

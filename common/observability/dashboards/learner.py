@@ -5,7 +5,7 @@ from __future__ import annotations
 from common.observability import learner_metrics as learner
 from common.observability import promql
 from common.observability.checks.learner import CHECKPOINT_AGE, SATURATED
-from common.observability.panels import SHOWN, Dashboard, Panel, Row, share
+from common.observability.panels import SHOWN, Dashboard, Panel, Row, per_second, share
 
 SCALARS = f'label_values({learner.TRAINING_METRIC}{{namespace=~"$namespace", job=~"$job"}}, name)'
 
@@ -29,11 +29,10 @@ TIME = Row(
             {"fill": promql.queue_fill(SHOWN)},
             limit=SATURATED.threshold,
         ),
-        Panel(
+        per_second(
             "Updates per second",
             "Batches trained on; each publishes a policy.",
             {"updates": f"max by (namespace) ({SHOWN.rate(learner.UPDATES)})"},
-            unit="ops",
         ),
         Panel(
             "Training",
@@ -66,33 +65,29 @@ ALGORITHM = Row(
 RANKS = Row(
     "Ranks of the learner",
     [
-        Panel(
+        per_second(
             "Updates per second of each rank",
             "All ranks take the same updates: one that shows another rate was restarted.",
             {"{{instance}}": SHOWN.rate(learner.UPDATES)},
-            unit="ops",
-            width=6,
         ),
         share(
             "Wait for other ranks",
             "Share of its time in which a rank is ready for an update and others are not. The rank with the "
             "lowest curve delays the others; a rank without actors waits all the time.",
             {"{{instance}}": SHOWN.rate(learner.RANKS_WAIT_SECONDS)},
-            width=6,
         ),
         share(
             "All-reduce",
             "Share of its time that a rank spends in sums of gradients over all ranks.",
             {"{{instance}}": SHOWN.rate(learner.ALL_REDUCE_SECONDS)},
-            width=6,
         ),
         Panel(
             "Ledger of each rank",
             "Env steps by state, whole run: produced = trained + queued + in flight + dropped, on every rank.",
             {"{{instance}} {{state}}": SHOWN.series(learner.LEDGER_ENV_STEPS)},
-            width=6,
         ),
     ],
+    width=6,
 )
 
 AGE = promql.checkpoint_age(SHOWN)
@@ -107,11 +102,10 @@ STORAGE = Row(
             {"intervals": f"({AGE}) / {INTERVAL}"},
             limit=CHECKPOINT_AGE,
         ),
-        Panel(
+        per_second(
             "Checkpoints failed",
             "Per second. The run continues without them.",
             {"failed": SHOWN.total(learner.CHECKPOINT_FAILURES)},
-            unit="ops",
         ),
         Panel(
             "Memory",

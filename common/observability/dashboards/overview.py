@@ -62,14 +62,12 @@ LEARNING_AND_SPEED = Row(
             "Env steps trained on, as a share of the budget (target.env_steps), resumes included.",
             {"of the env steps planned": f"{TRAINED} / {PLANNED}"},
             limit=SHORT_OF_TARGET.threshold,
-            width=12,
         ),
         Panel(
             "Time left",
             "Until the env step budget is spent, at this rate. A target return may end the run before.",
             {"left": f"({PLANNED} - {TRAINED}) / {SHOWN.total(learner.ENV_STEPS_TRAINED)}"},
             unit="s",
-            width=12,
         ),
         Panel(
             "Return",
@@ -80,15 +78,14 @@ LEARNING_AND_SPEED = Row(
                 "target of greedy evaluations": SHOWN.series(learner.TARGET_EVALUATION),
                 "evaluation, {{mode}}": SHOWN.series(learner.EVALUATION_RETURN_MEAN),
             },
-            width=12,
         ),
         Panel(
             "Emulator frames trained on and stepped",
             "Emulator frames per second: trained on by the learner, and stepped by all actors.",
             {"trained on": SHOWN.total(learner.ENV_FRAMES_TRAINED), "stepped": SHOWN.total(worker_metrics.ACTOR_ENV_FRAMES)},
-            width=12,
         ),
     ],
+    width=12,
 )
 
 FLOW = Row(

@@ -8,22 +8,20 @@ from common.observability import worker_metrics as worker
 from common.observability.checks.base import ON_THE_WIRE
 from common.observability.checks.processes import REFUSED_RATE
 from common.observability.metrics import build_info
-from common.observability.panels import SHOWN, Dashboard, Panel, Row
+from common.observability.panels import SHOWN, Dashboard, Panel, Row, per_second
 
 TRAFFIC = Row(
     "Traffic of the learner",
     [
-        Panel(
+        per_second(
             "Messages received",
             "Per second, by kind; refused ones included.",
             {"{{kind}}": SHOWN.total(learner.MESSAGES_RECEIVED, by="namespace, kind")},
-            unit="ops",
         ),
-        Panel(
+        per_second(
             "Messages sent",
             "Per second, by kind, as handed to the transport.",
             {"{{kind}}": SHOWN.total(learner.MESSAGES_SENT, by="namespace, kind")},
-            unit="ops",
         ),
         Panel(
             "Bytes",
@@ -45,7 +43,6 @@ DELAY = Row(
             "Mean time from sending a message to its acknowledgement, and its time in the learner's queue.",
             {"in total": f"{UNDER_WAY} / {SENT}", "in the queue": f"{QUEUED} / {SENT}"},
             unit="s",
-            width=12,
         ),
         Panel(
             "On the wire",
@@ -53,39 +50,33 @@ DELAY = Row(
             {"on the wire": promql.on_the_wire(SHOWN)},
             unit="percentunit",
             limit=ON_THE_WIRE,
-            width=12,
         ),
     ],
+    width=12,
 )
 
 FAILURES = Row(
     "Failures",
     [
-        Panel(
+        per_second(
             "Messages refused",
             "Per second, by reason (docs/metrics.md, drop reasons).",
             {"{{reason}}": SHOWN.total(learner.MESSAGES_DROPPED, by="namespace, reason")},
-            unit="ops",
             stacked=True,
-            width=6,
         ),
-        Panel(
+        per_second(
             "Connections refused",
             "Per second, by reason: keys that do not fit, or are on one side only (docs/security.md).",
             {"{{reason}}": SHOWN.total(learner.HANDSHAKES_FAILED, by="namespace, reason")},
-            unit="ops",
             stacked=True,
             limit=REFUSED_RATE,
-            width=6,
         ),
-        Panel(
+        per_second(
             "Sequence gaps",
             "Sequence numbers per second that never arrived.",
             {"gaps": SHOWN.total(learner.MESSAGES_DROPPED, 'reason="gap"')},
-            unit="ops",
-            width=6,
         ),
-        Panel(
+        per_second(
             "Reconnects",
             "Per second. Many mean a faulty network, or a learner that restarts.",
             {
@@ -93,17 +84,14 @@ FAILURES = Row(
                 "counted by actors": SHOWN.total(worker.ACTOR_RECONNECTS),
                 "counted by evaluators": SHOWN.total(worker.EVALUATOR_RECONNECTS),
             },
-            unit="ops",
-            width=6,
         ),
-        Panel(
+        per_second(
             "All connections dropped",
             "Times per second that the learner dropped all connections because its memory was short.",
             {"dropped": SHOWN.total(learner.SOCKETS_REOPENED)},
-            unit="ops",
-            width=6,
         ),
     ],
+    width=6,
 )
 
 LEDGER = Row(
