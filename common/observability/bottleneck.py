@@ -16,18 +16,11 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import NamedTuple
 
+# Limits of the shares that decide; `checks.base` has the reason of each.
 WAITING = 0.15
-"""A side that waits less than this is busy: scheduling jitter alone makes a few per cent."""
-
 ON_THE_WIRE = 0.5
-"""Messages that spend more of their time than this between actors and queue are held up there."""
-
 CPU_LOST = 0.4
-"""A busy side that waits for a core for more than this share of its time lacks CPU: two processes on one core lose half each."""
-
 STALE = 0.5
-"""A learner that waits while new policies do not reach this share of the actors, or more, is held up by the network."""
-
 THROTTLED = 0.25
 """A container that its CPU limit stops in more than this share of its periods lacks CPU because of the limit."""
 

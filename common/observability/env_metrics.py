@@ -44,13 +44,8 @@ class EnvWorkerStats:
     resets: int = 0
 
 
-class PolicyServerMetric(Metric[PolicyServerStats]):
-    """Metric of a policy server."""
-
-
-class EnvWorkerMetric(Metric[EnvWorkerStats]):
-    """Metric of an env worker."""
-
+PolicyServerMetric: type[Metric[PolicyServerStats]] = Metric
+EnvWorkerMetric: type[Metric[EnvWorkerStats]] = Metric
 
 # --- policy server ---
 

@@ -15,10 +15,7 @@ RECEIVED = tuple(dict.fromkeys((*ACTOR_SENT, *EVALUATOR_SENT)))
 COMPUTING = ("ingest", "train", "publish")
 """Phases in which the train loop needs a core all the time; in the others it waits for experience or for the disk."""
 
-
-class LearnerMetric(Metric[LearnerStats]):
-    """Metric of the learner."""
-
+LearnerMetric: type[Metric[LearnerStats]] = Metric
 
 BUILD_INFO, RUN_INFO = build_info("learner"), run_info()
 

@@ -164,16 +164,14 @@ def learner_capacity(scope: Scope) -> str:
     """Env steps that the learner trains on per second of work: its rate if it never waited."""
     by = "namespace, instance"  # each rank has a capacity of its own
     trained = scope.total(learner.ENV_STEPS_TRAINED, by=by)
-    return f"sum by (namespace) ({trained} / {_work(scope, learner.PHASE_SECONDS, 'wait', by=by)})"
+    working = scope.total(learner.PHASE_SECONDS, 'phase!="wait"', by=by)
+    return f"sum by (namespace) ({trained} / {working})"
 
 
 def actor_speed(scope: Scope, *, by: str = "namespace, instance") -> str:
     """Env steps of each actor per second of work: its rate if it never waited."""
-    return f"{scope.total(worker.ACTOR_ENV_STEPS, by=by)} / {_work(scope, worker.ACTOR_PHASE_SECONDS, 'credit_wait', by=by)}"
-
-
-def _work(scope: Scope, phase_seconds: Metric[Any], waiting: str, *, by: str = "namespace") -> str:
-    return scope.total(phase_seconds, f'phase!="{waiting}"', by=by)
+    working = scope.total(worker.ACTOR_PHASE_SECONDS, 'phase!="credit_wait"', by=by)
+    return f"{scope.total(worker.ACTOR_ENV_STEPS, by=by)} / {working}"
 
 
 def actors_wanted(scope: Scope) -> str:

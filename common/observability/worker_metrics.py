@@ -115,13 +115,8 @@ def connection_metrics(
     )
 
 
-class ActorMetric(Metric[ActorStats]):
-    """Metric of an actor."""
-
-
-class EvaluatorMetric(Metric[EvaluatorStats]):
-    """Metric of an evaluator."""
-
+ActorMetric: type[Metric[ActorStats]] = Metric
+EvaluatorMetric: type[Metric[EvaluatorStats]] = Metric
 
 # --- actor ---
 
