@@ -148,7 +148,6 @@ def similar_names(name: str, known: Iterable[str]) -> str:
 
 
 def _place(error: Exception) -> str:
-    """Return the file and line of an error."""
     if isinstance(error, SyntaxError):
         return f"{error.filename} line {error.lineno}"
     last = traceback.extract_tb(error.__traceback__)[-1]

@@ -80,10 +80,7 @@ def q_loss(q: Tensor, action: Tensor, *, target: Tensor, huber: float | None) ->
 
 
 class DQN(ReplayLearner):
-    """`common.algorithms.api.Algorithm` for action values.
-
-    `ReplayLearner.update` decides how many gradient steps are due; this class defines one.
-    """
+    """`common.algorithms.api.Algorithm` for action values."""
 
     _settings: DQNSettings
 
@@ -98,10 +95,7 @@ class DQN(ReplayLearner):
         ranks: Ranks = ALONE,
         streams: int = STREAMS,
     ) -> None:
-        """Build both networks, the optimizer and the memory; `seed` fixes initial weights and what is sampled.
-
-        Raises ConfigError for continuous actions.
-        """
+        """`seed` fixes initial weights and what is sampled. Raises ConfigError for continuous actions."""
         settings.require_actions(env.action)
         super().__init__(settings=settings, env=env, seed=seed, device=device, ranks=ranks, streams=streams)
         self._model = nets.build_q_network(model, env, dueling=settings.dueling, seed=seed).to(device)
@@ -152,7 +146,6 @@ class DQN(ReplayLearner):
 
     @torch.no_grad()
     def _td_target(self, rows: Transitions) -> Tensor:
-        """Return the target of Q(o, a), [N]."""
         following = self._tensor(rows.next_observation)
         with autocast(self._settings.precision, self._device):
             selecting = self._model(following) if self._settings.double else None
@@ -179,7 +172,6 @@ class EpsilonGreedyPolicy(NetworkPolicy[nets.QNetwork]):
         seed: int,
         context: WorkerContext,
     ) -> None:
-        """Build the network of the run; an evaluator, which `context` names, explores as at the end of training."""
         super().__init__(nets.build_q_network(model, env, dueling=settings.dueling), precision=precision, seed=seed)
         self._settings, self._training = settings, context.training
         self.epsilon = settings.epsilon_initial if context.training else settings.epsilon

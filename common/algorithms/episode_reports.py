@@ -26,7 +26,6 @@ class TrajectoryEpisodes:
     """
 
     def __init__(self) -> None:
-        """Begin without any received row."""
         self._following = -1  # number of the message that continues the sums
         self._whole: NDArray[np.bool_] = np.zeros(0, np.bool_)  # [B]: the running episode was received from its beginning
         self._lengths: NDArray[np.int64] = np.zeros(0, np.int64)  # [B]: env steps of it so far

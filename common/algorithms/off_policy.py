@@ -115,10 +115,7 @@ class ReplayLearner(ABC):
         ranks: Ranks = ALONE,
         streams: int = STREAMS,
     ) -> None:
-        """Allocate the memory for the environments of `streams` that write to it (ConfigError where it cannot be).
-
-        `seed` and rank fix what is sampled from it.
-        """
+        """`seed` and rank fix what is sampled. Raises ConfigError where the memory does not fit `streams` environments."""
         self._ranks = ranks
         self._rate_limiter = RateLimiter(
             samples_per_insert=settings.samples_per_insert,

@@ -18,6 +18,7 @@ from common.algorithms.api import NetworkPolicy
 from common.algorithms.batch import Batch, collate
 from common.algorithms.moments import Moments, ObservationStatistics
 from common.algorithms.ranks import ALONE, Ranks
+from common.algorithms.returns import ReturnInputs
 from common.algorithms.sections import ActorCriticSection
 from common.envs.spec import EnvSpec
 from common.errors import ResourceError
@@ -38,7 +39,6 @@ class ActorCriticPolicy(NetworkPolicy[nets.ActorCritic]):
     """Acts by drawing from the policy head, or greedily by its mode."""
 
     def __init__(self, *, model: ModelSettings, env: EnvSpec, precision: Precision, seed: int, **_: object) -> None:
-        """Build the network of the run."""
         super().__init__(nets.build_actor_critic(model, env), precision=precision, seed=seed)
 
     @torch.inference_mode()
@@ -96,8 +96,8 @@ def _forward(net: nets.ActorCritic, observation: Tensor, precision: Precision) -
         return [net(part) for part in torch.split(observation, _FORWARD_ROWS)]
 
 
-def return_inputs(batch: Batch, outputs: NetworkOutputs, *, clip_reward: bool) -> dict[str, Tensor]:
-    """The arguments that `returns.gae` and `returns.vtrace` share, [T, B] each."""
+def return_inputs(batch: Batch, outputs: NetworkOutputs, *, clip_reward: bool) -> ReturnInputs:
+    """The inputs of `returns.gae` and `returns.vtrace`, [T, B] each."""
     return {
         "reward": batch.reward.sign() if clip_reward else batch.reward,
         "value": outputs.value,
@@ -128,10 +128,7 @@ class ActorCriticLearner:
         device: torch.device = CPU,
         ranks: Ranks = ALONE,
     ) -> None:
-        """Build network (initial weights by `seed`) and the optimizer of `settings.optimizer_recipe`.
-
-        ConfigError where observations cannot be as `model` asks.
-        """
+        """`seed` fixes initial weights. Raises ConfigError where observations cannot be as `model` asks."""
         settings.require_observations(env, model)
         self._ranks = ranks
         self._settings: ActorCriticSection = settings.for_actions(discrete=env.action.discrete)

@@ -108,7 +108,6 @@ class RMSprop(_UncompiledOptimizer):
     found_inf: Tensor | None = None
 
     def __init__(self, parameters: Iterable[nn.Parameter], *, lr: float, eps: float) -> None:
-        """`lr` may be changed later in `param_groups`."""
         super().__init__(parameters, {"lr": lr, "eps": eps})
 
     @torch.no_grad()

@@ -70,7 +70,6 @@ class PPO(ActorCriticLearner):
         device: torch.device = CPU,
         ranks: Ranks = ALONE,
     ) -> None:
-        """Build the network and optimizer; `seed` fixes initial weights and minibatches."""
         super().__init__(settings=settings, model=model, env=env, seed=seed, device=device, ranks=ranks)
         self._learning_rate = settings.learning_rate  # of the next update
         self._generator = torch.Generator().manual_seed(seed)
@@ -185,7 +184,6 @@ class PPO(ActorCriticLearner):
         return torch.stack(measured)
 
     def _gradient_step(self, loss: Tensor, *, rows: int) -> Tensor:
-        """Take the step along the gradients of all ranks, as `optim.gradient_step`."""
         return optim.gradient_step(
             self._optimizer,
             self._model,

@@ -32,8 +32,6 @@ class Ranks(Protocol):
 
 
 class _Alone:
-    """A learner of one rank, the only addend of each sum."""
-
     index = 0
     count = 1
 

@@ -7,7 +7,7 @@ the first of the next). There is no index T: the bootstrap of the last row is `n
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -22,17 +22,18 @@ class Returns(NamedTuple):
     target: Tensor
 
 
-def gae(
-    *,
-    reward: Tensor,
-    value: Tensor,
-    next_value: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    valid: Tensor,
-    gamma: float,
-    lambda_: float,
-) -> Returns:
+class ReturnInputs(TypedDict):
+    """The arguments that `gae` and `vtrace` share, [T, B] each: three float, three bool."""
+
+    reward: Tensor
+    value: Tensor  # V(o_t)
+    next_value: Tensor  # V of what followed a_t
+    terminated: Tensor
+    truncated: Tensor
+    valid: Tensor
+
+
+def gae(*, gamma: float, lambda_: float, **inputs: Unpack[ReturnInputs]) -> Returns:
     """Generalised advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 16), cut at the ends of episodes.
 
         delta_t = r_t + gamma * V(next_t) * (1 - terminated_t) - V(o_t)
@@ -43,36 +44,24 @@ def gae(
     error, lambda_ = 1 the discounted rewards until the end (or the bootstrap) minus V(o_t).
 
     Args:
-        reward: [T, B] float.
-        value: [T, B] float, V(o_t).
-        next_value: [T, B] float, V of what followed a_t.
-        terminated: [T, B] bool.
-        truncated: [T, B] bool.
-        valid: [T, B] bool.
         gamma: discount per env step.
         lambda_: 0 (trust the values) to 1 (trust the rewards).
+        inputs: see `ReturnInputs`.
     """
-    delta, decay = _td_errors(
-        reward=reward, value=value, next_value=next_value, terminated=terminated, truncated=truncated, valid=valid, gamma=gamma
-    )
+    delta, decay = _td_errors(**inputs, gamma=gamma)
     advantage = _accumulate(delta, decay * lambda_)
-    return Returns(advantage, torch.where(valid, advantage + value, 0.0))
+    return Returns(advantage, torch.where(inputs["valid"], advantage + inputs["value"], 0.0))
 
 
 def vtrace(
     *,
     log_ratio: Tensor,
-    reward: Tensor,
-    value: Tensor,
-    next_value: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    valid: Tensor,
     gamma: float | Tensor,
     lambda_: float,
     rho_clip: float | None,
     c_clip: float | None,
     pg_rho_clip: float | None,
+    **inputs: Unpack[ReturnInputs],
 ) -> Returns:
     """V-trace (Espeholt et al. 2018, arXiv:1802.01561): targets v_t of eq. 1, advantages of eq. 4, cut at the ends of episodes.
 
@@ -88,24 +77,18 @@ def vtrace(
 
     Args:
         log_ratio: [T, B] float, log pi(a_t | o_t) - log mu(a_t | o_t), mu the policy that acted. Unused in invalid rows.
-        reward: [T, B] float, as all up to `valid` in `gae`.
-        value: [T, B] float.
-        next_value: [T, B] float.
-        terminated: [T, B] bool.
-        truncated: [T, B] bool.
-        valid: [T, B] bool.
         gamma: discount per env step, one or one for each environment [B].
         lambda_: 0 to 1.
         rho_clip: rho-bar of the paper; None does not clip.
         c_clip: c-bar of the paper; None does not clip.
         pg_rho_clip: the same for the weight of the policy gradient; None does not clip.
+        inputs: see `ReturnInputs`.
     """
-    if log_ratio.shape != reward.shape:
-        raise InternalError("log-ratios of another shape", found=tuple(log_ratio.shape), wanted=tuple(reward.shape))
+    value, valid, shape = inputs["value"], inputs["valid"], inputs["reward"].shape
+    if log_ratio.shape != shape:
+        raise InternalError("log-ratios of another shape", found=tuple(log_ratio.shape), wanted=tuple(shape))
     ratio = torch.where(valid, log_ratio, 0.0).exp()
-    delta, decay = _td_errors(
-        reward=reward, value=value, next_value=next_value, terminated=terminated, truncated=truncated, valid=valid, gamma=gamma
-    )
+    delta, decay = _td_errors(**inputs, gamma=gamma)
     decay = decay * lambda_
     correction = _accumulate(_clipped(ratio, rho_clip) * delta, decay * _clipped(ratio, c_clip))  # v_t - V(o_t)
     following = torch.cat([correction[1:], torch.zeros_like(correction[:1])])
@@ -123,10 +106,7 @@ def _td_errors(
     valid: Tensor,
     gamma: float | Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """The one-step errors delta_t of `gae` [T, B], 0 in invalid rows, and gamma [T, B], 0 where row t + 1 does not go on from t.
-
-    Arguments as for `gae`; `gamma` may also be one for each environment, [B].
-    """
+    """One-step errors delta_t of `gae`, 0 in invalid rows, and gamma, 0 where row t + 1 does not go on from t: [T, B] each."""
     arrays = (reward, value, next_value, terminated, truncated, valid)
     if len({array.shape for array in arrays}) != 1 or reward.ndim != 2:  # noqa: PLR2004 - T and B
         raise InternalError("returns need arrays of one shape", found=[tuple(a.shape) for a in arrays], wanted="[T, B]")

@@ -85,10 +85,7 @@ class TD3(ReplayLearner):
         ranks: Ranks = ALONE,
         streams: int = STREAMS,
     ) -> None:
-        """Build networks, optimizers and memory; `seed` fixes initial weights, noise and what is sampled.
-
-        Raises ConfigError for discrete actions and for those without bounds.
-        """
+        """`seed` fixes weights, noise and samples. Raises ConfigError for discrete actions and for those without bounds."""
         settings.require_actions(env.action)
         self._bounds = nets.ActionBounds.of(env.action)
         super().__init__(settings=settings, env=env, seed=seed, device=device, ranks=ranks, streams=streams)
@@ -166,10 +163,7 @@ class TD3(ReplayLearner):
     def _differentiated(
         self, optimizer: torch.optim.Optimizer, loss: Tensor, parameters: Sequence[nn.Parameter], *, rows: int
     ) -> Tensor:
-        """Give `parameters` the gradient of `loss`, of all ranks by their `rows`.
-
-        Return the loss of all ranks; NaN where the gradient's norm is not finite.
-        """
+        """Give `parameters` the gradient of the loss of all ranks; return that loss, NaN where the norm is not finite."""
         optimizer.zero_grad(set_to_none=True)
         if rows:
             loss.backward(inputs=list(parameters))  # type: ignore[no-untyped-call]

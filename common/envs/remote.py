@@ -60,7 +60,6 @@ class RowJoiner:
     """Joins the rows of all slots to one `Transition` of B environments. For missing rows the last observation stands."""
 
     def __init__(self, env: EnvSpec, num_envs: int) -> None:
-        """Begin with zeros as the last observation."""
         self.observation = np.zeros((num_envs, *env.observation_shape), env.observation_dtype)
 
     def join(self, parts: Sequence[SlotRows]) -> Transition:

@@ -85,7 +85,6 @@ class ActionSpec:
     high: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise `ConfigError` for actions of another form."""
         if self.shape != (() if self.discrete else (len(self.low),)) or len(self.low) != len(self.high):
             wanted, fix = "numbers, or a vector with both bounds of each component", "flatten them in your env.entry_point"
             found = f"shape {self.shape}, {len(self.low)} lower and {len(self.high)} upper bounds"

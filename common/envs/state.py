@@ -220,12 +220,10 @@ def _is_constant(value: object) -> bool:
 
 
 def _is_simulation(value: object) -> bool:
-    """Return whether `value` is MuJoCo's `MjData`, which changes with each step."""
     return _is_of_mujoco(value, "MjData")
 
 
 def _is_simulation_model(value: object) -> bool:
-    """Return whether `value` is MuJoCo's model or a renderer of it, which every process builds alike."""
     return _is_of_mujoco(value, "MjModel") or type(value).__name__ == "MujocoRenderer"
 
 

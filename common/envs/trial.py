@@ -82,7 +82,6 @@ def example_frames(settings: EnvSettings, *, seed: int) -> Array:
 
 
 def _random_actions(environment: VectorEnvironment, random: np.random.Generator) -> Array:
-    """Return an action for each environment, uniform over its space."""
     action, num_envs = environment.spec.action, environment.num_envs
     if action.discrete:
         return random.integers(action.n, size=num_envs)

@@ -27,11 +27,7 @@ class UserModule(nn.Module):
     """The module that `model.entry_point` builds, its output flattened: [N, *shape] of any float dtype → [N, features]."""
 
     def __init__(self, settings: ModelSettings, shape: tuple[int, ...]) -> None:
-        """Call `model.entry_point` with `shape` and `model.kwargs`; its initial weights stay as they are.
-
-        Raises ConfigError where the call fails, or its result is no module, takes no such observations, or mixes the rows of a
-        batch.
-        """
+        """Raises ConfigError where the call fails, or makes no module, or one that does not take `shape` or mixes rows."""
         super().__init__()
         name = settings.entry_point
         function = extensions.import_attribute(name, setting="model.entry_point")
@@ -70,7 +66,6 @@ def _require_no_buffers(module: nn.Module, name: str) -> None:
 
 
 def _trial_output(module: nn.Module, shape: tuple[int, ...], name: str) -> Tensor:
-    """Return the output of the module for observations of zeros."""
     wanted = f"features [N, F] of floats for observations {('N', *shape)}"
     with torch.no_grad():
         output = _output(module, torch.zeros(_TRIAL_ROWS, *shape), name)
@@ -88,13 +83,20 @@ def _trial_output(module: nn.Module, shape: tuple[int, ...], name: str) -> Tenso
 
 def require_independent_rows(module: nn.Module, shape: Sequence[int], name: str) -> None:
     """Raise `ConfigError` where the output for an observation [*shape] changes with the other observations of the batch."""
-    if _mixes_rows(module, shape, name):
-        raise ConfigError(
-            f"{name} mixes the rows of a batch",
-            found="another output for the same observation beside other observations",
-            wanted="an output that depends on its own row alone",
-            fix="replace LSTM, GRU, or BatchNorm over the rows; env.frame_stack shows past observations",
-        )
+    generator = torch.Generator().manual_seed(0)
+    batch, others = (torch.rand(_ROWS, *shape, generator=generator) for _ in range(2))
+    with torch.no_grad(), _in_evaluation_mode(module):
+        outputs = _output(module, batch, name)
+        for row in range(_ROWS):
+            mixed = others.clone()
+            mixed[row] = batch[row]
+            if not torch.allclose(_output(module, mixed, name)[row], outputs[row], _RELATIVE, _ABSOLUTE, equal_nan=True):
+                raise ConfigError(
+                    f"{name} mixes the rows of a batch",
+                    found="another output for the same observation beside other observations",
+                    wanted="an output that depends on its own row alone",
+                    fix="replace LSTM, GRU, or BatchNorm over the rows; env.frame_stack shows past observations",
+                )
 
 
 def _require_one_mode(module: nn.Module, shape: Sequence[int], name: str) -> None:
@@ -113,23 +115,8 @@ def _require_one_mode(module: nn.Module, shape: Sequence[int], name: str) -> Non
         )
 
 
-def _mixes_rows(module: nn.Module, shape: Sequence[int], name: str) -> bool:
-    """Return whether the output of a row changes where that row stays and all others change."""
-    generator = torch.Generator().manual_seed(0)
-    batch, others = (torch.rand(_ROWS, *shape, generator=generator) for _ in range(2))
-    with torch.no_grad(), _in_evaluation_mode(module):
-        outputs = _output(module, batch, name)
-        for row in range(_ROWS):
-            mixed = others.clone()
-            mixed[row] = batch[row]
-            if not torch.allclose(_output(module, mixed, name)[row], outputs[row], _RELATIVE, _ABSOLUTE, equal_nan=True):
-                return True
-    return False
-
-
 @contextmanager
 def _in_evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Turn dropout off while inside."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:

@@ -152,7 +152,6 @@ def _raise_limit(quota: Quota) -> str:
 
 
 def _busiest(shares: Mapping[str, float], phases: Mapping[str, tuple[str, str]]) -> tuple[float, str, str]:
-    """Return the share of the busiest of `phases`, its work, and the advice."""
     phase = max(phases, key=lambda name: shares.get(name, 0.0))
     return shares.get(phase, 0.0), *phases[phase]
 

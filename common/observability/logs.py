@@ -42,7 +42,6 @@ class EventLog:
     """A named source of events. Threads may share one."""
 
     def __init__(self, name: str) -> None:
-        """`name` is the module's, as usual: levels can be set by it."""
         self._logger = logging.getLogger(name)
 
     def debug(self, event: str, /, *, error: BaseException | None = None, **fields: object) -> None:

@@ -124,7 +124,6 @@ class AtariScreen:
     """The screen of an Atari environment, frame by frame: an emulator with the environment's seed, which takes its actions."""
 
     def __init__(self, settings: EnvSettings) -> None:
-        """Build the emulator."""
         self.frames: list[Array] = []  # of the last env step, [210, 160, 3] uint8
         self._frame_skip = settings.frame_skip
         changed = {"frameskip": 1, "maxpool": False, "grayscale": False, "img_height": 210, "img_width": 160}

@@ -62,13 +62,6 @@ def _unfold(rows: EnvironmentRows, ends: NDArray[np.int32], final: NDArray[Any])
     ends, which = np.unique(ends, return_index=True)
     here = rows.ended[ends] & rows.start[ends + 1]
     after, final = ends[here] + 1, final[which[here]]
-    return EnvironmentRows(
-        context=rows.context,
-        frames=np.insert(rows.frames, after, final, axis=0),
-        start=np.insert(rows.start, after, False),
-        action=np.insert(rows.action, after, 0, axis=0),
-        reward=np.insert(rows.reward, after, 0),
-        terminated=np.insert(rows.terminated, after, False),
-        ended=np.insert(rows.ended, after, False),
-        valid=np.insert(rows.valid, after, False),
-    )
+    names = ("start", "action", "reward", "terminated", "ended", "valid")
+    blank = {name: np.insert(getattr(rows, name), after, 0, axis=0) for name in names}
+    return rows._replace(frames=np.insert(rows.frames, after, final, axis=0), **blank)

@@ -219,7 +219,6 @@ class SegmentFiles:
     """Writes the segments that changed since the last checkpoint. One process writes."""
 
     def __init__(self, checkpoints: Path) -> None:
-        """Begin without a known file on the disk."""
         self._folder = checkpoints / SEGMENTS
         self._known: dict[str, SegmentFile] = {}  # of segments by their keys
 

@@ -36,7 +36,6 @@ class CheckpointStore:
     """Folder of the checkpoints of one run, of which it keeps the `keep` newest."""
 
     def __init__(self, folder: Path, *, keep: int, disk: Disk = DISK) -> None:
-        """Write nothing yet."""
         self.folder, self.keep, self.disk = folder, keep, disk
         self.segment_files = SegmentFiles(folder)
 

@@ -29,7 +29,6 @@ class Shutdown:
     """Request to stop the process: made once, the first reason stands. Safe from any thread, but see `on_signals`."""
 
     def __init__(self) -> None:
-        """Not requested."""
         self._event, self._lock, self._reason = Event(), Lock(), ""
 
     def request(self, reason: str) -> None:
@@ -142,7 +141,6 @@ class Echo:
     """Separates a second request from a repetition of the first: `timeout` signals its child, and then the child's group."""
 
     def __init__(self, clock: Callable[[], Seconds] = time.monotonic) -> None:
-        """No signal has come yet."""
         self._clock = clock
         self._first: Seconds | None = None
 

@@ -111,7 +111,6 @@ def _quota(group: Path) -> float | None:
 
 
 def _counts(stat: Path) -> dict[str, int]:
-    """Return the numbers in a file of names and numbers; empty where it cannot be read."""
     with suppress(OSError, ValueError):
         return {name: int(number) for name, number in (line.split() for line in stat.read_text(encoding="ascii").splitlines())}
     return {}

@@ -20,7 +20,6 @@ class RunDirectory:
     """Names of the files of a run. Each writer creates its own; only `config` and `command` are there from the start."""
 
     def __init__(self, path: Path) -> None:
-        """Create nothing."""
         self.path = path
         self.config = path / "config.yaml"  # all settings, which `load` gives again; a folder that has this file holds a run
         self.command = path / "command.txt"  # the command lines that began and resumed the run, one a line

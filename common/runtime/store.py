@@ -85,7 +85,6 @@ class RunStore:
                 self._sent[path.name] = mark
 
     def _upload_checkpoint(self, place: Path) -> None:
-        """Upload a checkpoint and those of its segments that are not in the copy."""
         with ExitStack() as opened:
             # The run may replace or remove the checkpoint meanwhile: an open folder and open files stay what they are.
             folder_descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
@@ -232,7 +231,6 @@ class RunStore:
         return f"{self._root}/{name}"
 
     def _names(self, folder: str) -> set[str]:
-        """Return the names of all files and folders in a folder of the copy."""
         return set(self._sizes(folder))
 
     def _sizes(self, folder: str) -> dict[str, int]:

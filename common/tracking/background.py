@@ -75,7 +75,6 @@ class BackgroundTracker:
         capacity: int = QUEUED_POINTS,
         retry_seconds: Seconds = RETRY_SECONDS,
     ) -> None:
-        """Start the thread, which opens the tracker."""
         self.name, self._open, self._capacity, self._retry_seconds = name, open_tracker, capacity, retry_seconds
         self._changed = threading.Condition()
         self._points: deque[Point] = deque()

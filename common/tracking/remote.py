@@ -68,7 +68,6 @@ class MlflowTracker:
     """One run of MLflow, found again by a tag with the run's id: a resumed run continues it."""
 
     def __init__(self, run: TrackedRun) -> None:
-        """Begin or continue the run, and send its settings as parameters."""
         for name, value in PATIENCE.items():
             os.environ.setdefault(name, value)
         logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it would log each attempt of an outage
@@ -137,7 +136,6 @@ class TrackioTracker:
     """One run of trackio, named by the id of the run: a resumed run continues it."""
 
     def __init__(self, run: TrackedRun) -> None:
-        """Begin or continue the run."""
         import trackio  # noqa: PLC0415
 
         self._run: Any = trackio.init(

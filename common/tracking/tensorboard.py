@@ -76,6 +76,5 @@ class TensorBoardEvents:
 
 
 def _table(settings: Mapping[str, object]) -> str:
-    """Return a Markdown table of the settings."""
     rows = (f"| {key} | {str(value).replace('|', '&#124;')} |" for key, value in settings.items())
     return "\n".join(["| setting | value |", "|---|---|", *rows])

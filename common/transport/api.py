@@ -37,12 +37,22 @@ class Handshakes:
         return LogEvent(event="handshake_failed", fields={"times": failed, "detail": self.detail}, warning=True)
 
 
-class WorkerTransport(Protocol):
-    """A worker's end: one connection to its server, restored by the transport itself when it breaks."""
+class Transport(Protocol):
+    """The members that both ends have."""
 
     @property
     def handshakes(self) -> Handshakes:
         """As of the last `receive`."""
+
+    def wake(self) -> None:
+        """Make a `receive` that waits in another thread return now. Safe from any thread."""
+
+    def close(self) -> None:
+        """Release all connections; what was handed over is still sent for a bounded time (the linger)."""
+
+
+class WorkerTransport(Transport, Protocol):
+    """A worker's end: one connection to its server, restored by the transport itself when it breaks."""
 
     def send(self, frames: Frames) -> bool:
         """Hand over one message; False, and nothing sent, where that would block (no connection, or buffers full)."""
@@ -53,14 +63,8 @@ class WorkerTransport(Protocol):
     def expect(self, message_bytes: int) -> None:
         """Set the size of the largest message in either direction: while one crosses, no other message arrives."""
 
-    def wake(self) -> None:
-        """Make a `receive` that waits in another thread return now. Safe from any thread."""
 
-    def close(self) -> None:
-        """Release the connection; what was handed over is still sent for a bounded time (the linger)."""
-
-
-class ServerTransport(Protocol):
+class ServerTransport(Transport, Protocol):
     """The end of a learner or policy server: many connections, distinguished by route."""
 
     received_key: str
@@ -70,10 +74,6 @@ class ServerTransport(Protocol):
     def endpoint(self) -> str:
         """The address workers connect to, with the port that was really bound."""
 
-    @property
-    def handshakes(self) -> Handshakes:
-        """As of the last `receive`."""
-
     def send(self, route: Route, frames: Frames) -> bool:
         """Hand over one message for `route`; False, and nothing sent, where the route is gone or its buffers are full."""
 
@@ -82,12 +82,6 @@ class ServerTransport(Protocol):
 
     def reopen(self) -> None:
         """Drop all connections with all data stored for them, and accept new ones; workers reconnect by themselves."""
-
-    def wake(self) -> None:
-        """Make a `receive` that waits in another thread return now. Safe from any thread."""
-
-    def close(self) -> None:
-        """Unbind and release; what was handed over is still sent for a bounded time (the linger)."""
 
 
 # --- floods ---

@@ -284,6 +284,6 @@ class HandshakeMonitor:
             self.handshakes.detail = self._explain(failure)
 
     def close(self) -> None:
-        """HandshakeMonitor no longer. To be called before the socket closes."""
+        """Stop monitoring. To be called before the socket closes."""
         self._watched.disable_monitor()
         self._events.close()

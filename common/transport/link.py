@@ -219,7 +219,6 @@ class Link:
         self._advance(lambda now: self.session.handle(event, now))
 
     def _advance(self, call: Callable[[Seconds], list[e.Instruction]]) -> None:
-        """Call a method of the session with the present time, and perform its instructions."""
         unsent: e.Unsent | None = None
         now = self._clock()
         if self.session.state is ConnectionState.WELCOME:
@@ -277,10 +276,7 @@ class Link:
         self.drain = Drain(reason=refused.reason, deadline_seconds=0.0)  # no error: the run was over before this worker connected
 
     def _fits(self, snapshot: Snapshot) -> bool:
-        """Return whether the policy here takes this snapshot. Raises `ConfigError` at the second in a row that it does not take.
-
-        One alone may be a message that the network changed.
-        """
+        """Return whether the policy here takes this snapshot; raise `ConfigError` at the second in a row, as `_check_protocol`."""
         if not self.layout or snapshot.layout == self.layout:
             self._unfit = 0
             return True

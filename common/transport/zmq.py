@@ -80,7 +80,6 @@ class ZmqWorker(ZmqSocket):
 
     @property
     def _silent_at(self) -> Seconds:
-        """Return when to reconnect, unless a message arrives before."""
         return time.monotonic() + SILENT_SECONDS + self._largest / SLOWEST_LINK
 
     def receive(self, timeout: Seconds) -> list[Frame] | None:

@@ -81,7 +81,6 @@ class ZmqSocket:
         self._poller.register(self._wakened.fileno(), zmq.POLLIN)
 
     def _shut(self) -> None:
-        """Close the socket and its context, within the socket's linger."""
         self._monitor.close()
         self._socket.close()
         if self._authenticator:

@@ -190,6 +190,6 @@ def test_each_scalar_of_an_algorithm_has_a_scale_of_its_own():
 
 def test_a_panel_has_all_its_queries_under_names_of_their_own():
     panel = Panel("Title", "Description.", {str(number): f"vector({number})" for number in range(12)})
-    targets = panel.as_json(1, 0, 0)["targets"]
+    targets = panel.as_json(1, 0, 0, 8)["targets"]
     assert [target["legendFormat"] for target in targets] == [str(number) for number in range(12)]
     assert len({target["refId"] for target in targets}) == 12
