@@ -177,12 +177,7 @@ class NetworkPolicy(Generic[Net]):
         if precision == "bf16":
             self._net.bfloat16()
         self._generator = torch.Generator().manual_seed(seed)
-        self._version: Version = -1
-
-    @property
-    def version(self) -> Version:
-        """Version of the weights that act; -1 before the first `load`."""
-        return self._version
+        self.version: Version = -1  # of the weights that act; -1 before the first `load`
 
     @property
     def network(self) -> Net:
@@ -198,7 +193,7 @@ class NetworkPolicy(Generic[Net]):
         """Take the weights of a snapshot: flat [P] float32 or bfloat16. `env_steps` makes no difference."""
         del env_steps
         snapshot.load(self._net, parameters)
-        self._version = version
+        self.version = version
 
     def experience(self, rollout: Arrays) -> Arrays:
         """Return the rollout unchanged."""
@@ -217,11 +212,6 @@ class NetworkPolicy(Generic[Net]):
 # --- both ---
 
 
-def records_nothing(**_: object) -> tuple[ArraySpec, ...]:
-    """No array besides those of every trajectory."""
-    return ()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """One algorithm: its settings, the constructors of its two sides, and the arrays that pass between them."""
@@ -229,5 +219,5 @@ class Entry:
     settings: type[AlgorithmSection]
     algorithm: Callable[..., Algorithm]  # settings=, model=, env=, seed=, device= of a GPU, ranks=
     policy: Callable[..., Policy]  # settings=, model=, env=, precision=, seed=, context=
-    recorded: Callable[..., tuple[ArraySpec, ...]] = records_nothing  # settings=, length=, num_envs=
+    recorded: Callable[..., tuple[ArraySpec, ...]] = lambda **_: ()  # settings=, length=, num_envs=
     payload: Callable[..., Payload] = trajectory_payload  # settings=, model=, env=, length=, num_envs=, rollout= its schema

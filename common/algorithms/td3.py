@@ -7,7 +7,7 @@ Axes: N transitions, A components of an action, B environments; the values of bo
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -94,8 +94,6 @@ class TD3(ReplayLearner):
         rate = settings.learning_rate
         self._critic_optimizer = optim.build_optimizer("adam", self._nets.critics, lr=rate, eps=_ADAM_EPS)
         self._actor_optimizer = optim.build_optimizer("adam", self._nets.actor, lr=rate, eps=_ADAM_EPS)
-        self._trained_by_critic_loss = [parameter for parameter in self._nets.critics.parameters() if parameter.requires_grad]
-        self._trained_by_actor_loss = [parameter for parameter in self._nets.actor.parameters() if parameter.requires_grad]
         self._generator = torch.Generator().manual_seed(seed + ranks.index)
 
     @property
@@ -124,7 +122,7 @@ class TD3(ReplayLearner):
                 observation, to_device(self._bounds.unscale(torch.from_numpy(rows.action)), self._device)
             )
         loss = critic_loss(values, target=target)
-        joint = self._differentiated(self._critic_optimizer, loss, self._trained_by_critic_loss, rows=len(observation))
+        joint = self._differentiated(self._critic_optimizer, loss, rows=len(observation))
         optim.step(self._critic_optimizer, lr=self._learning_rate, finite=joint)
         values = values.detach()
         measured = {"critic_loss": loss.detach(), "td_abs": (values - target).abs().mean(), "q_mean": values.mean()}
@@ -153,20 +151,19 @@ class TD3(ReplayLearner):
             action = self._nets.actor(observation)
             value = self._nets.critics[0](observation, action).squeeze(1)
         loss = -value.mean()  # its gradient is the deterministic policy gradient (eq. 2)
-        joint = self._differentiated(self._actor_optimizer, loss, self._trained_by_actor_loss, rows=len(observation))
+        joint = self._differentiated(self._actor_optimizer, loss, rows=len(observation))
         both = joint + critic_loss
         optim.step(self._actor_optimizer, lr=self._learning_rate, finite=both)
         optim.polyak_update(self._targets, self._nets, self._settings.target_rate, finite=both)
         left_out = {NONFINITE_STEPS: ~both.isfinite()}
         return {"actor_loss": loss.detach(), "action_abs": action.detach().abs().mean()} | left_out
 
-    def _differentiated(
-        self, optimizer: torch.optim.Optimizer, loss: Tensor, parameters: Sequence[nn.Parameter], *, rows: int
-    ) -> Tensor:
-        """Give `parameters` the gradient of the loss of all ranks; return that loss, NaN where the norm is not finite."""
+    def _differentiated(self, optimizer: torch.optim.Optimizer, loss: Tensor, *, rows: int) -> Tensor:
+        """Give its parameters alone the gradient of the loss of all ranks; return that loss, NaN where the norm is not finite."""
+        parameters = [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
         optimizer.zero_grad(set_to_none=True)
         if rows:
-            loss.backward(inputs=list(parameters))  # type: ignore[no-untyped-call]
+            loss.backward(inputs=parameters)  # type: ignore[no-untyped-call]
         loss = average_gradients(parameters, loss, rows=rows, ranks=self._ranks)
         return loss + 0.0 * nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
 

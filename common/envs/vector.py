@@ -67,7 +67,7 @@ class VectorEnvironment:
             frame_skip=settings.frame_skip if isinstance(env, AtariVectorEnv) else 1,
         )
         self.offers_masks = False  # whether an info had an action mask, which nothing uses
-        self._env = env
+        self.native = env  # the environments as gymnasium knows them
         self._counts_lives = settings.terminate_on_life_loss and isinstance(env, AtariVectorEnv)
         self._lives: NDArray[np.int32] = np.zeros(self.num_envs, np.int32)
         self.same_step = mode is AutoresetMode.SAME_STEP  # else an end comes a step before the reset
@@ -79,8 +79,8 @@ class VectorEnvironment:
 
     def reset(self, seed: int) -> Array:
         """Begin B episodes, environment b with `seed + b` where it is seeded alone; return the first observations [B, *frame]."""
-        state.seed_spaces(self._env, seed)  # an environment may sample them
-        observation, info = self._env.reset(seed=seed % (SEEDS - self.num_envs))
+        state.seed_spaces(self.native, seed)  # an environment may sample them
+        observation, info = self.native.reset(seed=seed % (SEEDS - self.num_envs))
         self.offers_masks |= "action_mask" in info
         if self._counts_lives:
             self._lives = info["lives"].copy()
@@ -89,7 +89,7 @@ class VectorEnvironment:
 
     def step(self, action: Array) -> Transition:
         """Take `action`: [B] int64 from 0, or [B, A] float32, clipped to the space's bounds here."""
-        observed, rewards, terminated, truncated, info = self._env.step(self.to_native(action))
+        observed, rewards, terminated, truncated, info = self.native.step(self.to_native(action))
         self.offers_masks |= "action_mask" in info
         observation, reward = self._observed(observed), np.asarray(rewards, np.float32)
         after_end, self._ended = self._ended, terminated | truncated
@@ -104,17 +104,12 @@ class VectorEnvironment:
         final = self._no_index, self._no_frames
         return Transition(observation, reward, terminated, truncated, ~after_end, after_end, *final, life_lost)
 
-    @property
-    def native(self) -> AnyVectorEnv:
-        """The environments as gymnasium knows them."""
-        return self._env
-
     def state_dict(self) -> dict[str, Any]:
         """Return the state from which another process continues bit for bit: plain values, not a copy.
 
         Raises `StateError` where the state of the environments cannot be read.
         """
-        return {"ended": self._ended, "lives": self._lives, "environment": state.capture(self._env)}
+        return {"ended": self._ended, "lives": self._lives, "environment": state.capture(self.native)}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Restore `state_dict`, after a reset.
@@ -124,12 +119,12 @@ class VectorEnvironment:
         ended, lives = (saved.get(name) for name in ("ended", "lives"))
         for value, current in ((ended, self._ended), (lives, self._lives)):
             state.check_like("state of the environments", value, current)
-        state.restore(self._env, saved.get("environment", {}))
+        state.restore(self.native, saved.get("environment", {}))
         self._ended, self._lives = np.array(ended), np.array(lives)
 
     def close(self) -> None:
         """Free the emulators and other resources."""
-        self._env.close()
+        self.native.close()
 
     def _life_lost(self, info: Mapping[str, Any]) -> NDArray[np.bool_]:
         """Return [B]: fewer lives than before, in a game that continues. A reset restores lives and loses none."""

@@ -49,13 +49,8 @@ class ImageNormalisation(nn.Module):
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
-        self.mean = nn.Parameter(torch.empty(shape), requires_grad=False)
-        self.divisor = nn.Parameter(torch.empty(()), requires_grad=False)
-
-    def reset_parameters(self) -> None:
-        """Set mean 0 and divisor 1."""
-        nn.init.zeros_(self.mean)
-        nn.init.ones_(self.divisor)
+        self.mean = nn.Parameter(torch.zeros(shape), requires_grad=False)
+        self.divisor = nn.Parameter(torch.ones(()), requires_grad=False)
 
     def forward(self, observation: Tensor, dtype: torch.dtype) -> Tensor:
         """[N, (S,) *frame] of any dtype → the same shape in `dtype`, which is computed in: it holds bytes exactly."""
@@ -79,13 +74,8 @@ class VectorNormalisation(nn.Module):
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
-        self.mean = nn.Parameter(torch.empty(2, *shape), requires_grad=False)
-        self.scale = nn.Parameter(torch.empty(shape), requires_grad=False)
-
-    def reset_parameters(self) -> None:
-        """Set mean 0 and scale 1."""
-        nn.init.zeros_(self.mean)
-        nn.init.ones_(self.scale)
+        self.mean = nn.Parameter(torch.zeros(2, *shape), requires_grad=False)
+        self.scale = nn.Parameter(torch.ones(shape), requires_grad=False)
 
     def forward(self, observation: Tensor, dtype: torch.dtype) -> Tensor:
         """[N, (S,) *frame] of any dtype → the same shape in `dtype`."""
@@ -246,15 +236,13 @@ def outlined(make: Callable[[], N]) -> N:
 
 
 def _initialise(net: Network, generator: torch.Generator) -> None:
-    """Orthogonal weights (Saxe et al. 2013, arXiv:1312.6120), zero biases, deviation 1; a user's module keeps its weights."""
+    """Orthogonal weights (Saxe et al. 2013, arXiv:1312.6120) and zero biases; a user's module keeps its weights."""
     for module in _own_modules(net):
         if isinstance(module, nn.Linear | nn.Conv2d):
             gain = module.gain if isinstance(module, Head) else _SQRT_2
             nn.init.orthogonal_(module.weight, gain, generator=generator)
         if isinstance(module, nn.Conv2d):
             module.weight.data = module.weight.contiguous(memory_format=torch.channels_last)
-        if isinstance(module, ImageNormalisation | VectorNormalisation):
-            module.reset_parameters()
         for name, parameter in module.named_parameters(recurse=False):
             if name == "bias":
                 nn.init.zeros_(parameter)

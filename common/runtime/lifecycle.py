@@ -29,24 +29,20 @@ class Shutdown:
     """Request to stop the process: made once, the first reason stands. Safe from any thread, but see `on_signals`."""
 
     def __init__(self) -> None:
-        self._event, self._lock, self._reason = Event(), Lock(), ""
+        self._event, self._lock = Event(), Lock()
+        self.reason = ""  # "" before the request
 
     def request(self, reason: str) -> None:
         """Request the stop; later requests change nothing."""
         with self._lock:
             if not self._event.is_set():
-                self._reason = reason
+                self.reason = reason
                 self._event.set()
 
     @property
     def requested(self) -> bool:
         """Return whether the stop has been requested."""
         return self._event.is_set()
-
-    @property
-    def reason(self) -> str:
-        """Return the reason, "" before the request."""
-        return self._reason
 
     def wait(self, timeout: Seconds) -> bool:
         """Wait for the request, at most `timeout` seconds; return whether it has come."""

@@ -68,7 +68,7 @@ class ServerKeys:
         if not folder:
             return None
         public, secret = _secret_key(Path(folder, LEARNER + SECRET))
-        allowed = frozenset(_public_key(path) for path in sorted(Path(folder).glob(f"*{PUBLIC}")))
+        allowed = frozenset(_read(path)[0] for path in sorted(Path(folder).glob(f"*{PUBLIC}")))
         if not allowed:
             raise ConfigError("no worker may connect", found=f"no file *{PUBLIC} in {folder}", wanted="one at least", fix=_FIX)
         return cls(public=public, secret=secret, allowed=allowed)
@@ -98,7 +98,7 @@ class WorkerKeys:
         if not folder:
             return None
         public, secret = _secret_key(Path(folder, WORKER + SECRET))
-        return cls(public=public, secret=secret, server=_public_key(Path(folder, LEARNER + PUBLIC)))
+        return cls(public=public, secret=secret, server=_read(Path(folder, LEARNER + PUBLIC))[0])
 
     @property
     def options(self) -> dict[zmq.SocketOption, int | bytes]:
@@ -111,10 +111,6 @@ def _need_curve() -> None:
         fix = "install pyzmq from its wheel, or build libzmq with libsodium"
         found = f"libzmq {zmq.zmq_version()} built without it"
         raise ConfigError("keys need CURVE", found=found, wanted="libzmq with CURVE", fix=fix)
-
-
-def _public_key(path: Path) -> Key:
-    return _read(path)[0]
 
 
 def _secret_key(path: Path) -> tuple[Key, Key]:

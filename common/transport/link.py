@@ -276,7 +276,7 @@ class Link:
         self.drain = Drain(reason=refused.reason, deadline_seconds=0.0)  # no error: the run was over before this worker connected
 
     def _fits(self, snapshot: Snapshot) -> bool:
-        """Return whether the policy here takes this snapshot; raise `ConfigError` at the second in a row, as `_check_protocol`."""
+        """Return whether the policy here takes this snapshot. Raises `ConfigError` at the second in a row that it does not."""
         if not self.layout or snapshot.layout == self.layout:
             self._unfit = 0
             return True

@@ -152,7 +152,8 @@ class ZmqServer(ZmqSocket):
         # MANDATORY: sending to a closed route is an error, not ignored. BACKLOG: actors that start at once.
         # ZAP_DOMAIN: with one, ZeroMQ refuses versions 1 and 2 of its protocol, whose connections may abort a close.
         options: dict[zmq.SocketOption, int | bytes] = {zmq.ROUTER_MANDATORY: 1, zmq.BACKLOG: 512, zmq.ZAP_DOMAIN: DOMAIN}
-        self._endpoint, self._keys = endpoint, keys
+        self.endpoint = endpoint  # once it is bound, with the real port
+        self._keys = keys
         super().__init__(zmq.ROUTER, endpoint, options | (keys.options if keys else {}), linger)
         try:
             self._bind()
@@ -168,14 +169,14 @@ class ZmqServer(ZmqSocket):
 
     def _bind(self) -> None:
         try:
-            self._socket.bind(self._endpoint)
+            self._socket.bind(self.endpoint)
         except zmq.ZMQError as error:
             if error.errno in (zmq.EADDRINUSE, zmq.EADDRNOTAVAIL):
                 fix = "stop what uses it, or choose another address (port 0: any free one)"
-                found = f"{self._endpoint}: {zmq.strerror(error.errno).lower()}"
+                found = f"{self.endpoint}: {zmq.strerror(error.errno).lower()}"
                 raise ResourceError("cannot listen", found=found, fix=fix) from None
-            raise _bad_endpoint(self._endpoint, wanted="an address of this machine") from None
-        self._endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+            raise _bad_endpoint(self.endpoint, wanted="an address of this machine") from None
+        self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def reopen(self) -> None:
         """Drop all connections with all that ZeroMQ stores for them, and bind again: it has no way to drop one of them.
@@ -193,11 +194,6 @@ class ZmqServer(ZmqSocket):
                 if time.monotonic() >= deadline:
                     raise
             self._wait(REBIND_PAUSE)
-
-    @property
-    def endpoint(self) -> str:
-        """The address workers connect to, with the port that was really bound."""
-        return self._endpoint
 
     def send(self, route: Route, frames: Frames) -> bool:
         """Hand over one message for `route`; False, and nothing sent, where the route is gone or its buffers are full."""

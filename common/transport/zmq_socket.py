@@ -60,7 +60,7 @@ class ZmqSocket:
         # IPv6 by number alone: for a name or the wildcard it would change which address is taken, and how it is written.
         own = {zmq.IPV6: "[" in endpoint, zmq.LINGER: round(linger * 1000)}
         self._options: Mapping[zmq.SocketOption, int | bytes] = {**OPTIONS, **MILLISECONDS, **options, **own}
-        self._handshakes = Handshakes()
+        self.handshakes = Handshakes()  # as of the last `receive`
         self._authenticator: ZapAuthenticator | None = None
         self.received_key = ""
         self._poll_monitor_at: Seconds = 0.0
@@ -73,7 +73,7 @@ class ZmqSocket:
         """Make a socket, neither bound nor connected, in a context of its own."""
         self._context = zmq.Context()
         self._socket = self._context.socket(self._kind)
-        self._monitor = HandshakeMonitor(self._socket, self._handshakes, self._explain)
+        self._monitor = HandshakeMonitor(self._socket, self.handshakes, self._explain)
         for option, value in self._options.items():
             self._socket.setsockopt(option, value)
         self._poller = zmq.Poller()
@@ -86,11 +86,6 @@ class ZmqSocket:
         if self._authenticator:
             self._authenticator.close()
         self._context.term()
-
-    @property
-    def handshakes(self) -> Handshakes:
-        """Return the results of handshakes, as of the last `receive`."""
-        return self._handshakes
 
     def wake(self) -> None:
         """Make a waiting `receive`, or the next one that finds nothing, return None. Safe from any thread, even after `close`."""

@@ -586,7 +586,7 @@ def test_an_environment_that_is_refused_is_closed(own, monkeypatch: pytest.Monke
 def test_atari_is_the_native_vector_environment() -> None:
     """Emulating side by side in Python would halve the actor's speed."""
     env = make(EnvSettings(id="ALE/Pong-v5", num_envs=1))
-    assert type(env._env) is AtariVectorEnv
+    assert type(env.native) is AtariVectorEnv
     env.close()
 
 
