@@ -73,7 +73,7 @@ def benchmark(load: Load, *, repeats: int) -> Result:
     return Result(
         insert=insert,
         batch_bytes=found.observation.nbytes + found.next_observation.nbytes,
-        memory_bytes=replay.nbytes,
+        memory_bytes=replay.layout.nbytes,
         transitions=len(replay),
         **times,
     )
@@ -112,7 +112,7 @@ def _fill(replay: Replay, rng: np.random.Generator) -> Seconds:
     """Until blocks have been recycled; returns the time of one env step, pages touched for the first time included."""
     going, ending = rollout(rng, ends=False), rollout(rng, ends=True)
     spent, env_steps, number = 0.0, 0, 0
-    while env_steps < replay.capacity + replay.capacity // 8:
+    while env_steps < replay.layout.capacity + replay.layout.capacity // 8:
         number += 1
         arrays = going if number % MESSAGES_PER_EPISODE else ending
         began = time.thread_time()

@@ -165,12 +165,12 @@ class ReplayLearner(ABC):
     @property
     def replay_env_steps(self) -> EnvSteps:
         """Capacity of the memory: `replay_capacity`, rounded up to whole blocks."""
-        return self._replay.capacity
+        return self._replay.layout.capacity
 
     @property
     def replay_bytes(self) -> int:
         """Bytes of the memory when it is full."""
-        return self._replay.nbytes
+        return self._replay.layout.nbytes
 
     def replay_state(self) -> dict[str, Any]:
         """Return the state of the memory without its segments, and of the rate limiter."""

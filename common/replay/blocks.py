@@ -83,7 +83,7 @@ class BlockLayout:
 
     @property
     def capacity(self) -> EnvSteps:
-        """Env steps that fit; a reset row takes the place of one."""
+        """Env steps that fit, in whole blocks; a reset row takes the place of one."""
         return self.blocks * self.fresh
 
     def arrays(self) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -109,7 +109,7 @@ class BlockLayout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a memory of this layout."""
+        """Bytes of a memory of this layout, full or not; the observations of one minibatch come on top."""
         return sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in self.arrays().values())
 
 

@@ -76,16 +76,6 @@ class Replay:
         self._seen = np.empty((0, 0, 0, 0), env.observation_dtype)
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of the memory, full or not; the observations of one minibatch come on top."""
-        return self.layout.nbytes
-
-    @property
-    def capacity(self) -> EnvSteps:
-        """Env steps that fit: the capacity asked for, rounded up to whole blocks."""
-        return self.layout.capacity
-
-    @property
     def incomplete(self) -> float:
         """Share of the memory in blocks that are not full: above a tenth, more environments write than it is laid out for."""
         return self._blocks.incomplete

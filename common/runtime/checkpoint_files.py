@@ -26,7 +26,7 @@ from common.errors import InternalError, ResourceError
 from common.replay.blocks import Segment
 from common.runtime.disk import DISK, Disk
 from common.runtime.run_directory import MANIFEST, SEGMENTS, TENSORS
-from common.units import MIB, EnvSteps, Seconds, Version
+from common.units import EnvSteps, Seconds, Version
 
 T = TypeVar("T")
 
@@ -131,9 +131,8 @@ def read(folder: Path, *, segments: bool = True) -> Checkpoint:
     found = hashlib.sha256(data).hexdigest()
     if found != manifest.tensors_sha256:
         raise BadCheckpointError(f"{TENSORS} has hash {found[:16]}, wanted {manifest.tensors_sha256[:16]}")
-    verified = manifest.segments if segments else ()
-    if damage := next(filter(None, (_damage(folder.parent / SEGMENTS, file) for file in verified)), ""):
-        raise BadCheckpointError(damage)
+    for file in manifest.segments if segments else ():
+        _verify(folder.parent / SEGMENTS / file.name, file)
     try:
         content = restore_state(manifest.content, safetensors.torch.load(data))
         return Checkpoint(
@@ -171,27 +170,21 @@ def _unsealed(sealed: bytes) -> _Manifest:
     return manifest
 
 
-def _damage(folder: Path, file: SegmentFile) -> str:
-    """Return why a file is damaged; "" where its content is the one that was written."""
-    path = folder / file.name
+def _verify(path: Path, file: SegmentFile) -> None:
+    """Raise `BadCheckpointError` unless the content of a segment is the one that was written."""
 
-    def hashed() -> tuple[Any, int]:
-        digest, size = hashlib.sha256(), 0
+    def hashed() -> tuple[str, int]:
         with path.open("rb") as source:
-            while chunk := source.read(MIB):
-                digest.update(chunk)
-                size += len(chunk)
-        return digest, size
+            return hashlib.file_digest(source, "sha256").hexdigest(), source.tell()
 
     try:
         digest, size = _repeated(hashed, path)
     except BadCheckpointError as error:
-        return f"segment {error}"
+        raise BadCheckpointError(f"segment {error}") from error
     if size != file.bytes:
-        return f"segment {file.name} has {size} bytes, wanted {file.bytes}"
-    if digest.hexdigest() != file.sha256:
-        return f"segment {file.name} has hash {digest.hexdigest()[:16]}, wanted {file.sha256[:16]}"
-    return ""
+        raise BadCheckpointError(f"segment {file.name} has {size} bytes, wanted {file.bytes}")
+    if digest != file.sha256:
+        raise BadCheckpointError(f"segment {file.name} has hash {digest[:16]}, wanted {file.sha256[:16]}")
 
 
 def _repeated(read_file: Callable[[], T], path: Path) -> T:

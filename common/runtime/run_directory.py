@@ -68,7 +68,9 @@ def create(path: Path, *, config: str, command: Sequence[str], disk: Disk = DISK
         path.mkdir(parents=True, exist_ok=True)
         with held(directory):  # of two that begin at once, one finds the folder empty
             if any(path.iterdir()):
-                raise _in_use(directory)
+                fact, fix = "run directory is in use", "set run.dir, or continue it with --resume"
+                found = f"another run in {path}" if directory.config.exists() else f"other files in {path}"
+                raise ConfigError(fact, found=found, wanted="a new or empty folder", fix=fix)
             try:
                 write_atomically(directory.command, f"{shlex.join(command)}\n".encode(), disk=disk)
                 write_atomically(directory.config, config.encode(), disk=disk)  # last: it marks the folder as a run's
@@ -161,10 +163,3 @@ def _locked(lock: int) -> bool:
     except OSError:
         pass
     return True
-
-
-def _in_use(directory: RunDirectory) -> ConfigError:
-    found = f"another run in {directory.path}" if directory.config.exists() else f"other files in {directory.path}"
-    return ConfigError(
-        "run directory is in use", found=found, wanted="a new or empty folder", fix="set run.dir, or continue it with --resume"
-    )

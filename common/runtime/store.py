@@ -69,12 +69,12 @@ class RunStore:
         """Upload the newest checkpoint and the results that changed, and leave the `keep` newest checkpoints in the copy."""
         for name in (*RESULTS, CONFIG):
             self._upload_result(directory.path / name)
-        newest = next(iter(_checkpoints(directory.checkpoints)), None)
-        others = [place for place in _with_manifest(directory.checkpoints) if not CHECKPOINT.fullmatch(place.name)]
-        for place in filter(None, (newest, *others)):
+        complete = _with_manifest(directory.checkpoints)
+        versions = sorted(place for place in complete if CHECKPOINT.fullmatch(place.name))
+        for place in (*versions[-1:], *(place for place in complete if place not in versions)):
             self._upload_checkpoint(place)
-        if newest:
-            self._prune(newest.name, keep)
+        if versions:
+            self._prune(versions[-1].name, keep)
 
     def _upload_result(self, path: Path) -> None:
         with suppress(FileNotFoundError):
@@ -275,9 +275,3 @@ def _with_manifest(checkpoints: Path) -> list[Path]:
     """Return the complete checkpoints in a folder; those that are being written have names that begin with a dot."""
     found = checkpoints.iterdir() if checkpoints.is_dir() else ()
     return [place for place in found if not place.name.startswith(".") and (place / MANIFEST).exists()]
-
-
-def _checkpoints(checkpoints: Path) -> list[Path]:
-    """Return the complete checkpoints that have a version, the newest first."""
-    found = [place for place in _with_manifest(checkpoints) if CHECKPOINT.fullmatch(place.name)]
-    return sorted(found, key=lambda place: place.name, reverse=True)

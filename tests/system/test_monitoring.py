@@ -100,7 +100,7 @@ def asked() -> list[str]:
     panels = [query for dashboard in DASHBOARDS.values() for query in queries(dashboard)]
     variables = [variable for dashboard in DASHBOARDS.values() for variable in dashboard["templating"]["list"]]
     choices = [re.fullmatch(r"label_values\((.*), \w+\)", v["definition"])[1] for v in variables if v["type"] == "query"]
-    compared = [alert.promql for alert in ALERTS if alert.bad]
+    compared = [alert.promql for alert in ALERTS if alert.condition or alert.threshold]
     return sorted({chosen(expression) for expression in [*panels, *choices, *map(str, RECORDING_RULES), *compared]})
 
 

@@ -66,7 +66,7 @@ Predicate: TypeAlias = Callable[[Deployment], Iterable[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One check. An alert fires once `promql` has been `bad` for as long as `lasting`, while every condition of `only` holds.
+    """One check. An alert fires once `promql` has been bad for as long as `lasting`, while every condition of `only` holds.
 
     Without `promql` there is no alert, without `predicate` no finding of `rookery doctor`. `runbook` is Markdown.
     """
@@ -86,14 +86,10 @@ class Check:
     runbook: str
 
     @property
-    def bad(self) -> str:
-        """Return the condition of a bad value in PromQL; "" where `promql` has it."""
-        return self.condition or (self.threshold.comparison if self.threshold else "")
-
-    @property
     def expression(self) -> str:
         """Return the whole condition of the alert, a line for each part."""
-        return "\n".join([f"{self.promql} {self.bad}".strip(), *self.only])
+        bad = self.condition or (self.threshold.comparison if self.threshold else "")
+        return "\n".join([f"{self.promql} {bad}".strip(), *self.only])
 
     def as_rule(self, *, docs: str = "") -> dict[str, Any]:
         """Return the alert in the form of a rule file. `docs` is the address of docs/; "" where no server has it."""

@@ -276,7 +276,7 @@ def test_the_newest_env_steps_are_kept() -> None:
     replay = Replay(env=Line.env, capacity=200, n_step=2, streams=1, gamma=1.0)
     Line().fill(replay, 1_000)
     kept = everything(replay).action
-    assert replay.capacity >= 200
+    assert replay.layout.capacity >= 200
     assert set(range(1_000 - 200 + replay.layout.fresh, 999)) <= set(kept.tolist())
     assert max(kept) == 998  # row 999 needs frame 1001
 
@@ -348,8 +348,8 @@ def test_the_bytes_of_a_million_atari_frames() -> None:
     action = ActionSpec(n=18, shape=())
     env = EnvSpec(observation_shape=(84, 84), observation_dtype="uint8", action=action, frame_stack=4, frame_skip=4)
     replay = Replay(env=env, capacity=1_000_000, n_step=3, gamma=0.99, streams=64)
-    assert replay.capacity >= 1_000_000
-    assert 7.0e9 < replay.nbytes <= 7.4e9
+    assert replay.layout.capacity >= 1_000_000
+    assert 7.0e9 < replay.layout.nbytes <= 7.4e9
 
 
 @pytest.mark.parametrize(("capacity", "actors", "length"), [(20_000, 32, 16), (20_000, 32, 4), (10_000, 8, 16)])
@@ -389,7 +389,7 @@ def test_the_share_of_incomplete_blocks_grows_with_environments_that_were_not_pl
         for seq in range(60):
             for stream in range(streams):
                 replay.insert(Line().message(10 * seq, 10), stream=(streams, stream), seq=seq)
-            least = min(least, len(replay) / replay.capacity) if seq > 40 else least
+            least = min(least, len(replay) / replay.layout.capacity) if seq > 40 else least
         seen[streams] = replay.incomplete, least
     assert seen[4][0] <= 0.1
     assert seen[4][1] >= 0.9
@@ -420,7 +420,7 @@ def copied(replay: Replay, other: Replay) -> None:
     """Give `other` what a checkpoint keeps of `replay`."""
     other.load_state_dict(replay.state_dict())
     for source, target in zip(replay.segments(), other.segments(), strict=True):
-        assert source.nbytes == target.nbytes
+        assert source.layout.nbytes == target.layout.nbytes
         for here, there in zip(source.parts, target.parts, strict=True):
             there[:] = here
 
