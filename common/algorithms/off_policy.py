@@ -58,7 +58,7 @@ class RateLimiter:
     """
 
     def __init__(self, *, samples_per_insert: float, minibatch_size: int, warm_up: EnvSteps) -> None:
-        """Allow no samples for the first `warm_up` env steps; ratio and size are positive."""
+        """Allow no samples for the first `warm_up` env steps; ratio and size are positive. The owner adds to both counts."""
         self.samples_per_insert = samples_per_insert
         self.minibatch_size = minibatch_size
         self.warm_up = warm_up
@@ -76,14 +76,6 @@ class RateLimiter:
         """Samples drawn per env step inserted since the warm-up; 0 before."""
         inserts = self.env_steps - self.warm_up
         return self.minibatches * self.minibatch_size / inserts if inserts > 0 else 0.0
-
-    def count_insert(self, env_steps: EnvSteps) -> None:
-        """Count inserted experience."""
-        self.env_steps += env_steps
-
-    def count_sample(self, minibatches: int = 1) -> None:
-        """Count sampled minibatches."""
-        self.minibatches += minibatches
 
     def state_dict(self) -> dict[str, float]:
         """Return the counts and their settings, in JSON values."""
@@ -189,7 +181,7 @@ class ReplayLearner(ABC):
         """Insert trajectories into the memory of this rank."""
         before = self._rate_limiter.env_steps
         for sample in samples:
-            self._rate_limiter.count_insert(self._replay.insert(sample.arrays, stream=sample.stream, seq=sample.seq))
+            self._rate_limiter.env_steps += self._replay.insert(sample.arrays, stream=sample.stream, seq=sample.seq)
         env_steps, inserted = sum(sample.env_steps for sample in samples), self._rate_limiter.env_steps - before
         return Inserted(env_steps, inserted, float(np.mean([sample.version for sample in samples])) if samples else math.nan)
 
@@ -210,7 +202,7 @@ class ReplayLearner(ABC):
         windows: list[np.ndarray] = []
         own = self._settings.minibatch if len(self._replay) else 0
         while self._rate_limiter.sample_budget and filled and not stop():
-            self._rate_limiter.count_sample()
+            self._rate_limiter.minibatches += 1
             rows = self._replay.sample(own, self._rng)
             windows.append(rows.env_steps)
             self._gradient_steps += 1
@@ -237,7 +229,7 @@ class ReplayLearner(ABC):
         if self._ranks.count == 1:
             return len(self._replay) > 0
         everywhere, ready = self._ranks.sum(torch.tensor([inserted, len(self._replay)])).tolist()
-        self._rate_limiter.count_insert(everywhere - inserted)
+        self._rate_limiter.env_steps += everywhere - inserted
         return bool(ready)
 
     def state_dict(self) -> dict[str, Any]:

@@ -91,9 +91,6 @@ class VectorNormalisation(nn.Module):
         self.scale.copy_(std.clamp_min(LEAST_DEVIATION).reciprocal().bfloat16())
 
 
-Normalisation = ImageNormalisation | VectorNormalisation
-
-
 class _FirstConv(nn.Conv2d):
     """A convolution of bytes scaled to 0..1: the scale goes into the weights, which are far fewer than the input.
 
@@ -136,7 +133,8 @@ class Trunk(nn.Module):
     def __init__(self, settings: ModelSettings, env: EnvSpec) -> None:
         super().__init__()
         shape = env.network_input_shape
-        self.normalisation = _normalisation(env) if settings.normalize_observation else None
+        normalisation = ImageNormalisation if env.is_image else VectorNormalisation
+        self.normalisation = normalisation(env.observation_shape) if settings.normalize_observation else None
         self.reads_bytes = env.observation_dtype == "uint8" and self.normalisation is None
         self.user = UserModule(settings, shape) if settings.entry_point else None
         self.conv = nn.Sequential()
@@ -201,10 +199,6 @@ class Network(nn.Module):
                 module.set_moments(mean, std)
 
 
-def _normalisation(env: EnvSpec) -> Normalisation:
-    return (ImageNormalisation if env.is_image else VectorNormalisation)(env.observation_shape)
-
-
 def dense(features: int, widths: Sequence[int], settings: ModelSettings) -> nn.Sequential:
     """Fully connected layers of these `widths`, each followed by the activation; [N, features] passes unchanged where none.
 
@@ -222,10 +216,20 @@ def dense(features: int, widths: Sequence[int], settings: ModelSettings) -> nn.S
 
 
 def initialised(make: Callable[[], N], *, seed: int) -> N:
-    """The network that `make` describes, float32, its weights drawn from `seed`. Raises ConfigError as `make`."""
+    """The network that `make` describes, float32, its weights drawn from `seed`. Raises ConfigError as `make`.
+
+    Weights are orthogonal (Saxe et al. 2013, arXiv:1312.6120), biases zero; a user's module keeps its own.
+    """
     with seeded(seed):  # a user's module draws from torch's global generator
         net = make()
-    _initialise(net, torch.Generator().manual_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
+    for module in _own_modules(net):
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            gain = module.gain if isinstance(module, Head) else _SQRT_2
+            nn.init.orthogonal_(module.weight, gain, generator=generator)
+            nn.init.zeros_(module.get_parameter("bias"))
+        if isinstance(module, nn.Conv2d):
+            module.weight.data = module.weight.contiguous(memory_format=torch.channels_last)
     return net
 
 
@@ -233,19 +237,6 @@ def outlined(make: Callable[[], N]) -> N:
     """The network that `make` describes, without storage. Raises ConfigError as `make`."""
     with seeded(0), torch.device("meta"):
         return make()
-
-
-def _initialise(net: Network, generator: torch.Generator) -> None:
-    """Orthogonal weights (Saxe et al. 2013, arXiv:1312.6120) and zero biases; a user's module keeps its weights."""
-    for module in _own_modules(net):
-        if isinstance(module, nn.Linear | nn.Conv2d):
-            gain = module.gain if isinstance(module, Head) else _SQRT_2
-            nn.init.orthogonal_(module.weight, gain, generator=generator)
-        if isinstance(module, nn.Conv2d):
-            module.weight.data = module.weight.contiguous(memory_format=torch.channels_last)
-        for name, parameter in module.named_parameters(recurse=False):
-            if name == "bias":
-                nn.init.zeros_(parameter)
 
 
 def _own_modules(module: nn.Module) -> Iterator[nn.Module]:

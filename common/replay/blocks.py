@@ -88,18 +88,15 @@ class BlockLayout:
 
     def arrays(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """Shape and dtype of each array of the memory, `positions` long; one more frame stays blank."""
-        env, action = self.env, self.env.action
-        shapes: dict[str, tuple[tuple[int, ...], str]] = {
-            "frames": ((int(np.prod(env.observation_shape)),), env.observation_dtype),
-            "action": (action.shape, "int64" if action.discrete else "float32"),
-            "reward": ((), "float32"),
-            "terminated": ((), "bool"),
-            "age": ((), "uint8"),
-            "span": ((), "uint8"),
+        env, action, positions = self.env, self.env.action, self.positions
+        return {
+            "frames": ((positions + 1, int(np.prod(env.observation_shape))), env.observation_dtype),
+            "action": ((positions, *action.shape), "int64" if action.discrete else "float32"),
+            "reward": ((positions,), "float32"),
+            "terminated": ((positions,), "bool"),
+            "age": ((positions,), "uint8"),
+            "span": ((positions,), "uint8"),
         }
-        arrays = {name: ((self.positions, *shape), dtype) for name, (shape, dtype) in shapes.items()}
-        elements, dtype = shapes["frames"]
-        return arrays | {"frames": ((self.positions + 1, *elements), dtype)}
 
     def described(self) -> dict[str, Any]:
         """Return the settings that saved contents depend on, in JSON values."""

@@ -39,11 +39,7 @@ def check_new(store: str, folder: Path | None) -> None:
 # --- to be resumed ---
 
 
-def _ignore(_: str) -> None:
-    pass
-
-
-def restore(address: str, folder: Path, *, warn: Callable[[str], None] = _ignore) -> RunDirectory:
+def restore(address: str, folder: Path, *, warn: Callable[[str], None] = lambda _: None) -> RunDirectory:
     """Download the run at `address` to `folder`, from where it can be resumed.
 
     Raises `ConfigError` where there is no run or `folder` has other files, `ResourceError` where the store cannot be read.
@@ -64,7 +60,7 @@ def restore(address: str, folder: Path, *, warn: Callable[[str], None] = _ignore
     return directory
 
 
-def restore_missing(store: str, folder: Path, *, warn: Callable[[str], None] = _ignore) -> bool:
+def restore_missing(store: str, folder: Path, *, warn: Callable[[str], None] = lambda _: None) -> bool:
     """Download the run of `folder` from the store, where the folder holds none; return whether it did.
 
     Raises as `restore`. Returns False where the store is empty text or has no such run.
@@ -93,7 +89,7 @@ def fetch(address: str) -> Path:
     store = RunStore(run)
     with _cached(run) as folder, reached(address):
         if not checkpoint:
-            store.download(folder, warn=_ignore, segments=False)
+            store.download(folder, warn=lambda _: None, segments=False)
             return folder
         store.download_results(folder)
         place = folder / "checkpoints" / checkpoint

@@ -12,11 +12,6 @@ from common.observability.checks.base import COUNT, PERCENT, TRAINS, Check, Thre
 from common.observability.deployment import ACTOR, LEARNER, MOSTLY_WAITS, ROLES, Deployment
 from common.observability.rules import ALL, ENV_FRAMES, LEARNER_WAITS, QUEUE_FILL
 
-
-def _waits(run: Deployment) -> float:
-    return run.learner.shares.get("wait", 0.0)
-
-
 # --- it runs and trains ---
 
 
@@ -95,8 +90,9 @@ WAITING_SHARE = Threshold(
 
 
 def _waiting(run: Deployment) -> Iterator[str]:
-    if WAITING_SHARE.passed(_waits(run)) and not run.stands_still:
-        yield f"the learner waits {percent(_waits(run))} of its time for experience; see the bottleneck"
+    waits = run.learner.shares.get("wait", 0.0)
+    if WAITING_SHARE.passed(waits) and not run.stands_still:
+        yield f"the learner waits {percent(waits)} of its time for experience; see the bottleneck"
 
 
 LEARNER_WAITING = Check(

@@ -148,7 +148,7 @@ def test_what_is_drawn_after_a_resume_is_what_would_have_been_drawn(continuous_e
     train(first, one)
     second.load_state_dict(first.state_dict())
     second.ingest([one])
-    second._rate_limiter.count_sample(4)
+    second._rate_limiter.minibatches += 4
     for learner in (first, second):
         learner.seen.clear()
         train(learner, two)

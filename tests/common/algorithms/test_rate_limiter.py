@@ -42,10 +42,10 @@ def play(limiter: RateLimiter, actors: int, credits_each: int, chance: Random) -
         assert able or works, "deadlock"
         if works and (not able or chance.random() < 0.6):
             if limiter.sample_budget:
-                limiter.count_sample(chance.randint(1, limiter.sample_budget))
+                limiter.minibatches += chance.randint(1, limiter.sample_budget)
             else:
                 actor, largest = queue.popleft()
-                limiter.count_insert(largest)
+                limiter.env_steps += largest
                 credit[actor] += 1  # it left the queue
         else:
             actor = chance.choice(able)
@@ -62,8 +62,8 @@ def test_after_an_update_the_measured_ratio_is_the_one_asked_for(law: Any, inser
     """However much came at once; a minibatch that is not fully paid for is not drawn."""
     limiter = RateLimiter(**law)
     for env_steps in inserts:
-        limiter.count_insert(env_steps)
-        limiter.count_sample(limiter.sample_budget)
+        limiter.env_steps += env_steps
+        limiter.minibatches += limiter.sample_budget
         assert limiter.sample_budget == 0
         paying = limiter.env_steps - limiter.warm_up
         if paying > 0:
@@ -76,9 +76,9 @@ def test_after_an_update_the_measured_ratio_is_the_one_asked_for(law: Any, inser
 def test_the_warm_up_pays_for_nothing() -> None:
     """Of the insert that ends it only what is beyond it counts."""
     limiter = RateLimiter(samples_per_insert=2.0, minibatch_size=10, warm_up=100)
-    limiter.count_insert(99)
+    limiter.env_steps += 99
     assert limiter.sample_budget == 0
-    limiter.count_insert(11)
+    limiter.env_steps += 11
     assert limiter.sample_budget == 2
 
 
@@ -86,8 +86,8 @@ def test_the_warm_up_pays_for_nothing() -> None:
 def test_a_restored_limiter_has_the_same_budget(law: Any, env_steps: int) -> None:
     """No new warm-up, no minibatch twice; by another ratio nothing for what came before."""
     first, second = RateLimiter(**law), RateLimiter(**law)
-    first.count_insert(env_steps)
-    first.count_sample(first.sample_budget // 2)
+    first.env_steps += env_steps
+    first.minibatches += first.sample_budget // 2
     second.load_state_dict(first.state_dict())
     assert (second.sample_budget, second.ratio) == (first.sample_budget, first.ratio)
     other = RateLimiter(**law | {"samples_per_insert": 2 * law["samples_per_insert"]})

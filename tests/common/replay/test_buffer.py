@@ -420,7 +420,7 @@ def copied(replay: Replay, other: Replay) -> None:
     """Give `other` what a checkpoint keeps of `replay`."""
     other.load_state_dict(replay.state_dict())
     for source, target in zip(replay.segments(), other.segments(), strict=True):
-        assert source.layout.nbytes == target.layout.nbytes
+        assert source.nbytes == target.nbytes
         for here, there in zip(source.parts, target.parts, strict=True):
             there[:] = here
 
