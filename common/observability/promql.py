@@ -6,8 +6,9 @@ Sums over services are therefore sums by `namespace`. Dashboards show one run by
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from common.errors import DropReason
@@ -124,40 +125,29 @@ def _one_of(label: str, values: Iterable[str]) -> str:
     return f'{label}=~"{"|".join(values)}"'
 
 
-def bottleneck(scope: Scope) -> str:
-    """Index into `BOTTLENECKS`, by the rule of `find_bottleneck`, from the series of `scope`."""
-    kind = bottleneck_of(
-        learner_waits=learner_waits(scope),
-        actors_wait=actors_wait(scope),
-        on_the_wire=on_the_wire(scope),
-        actors_stale=actors_stale(scope),
-        learner_cpu_lost=learner_cpu_lost(scope),
-        actors_cpu_lost=actors_cpu_lost(scope),
-    )
-    return f"{kind} {unless_restarted(scope)}"
+def bottleneck(scope: Scope, recorded: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Index into `BOTTLENECKS`, by the rule of `find_bottleneck`; no series before the learner has been measured.
 
-
-def bottleneck_of(
-    *, learner_waits: str, actors_wait: str, on_the_wire: str, actors_stale: str, learner_cpu_lost: str, actors_cpu_lost: str
-) -> str:
-    """Index into `BOTTLENECKS` from the PromQL of its shares; no series before the learner has been measured.
-
-    Without measured actors the learner alone decides.
+    Without measured actors the learner alone decides. `recorded` has the names of recording rules by their expressions.
     """
+    shares = (learner_waits, actors_wait, on_the_wire, actors_stale, learner_cpu_lost, actors_cpu_lost)
+    expressions = (share(scope) for share in shares)
+    learner_share, actors_share, wire, stale, learner_lost, actors_lost = (recorded.get(text, text) for text in expressions)
     waiting = f"{WAITING:g}"
-    learner, actors = (f"(({share}) >= 0)" for share in (learner_waits, actors_wait))  # NaN, of 0 / 0 seconds, is left out
+    learner, actors = (f"(({share}) >= 0)" for share in (learner_share, actors_share))  # NaN, of 0 / 0 seconds, is left out
     both = f"{learner} >= {waiting} and on (namespace) {actors} >= {waiting}"
-    network = f"0 * ({both} and on (namespace) ({on_the_wire}) >= {ON_THE_WIRE:g}) + {BOTTLENECKS.index(Kind.NETWORK)}"
+    network = f"0 * ({both} and on (namespace) ({wire}) >= {ON_THE_WIRE:g}) + {BOTTLENECKS.index(Kind.NETWORK)}"
     held = f"({actors} >= bool {waiting} or on (namespace) {learner} < bool {waiting})"
     short = " or on (namespace) ".join(
-        f"{waits} < {waiting} and on (namespace) ({lost}) > {CPU_LOST:g}"
-        for waits, lost in ((learner, learner_cpu_lost), (actors, actors_cpu_lost))
+        f"{side} < {waiting} and on (namespace) ({lost}) > {CPU_LOST:g}"
+        for side, lost in ((learner, learner_lost), (actors, actors_lost))
     )
     cpu_starved = f"0 * ({short}) + {BOTTLENECKS.index(Kind.CPU)}"
-    cut_off = f"{learner} >= {waiting} and on (namespace) ({actors_stale}) >= {STALE:g}"
+    cut_off = f"{learner} >= {waiting} and on (namespace) ({stale}) >= {STALE:g}"
     no_policies = f"0 * ({cut_off}) + {BOTTLENECKS.index(Kind.NETWORK)}"
     by_waits = f"2 * ({learner} >= bool {waiting}) + on (namespace) {held}"
-    return f"({no_policies} or on (namespace) {cpu_starved} or on (namespace) {network} or on (namespace) {by_waits})"
+    kind = f"({no_policies} or on (namespace) {cpu_starved} or on (namespace) {network} or on (namespace) {by_waits})"
+    return f"{kind} {unless_restarted(scope)}"
 
 
 def learner_capacity(scope: Scope) -> str:

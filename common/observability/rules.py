@@ -67,17 +67,10 @@ ACTORS_CPU_LOST = RecordingRule(
     promql.actors_cpu_lost(ALL),
     "share of their time in which the actors have work for a core and have none",
 )
+SHARES = (LEARNER_WAITS, ACTORS_WAIT, ON_THE_WIRE, ACTORS_STALE, LEARNER_CPU_LOST, ACTORS_CPU_LOST)
 BOTTLENECK = RecordingRule(
     "namespace:rookery_bottleneck:kind5m",
-    promql.bottleneck_of(
-        learner_waits=str(LEARNER_WAITS),
-        actors_wait=str(ACTORS_WAIT),
-        on_the_wire=str(ON_THE_WIRE),
-        actors_stale=str(ACTORS_STALE),
-        learner_cpu_lost=str(LEARNER_CPU_LOST),
-        actors_cpu_lost=str(ACTORS_CPU_LOST),
-    )
-    + f" {promql.unless_restarted(ALL)}",
+    promql.bottleneck(ALL, {rule.expression: rule.name for rule in SHARES}),
     ", ".join(f"{number} {kind}" for number, kind in enumerate(BOTTLENECKS)),
 )
 ACTOR_RATE = RecordingRule(
