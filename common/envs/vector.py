@@ -55,7 +55,9 @@ class VectorEnvironment:
         """Take over `env`, which resets itself by `mode`. Raises `ConfigError` for a space that is not supported."""
         shape, dtype, self._observed = describe_observation(env.single_observation_space)
         if isinstance(env, AtariVectorEnv):
-            shape, self._observed = cropped(shape, self._observed, settings.crop)
+            (height, width), whole, (top, bottom) = shape, self._observed, settings.crop
+            shape = (height - top - bottom, width)
+            self._observed = lambda batch: whole(batch)[:, top : height - bottom]  # a view: nothing is copied
         action, self.to_native = describe_action(env.single_action_space)
         self.num_envs: int = env.num_envs
         self.action_space: Space[Any] = env.single_action_space  # of one environment, as `to_native` gives it
@@ -178,15 +180,6 @@ def _is_image(shape: tuple[int, ...], dtype: np.dtype[Any] | None) -> bool:
     if len(shape) not in _IMAGE_RANKS:
         return False
     return dtype == np.uint8 or min(shape[-2:]) >= (_LEAST_PLANE if len(shape) == 2 else _LEAST_SIDE)  # noqa: PLR2004 - a plane
-
-
-def cropped(
-    shape: tuple[int, ...], observed: Callable[[Array], Array], crop: tuple[int, int]
-) -> tuple[tuple[int, ...], Callable[[Array], Array]]:
-    """Return shape and cast of an image without `crop` rows at top and bottom: a view, so that nothing is copied here."""
-    height, width = shape
-    rows = slice(crop[0], height - crop[1])
-    return (height - sum(crop), width), lambda batch: observed(batch)[:, rows]
 
 
 def describe_action(space: Space[Any]) -> tuple[ActionSpec, Callable[[Array], Array]]:

@@ -167,7 +167,6 @@ def metadata(policy: TrainedPolicy) -> dict[str, str]:
 
 
 def _preprocessing(policy: TrainedPolicy) -> str:
-    """Return how an observation is made of what the environment gives, in sentences."""
     env, settings = policy.env, policy.settings.env
     if settings.id.startswith("ALE/") and not settings.entry_point:
         top, bottom = settings.crop

@@ -213,7 +213,6 @@ def _names(own: TorchrunEnvironment) -> list[str]:
 
 
 def _register(own: TorchrunEnvironment, store: TCPStore) -> str:
-    """Write a new token of this process under its rank, and return it."""
     token = secrets.token_hex(8)
     store.set(_names(own)[own.rank], token)
     return token
