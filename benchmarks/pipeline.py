@@ -16,11 +16,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from common.errors import ResourceError
 from common.observability.deployment import LEARNER
-from common.runtime.machine import resident_bytes
 from common.units import Seconds
 from services.cli.inspect.scrape import get
 from services.cli.train.instructions import Start
@@ -121,7 +121,7 @@ class Run:
 
     def resident_bytes(self) -> dict[str, int]:
         """Return the memory of each process that is in RAM."""
-        return {child: resident_bytes(statm=Path(f"/proc/{pid}/statm")) for child, pid in self._processes.pids().items()}
+        return {child: psutil.Process(pid).memory_info().rss for child, pid in self._processes.pids().items()}
 
     def _at_update(self) -> tuple[Seconds, dict[str, Reading]]:
         self.wait_until_trained(1)

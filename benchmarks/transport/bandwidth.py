@@ -21,6 +21,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 import numpy as np
+import psutil
 
 from benchmarks.transport.machine import ThreadSeconds, raise_warning
 from common.algorithms.payload import check_trajectory, trajectory_schema
@@ -30,7 +31,6 @@ from common.protocol.learner_side import LearnerSide
 from common.protocol.messages import Arrays, ArraySpec, Snapshot, Trajectory
 from common.protocol.session_config import SessionConfig
 from common.protocol.worker_side import Identity, WorkerSide
-from common.runtime.machine import resident_bytes
 from common.transport.curve import ServerKeys, WorkerKeys, make
 from common.transport.link import Link
 from common.transport.zmq import ZmqServer, ZmqWorker
@@ -112,11 +112,11 @@ def benchmark(load: Load, *, seconds: Seconds, readings: int = 60, keys: str = "
 
 def _measure(intake: Intake, actors: Sequence[BaseProcess], seconds: Seconds, readings: int) -> Result:
     before, cpu, began = intake.stats, ThreadSeconds.now(), time.monotonic()
-    env_steps, resident = 0, [resident_bytes()]
+    env_steps, resident = 0, [psutil.Process().memory_info().rss]
     for number in range(readings):
         rest = began + seconds * (number + 1) / readings - time.monotonic()
         env_steps += _consume(intake, until=lambda _: False, within=rest, actors=actors)
-        resident.append(resident_bytes())
+        resident.append(psutil.Process().memory_info().rss)
     spent, spent_cpu, after = time.monotonic() - began, ThreadSeconds.now() - cpu, intake.stats
     return Result(
         seconds=spent,

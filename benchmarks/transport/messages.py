@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+import psutil
 
 from benchmarks.transport.machine import ThreadSeconds, open_descriptors, raise_warning
 from benchmarks.transport.sessions import ENV, UNDER_WAY, Crowd, connected, require_alive
@@ -26,7 +27,6 @@ from common.errors import ResourceError
 from common.protocol.learner_side import LearnerSide
 from common.protocol.messages import ArraySpec, Snapshot
 from common.protocol.session_config import SessionConfig
-from common.runtime.machine import resident_bytes
 from common.runtime.process import allow_descriptors
 from common.transport.zmq import ZmqServer
 from common.units import MIB, Seconds
@@ -138,7 +138,7 @@ def measure(workers: int, *, rate: float, seconds: Seconds) -> Cost:
             messages=messages,
             others=received.total() - messages,
             cpu=cpu,
-            memory_bytes=resident_bytes(),
+            memory_bytes=psutil.Process().memory_info().rss,
             descriptors=open_descriptors(),
         )
 

@@ -121,23 +121,11 @@ def anonymous_bytes() -> int:
 
     The kernel gives pages of files up and reads them again as it likes: they show neither growth nor freed memory.
     """
-    resident, shared = _statm(STATM)
-    return resident - shared
-
-
-def resident_bytes(*, statm: Path = STATM) -> int:
-    """Return the physical memory of this process, files and libraries included; 0 where the system does not report it."""
-    return _statm(statm)[0]
-
-
-def _statm(statm: Path) -> tuple[int, int]:
-    """Return the bytes of physical memory, and of its part in files and shared memory."""
     try:
-        resident, shared = (int(pages) for pages in statm.read_text(encoding="ascii").split()[1:3])
+        resident, shared = (int(pages) for pages in STATM.read_text(encoding="ascii").split()[1:3])
     except OSError:  # no Linux
-        return 0, 0
-    page = resource.getpagesize()
-    return resident * page, shared * page
+        return 0
+    return (resident - shared) * resource.getpagesize()
 
 
 def available_bytes(*, meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:

@@ -2,9 +2,10 @@
 
 import mmap
 
+import psutil
 import pytest
 
-from common.runtime.machine import MemoryGuard, anonymous_bytes, available_bytes, memory_owner, resident_bytes
+from common.runtime.machine import MemoryGuard, anonymous_bytes, available_bytes, memory_owner
 
 pytestmark = pytest.mark.pure
 
@@ -129,25 +130,26 @@ def test_what_was_freed_is_measured() -> None:
         assert not process.guard.short()
 
 
-def test_where_nothing_is_known_of_memory_the_guard_is_off(tmp_path) -> None:
+def test_where_nothing_is_known_of_memory_the_guard_is_off(tmp_path, monkeypatch) -> None:
     """A Mac."""
-    assert resident_bytes(statm=tmp_path / "none") == 0
+    monkeypatch.setattr("common.runtime.machine.STATM", tmp_path / "none")
+    assert anonymous_bytes() == 0
     guard = MemoryGuard(available=lambda: None, anonymous=lambda: 2**40)
     assert not guard.short()
 
 
 def test_the_memory_of_this_process_is_known() -> None:
     """More than an interpreter, less than a machine."""
-    assert 2**20 < anonymous_bytes() < resident_bytes() < 2**40
+    assert 2**20 < anonymous_bytes() < psutil.Process().memory_info().rss < 2**40
 
 
 def test_a_file_that_was_read_is_no_memory_of_the_process(tmp_path) -> None:
     """The kernel gives its pages up when it likes: neither growth nor freed memory may be read from them."""
     (tmp_path / "library").write_bytes(bytes(64 * MIB))
-    allocated, resident = anonymous_bytes(), resident_bytes()
+    allocated, resident = anonymous_bytes(), psutil.Process().memory_info().rss
     with (tmp_path / "library").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages:
         assert sum(pages[at] for at in range(0, 64 * MIB, mmap.PAGESIZE)) == 0
-        assert resident_bytes() - resident > 60 * MIB
+        assert psutil.Process().memory_info().rss - resident > 60 * MIB
         assert anonymous_bytes() - allocated < MIB
 
 
