@@ -32,6 +32,8 @@ class Ranks(Protocol):
 
 
 class _Alone:
+    """A learner of one rank, the only addend of each sum."""
+
     index = 0
     count = 1
 
