@@ -45,6 +45,17 @@ def make(pause=0.0005):
     return Paced(pause)
 """
 
+# `rookery` on a machine of any speed: `top` and `doctor` call no service unreachable because it is slow, and `train` kills none.
+PATIENT = """
+import runpy
+from services.cli.inspect import scrape
+from services.cli.train.supervisor import Timeouts
+
+scrape.TIMEOUT = scrape.DEADLINE = scrape.PROMETHEUS_TIMEOUT = 300.0
+Timeouts.__init__.__kwdefaults__.update(learner_stop=300.0, terminate=300.0)
+runpy.run_module("services.cli", run_name="__main__", alter_sys=True)
+"""
+
 # With a net of a few hundred weights: a run is over, or under way, within a second.
 PROBE = """
 env: {entry_point: "paced:make", num_envs: 8}
@@ -71,7 +82,7 @@ def until(happened: Callable[[], Any], what: str, seconds: float = DEADLINE) -> 
 class Http:
     """HTTP client for one service's port."""
 
-    def __init__(self, port: int, *, host: str = "127.0.0.1", seconds: float = 30.0) -> None:
+    def __init__(self, port: int, *, host: str = "127.0.0.1", seconds: float = DEADLINE) -> None:
         """Send nothing yet; each request times out after `seconds`."""
         self.url, self._seconds = f"http://{host}:{port}", seconds
 
@@ -108,6 +119,7 @@ class Service:
         """Start it with a lower priority than the tester's own work; what it says goes to a file."""
         self.said = folder / f"{threading.get_ident()}-{time.monotonic_ns()}.log"
         self.http = Http(port)
+        self.may_end = False  # whether the test has signalled it, waits for its end, or expects it: see `Colony.wait`
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ROOKERY_")}
         with self.said.open("wb") as log:
             self.process = subprocess.Popen(
@@ -127,10 +139,12 @@ class Service:
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to this process alone."""
+        self.may_end = self.may_end or number not in {signal.SIGSTOP, signal.SIGCONT}
         self.process.send_signal(number)
 
     def ended(self, seconds: float = DEADLINE) -> int:
         """Its exit code, once it has one."""
+        self.may_end = True
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -175,6 +189,7 @@ class Colony:
         self.config = folder / "probe.yaml"
         self.config.write_text(textwrap.dedent(PROBE))
         (folder / "paced.py").write_text(PACED)
+        (folder / "patient.py").write_text(PATIENT)
         self.run_dir = folder / "run"
         self.services: list[Service] = []
         (self.port,) = free_ports(1)
@@ -212,11 +227,27 @@ class Colony:
         """`rookery train`, its services' ports from one base on: the learner's is the first."""
         base, *_ = free_ports(6)  # learner, evaluator, two actors and an env worker of each count up from the first
         own = ["train", preset or str(self.config), "--run-dir", str(self.run_dir), f"metrics.port={base}"]
-        return self._service(["services.cli", *own, *words], base)
+        return self._service(["patient", *own, *words], base)
+
+    def rookery(self, *words: str) -> Service:
+        """The `rookery` command, which waits for each service as long as a test does."""
+        return self.start("patient", *words)
+
+    def wait(self, happened: Callable[[], Any], what: str, seconds: float = DEADLINE) -> Any:
+        """As `until`, and fail at once where a service has ended that the test did not end: nothing will happen."""
+
+        def happened_or_ended() -> Any:
+            ended = [service for service in self.services if not service.may_end and service.process.poll() is not None]
+            if not (answer := happened()) and ended:
+                words = [f"{' '.join(service.process.args)}: {service.process.returncode}\n{service.output}" for service in ended]
+                pytest.fail("\n".join([f"never happened: {what}; ended meanwhile:", *words]))
+            return answer
+
+        return until(happened_or_ended, what, seconds)
 
     def left(self) -> list[str]:
         """Names in the folder of what the services have made, but for their logs and compiled modules."""
-        given = {"probe.yaml", "paced.py", "__pycache__"}
+        given = {"probe.yaml", "paced.py", "patient.py", "__pycache__"}
         return sorted(path.name for path in self.folder.iterdir() if path.name not in given and path.suffix != ".log")
 
     def summary(self) -> dict[str, Any]:
@@ -244,9 +275,9 @@ def colony(tmp_path: Path) -> Iterator[Colony]:
 
 
 @pytest.fixture
-def wait() -> Callable[..., Any]:
+def wait(colony: Colony) -> Callable[..., Any]:
     """`wait(happened, what)`: poll until the answer is true; returns it."""
-    return until
+    return colony.wait
 
 
 @pytest.fixture

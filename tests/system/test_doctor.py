@@ -103,7 +103,7 @@ def address(service):
 
 def doctor(colony, *services, seconds=4):
     """Exit code and words of `rookery doctor`, asked by the addresses of all services."""
-    ended = colony.start("services.cli", "doctor", "--seconds", str(seconds), *map(address, services))
+    ended = colony.rookery("doctor", "--seconds", str(seconds), *map(address, services))
     code = ended.ended()
     print(ended.output)  # noqa: T201 - what a user would read
     return code, ended.output
@@ -205,7 +205,8 @@ def test_a_straggler_is_found_among_the_actors(colony, paced, examined):
 def test_snapshots_that_stall_are_missed(colony, paced, examined, wait):
     """Experience still flows, the credits too, and the actor acts by a policy of long ago."""
     paced("", 0.005)
-    often = *SHORT, "algorithm.epochs=1", "learner.max_policy_lag=1_000_000"
+    # An actor that had to wait for a credit waits for the newest policy as well: it has credits for two minutes of rollouts.
+    often = *SHORT, "algorithm.epochs=1", "learner.max_policy_lag=1_000_000", "learner.credits=1024"
     with Proxy(colony.port) as line:
         learner, actor = colony.learner(*OWN, *often), colony.worker("actor", "one", "--learner", line.endpoint, *ALLOWED)
         version = "rookery_actor_policy_version"
@@ -224,6 +225,7 @@ def test_an_environment_that_crashes_gets_no_advice_about_speed(colony, wait):
     (colony.folder / "crashing.py").write_text(CRASHING)
     learner = colony.learner("env.entry_point=crashing:make")
     actor = colony.worker("actor", "one", "--allow-code", "crashing")
+    actor.may_end = True
     wait(lambda: learner.http.metric(EXPERIENCE, kind="trajectory") >= 1, "experience comes")
     assert actor.ended() == 1
     assert "RuntimeError: the simulator has no licence" in actor.output

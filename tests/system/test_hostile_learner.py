@@ -56,6 +56,8 @@ def test_no_code_runs_that_the_owner_of_a_worker_did_not_allow(colony, wait):
             name: colony.start(f"services.{role}", "--learner", colony.endpoint, "--name", name)
             for name, (role, _) in attacks.items()
         }
+        for worker in workers.values():
+            worker.may_end = True
 
         def all_ended():
             while arrived := learner.receive(0.0):

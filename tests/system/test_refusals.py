@@ -118,6 +118,7 @@ def test_workers_that_do_not_fit_are_refused_with_a_clear_line_and_harm_nobody(c
     (elsewhere / "corridor.py").write_text(CORRIDOR.format(size=4))
     learner = colony.learner("env.entry_point=corridor:Corridor")
     other = colony.worker("actor", "other", "--allow-code", "corridor", folder=elsewhere)
+    other.may_end = True
     wait(lambda: learner.http.get("/readyz")[0] == 200, "the learner is ready")
 
     identity = Identity(role="actor", name="of-another-make", incarnation=1, software="?")

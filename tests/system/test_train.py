@@ -74,7 +74,7 @@ def test_of_two_resumes_at_once_one_goes_on_and_the_other_touches_nothing(colony
     directory = RunDirectory(colony.run_dir)
     with make_plan(request, environ={}, command_line=[], now=datetime.now(UTC)):
         pass
-    both = [colony.start("services.cli", "train", "--resume", "--run-dir", str(colony.run_dir)) for _ in range(2)]
+    both = [colony.rookery("train", "--resume", "--run-dir", str(colony.run_dir)) for _ in range(2)]
     wait(lambda: any(run.process.poll() is not None for run in both), "one is refused")
     winner, loser = sorted(both, key=lambda run: run.process.poll() is not None)
     assert loser.ended() == 2
