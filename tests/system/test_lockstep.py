@@ -8,22 +8,43 @@ import pytest
 
 pytestmark = pytest.mark.system
 
+# Steps as `paced` does, and stops near the end of the run until the test says otherwise: no run is over before its kills.
+HELD = """
+import pathlib, time
+import paced
+
+class Held(paced.Paced):
+    left = 3_200  # env steps of this process, where the run takes 5,000 of each actor
+
+    def step(self, action):
+        Held.left -= 1
+        while Held.left < 0 and not pathlib.Path("killed").exists():
+            time.sleep(0.01)
+        return super().step(action)
+
+def make():
+    return Held(0.0005)
+"""
+
 
 def test_a_run_whose_learner_and_actor_are_killed_ends_with_the_weights_of_one_that_is_left_alone(colony, wait, balances):
     """SIGKILL to each once, after the first checkpoint; whatever they were doing."""
+    (colony.folder / "held.py").write_text(HELD)
     words = ("run.mode=lockstep", "run.seed=3", "actor.count=2", "target.env_steps=10_000", "checkpoint.every_seconds=0.1")
     summaries = []
-    for name in ("alone", "killed"):
+    for name, entry_point in (("alone", "paced:make"), ("killed", "held:make")):
         colony.run_dir = colony.folder / name
-        learner = colony.learner(*words)
-        actors = {number: colony.worker("actor", f"actor-{number}") for number in range(2)}
+        run = *words, f"env.entry_point={entry_point}"
+        learner = colony.learner(*run)
+        actors = {number: colony.worker("actor", f"actor-{number}", "--allow-code", "held") for number in range(2)}
         if name == "killed":
             wait(colony.checkpoints, "a checkpoint")
             actors[1].signal(signal.SIGKILL)
-            actors[1] = colony.worker("actor", "actor-1")
+            actors[1] = colony.worker("actor", "actor-1", "--allow-code", "held")
             learner.signal(signal.SIGKILL)
-            learner.process.wait()
-            learner = colony.learner("--resume", *words)
+            assert learner.ended() == -signal.SIGKILL  # the run was not over
+            (colony.folder / "killed").touch()
+            learner = colony.learner("--resume", *run)
         assert learner.ended() == 0, learner.output
         for actor in actors.values():
             assert actor.ended() == 0, actor.output
