@@ -43,6 +43,13 @@ def agent():
     return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=PATIENCE))
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch):
+    """On a busy machine a store that is there may take seconds to answer."""
+    monkeypatch.setattr(module, "TRY_SECONDS", PATIENCE)
+    monkeypatch.setattr(module, "ANSWER_SECONDS", PATIENCE)
+
+
 class KilledError(BaseException):
     """The process of a rank ends here."""
 
@@ -79,6 +86,28 @@ def test_the_time_of_an_operation_of_training_counts_while_it_runs(monkeypatch):
     assert (finished := group.sum_seconds()) >= 1.0
     group.gather_votes(torch.zeros(1))
     assert seen[1] == group.sum_seconds() == finished
+
+
+def test_operations_of_training_have_the_time_limit_of_training_and_others_the_longer_one(free_port, monkeypatch):
+    limits = []
+
+    def noted(operation):
+        def note(*values, group=None, **how):
+            backend = (group or torch.distributed.group.WORLD)._get_backend(torch.device("cpu"))
+            limits.append(backend.options._timeout.total_seconds())
+            return operation(*values, group=group, **how)
+
+        return note
+
+    for name in ("all_reduce", "all_gather", "broadcast"):
+        monkeypatch.setattr(torch.distributed, name, noted(getattr(torch.distributed, name)))
+    alone = rank(0, free_port, world_size=1)
+    with process_group(alone, waiting=lambda: None, join_seconds=PATIENCE, timeout=500.0, slow_timeout=600.0) as group:
+        group.sum(torch.zeros(1)), group.gather(torch.zeros(1)), group.gather_votes(torch.zeros(1))
+        assert limits == [500.0] * 3
+        assert group.gather_json({"rank": 0}) == [{"rank": 0}]
+        assert group.broadcast_bytes(b"of 0") == b"of 0"
+        assert limits[3:] == [600.0] * 4
 
 
 @pytest.mark.parametrize(
