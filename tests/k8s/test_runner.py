@@ -6,16 +6,15 @@ evictions, changed runs, the natural end, keys and refusals are in tests/cluster
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 
 import pytest
 
 from tests.k8s.conftest import all_ready, restarts
+from tests.k8s.runner import SOAK
 from tests.system.conftest import until
 
-SOAK = int(os.environ.get("SOAK", "0"))  # `make k8s-soak`: number of times that each service gets SIGTERM
 ENDS = SOAK or 1
 PROMISED = {
     "actor": 5.0,
@@ -79,7 +78,7 @@ def terminated(cluster, learner, actor, stays):
     before, took = checkpoints(learner)[-1:], {}
     for pod in (actor, learner):
         took[pod.container["name"]], code = pod.delete()
-        assert code == 0, pod.logs  # by itself: a pod that is late is killed, here as there
+        assert code == 0, pod.logs  # by itself: in the soak a pod that is late is killed, as in a cluster
     saved = checkpoints(learner)[-1:]
     assert saved >= before
     following = cluster.start("learner")
