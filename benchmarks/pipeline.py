@@ -31,6 +31,7 @@ POLL_SECONDS: Seconds = 0.02
 START_SECONDS: Seconds = 120.0  # for a busy machine: the imports alone take several
 LEAVE_SECONDS: Seconds = 20.0
 PAGE_SECONDS: Seconds = 5.0
+LEAST_ENV_STEPS = 1  # that are trained on within a window, however long they take
 ENDLESS = ("target.mean100=null", "target.wall_seconds=null", f"target.env_steps={10**12}", "log.format=plain")
 TRAINED = "rookery_learner_env_steps_trained_total"
 STEPPED = "rookery_actor_env_steps_total"
@@ -110,9 +111,9 @@ class Run:
 
     def watch(self, seconds: Seconds) -> Window:
         """Let the run go on for about `seconds`, from the end of one update to the end of another."""
-        began, before = self._at_update()
+        began, before = self._at_update(1)
         time.sleep(seconds)
-        ended, after = self._at_update()
+        ended, after = self._at_update(LEAST_ENV_STEPS)
         growth = {
             child: {name: value - before[child].get(name, 0.0) for name, value in reading.items()}
             for child, reading in after.items()
@@ -123,8 +124,8 @@ class Run:
         """Return the memory of each process that is in RAM."""
         return {child: psutil.Process(pid).memory_info().rss for child, pid in self._processes.pids().items()}
 
-    def _at_update(self) -> tuple[Seconds, dict[str, Reading]]:
-        self.wait_until_trained(1)
+    def _at_update(self, env_steps: int) -> tuple[Seconds, dict[str, Reading]]:
+        self.wait_until_trained(env_steps)
         return time.monotonic(), {child: scrape(url) for child, url in self._plan.urls.items()}
 
     def _stepped(self, child: str) -> float:

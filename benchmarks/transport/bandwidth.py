@@ -95,7 +95,7 @@ class Result:
 
 
 def benchmark(load: Load, *, seconds: Seconds, readings: int = 60, keys: str = "") -> Result:
-    """Let the actors send for `seconds` after warming up, with the `keys` in a folder if one is named."""
+    """Let the actors send for `seconds`, and until some of it has arrived, after warming up, with `keys` in a folder if named."""
     transport = ZmqServer("tcp://127.0.0.1:0", keys=ServerKeys.of(keys and f"{keys}/learner"))
     session = LearnerSide(load.session_config, check=lambda experience: check_trajectory(ENV, experience.arrays))
     intake = Intake(transport=transport, session=session, clock=time.monotonic, log_event=raise_warning)
@@ -117,6 +117,8 @@ def _measure(intake: Intake, actors: Sequence[BaseProcess], seconds: Seconds, re
         rest = began + seconds * (number + 1) / readings - time.monotonic()
         env_steps += _consume(intake, until=lambda _: False, within=rest, actors=actors)
         resident.append(psutil.Process().memory_info().rss)
+    arrived = lambda count: (env_steps or count) and intake.stats.bytes_received > before.bytes_received  # noqa: E731
+    env_steps += _consume(intake, until=arrived, within=START_SECONDS, actors=actors)
     spent, spent_cpu, after = time.monotonic() - began, ThreadSeconds.now() - cpu, intake.stats
     return Result(
         seconds=spent,
@@ -129,7 +131,7 @@ def _measure(intake: Intake, actors: Sequence[BaseProcess], seconds: Seconds, re
     )
 
 
-def _consume(intake: Intake, *, until: Callable[[int], bool], within: Seconds, actors: Sequence[BaseProcess]) -> int:
+def _consume(intake: Intake, *, until: Callable[[int], object], within: Seconds, actors: Sequence[BaseProcess]) -> int:
     """Stand in for the train loop; returns the env steps taken."""
     env_steps, count, deadline = 0, 0, time.monotonic() + within
     while not until(count) and (rest := deadline - time.monotonic()) > 0:

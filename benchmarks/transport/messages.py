@@ -116,7 +116,7 @@ def serving(crowd: Crowd, endpoint: str = "tcp://127.0.0.1:0", *, resumed: bool 
 
 
 def measure(workers: int, *, rate: float, seconds: Seconds) -> Cost:
-    """Return the cost of the messages of `seconds`, after all workers have sent one."""
+    """Return the cost of the messages of `seconds`, and of one at least, after all workers have sent one."""
     crowd = crowd_of(workers, rate)
     with serving(crowd) as (intake, endpoint), connected(crowd, endpoint) as processes:
         deadline = time.monotonic() + START_SECONDS
@@ -128,6 +128,9 @@ def measure(workers: int, *, rate: float, seconds: Seconds) -> Cost:
         intake.update_stats()
         before, cpu, began = intake.stats, ThreadSeconds.now(), time.monotonic()
         consume(intake, seconds, processes)
+        while not intake.stats.received["trajectory"] > before.received["trajectory"]:
+            consume(intake, WAIT_SECONDS, processes)
+            intake.update_stats()
         spent, cpu = time.monotonic() - began, ThreadSeconds.now() - cpu
         intake.update_stats()
         received = intake.stats.received - before.received

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from benchmarks import pipeline
 from benchmarks.pipeline import CPU, TRAINED, Window
 from common.config.load import load_settings
 from common.observability.deployment import EVALUATOR, LEARNER
@@ -31,6 +32,21 @@ class Watched:
         if self.settings.evaluator.enabled:
             growth[EVALUATOR] = {CPU: 0.1 * seconds, "rookery_evaluator_env_steps_total": 50.0 * seconds}
         return Window(seconds=seconds, growth=growth)
+
+
+@pytest.fixture(scope="session")
+def least():
+    """Within it a real run is watched until it has trained on as many env steps as given, instead of for a time."""
+
+    @contextmanager
+    def watched_for(env_steps):
+        with pytest.MonkeyPatch.context() as changed:
+            changed.setattr(pipeline, "LEAST_ENV_STEPS", env_steps)
+            for limit in ("START_SECONDS", "PAGE_SECONDS", "LEAVE_SECONDS"):
+                changed.setattr(pipeline, limit, 300.0)
+            yield
+
+    return watched_for
 
 
 @pytest.fixture
