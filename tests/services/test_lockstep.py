@@ -111,8 +111,8 @@ def test_an_actor_may_have_several_messages_in_one_batch(tmp_path):
 
 def killed(settings, folder, *, actors=(), learner=(), seed=0):
     """A whole run in which processes are killed, and checkpoints are written at random moments."""
-    colony, chance = Colony(settings, folder), random.Random(seed)
-    colony.killed, colony.replaced, colony.learner_kills = frozenset(actors), True, list(learner)
+    colony, chance = Colony(settings, folder, killed=frozenset(actors)), random.Random(seed)
+    colony.replaced, colony.learner_kills = True, list(learner)
     colony.saves = lambda: chance.random() < 0.3
     colony.alive = held_up(seed)
     run = colony.run(actors=ACTORS)
