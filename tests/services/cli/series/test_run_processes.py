@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -10,20 +11,36 @@ from services.cli.series.run import train_processes
 
 pytestmark = pytest.mark.system
 
-# Waits for as many SIGTERM as its last argument says, and for a second whether one more comes; exits with 40 and their number.
+# Waits for as many SIGTERM as its last argument says, and then for SIGUSR1; exits with 40 and the number of all SIGTERM.
 CHILD = """
 import pathlib, signal, sys
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGUSR1])
 pathlib.Path(sys.argv[1]).write_text("ready")
 for _ in range(int(sys.argv[2])):
     signal.sigwait([signal.SIGTERM])
-another = signal.sigtimedwait([signal.SIGTERM], 1.0)
-sys.exit(40 + int(sys.argv[2]) + (another is not None))
+pathlib.Path(sys.argv[1]).with_name("counted").touch()
+signal.sigwait([signal.SIGUSR1])
+sys.exit(40 + int(sys.argv[2]) + (signal.SIGTERM in signal.sigpending()))
 """
 
 
 def child():
     return train_processes(command=(sys.executable, "-c", CHILD))
+
+
+@pytest.fixture(autouse=True)
+def _three_more_turns(tmp_path, monkeypatch):
+    """Send the child SIGUSR1 once its parent has gone round three times after it has counted: time for one SIGTERM too many."""
+    turns, wait = [], subprocess.Popen.wait
+
+    def counted(process, timeout=None):
+        turns.extend([1] * (tmp_path / "counted").exists())
+        if len(turns) > 3:
+            process.send_signal(signal.SIGUSR1)
+        return wait(process, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", counted)
+    monkeypatch.setattr("services.cli.series.run.POLL_SECONDS", 0.01)
 
 
 def test_the_exit_code_is_that_of_the_run(tmp_path):

@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from common.observability.deployment import LEARNER
+from common.runtime.lifecycle import Echo
 from services.cli.train.failure import crash_line
 from services.cli.train.instructions import Outcome, Start
 from services.cli.train.processes import Processes, stop_signals, supervise
@@ -110,8 +111,9 @@ def test_a_run_survives_the_death_of_actor_and_learner_and_ends_cleanly_on_ctrl_
     assert processes.log("actor-0").read_text() == "a word for the log of actor-0\n" * 2
 
 
-def test_one_request_that_comes_twice_is_one():
+def test_one_request_that_comes_twice_is_one(monkeypatch):
     """`timeout 1h rookery train pong` sends its SIGTERM to the command, and then to the process group that the command is in."""
+    monkeypatch.setattr("services.cli.train.processes.Echo", partial(Echo, lambda: 0.0))
     inbox = queue.SimpleQueue()
     with stop_signals(lambda: inbox.put("stop")):
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -323,17 +325,17 @@ def test_the_learner_saves_whatever_fails_in_the_supervisor(scene, monkeypatch, 
     assert all(process.poll() is not None for process in processes._running.values())
 
 
-# As a service: the first SIGTERM begins the save, a second one ends the process at once.
-SAVES_SLOWLY = SAVES.replace(
+# As a service: the first SIGTERM begins the save, which SIGUSR1 lets end, and a second SIGTERM ends the process at once.
+SAVES_SLOWLY = "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\n" + SAVES.replace(
     'pathlib.Path(sys.argv[1]).write_text("saved")',
     """signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
     os.write(os.open(sys.argv[2], os.O_WRONLY), b"learner saves\\n")
-    signal.sigtimedwait([signal.SIGUSR1], 1.0)
+    signal.sigwait([signal.SIGUSR1])
     pathlib.Path(sys.argv[1]).write_text("saved")""",
 )
 
 
-def test_a_fault_while_the_learner_saves_does_not_cut_its_save_short(scene):
+def test_a_fault_while_the_learner_saves_does_not_cut_its_save_short(scene, monkeypatch):
     saved = scene.folder / "saved"
     processes = scene.processes(lambda _: [sys.executable, "-c", SAVES_SLOWLY, str(saved), str(scene.pipe)])
     core, inbox, heard = Supervisor(actors=0, evaluator=False, timeouts=QUICK), queue.SimpleQueue(), []
@@ -344,6 +346,13 @@ def test_a_fault_while_the_learner_saves_does_not_cut_its_save_short(scene):
         if len(heard) > 1:
             raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
+    wait = subprocess.Popen.wait
+
+    def wait_for_its_save(process, timeout=None):
+        process.send_signal(signal.SIGUSR1)  # all signals that end it early were sent before
+        return wait(process, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", wait_for_its_save)
     with pytest.raises(BrokenPipeError):
         supervise(core, processes, requests=inbox, on_tick=on_tick, on_report=pytest.fail)
     assert heard == [["learner", "ready"], ["learner", "saves"]]
