@@ -24,7 +24,7 @@ def health(clock):
     return Health(deadline=10.0, clock=clock)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def time(monkeypatch):
     """The time of the server's deadlines, which only the test moves: `time.now += 1.0`."""
     clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)

@@ -13,6 +13,7 @@ import pytest
 from common.observability.health import Health
 from common.observability.http import HttpServer
 from services.cli.app import main
+from services.cli.inspect import command
 
 pytestmark = pytest.mark.service
 
@@ -24,10 +25,17 @@ def _clean(monkeypatch):
         monkeypatch.delenv(name)
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch):
+    """On a busy machine a server of the test may need seconds to answer."""
+    monkeypatch.setattr(command, "HEALTH_TIMEOUT", 120.0)
+    monkeypatch.setattr("common.observability.http.REQUEST_SECONDS", 120.0)
+
+
 @pytest.fixture
 def service():
     """A service that has just started, on a port of its own."""
-    state = Health()
+    state = Health(deadline=120.0)
     with HttpServer(host="127.0.0.1", port=0, metrics=lambda: b"", health=state) as server:
         yield state, server.port
 

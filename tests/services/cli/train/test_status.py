@@ -2,13 +2,15 @@
 
 import json
 import threading
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Summary, generate_latest
 
 from common.observability.deployment import by_label
-from services.cli.inspect.scrape import parse_metrics
+from services.cli.inspect.scrape import get, parse_metrics
+from services.cli.train import status as status_module
 from services.cli.train.status import RunStatus, fetch_metrics, fetch_status
 
 pytestmark = pytest.mark.service
@@ -39,8 +41,9 @@ ANSWER = {
 
 
 @pytest.fixture
-def site():
-    """A loopback HTTP server: a dict of pages, and its address."""
+def site(monkeypatch):
+    """A loopback HTTP server: a dict of pages, and its address. On a busy machine it may need seconds to answer."""
+    monkeypatch.setattr(status_module, "get", partial(get, timeout=120.0))
     pages = {}
 
     class Handler(BaseHTTPRequestHandler):
