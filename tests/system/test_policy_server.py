@@ -44,7 +44,8 @@ def test_an_env_worker_that_is_killed_costs_its_unfinished_rows_and_the_ledger_b
     learner = colony.learner("evaluator.enabled=false", "actor.count=1", "learner.max_policy_lag=1000")
     address = f"tcp://127.0.0.1:{port}"
     words = ["--learner", colony.endpoint, "--bind", address, "--workers", "2", "--allow-code", "paced", "--name", "server"]
-    server = colony._service(["services.policy_server", *words, f"metrics.port={metrics_port}"], metrics_port)
+    own = f"metrics.port={metrics_port}", "policy_server.learner_seconds=null"
+    server = colony._service(["services.policy_server", *words, *own], metrics_port)
 
     def env_worker(name):
         (own_port,) = free_ports(1)
