@@ -7,6 +7,7 @@ import os
 import random
 import resource
 import runpy
+import signal
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +18,10 @@ from hypothesis import HealthCheck, settings
 # a failure is that of the change; `make fuzz` searches for new ones.
 settings.register_profile("rookery", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("rookery")
+
+# A shell that starts the tests in the background lets them, and all that they start, ignore Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The tests of all workers share the cores: a second thread of torch would mostly wait, and burn CPU while it does.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

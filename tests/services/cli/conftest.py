@@ -7,6 +7,7 @@ import json
 import pytest
 
 from common.config.load import as_yaml, load_settings
+from services.cli import env_trial
 from services.cli.app import main
 
 
@@ -16,6 +17,12 @@ def called(*words):
         return main([str(word) for word in words])
     except SystemExit as end:
         return end.code
+
+
+@pytest.fixture(autouse=True)
+def _no_environment_is_slow(monkeypatch):
+    """However long the trial of one takes on this machine: a user would be told so."""
+    monkeypatch.setattr(env_trial, "SLOW_SECONDS", env_trial.BUILD_SECONDS)
 
 
 @pytest.fixture
