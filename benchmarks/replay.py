@@ -26,7 +26,7 @@ from common.replay.buffer import Replay
 from common.units import MIB, Seconds
 
 ENV = EnvSpec(
-    observation_shape=(84, 84), observation_dtype="uint8", action=ActionSpec(n=6, shape=()), frame_stack=4, frame_skip=4
+    observation_shape=(84, 84), observation_dtype="uint8", action=ActionSpec(choices=(6,), shape=()), frame_stack=4, frame_skip=4
 )
 LENGTH, NUM_ENVS, ACTORS = 16, 16, 2
 MESSAGES_PER_EPISODE = 47  # 750 env steps

@@ -38,7 +38,7 @@ from common.units import MIB, Seconds
 from services.learner.intake import Intake
 
 ENV = EnvSpec(
-    observation_shape=(84, 84), observation_dtype="uint8", action=ActionSpec(n=6, shape=()), frame_stack=4, frame_skip=4
+    observation_shape=(84, 84), observation_dtype="uint8", action=ActionSpec(choices=(6,), shape=()), frame_stack=4, frame_skip=4
 )
 SNAPSHOT_BYTES = 1_686_695 * 4  # the Nature network's parameters in float32
 WARM_SECONDS: Seconds = 3.0

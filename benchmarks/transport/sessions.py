@@ -31,7 +31,9 @@ TICK_SECONDS: Seconds = 0.25
 CATCH_UP_SECONDS: Seconds = 0.1  # of turns that a process missed because others had the cores
 UNDER_WAY = 60  # credits of all workers together; of one worker fewer than its connection has room for
 
-ENV = EnvSpec(observation_shape=(4,), observation_dtype="float32", action=ActionSpec(n=2, shape=()), frame_stack=1, frame_skip=1)
+ENV = EnvSpec(
+    observation_shape=(4,), observation_dtype="float32", action=ActionSpec(choices=(2,), shape=()), frame_stack=1, frame_skip=1
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -147,7 +147,8 @@ class Policy(Protocol):
     def act(self, observation: Tensor, *, greedy: bool = False) -> Mapping[str, Tensor]:
         """Choose actions for [B, *input] in the environment's dtype, by the weights that were loaded.
 
-        Returns {"action": [B] int64 or [B, A] float32} and the arrays that are recorded per step, e.g. "log_prob": [B] float32.
+        Returns {"action": [B] or [B, K] int64, or [B, A] float32} and the arrays that are recorded per step, such as
+        "log_prob": [B] float32.
         """
 
     def experience(self, rollout: Arrays) -> Arrays:

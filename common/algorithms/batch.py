@@ -76,11 +76,10 @@ def stacked(frames: Tensor, start: Tensor) -> Tensor:
 
 def _empty(env: EnvSpec) -> Batch:
     dtype = _tensor(np.empty(0, env.observation_dtype)).dtype
-    action = torch.int64 if env.action.discrete else torch.float32
     return Batch(
         observation=torch.empty(2, 0, *env.network_input_shape, dtype=dtype),
         start=torch.empty(2, 0, dtype=torch.bool),
-        action=torch.empty(1, 0, *env.action.shape, dtype=action),
+        action=torch.empty(1, 0, *env.action.shape, dtype=getattr(torch, env.action.dtype)),
         final_observation=torch.empty(0, *env.network_input_shape, dtype=dtype),
         final_index=torch.empty(0, dtype=torch.int64),
         version=torch.empty(0, dtype=torch.int64),

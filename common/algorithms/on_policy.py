@@ -43,7 +43,7 @@ class ActorCriticPolicy(NetworkPolicy[nets.ActorCritic]):
 
     @torch.inference_mode()
     def act(self, observation: Tensor, *, greedy: bool = False) -> Mapping[str, Tensor]:
-        """[B, *input] in the environment's dtype → {"action": [B] int64 or [B, A] float32, "log_prob": [B] float32}.
+        """[B, *input] in the environment's dtype → {"action": [B] or [B, K] int64, or [B, A] float32, "log_prob": [B] float32}.
 
         The log-probability comes from the very outputs that chose the action, rounding of a bfloat16 snapshot included.
         """

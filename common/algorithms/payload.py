@@ -57,11 +57,10 @@ def trajectory_schema(env: EnvSpec, *, length: int, num_envs: int, recorded: Seq
     """Every array of a rollout of `length` steps (T) by `num_envs` environments (B), in the order of the table above."""
     steps = (length, num_envs)
     frame, frame_dtype = env.observation_shape, env.observation_dtype
-    action_dtype = "int64" if env.action.discrete else "float32"
     table: tuple[tuple[str, str, tuple[int, ...]], ...] = (
         ("obs", frame_dtype, (length + env.frame_stack, num_envs, *frame)),
         ("start", "bool", (length + 1, num_envs)),
-        ("action", action_dtype, (*steps, *env.action.shape)),
+        ("action", env.action.dtype, (*steps, *env.action.shape)),
         ("reward", "float32", steps),
         ("terminated", "bool", steps),
         ("truncated", "bool", steps),
@@ -80,9 +79,11 @@ def check_trajectory(env: EnvSpec, arrays: Arrays) -> None:
     The shapes and dtypes must have been checked before.
     """
     action, final_index, valid = arrays["action"], arrays["final_index"], arrays["valid"]
-    if env.action.discrete and not _within(action, env.action.n):
-        found = [int(action.min()), int(action.max())]
-        raise ProtocolError(DropReason.SCHEMA, "action outside the action space", found=found, wanted=f"0 to {env.action.n - 1}")
+    components = np.moveaxis(action, -1, 0) if env.action.shape else [action]
+    for component, choices in zip(components, env.action.choices, strict=False):  # none of continuous actions
+        if not _within(component, choices):
+            found = [int(component.min()), int(component.max())]
+            raise ProtocolError(DropReason.SCHEMA, "action outside the action space", found=found, wanted=f"0 to {choices - 1}")
     if len(final_index) != len(arrays["final_obs"]):
         found, wanted = [len(final_index)], [len(arrays["final_obs"])]
         raise ProtocolError(DropReason.SCHEMA, "final_index and final_obs of different length", found=found, wanted=wanted)

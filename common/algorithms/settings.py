@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Annotated, Literal, Self, TypeAlias
 
@@ -195,10 +196,11 @@ class DQNSettings(ReplaySection):
     )
 
     def require_actions(self, action: ActionSpec) -> None:
-        """Refuse continuous actions."""
-        if not action.discrete:
-            wanted, fix = "one of n actions", "choose an algorithm for continuous actions, such as algorithm.name=td3"
-            raise ConfigError("dqn cannot choose among these actions", found=f"shape {action.shape}", wanted=wanted, fix=fix)
+        """Refuse actions of several components, and continuous ones."""
+        if action.shape:
+            found = f"{len(action.choices)} numbers" if action.discrete else f"a continuous vector of shape {action.shape}"
+            fix = f"choose an algorithm for them, such as algorithm.name={'ppo' if action.discrete else 'td3'}"
+            raise ConfigError("dqn cannot choose among these actions", found=found, wanted="one number", fix=fix)
 
 
 class TD3Settings(ReplaySection):
@@ -227,9 +229,11 @@ class TD3Settings(ReplaySection):
     exploration_noise: float = Field(default=0.1, ge=0.0, description="deviation of the noise on the actors' actions")
 
     def require_actions(self, action: ActionSpec) -> None:
-        """Refuse discrete actions."""
-        if action.discrete:
-            found, fix = f"{action.n} discrete actions", "choose an algorithm for them, such as algorithm.name=dqn"
+        """Refuse discrete actions, and components without bounds: noise and initial play are in halves of their range."""
+        unbounded = sum(not math.isfinite(high - low) for low, high in zip(action.low, action.high, strict=True))
+        if action.discrete or unbounded:
+            found = f"{action.n} discrete actions" if action.discrete else f"{unbounded} components without bounds"
+            fix = f"choose an algorithm for them, such as algorithm.name={'ppo' if action.shape else 'dqn'}"
             raise ConfigError("td3 needs continuous actions", found=found, wanted="a vector with bounds", fix=fix)
 
 

@@ -11,17 +11,17 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from numpy.typing import NDArray
 
 _IMAGE = (16, 16)
 
 
 class Probe(gymnasium.Env[NDArray[np.float32], Any]):
-    """Episodes of `length` steps that terminate; one number is seen, and one is the action: one of two, unless said otherwise.
+    """Episodes of `length` steps that terminate; one number is seen, and the action is one of two, unless said otherwise.
 
     `observe(random, age)` gives the observation after `age` steps, `reward(observation, action, age)` what the action
-    on it earns.
+    on it earns: a number where it has one component, else an array.
     """
 
     def __init__(
@@ -29,8 +29,8 @@ class Probe(gymnasium.Env[NDArray[np.float32], Any]):
         *,
         length: int,
         observe: Callable[[np.random.Generator, int], float],
-        reward: Callable[[float, float, int], float],
-        actions: Box | None = None,
+        reward: Callable[[float, Any, int], float],
+        actions: Space[Any] | None = None,
     ) -> None:
         self.observation_space = Box(-1, 1, (1,), np.float32)
         self.action_space = actions or Discrete(2)
@@ -45,9 +45,9 @@ class Probe(gymnasium.Env[NDArray[np.float32], Any]):
         self._age = 0
         return self._look(), {}
 
-    def step(self, action: np.int64 | NDArray[np.float32]) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.int64 | NDArray[Any]) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         """Earn what the action on the current observation is worth."""
-        reward = self._reward(self._seen, action.item(), self._age)
+        reward = self._reward(self._seen, action.item() if action.size == 1 else action, self._age)
         self._age += 1
         return self._look(), reward, self._age == self._length, False, {}
 
@@ -75,6 +75,27 @@ def aimed_action() -> Probe:
     """One step, actions -1 to 3, reward -(a - (1 + o))^2: the policy learns 0 on -1 and 2 on 1. Fails where scaling is wrong."""
     actions = Box(-1, 3, (1,), np.float32)
     return Probe(length=1, observe=_coin, reward=lambda seen, action, _age: -((action - (1.0 + seen)) ** 2), actions=actions)
+
+
+def joint_action(kind: str = "numbers") -> Probe:
+    """One step, actions of several components, each of which has to follow the observation. Fails where components are mixed up.
+
+    `numbers`: one of 4 to 6 and one of 0 and 1, at the end of its range on 1 and at its beginning on -1, reward 1 or -1 for each;
+    `switches`: a table of 2 x 2 switches, in which the first and the last are to be on for 1, and the others for -1, likewise;
+    `plane`: a table of 1 x 2 numbers without bounds, reward -(a - b)^2, summed, where b is (1, -2) on 1 and (-1, 2) on -1.
+    """
+    actions, best = {
+        "numbers": (MultiDiscrete([3, 2], start=[4, 0]), (np.array([4, 0]), np.array([6, 1]))),
+        "switches": (MultiBinary((2, 2)), (1 - np.eye(2), np.eye(2))),
+        "plane": (Box(-np.inf, np.inf, (1, 2), np.float32), (np.array([[-1, 2]]), np.array([[1, -2]]))),
+    }[kind]
+
+    def reward(seen: float, action: NDArray[Any], _age: int) -> float:
+        wanted = best[int(seen > 0)]
+        earned = -((action - wanted) ** 2) if kind == "plane" else np.where(action == wanted, 1.0, -1.0)
+        return float(earned.sum())
+
+    return Probe(length=1, observe=_coin, reward=reward, actions=actions)
 
 
 class Pictures(gymnasium.Env[NDArray[Any], np.int64]):

@@ -37,7 +37,7 @@ def observe_schema(env: EnvSpec, *, rows: int) -> tuple[ArraySpec, ...]:
 
 def act_schema(env: EnvSpec, *, rows: int) -> tuple[ArraySpec, ...]:
     """Return the arrays of an Act that asks for an env step."""
-    return (ArraySpec(name="action", dtype="int64" if env.action.discrete else "float32", shape=(rows, *env.action.shape)),)
+    return (ArraySpec(name="action", dtype=env.action.dtype, shape=(rows, *env.action.shape)),)
 
 
 def first_row(observation: Array) -> Transition:

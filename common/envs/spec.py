@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
@@ -77,23 +78,38 @@ class EnvSettings(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionSpec:
-    """Discrete (`n` > 0, `shape` ()) or continuous (`n` 0, `shape` (A,), a bound of each component in `low` and in `high`)."""
+    """One number (`shape` ()), a vector of K numbers (K,), or a continuous vector (A,).
 
-    n: int
+    Numbers begin at 0; `choices` has how many each component chooses among. Continuous components have bounds instead, in `low`
+    and in `high`, which may be infinite.
+    """
+
     shape: tuple[int, ...]
+    choices: tuple[int, ...] = ()
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.shape != (() if self.discrete else (len(self.low),)) or len(self.low) != len(self.high):
+        shapes = [(len(self.choices or self.low),)] + ([()] if len(self.choices) == 1 else [])
+        if self.shape not in shapes or len(self.low) != len(self.high) or min(self.choices, default=1) < 1:
             wanted, fix = "numbers, or a vector with both bounds of each component", "flatten them in your env.entry_point"
-            found = f"shape {self.shape}, {len(self.low)} lower and {len(self.high)} upper bounds"
+            found = f"shape {self.shape}, choices {self.choices}, {len(self.low)} lower and {len(self.high)} upper bounds"
             raise ConfigError("actions of this form are not supported", found=found, wanted=wanted, fix=fix)
 
     @property
     def discrete(self) -> bool:
-        """Return whether an action is one of `n` numbers."""
-        return self.n > 0
+        """Return whether the components of an action are numbers to choose."""
+        return bool(self.choices)
+
+    @property
+    def n(self) -> int:
+        """Return the number of different actions, where they are discrete."""
+        return math.prod(self.choices)
+
+    @property
+    def dtype(self) -> str:
+        """Return the dtype of recorded actions: "int64" or "float32"."""
+        return "int64" if self.discrete else "float32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,7 +82,11 @@ def example_frames(settings: EnvSettings, *, seed: int) -> Array:
 
 
 def _random_actions(environment: VectorEnvironment, random: np.random.Generator) -> Array:
-    action, num_envs = environment.spec.action, environment.num_envs
+    action = environment.spec.action
+    size = (environment.num_envs, *action.shape)
     if action.discrete:
-        return random.integers(action.n, size=num_envs)
-    return random.uniform(action.low, action.high, size=(num_envs, *action.shape)).astype(np.float32)
+        return random.integers(action.choices, size=size)
+    low, high = np.array(action.low), np.array(action.high)
+    bounded = np.isfinite(high - low)
+    within = random.uniform(np.where(bounded, low, 0.0), np.where(bounded, high, 0.0), size)
+    return np.where(bounded, within, random.normal(size=size)).astype(np.float32)  # the environment's step clips them

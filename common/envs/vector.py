@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from ale_py.vector_env import AtariVectorEnv
-from gymnasium.spaces import Box, Discrete, Space
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
@@ -90,7 +90,7 @@ class VectorEnvironment:
         return self._observed(observation)
 
     def step(self, action: Array) -> Transition:
-        """Take `action`: [B] int64 from 0, or [B, A] float32, clipped to the space's bounds here."""
+        """Take `action`: [B] or [B, K] int64 from 0, or [B, A] float32, clipped to the space's bounds here."""
         observed, rewards, terminated, truncated, info = self.native.step(self.to_native(action))
         self.offers_masks |= "action_mask" in info
         observation, reward = self._observed(observed), np.asarray(rewards, np.float32)
@@ -186,11 +186,18 @@ def describe_action(space: Space[Any]) -> tuple[ActionSpec, Callable[[Array], Ar
     """Return the spec of an action, and the function that converts it to the environment's own."""
     if isinstance(space, Discrete):
         first = int(space.start)
-        return ActionSpec(n=int(space.n), shape=()), (lambda action: action + first) if first else (lambda action: action)
-    if isinstance(space, Box) and len(space.shape) == 1 and space.dtype.kind == "f" and space.is_bounded():
-        low, high, dtype = space.low, space.high, space.dtype
-        bounds = {"low": tuple(map(float, low)), "high": tuple(map(float, high))}
-        return ActionSpec(n=0, shape=space.shape, **bounds), lambda action: np.clip(action, low, high).astype(dtype, copy=False)
-    raise ConfigError(
-        "action space not supported", found=space, wanted="Discrete, or a float Box of 1 axis with finite bounds", fix=_WRAP
-    )
+        return ActionSpec(choices=(int(space.n),), shape=()), (lambda action: action + first) if first else (
+            lambda action: action
+        )
+    shape, dtype = (-1, *(space.shape or ())), space.dtype
+    if isinstance(space, MultiDiscrete | MultiBinary):
+        nvec, start = (space.nvec, space.start) if isinstance(space, MultiDiscrete) else (np.full(space.shape, 2), 0)
+        choices = nvec.ravel()
+        action = ActionSpec(choices=tuple(map(int, choices)), shape=choices.shape)
+        return action, lambda action: (action.reshape(shape) + start).astype(dtype, copy=False)
+    if isinstance(space, Box) and space.dtype.kind == "f":
+        low, high = space.low.ravel(), space.high.ravel()
+        action = ActionSpec(shape=low.shape, low=tuple(map(float, low)), high=tuple(map(float, high)))
+        return action, lambda action: np.clip(action, low, high).astype(dtype, copy=False).reshape(shape)
+    wanted = "Discrete, MultiDiscrete, MultiBinary, or a Box of floats"
+    raise ConfigError("action space not supported", found=space, wanted=wanted, fix=_WRAP)

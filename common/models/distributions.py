@@ -1,4 +1,4 @@
-"""Distributions over actions: a categorical over `n` numbers, or a Gaussian with independent components.
+"""Distributions over actions: one categorical or several independent ones, or a Gaussian with independent components.
 
 Both are immutable and have the same four methods; N is the number of observations (in any order). Randomness comes only from
 the generator passed in.
@@ -45,6 +45,33 @@ class Categorical(NamedTuple):
         return -(self.log_probs.exp() * self.log_probs.clamp_min(torch.finfo(torch.float32).min)).sum(dim=-1)
 
 
+class Categoricals(NamedTuple):
+    """K independent distributions over numbers: probabilities of their joint choices are products."""
+
+    parts: tuple[Categorical, ...]
+
+    @classmethod
+    def from_logits(cls, logits: Tensor, choices: tuple[int, ...]) -> Categoricals:
+        """Split [N, sum of `choices`] into the logits of each component."""
+        return cls(tuple(map(Categorical.from_logits, torch.split(logits, list(choices), dim=-1))))
+
+    def sample(self, generator: torch.Generator) -> Tensor:
+        """[N, K] int64."""
+        return torch.stack([part.sample(generator) for part in self.parts], dim=-1)
+
+    def mode(self) -> Tensor:
+        """[N, K] int64: of each component the likeliest number."""
+        return torch.stack([part.mode() for part in self.parts], dim=-1)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """[N] float32 of the actions [N, K] int64, summed over components."""
+        return torch.stack([part.log_prob(chosen) for part, chosen in zip(self.parts, action.unbind(-1), strict=True)]).sum(0)
+
+    def entropy(self) -> Tensor:
+        """[N] float32, in nats, summed over components."""
+        return torch.stack([part.entropy() for part in self.parts]).sum(0)
+
+
 class DiagonalGaussian(NamedTuple):
     """Gaussian over R^A; `mean` [N, A] float32, `log_std` [A] float32 (the same for every observation).
 
@@ -74,4 +101,4 @@ class DiagonalGaussian(NamedTuple):
         return (self.log_std + (0.5 + _HALF_LOG_TAU)).sum().expand(self.mean.shape[0])
 
 
-Distribution: TypeAlias = Categorical | DiagonalGaussian
+Distribution: TypeAlias = Categorical | Categoricals | DiagonalGaussian

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from common.envs.spec import ActionSpec, EnvSpec
 from common.errors import ConfigError
-from common.models.distributions import Categorical, DiagonalGaussian, Distribution
+from common.models.distributions import Categorical, Categoricals, DiagonalGaussian, Distribution
 from common.models.layers import Head, Network, Trunk, dense, initialised, outlined
 from common.models.spec import ModelSettings
 
@@ -79,14 +79,14 @@ class ActorCritic(Network):
 
     def __init__(self, settings: ModelSettings, env: EnvSpec) -> None:
         super().__init__()
-        discrete = env.action.discrete
         self.trunk = Trunk(settings, env)
         self.value_trunk = None if settings.shared_trunk else Trunk(settings, env)
-        outputs = env.action.n if discrete else env.action.shape[0]
+        outputs = sum(env.action.choices) or len(env.action.low)
         self.policy_head = Head(self.trunk.features, outputs, gain=0.01)
         self.value_head = Head(self.trunk.features, 1, gain=1.0)
-        self.unit_log_std = None if discrete else nn.Parameter(torch.full((outputs,), settings.initial_log_std))
-        self._bounds = None if discrete else ActionBounds.where_finite(env.action)
+        self.unit_log_std = None if env.action.discrete else nn.Parameter(torch.full((outputs,), settings.initial_log_std))
+        self._bounds = None if env.action.discrete else ActionBounds.where_finite(env.action)
+        self._choices = env.action.choices if env.action.shape else ()
 
     def policy(self, observation: Tensor) -> Distribution:
         """The distribution alone, for acting: no value is computed."""
@@ -101,6 +101,8 @@ class ActorCritic(Network):
 
     def _policy(self, features: Tensor) -> Distribution:
         outputs = self.policy_head(features)
+        if self._choices:
+            return Categoricals.from_logits(outputs, self._choices)
         if self.unit_log_std is None or self._bounds is None:
             return Categorical.from_logits(outputs)
         if self._bounds.center.device != outputs.device:  # once: a forward pass on a GPU would wait for the copy

@@ -2,7 +2,8 @@
 
 Input `observation` [batch, *input] has the shape and dtype of the run's observations: scaling and normalisation are in the graph,
 stacks of images are not. Output `action` is the greedy action as the environment takes it. Beside it are the outputs that it was
-chosen from, where the network has them: `logits` [batch, n], `mean` [batch, A] before it is clipped, or `q_values` [batch, n].
+chosen from, where the network has them: `logits` [batch, n] (of several numbers those of each, joined), `mean` [batch, A] before
+it is clipped, or `q_values` [batch, n].
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import importlib.metadata
 import importlib.util
 import json
 import logging
+import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from common.errors import ConfigError, ResourceError
-from common.models.distributions import Categorical
+from common.models.distributions import Categoricals, DiagonalGaussian
 from common.models.nets import ActorCritic, QNetwork
 from common.policies.load import TrainedPolicy
 
@@ -90,8 +92,8 @@ class _Graph(nn.Module):
         super().__init__()
         self.network = policy.module  # registered, so that its parameters keep their names
         self._policy, self._discrete = policy.policy, policy.env.action.discrete
-        self._first, native = _first_action(policy)
-        self._dtype = torch.from_numpy(native).dtype
+        self._first = torch.from_numpy(_first_action(policy))
+        self._dtype = self._first.dtype
         self._low, self._high = (
             torch.tensor(bounds, dtype=self._dtype) for bounds in (policy.env.action.low, policy.env.action.high)
         )
@@ -99,22 +101,26 @@ class _Graph(nn.Module):
     def forward(self, observation: Tensor) -> tuple[Tensor, ...]:
         """Observation [N, *input] → action, and what it was chosen from."""
         chosen = self._policy.act(observation, greedy=True)["action"]
-        action = chosen + self._first if self._discrete else chosen.to(self._dtype).clamp(self._low, self._high)
-        return action, *_scores(self.network, observation).values()
+        action = chosen.to(self._dtype)
+        if not self._discrete:
+            action = action.clamp(self._low, self._high)
+        action = action.reshape(-1, *self._first.shape[1:])
+        return action + self._first if self._discrete else action, *_scores(self.network, observation).values()
 
 
-def _first_action(policy: TrainedPolicy) -> tuple[int, NDArray[Any]]:
-    """Return the number of the first discrete action (0 for others), and one action [1, ...] as the environment takes it."""
-    action = policy.env.action
-    native = policy.to_native(np.zeros(1, np.int64) if action.discrete else np.zeros((1, *action.shape), np.float32))
-    return int(native[0]) if action.discrete else 0, native
+def _first_action(policy: TrainedPolicy) -> NDArray[Any]:
+    """Return the action of zeros [1, ...] as the environment takes it: of discrete ones the first."""
+    return policy.to_native(np.zeros((1, *policy.env.action.shape), policy.env.action.dtype))
 
 
 def _scores(network: nn.Module, observation: Tensor) -> dict[str, Tensor]:
     """Return the outputs that the greedy action is chosen from, by name; none of a network that is not known here."""
     if isinstance(network, ActorCritic):
         chosen_from = network.policy(observation)
-        return {"logits": chosen_from.log_probs} if isinstance(chosen_from, Categorical) else {"mean": chosen_from.mean}
+        if isinstance(chosen_from, DiagonalGaussian):
+            return {"mean": chosen_from.mean}
+        parts = chosen_from.parts if isinstance(chosen_from, Categoricals) else (chosen_from,)
+        return {"logits": torch.cat([part.log_probs for part in parts], dim=-1)}
     return {"q_values": network(observation)} if isinstance(network, QNetwork) else {}
 
 
@@ -138,18 +144,15 @@ def _quiet() -> Iterator[None]:
 def metadata(policy: TrainedPolicy) -> dict[str, str]:
     """Return the metadata properties of the model: which policy it is, and how its input and output are to be read."""
     env, settings = policy.env, policy.settings
-    first, native = _first_action(policy)
-    space: Mapping[str, Any] = (
-        {"type": "discrete", "n": env.action.n, "start": first}
-        if env.action.discrete
-        else {
-            "type": "box",
-            "shape": env.action.shape,
-            "low": env.action.low,
-            "high": env.action.high,
-            "dtype": str(native.dtype),
-        }
-    )
+    native = _first_action(policy)
+    space: dict[str, Any] = {"type": "box", "shape": native.shape[1:], "dtype": str(native.dtype)}
+    if not env.action.discrete:
+        bounds = {"low": env.action.low, "high": env.action.high}
+        space |= {name: [bound if math.isfinite(bound) else None for bound in values] for name, values in bounds.items()}
+    elif env.action.shape:
+        space |= {"type": "multi_discrete", "n": env.action.choices, "start": native.ravel().tolist()}
+    else:
+        space = {"type": "discrete", "n": env.action.n, "start": int(native[0])}
     values = {
         "run_id": policy.run_id,
         "version": policy.version,
@@ -237,21 +240,27 @@ def _same(policy: TrainedPolicy, found: NDArray[Any], wanted: NDArray[Any]) -> N
     action = policy.env.action
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         return np.zeros(len(wanted), np.bool_)
+    found, wanted = (actions.reshape(len(wanted), -1) for actions in (found, wanted))
     if action.discrete:
-        equal: NDArray[np.bool_] = np.equal(found, wanted)
-        return equal
-    most = _TOLERANCE * (np.array(action.high) - np.array(action.low))
+        return np.asarray((found == wanted).all(axis=1))
+    ranges = np.array(action.high) - np.array(action.low)
+    most = _TOLERANCE * np.where(np.isfinite(ranges), ranges, np.maximum(1.0, np.abs(wanted)))
     return np.asarray((np.abs(found - wanted) <= most).all(axis=1))
 
 
 def _tied(policy: TrainedPolicy, observation: NDArray[Any], found: NDArray[Any], wanted: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return whether the policy itself hardly prefers the one discrete action to the other."""
+    """Return whether the policy itself hardly prefers the one discrete action to the other, in each component."""
     if not (policy.env.action.discrete and len(observation)):
         return np.zeros(len(observation), np.bool_)
     with torch.inference_mode():
         scores = next(iter(_scores(policy.module, torch.from_numpy(observation)).values()), None)
     if scores is None:
         return np.zeros(len(observation), np.bool_)
-    values, rows, first = scores.numpy(), np.arange(len(observation)), _first_action(policy)[0]
-    gap = values[rows, wanted - first] - values[rows, found - first]
+    values, choices = scores.numpy(), policy.env.action.choices
+    offsets = np.cumsum([0, *choices[:-1]])  # of each component's scores
+    of_wanted, of_found = (
+        np.take_along_axis(values, (actions - _first_action(policy)).reshape(len(values), -1).astype(np.int64) + offsets, axis=1)
+        for actions in (wanted, found)
+    )
+    gap = (of_wanted - of_found).max(axis=1)
     return np.asarray(gap <= _TOLERANCE * np.maximum(1.0, np.abs(values).max(axis=1)))

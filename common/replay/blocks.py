@@ -91,7 +91,7 @@ class BlockLayout:
         env, action, positions = self.env, self.env.action, self.positions
         return {
             "frames": ((positions + 1, int(np.prod(env.observation_shape))), env.observation_dtype),
-            "action": ((positions, *action.shape), "int64" if action.discrete else "float32"),
+            "action": ((positions, *action.shape), action.dtype),
             "reward": ((positions,), "float32"),
             "terminated": ((positions,), "bool"),
             "age": ((positions,), "uint8"),

@@ -400,6 +400,23 @@ def test_a_continuous_action_is_learned_by_ppo_in_the_scale_of_its_bounds(tmp_pa
     assert_accounts_agree(run)
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "kind", "least"),
+    [*((name, "numbers", 1.9) for name in RECIPES), ("ppo", "switches", 3.9), ("ppo", "plane", -0.1)],
+)
+def test_each_component_of_an_action_is_learned(tmp_path, algorithm, kind, least):
+    """Several numbers that begin elsewhere than at 0, switches, and a table of numbers without bounds."""
+    settings = probe("joint_action", algorithm=algorithm, env_steps=60_000, mean100=None if kind == "plane" else 0.95 * least)
+    env = settings.env.model_copy(update={"kwargs": {"kind": kind}})
+    sections = {"env": env}
+    if kind == "plane":
+        sections["target"] = TargetSettings(mean100=None, env_steps=12_000)
+        sections["algorithm"] = PPOSettings(gamma=0.9, learning_rate=3e-3, minibatch=64, epochs=4)
+    run = Colony(settings.model_copy(update=sections), tmp_path).run()
+    assert run.record.last_evaluation["mean"] > least
+    assert_accounts_agree(run)
+
+
 @pytest.mark.parametrize(("layout", "dtype"), [("hwc", "uint8"), ("chw", "uint8"), ("hw", "float32")])
 def test_images_in_every_layout_lead_to_the_action_that_they_name(tmp_path, layout, dtype):
     """Colours last, or first and stacked, or grey and of floats: through the whole pipeline, by convolutions."""

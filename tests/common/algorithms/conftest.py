@@ -26,21 +26,21 @@ def one_thread() -> None:
 @pytest.fixture
 def image_env() -> EnvSpec:
     """Small images, stacks of three, four actions."""
-    action = ActionSpec(n=4, shape=())
+    action = ActionSpec(choices=(4,), shape=())
     return EnvSpec(observation_shape=(10, 12), observation_dtype="uint8", action=action, frame_stack=3, frame_skip=1)
 
 
 @pytest.fixture
 def vector_env() -> EnvSpec:
     """Vectors of two numbers, no stack, three actions."""
-    action = ActionSpec(n=3, shape=())
+    action = ActionSpec(choices=(3,), shape=())
     return EnvSpec(observation_shape=(2,), observation_dtype="float32", action=action, frame_stack=1, frame_skip=1)
 
 
 @pytest.fixture
 def continuous_env() -> EnvSpec:
     """Vectors of two numbers, no stack, actions of two components with bounds that are not centred on 0."""
-    action = ActionSpec(n=0, shape=(2,), low=(-1.0, 0.0), high=(3.0, 10.0))
+    action = ActionSpec(shape=(2,), low=(-1.0, 0.0), high=(3.0, 10.0))
     return EnvSpec(observation_shape=(2,), observation_dtype="float32", action=action, frame_stack=1, frame_skip=1)
 
 

@@ -64,7 +64,11 @@ def test_actors_get_an_average_of_the_network_where_that_is_asked(vector_env, ma
 
 STATES, GAMMA, STEP = 5, 0.8, -0.1
 CHAIN = EnvSpec(
-    observation_shape=(STATES,), observation_dtype="float32", action=ActionSpec(n=2, shape=()), frame_stack=1, frame_skip=1
+    observation_shape=(STATES,),
+    observation_dtype="float32",
+    action=ActionSpec(choices=(2,), shape=()),
+    frame_stack=1,
+    frame_skip=1,
 )
 
 

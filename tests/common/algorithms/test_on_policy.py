@@ -73,7 +73,7 @@ def test_the_seed_decides_the_actions(image_env):
 
 def test_continuous_actions_are_recorded_unclipped(vector_env):
     """The bounds are the environment's affair: the log-probability is of what was drawn."""
-    env = dataclasses.replace(vector_env, action=ActionSpec(n=0, shape=(2,), low=(-0.1, -0.1), high=(0.1, 0.1)))
+    env = dataclasses.replace(vector_env, action=ActionSpec(shape=(2,), low=(-0.1, -0.1), high=(0.1, 0.1)))
     net, policy = acting(env)
     observation = torch.randn(50, 2, generator=torch.Generator().manual_seed(0))
     acted = policy.act(observation)

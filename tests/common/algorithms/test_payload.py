@@ -37,7 +37,7 @@ def test_the_schema_of_stacked_images_and_numbered_actions(image_env):
 
 def test_the_schema_of_vectors_and_continuous_actions(vector_env):
     """Pendulum: no stack, actions of one component, nothing recorded."""
-    env = dataclasses.replace(vector_env, action=ActionSpec(n=0, shape=(1,), low=(-2.0,), high=(2.0,)))
+    env = dataclasses.replace(vector_env, action=ActionSpec(shape=(1,), low=(-2.0,), high=(2.0,)))
     schema = {spec.name: spec for spec in trajectory_schema(env, length=5, num_envs=2, recorded=())}
     assert schema["obs"].shape == (6, 2, 2)
     assert (schema["action"].dtype, schema["action"].shape) == ("float32", (5, 2, 1))
@@ -56,8 +56,16 @@ def test_rollouts_of_both_autoreset_layouts_pass(image_env, make_sample):
 
 def test_continuous_actions_have_no_number_to_check(vector_env, make_sample):
     """The environment clips them itself."""
-    env = dataclasses.replace(vector_env, action=ActionSpec(n=0, shape=(1,), low=(-2.0,), high=(2.0,)))
+    env = dataclasses.replace(vector_env, action=ActionSpec(shape=(1,), low=(-2.0,), high=(2.0,)))
     check_trajectory(env, make_sample(env).arrays)
+
+
+def test_each_component_of_an_action_is_checked_against_its_own_choices(vector_env, make_sample):
+    env = dataclasses.replace(vector_env, action=ActionSpec(choices=(3, 2), shape=(2,)))
+    check_trajectory(env, make_sample(env, action=[[[2, 1]] * 2] * 4).arrays)
+    for wrong, wanted in (([1, 2], r"found \[1, 2\], wanted 0 to 1"), ([3, 1], r"found \[2, 3\], wanted 0 to 2")):
+        with pytest.raises(ProtocolError, match=f"action outside the action space: {wanted}"):
+            check_trajectory(env, make_sample(env, action=[[[2, 1]] * 2] * 3 + [[wrong, wrong]]).arrays)
 
 
 FRAME = [[0] * 12] * 10

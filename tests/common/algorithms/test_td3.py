@@ -177,8 +177,8 @@ def test_a_step_that_left_out_the_actor_moves_no_target_and_is_made_up_for_by_th
 @pytest.mark.parametrize(
     ("action", "found"),
     [
-        (ActionSpec(n=5, shape=()), "5 discrete actions"),
-        (ActionSpec(n=0, shape=(1,), low=(-np.inf,), high=(np.inf,)), r"low \[-inf\], high \[inf\]"),
+        (ActionSpec(choices=(5,), shape=()), "5 discrete actions"),
+        (ActionSpec(shape=(1,), low=(-np.inf,), high=(np.inf,)), r"low \[-inf\], high \[inf\]"),
     ],
 )
 def test_discrete_and_unbounded_actions_are_refused_before_memory_is_allocated(continuous_env, action, found):

@@ -13,6 +13,7 @@ from common.envs.probes import (
     aimed_action,
     counting,
     discounted_value,
+    joint_action,
     matching_action,
     observed_value,
     pictured_action,
@@ -32,7 +33,7 @@ def play(env: gymnasium.Env, actions: list[int]) -> list[tuple[float, float, boo
     return steps
 
 
-PROBES = [observed_value, discounted_value, matching_action, aimed_action, pictured_action, counting]
+PROBES = [joint_action, observed_value, discounted_value, matching_action, aimed_action, pictured_action, counting]
 
 
 @pytest.mark.parametrize("function", PROBES)
@@ -71,6 +72,27 @@ def test_the_aiming_probe_pays_for_actions_that_are_near() -> None:
         assert env.step(best)[1] == 0.0
         seen, _ = env.reset()
         assert env.step(1.0 + seen + np.float32(0.5))[1] == pytest.approx(-0.25)
+        seen, _ = env.reset()
+
+
+@pytest.mark.parametrize(
+    ("kind", "best"),
+    [
+        ("numbers", {1.0: [6, 1], -1.0: [4, 0]}),
+        ("switches", {1.0: [[1, 0], [0, 1]], -1.0: [[0, 1], [1, 0]]}),
+        ("plane", {1.0: [[1, -2]], -1.0: [[-1, 2]]}),
+    ],
+)
+def test_the_joint_probe_pays_for_each_component(kind, best) -> None:
+    """All of it for the action that is best on each observation, and less where the components are exchanged."""
+    env = joint_action(kind)
+    seen, _ = env.reset(seed=5)
+    for _ in range(20):
+        wanted = np.array(best[seen.item()])
+        most = 0.0 if kind == "plane" else wanted.size
+        assert env.step(wanted)[1] == most
+        seen, _ = env.reset()
+        assert env.step(np.array(best[seen.item()])[..., ::-1])[1] < most
         seen, _ = env.reset()
 
 

@@ -81,7 +81,7 @@ def test_a_stack_has_the_shape_that_the_network_expects(frame: tuple[int, ...], 
     spec = EnvSpec(
         observation_shape=frame,
         observation_dtype="float32",
-        action=ActionSpec(n=2, shape=()),
+        action=ActionSpec(choices=(2,), shape=()),
         frame_stack=size,
         frame_skip=1,
     )

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from common.models.distributions import Categorical, DiagonalGaussian
+from common.models.distributions import Categorical, Categoricals, DiagonalGaussian
 
 pytestmark = pytest.mark.pure
 
@@ -46,6 +46,22 @@ def test_logits_of_bfloat16_are_normalised_in_float32():
     torch.testing.assert_close(policy.log_probs.exp().sum(-1), torch.ones(5))
 
 
+def test_independent_categoricals_have_the_probabilities_of_their_joint_choices():
+    """A table of all six pairs, by torch's own distributions."""
+    logits = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
+    policy = Categoricals.from_logits(logits, (3, 2))
+    first, second = (torch.distributions.Categorical(logits=part) for part in (logits[:, :3], logits[:, 3:]))
+    for pair in ((0, 0), (2, 1), (1, 0)):
+        joint = first.log_prob(torch.tensor(pair[0])) + second.log_prob(torch.tensor(pair[1]))
+        torch.testing.assert_close(policy.log_prob(torch.tensor([pair] * 4)), joint)
+    torch.testing.assert_close(policy.entropy(), first.entropy() + second.entropy())
+    assert policy.mode().tolist() == torch.stack([logits[:, :3].argmax(-1), logits[:, 3:].argmax(-1)], dim=-1).tolist()
+    many = Categoricals.from_logits(logits[:1].expand(40_000, 5), (3, 2)).sample(torch.Generator().manual_seed(1))
+    pairs = (many[:, 0] * 2 + many[:, 1]).bincount(minlength=6) / 40_000
+    expected = (first.probs[0].unsqueeze(1) * second.probs[0]).flatten()
+    assert ((pairs - expected).abs() < 5 * (expected * (1 - expected) / 40_000).sqrt()).all()
+
+
 def test_a_gaussian_agrees_with_torchs_independent_normal():
     """Continuous actions of three components."""
     generator = torch.Generator().manual_seed(2)
@@ -67,7 +83,12 @@ def test_samples_of_a_gaussian_have_its_mean_and_deviation():
 
 
 @pytest.mark.parametrize(
-    "policy", [Categorical.from_logits(torch.zeros(4, 3)), DiagonalGaussian(torch.zeros(4, 2), torch.zeros(2))]
+    "policy",
+    [
+        Categorical.from_logits(torch.zeros(4, 3)),
+        Categoricals.from_logits(torch.zeros(4, 5), (3, 2)),
+        DiagonalGaussian(torch.zeros(4, 2), torch.zeros(2)),
+    ],
 )
 def test_the_same_seed_draws_the_same_actions(policy):
     """Two runs with one seed must agree."""

@@ -17,7 +17,7 @@ from common.models.spec import ModelSettings
 
 pytestmark = pytest.mark.pure
 
-FIVE = ActionSpec(n=5, shape=())
+FIVE = ActionSpec(choices=(5,), shape=())
 SMALL = ModelSettings(conv=((8, 4, 2), (8, 3, 2)), hidden=(16,))
 
 
@@ -35,7 +35,7 @@ def observations(env, count=3):
     return torch.randn(shape, generator=generator)
 
 
-BOX = ActionSpec(n=0, shape=(2,), low=(-1.0, -1.0), high=(1.0, 1.0))
+BOX = ActionSpec(shape=(2,), low=(-1.0, -1.0), high=(1.0, 1.0))
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -71,7 +71,7 @@ def test_a_box_of_actions_gets_a_gaussian_with_one_deviation_per_component():
 
 def test_continuous_actions_are_scaled_to_their_bounds():
     """The first policy acts around the centre, and its deviation is a share of half the range; the same in bfloat16."""
-    action = ActionSpec(n=0, shape=(3,), low=(-1.0, 0.0, 99.9), high=(3.0, 100.0, 100.1))
+    action = ActionSpec(shape=(3,), low=(-1.0, 0.0, 99.9), high=(3.0, 100.0, 100.1))
     env = env_spec(frame=(3,), dtype="float32", stack=1, action=action)
     net = nets.build_actor_critic(SMALL.model_copy(update={"initial_log_std": -1.0}), env)
     for policy in (net.policy(observations(env)), net.bfloat16().policy(observations(env))):
@@ -82,7 +82,7 @@ def test_continuous_actions_are_scaled_to_their_bounds():
 
 def test_a_component_without_bounds_keeps_its_unit():
     """Its range is unknown."""
-    action = ActionSpec(n=0, shape=(2,), low=(-4.0, -math.inf), high=(4.0, 1.0))
+    action = ActionSpec(shape=(2,), low=(-4.0, -math.inf), high=(4.0, 1.0))
     env = env_spec(frame=(3,), dtype="float32", stack=1, action=action)
     assert nets.build_actor_critic(SMALL, env).policy(observations(env)).log_std.exp().tolist() == pytest.approx([4.0, 1.0])
 

@@ -66,7 +66,7 @@ def test_a_snapshot_in_bfloat16_normalises_as_the_learner_does(normalisation):
 @pytest.mark.parametrize("stack", [1, 3])
 def test_a_network_normalises_before_it_rounds(stack):
     """Acting and training in bfloat16: observations of 1000 +- 1 stay different."""
-    action = ActionSpec(n=2, shape=())
+    action = ActionSpec(choices=(2,), shape=())
     env = EnvSpec(observation_shape=(6,), observation_dtype="float32", action=action, frame_stack=stack, frame_skip=1)
     net = nets.build_actor_critic(ModelSettings(hidden=(16,), normalize_observation=True, shared_trunk=False), env)
     net.set_moments(*moments(observations()))

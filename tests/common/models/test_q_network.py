@@ -11,7 +11,7 @@ from common.models.spec import ModelSettings
 
 pytestmark = pytest.mark.pure
 
-FOUR = ActionSpec(n=4, shape=())
+FOUR = ActionSpec(choices=(4,), shape=())
 IMAGES = EnvSpec(observation_shape=(20, 24), observation_dtype="uint8", action=FOUR, frame_stack=3, frame_skip=1)
 VECTORS = EnvSpec(observation_shape=(5,), observation_dtype="float32", action=FOUR, frame_stack=1, frame_skip=1)
 MODEL = ModelSettings(conv=((8, 4, 2),), hidden=(16, 8))

@@ -14,7 +14,7 @@ from common.models.spec import ModelSettings
 pytestmark = pytest.mark.pure
 
 ENV = EnvSpec(
-    observation_shape=(12, 12), observation_dtype="uint8", action=ActionSpec(n=3, shape=()), frame_stack=2, frame_skip=1
+    observation_shape=(12, 12), observation_dtype="uint8", action=ActionSpec(choices=(3,), shape=()), frame_stack=2, frame_skip=1
 )
 
 

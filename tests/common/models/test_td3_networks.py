@@ -20,7 +20,7 @@ MODEL = ModelSettings(hidden=(16,), conv=((4, 4, 2),))
 
 def an_env(*, low=(-1.0, 0.0), high=(3.0, 10.0), image=False):
     """Actions of two components by default; vectors of three numbers, or small images in stacks of two."""
-    action = ActionSpec(n=0, shape=(len(low),), low=low, high=high)
+    action = ActionSpec(shape=(len(low),), low=low, high=high)
     observation, dtype = ((10, 12), "uint8") if image else ((3,), "float32")
     return EnvSpec(
         observation_shape=observation, observation_dtype=dtype, action=action, frame_stack=2 if image else 1, frame_skip=1
@@ -37,7 +37,7 @@ def test_the_ends_and_the_middle_of_the_bounds_are_minus_1_and_1_and_0():
 @given(st.floats(-1e3, 1e3), st.floats(0.01, 1e3), st.floats(-1.0, 1.0))
 def test_what_was_scaled_comes_back(low, width, unit):
     """The replay holds the environment's actions, the critics see the networks': for any bounds the same number."""
-    bounds = ActionBounds.of(ActionSpec(n=0, shape=(1,), low=(low,), high=(low + width,)))
+    bounds = ActionBounds.of(ActionSpec(shape=(1,), low=(low,), high=(low + width,)))
     back = bounds.unscale(bounds.scale(torch.tensor([[unit]])))
     assert back.item() == pytest.approx(unit, abs=2e-6 * (1.0 + abs(low) / width))
 

@@ -19,12 +19,12 @@ from common.models.spec import ModelSettings
 
 pytestmark = pytest.mark.pure
 
-BOX = ActionSpec(n=0, shape=(2,), low=(-1.0, -1.0), high=(1.0, 1.0))
+BOX = ActionSpec(shape=(2,), low=(-1.0, -1.0), high=(1.0, 1.0))
 
 
 def spec(frame=(3,), dtype="float32", action=None):
     """An environment's description."""
-    action = action or ActionSpec(n=4, shape=())
+    action = action or ActionSpec(choices=(4,), shape=())
     return EnvSpec(observation_shape=frame, observation_dtype=dtype, action=action, frame_stack=1, frame_skip=1)
 
 

@@ -117,6 +117,35 @@ def test_actions_are_those_of_the_environment(make_run, own, tmp_path):
     assert space == {"type": "box", "shape": [2], "low": [-0.1] * 2, "high": [0.2] * 2, "dtype": "float64"}
 
 
+@pytest.mark.parametrize(
+    ("kind", "space"),
+    [
+        ("numbers", {"type": "multi_discrete", "n": [3, 2], "start": [4, 0], "shape": [2], "dtype": "int64"}),
+        ("switches", {"type": "multi_discrete", "n": [2] * 4, "start": [0] * 4, "shape": [2, 2], "dtype": "int8"}),
+        ("plane", {"type": "box", "low": [None] * 2, "high": [None] * 2, "shape": [1, 2], "dtype": "float32"}),
+    ],
+)
+def test_actions_of_several_components_are_exported_as_the_environment_takes_them(make_run, kind, space):
+    policy = load_policy(make_run("env.entry_point=common.envs.probes:joint_action", f"env.kwargs={{kind: {kind}}}")[0].path)
+    model = export.to_onnx(policy)
+    found = export.compare(model, policy, observations=1000)
+    assert (found.different, found.observations) == (0, 1000)
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    observation = export.random_observations(policy, 100, np.random.default_rng(2))
+    action, _ = session.run(None, {"observation": observation})
+    assert (action.shape, str(action.dtype)) == ((100, *space["shape"]), space["dtype"])
+    assert policy.make_env().action_space.contains(policy(observation)[0])
+    assert json.loads(export.metadata(policy)["rookery.action_space"]) == space
+    if kind != "plane":
+        assert not export._tied(
+            policy, observation, policy.to_native(np.zeros((100, *policy.env.action.shape), np.int64)), action
+        ).all()
+    with torch.no_grad():
+        for parameter in policy.module.parameters():
+            parameter.neg_()
+    assert export.compare(model, policy, observations=1000).different > 100
+
+
 def test_a_tie_is_no_difference_and_a_preference_is(make_run):
     policy = load_policy(make_run()[0].path)
     observation = export.random_observations(policy, 1000, np.random.default_rng(1))

@@ -18,7 +18,7 @@ from common.replay.rows import EnvironmentRows
 pytestmark = pytest.mark.pure
 
 ENV = EnvSpec(
-    observation_shape=(84, 84), observation_dtype="uint8", action=ActionSpec(n=6, shape=()), frame_stack=4, frame_skip=4
+    observation_shape=(84, 84), observation_dtype="uint8", action=ActionSpec(choices=(6,), shape=()), frame_stack=4, frame_skip=4
 )
 
 

@@ -177,7 +177,7 @@ def test_sampled_windows_are_those_of_the_list_of_episodes(data: st.DataObject) 
     draw = data.draw
     mode: Mode = draw(st.sampled_from(["next_step", "same_step"]))
     shape = draw(st.sampled_from([(3,), (1, 2)]))
-    action = ActionSpec(n=10**9, shape=())
+    action = ActionSpec(choices=(10**9,), shape=())
     size, n_step = draw(st.integers(1, 4)), draw(st.integers(1, 5))
     env = EnvSpec(observation_shape=shape, observation_dtype="float32", action=action, frame_stack=size, frame_skip=1)
     length, num_envs = draw(st.integers(1, 15)), draw(st.integers(1, 3))
@@ -244,7 +244,7 @@ class Line:
     env: ClassVar[EnvSpec] = EnvSpec(
         observation_shape=(1,),
         observation_dtype="float32",
-        action=ActionSpec(n=10**6, shape=()),
+        action=ActionSpec(choices=(10**6,), shape=()),
         frame_stack=1,
         frame_skip=1,
     )
@@ -333,7 +333,7 @@ def test_senders_without_a_write_position_are_forgotten() -> None:
 
 def test_continuous_actions_are_kept_as_they_are() -> None:
     """[B, A] float32 per row."""
-    action = ActionSpec(n=0, shape=(2,), low=(-1.0, -1.0), high=(1.0, 1.0))
+    action = ActionSpec(shape=(2,), low=(-1.0, -1.0), high=(1.0, 1.0))
     env = EnvSpec(observation_shape=(1,), observation_dtype="float32", action=action, frame_stack=1, frame_skip=1)
     replay = Replay(env=env, capacity=100, n_step=1, streams=1, gamma=1.0)
     message = Line().message(0, 10)
@@ -345,7 +345,7 @@ def test_continuous_actions_are_kept_as_they_are() -> None:
 
 def test_the_bytes_of_a_million_atari_frames() -> None:
     """The size is that of the arrays, known before they are allocated; no page of them is touched here."""
-    action = ActionSpec(n=18, shape=())
+    action = ActionSpec(choices=(18,), shape=())
     env = EnvSpec(observation_shape=(84, 84), observation_dtype="uint8", action=action, frame_stack=4, frame_skip=4)
     replay = Replay(env=env, capacity=1_000_000, n_step=3, gamma=0.99, streams=64)
     assert replay.layout.capacity >= 1_000_000
@@ -361,7 +361,11 @@ def test_a_memory_holds_nine_tenths_of_its_capacity_however_many_environments_wr
         learner={"batch": 1, "max_policy_lag": 100}, rollout={"length": length},
     )  # fmt: skip
     env = EnvSpec(
-        observation_shape=(1,), observation_dtype="float32", action=ActionSpec(n=2, shape=()), frame_stack=1, frame_skip=1
+        observation_shape=(1,),
+        observation_dtype="float32",
+        action=ActionSpec(choices=(2,), shape=()),
+        frame_stack=1,
+        frame_skip=1,
     )
     learner, row = (
         build_run_algorithm(settings, env, seed=0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from dataclasses import replace
 
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.wire
 
 STEPS = 4
 ENV = EnvSpec(
-    observation_shape=(1,), observation_dtype="float32", action=ActionSpec(n=2, shape=()), frame_stack=1, frame_skip=1
+    observation_shape=(1,), observation_dtype="float32", action=ActionSpec(choices=(2,), shape=()), frame_stack=1, frame_skip=1
 )  # fmt: skip
 SCHEMA = (ArraySpec(name="reward", dtype="float32", shape=(STEPS,)),)
 CONFIG = SessionConfig(
@@ -385,9 +386,7 @@ def test_another_environment_is_refused_before_a_step_is_taken(world):
     """The emulator here has another release: its frames have another shape."""
     world.link.check_environment(ENV)
     assert world.link.session.env_signature == ENV.signature
-    other = EnvSpec(
-        observation_shape=(2,), observation_dtype="float32", action=ActionSpec(n=2, shape=()), frame_stack=1, frame_skip=1
-    )  # fmt: skip
+    other = dataclasses.replace(ENV, observation_shape=(2,))
     with pytest.raises(ConfigError, match=f"found signature {other.signature}.*wanted signature {ENV.signature}; install"):
         world.link.check_environment(other)
 

@@ -19,7 +19,9 @@ from tests.support.memory import MemoryHub
 
 pytestmark = pytest.mark.service
 
-ENV = EnvSpec(observation_shape=(2,), observation_dtype="float32", action=ActionSpec(n=2, shape=()), frame_stack=1, frame_skip=1)
+ENV = EnvSpec(
+    observation_shape=(2,), observation_dtype="float32", action=ActionSpec(choices=(2,), shape=()), frame_stack=1, frame_skip=1
+)
 MODEL = ModelSettings(hidden=(4,))
 SIZE = ParameterLayout.of(nets.build_actor_critic(MODEL, ENV)).size
 

@@ -151,8 +151,14 @@ def _module(tmp_path, monkeypatch):
         (["cartpole", "env.entry_point=newcomers:OtherShape"], ["newcomers:OtherShape fails", "observations of shape (3,)"]),
         (["pendulum-td3", "env.id=CartPole-v1"], ["td3 needs continuous actions: found 2 discrete", "algorithm.name=dqn"]),
         (["cartpole-dqn", "env.id=Pendulum-v1"], ["dqn cannot choose", "algorithm.name=td3"]),
-        (["pendulum-td3", "env.entry_point=newcomers:Unbounded"], ["found Box(-inf, inf", "finite bounds", "wrap it"]),
-        (["cartpole", "env.entry_point=newcomers:TwoActions"], ["found MultiDiscrete", "wrap it"]),
+        (
+            ["pendulum-td3", "env.entry_point=newcomers:Unbounded"],
+            ["td3 needs continuous actions", "2 components without bounds", "ppo"],
+        ),
+        (
+            ["cartpole-dqn", "env.entry_point=newcomers:TwoActions"],
+            ["dqn cannot choose", "found 2 numbers", "algorithm.name=ppo"],
+        ),
         (["cartpole", "env.entry_point=newcomers:Crashes"], ["newcomers:Crashes ends its process", "found signal 9", "correct"]),
         (["cartpole", "env.entry_point=newcomers:CrashesAsParent"], ["newcomers:CrashesAsParent ends its process", "signal 11"]),
         (["cartpole", "env.entry_point=newcomers:Leaves"], ["newcomers:Leaves ends its process", "found exit code 3"]),

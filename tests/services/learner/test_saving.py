@@ -14,7 +14,9 @@ from services.learner.saving import restore_checkpoint
 
 pytestmark = pytest.mark.service
 
-ENV = EnvSpec(observation_shape=(4,), observation_dtype="float32", action=ActionSpec(n=2, shape=()), frame_stack=1, frame_skip=1)
+ENV = EnvSpec(
+    observation_shape=(4,), observation_dtype="float32", action=ActionSpec(choices=(2,), shape=()), frame_stack=1, frame_skip=1
+)
 
 
 def learner(*overrides):

@@ -43,7 +43,7 @@ pytestmark = pytest.mark.service
 
 HOUR = 3600.0
 ENV = EnvSpec(
-    observation_shape=(84, 84), observation_dtype="uint8", action=ActionSpec(n=6, shape=()), frame_stack=4, frame_skip=4
+    observation_shape=(84, 84), observation_dtype="uint8", action=ActionSpec(choices=(6,), shape=()), frame_stack=4, frame_skip=4
 )
 MODEL = ModelSettings(hidden=(8,))
 DQN = Settings(algorithm=DQNSettings(replay_capacity=10_000), model=MODEL)
