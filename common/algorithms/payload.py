@@ -79,11 +79,9 @@ def check_trajectory(env: EnvSpec, arrays: Arrays) -> None:
     The shapes and dtypes must have been checked before.
     """
     action, final_index, valid = arrays["action"], arrays["final_index"], arrays["valid"]
-    components = np.moveaxis(action, -1, 0) if env.action.shape else [action]
-    for component, choices in zip(components, env.action.choices, strict=False):  # none of continuous actions
-        if not _within(component, choices):
-            found = [int(component.min()), int(component.max())]
-            raise ProtocolError(DropReason.SCHEMA, "action outside the action space", found=found, wanted=f"0 to {choices - 1}")
+    _check_numbers("action", action if env.action.shape else action[..., np.newaxis], env.action.choices)
+    for name in ("obs", "final_obs"):
+        _check_numbers("observation", arrays[name], env.observation_choices)
     if len(final_index) != len(arrays["final_obs"]):
         found, wanted = [len(final_index)], [len(arrays["final_obs"])]
         raise ProtocolError(DropReason.SCHEMA, "final_index and final_obs of different length", found=found, wanted=wanted)
@@ -98,6 +96,15 @@ def check_trajectory(env: EnvSpec, arrays: Arrays) -> None:
     lacking.reshape(-1)[final_index] = False
     if lacking.any():
         raise ProtocolError(DropReason.SCHEMA, "truncated episodes without final_obs", found=int(lacking.sum()), wanted="0")
+
+
+def _check_numbers(what: str, values: np.ndarray, choices: tuple[int, ...]) -> None:
+    """Refuse numbers [..., K] of which one is outside the choices of its component; without choices there is no limit."""
+    for number, count in enumerate(choices):
+        component = values[..., number]
+        if not _within(component, count):
+            found = [int(component.min()), int(component.max())]
+            raise ProtocolError(DropReason.SCHEMA, f"{what} outside the {what} space", found=found, wanted=f"0 to {count - 1}")
 
 
 def _within(numbers: np.ndarray, limit: int) -> bool:

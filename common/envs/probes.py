@@ -32,7 +32,7 @@ class Probe(gymnasium.Env[NDArray[np.float32], Any]):
         reward: Callable[[float, Any, int], float],
         actions: Space[Any] | None = None,
     ) -> None:
-        self.observation_space = Box(-1, 1, (1,), np.float32)
+        self.observation_space: Space[Any] = Box(-1, 1, (1,), np.float32)
         self.action_space = actions or Discrete(2)
         self._length, self._observe, self._reward = length, observe, reward
         self._age, self._seen = 0, 0.0
@@ -68,7 +68,7 @@ def discounted_value() -> Probe:
 
 def matching_action() -> Probe:
     """One step, reward 1 for action 1 on observation 1 and action 0 on -1, else -1: the policy learns it and V is 1."""
-    return Probe(length=1, observe=_coin, reward=lambda seen, action, _age: 1.0 if (seen > 0) == (action == 1) else -1.0)
+    return Probe(length=1, observe=_coin, reward=_match)
 
 
 def aimed_action() -> Probe:
@@ -96,6 +96,34 @@ def joint_action(kind: str = "numbers") -> Probe:
         return float(earned.sum())
 
     return Probe(length=1, observe=_coin, reward=reward, actions=actions)
+
+
+class Named(Probe):
+    """`matching_action` with an observation of another space: see `named_action`."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(length=1, observe=_coin, reward=_match)
+        spaces = {
+            "number": Discrete(5, start=-2),
+            "numbers": MultiDiscrete([3, 4], start=[0, 7]),
+            "switches": MultiBinary((2, 2)),
+        }
+        self.observation_space, self._kind = spaces[kind], kind
+
+    def _look(self) -> Any:
+        """Of two observations of the space; the larger number is not that of the larger action."""
+        first = super()._look().item() > 0
+        if self._kind == "switches":
+            return np.eye(2, dtype=np.int8) if first else 1 - np.eye(2, dtype=np.int8)
+        return np.int64(-1 if first else 1) if self._kind == "number" else np.array([1, 8 if first else 9])
+
+
+def named_action(kind: str = "number") -> Named:
+    """One step, reward 1 for the action that a Discrete, MultiDiscrete or MultiBinary observation names, else -1.
+
+    Fails where codes of numbers are mixed up. `kind` is `number`, `numbers` or `switches`.
+    """
+    return Named(kind)
 
 
 class Pictures(gymnasium.Env[NDArray[Any], np.int64]):
@@ -180,3 +208,7 @@ def counting(lengths: Sequence[int] = (3, 1, 5), truncates: Sequence[bool] = (Fa
 
 def _coin(random: np.random.Generator, _age: int) -> float:
     return 1.0 if random.random() < 0.5 else -1.0  # noqa: PLR2004 - a fair coin
+
+
+def _match(seen: float, action: Any, _age: int) -> float:
+    return 1.0 if (seen > 0) == (action == 1) else -1.0

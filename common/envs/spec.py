@@ -117,10 +117,11 @@ class EnvSpec:
     """One environment of the vector: `observation_shape` is one frame, before stacking."""
 
     observation_shape: tuple[int, ...]
-    observation_dtype: str  # "uint8" or "float32"
+    observation_dtype: str  # "uint8" or "float32"; of numbers "int32"
     action: ActionSpec
     frame_stack: int  # S
     frame_skip: int  # emulator frames per env step; 1 outside Atari
+    observation_choices: tuple[int, ...] = ()  # of a vector of numbers from 0: how many there are of each component
 
     @property
     def is_image(self) -> bool:

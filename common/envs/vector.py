@@ -53,7 +53,7 @@ class VectorEnvironment:
 
     def __init__(self, env: AnyVectorEnv, *, settings: EnvSettings, mode: AutoresetMode) -> None:
         """Take over `env`, which resets itself by `mode`. Raises `ConfigError` for a space that is not supported."""
-        shape, dtype, self._observed = describe_observation(env.single_observation_space)
+        shape, dtype, choices, self._observed = describe_observation(env.single_observation_space)
         if isinstance(env, AtariVectorEnv):
             (height, width), whole, (top, bottom) = shape, self._observed, settings.crop
             shape = (height - top - bottom, width)
@@ -64,6 +64,7 @@ class VectorEnvironment:
         self.spec = EnvSpec(
             observation_shape=shape,
             observation_dtype=dtype,
+            observation_choices=choices,
             action=action,
             frame_stack=settings.frame_stack,
             frame_skip=settings.frame_skip if isinstance(env, AtariVectorEnv) else 1,
@@ -149,18 +150,23 @@ class VectorEnvironment:
         return index, self._observed(np.stack([info["final_obs"][env] for env in index]))
 
 
-def describe_observation(space: Space[Any]) -> tuple[tuple[int, ...], str, Callable[[Array], Array]]:
-    """Return shape, dtype and cast of an observation.
+def describe_observation(space: Space[Any]) -> tuple[tuple[int, ...], str, tuple[int, ...], Callable[[Array], Array]]:
+    """Return shape, dtype, choices and cast of an observation.
 
-    An image has the shape [H, W] or [channels, H, W], in bytes or in float32; other observations are vectors of float32.
+    An image has the shape [H, W] or [channels, H, W], in bytes or in float32; one number of several, or a vector of them, is a
+    vector of int32 with the choices of each component; other observations are vectors of float32.
     """
+    if isinstance(space, Discrete | MultiDiscrete | MultiBinary):
+        choices, start = _numbers(space)
+        return (len(choices),), "int32", choices, lambda batch: (batch - start).reshape(-1, len(choices)).astype(np.int32)
     if not isinstance(space, Box) or len(space.shape) not in _RANKS:
-        raise ConfigError("observation space not supported", found=space, wanted="a Box of 1 to 3 axes", fix=_WRAP)
+        wanted = "a Box of 1 to 3 axes, Discrete, MultiDiscrete, or MultiBinary"
+        raise ConfigError("observation space not supported", found=space, wanted=wanted, fix=_WRAP)
     channels_last = len(space.shape) == 3 and space.shape[-1] < space.shape[0]  # noqa: PLR2004 - they are the shorter of the outer axes
     shape = (space.shape[-1], *space.shape[:-1]) if channels_last else space.shape
     if not _is_image(shape, space.dtype):
         size = int(np.prod(space.shape))
-        return (size,), "float32", lambda batch: batch.reshape(-1, size).astype(np.float32, copy=False)
+        return (size,), "float32", (), lambda batch: batch.reshape(-1, size).astype(np.float32, copy=False)
     one_channel = len(shape) == 3 and shape[0] == 1  # noqa: PLR2004 - a grey image
     shape = shape[1:] if one_channel else shape
 
@@ -169,10 +175,19 @@ def describe_observation(space: Space[Any]) -> tuple[tuple[int, ...], str, Calla
         return moved[:, 0] if one_channel else moved
 
     if space.dtype == np.uint8:
-        return shape, "uint8", planes
+        return shape, "uint8", (), planes
     largest = max(float(np.abs(bound).max()) for bound in (space.low, space.high))
     divisor = np.float32(largest if 1.0 < largest < np.inf else 1.0)  # as bytes are: 0 to 255 becomes 0 to 1
-    return shape, "float32", lambda batch: planes(batch).astype(np.float32) / divisor
+    return shape, "float32", (), lambda batch: planes(batch).astype(np.float32) / divisor
+
+
+def _numbers(space: Discrete[Any] | MultiDiscrete[Any] | MultiBinary) -> tuple[tuple[int, ...], Array]:
+    """Return how many numbers each component of a space has, and the first of each, in the shape of the space."""
+    if isinstance(space, MultiDiscrete):
+        return tuple(map(int, space.nvec.ravel())), space.start
+    if isinstance(space, Discrete):
+        return (int(space.n),), np.asarray(space.start)
+    return (2,) * int(np.prod(space.shape)), np.zeros((), np.int64)
 
 
 def _is_image(shape: tuple[int, ...], dtype: np.dtype[Any] | None) -> bool:
@@ -184,16 +199,10 @@ def _is_image(shape: tuple[int, ...], dtype: np.dtype[Any] | None) -> bool:
 
 def describe_action(space: Space[Any]) -> tuple[ActionSpec, Callable[[Array], Array]]:
     """Return the spec of an action, and the function that converts it to the environment's own."""
-    if isinstance(space, Discrete):
-        first = int(space.start)
-        return ActionSpec(choices=(int(space.n),), shape=()), (lambda action: action + first) if first else (
-            lambda action: action
-        )
     shape, dtype = (-1, *(space.shape or ())), space.dtype
-    if isinstance(space, MultiDiscrete | MultiBinary):
-        nvec, start = (space.nvec, space.start) if isinstance(space, MultiDiscrete) else (np.full(space.shape, 2), 0)
-        choices = nvec.ravel()
-        action = ActionSpec(choices=tuple(map(int, choices)), shape=choices.shape)
+    if isinstance(space, Discrete | MultiDiscrete | MultiBinary):
+        choices, start = _numbers(space)
+        action = ActionSpec(choices=choices, shape=() if isinstance(space, Discrete) else (len(choices),))
         return action, lambda action: (action.reshape(shape) + start).astype(dtype, copy=False)
     if isinstance(space, Box) and space.dtype.kind == "f":
         low, high = space.low.ravel(), space.high.ravel()

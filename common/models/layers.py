@@ -91,6 +91,26 @@ class VectorNormalisation(nn.Module):
         self.scale.copy_(std.clamp_min(LEAST_DEVIATION).reciprocal().bfloat16())
 
 
+class OneHot(nn.Module):
+    """Numbers as their one-hot codes, joined: 1 in the place of each component's number, 0 elsewhere."""
+
+    component: Tensor  # of each place
+    number: Tensor  # of each place
+
+    def __init__(self, choices: tuple[int, ...]) -> None:
+        """`choices`: how many numbers each component has."""
+        super().__init__()
+        with torch.device("cpu"):  # also where a network is only outlined
+            component = torch.arange(len(choices)).repeat_interleave(torch.tensor(choices))
+            number = torch.cat([torch.arange(count) for count in choices])
+        self.register_buffer("component", component, persistent=False)
+        self.register_buffer("number", number, persistent=False)
+
+    def forward(self, observation: Tensor, dtype: torch.dtype) -> Tensor:
+        """[N, (S,) K] int32 → [N, (S,) sum of choices] in `dtype`."""
+        return observation[..., self.component].eq(self.number).to(dtype)
+
+
 class _FirstConv(nn.Conv2d):
     """A convolution of bytes scaled to 0..1: the scale goes into the weights, which are far fewer than the input.
 
@@ -134,7 +154,11 @@ class Trunk(nn.Module):
         super().__init__()
         shape = env.network_input_shape
         normalisation = ImageNormalisation if env.is_image else VectorNormalisation
-        self.normalisation = normalisation(env.observation_shape) if settings.normalize_observation else None
+        normalises = settings.normalize_observation and not env.observation_choices
+        self.normalisation = normalisation(env.observation_shape) if normalises else None
+        self.one_hot = OneHot(env.observation_choices) if env.observation_choices else None
+        if env.observation_choices:
+            shape = (*shape[:-1], sum(env.observation_choices))
         self.reads_bytes = env.observation_dtype == "uint8" and self.normalisation is None
         self.user = UserModule(settings, shape) if settings.entry_point else None
         self.conv = nn.Sequential()
@@ -158,7 +182,8 @@ class Trunk(nn.Module):
 
     def forward(self, observation: Tensor, dtype: torch.dtype) -> Tensor:
         """See the class; `dtype` is the network's (`Network.compute_dtype`), because a trunk may have no weights."""
-        x = observation.to(dtype) if self.normalisation is None else self.normalisation(observation, dtype)
+        prepare = self.one_hot or self.normalisation
+        x = observation.to(dtype) if prepare is None else prepare(observation, dtype)
         if self.conv:
             # channels_last makes training in float32 a quarter faster. Flattening in that order copies nothing.
             x = x.flatten(1, -1 - IMAGE_RANK)  # stacked images of several channels become one image

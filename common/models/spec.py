@@ -54,7 +54,8 @@ class ModelSettings(BaseModel):
     normalize_observation: bool = Field(
         default=False,
         description="vectors: each component by its running mean and deviation, clipped to -10..10; images: by the mean of some "
-        "random play and twice its largest deviation, both then fixed, so that fixed parts vanish and moving parts remain",
+        "random play and twice its largest deviation, both then fixed, so that fixed parts vanish and moving parts remain; "
+        "not for numbers of a Discrete, MultiDiscrete or MultiBinary space",
     )
     initial_log_std: _OfActorCritics[float] = Field(
         default=0.0,

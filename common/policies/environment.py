@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
@@ -48,8 +48,9 @@ class RunEnvironment(gymnasium.Env[Array, Any]):
         fps = ATARI_FPS / (1 if render_mode == PICTURES else settings.frame_skip) if atari else native.get("render_fps") or _FPS
         self.metadata = {"render_modes": [PICTURE, PICTURES], "render_fps": fps}
         dtype = np.dtype(self.run_spec.observation_dtype)
-        low, high = (0, 255) if dtype == np.uint8 else (-np.inf, np.inf)
-        self.observation_space = Box(low, high, self.run_spec.network_input_shape, dtype.type)
+        shape, most = self.run_spec.network_input_shape, np.array(self.run_spec.observation_choices or 256) - 1
+        low, high = (-np.inf, np.inf) if dtype.kind == "f" else (0, np.broadcast_to(most, shape).astype(dtype))
+        self.observation_space = Box(low, high, shape, dtype.type)
         self.action_space = self._environment.action_space
         self._stacker: FrameStacker | None = None
         self._pictures: list[Array] = []  # since the last call of `render`
@@ -74,8 +75,8 @@ class RunEnvironment(gymnasium.Env[Array, Any]):
         """Take an action of `action_space`."""
         if self._stacker is None:
             raise ConfigError("step before the first reset", found="no episode", wanted="a call of reset")
-        space = self.action_space
-        ours = np.array([int(action) - int(space.start)]) if isinstance(space, Discrete) else np.asarray(action)[np.newaxis]
+        first = getattr(self.action_space, "start", 0)  # of numbers
+        ours = (np.asarray(action) - first).reshape(1, *self.run_spec.action.shape)
         transition = self._environment.step(ours.repeat(self._environment.num_envs, axis=0))
         self._stacker.push(transition.observation, transition.start)
         if self._screen is not None:

@@ -180,6 +180,8 @@ def _preprocessing(policy: TrainedPolicy) -> str:
     elif env.is_image:
         scaled = "" if env.observation_dtype == "uint8" else ", divided by the largest number of its space if that is above 1"
         frames = f"A frame is the image of the environment, {list(env.observation_shape)}, colours first{scaled}."
+    elif env.observation_choices:
+        frames = f"A frame has the numbers of the observation, flattened and from 0 to below {list(env.observation_choices)}."
     else:
         frames = "A frame is the observation of the environment, flattened, as float32."
     size = env.frame_stack
@@ -228,10 +230,10 @@ def compare(model: bytes, policy: TrainedPolicy, *, observations: int) -> Compar
 
 
 def random_observations(policy: TrainedPolicy, count: int, random: np.random.Generator) -> NDArray[Any]:
-    """Return observations [count, *input]: uniform bytes, or normal numbers of a scale from 0.1 to 10 for each observation."""
+    """Return observations [count, *input]: uniform bytes or choices, or normal numbers of a scale from 0.1 to 10 for each."""
     shape = (count, *policy.env.network_input_shape)
-    if policy.env.observation_dtype == "uint8":
-        return random.integers(0, 256, shape, np.uint8)
+    if policy.env.observation_dtype != "float32":
+        return random.integers(0, policy.env.observation_choices or 256, shape, policy.env.observation_dtype)
     scale = 10.0 ** random.uniform(-1.0, 1.0, (count, *(1 for _ in shape[1:])))
     return (random.normal(size=shape) * scale).astype(np.float32)
 

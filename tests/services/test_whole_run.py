@@ -417,6 +417,24 @@ def test_each_component_of_an_action_is_learned(tmp_path, algorithm, kind, least
     assert_accounts_agree(run)
 
 
+@pytest.mark.parametrize(("algorithm", "kind"), [("ppo", "number"), ("impala", "numbers"), ("a3c-grad", "switches")])
+def test_observations_that_are_numbers_lead_to_the_action_that_they_name(tmp_path, algorithm, kind):
+    """The network sees their one-hot codes, whatever number they begin at."""
+    settings = probe("named_action", algorithm=algorithm, env_steps=60_000, mean100=0.97)
+    env = settings.env.model_copy(update={"kwargs": {"kind": kind}, "frame_stack": 2 if kind == "numbers" else 1})
+    run = Colony(settings.model_copy(update={"env": env}), tmp_path).run()
+    assert run.record.last_evaluation["mean"] == 1.0
+    assert_accounts_agree(run)
+
+
+def test_action_values_of_observations_that_are_numbers_are_learned_from_the_memory(tmp_path):
+    settings = q_probe("named_action", env_steps=6_000)
+    env = settings.env.model_copy(update={"kwargs": {"kind": "number"}})
+    run = Colony(settings.model_copy(update={"env": env}), tmp_path).run()
+    assert run.record.last_evaluation["mean"] == 1.0
+    assert_accounts_agree(run)
+
+
 @pytest.mark.parametrize(("layout", "dtype"), [("hwc", "uint8"), ("chw", "uint8"), ("hw", "float32")])
 def test_images_in_every_layout_lead_to_the_action_that_they_name(tmp_path, layout, dtype):
     """Colours last, or first and stacked, or grey and of floats: through the whole pipeline, by convolutions."""

@@ -15,6 +15,7 @@ from common.envs.probes import (
     discounted_value,
     joint_action,
     matching_action,
+    named_action,
     observed_value,
     pictured_action,
 )
@@ -33,7 +34,7 @@ def play(env: gymnasium.Env, actions: list[int]) -> list[tuple[float, float, boo
     return steps
 
 
-PROBES = [joint_action, observed_value, discounted_value, matching_action, aimed_action, pictured_action, counting]
+PROBES = [joint_action, named_action, observed_value, discounted_value, matching_action, aimed_action, pictured_action, counting]
 
 
 @pytest.mark.parametrize("function", PROBES)

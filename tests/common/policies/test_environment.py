@@ -53,6 +53,20 @@ def plain():
 """
 
 
+@pytest.mark.parametrize(
+    ("kind", "best"), [("numbers", {1.0: [6, 1], -1.0: [4, 0]}), ("switches", {1.0: [[1, 0], [0, 1]], -1.0: [[0, 1], [1, 0]]})]
+)
+def test_an_action_is_taken_in_the_form_of_its_space(kind, best):
+    """A policy answers with numbers of the space, which the environment gets back as they are."""
+    with closing(RunEnvironment(EnvSettings(entry_point="common.envs.probes:joint_action", kwargs={"kind": kind}))) as env:
+        observation, _ = env.reset(seed=1)
+        for _ in range(10):
+            action = np.array(best[observation.item()])
+            assert env.action_space.contains(action.astype(env.action_space.dtype))
+            assert env.step(action)[1] == action.size
+            observation, _ = env.reset()
+
+
 @pytest.fixture
 def games(tmp_path, monkeypatch):
     """Environments of a user's own."""

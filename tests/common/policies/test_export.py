@@ -146,6 +146,18 @@ def test_actions_of_several_components_are_exported_as_the_environment_takes_the
     assert export.compare(model, policy, observations=1000).different > 100
 
 
+@pytest.mark.parametrize("stack", [1, 2])
+def test_observations_that_are_numbers_are_coded_inside_of_the_model(make_run, stack):
+    named = "env.entry_point=common.envs.probes:named_action", "env.kwargs={kind: numbers}", f"env.frame_stack={stack}"
+    policy = load_policy(make_run(*named)[0].path)
+    model = export.to_onnx(policy)
+    assert export.compare(model, policy, observations=1000).different == 0
+    observation, _ = policy.make_env().reset(seed=1)
+    assert policy.make_env().observation_space.contains(observation)
+    assert policy(observation) in (0, 1)
+    assert "below [3, 4]" in export.metadata(policy)["rookery.preprocessing"]
+
+
 def test_a_tie_is_no_difference_and_a_preference_is(make_run):
     policy = load_policy(make_run()[0].path)
     observation = export.random_observations(policy, 1000, np.random.default_rng(1))

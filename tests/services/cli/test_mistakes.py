@@ -156,6 +156,10 @@ def _module(tmp_path, monkeypatch):
             ["td3 needs continuous actions", "2 components without bounds", "ppo"],
         ),
         (
+            ["cartpole", "env.entry_point=common.envs.probes:named_action", "model.normalize_observation=true"],
+            ["numbers to choose have no mean", "set model.normalize_observation=false"],
+        ),
+        (
             ["cartpole-dqn", "env.entry_point=newcomers:TwoActions"],
             ["dqn cannot choose", "found 2 numbers", "algorithm.name=ppo"],
         ),
