@@ -200,7 +200,7 @@ class DQNSettings(ReplaySection):
         if action.shape:
             found = f"{len(action.choices)} numbers" if action.discrete else f"a continuous vector of shape {action.shape}"
             fix = f"choose an algorithm for them, such as algorithm.name={'ppo' if action.discrete else 'td3'}"
-            raise ConfigError("dqn cannot choose among these actions", found=found, wanted="one number", fix=fix)
+            raise ConfigError("dqn cannot choose among these actions", found=found, wanted="one of n actions", fix=fix)
 
 
 class TD3Settings(ReplaySection):
@@ -232,7 +232,8 @@ class TD3Settings(ReplaySection):
         """Refuse discrete actions, and components without bounds: noise and initial play are in halves of their range."""
         unbounded = sum(not math.isfinite(high - low) for low, high in zip(action.low, action.high, strict=True))
         if action.discrete or unbounded:
-            found = f"{action.n} discrete actions" if action.discrete else f"{unbounded} components without bounds"
+            without = f"{unbounded} of {len(action.low)} components without bounds"
+            found = f"{action.n} discrete actions" if action.discrete else without
             fix = f"choose an algorithm for them, such as algorithm.name={'ppo' if action.shape else 'dqn'}"
             raise ConfigError("td3 needs continuous actions", found=found, wanted="a vector with bounds", fix=fix)
 
