@@ -79,9 +79,9 @@ def check_trajectory(env: EnvSpec, arrays: Arrays) -> None:
     The shapes and dtypes must have been checked before.
     """
     action, final_index, valid = arrays["action"], arrays["final_index"], arrays["valid"]
-    _check_numbers("action", action if env.action.shape else action[..., np.newaxis], env.action.choices)
+    _check_choices("action", action if env.action.shape else action[..., np.newaxis], env.action.choices)
     for name in ("obs", "final_obs"):
-        _check_numbers("observation", arrays[name], env.observation_choices)
+        _check_choices("observation", arrays[name], env.observation_choices)
     if len(final_index) != len(arrays["final_obs"]):
         found, wanted = [len(final_index)], [len(arrays["final_obs"])]
         raise ProtocolError(DropReason.SCHEMA, "final_index and final_obs of different length", found=found, wanted=wanted)
@@ -98,13 +98,16 @@ def check_trajectory(env: EnvSpec, arrays: Arrays) -> None:
         raise ProtocolError(DropReason.SCHEMA, "truncated episodes without final_obs", found=int(lacking.sum()), wanted="0")
 
 
-def _check_numbers(what: str, values: np.ndarray, choices: tuple[int, ...]) -> None:
-    """Refuse numbers [..., K] of which one is outside the choices of its component; without choices there is no limit."""
-    for number, count in enumerate(choices):
-        component = values[..., number]
-        if not _within(component, count):
-            found = [int(component.min()), int(component.max())]
-            raise ProtocolError(DropReason.SCHEMA, f"{what} outside the {what} space", found=found, wanted=f"0 to {count - 1}")
+def _check_choices(what: str, values: np.ndarray, choices: tuple[int, ...]) -> None:
+    """Refuse discrete values [..., K] of which a component is outside its choices; without choices they are not discrete."""
+    if not choices or not values.size:
+        return
+    rows = tuple(range(values.ndim - 1))
+    low, high = np.minimum.reduce(values, axis=rows), np.maximum.reduce(values, axis=rows)
+    if (outside := np.flatnonzero((low < 0) | (high >= choices))).size:
+        first = outside[0]
+        found, wanted = [int(low[first]), int(high[first])], f"0 to {choices[first] - 1}"
+        raise ProtocolError(DropReason.SCHEMA, f"{what} outside the {what} space", found=found, wanted=wanted)
 
 
 def _within(numbers: np.ndarray, limit: int) -> bool:

@@ -198,7 +198,8 @@ class DQNSettings(ReplaySection):
     def require_actions(self, action: ActionSpec) -> None:
         """Refuse actions of several components, and continuous ones."""
         if action.shape:
-            found = f"{len(action.choices)} numbers" if action.discrete else f"a continuous vector of shape {action.shape}"
+            continuous = f"a continuous vector of shape {action.shape}"
+            found = f"{len(action.choices)} discrete components" if action.discrete else continuous
             fix = f"choose an algorithm for them, such as algorithm.name={'ppo' if action.discrete else 'td3'}"
             raise ConfigError("dqn cannot choose among these actions", found=found, wanted="one of n actions", fix=fix)
 

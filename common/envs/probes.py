@@ -77,22 +77,22 @@ def aimed_action() -> Probe:
     return Probe(length=1, observe=_coin, reward=lambda seen, action, _age: -((action - (1.0 + seen)) ** 2), actions=actions)
 
 
-def joint_action(kind: str = "numbers") -> Probe:
+def joint_action(kind: str = "multi_discrete") -> Probe:
     """One step, actions of several components, each of which has to follow the observation. Fails where components are mixed up.
 
-    `numbers`: one of 4 to 6 and one of 0 and 1, at the end of its range on 1 and at its beginning on -1, reward 1 or -1 for each;
-    `switches`: a table of 2 x 2 switches, in which the first and the last are to be on for 1, and the others for -1, likewise;
-    `plane`: a table of 1 x 2 numbers without bounds, reward -(a - b)^2, summed, where b is (1, -2) on 1 and (-1, 2) on -1.
+    `multi_discrete`: one of 4 to 6 and one of 0 and 1, the last of its choices on 1 and the first on -1, reward 1 or -1 for each;
+    `multi_binary`: 2 x 2 switches, of which the first and the last are to be on for 1, and the others for -1, likewise;
+    `box`: a table of 1 x 2 numbers without bounds, reward -(a - b)^2, summed, where b is (1, -2) on 1 and (-1, 2) on -1.
     """
     actions, best = {
-        "numbers": (MultiDiscrete([3, 2], start=[4, 0]), (np.array([4, 0]), np.array([6, 1]))),
-        "switches": (MultiBinary((2, 2)), (1 - np.eye(2), np.eye(2))),
-        "plane": (Box(-np.inf, np.inf, (1, 2), np.float32), (np.array([[-1, 2]]), np.array([[1, -2]]))),
+        "multi_discrete": (MultiDiscrete([3, 2], start=[4, 0]), (np.array([4, 0]), np.array([6, 1]))),
+        "multi_binary": (MultiBinary((2, 2)), (1 - np.eye(2), np.eye(2))),
+        "box": (Box(-np.inf, np.inf, (1, 2), np.float32), (np.array([[-1, 2]]), np.array([[1, -2]]))),
     }[kind]
 
     def reward(seen: float, action: NDArray[Any], _age: int) -> float:
         wanted = best[int(seen > 0)]
-        earned = -((action - wanted) ** 2) if kind == "plane" else np.where(action == wanted, 1.0, -1.0)
+        earned = -((action - wanted) ** 2) if kind == "box" else np.where(action == wanted, 1.0, -1.0)
         return float(earned.sum())
 
     return Probe(length=1, observe=_coin, reward=reward, actions=actions)
@@ -104,24 +104,24 @@ class Named(Probe):
     def __init__(self, kind: str) -> None:
         super().__init__(length=1, observe=_coin, reward=_match)
         spaces = {
-            "number": Discrete(5, start=-2),
-            "numbers": MultiDiscrete([3, 4], start=[0, 7]),
-            "switches": MultiBinary((2, 2)),
+            "discrete": Discrete(5, start=-2),
+            "multi_discrete": MultiDiscrete([3, 4], start=[0, 7]),
+            "multi_binary": MultiBinary((2, 2)),
         }
         self.observation_space, self._kind = spaces[kind], kind
 
     def _look(self) -> Any:
         """Of two observations of the space; the larger number is not that of the larger action."""
         first = super()._look().item() > 0
-        if self._kind == "switches":
+        if self._kind == "multi_binary":
             return np.eye(2, dtype=np.int8) if first else 1 - np.eye(2, dtype=np.int8)
-        return np.int64(-1 if first else 1) if self._kind == "number" else np.array([1, 8 if first else 9])
+        return np.int64(-1 if first else 1) if self._kind == "discrete" else np.array([1, 8 if first else 9])
 
 
-def named_action(kind: str = "number") -> Named:
+def named_action(kind: str = "discrete") -> Named:
     """One step, reward 1 for the action that a Discrete, MultiDiscrete or MultiBinary observation names, else -1.
 
-    Fails where codes of numbers are mixed up. `kind` is `number`, `numbers` or `switches`.
+    Fails where their one-hot codes are mixed up. `kind` is `discrete`, `multi_discrete` or `multi_binary`.
     """
     return Named(kind)
 

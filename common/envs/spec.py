@@ -78,9 +78,9 @@ class EnvSettings(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionSpec:
-    """One number (`shape` ()), a vector of K numbers (K,), or a continuous vector (A,).
+    """Discrete with one component (`shape` ()) or with K (`shape` (K,)), or continuous with A components (`shape` (A,)).
 
-    Numbers begin at 0; `choices` has how many each component chooses among. Continuous components have bounds instead, in `low`
+    Discrete components count from 0; `choices` has the number of choices of each. Continuous ones have bounds instead, in `low`
     and in `high`, which may be infinite.
     """
 
@@ -98,7 +98,7 @@ class ActionSpec:
 
     @property
     def discrete(self) -> bool:
-        """Return whether the components of an action are numbers to choose."""
+        """Return whether actions are discrete, with one component or several."""
         return bool(self.choices)
 
     @property
@@ -117,11 +117,11 @@ class EnvSpec:
     """One environment of the vector: `observation_shape` is one frame, before stacking."""
 
     observation_shape: tuple[int, ...]
-    observation_dtype: str  # "uint8" or "float32"; of numbers "int32"
+    observation_dtype: str  # "uint8", "float32", or "int32" of discrete observations
     action: ActionSpec
     frame_stack: int  # S
     frame_skip: int  # emulator frames per env step; 1 outside Atari
-    observation_choices: tuple[int, ...] = ()  # of a vector of numbers from 0: how many there are of each component
+    observation_choices: tuple[int, ...] = ()  # of each component of a discrete observation, which counts from 0
 
     @property
     def is_image(self) -> bool:

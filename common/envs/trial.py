@@ -64,8 +64,8 @@ def _require_observation(observation: Array, spec: EnvSpec, settings: EnvSetting
         raise ConfigError(fact, found=found, wanted=f"shape {spec.observation_shape}", fix="correct the environment")
     _require_finite(observation, "observations", settings)
     if spec.observation_choices and not ((observation >= 0) & (observation < spec.observation_choices)).all():
-        fact, found = f"{settings.name} returns observations outside its observation space", f"{observation[0].tolist()} from 0"
-        raise ConfigError(fact, found=found, wanted=f"numbers below {spec.observation_choices}", fix="correct the environment")
+        fact, found = f"{settings.name} returns observations outside its observation space", str(observation[0].tolist())
+        raise ConfigError(fact, found=found, wanted=f"0 to below {spec.observation_choices}", fix="correct the environment")
 
 
 def _require_finite(values: Array, what: str, settings: EnvSettings) -> None:

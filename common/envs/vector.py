@@ -153,11 +153,11 @@ class VectorEnvironment:
 def describe_observation(space: Space[Any]) -> tuple[tuple[int, ...], str, tuple[int, ...], Callable[[Array], Array]]:
     """Return shape, dtype, choices and cast of an observation.
 
-    An image has the shape [H, W] or [channels, H, W], in bytes or in float32; one number of several, or a vector of them, is a
-    vector of int32 with the choices of each component; other observations are vectors of float32.
+    An image has the shape [H, W] or [channels, H, W], in bytes or in float32; a discrete observation is a vector of int32
+    with the number of choices of each component; other observations are vectors of float32.
     """
     if isinstance(space, Discrete | MultiDiscrete | MultiBinary):
-        choices, start = _numbers(space)
+        choices, start = _choices(space)
         return (len(choices),), "int32", choices, lambda batch: (batch - start).reshape(-1, len(choices)).astype(np.int32)
     if not isinstance(space, Box) or len(space.shape) not in _RANKS:
         wanted = "a Box of 1 to 3 axes, Discrete, MultiDiscrete, or MultiBinary"
@@ -181,8 +181,8 @@ def describe_observation(space: Space[Any]) -> tuple[tuple[int, ...], str, tuple
     return shape, "float32", (), lambda batch: planes(batch).astype(np.float32) / divisor
 
 
-def _numbers(space: Discrete[Any] | MultiDiscrete[Any] | MultiBinary) -> tuple[tuple[int, ...], Array]:
-    """Return how many numbers each component of a space has, and the first of each, in the shape of the space."""
+def _choices(space: Discrete[Any] | MultiDiscrete[Any] | MultiBinary) -> tuple[tuple[int, ...], Array]:
+    """Return the number of choices of each component of a space, and the first choice of each, in the shape of the space."""
     if isinstance(space, MultiDiscrete):
         return tuple(map(int, space.nvec.ravel())), space.start
     if isinstance(space, Discrete):
@@ -201,7 +201,7 @@ def describe_action(space: Space[Any]) -> tuple[ActionSpec, Callable[[Array], Ar
     """Return the spec of an action, and the function that converts it to the environment's own."""
     shape, dtype = (-1, *(space.shape or ())), space.dtype
     if isinstance(space, Discrete | MultiDiscrete | MultiBinary):
-        choices, start = _numbers(space)
+        choices, start = _choices(space)
         action = ActionSpec(choices=choices, shape=() if isinstance(space, Discrete) else (len(choices),))
         return action, lambda action: (action.reshape(shape) + start).astype(dtype, copy=False)
     if isinstance(space, Box) and space.dtype.kind == "f":

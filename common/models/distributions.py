@@ -46,7 +46,7 @@ class Categorical(NamedTuple):
 
 
 class Categoricals(NamedTuple):
-    """K independent distributions over numbers: probabilities of their joint choices are products."""
+    """K independent categoricals, one for each component: the probability of a joint choice is the product."""
 
     parts: tuple[Categorical, ...]
 
@@ -60,7 +60,7 @@ class Categoricals(NamedTuple):
         return torch.stack([part.sample(generator) for part in self.parts], dim=-1)
 
     def mode(self) -> Tensor:
-        """[N, K] int64: of each component the likeliest number."""
+        """[N, K] int64: of each component the likeliest choice."""
         return torch.stack([part.mode() for part in self.parts], dim=-1)
 
     def log_prob(self, action: Tensor) -> Tensor:

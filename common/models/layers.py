@@ -92,23 +92,23 @@ class VectorNormalisation(nn.Module):
 
 
 class OneHot(nn.Module):
-    """Numbers as their one-hot codes, joined: 1 in the place of each component's number, 0 elsewhere."""
+    """One-hot codes of discrete observations, those of all components joined."""
 
-    component: Tensor  # of each place
-    number: Tensor  # of each place
+    component: Tensor  # of each output
+    choice: Tensor  # of each output
 
     def __init__(self, choices: tuple[int, ...]) -> None:
-        """`choices`: how many numbers each component has."""
+        """`choices`: the number of choices of each component."""
         super().__init__()
         with torch.device("cpu"):  # also where a network is only outlined
             component = torch.arange(len(choices)).repeat_interleave(torch.tensor(choices))
-            number = torch.cat([torch.arange(count) for count in choices])
+            choice = torch.cat([torch.arange(count) for count in choices])
         self.register_buffer("component", component, persistent=False)
-        self.register_buffer("number", number, persistent=False)
+        self.register_buffer("choice", choice, persistent=False)
 
     def forward(self, observation: Tensor, dtype: torch.dtype) -> Tensor:
         """[N, (S,) K] int32 → [N, (S,) sum of choices] in `dtype`."""
-        return observation[..., self.component].eq(self.number).to(dtype)
+        return observation[..., self.component].eq(self.choice).to(dtype)
 
 
 class _FirstConv(nn.Conv2d):
@@ -154,7 +154,7 @@ class Trunk(nn.Module):
         super().__init__()
         shape = env.network_input_shape
         normalisation = ImageNormalisation if env.is_image else VectorNormalisation
-        normalises = settings.normalize_observation and not env.observation_choices
+        normalises = settings.normalises(env.observation_choices)
         self.normalisation = normalisation(env.observation_shape) if normalises else None
         self.one_hot = OneHot(env.observation_choices) if env.observation_choices else None
         if env.observation_choices:

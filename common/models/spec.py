@@ -55,7 +55,7 @@ class ModelSettings(BaseModel):
         default=False,
         description="vectors: each component by its running mean and deviation, clipped to -10..10; images: by the mean of some "
         "random play and twice its largest deviation, both then fixed, so that fixed parts vanish and moving parts remain; "
-        "not for numbers of a Discrete, MultiDiscrete or MultiBinary space",
+        "not of discrete observations",
     )
     initial_log_std: _OfActorCritics[float] = Field(
         default=0.0,
@@ -66,6 +66,13 @@ class ModelSettings(BaseModel):
     shared_trunk: _OfActorCritics[bool] = Field(
         default=True, description="actor-critics: policy and value share all layers but the last"
     )
+
+    def normalises(self, choices: tuple[int, ...]) -> bool:
+        """Return whether observations are normalised. Raises `ConfigError` for discrete ones, which have `choices`."""
+        if choices and self.normalize_observation:
+            fact, fix = "discrete observations have no mean to be normalised by", "set model.normalize_observation=false"
+            raise ConfigError(fact, found="model.normalize_observation true", wanted="false", fix=fix)
+        return self.normalize_observation
 
     def convolutions(self, size: tuple[int, ...]) -> Convolutions:
         """Return the convolutions for images of `size` [H, W]: the setting, or for `auto` the first that leave enough.

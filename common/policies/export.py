@@ -2,8 +2,8 @@
 
 Input `observation` [batch, *input] has the shape and dtype of the run's observations: scaling and normalisation are in the graph,
 stacks of images are not. Output `action` is the greedy action as the environment takes it. Beside it are the outputs that it was
-chosen from, where the network has them: `logits` [batch, n] (of several numbers those of each, joined), `mean` [batch, A] before
-it is clipped, or `q_values` [batch, n].
+chosen from, where the network has them: `logits` [batch, n] (of several components those of each, joined), `mean` [batch, A]
+before it is clipped, or `q_values` [batch, n].
 """
 
 from __future__ import annotations
@@ -181,7 +181,8 @@ def _preprocessing(policy: TrainedPolicy) -> str:
         scaled = "" if env.observation_dtype == "uint8" else ", divided by the largest number of its space if that is above 1"
         frames = f"A frame is the image of the environment, {list(env.observation_shape)}, colours first{scaled}."
     elif env.observation_choices:
-        frames = f"A frame has the numbers of the observation, flattened and from 0 to below {list(env.observation_choices)}."
+        below = list(env.observation_choices)
+        frames = f"A frame has the components of the discrete observation, flattened, each from 0 to below {below}."
     else:
         frames = "A frame is the observation of the environment, flattened, as float32."
     size = env.frame_stack

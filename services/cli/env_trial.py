@@ -53,9 +53,7 @@ def check_environment(settings: Settings) -> None:
         print(f"rookery: warning: {settings.env.name} offers an action_mask, which is not used: {consequence}", file=sys.stderr)
     settings.algorithm.require_actions(env.action)
     settings.algorithm.require_observations(env, settings.model)
-    if env.observation_choices and settings.model.normalize_observation:
-        fact, fix = "observations that are numbers to choose have no mean", "set model.normalize_observation=false"
-        raise ConfigError(fact, found="model.normalize_observation true", wanted="false", fix=fix)
+    settings.model.normalises(env.observation_choices)
     if env.is_image and not settings.model.entry_point:
         settings.model.convolutions(env.observation_shape[-IMAGE_RANK:])
 

@@ -402,14 +402,14 @@ def test_a_continuous_action_is_learned_by_ppo_in_the_scale_of_its_bounds(tmp_pa
 
 @pytest.mark.parametrize(
     ("algorithm", "kind", "least"),
-    [*((name, "numbers", 1.9) for name in RECIPES), ("ppo", "switches", 3.9), ("ppo", "plane", -0.1)],
+    [*((name, "multi_discrete", 1.9) for name in RECIPES), ("ppo", "multi_binary", 3.9), ("ppo", "box", -0.1)],
 )
 def test_each_component_of_an_action_is_learned(tmp_path, algorithm, kind, least):
     """Several numbers that begin elsewhere than at 0, switches, and a table of numbers without bounds."""
-    settings = probe("joint_action", algorithm=algorithm, env_steps=60_000, mean100=None if kind == "plane" else 0.95 * least)
+    settings = probe("joint_action", algorithm=algorithm, env_steps=60_000, mean100=None if kind == "box" else 0.95 * least)
     env = settings.env.model_copy(update={"kwargs": {"kind": kind}})
     sections = {"env": env}
-    if kind == "plane":
+    if kind == "box":
         sections["target"] = TargetSettings(mean100=None, env_steps=12_000)
         sections["algorithm"] = PPOSettings(gamma=0.9, learning_rate=3e-3, minibatch=64, epochs=4)
     run = Colony(settings.model_copy(update=sections), tmp_path).run()
@@ -417,19 +417,19 @@ def test_each_component_of_an_action_is_learned(tmp_path, algorithm, kind, least
     assert_accounts_agree(run)
 
 
-@pytest.mark.parametrize(("algorithm", "kind"), [("ppo", "number"), ("impala", "numbers"), ("a3c-grad", "switches")])
-def test_observations_that_are_numbers_lead_to_the_action_that_they_name(tmp_path, algorithm, kind):
+@pytest.mark.parametrize(("algorithm", "kind"), [("ppo", "discrete"), ("impala", "multi_discrete"), ("a3c-grad", "multi_binary")])
+def test_discrete_observations_lead_to_the_action_that_they_name(tmp_path, algorithm, kind):
     """The network sees their one-hot codes, whatever number they begin at."""
     settings = probe("named_action", algorithm=algorithm, env_steps=60_000, mean100=0.97)
-    env = settings.env.model_copy(update={"kwargs": {"kind": kind}, "frame_stack": 2 if kind == "numbers" else 1})
+    env = settings.env.model_copy(update={"kwargs": {"kind": kind}, "frame_stack": 2 if kind == "multi_discrete" else 1})
     run = Colony(settings.model_copy(update={"env": env}), tmp_path).run()
     assert run.record.last_evaluation["mean"] == 1.0
     assert_accounts_agree(run)
 
 
-def test_action_values_of_observations_that_are_numbers_are_learned_from_the_memory(tmp_path):
+def test_action_values_of_discrete_observations_are_learned_from_the_memory(tmp_path):
     settings = q_probe("named_action", env_steps=6_000)
-    env = settings.env.model_copy(update={"kwargs": {"kind": "number"}})
+    env = settings.env.model_copy(update={"kwargs": {"kind": "discrete"}})
     run = Colony(settings.model_copy(update={"env": env}), tmp_path).run()
     assert run.record.last_evaluation["mean"] == 1.0
     assert_accounts_agree(run)

@@ -68,7 +68,7 @@ def test_each_component_of_an_action_is_checked_against_its_own_choices(vector_e
             check_trajectory(env, make_sample(env, action=[[[2, 1]] * 2] * 3 + [[wrong, wrong]]).arrays)
 
 
-def test_observations_that_are_numbers_are_checked_against_their_choices(vector_env, make_sample):
+def test_discrete_observations_are_checked_against_their_choices(vector_env, make_sample):
     env = dataclasses.replace(vector_env, observation_dtype="int32", observation_choices=(3, 2))
     sound = [[[2, 1]] * 2] * 5
     check_trajectory(env, make_sample(env, obs=sound).arrays)

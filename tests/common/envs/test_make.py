@@ -342,7 +342,7 @@ def test_spaces_that_no_network_here_fits_are_refused(own, observation, action, 
         (MultiBinary((2, 2)), (2, 2, 2, 2), np.eye(2, dtype=np.int8), [1, 0, 0, 1]),
     ],
 )
-def test_observations_that_are_numbers_count_from_zero(own, space, choices, shown, seen) -> None:
+def test_discrete_observations_count_from_zero(own, space, choices, shown, seen) -> None:
     env = make(own(lambda: Echo(space, DISCRETE, shown), num_envs=2))
     spec = env.spec
     assert (spec.observation_shape, spec.observation_dtype, spec.observation_choices) == ((len(choices),), "int32", choices)
@@ -353,7 +353,7 @@ def test_observations_that_are_numbers_count_from_zero(own, space, choices, show
 
 
 def test_a_number_outside_of_its_observation_space_is_found_before_a_run(own) -> None:
-    with pytest.raises(ConfigError, match=r"outside its observation space: found \[5\] from 0, wanted numbers below \(5,\)"):
+    with pytest.raises(ConfigError, match=r"outside its observation space: found \[5\], wanted 0 to below \(5,\)"):
         spec_of(own(lambda: Echo(Discrete(5), DISCRETE, np.int64(5))))
 
 

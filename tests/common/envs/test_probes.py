@@ -79,9 +79,9 @@ def test_the_aiming_probe_pays_for_actions_that_are_near() -> None:
 @pytest.mark.parametrize(
     ("kind", "best"),
     [
-        ("numbers", {1.0: [6, 1], -1.0: [4, 0]}),
-        ("switches", {1.0: [[1, 0], [0, 1]], -1.0: [[0, 1], [1, 0]]}),
-        ("plane", {1.0: [[1, -2]], -1.0: [[-1, 2]]}),
+        ("multi_discrete", {1.0: [6, 1], -1.0: [4, 0]}),
+        ("multi_binary", {1.0: [[1, 0], [0, 1]], -1.0: [[0, 1], [1, 0]]}),
+        ("box", {1.0: [[1, -2]], -1.0: [[-1, 2]]}),
     ],
 )
 def test_the_joint_probe_pays_for_each_component(kind, best) -> None:
@@ -90,7 +90,7 @@ def test_the_joint_probe_pays_for_each_component(kind, best) -> None:
     seen, _ = env.reset(seed=5)
     for _ in range(20):
         wanted = np.array(best[seen.item()])
-        most = 0.0 if kind == "plane" else wanted.size
+        most = 0.0 if kind == "box" else wanted.size
         assert env.step(wanted)[1] == most
         seen, _ = env.reset()
         assert env.step(np.array(best[seen.item()])[..., ::-1])[1] < most

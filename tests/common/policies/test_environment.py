@@ -54,7 +54,8 @@ def plain():
 
 
 @pytest.mark.parametrize(
-    ("kind", "best"), [("numbers", {1.0: [6, 1], -1.0: [4, 0]}), ("switches", {1.0: [[1, 0], [0, 1]], -1.0: [[0, 1], [1, 0]]})]
+    ("kind", "best"),
+    [("multi_discrete", {1.0: [6, 1], -1.0: [4, 0]}), ("multi_binary", {1.0: [[1, 0], [0, 1]], -1.0: [[0, 1], [1, 0]]})],
 )
 def test_an_action_is_taken_in_the_form_of_its_space(kind, best):
     """A policy answers with numbers of the space, which the environment gets back as they are."""

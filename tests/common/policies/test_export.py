@@ -120,9 +120,9 @@ def test_actions_are_those_of_the_environment(make_run, own, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "space"),
     [
-        ("numbers", {"type": "multi_discrete", "n": [3, 2], "start": [4, 0], "shape": [2], "dtype": "int64"}),
-        ("switches", {"type": "multi_discrete", "n": [2] * 4, "start": [0] * 4, "shape": [2, 2], "dtype": "int8"}),
-        ("plane", {"type": "box", "low": [None] * 2, "high": [None] * 2, "shape": [1, 2], "dtype": "float32"}),
+        ("multi_discrete", {"type": "multi_discrete", "n": [3, 2], "start": [4, 0], "shape": [2], "dtype": "int64"}),
+        ("multi_binary", {"type": "multi_discrete", "n": [2] * 4, "start": [0] * 4, "shape": [2, 2], "dtype": "int8"}),
+        ("box", {"type": "box", "low": [None] * 2, "high": [None] * 2, "shape": [1, 2], "dtype": "float32"}),
     ],
 )
 def test_actions_of_several_components_are_exported_as_the_environment_takes_them(make_run, kind, space):
@@ -136,7 +136,7 @@ def test_actions_of_several_components_are_exported_as_the_environment_takes_the
     assert (action.shape, str(action.dtype)) == ((100, *space["shape"]), space["dtype"])
     assert policy.make_env().action_space.contains(policy(observation)[0])
     assert json.loads(export.metadata(policy)["rookery.action_space"]) == space
-    if kind != "plane":
+    if kind != "box":
         assert not export._tied(
             policy, observation, policy.to_native(np.zeros((100, *policy.env.action.shape), np.int64)), action
         ).all()
@@ -147,8 +147,8 @@ def test_actions_of_several_components_are_exported_as_the_environment_takes_the
 
 
 @pytest.mark.parametrize("stack", [1, 2])
-def test_observations_that_are_numbers_are_coded_inside_of_the_model(make_run, stack):
-    named = "env.entry_point=common.envs.probes:named_action", "env.kwargs={kind: numbers}", f"env.frame_stack={stack}"
+def test_discrete_observations_are_coded_inside_of_the_model(make_run, stack):
+    named = "env.entry_point=common.envs.probes:named_action", "env.kwargs={kind: multi_discrete}", f"env.frame_stack={stack}"
     policy = load_policy(make_run(*named)[0].path)
     model = export.to_onnx(policy)
     assert export.compare(model, policy, observations=1000).different == 0

@@ -157,11 +157,11 @@ def _module(tmp_path, monkeypatch):
         ),
         (
             ["cartpole", "env.entry_point=common.envs.probes:named_action", "model.normalize_observation=true"],
-            ["numbers to choose have no mean", "set model.normalize_observation=false"],
+            ["discrete observations have no mean", "set model.normalize_observation=false"],
         ),
         (
             ["cartpole-dqn", "env.entry_point=newcomers:TwoActions"],
-            ["dqn cannot choose", "found 2 numbers", "algorithm.name=ppo"],
+            ["dqn cannot choose", "found 2 discrete components", "algorithm.name=ppo"],
         ),
         (["cartpole", "env.entry_point=newcomers:Crashes"], ["newcomers:Crashes ends its process", "found signal 9", "correct"]),
         (["cartpole", "env.entry_point=newcomers:CrashesAsParent"], ["newcomers:CrashesAsParent ends its process", "signal 11"]),
