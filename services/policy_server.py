@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from common.config.run_config import EnvRunConfig, RunConfig
-from common.envs.remote import RowJoiner, observe_schema
+from common.envs.remote import RowJoiner, check_observe, observe_schema
 from common.envs.spec import EnvSpec
 from common.envs.trial import spec_of
 from common.envs.vector import Array, Transition
@@ -132,6 +133,7 @@ def _session(welcomed: WelcomedWorker[RunConfig], spec: EnvSpec) -> EnvSessionCo
         env_config=EnvRunConfig.of(run, rows=rows).model_dump_json(),
         env_signature=spec.signature,
         schema=observe_schema(spec, rows=rows),
+        check=partial(check_observe, spec),
         slots=own.workers,
         rows=rows,
         silence_seconds=SILENCE_SECONDS + own.step_timeout_ms / 1000,

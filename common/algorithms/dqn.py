@@ -160,7 +160,7 @@ class DQN(ReplayLearner):
 
 
 class EpsilonGreedyPolicy(NetworkPolicy[nets.QNetwork]):
-    """`common.algorithms.api.Policy` of DQN: the best action, or with probability epsilon any action."""
+    """`common.algorithms.api.Policy` of DQN: the best action, or with probability epsilon any action that is allowed."""
 
     def __init__(
         self,
@@ -188,7 +188,11 @@ class EpsilonGreedyPolicy(NetworkPolicy[nets.QNetwork]):
         values = self._net(observation)
         action = values.argmax(dim=1)
         if not greedy:
-            drawn = torch.randint(values.shape[1], action.shape, generator=self._generator)
+            allowed = self._net.allowed(observation)
+            if allowed is None:
+                drawn = torch.randint(values.shape[1], action.shape, generator=self._generator)
+            else:
+                drawn = torch.rand(values.shape, generator=self._generator).masked_fill(~allowed, -1.0).argmax(dim=1)
             explores = torch.rand(action.shape, generator=self._generator) < self.epsilon
             action = torch.where(explores, drawn, action)
         return {"action": action}

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from common.algorithms.losses import LEAST_STD
 from common.algorithms.ranks import Ranks, merged_moments
+from common.envs.leaves import vectors
+from common.envs.spec import EnvSpec
 from common.models.layers import Network
 from common.protocol.events import Experience
 
@@ -93,9 +95,9 @@ class ObservationStatistics:
     normalises by itself, and is left as it is.
     """
 
-    def __init__(self, networks: Callable[[], Iterable[nn.Module]], *, shape: tuple[int, ...], ranks: Ranks) -> None:
-        """`networks` returns all that the learner evaluates: trained, targets, averages. `shape` is that of a frame."""
-        self._all, self._shape, self._ranks = networks, shape, ranks
+    def __init__(self, networks: Callable[[], Iterable[nn.Module]], *, env: EnvSpec, ranks: Ranks) -> None:
+        """`networks` returns all that the learner evaluates: trained, targets, averages."""
+        self._all, self._env, self._ranks = networks, env, ranks
         self._moments = Moments()
 
     def calibrate(self, frames: Tensor) -> None:
@@ -103,13 +105,14 @@ class ObservationStatistics:
         for net in self._networks():
             net.calibrate(frames)
         if self._needed:
-            self._set(Moments.of(frames))
+            self._set(Moments.of(torch.from_numpy(vectors(self._env, frames.cpu().numpy()))))
 
     def add(self, samples: Sequence[Experience]) -> None:
         """Add the observations of trajectories on which an action was taken, and let the networks normalise by all so far."""
         if not self._needed:
             return
-        observations = np.concatenate([np.empty((0, *self._shape)), *map(_acted_on, samples)])
+        none = np.empty((0, *self._env.observation_shape), self._env.observation_dtype)
+        observations = vectors(self._env, np.concatenate([none, *map(_acted_on, samples)]))
         batch = Moments.of(torch.from_numpy(observations)).over(self._ranks)
         if batch.count:
             self._set(self._moments.merge(batch))

@@ -118,7 +118,7 @@ class ReplayLearner(ABC):
         self._device = device  # of the networks; the memory is on the CPU
         self._gradient_steps = 0  # taken in the whole run, and begun in this update
         self._rng = np.random.default_rng(seed + ranks.index)
-        self._observations = ObservationStatistics(lambda: self._networks().values(), shape=env.observation_shape, ranks=ranks)
+        self._observations = ObservationStatistics(lambda: self._networks().values(), env=env, ranks=ranks)
         self._replay = Replay(
             env=env,
             capacity=settings.replay_capacity,

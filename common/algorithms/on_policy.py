@@ -137,7 +137,7 @@ class ActorCriticLearner:
         self._optimizer_name, eps = settings.optimizer_recipe
         self._optimizer = optim.build_optimizer(self._optimizer_name, self._model, lr=settings.learning_rate, eps=eps)
         self._moments = Moments()  # of value targets
-        self._observations = ObservationStatistics(lambda: [self._model], shape=env.observation_shape, ranks=ranks)
+        self._observations = ObservationStatistics(lambda: [self._model], env=env, ranks=ranks)
 
     @property
     def model(self) -> nets.ActorCritic:

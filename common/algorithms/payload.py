@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from common.algorithms.episode_reports import TrajectoryEpisodes
+from common.envs.leaves import action_mask, allowed, check_choices, check_observations
 from common.envs.spec import EnvSpec
 from common.errors import DropReason, ProtocolError
 from common.protocol.messages import Arrays, ArraySpec, ExperienceMessage, Trajectory
@@ -79,9 +80,12 @@ def check_trajectory(env: EnvSpec, arrays: Arrays) -> None:
     The shapes and dtypes must have been checked before.
     """
     action, final_index, valid = arrays["action"], arrays["final_index"], arrays["valid"]
-    _check_choices("action", action if env.action.shape else action[..., np.newaxis], env.action.choices)
+    action = action if env.action.shape else action[..., np.newaxis]
+    check_choices("action outside the action space", action, env.action.choices)
     for name in ("obs", "final_obs"):
-        _check_choices("observation", arrays[name], env.observation_choices)
+        check_observations(name, env, arrays[name])
+    if env.action_mask:
+        _check_allowed(env, arrays)
     if len(final_index) != len(arrays["final_obs"]):
         found, wanted = [len(final_index)], [len(arrays["final_obs"])]
         raise ProtocolError(DropReason.SCHEMA, "final_index and final_obs of different length", found=found, wanted=wanted)
@@ -98,16 +102,13 @@ def check_trajectory(env: EnvSpec, arrays: Arrays) -> None:
         raise ProtocolError(DropReason.SCHEMA, "truncated episodes without final_obs", found=int(lacking.sum()), wanted="0")
 
 
-def _check_choices(what: str, values: np.ndarray, choices: tuple[int, ...]) -> None:
-    """Refuse discrete values [..., K] of which a component is outside its choices; without choices they are not discrete."""
-    if not choices or not values.size:
-        return
-    rows = tuple(range(values.ndim - 1))
-    low, high = np.minimum.reduce(values, axis=rows), np.maximum.reduce(values, axis=rows)
-    if (outside := np.flatnonzero((low < 0) | (high >= choices))).size:
-        first = outside[0]
-        found, wanted = [int(low[first]), int(high[first])], f"0 to {choices[first] - 1}"
-        raise ProtocolError(DropReason.SCHEMA, f"{what} outside the {what} space", found=found, wanted=wanted)
+def _check_allowed(env: EnvSpec, arrays: Arrays) -> None:
+    """Refuse actions that the mask of their observation forbids: their probability is 0."""
+    older = len(arrays["obs"]) - len(arrays["action"]) - 1
+    mask = action_mask(env, arrays["obs"][older:-1])
+    forbidden = arrays["valid"] & ~allowed(env, mask, arrays["action"])
+    if forbidden.any():
+        raise ProtocolError(DropReason.SCHEMA, "actions that their mask forbids", found=int(forbidden.sum()), wanted="0")
 
 
 def _within(numbers: np.ndarray, limit: int) -> bool:

@@ -151,7 +151,7 @@ class A3CGradSettings(SinglePassSection):
 
     def require_observations(self, env: EnvSpec, model: ModelSettings) -> None:
         """Refuse to normalise vectors: the learner receives no observations to take the running statistics of."""
-        if model.normalize_observation and not env.is_image:
+        if model.normalize_observation and any(part.is_vector for part in env.parts):
             found, wanted = "true", "false, because gradients carry no observations to take the statistics of"
             fix = "set it to false, or choose algorithm.name=a3c"
             raise ConfigError("model.normalize_observation for vectors by a3c-grad", found=found, wanted=wanted, fix=fix)

@@ -16,8 +16,9 @@ from ale_py.vector_env import AtariVectorEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from common import extensions
+from common.envs.observation import AnyVectorEnv
 from common.envs.spec import EnvSettings
-from common.envs.vector import AnyVectorEnv, VectorEnvironment
+from common.envs.vector import VectorEnvironment
 from common.errors import ConfigError, ResourceError
 
 _MODES = {"next_step": AutoresetMode.NEXT_STEP, "same_step": AutoresetMode.SAME_STEP}

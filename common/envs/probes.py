@@ -11,10 +11,11 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 from numpy.typing import NDArray
 
 _IMAGE = (16, 16)
+_MASK = "action_mask"
 
 
 class Probe(gymnasium.Env[NDArray[np.float32], Any]):
@@ -165,6 +166,86 @@ def pictured_action(layout: str = "hwc", *, size: int = 16, dtype: str = "uint8"
     """
     shape, axis = {"hwc": ((size, size, 3), 2), "chw": ((3, size, size), 0), "hw": ((size, size), None)}[layout]
     return Pictures(shape=shape, channel_axis=axis, dtype=dtype)
+
+
+class Mixed(gymnasium.Env[Any, Any]):
+    """Environment of observations of several arrays: see `mixed_action`."""
+
+    def __init__(self, actions: str, mask: str, *, camera: bool) -> None:
+        choices: dict[str, Space[Any]] = {
+            "discrete": Discrete(8),
+            "multi_discrete": MultiDiscrete([2, 2, 2]),
+            "box": Box(-1, 1, (3,), np.float32),
+        }
+        self.action_space, self._mask, self._camera = choices[actions], mask, camera
+        self._numbers = np.arange(8) if actions == "discrete" else np.arange(6)
+        leaves: dict[str, Space[Any]] = {
+            "arm": Tuple([Box(-1, 1, (2, 1), np.float32), Discrete(3, start=-1)]),
+        } | ({"camera": Box(0, 255, (8, 8, 3), np.uint8)} if camera else {})
+        self.observation_space = Dict(leaves | ({_MASK: MultiBinary(len(self._numbers))} if mask == "leaf" else {}))
+        self._coins, self._allowed = np.zeros(3, np.int64), np.ones(len(self._numbers), np.int8)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Show three coins."""
+        super().reset(seed=seed, options=options)
+        return self._look()
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """End the episode."""
+        reward = self._reward(np.asarray(action))
+        observation, info = self._look()
+        return observation, reward, True, False, info
+
+    def _reward(self, action: NDArray[Any]) -> float:
+        if isinstance(self.action_space, Box):
+            return -float(((action - (self._coins - 0.5)) ** 2).sum())
+        if isinstance(self.action_space, Discrete):
+            if not self._allowed[action]:
+                return -8.0
+            named = [_named(int(number), self._coins) for number in np.flatnonzero(self._allowed)]
+            return 1.0 if _named(int(action), self._coins) == max(named) else -1.0
+        pairs = self._allowed.reshape(3, 2)
+        if not pairs[np.arange(3), action].all():
+            return -8.0
+        best = np.where(pairs.all(axis=1), self._coins, pairs.argmax(axis=1))
+        return float(np.where(action == best, 1.0, -1.0).mean())
+
+    def _look(self) -> tuple[Any, dict[str, Any]]:
+        """Show new coins; of the actions, or of each component, about half are forbidden."""
+        self._coins = self.np_random.integers(2, size=3)
+        number = np.float32(2 * self._coins[1] - 1)
+        observation: dict[str, Any] = {"arm": (np.full((2, 1), number), np.int64(2 * self._coins[2] - 1))}
+        if self._camera:
+            image = self.np_random.integers(0, 50, (8, 8, 3), np.uint8)
+            image[:, 4 * self._coins[0] : 4 * self._coins[0] + 4] += 200
+            observation["camera"] = image
+        else:
+            self._coins[0] = 1
+        if not self._mask:
+            return observation, {}
+        self._allowed = self.np_random.integers(2, size=len(self._numbers), dtype=np.int8)
+        several = isinstance(self.action_space, MultiDiscrete)
+        kept = self.np_random.integers(2, size=3) + np.array([0, 2, 4]) if several else self.np_random.integers(8)
+        self._allowed[kept] = 1
+        if self._mask == "leaf":
+            return observation | {_MASK: self._allowed.copy()}, {}
+        return observation, {_MASK: self._allowed.copy()}
+
+
+def _named(number: int, coins: NDArray[np.int64]) -> int:
+    """Return how many of three coins the binary digits of an action name."""
+    return int((((number >> np.arange(3)) & 1) == coins).sum())
+
+
+def mixed_action(actions: str = "discrete", mask: str = "", *, camera: bool = True) -> Mixed:
+    """One step; an image, a vector and a number, in a Dict with a Tuple inside, show a coin each, and the action names all three.
+
+    `actions` is `discrete` (one of 8, reward 1 for the best allowed one, else -1), `multi_discrete` (three of 2, the mean of 1 or
+    -1 for each), or `box` (three numbers, reward the negative sum of squared distances to -0.5 or 0.5). `mask` forbids about half
+    of the discrete actions, by `info` or by a `leaf`; a forbidden action earns -8. Without `camera` its coin is always 1. Fails
+    where leaves or masks are mixed up or lost.
+    """
+    return Mixed(actions, mask, camera=camera)
 
 
 class Counting(gymnasium.Env[NDArray[Any], np.int64]):

@@ -15,10 +15,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from common.envs.leaves import check_observations
 from common.envs.spec import EnvSpec
 from common.envs.vector import Array, Transition
 from common.protocol.env_side import SlotRows
-from common.protocol.messages import ArraySpec
+from common.protocol.messages import Arrays, ArraySpec
 
 FLAGS = ("terminated", "truncated", "valid", "start", "life_lost")
 
@@ -33,6 +34,12 @@ def observe_schema(env: EnvSpec, *, rows: int) -> tuple[ArraySpec, ...]:
         ArraySpec(name="final_index", dtype="int32", shape=(-1,)),
         ArraySpec(name="final_observation", dtype=dtype, shape=(-1, *frame)),
     )
+
+
+def check_observe(env: EnvSpec, arrays: Arrays) -> None:
+    """Raise `ProtocolError` where an observation has a value outside its space; the schema has been checked before."""
+    for name in ("observation", "final_observation"):
+        check_observations(name, env, arrays[name])
 
 
 def act_schema(env: EnvSpec, *, rows: int) -> tuple[ArraySpec, ...]:

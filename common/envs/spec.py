@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -15,6 +15,9 @@ from common.errors import ConfigError
 
 IMAGE_RANK = 2
 """Axes of an observation that is an image: [H, W], grey. Its stack [S, H, W] is the input of convolutions, also where S is 1."""
+
+ACTION_MASK = "action_mask"
+"""The key of the mask of allowed actions, in the info of an environment or in a Dict observation, and the path of its leaf."""
 
 LEAST_ROWS = 16
 """Of an Atari image, after rows were cut off."""
@@ -43,6 +46,10 @@ class EnvSettings(BaseModel):
     num_envs: int = Field(default=8, ge=1, le=4096, description="environments stepped side by side by each actor (B)")
     autoreset: Literal["next_step", "same_step"] = Field(
         default="next_step", description="gymnasium's autoreset mode asked of the environment"
+    )
+    action_mask: bool = Field(
+        default=False,
+        description="never take actions that info[action_mask], or the key action_mask of a Dict observation, forbids (with a 0)",
     )
     frame_stack: int = Field(default=1, ge=1, le=16, description="newest observations the network sees, oldest first (S)")
     frame_skip: _AtariImage[int] = Field(default=4, ge=1, le=16, description="Atari: emulator frames per env step")
@@ -113,8 +120,21 @@ class ActionSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    """One array of an observation that has several: of a Dict or Tuple, or of any space with an action mask."""
+
+    path: str  # keys and indices of the spaces around it, such as "arm/0"
+    shape: tuple[int, ...]
+    dtype: str  # as `EnvSpec.observation_dtype`
+    choices: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EnvSpec:
-    """One environment of the vector: `observation_shape` is one frame, before stacking."""
+    """One environment of the vector: `observation_shape` is one frame, before stacking.
+
+    An observation of several arrays is one frame of bytes, in which its `leaves` lie one behind the other (`common.envs.leaves`).
+    """
 
     observation_shape: tuple[int, ...]
     observation_dtype: str  # "uint8", "float32", or "int32" of discrete observations
@@ -122,6 +142,8 @@ class EnvSpec:
     frame_stack: int  # S
     frame_skip: int  # emulator frames per env step; 1 outside Atari
     observation_choices: tuple[int, ...] = ()  # of each component of a discrete observation, which counts from 0
+    leaves: tuple[Leaf, ...] = ()  # of an observation of several arrays
+    action_mask: bool = False  # whether the last leaf is a mask [sum of the actions' choices]: 1 for an action that is allowed
 
     @property
     def is_image(self) -> bool:
@@ -129,11 +151,40 @@ class EnvSpec:
         return len(self.observation_shape) >= IMAGE_RANK
 
     @property
+    def is_vector(self) -> bool:
+        """Return whether an observation is a vector of numbers, which may be normalised component by component."""
+        return not (self.is_image or self.observation_choices)
+
+    @property
     def network_input_shape(self) -> tuple[int, ...]:
         """Return the shape of one stacked observation: [S, *frame], or of the frame itself where S is 1 and it is no image."""
         if self.frame_stack == 1 and len(self.observation_shape) != IMAGE_RANK:
             return self.observation_shape
         return (self.frame_stack, *self.observation_shape)
+
+    @property
+    def seen(self) -> tuple[Leaf, ...]:
+        """Return the leaves that a network sees: all but the mask."""
+        return self.leaves[:-1] if self.action_mask else self.leaves
+
+    @property
+    def parts(self) -> tuple[EnvSpec, ...]:
+        """Return the spec of each leaf that a network sees, as if it were the whole observation; itself without leaves."""
+        whole = replace(self, leaves=(), action_mask=False)
+        return tuple(
+            replace(whole, observation_shape=leaf.shape, observation_dtype=leaf.dtype, observation_choices=leaf.choices)
+            for leaf in self.seen
+        ) or (self,)
+
+    @property
+    def inputs(self) -> tuple[Leaf, ...]:
+        """Return the arrays that a policy takes for one observation, in the network's shapes; one array is "observation"."""
+        mask = self.leaves[-1:] if self.action_mask else ()
+        if not self.leaves:
+            whole = Leaf(path="observation", shape=(), dtype=self.observation_dtype, choices=self.observation_choices)
+            return (replace(whole, shape=self.network_input_shape),)
+        seen = zip(self.seen, self.parts, strict=True)
+        return *(replace(leaf, shape=part.network_input_shape) for leaf, part in seen), *mask
 
     @property
     def signature(self) -> str:

@@ -8,6 +8,7 @@ from contextlib import ExitStack, closing, contextmanager
 
 import numpy as np
 
+from common.envs.leaves import action_mask, random_allowed, split
 from common.envs.make import build
 from common.envs.spec import EnvSettings, EnvSpec
 from common.envs.state import seed_generators
@@ -38,14 +39,16 @@ def trial(settings: EnvSettings, *, env_steps: int = 0) -> Iterator[VectorEnviro
         try:
             environment = stack.enter_context(closing(build(settings, 1)))
             wanted = f"observations of shape {environment.spec.observation_shape}"
-            _require_observation(environment.reset(0), environment.spec, settings)
+            observation = environment.reset(0)
+            _require_observation(observation, environment.spec, settings)
             wanted += ", and a single number as each reward"
             random, until = np.random.default_rng(0), time.monotonic() + TRIAL_SECONDS
             for number in range(env_steps):
                 if number >= LEAST_STEPS and time.monotonic() >= until:
                     break
-                transition = environment.step(_random_actions(environment, random))
-                _require_observation(transition.observation, environment.spec, settings)
+                transition = environment.step(_random_actions(environment.spec, observation, random))
+                observation = transition.observation
+                _require_observation(observation, environment.spec, settings)
                 _require_finite(transition.reward, "rewards", settings)
         except RookeryError:
             raise
@@ -59,13 +62,14 @@ def trial(settings: EnvSettings, *, env_steps: int = 0) -> Iterator[VectorEnviro
 
 def _require_observation(observation: Array, spec: EnvSpec, settings: EnvSettings) -> None:
     shown = observation.shape[1:]
+    fact = f"{settings.name} returns observations outside its observation space"
     if shown != spec.observation_shape:
-        fact, found = f"{settings.name} returns observations outside its observation space", f"shape {shown}"
-        raise ConfigError(fact, found=found, wanted=f"shape {spec.observation_shape}", fix="correct the environment")
-    _require_finite(observation, "observations", settings)
-    if spec.observation_choices and not ((observation >= 0) & (observation < spec.observation_choices)).all():
-        fact, found = f"{settings.name} returns observations outside its observation space", str(observation[0].tolist())
-        raise ConfigError(fact, found=found, wanted=f"0 to below {spec.observation_choices}", fix="correct the environment")
+        raise ConfigError(fact, found=f"shape {shown}", wanted=f"shape {spec.observation_shape}", fix="correct the environment")
+    for path, values, choices in split(spec, observation):
+        _require_finite(values, f"observations {path}".strip(), settings)
+        if choices and not ((values >= 0) & (values < choices)).all():
+            found = f"{path} {values[0].tolist()}".strip()
+            raise ConfigError(fact, found=found, wanted=f"0 to below {choices}", fix="correct the environment")
 
 
 def _require_finite(values: Array, what: str, settings: EnvSettings) -> None:
@@ -79,14 +83,18 @@ def example_frames(settings: EnvSettings, *, seed: int) -> Array:
     random = np.random.default_rng(seed)
     seed_generators(seed)
     with closing(build(settings, EXAMPLE_ENVS)) as environment:
-        environment.reset(seed)
-        frames = [environment.step(_random_actions(environment, random)).observation.copy() for _ in range(EXAMPLE_STEPS)]
+        observation, frames = environment.reset(seed), []
+        for _ in range(EXAMPLE_STEPS):
+            observation = environment.step(_random_actions(environment.spec, observation, random)).observation
+            frames.append(observation.copy())
     return np.concatenate(frames)
 
 
-def _random_actions(environment: VectorEnvironment, random: np.random.Generator) -> Array:
-    action = environment.spec.action
-    size = (environment.num_envs, *action.shape)
+def _random_actions(spec: EnvSpec, observation: Array, random: np.random.Generator) -> Array:
+    action = spec.action
+    size = (len(observation), *action.shape)
+    if spec.action_mask:
+        return random_allowed(spec, action_mask(spec, observation), random)
     if action.discrete:
         return random.integers(action.choices, size=size)
     low, high = np.array(action.low), np.array(action.high)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from common.envs.spec import IMAGE_RANK, EnvSpec
 from common.models.arithmetic import autocast_dtype, seeded
+from common.models.leaves import Leaves, Observation
 from common.models.spec import ModelSettings, size_after
 from common.models.user_module import UserModule
 
@@ -29,6 +30,9 @@ CLIP = 10.0
 
 LEAST_DEVIATION = 1e-4
 """A component of a vector with a smaller deviation counts as having this one: one that has not moved yet must not explode."""
+
+IMAGE_FEATURES = 256
+"""Features of an image beside other leaves: thousands of them would drown the few numbers of a vector."""
 
 _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": partial(nn.ReLU, inplace=True),  # it follows a layer that does not need its output again, so it needs no memory
@@ -154,8 +158,7 @@ class Trunk(nn.Module):
         super().__init__()
         shape = env.network_input_shape
         normalisation = ImageNormalisation if env.is_image else VectorNormalisation
-        normalises = settings.normalises(env.observation_choices)
-        self.normalisation = normalisation(env.observation_shape) if normalises else None
+        self.normalisation = normalisation(env.observation_shape) if settings.normalises(env) else None
         self.one_hot = OneHot(env.observation_choices) if env.observation_choices else None
         if env.observation_choices:
             shape = (*shape[:-1], sum(env.observation_choices))
@@ -195,15 +198,93 @@ class Trunk(nn.Module):
         features: Tensor = self.hidden(x.flatten(1))
         return features
 
+    def calibrate(self, frames: Tensor) -> None:
+        """Fix the normalisation of images by example images [N, *frame]; no effect where the trunk has none."""
+        if isinstance(self.normalisation, ImageNormalisation):
+            self.normalisation.calibrate(frames)
+
+    def set_moments(self, mean: Tensor, std: Tensor) -> None:
+        """Normalise vectors by these moments [*frame] float64; no effect where the trunk does not normalise them."""
+        if isinstance(self.normalisation, VectorNormalisation):
+            self.normalisation.set_moments(mean, std)
+
+
+class TreeTrunk(nn.Module):
+    """Joined observations [N, (S,) bytes] → features [N, F]: those of a trunk of each leaf, side by side, through `model.hidden`.
+
+    A module of the user takes the place of the convolutions of all leaves, and gets them as a dict, prepared, by their paths.
+    ONNX models pass the leaves themselves: a tuple of [N, *input of the leaf].
+    """
+
+    def __init__(self, settings: ModelSettings, env: EnvSpec) -> None:
+        super().__init__()
+        settings.normalises(env)
+        trunks = [Trunk(_of_leaf(settings, part, among=len(env.parts)), part) for part in env.parts]
+        self.leaves = nn.ModuleList(trunks)
+        self._leaves = Leaves(env)
+        widths = [trunk.features for trunk in trunks]
+        self._prepared = {  # of each leaf, as a module of the user gets it
+            leaf.path: (width,) if leaf.choices else part.network_input_shape
+            for leaf, part, width in zip(env.seen, env.parts, widths, strict=True)
+        }
+        self.user = UserModule(settings, self._prepared) if settings.entry_point else None
+        joined = sum(widths) if self.user is None else self.user.features
+        self.hidden = dense(joined, settings.hidden, settings)
+        self.features = settings.hidden[-1] if settings.hidden else joined
+
+    def forward(self, observation: Observation, dtype: torch.dtype) -> Tensor:
+        """See the class; `dtype` is the network's."""
+        leaves = self._leaves.stacks(observation)
+        features = [trunk(leaf, dtype) for trunk, leaf in zip(self.trunks(), leaves, strict=True)]
+        x = torch.cat(features, dim=1) if self.user is None else self.user(self._prepare(features))
+        joined: Tensor = self.hidden(x)
+        return joined
+
+    def _prepare(self, features: Sequence[Tensor]) -> dict[str, Tensor]:
+        shapes = zip(self._prepared.items(), features, strict=True)
+        return {path: leaf.reshape(len(leaf), *shape) for (path, shape), leaf in shapes}
+
+    def trunks(self) -> list[Trunk]:
+        """The trunks of all leaves that a network sees, in their order."""
+        return [trunk for trunk in self.leaves if isinstance(trunk, Trunk)]
+
+    def calibrate(self, frames: Tensor) -> None:
+        """Fix the normalisation of images by example frames [N, bytes]."""
+        for trunk, leaf in zip(self.trunks(), self._leaves.frames(frames), strict=True):
+            trunk.calibrate(leaf)
+
+    def set_moments(self, mean: Tensor, std: Tensor) -> None:
+        """Normalise vectors by these moments [D] float64, of all vectors side by side."""
+        vectors = [trunk.normalisation for trunk in self.trunks() if isinstance(trunk.normalisation, VectorNormalisation)]
+        widths = [vector.scale.numel() for vector in vectors]
+        for vector, own_mean, own_std in zip(vectors, torch.split(mean, widths), torch.split(std, widths), strict=True):
+            vector.set_moments(own_mean, own_std)
+
+
+def _of_leaf(settings: ModelSettings, env: EnvSpec, *, among: int) -> ModelSettings:
+    """The settings of the trunk of one leaf. An image beside other leaves gets a layer that brings it to their scale."""
+    changed: dict[str, Any] = {"hidden": (IMAGE_FEATURES,) if env.is_image and among > 1 else ()}
+    if settings.entry_point:
+        changed = {"hidden": (), "entry_point": "", "conv": ()}
+    if env.observation_choices:
+        changed["normalize_observation"] = False
+    return settings.model_copy(update=changed)
+
+
+def build_trunk(settings: ModelSettings, env: EnvSpec) -> Trunk | TreeTrunk:
+    """The trunk for the observations of `env`."""
+    return TreeTrunk(settings, env) if env.leaves else Trunk(settings, env)
+
 
 class Network(nn.Module):
     """Base of whole networks, with one or more trunks."""
 
-    def compute_dtype(self, device: torch.device) -> torch.dtype:
+    def compute_dtype(self, observation: Observation) -> torch.dtype:
         """Return the dtype that the layers compute in: autocast's, else that of the weights.
 
         A trunk converts its input to autocast's dtype at once, which saves autocast a second pass over it.
         """
+        device = observation.device if isinstance(observation, Tensor) else observation[0].device
         return autocast_dtype(device) or next(self.parameters()).dtype
 
     @property
@@ -212,16 +293,19 @@ class Network(nn.Module):
         return any(isinstance(module, VectorNormalisation) for module in self.modules())
 
     def calibrate(self, frames: Tensor) -> None:
-        """Fix the normalisation of images by example images [N, *frame]; no effect where the network has none."""
-        for module in self.modules():
-            if isinstance(module, ImageNormalisation):
-                module.calibrate(frames)
+        """Fix the normalisation of images by example frames [N, *frame]; no effect where the network has none."""
+        for trunk in self._trunks():
+            trunk.calibrate(frames)
 
     def set_moments(self, mean: Tensor, std: Tensor) -> None:
-        """Normalise vectors by these moments [*frame] float64; no effect where the network does not normalise them."""
-        for module in self.modules():
-            if isinstance(module, VectorNormalisation):
-                module.set_moments(mean, std)
+        """Normalise vectors by these moments [*frame] float64 (several: [D], side by side); no effect where there are none."""
+        for trunk in self._trunks():
+            trunk.set_moments(mean, std)
+
+    def _trunks(self) -> list[Trunk | TreeTrunk]:
+        found = list(self.modules())
+        trees = [module for module in found if isinstance(module, TreeTrunk)]
+        return [*trees] or [module for module in found if isinstance(module, Trunk)]
 
 
 def dense(features: int, widths: Sequence[int], settings: ModelSettings) -> nn.Sequential:

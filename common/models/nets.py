@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from common.envs.spec import ActionSpec, EnvSpec
 from common.errors import ConfigError
 from common.models.distributions import Categorical, Categoricals, DiagonalGaussian, Distribution
-from common.models.layers import Head, Network, Trunk, dense, initialised, outlined
+from common.models.layers import Head, Network, build_trunk, dense, initialised, outlined
+from common.models.leaves import Leaves, Observation, mask_logits
 from common.models.spec import ModelSettings
 
 _NEAR_ZERO = 0.01  # gain of heads of values and deterministic actions: a random network should promise nothing
@@ -79,28 +80,31 @@ class ActorCritic(Network):
 
     def __init__(self, settings: ModelSettings, env: EnvSpec) -> None:
         super().__init__()
-        self.trunk = Trunk(settings, env)
-        self.value_trunk = None if settings.shared_trunk else Trunk(settings, env)
+        self.trunk = build_trunk(settings, env)
+        self.value_trunk = None if settings.shared_trunk else build_trunk(settings, env)
         outputs = sum(env.action.choices) or len(env.action.low)
         self.policy_head = Head(self.trunk.features, outputs, gain=0.01)
         self.value_head = Head(self.trunk.features, 1, gain=1.0)
         self.unit_log_std = None if env.action.discrete else nn.Parameter(torch.full((outputs,), settings.initial_log_std))
         self._bounds = None if env.action.discrete else ActionBounds.where_finite(env.action)
         self._choices = env.action.choices if env.action.shape else ()
+        self._masks = Leaves(env) if env.action_mask else None
 
-    def policy(self, observation: Tensor) -> Distribution:
+    def policy(self, observation: Observation) -> Distribution:
         """The distribution alone, for acting: no value is computed."""
-        return self._policy(self.trunk(observation, self.compute_dtype(observation.device)))
+        return self._policy(self.trunk(observation, self.compute_dtype(observation)), observation)
 
-    def forward(self, observation: Tensor) -> Output:
+    def forward(self, observation: Observation) -> Output:
         """Observation [N, *input] in the environment's dtype → distribution and value, in float32 whatever the weights are."""
-        dtype = self.compute_dtype(observation.device)
+        dtype = self.compute_dtype(observation)
         features = self.trunk(observation, dtype)
         value_features = features if self.value_trunk is None else self.value_trunk(observation, dtype)
-        return Output(self._policy(features), self.value_head(value_features).squeeze(-1))
+        return Output(self._policy(features, observation), self.value_head(value_features).squeeze(-1))
 
-    def _policy(self, features: Tensor) -> Distribution:
+    def _policy(self, features: Tensor, observation: Observation) -> Distribution:
         outputs = self.policy_head(features)
+        if self._masks is not None:
+            outputs = mask_logits(outputs, self._masks.mask(observation))
         if self._choices:
             return Categoricals.from_logits(outputs, self._choices)
         if self.unit_log_std is None or self._bounds is None:
@@ -132,16 +136,25 @@ class QNetwork(Network):
         """`env` must have discrete actions."""
         super().__init__()
         shared = settings.hidden[:-1] if dueling else settings.hidden
-        self.trunk = Trunk(settings.model_copy(update={"hidden": shared}), env)
+        self.trunk = build_trunk(settings.model_copy(update={"hidden": shared}), env)
         streams = settings.hidden[len(shared) :]
         self.action_stream = self._stream(streams, env.action.n, settings)
         self.value_stream = self._stream(streams, 1, settings) if dueling else None
+        self._masks = Leaves(env) if env.action_mask else None
 
-    def forward(self, observation: Tensor) -> Tensor:
-        """Observation [N, *input] in the environment's dtype → Q [N, n] float32 whatever the weights are."""
-        features = self.trunk(observation, self.compute_dtype(observation.device))
+    def forward(self, observation: Observation) -> Tensor:
+        """Observation [N, *input] in the environment's dtype → Q [N, n] float32 whatever the weights are.
+
+        Of an action that a mask forbids it is the lowest finite number, so that it is no maximum.
+        """
+        features = self.trunk(observation, self.compute_dtype(observation))
         action: Tensor = self.action_stream(features)
-        return action if self.value_stream is None else duel(self.value_stream(features), action)
+        values = action if self.value_stream is None else duel(self.value_stream(features), action)
+        return values if self._masks is None else mask_logits(values, self._masks.mask(observation))
+
+    def allowed(self, observation: Observation) -> Tensor | None:
+        """The actions [N, n] bool that the mask of an observation allows; None without masks."""
+        return None if self._masks is None else self._masks.mask(observation)
 
     def _stream(self, hidden: tuple[int, ...], outputs: int, settings: ModelSettings) -> nn.Sequential:
         layers = dense(self.trunk.features, hidden, settings)
@@ -166,12 +179,12 @@ class DeterministicActor(Network):
 
     def __init__(self, settings: ModelSettings, env: EnvSpec) -> None:
         super().__init__()
-        self.trunk = Trunk(settings.model_copy(update={"layer_norm": False}), env)
+        self.trunk = build_trunk(settings.model_copy(update={"layer_norm": False}), env)
         self.head = Head(self.trunk.features, env.action.shape[0], gain=_NEAR_ZERO)
 
-    def forward(self, observation: Tensor) -> Tensor:
+    def forward(self, observation: Observation) -> Tensor:
         """Observation [N, *input] in the environment's dtype → [N, A] float32 in -1..1, whatever the weights are."""
-        action: Tensor = self.head(self.trunk(observation, self.compute_dtype(observation.device))).tanh_()
+        action: Tensor = self.head(self.trunk(observation, self.compute_dtype(observation))).tanh_()
         return action
 
 
@@ -180,14 +193,14 @@ class Critic(Network):
 
     def __init__(self, settings: ModelSettings, env: EnvSpec) -> None:
         super().__init__()
-        self.trunk = Trunk(settings.model_copy(update={"hidden": ()}), env)
+        self.trunk = build_trunk(settings.model_copy(update={"hidden": ()}), env)
         features = self.trunk.features + env.action.shape[0]
         self.hidden = dense(features, settings.hidden, settings)
         self.head = Head(settings.hidden[-1] if settings.hidden else features, 1, gain=_NEAR_ZERO)
 
-    def forward(self, observation: Tensor, action: Tensor) -> Tensor:
+    def forward(self, observation: Observation, action: Tensor) -> Tensor:
         """Observation [N, *input] in the environment's dtype, action [N, A] in -1..1 → [N, 1] float32."""
-        features = self.trunk(observation, self.compute_dtype(observation.device))
+        features = self.trunk(observation, self.compute_dtype(observation))
         joined = torch.cat([features, action.to(features.dtype)], dim=1)
         value: Tensor = self.head(self.hidden(joined))
         return value
@@ -201,7 +214,7 @@ class TD3Networks(Network):
         self.actor = DeterministicActor(settings, env)
         self.critics = nn.ModuleList([Critic(settings, env) for _ in range(2)])
 
-    def q_values(self, observation: Tensor, action: Tensor) -> Tensor:
+    def q_values(self, observation: Observation, action: Tensor) -> Tensor:
         """Values by both critics, [2, N] float32; arguments as those of `Critic`."""
         return torch.stack([critic(observation, action).squeeze(1) for critic in self.critics])
 

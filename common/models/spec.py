@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from common.conditions import OnlyIf, Unless
+from common.envs.spec import EnvSpec
 from common.errors import ConfigError
 
 Precision: TypeAlias = Literal["fp32", "bf16"]
@@ -67,9 +68,9 @@ class ModelSettings(BaseModel):
         default=True, description="actor-critics: policy and value share all layers but the last"
     )
 
-    def normalises(self, choices: tuple[int, ...]) -> bool:
-        """Return whether observations are normalised. Raises `ConfigError` for discrete ones, which have `choices`."""
-        if choices and self.normalize_observation:
+    def normalises(self, env: EnvSpec) -> bool:
+        """Return whether observations are normalised. Raises `ConfigError` where all of them are discrete."""
+        if self.normalize_observation and all(part.observation_choices for part in env.parts):
             fact, fix = "discrete observations have no mean to be normalised by", "set model.normalize_observation=false"
             raise ConfigError(fact, found="model.normalize_observation true", wanted="false", fix=fix)
         return self.normalize_observation

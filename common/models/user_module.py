@@ -7,8 +7,10 @@ same only where each row is computed alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -18,15 +20,22 @@ from common.errors import ConfigError
 from common.models.arithmetic import seeded
 from common.models.spec import ModelSettings
 
+Shape: TypeAlias = tuple[int, ...] | Mapping[str, tuple[int, ...]]
+"""Of one observation; of several arrays that of each, by its path."""
+
+_Batch: TypeAlias = Tensor | dict[str, Tensor]
 _TRIAL_ROWS = 2  # observations on which the module is tried
 _ROWS = 3  # of which each is computed beside others
 _RELATIVE, _ABSOLUTE = 1e-4, 1e-5  # rounding may depend on the place of a row
 
 
 class UserModule(nn.Module):
-    """The module that `model.entry_point` builds, its output flattened: [N, *shape] of any float dtype → [N, features]."""
+    """The module that `model.entry_point` builds, its output flattened: [N, *shape] of any float dtype → [N, features].
 
-    def __init__(self, settings: ModelSettings, shape: tuple[int, ...]) -> None:
+    For an observation of several arrays it takes a dict of them by path, and is built with the dict of their shapes.
+    """
+
+    def __init__(self, settings: ModelSettings, shape: Shape) -> None:
         """Raises ConfigError where the call fails, or makes no module, or one that does not take `shape` or mixes rows."""
         super().__init__()
         name = settings.entry_point
@@ -47,7 +56,7 @@ class UserModule(nn.Module):
             require_independent_rows(module, shape, name)
             _require_one_mode(module, shape, name)
 
-    def forward(self, observation: Tensor) -> Tensor:
+    def forward(self, observation: _Batch) -> Tensor:
         """See the class."""
         features: Tensor = self.module(observation)
         return features.flatten(1)
@@ -65,10 +74,15 @@ def _require_no_buffers(module: nn.Module, name: str) -> None:
         )
 
 
-def _trial_output(module: nn.Module, shape: tuple[int, ...], name: str) -> Tensor:
-    wanted = f"features [N, F] of floats for observations {('N', *shape)}"
+def _batch(shape: Shape, make: Callable[..., Tensor]) -> _Batch:
+    """Return what `make` returns for the shape, or for that of each array."""
+    return make(*shape) if isinstance(shape, tuple) else {path: make(*each) for path, each in shape.items()}
+
+
+def _trial_output(module: nn.Module, shape: Shape, name: str) -> Tensor:
+    wanted = f"features [N, F] of floats for observations {('N', *shape) if isinstance(shape, tuple) else dict(shape)}"
     with torch.no_grad():
-        output = _output(module, torch.zeros(_TRIAL_ROWS, *shape), name)
+        output = _output(module, _batch(shape, partial(torch.zeros, _TRIAL_ROWS)), name)
     if (
         isinstance(output, Tensor)
         and output.is_floating_point()
@@ -81,15 +95,14 @@ def _trial_output(module: nn.Module, shape: tuple[int, ...], name: str) -> Tenso
     raise ConfigError(f"{name} makes no features", found=found, wanted=wanted)
 
 
-def require_independent_rows(module: nn.Module, shape: Sequence[int], name: str) -> None:
+def require_independent_rows(module: nn.Module, shape: Shape, name: str) -> None:
     """Raise `ConfigError` where the output for an observation [*shape] changes with the other observations of the batch."""
     generator = torch.Generator().manual_seed(0)
-    batch, others = (torch.rand(_ROWS, *shape, generator=generator) for _ in range(2))
+    batch, others = (_batch(shape, partial(torch.rand, _ROWS, generator=generator)) for _ in range(2))
     with torch.no_grad(), _in_evaluation_mode(module):
         outputs = _output(module, batch, name)
         for row in range(_ROWS):
-            mixed = others.clone()
-            mixed[row] = batch[row]
+            mixed = _with_row(others, row, batch)
             if not torch.allclose(_output(module, mixed, name)[row], outputs[row], _RELATIVE, _ABSOLUTE, equal_nan=True):
                 raise ConfigError(
                     f"{name} mixes the rows of a batch",
@@ -99,9 +112,17 @@ def require_independent_rows(module: nn.Module, shape: Sequence[int], name: str)
                 )
 
 
-def _require_one_mode(module: nn.Module, shape: Sequence[int], name: str) -> None:
+def _with_row(others: _Batch, row: int, batch: _Batch) -> _Batch:
+    if isinstance(others, dict) and isinstance(batch, dict):
+        return {path: torch.cat([each[:row], batch[path][row : row + 1], each[row + 1 :]]) for path, each in others.items()}
+    assert isinstance(others, Tensor)
+    assert isinstance(batch, Tensor)
+    return torch.cat([others[:row], batch[row : row + 1], others[row + 1 :]])
+
+
+def _require_one_mode(module: nn.Module, shape: Shape, name: str) -> None:
     """Refuse (ConfigError) outputs that differ between training and evaluation, or between two calls: actors evaluate."""
-    batch = torch.rand(_ROWS, *shape, generator=torch.Generator().manual_seed(0))
+    batch = _batch(shape, partial(torch.rand, _ROWS, generator=torch.Generator().manual_seed(0)))
     with torch.no_grad():
         trained = _output(module, batch, name, seed=0)
         with _in_evaluation_mode(module):
@@ -126,11 +147,12 @@ def _in_evaluation_mode(module: nn.Module) -> Iterator[None]:
             part.training = training
 
 
-def _output(module: nn.Module, batch: Tensor, name: str, *, seed: int = 0) -> Tensor:
+def _output(module: nn.Module, batch: _Batch, name: str, *, seed: int = 0) -> Tensor:
     """Return the output for a copy of `batch`, with the same random numbers at each call of one `seed`. Raises `ConfigError`."""
     try:
         with seeded(seed):
-            output: Tensor = module(batch.clone())
+            copied = {path: each.clone() for path, each in batch.items()} if isinstance(batch, dict) else batch.clone()
+            output: Tensor = module(copied)
             return output
     except Exception as error:
         found = f"{type(error).__name__}: {error}"

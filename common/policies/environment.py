@@ -10,12 +10,13 @@ from typing import Any, TypeAlias
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Dict, Space
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
+from common.envs.leaves import inputs_of
 from common.envs.make import PICTURE, build, make_atari
-from common.envs.spec import EnvSettings, EnvSpec
+from common.envs.spec import EnvSettings, EnvSpec, Leaf
 from common.envs.stacking import FrameStacker
 from common.envs.vector import SEEDS
 from common.errors import ConfigError, ResourceError
@@ -27,8 +28,11 @@ ATARI_FPS = 60.0  # of the console
 _FPS = 30.0  # where an environment names none
 
 
-class RunEnvironment(gymnasium.Env[Array, Any]):
-    """One environment with the settings of a run; its observations are the input of the run's network. One thread uses it."""
+class RunEnvironment(gymnasium.Env[Any, Any]):
+    """One environment with the settings of a run; its observations are the input of the run's network. One thread uses it.
+
+    An observation of several arrays is a dict of them by path, the mask of allowed actions as "action_mask".
+    """
 
     def __init__(self, settings: EnvSettings, *, render_mode: str | None = None) -> None:
         """Build it; of a user's function that makes more of them the first one counts.
@@ -47,10 +51,8 @@ class RunEnvironment(gymnasium.Env[Array, Any]):
         native = self._environment.native.metadata
         fps = ATARI_FPS / (1 if render_mode == PICTURES else settings.frame_skip) if atari else native.get("render_fps") or _FPS
         self.metadata = {"render_modes": [PICTURE, PICTURES], "render_fps": fps}
-        dtype = np.dtype(self.run_spec.observation_dtype)
-        shape, most = self.run_spec.network_input_shape, np.array(self.run_spec.observation_choices or 256) - 1
-        low, high = (-np.inf, np.inf) if dtype.kind == "f" else (0, np.broadcast_to(most, shape).astype(dtype))
-        self.observation_space = Box(low, high, shape, dtype.type)
+        spaces = {leaf.path: _space(leaf) for leaf in self.run_spec.inputs}
+        self.observation_space: Space[Any] = Dict(spaces) if self.run_spec.leaves else next(iter(spaces.values()))
         self.action_space = self._environment.action_space
         self._stacker: FrameStacker | None = None
         self._pictures: list[Array] = []  # since the last call of `render`
@@ -60,7 +62,7 @@ class RunEnvironment(gymnasium.Env[Array, Any]):
             fix = "let its function take render_mode, and make the environment with it"
             raise ConfigError(f"{self._name} draws no pictures", found=found, wanted=PICTURE, fix=fix)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode; without a seed, with the next one of this environment's own random stream."""
         super().reset(seed=seed, options=options)
         chosen = int(self.np_random.integers(SEEDS)) if seed is None else seed
@@ -69,9 +71,9 @@ class RunEnvironment(gymnasium.Env[Array, Any]):
         if self._screen is not None:
             self._screen.reset(chosen)
         self._keep_pictures()
-        return self._stacker.observation[0].copy(), {}
+        return self._seen(self._stacker), {}
 
-    def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Take an action of `action_space`."""
         if self._stacker is None:
             raise ConfigError("step before the first reset", found="no episode", wanted="a call of reset")
@@ -83,7 +85,7 @@ class RunEnvironment(gymnasium.Env[Array, Any]):
             self._screen.step(int(action))
         self._keep_pictures()
         terminated, truncated = bool(transition.terminated[0]), bool(transition.truncated[0])
-        return self._stacker.observation[0].copy(), float(transition.reward[0]), terminated, truncated, {}
+        return self._seen(self._stacker), float(transition.reward[0]), terminated, truncated, {}
 
     def render(self) -> Any:
         """Return the newest picture [H, W, 3] uint8, or in mode "rgb_array_list" all since the last call.
@@ -100,6 +102,12 @@ class RunEnvironment(gymnasium.Env[Array, Any]):
         self._environment.close()
         if self._screen is not None:
             self._screen.close()
+
+    def _seen(self, stacker: FrameStacker) -> Any:
+        newest = stacker.observation[:1]
+        if self.run_spec.leaves:
+            return {path: array[0] for path, array in inputs_of(self.run_spec, newest).items()}
+        return newest[0].copy()
 
     def _keep_pictures(self) -> None:
         if self.render_mode == PICTURES:
@@ -119,6 +127,12 @@ class RunEnvironment(gymnasium.Env[Array, Any]):
             found = f"{picture.dtype} {picture.shape}" if isinstance(picture, np.ndarray) else type(picture).__name__
             raise ResourceError(f"{self._name} draws no pictures", found=found, wanted="uint8 (H, W, 3)")
         return [picture]
+
+
+def _space(leaf: Leaf) -> Space[Any]:
+    dtype, most = np.dtype(leaf.dtype), np.array(leaf.choices or 256) - 1
+    low, high = (-np.inf, np.inf) if dtype.kind == "f" else (0, np.broadcast_to(most, leaf.shape).astype(dtype))
+    return Box(low, high, leaf.shape, dtype.type)
 
 
 class AtariScreen:

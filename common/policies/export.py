@@ -1,9 +1,10 @@
 """A trained policy as one ONNX file: a batch of observations in, greedy actions out, and the metadata that a user of it needs.
 
 Input `observation` [batch, *input] has the shape and dtype of the run's observations: scaling and normalisation are in the graph,
-stacks of images are not. Output `action` is the greedy action as the environment takes it. Beside it are the outputs that it was
-chosen from, where the network has them: `logits` [batch, n] (of several components those of each, joined), `mean` [batch, A]
-before it is clipped, or `q_values` [batch, n].
+stacks of images are not. Of an observation of several arrays each is an input, named by its path, the mask as `action_mask`.
+Output `action` is the greedy action as the environment takes it. Beside it are the outputs that it was chosen from, where the
+network has them: `logits` [batch, n] (of several components those of each, joined), `mean` [batch, A] before it is clipped, or
+`q_values` [batch, n].
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from common.envs.spec import ACTION_MASK, EnvSpec, Leaf
 from common.errors import ConfigError, ResourceError
 from common.models.distributions import Categoricals, DiagonalGaussian
+from common.models.leaves import Observation
 from common.models.nets import ActorCritic, QNetwork
 from common.policies.load import TrainedPolicy
 
@@ -58,15 +61,17 @@ def to_onnx(policy: TrainedPolicy) -> bytes:
     require_packages(check=False)
     from onnx.helper import set_model_props  # noqa: PLC0415 - slow, and not always installed
 
-    example = torch.zeros((2, *policy.env.network_input_shape), dtype=getattr(torch, policy.env.observation_dtype))
+    inputs = policy.env.inputs
+    example = tuple(torch.ones((2, *leaf.shape), dtype=getattr(torch, leaf.dtype)) for leaf in inputs)
+    batch = torch.export.Dim("batch")
     try:
         with _quiet():
             program = torch.onnx.export(
                 _Graph(policy),
-                (example,),
-                input_names=["observation"],
-                output_names=["action", *_scores(policy.module, example)],
-                dynamic_shapes={"observation": {0: torch.export.Dim("batch")}},
+                example,
+                input_names=[leaf.path for leaf in inputs],
+                output_names=["action", *_scores(policy.module, _input(policy, example))],
+                dynamic_shapes={"leaves": tuple({0: batch} for _ in inputs)},
                 dynamo=True,
                 verbose=False,
             )
@@ -75,10 +80,10 @@ def to_onnx(policy: TrainedPolicy) -> bytes:
         raise ConfigError("the policy cannot be exported", found=found, wanted="a network that torch.export can trace") from error
     assert program is not None
     model = program.model_proto
-    batch = model.graph.input[0].type.tensor_type.shape.dim[0]
-    if not batch.dim_param:
+    rows = model.graph.input[0].type.tensor_type.shape.dim[0]
+    if not rows.dim_param:
         fix = "in your network, use x.shape[0] or x.flatten(1) in place of len(x)"
-        raise ConfigError("the network fixes the batch size", found=batch.dim_value, wanted="any batch size", fix=fix)
+        raise ConfigError("the network fixes the batch size", found=rows.dim_value, wanted="any batch size", fix=fix)
     model.producer_name, model.producer_version = "rookery", importlib.metadata.version("rookery")
     set_model_props(model, metadata(policy))
     content: bytes = model.SerializeToString()
@@ -91,6 +96,7 @@ class _Graph(nn.Module):
     def __init__(self, policy: TrainedPolicy) -> None:
         super().__init__()
         self.network = policy.module  # registered, so that its parameters keep their names
+        self._trained = policy
         self._policy, self._discrete = policy.policy, policy.env.action.discrete
         self._first = torch.from_numpy(_first_action(policy))
         self._dtype = self._first.dtype
@@ -98,8 +104,9 @@ class _Graph(nn.Module):
             torch.tensor(bounds, dtype=self._dtype) for bounds in (policy.env.action.low, policy.env.action.high)
         )
 
-    def forward(self, observation: Tensor) -> tuple[Tensor, ...]:
-        """Observation [N, *input] → action, and what it was chosen from."""
+    def forward(self, *leaves: Tensor) -> tuple[Tensor, ...]:
+        """The arrays [N, *shape] of `EnvSpec.inputs` → action, and what it was chosen from."""
+        observation: Any = _input(self._trained, leaves)
         chosen = self._policy.act(observation, greedy=True)["action"]
         action = chosen.to(self._dtype)
         if not self._discrete:
@@ -108,12 +115,16 @@ class _Graph(nn.Module):
         return action + self._first if self._discrete else action, *_scores(self.network, observation).values()
 
 
+def _input(policy: TrainedPolicy, leaves: tuple[Tensor, ...]) -> Observation:
+    return leaves if policy.env.leaves else leaves[0]
+
+
 def _first_action(policy: TrainedPolicy) -> NDArray[Any]:
     """Return the action of zeros [1, ...] as the environment takes it: of discrete ones the first."""
     return policy.to_native(np.zeros((1, *policy.env.action.shape), policy.env.action.dtype))
 
 
-def _scores(network: nn.Module, observation: Tensor) -> dict[str, Tensor]:
+def _scores(network: nn.Module, observation: Observation) -> dict[str, Tensor]:
     """Return the outputs that the greedy action is chosen from, by name; none of a network that is not known here."""
     if isinstance(network, ActorCritic):
         chosen_from = network.policy(observation)
@@ -160,8 +171,7 @@ def metadata(policy: TrainedPolicy) -> dict[str, str]:
         "algorithm": settings.algorithm.name,
         "env_id": settings.env.name,
         "env": json.dumps(settings.env.model_dump(mode="json")),
-        "observation_shape": json.dumps(env.network_input_shape),
-        "observation_dtype": env.observation_dtype,
+        **_described(env),
         "frame_stack": env.frame_stack,
         "preprocessing": _preprocessing(policy),
         "action_space": json.dumps(space),
@@ -169,26 +179,40 @@ def metadata(policy: TrainedPolicy) -> dict[str, str]:
     return {f"rookery.{name}": str(value) for name, value in values.items()}
 
 
+def _described(env: EnvSpec) -> dict[str, str]:
+    if env.leaves:
+        return {"observation": json.dumps([{"name": leaf.path, "shape": leaf.shape, "dtype": leaf.dtype} for leaf in env.inputs])}
+    return {"observation_shape": json.dumps(env.network_input_shape), "observation_dtype": env.observation_dtype}
+
+
 def _preprocessing(policy: TrainedPolicy) -> str:
     env, settings = policy.env, policy.settings.env
-    if settings.id.startswith("ALE/") and not settings.entry_point:
+    several = [f"{leaf.path}: {_frames(part)}" for leaf, part in zip(env.seen, env.parts, strict=False)]
+    if several:
+        masks = ["action_mask: 1 for each action that is allowed, else 0."] * env.action_mask
+        frames = " ".join([*several, *masks])
+    elif settings.id.startswith("ALE/") and not settings.entry_point:
         top, bottom = settings.crop
         frames = (
             f"An env step is {settings.frame_skip} emulator frames. A frame is the grey screen of ale_py's AtariVectorEnv, "
             f"{settings.height} x {settings.width}, without {top} rows at the top and {bottom} at the bottom."
         )
-    elif env.is_image:
-        scaled = "" if env.observation_dtype == "uint8" else ", divided by the largest number of its space if that is above 1"
-        frames = f"A frame is the image of the environment, {list(env.observation_shape)}, colours first{scaled}."
-    elif env.observation_choices:
-        below = list(env.observation_choices)
-        frames = f"A frame has the components of the discrete observation, flattened, each from 0 to below {below}."
     else:
-        frames = "A frame is the observation of the environment, flattened, as float32."
+        frames = _frames(env)
     size = env.frame_stack
     stacks = f"The input is a stack of the newest {size} frames, the oldest first; frames before the first of an episode are 0."
     inside = "Scaling and normalisation are inside the model."
     return " ".join([frames, stacks if env.network_input_shape != env.observation_shape else "The input is one frame.", inside])
+
+
+def _frames(env: EnvSpec) -> str:
+    if env.is_image:
+        scaled = "" if env.observation_dtype == "uint8" else ", divided by the largest number of its space if that is above 1"
+        return f"A frame is the image of the environment, {list(env.observation_shape)}, colours first{scaled}."
+    if env.observation_choices:
+        below = list(env.observation_choices)
+        return f"A frame has the components of the discrete observation, flattened, each from 0 to below {below}."
+    return "A frame is the observation of the environment, flattened, as float32."
 
 
 # --- comparison ---
@@ -223,19 +247,33 @@ def compare(model: bytes, policy: TrainedPolicy, *, observations: int) -> Compar
     equal = ties = 0
     for begin in range(0, observations, _ROWS):
         observation = random_observations(policy, min(_ROWS, observations - begin), random)
-        (found,), wanted = session.run(["action"], {"observation": observation}), policy(observation)
+        named = observation if isinstance(observation, dict) else {"observation": observation}
+        (found,), wanted = session.run(["action"], named), policy(observation)
         same = _same(policy, found, wanted)
         equal += int(same.sum())
-        ties += int(_tied(policy, observation[~same], found[~same], wanted[~same]).sum())
+        differing = policy.batch(observation)[0][torch.from_numpy(~same)]
+        ties += int(_tied(policy, differing, found[~same], wanted[~same]).sum())
     return Comparison(observations=observations, equal=equal, ties=ties)
 
 
-def random_observations(policy: TrainedPolicy, count: int, random: np.random.Generator) -> NDArray[Any]:
-    """Return observations [count, *input]: uniform bytes or choices, or normal numbers of a scale from 0.1 to 10 for each."""
-    shape = (count, *policy.env.network_input_shape)
-    if policy.env.observation_dtype != "float32":
-        return random.integers(0, policy.env.observation_choices or 256, shape, policy.env.observation_dtype)
-    scale = 10.0 ** random.uniform(-1.0, 1.0, (count, *(1 for _ in shape[1:])))
+def random_observations(policy: TrainedPolicy, count: int, random: np.random.Generator) -> Any:
+    """Return observations [count, *input]: uniform bytes or choices, or normal numbers of a scale from 0.1 to 10 for each.
+
+    Of several arrays a dict of them by path; each mask allows one action at least of each component.
+    """
+    arrays = {leaf.path: _random_leaf(leaf, count, random) for leaf in policy.env.inputs}
+    if policy.env.action_mask:
+        offsets = np.cumsum([0, *policy.env.action.choices[:-1]])
+        kept = random.integers(policy.env.action.choices, size=(count, len(offsets))) + offsets
+        np.put_along_axis(arrays[ACTION_MASK], kept, 1, axis=1)
+    return arrays if policy.env.leaves else arrays["observation"]
+
+
+def _random_leaf(leaf: Leaf, count: int, random: np.random.Generator) -> NDArray[Any]:
+    shape = (count, *leaf.shape)
+    if leaf.dtype != "float32":
+        return random.integers(0, leaf.choices or 256, shape, leaf.dtype)
+    scale = 10.0 ** random.uniform(-1.0, 1.0, (count, *(1 for _ in leaf.shape)))
     return (random.normal(size=shape) * scale).astype(np.float32)
 
 
@@ -251,12 +289,12 @@ def _same(policy: TrainedPolicy, found: NDArray[Any], wanted: NDArray[Any]) -> N
     return np.asarray((np.abs(found - wanted) <= most).all(axis=1))
 
 
-def _tied(policy: TrainedPolicy, observation: NDArray[Any], found: NDArray[Any], wanted: NDArray[Any]) -> NDArray[np.bool_]:
+def _tied(policy: TrainedPolicy, observation: Tensor, found: NDArray[Any], wanted: NDArray[Any]) -> NDArray[np.bool_]:
     """Return whether the policy itself hardly prefers the one discrete action to the other, in each component."""
     if not (policy.env.action.discrete and len(observation)):
         return np.zeros(len(observation), np.bool_)
     with torch.inference_mode():
-        scores = next(iter(_scores(policy.module, torch.from_numpy(observation)).values()), None)
+        scores = next(iter(_scores(policy.module, observation).values()), None)
     if scores is None:
         return np.zeros(len(observation), np.bool_)
     values, choices = scores.numpy(), policy.env.action.choices

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -24,8 +24,9 @@ from common.config.code_references import named_modules
 from common.config.errors import config_error
 from common.config.load import load_settings
 from common.config.schema import Settings
+from common.envs.leaves import join_inputs
 from common.envs.make import PICTURE
-from common.envs.spec import EnvSettings, EnvSpec
+from common.envs.spec import EnvSettings, EnvSpec, Leaf
 from common.envs.trial import trial
 from common.errors import ConfigError, ResourceError
 from common.models import snapshot
@@ -53,23 +54,27 @@ class TrainedPolicy:
     policy: Policy
     to_native: Callable[[NDArray[Any]], NDArray[Any]]  # from the policy's actions to those of the environment
 
-    def __call__(self, observation: ArrayLike, *, greedy: bool = True) -> Any:
+    def __call__(self, observation: ArrayLike | Mapping[str, ArrayLike], *, greedy: bool = True) -> Any:
         """Return the action for one observation, or the actions [N, ...] for a batch [N, *input], as the environment takes them.
 
+        Of several arrays an observation is a dict of them by path, as `make_env` returns it, the action mask as "action_mask".
         `greedy` takes the best action; otherwise actions are drawn as an evaluator draws them. Raises `ConfigError` for an
-        observation of another shape or type than `env.network_input_shape` and `env.observation_dtype`.
+        observation of other names, shapes or types than `env.inputs`.
         """
-        array, shape, dtype = np.asarray(observation), self.env.network_input_shape, np.dtype(self.env.observation_dtype)
-        single = array.shape == shape
-        if not single and array.shape[1:] != shape:
-            wanted = f"{shape}, or a batch (N, {', '.join(map(str, shape))})"
-            fix = "take observations of `make_env`, which stacks frames as the run did"
-            raise ConfigError("observation of another shape", found=str(array.shape), wanted=wanted, fix=fix)
-        if not np.can_cast(array.dtype, dtype, "same_kind"):
-            raise ConfigError("observation of another type", found=str(array.dtype), wanted=str(dtype))
-        batch = torch.from_numpy(np.array(array.reshape(-1, *shape), dtype))
+        batch, single = self.batch(observation)
         actions = self.to_native(self.policy.act(batch, greedy=greedy)["action"].numpy())
         return actions[0] if single else actions
+
+    def batch(self, observation: ArrayLike | Mapping[str, ArrayLike]) -> tuple[Tensor, bool]:
+        """Return the input [N, *input] of the network for a call, and whether it is one observation alone. Errors as there."""
+        inputs = self.env.inputs
+        arrays = observation if isinstance(observation, Mapping) else {inputs[0].path: observation}
+        if set(arrays) != {leaf.path for leaf in inputs}:
+            found = f"{sorted(arrays)}" if isinstance(observation, Mapping) else "one array"
+            raise ConfigError("observation of other arrays", found=found, wanted=f"{[leaf.path for leaf in inputs]}")
+        single = np.shape(arrays[inputs[0].path]) == inputs[0].shape
+        joined = join_inputs(self.env, [_batch(leaf, np.asarray(arrays[leaf.path]), single=single) for leaf in inputs])
+        return torch.from_numpy(joined), single
 
     @property
     def module(self) -> nn.Module:
@@ -89,7 +94,7 @@ class TrainedPolicy:
         except ValidationError as error:
             raise config_error(error, values, {f"env.{key}": "argument" for key in overrides}) from error
 
-    def make_env(self, render_mode: str | None = None, **overrides: Any) -> gymnasium.Env[NDArray[Any], Any]:
+    def make_env(self, render_mode: str | None = None, **overrides: Any) -> gymnasium.Env[Any, Any]:
         """Return one environment of the run, its observations prepared and stacked as the policy takes them.
 
         Args:
@@ -102,16 +107,25 @@ class TrainedPolicy:
         environment = RunEnvironment(
             self.env_settings(**overrides), render_mode=PICTURE if render_mode == "human" else render_mode
         )
-        if (environment.run_spec.network_input_shape, environment.run_spec.action) != (
-            self.env.network_input_shape,
-            self.env.action,
-        ):
+        if (environment.run_spec.inputs, environment.run_spec.action) != (self.env.inputs, self.env.action):
             environment.close()
             wanted = "observations and actions of the run"
             raise ConfigError(
                 "the environment does not fit the policy", found=f"other settings of {sorted(overrides)}", wanted=wanted
             )
         return HumanRendering(environment) if render_mode == "human" else environment
+
+
+def _batch(leaf: Leaf, array: NDArray[Any], *, single: bool) -> NDArray[Any]:
+    """Return a copy [N, *shape] of one array of an observation, or of a batch."""
+    name = "observation" if leaf.path == "observation" else f"observation {leaf.path}"
+    if (array.shape if single else array.shape[1:]) != leaf.shape:
+        wanted = f"{leaf.shape}, or a batch (N, {', '.join(map(str, leaf.shape))})"
+        fix = "take observations of `make_env`, which stacks frames as the run did"
+        raise ConfigError(f"{name} of another shape", found=str(array.shape), wanted=wanted, fix=fix)
+    if not np.can_cast(array.dtype, np.dtype(leaf.dtype), "same_kind"):
+        raise ConfigError(f"{name} of another type", found=str(array.dtype), wanted=leaf.dtype)
+    return np.array(array.reshape(-1, *leaf.shape), leaf.dtype)
 
 
 def load_policy(

@@ -190,6 +190,7 @@ class EnvSide:
         arrays = observe.arrays
         check_schema(arrays, self.config.schema)
         check_numbers(arrays, _LARGEST)
+        self.config.check(arrays)
         index = arrays["final_index"]
         if len(index) != len(arrays["final_observation"]) or (
             index.size and not 0 <= index.min() <= index.max() < self.config.rows

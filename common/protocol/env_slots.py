@@ -5,7 +5,7 @@ The name of an env worker holds its slot while it is away: the same name gets th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -26,6 +26,7 @@ class EnvSessionConfig:
     env_config: str  # for Welcome.config
     env_signature: str
     schema: tuple[ArraySpec, ...]  # arrays of an Observe
+    check: Callable[[Arrays], None]  # of its values: raises `ProtocolError`
     slots: int
     rows: int
     reset_seconds: Seconds  # as `silence_seconds`, while an env worker begins new episodes

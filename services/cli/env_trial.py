@@ -49,13 +49,14 @@ def check_environment(settings: Settings) -> None:
         raise error
     env = TypeAdapter(EnvSpec).validate_python(answer["spec"])
     if answer["offers_masks"]:
-        consequence = "the policy also chooses actions that it forbids"
-        print(f"rookery: warning: {settings.env.name} offers an action_mask, which is not used: {consequence}", file=sys.stderr)
+        fact = "offers an action_mask, which is not used: the policy also chooses actions that it forbids"
+        print(f"rookery: warning: {settings.env.name} {fact}; env.action_mask=true uses it", file=sys.stderr)
     settings.algorithm.require_actions(env.action)
     settings.algorithm.require_observations(env, settings.model)
-    settings.model.normalises(env.observation_choices)
-    if env.is_image and not settings.model.entry_point:
-        settings.model.convolutions(env.observation_shape[-IMAGE_RANK:])
+    settings.model.normalises(env)
+    for part in env.parts:
+        if part.is_image and not settings.model.entry_point:
+            settings.model.convolutions(part.observation_shape[-IMAGE_RANK:])
 
 
 def _answer(env: EnvSettings) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import count
 
 import numpy as np
@@ -14,7 +15,7 @@ from common.algorithms.payload import trajectory_schema
 from common.config.run_config import EnvRunConfig, RunConfig
 from common.config.schema import Settings
 from common.envs.make import make
-from common.envs.remote import observe_schema
+from common.envs.remote import check_observe, observe_schema
 from common.envs.spec import EnvSettings
 from common.envs.trial import spec_of
 from common.errors import ConfigError
@@ -92,6 +93,7 @@ class Stage:
             env_config=config,
             env_signature=self.spec.signature,
             schema=observe_schema(self.spec, rows=ROWS),
+            check=partial(check_observe, self.spec),
             slots=SLOTS,
             rows=ROWS,
             reset_seconds=300.0,

@@ -435,6 +435,41 @@ def test_action_values_of_discrete_observations_are_learned_from_the_memory(tmp_
     assert_accounts_agree(run)
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "actions", "mask", "stack"),
+    [
+        ("ppo", "discrete", "leaf", 2),
+        ("ppo", "box", "", 1),
+        ("impala", "multi_discrete", "info", 1),
+        ("a3c", "multi_discrete", "", 1),
+        ("a3c-grad", "multi_discrete", "leaf", 1),
+        ("dqn", "discrete", "info", 2),
+        ("td3", "box", "", 1),
+    ],
+)
+def test_all_leaves_of_an_observation_and_its_mask_lead_to_the_best_allowed_action(tmp_path, algorithm, actions, mask, stack):
+    """An image, a vector and a number, nested; a forbidden action is never taken, also not by exploration."""
+    least, mean100 = (-0.15, None) if actions == "box" else (0.95, 0.95)
+    if algorithm == "dqn":
+        settings = q_probe("mixed_action", env_steps=15_000, learning_rate=2e-3)
+    elif algorithm == "td3":
+        recipe = {"learning_rate": 3e-3, "minibatch": 32, "samples_per_insert": 16, "warmup": 200, "random_env_steps": 400}
+        td3 = TD3Settings(gamma=0.9, replay_capacity=10_000, **recipe)
+        settings = q_probe("mixed_action", env_steps=4_000).model_copy(update={"algorithm": td3})
+    else:
+        settings = probe("mixed_action", algorithm=algorithm, env_steps=12_000 if actions == "box" else 60_000, mean100=mean100)
+        rate = {"learning_rate": 1e-3 if actions == "discrete" else 3e-3}
+        settings = settings.model_copy(update={"algorithm": settings.algorithm.model_copy(update=rate)})
+    camera = algorithm == "ppo" and actions == "discrete"
+    named = {"kwargs": {"actions": actions, "mask": mask, "camera": camera}, "action_mask": bool(mask), "frame_stack": stack}
+    model = settings.model.model_copy(update={"hidden": (64,), "conv": ()})
+    sections = {"env": settings.env.model_copy(update=named), "model": model}
+    run = Colony(settings.model_copy(update=sections), tmp_path).run()
+    assert run.record.last_evaluation["mean"] > least
+    assert min(run.record.returns) > -8.0
+    assert_accounts_agree(run)
+
+
 @pytest.mark.parametrize(("layout", "dtype"), [("hwc", "uint8"), ("chw", "uint8"), ("hw", "float32")])
 def test_images_in_every_layout_lead_to_the_action_that_they_name(tmp_path, layout, dtype):
     """Colours last, or first and stacked, or grey and of floats: through the whole pipeline, by convolutions."""

@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 import pytest
 from ale_py.vector_env import AtariVectorEnv
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
+from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscrete, Space, Text, Tuple
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from pydantic import ValidationError
 
@@ -318,12 +318,13 @@ def test_observations_become_images_or_vectors(own, shape, dtype, seen) -> None:
     ("observation", "action", "found"),
     [
         (
-            Dict({"a": VECTOR}),
+            Dict({"a": VECTOR, "b": Tuple([VECTOR, Text(5)])}),
             DISCRETE,
-            r"observation space not supported: found Dict.*, wanted a Box of 1 to 3 axes, Discrete, ",
+            r"observation space b/1 not supported: found Text.*, wanted a Box, Discrete, .* or a Dict or Tuple of them",
         ),
-        (Box(0, 1, (2, 2, 2, 2)), DISCRETE, "observation space not supported"),
-        (Box(0, 1, ()), DISCRETE, "observation space not supported"),
+        (Graph(VECTOR, None), DISCRETE, "observation space not supported: found Graph"),
+        (Dict({"a/b": VECTOR, "a": Dict({"b": VECTOR})}), DISCRETE, r"leaves of one path: found \['a/b', 'a/b'\]"),
+        (Dict({}), DISCRETE, "leaves of one path"),
         (VECTOR, Box(0, 5, (2,), np.int64), r"action space not supported: found Box.*, wanted Discrete, .* or a Box of floats"),
         (VECTOR, Dict({"a": DISCRETE}), "action space not supported: found Dict"),
     ],
@@ -621,7 +622,7 @@ def test_an_environment_that_is_refused_is_closed(own, monkeypatch: pytest.Monke
     closed = []
     monkeypatch.setattr(SyncVectorEnv, "close_extras", lambda *_, **__: closed.append(1))
     with pytest.raises(ConfigError):
-        make(own(lambda: Echo(Dict({"a": VECTOR}), DISCRETE), num_envs=1))
+        make(own(lambda: Echo(Text(5), DISCRETE), num_envs=1))
     assert closed == [1]
 
 

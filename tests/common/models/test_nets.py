@@ -96,7 +96,7 @@ def test_layer_normalisation_makes_features_of_one_size_from_inputs_of_any(preci
     for layer_norm in (True, False):
         net = nets.build_actor_critic(SMALL.model_copy(update={"hidden": (32, 32), "layer_norm": layer_norm}), env)
         with autocast(precision, torch.device("cpu")):
-            features = net.trunk(torch.cat([near, far]), net.compute_dtype(near.device))
+            features = net.trunk(torch.cat([near, far]), net.compute_dtype(near))
         sizes = [half.float().norm().item() for half in features.chunk(2)]
         assert sizes[1] / sizes[0] == pytest.approx(1.0 if layer_norm else 100.0, rel=0.02)
 

@@ -138,7 +138,7 @@ def test_actions_of_several_components_are_exported_as_the_environment_takes_the
     assert json.loads(export.metadata(policy)["rookery.action_space"]) == space
     if kind != "box":
         assert not export._tied(
-            policy, observation, policy.to_native(np.zeros((100, *policy.env.action.shape), np.int64)), action
+            policy, policy.batch(observation)[0], policy.to_native(np.zeros((100, *policy.env.action.shape), np.int64)), action
         ).all()
     with torch.no_grad():
         for parameter in policy.module.parameters():
@@ -158,15 +158,45 @@ def test_discrete_observations_are_coded_inside_of_the_model(make_run, stack):
     assert "below [3, 4]" in export.metadata(policy)["rookery.preprocessing"]
 
 
+@pytest.mark.parametrize(
+    ("preset", "stack", "mask"),
+    [("cartpole", 1, "leaf"), ("cartpole", 2, "info"), ("cartpole-dqn", 2, "leaf"), ("cartpole", 2, "")],
+)
+def test_each_array_of_an_observation_is_an_input_of_the_model(make_run, preset, stack, mask):
+    named = "env.entry_point=common.envs.probes:mixed_action", f"env.kwargs={{mask: '{mask}'}}", f"env.action_mask={bool(mask)}"
+    policy = load_policy(make_run(*named, f"env.frame_stack={stack}", preset=preset)[0].path)
+    model = export.to_onnx(policy)
+    found = export.compare(model, policy, observations=1000)
+    assert (found.different, found.observations) == (0, 1000)
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    axis = [stack] * (stack > 1)
+    shapes = {"arm/0": [*axis, 2], "arm/1": [*axis, 1], "camera": [*axis, 3, 8, 8]} | ({"action_mask": [8]} if mask else {})
+    assert {each.name: each.shape[1:] for each in session.get_inputs()} == shapes
+    assert [each["name"] for each in json.loads(export.metadata(policy)["rookery.observation"])] == list(shapes)
+    environment = policy.make_env()
+    observation, _ = environment.reset(seed=1)
+    assert environment.observation_space.contains(observation)
+    assert environment.action_space.contains(policy(observation))
+    batch = export.random_observations(policy, 500, np.random.default_rng(3))
+    if mask:
+        forbidden = batch["action_mask"][np.arange(500), policy(batch, greedy=False)] == 0
+        assert not forbidden.any()
+        with pytest.raises(ConfigError, match=r"observation of other arrays: .*arm/0.*wanted.*action_mask"):
+            policy({path: array for path, array in observation.items() if path != "action_mask"})
+    with pytest.raises(ConfigError, match="observation camera of another shape"):
+        policy(observation | {"camera": observation["arm/0"]})
+
+
 def test_a_tie_is_no_difference_and_a_preference_is(make_run):
     policy = load_policy(make_run()[0].path)
     observation = export.random_observations(policy, 1000, np.random.default_rng(1))
     wanted = policy(observation)
     found = 1 - wanted
-    assert export._tied(policy, observation, found, wanted).mean() < 0.01
+    seen, _ = policy.batch(observation)
+    assert export._tied(policy, seen, found, wanted).mean() < 0.01
     policy.module.policy_head.weight.zero_()
     policy.module.policy_head.bias.zero_()
-    assert export._tied(policy, observation, found, wanted).all()
+    assert export._tied(policy, seen, found, wanted).all()
 
 
 def test_the_metadata_describes_policy_input_and_output(make_run):

@@ -35,7 +35,14 @@ SCHEMA = (
     ArraySpec(name="final_observation", dtype="float32", shape=(-1, 1)),
 )
 CONFIG = EnvSessionConfig(
-    run="run-1", env_config="{}", env_signature="8c1f", schema=SCHEMA, slots=SLOTS, rows=ROWS, reset_seconds=300.0
+    run="run-1",
+    env_config="{}",
+    env_signature="8c1f",
+    schema=SCHEMA,
+    check=lambda _: None,
+    slots=SLOTS,
+    rows=ROWS,
+    reset_seconds=300.0,
 )
 ACTION = np.arange(SLOTS * ROWS)
 

@@ -1,0 +1,114 @@
+"""Observations become one array: leaves are cast and joined, and action masks are read and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+from ale_py.vector_env import AtariVectorEnv
+from gymnasium.vector import VectorEnv
+from gymnasium.vector.utils import concatenate, create_empty_array
+from numpy.typing import NDArray
+
+from common.envs.leaves import join, joined_dtype
+from common.envs.spaces import DescribedLeaf, describe_observation
+from common.envs.spec import ACTION_MASK, ActionSpec, EnvSettings, Leaf
+from common.errors import ConfigError
+
+Array: TypeAlias = NDArray[Any]
+AnyVectorEnv: TypeAlias = VectorEnv[Any, Any, Any]
+
+_PLAIN = "observation"
+"""The path of an observation of one array beside a mask."""
+
+
+class ObservationReader:
+    """Makes observations [B, *frame] of the batches and infos of a vector environment."""
+
+    def __init__(self, env: AnyVectorEnv, settings: EnvSettings, action: ActionSpec) -> None:
+        """Raises `ConfigError` for a space that is not supported, and for a mask that does not fit the actions."""
+        self._name, self._space = settings.name, env.single_observation_space
+        seen = describe_observation(self._space)
+        mask = next((each for each in seen if each.leaf.path == ACTION_MASK), None)
+        self.ignores_mask = mask is not None and action.discrete and not settings.action_mask
+        self._mask: Leaf | None = None
+        if settings.action_mask:
+            self._mask = _mask_leaf(action)
+            seen = [each if each.leaf.path else each._replace(leaf=replace(each.leaf, path=_PLAIN)) for each in seen]
+            seen = [each for each in seen if each is not mask]
+            if mask is not None and mask.leaf.shape != self._mask.shape:
+                raise self._wrong_mask(f"one of shape {mask.leaf.shape}")
+            if not seen:
+                raise ConfigError(f"{self._name} shows nothing but a mask", found=self._space, wanted="another key beside it")
+        if isinstance(env, AtariVectorEnv):
+            seen = [_cropped(seen[0], settings.crop)]
+        self._in_info = self._mask is not None and mask is None
+        self._casts = [each.cast for each in (*seen, *([mask] if self._mask and mask else []))]
+        self._leaves = [each.leaf for each in seen] + ([self._mask] if self._mask else [])
+
+    def described(self) -> dict[str, Any]:
+        """Return the fields of an `EnvSpec` that describe the observation."""
+        if len(self._leaves) == 1:
+            leaf = self._leaves[0]
+            return {"observation_shape": leaf.shape, "observation_dtype": leaf.dtype, "observation_choices": leaf.choices}
+        size = joined_dtype(self._leaves).itemsize
+        leaves = {"leaves": tuple(self._leaves), "action_mask": self._mask is not None}
+        return {"observation_shape": (size,), "observation_dtype": "uint8", **leaves}
+
+    def __call__(self, batch: Any, info: Mapping[str, Any], *, acted_on: NDArray[np.bool_]) -> Array:
+        """Return the observations [B, *frame] of a batch; an action is chosen on those of `acted_on` [B].
+
+        Raises `ConfigError` for a mask of another form, and for one that allows no action where one is chosen.
+        """
+        if len(self._leaves) == 1:
+            return self._casts[0](batch)
+        arrays = [cast(batch) for cast in self._casts]
+        if self._in_info:
+            arrays.append(np.asarray(info.get(ACTION_MASK, ())))
+        if self._mask is not None:
+            self._check(arrays[-1], info, acted_on)
+        return join(self._leaves, arrays)
+
+    def final(self, info: Mapping[str, Any], index: NDArray[np.int32]) -> Array:
+        """Return the last observations [K, *frame] of the environments `index` [K], which have begun other episodes."""
+        items, space = [info["final_obs"][env] for env in index], self._space
+        batch: Any = concatenate(space, items, create_empty_array(space, len(items)))  # type: ignore[arg-type]  # its own type
+        none = np.zeros(len(index), np.bool_)
+        if not self._in_info:
+            return self(batch, {}, acted_on=none)
+        masks = info.get("final_info", {}).get(ACTION_MASK)
+        everything = np.ones((len(index), len(self._leaves[-1].choices)), np.uint8)
+        return self(batch, {ACTION_MASK: everything if masks is None else masks[index]}, acted_on=none)
+
+    def _check(self, mask: Array, info: Mapping[str, Any], acted_on: NDArray[np.bool_]) -> None:
+        if mask.shape != (len(acted_on), len(self._leaves[-1].choices)):
+            raise self._wrong_mask(f"one of shape {mask.shape[1:]}" if mask.size else f"none in info, with {sorted(info)}")
+        if not ((mask == 0) | (mask == 1)).all():
+            raise self._wrong_mask(f"one with {mask[(mask != 0) & (mask != 1)][0]}")
+        if (nothing := acted_on & ~mask.any(axis=1)).any():
+            found = f"a mask of zeros, or none, of environment {int(nothing.argmax())}"
+            wanted = "an allowed action in each observation that an action is chosen on"
+            raise ConfigError(f"{self._name} allows no action", found=found, wanted=wanted, fix="correct the environment")
+
+    def _wrong_mask(self, found: str) -> ConfigError:
+        size = self._mask.shape[0] if self._mask else 0
+        wanted = f"{size} numbers 0 or 1 in info[{ACTION_MASK!r}], or under that key in a Dict observation"
+        fix = "correct the environment, or set env.action_mask=false"
+        return ConfigError(f"{self._name} gives no mask of its actions", found=found, wanted=wanted, fix=fix)
+
+
+def _mask_leaf(action: ActionSpec) -> Leaf:
+    if not action.discrete:
+        wanted = "discrete ones, of which a mask may forbid some"
+        raise ConfigError("env.action_mask does not fit the actions", found="continuous ones", wanted=wanted, fix="leave it out")
+    size = sum(action.choices)
+    return Leaf(path=ACTION_MASK, shape=(size,), dtype="uint8", choices=(2,) * size)
+
+
+def _cropped(image: DescribedLeaf, rows: tuple[int, int]) -> DescribedLeaf:
+    """Return an Atari image without `rows` at top and bottom: a view, nothing is copied."""
+    (height, width), whole, (top, bottom) = image.leaf.shape, image.cast, rows
+    leaf = replace(image.leaf, shape=(height - top - bottom, width))
+    return DescribedLeaf(leaf, lambda batch: whole(batch)[:, top : height - bottom])
