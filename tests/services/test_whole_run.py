@@ -451,6 +451,7 @@ def test_all_leaves_of_an_observation_and_its_mask_lead_to_the_best_allowed_acti
     """An image, a vector and a number, nested; a forbidden action is never taken, also not by exploration."""
     least, mean100 = (-0.15, None) if actions == "box" else (0.95, 0.95)
     if algorithm == "dqn":
+        least = 0.7  # without one of the coins at most 0.2
         settings = q_probe("mixed_action", env_steps=15_000, learning_rate=2e-3)
     elif algorithm == "td3":
         recipe = {"learning_rate": 3e-3, "minibatch": 32, "samples_per_insert": 16, "warmup": 200, "random_env_steps": 400}

@@ -67,7 +67,6 @@ def refused(words, capsys):
         (["env.id=ALE/Pogn-v5"], ["ALE/Pogn-v5", "ALE/Pong-v5"]),
         (["env.entry_point=nowhere.at_all:build"], ["nowhere.at_all"]),
         (["env.entry_point=common.envs.probes:nothing"], ["nothing", "common.envs.probes"]),
-        (["env.id=Blackjack-v1"], ["Tuple", "Box"]),
         (["--config", "pendulum-td3", "env.id=CartPole-v1"], ["found 2 discrete actions", "such as algorithm.name=dqn"]),
         (["--config", "cartpole-dqn", "algorithm.epochs=3"], ["it is a setting of ppo, and algorithm.name is dqn"]),
         (
