@@ -449,10 +449,11 @@ def test_action_values_of_discrete_observations_are_learned_from_the_memory(tmp_
 )
 def test_all_leaves_of_an_observation_and_its_mask_lead_to_the_best_allowed_action(tmp_path, algorithm, actions, mask, stack):
     """An image, a vector and a number, nested; a forbidden action is never taken, also not by exploration."""
-    least, mean100 = (-0.15, None) if actions == "box" else (0.95, 0.95)
+    least, mean100 = (-0.15, None) if actions == "box" else (0.8, 0.95)
     if algorithm == "dqn":
-        least = 0.7  # without one of the coins at most 0.2
-        settings = q_probe("mixed_action", env_steps=15_000, learning_rate=2e-3)
+        least = 0.5  # the 100 episodes of the target say more than these 20; without one of the coins they reach about 0.2
+        recipe = {"learning_rate": 1e-3, "samples_per_insert": 16, "n_step": 1, "dueling": False}
+        settings = q_probe("mixed_action", env_steps=60_000, mean100=0.8, **recipe)
     elif algorithm == "td3":
         recipe = {"learning_rate": 3e-3, "minibatch": 32, "samples_per_insert": 16, "warmup": 200, "random_env_steps": 400}
         td3 = TD3Settings(gamma=0.9, replay_capacity=10_000, **recipe)
@@ -466,6 +467,7 @@ def test_all_leaves_of_an_observation_and_its_mask_lead_to_the_best_allowed_acti
     model = settings.model.model_copy(update={"hidden": (64,), "conv": ()})
     sections = {"env": settings.env.model_copy(update=named), "model": model}
     run = Colony(settings.model_copy(update=sections), tmp_path).run()
+    assert run.reason == ("env step budget spent" if actions == "box" else "target reached")
     assert run.record.last_evaluation["mean"] > least
     assert min(run.record.returns) > -8.0
     assert_accounts_agree(run)
