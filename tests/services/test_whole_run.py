@@ -451,9 +451,9 @@ def test_all_leaves_of_an_observation_and_its_mask_lead_to_the_best_allowed_acti
     """An image, a vector and a number, nested; a forbidden action is never taken, also not by exploration."""
     least, mean100 = (-0.15, None) if actions == "box" else (0.8, 0.95)
     if algorithm == "dqn":
-        least = 0.5  # the 100 episodes of the target say more than these 20; without one of the coins they reach about 0.2
+        least = 0.5  # the 100 episodes of the target say more than these 20; without one of the coins their mean is at most 0.56
         recipe = {"learning_rate": 1e-3, "samples_per_insert": 16, "n_step": 1, "dueling": False}
-        settings = q_probe("mixed_action", env_steps=60_000, mean100=0.8, **recipe)
+        settings = q_probe("mixed_action", env_steps=30_000, mean100=0.85, **recipe)
     elif algorithm == "td3":
         recipe = {"learning_rate": 3e-3, "minibatch": 32, "samples_per_insert": 16, "warmup": 200, "random_env_steps": 400}
         td3 = TD3Settings(gamma=0.9, replay_capacity=10_000, **recipe)
