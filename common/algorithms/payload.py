@@ -15,7 +15,8 @@ number.
 | final_index | int32 | [K] | t*B + b of each `final_obs` |
 | episode_return, episode_length | float32, int32 | [K] | raw return and env steps of the episodes that ended in this rollout |
 
-and what the algorithm records per step (its `recorded` specs), e.g. log_prob [T, B] float32.
+and what the algorithm records per step (its `recorded` specs), e.g. log_prob [T, B] float32. A frame of an observation of
+several arrays, such as one with an action mask, is their joined bytes (`common.envs.leaves`).
 """
 
 from __future__ import annotations

@@ -7,12 +7,13 @@ little-endian. An observation of one array is never joined: functions here retur
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.envs.spec import ACTION_MASK, EnvSpec, Leaf
+from common.envs.spec import EnvSpec, Leaf
 from common.errors import DropReason, ProtocolError
 from common.protocol.content import check_numbers
 from common.protocol.limits import OBSERVATION_MAX
@@ -28,12 +29,13 @@ class LeafValues(NamedTuple):
     choices: tuple[int, ...]
 
 
-def joined_dtype(leaves: Sequence[Leaf]) -> np.dtype[Any]:
+@cache  # a run has one, and an env step needs it
+def joined_dtype(leaves: tuple[Leaf, ...]) -> np.dtype[Any]:
     """Return the dtype of a joined observation, with one field for each leaf, named by its index."""
     return np.dtype([(str(index), np.dtype(leaf.dtype).newbyteorder("<"), leaf.shape) for index, leaf in enumerate(leaves)])
 
 
-def join(leaves: Sequence[Leaf], arrays: Sequence[Array]) -> Array:
+def join(leaves: tuple[Leaf, ...], arrays: Sequence[Array]) -> Array:
     """Return the joined observations [N, bytes] uint8 of the `arrays` [N, *shape] of all leaves."""
     joined = np.empty(len(arrays[0]), joined_dtype(leaves))
     for index, array in enumerate(arrays):
@@ -51,10 +53,10 @@ def split(env: EnvSpec, observation: Array) -> list[LeafValues]:
 
 def inputs_of(env: EnvSpec, observation: Array) -> dict[str, Array]:
     """Return the arrays `EnvSpec.inputs` [N, *shape] by path, of network inputs [N, (S,) bytes]: of a mask the newest."""
-    newest = {ACTION_MASK: slice(-1, None)} if env.action_mask and env.frame_stack > 1 else {}
-    values = [leaf.values[:, newest[leaf.path]] if leaf.path in newest else leaf.values for leaf in split(env, observation)]
-    named = zip(env.inputs, values, strict=True)
-    return {leaf.path: np.array(array).reshape(-1, *leaf.shape) for leaf, array in named}
+    values = [leaf.values for leaf in split(env, observation)]
+    if env.action_mask and env.frame_stack > 1:
+        values[-1] = values[-1][:, -1]
+    return {leaf.path: np.array(array).reshape(-1, *leaf.shape) for leaf, array in zip(env.inputs, values, strict=True)}
 
 
 def join_inputs(env: EnvSpec, inputs: Sequence[Array]) -> Array:

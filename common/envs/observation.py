@@ -14,14 +14,11 @@ from numpy.typing import NDArray
 
 from common.envs.leaves import join, joined_dtype
 from common.envs.spaces import DescribedLeaf, describe_observation
-from common.envs.spec import ACTION_MASK, ActionSpec, EnvSettings, Leaf
+from common.envs.spec import ACTION_MASK, ONE_ARRAY, ActionSpec, EnvSettings, Leaf
 from common.errors import ConfigError
 
 Array: TypeAlias = NDArray[Any]
 AnyVectorEnv: TypeAlias = VectorEnv[Any, Any, Any]
-
-_PLAIN = "observation"
-"""The path of an observation of one array beside a mask."""
 
 
 class ObservationReader:
@@ -36,7 +33,7 @@ class ObservationReader:
         self._mask: Leaf | None = None
         if settings.action_mask:
             self._mask = _mask_leaf(action)
-            seen = [each if each.leaf.path else each._replace(leaf=replace(each.leaf, path=_PLAIN)) for each in seen]
+            seen = [each if each.leaf.path else each._replace(leaf=replace(each.leaf, path=ONE_ARRAY)) for each in seen]
             seen = [each for each in seen if each is not mask]
             if mask is not None and mask.leaf.shape != self._mask.shape:
                 raise self._wrong_mask(f"one of shape {mask.leaf.shape}")
@@ -46,7 +43,7 @@ class ObservationReader:
             seen = [_cropped(seen[0], settings.crop)]
         self._in_info = self._mask is not None and mask is None
         self._casts = [each.cast for each in (*seen, *([mask] if self._mask and mask else []))]
-        self._leaves = [each.leaf for each in seen] + ([self._mask] if self._mask else [])
+        self._leaves = (*(each.leaf for each in seen), *([self._mask] if self._mask else []))
 
     def described(self) -> dict[str, Any]:
         """Return the fields of an `EnvSpec` that describe the observation."""
@@ -54,7 +51,7 @@ class ObservationReader:
             leaf = self._leaves[0]
             return {"observation_shape": leaf.shape, "observation_dtype": leaf.dtype, "observation_choices": leaf.choices}
         size = joined_dtype(self._leaves).itemsize
-        leaves = {"leaves": tuple(self._leaves), "action_mask": self._mask is not None}
+        leaves = {"leaves": self._leaves, "action_mask": self._mask is not None}
         return {"observation_shape": (size,), "observation_dtype": "uint8", **leaves}
 
     def __call__(self, batch: Any, info: Mapping[str, Any], *, acted_on: NDArray[np.bool_]) -> Array:

@@ -63,7 +63,7 @@ def _describe_leaf(space: Space[Any], path: str) -> DescribedLeaf:
         return DescribedLeaf(leaf, lambda batch: (batch - start).reshape(-1, size).astype(np.int32))
     if not isinstance(space, Box):
         wanted = "a Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them"
-        raise ConfigError(f"observation space {path} not supported".replace("  ", " "), found=space, wanted=wanted, fix=_WRAP)
+        raise ConfigError(f"observation space {path}".strip() + " not supported", found=space, wanted=wanted, fix=_WRAP)
     channels_last = len(space.shape) == 3 and space.shape[-1] < space.shape[0]  # noqa: PLR2004 - they are the shorter of the outer axes
     shape = (space.shape[-1], *space.shape[:-1]) if channels_last else space.shape
     if not _is_image(shape, space.dtype):

@@ -19,6 +19,9 @@ IMAGE_RANK = 2
 ACTION_MASK = "action_mask"
 """The key of the mask of allowed actions, in the info of an environment or in a Dict observation, and the path of its leaf."""
 
+ONE_ARRAY = "observation"
+"""The path of an observation of one array, alone or beside a mask."""
+
 LEAST_ROWS = 16
 """Of an Atari image, after rows were cut off."""
 
@@ -178,11 +181,11 @@ class EnvSpec:
 
     @property
     def inputs(self) -> tuple[Leaf, ...]:
-        """Return the arrays that a policy takes for one observation, in the network's shapes; one array is "observation"."""
+        """Return the arrays that a policy takes for one observation, in the network's shapes; one array is `ONE_ARRAY`."""
         mask = self.leaves[-1:] if self.action_mask else ()
         if not self.leaves:
-            whole = Leaf(path="observation", shape=(), dtype=self.observation_dtype, choices=self.observation_choices)
-            return (replace(whole, shape=self.network_input_shape),)
+            shape, dtype = self.network_input_shape, self.observation_dtype
+            return (Leaf(path=ONE_ARRAY, shape=shape, dtype=dtype, choices=self.observation_choices),)
         seen = zip(self.seen, self.parts, strict=True)
         return *(replace(leaf, shape=part.network_input_shape) for leaf, part in seen), *mask
 

@@ -21,18 +21,19 @@ class Leaves:
         """`env` has leaves."""
         offsets = [field[1] for field in (joined_dtype(env.leaves).fields or {}).values()]
         self._columns = [slice(*ends) for ends in zip(offsets, [*offsets[1:], env.observation_shape[0]], strict=True)]
-        self._env = env
+        self._dtypes = [getattr(torch, leaf.dtype) for leaf in env.leaves]
+        self._inputs = [part.network_input_shape for part in env.parts]
+        self._frames = [leaf.shape for leaf in env.seen]
 
     def stacks(self, observation: Observation) -> list[Tensor]:
         """Return the leaves that a network sees of observations [N, (S,) bytes] uint8, each as its own trunk takes it."""
-        parts = self._env.parts
         if not isinstance(observation, Tensor):
-            return list(observation[: len(parts)])
-        return [self._leaf(observation, index).reshape(-1, *part.network_input_shape) for index, part in enumerate(parts)]
+            return list(observation[: len(self._inputs)])
+        return [self._leaf(observation, index).reshape(-1, *shape) for index, shape in enumerate(self._inputs)]
 
     def frames(self, frames: Tensor) -> list[Tensor]:
         """Return the leaves that a network sees of frames [N, bytes] uint8: [N, *shape] each."""
-        return [self._leaf(frames, index).reshape(-1, *leaf.shape) for index, leaf in enumerate(self._env.seen)]
+        return [self._leaf(frames, index).reshape(-1, *shape) for index, shape in enumerate(self._frames)]
 
     def mask(self, observation: Observation) -> Tensor:
         """Return the actions that the newest frames allow: [N, sum of their choices] bool."""
@@ -42,7 +43,7 @@ class Leaves:
         return mask if mask.ndim == 2 else mask[:, -1]  # noqa: PLR2004 - N and actions, without a stack
 
     def _leaf(self, joined: Tensor, index: int) -> Tensor:
-        part, dtype = joined[..., self._columns[index]], getattr(torch, self._env.leaves[index].dtype)
+        part, dtype = joined[..., self._columns[index]], self._dtypes[index]
         return part if dtype == torch.uint8 else part.contiguous().view(dtype)
 
 

@@ -26,7 +26,7 @@ from common.config.load import load_settings
 from common.config.schema import Settings
 from common.envs.leaves import join_inputs
 from common.envs.make import PICTURE
-from common.envs.spec import EnvSettings, EnvSpec, Leaf
+from common.envs.spec import ONE_ARRAY, EnvSettings, EnvSpec, Leaf
 from common.envs.trial import trial
 from common.errors import ConfigError, ResourceError
 from common.models import snapshot
@@ -118,7 +118,7 @@ class TrainedPolicy:
 
 def _batch(leaf: Leaf, array: NDArray[Any], *, single: bool) -> NDArray[Any]:
     """Return a copy [N, *shape] of one array of an observation, or of a batch."""
-    name = "observation" if leaf.path == "observation" else f"observation {leaf.path}"
+    name = "observation" if leaf.path == ONE_ARRAY else f"observation {leaf.path}"
     if (array.shape if single else array.shape[1:]) != leaf.shape:
         wanted = f"{leaf.shape}, or a batch (N, {', '.join(map(str, leaf.shape))})"
         fix = "take observations of `make_env`, which stacks frames as the run did"

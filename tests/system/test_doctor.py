@@ -126,7 +126,7 @@ def examined(colony, wait):
 def test_a_slow_environment_is_actor_bound_and_a_killed_learner_is_unreachable(colony, paced, examined):
     """A rollout takes 1.6 s and the learner's gradient step a millisecond: the learner waits, whatever else the machine does.
 
-    On a machine whose cores are taken, the actors wait for a core as well. When the learner has been killed, the actor still
+    On a machine without a free core the actors wait for one as well. When the learner has been killed, the actor still
     answers, and waits for another learner.
     """
     paced("", 0.05)

@@ -32,9 +32,10 @@ PROBE = "common.envs.probes:mixed_action"
 
 
 class Told(gymnasium.Env):
-    """Shows `seen` and `info`, of which each may be changed before a step; episodes end after three steps."""
+    """Shows `seen` and `info`; episodes end after three steps, or are cut there."""
 
-    def __init__(self, space, seen, info=None, actions=None):
+    def __init__(self, space, seen, info=None, actions=None, *, truncates=False):
+        self.truncates = truncates
         self.observation_space, self.action_space = space, actions or Discrete(3)
         self.seen, self.info, self.age = seen, info or {}, 0
 
@@ -45,17 +46,17 @@ class Told(gymnasium.Env):
 
     def step(self, _action):
         self.age += 1
-        return self.seen, 0.0, self.age == 3, False, dict(self.info)
+        return self.seen, 0.0, self.age == 3 and not self.truncates, self.age == 3 and self.truncates, dict(self.info)
 
 
 @pytest.fixture
 def told(monkeypatch):
     """Return a function that makes settings of a `Told`."""
 
-    def settings(*arguments, action_mask=False, **changed):
+    def settings(*arguments, action_mask=False, truncates=False, **changed):
         import common.envs.probes as module
 
-        monkeypatch.setattr(module, "told", lambda: Told(*arguments), raising=False)
+        monkeypatch.setattr(module, "told", lambda: Told(*arguments, truncates=truncates), raising=False)
         return EnvSettings(entry_point="common.envs.probes:told", num_envs=2, action_mask=action_mask, **changed)
 
     return settings
@@ -160,6 +161,23 @@ def test_a_memory_of_an_image_and_numbers_holds_their_bytes():
     leaves = sum(int(np.prod(leaf.shape)) * np.dtype(leaf.dtype).itemsize for leaf in env.leaves)
     frames, dtype = layout.arrays()["frames"]
     assert np.prod(frames) * np.dtype(dtype).itemsize == leaves * (layout.positions + 1)
+
+
+@pytest.mark.parametrize("where", ["info", "leaf"])
+def test_the_last_observation_of_a_truncated_episode_has_its_leaves_and_its_mask(told, where):
+    """Its environment has begun another episode in the same step."""
+    mask, space, seen = np.array([1, 0, 1], np.int8), {"a": PLAIN}, {"a": ONES / 2}
+    if where == "leaf":
+        space, seen = space | {"action_mask": MultiBinary(3)}, seen | {"action_mask": mask}
+    info = {"action_mask": mask} if where == "info" else {}
+    settings = told(Dict(space), seen, info, action_mask=True, truncates=True, autoreset="same_step")
+    environment = make(settings)
+    environment.reset(0)
+    for _ in range(3):
+        row = environment.step(np.zeros(2, np.int64))
+    assert row.final_index.tolist() == [0, 1]
+    values = {leaf.path: leaf.values.tolist() for leaf in split(environment.spec, row.final_observation)}
+    assert values == {"a": [[0.5, 0.5]] * 2, "action_mask": [[1, 0, 1]] * 2}
 
 
 def test_two_hundred_leaves_are_as_good_as_two(told):
