@@ -63,4 +63,4 @@ def _interface(model: bytes) -> dict[str, str]:
         shape = ", ".join(str(size.dim_param or size.dim_value) for size in tensor.shape.dim)
         return f"{value.name} {onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)} [{shape}]"
 
-    return {"input": shown(graph.input[0]), "outputs": ", ".join(map(shown, graph.output))}
+    return {"inputs": ", ".join(map(shown, graph.input)), "outputs": ", ".join(map(shown, graph.output))}

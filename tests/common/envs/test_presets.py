@@ -12,10 +12,16 @@ pytestmark = pytest.mark.service
 
 def spaces(spec: EnvSpec) -> str:
     """Return an observation and an action in words, as `rookery presets` has them."""
-    shape = "x".join(map(str, spec.network_input_shape))
-    observation = f"{shape} {'bytes' if spec.observation_dtype == 'uint8' else 'floats'}"
     size = sum(spec.action.shape)
-    return f"{observation} -> " + (f"1 of {spec.action.n}" if spec.action.discrete else f"{size} float{'s' if size > 1 else ''}")
+    action = f"1 of {spec.action.n}" if spec.action.discrete else f"{size} float{'s' if size > 1 else ''}"
+    return f"{', '.join(map(observation, spec.parts))} -> {action}" + ", masked" * spec.action_mask
+
+
+def observation(spec: EnvSpec) -> str:
+    """Return one array of an observation in words."""
+    if spec.observation_choices:
+        return ", ".join(f"1 of {count}" for count in spec.observation_choices)
+    return "x".join(map(str, spec.network_input_shape)) + (" bytes" if spec.observation_dtype == "uint8" else " floats")
 
 
 @pytest.mark.filterwarnings("ignore")  # Box2D crashes at import where its DeprecationWarning is an error

@@ -33,7 +33,7 @@ def test_the_file_is_written_and_checked(make_run, tmp_path, capsys):
     assert facts == {
         "file": f"{file}, {file.stat().st_size:,} bytes",
         "run": "tiny, ppo, version 7, 7,000 env steps",
-        "input": "observation float32 [batch, 4]",
+        "inputs": "observation float32 [batch, 4]",
         "outputs": "action int64 [batch], logits float32 [batch, 2]",
         "check": "200 of 200 greedy actions equal by onnxruntime",
     }
