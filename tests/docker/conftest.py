@@ -43,11 +43,11 @@ CONTEXT = (
 )
 
 
-def until(happened: Callable[[], Any], what: str, seconds: float = DEADLINE) -> Any:
-    """Call `happened` until its result is true, and return that result."""
+def until(happened: Callable[[], Any], what: str, seconds: float = DEADLINE, found: Callable[[], str] = str) -> Any:
+    """Call `happened` until its result is true, and return that result; the failure shows what `found` returns."""
     deadline, pause = time.monotonic() + seconds, threading.Event()
     while not (answer := happened()):
-        assert time.monotonic() < deadline, f"never happened: {what}"
+        assert time.monotonic() < deadline, f"never happened: {what}\n{found()}"
         pause.wait(POLL)
     return answer
 
@@ -199,6 +199,12 @@ class Colony:
     def status(self) -> dict[str, Any]:
         """The learner's /status."""
         return self.get("LEARNER_PORT", "/status") or {}
+
+    def state(self) -> str:
+        """Prometheus's targets, the containers and the ends of their logs."""
+        targets = (self.get("PROMETHEUS_PORT", "/api/v1/targets?state=active") or {}).get("data", {}).get("activeTargets")
+        found = [f"{at['scrapeUrl']} {at['health']} {at['lastError']}" for at in targets or []]
+        return "\n".join([*(found or [f"targets: {targets}"]), self.compose("ps", "--all"), self.compose("logs", "--tail", "12")])
 
     def query(self, text: str) -> list[float]:
         """The values of an instant query to Prometheus."""

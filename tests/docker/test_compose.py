@@ -22,7 +22,8 @@ def running(colony, wait):
     """The run with four actors, once its frames flow; and the seconds that took."""
     began = time.monotonic()
     colony.compose("up", "--detach", "--scale", "actor=4", *SERVICES)
-    wait(lambda: colony.query('sum(up{job=~"learner|actor|evaluator"})') == [6.0], "all targets are up in Prometheus")
+    targets = 'sum(up{job=~"learner|actor|evaluator"})'
+    wait(lambda: colony.query(targets) == [6.0], "all targets are up in Prometheus", found=colony.state)
     found = time.monotonic() - began
     wait(lambda: sum(colony.query(f"rate({TRAINED}[15s])")) > 0, "frames flow")
     flowing = time.monotonic() - began
