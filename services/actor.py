@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from common.runtime.lifecycle import exit_on_signals
+from common.runtime.lifecycle import begin_process
 
 if __name__ == "__main__":
-    exit_on_signals()  # before the imports, which take seconds
+    begin_process()
 
 from common.config.run_config import RunConfig
 from common.observability.worker_metrics import ACTOR_METRICS, ActorStats

@@ -5,10 +5,10 @@ The answer to the newest Act is kept: an Act that arrives twice is answered twic
 
 from __future__ import annotations
 
-from common.runtime.lifecycle import exit_on_signals
+from common.runtime.lifecycle import begin_process
 
 if __name__ == "__main__":
-    exit_on_signals()  # before the imports, which take time
+    begin_process()
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -8,10 +8,10 @@ from the learner's Welcome; the rest of the root is in `services.worker`.
 
 from __future__ import annotations
 
-from common.runtime.lifecycle import exit_on_signals
+from common.runtime.lifecycle import begin_process
 
 if __name__ == "__main__":
-    exit_on_signals()  # before the imports, which take seconds
+    begin_process()
 
 import time
 from collections.abc import Callable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import random
 import resource
@@ -49,6 +50,16 @@ def pytest_collection_modifyitems(config, items):
         return -limit.args[0] if limit else 0, item.get_closest_marker("system") is None
 
     items.sort(key=order)
+
+
+@pytest.fixture(autouse=True)
+def root_logger():
+    """The root logger is after each test as it was before: a service that a test runs sets it for its own process."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture

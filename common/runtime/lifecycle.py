@@ -1,11 +1,12 @@
 """The life of a process: the request to stop it, which is a value that is passed in, and time limits.
 
 No function calls `sys.exit` in the middle: a loop reads `Shutdown`, finishes its work, and returns. Imports nothing that
-is slow, because `exit_on_signals` runs before the imports of a service.
+is slow, because `begin_process` runs before the imports of a service.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -52,19 +53,21 @@ class Shutdown:
 # --- signals ---
 
 
-def exit_on_signals() -> None:
-    """Let SIGTERM and SIGINT end the process at once, with code 128 + their number, until `on_signals` takes over.
+def begin_process() -> None:
+    """Let SIGTERM and SIGINT end the process at once, with code 128 + their number, until `on_signals` takes over; pause the gc.
 
     Call it before the imports of a service: they take seconds, and process 1 of a container ignores a signal that has no handler.
-    A signal that `block_signals` kept pending is delivered here.
+    A signal that `block_signals` kept pending is delivered here. Garbage collection, which would go again and again through all
+    that was imported, pauses until `process.run`.
     """
     for number in SIGNALS:
         signal.signal(number, _exit)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    gc.disable()
 
 
 def block_signals() -> None:
-    """Keep SIGTERM and SIGINT pending, also across `exec`, which removes handlers, until `exit_on_signals`."""
+    """Keep SIGTERM and SIGINT pending, also across `exec`, which removes handlers, until `begin_process`."""
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
 

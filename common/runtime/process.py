@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import logging
 import os
 import resource
@@ -33,8 +34,11 @@ def run(main: Callable[[], int], *, program: str, debug: bool = False) -> int:
     """Run `main` and return the exit code of the process.
 
     An error of ours is ONE line on stderr and the code it carries; its traceback shows only with `debug`. Any other
-    exception is a bug: code 1, and logged with its traceback.
+    exception is a bug: code 1, and logged with its traceback. Garbage collection that `begin_process` paused goes on.
     """
+    if not gc.isenabled():
+        gc.freeze()  # modules live as long as the process
+        gc.enable()
     try:
         return main()
     except RookeryError as error:

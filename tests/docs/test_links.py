@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
-from functools import partial
+from contextlib import redirect_stdout
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -55,13 +57,14 @@ def anchor(heading):
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 
-def help_of(words, capsys):
+@cache
+def help_of(*words):
     """Return the output of `rookery WORDS --help`."""
-    parse = SERVICES.get(words[0] if words else "")
-    with pytest.raises(SystemExit) as end:
+    parse, shown = SERVICES.get(words[0] if words else ""), io.StringIO()
+    with pytest.raises(SystemExit) as end, redirect_stdout(shown):
         parse(["--help"], {}) if parse else app.parse_arguments([*words, "--help"])
     assert end.value.code == 0
-    return capsys.readouterr().out
+    return shown.getvalue()
 
 
 @each_text
@@ -101,21 +104,21 @@ def test_every_make_target_that_is_named_exists(text):
 
 
 @each_text
-def test_every_command_and_option_that_is_named_is_known(text, capsys):
+def test_every_command_and_option_that_is_named_is_known(text):
     for words in commands(text.read_text(encoding="utf-8")):
         command = [word for word in words[:1] if not word.startswith("-")]
         assert set(command) <= set(app.COMMANDS), words
         if command == ["config"] and words[1:2]:
             command = words[:2]
         options = [word for word in words if word.startswith("--")]
-        shown = help_of(command, capsys)
+        shown = help_of(*command)
         assert all(re.search(rf"{option}\b", shown) for option in options), f"{words} in {text}"
 
 
 @each_text
-def test_every_option_in_a_sentence_is_known_to_some_command(text, capsys):
+def test_every_option_in_a_sentence_is_known_to_some_command(text):
     words = [word for span in spans(text.read_text(encoding="utf-8")) if span.startswith("--") for word in span.split()]
-    shown = "".join(help_of([command], capsys) for command in app.COMMANDS)
+    shown = "".join(help_of(command) for command in app.COMMANDS)
     assert all(re.search(rf"{word}\b", shown) for word in words if word.startswith("--"))
 
 

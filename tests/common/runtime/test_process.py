@@ -67,6 +67,17 @@ def in_a_process(program):
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
 
 
+def test_garbage_is_collected_again_after_the_imports():
+    program = """if True:
+        import gc
+        from common.runtime import lifecycle, process
+        lifecycle.begin_process()
+        assert not gc.isenabled()
+        raise SystemExit(process.run(lambda: int(gc.isenabled()), program="p"))
+    """
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 1
+
+
 def test_an_unexpected_exception_is_code_1_with_its_traceback_though_nothing_was_configured():
     """A bug before the logs were set up must not vanish."""
     ended = in_a_process("from common.runtime import process\nraise SystemExit(process.run(lambda: 1 // 0, program='rookery'))")
