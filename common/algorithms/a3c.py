@@ -117,6 +117,7 @@ class SinglePassLearner(ActorCriticLearner):
             "entropy_coef": entropy_coef,
             "policy_lag_mean": lag.double().mean().item(),
         } | nonfinite
+        metrics |= self._rewards.metrics
         if not math.isnan(norm):
             metrics |= zip(LOSS_PARTS, torch.stack(loss[1:]).tolist(), strict=True)
             metrics |= {"grad_norm": norm} | _policy_change(batch, outputs.log_prob.detach())

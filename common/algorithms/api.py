@@ -218,7 +218,7 @@ class Entry:
     """One algorithm: its settings, the constructors of its two sides, and the arrays that pass between them."""
 
     settings: type[AlgorithmSection]
-    algorithm: Callable[..., Algorithm]  # settings=, model=, env=, seed=, device= of a GPU, ranks=
+    algorithm: Callable[..., Algorithm]  # settings=, model=, env=, seed=, device= of a GPU, ranks=, normalize_reward=
     policy: Callable[..., Policy]  # settings=, model=, env=, precision=, seed=, context=
     recorded: Callable[..., tuple[ArraySpec, ...]] = lambda **_: ()  # settings=, length=, num_envs=
     payload: Callable[..., Payload] = trajectory_payload  # settings=, model=, env=, length=, num_envs=, rollout= its schema

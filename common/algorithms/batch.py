@@ -25,7 +25,7 @@ class Batch:
     observation: Tensor  # [T+1, B, *input] environment's dtype: o_0 .. o_T
     start: Tensor  # [T+1, B] bool: o_t is the first of an episode
     action: Tensor  # [T, B] int64 or [T, B, A] float32
-    reward: Tensor  # [T, B] float32, raw
+    reward: Tensor  # [T, B] float32, raw as `collate` returns it
     terminated: Tensor  # [T, B] bool
     truncated: Tensor  # [T, B] bool
     valid: Tensor  # [T, B] bool: False for a reset row

@@ -94,10 +94,19 @@ class DQN(ReplayLearner):
         device: torch.device = CPU,
         ranks: Ranks = ALONE,
         streams: int = STREAMS,
+        normalize_reward: bool = False,
     ) -> None:
         """`seed` fixes initial weights and what is sampled. Raises ConfigError for continuous actions."""
         settings.require_actions(env.action)
-        super().__init__(settings=settings, env=env, seed=seed, device=device, ranks=ranks, streams=streams)
+        super().__init__(
+            settings=settings,
+            env=env,
+            seed=seed,
+            device=device,
+            ranks=ranks,
+            streams=streams,
+            normalize_reward=normalize_reward,
+        )
         self._model = nets.build_q_network(model, env, dueling=settings.dueling, seed=seed).to(device)
         self._target = copy.deepcopy(self._model).requires_grad_(requires_grad=False)
         self._optimizer = optim.build_optimizer("adam", self._model, lr=settings.learning_rate, eps=settings.adam_eps)

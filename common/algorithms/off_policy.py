@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from common.algorithms.api import RunProgress, UpdateResult
 from common.algorithms.losses import require_vectors
 from common.algorithms.moments import ObservationStatistics
 from common.algorithms.ranks import ALONE, Ranks
+from common.algorithms.rewards import RewardStatistics
 from common.algorithms.sections import ReplaySection
 from common.envs.spec import EnvSpec
 from common.models import snapshot
@@ -106,6 +108,7 @@ class ReplayLearner(ABC):
         device: torch.device = CPU,
         ranks: Ranks = ALONE,
         streams: int = STREAMS,
+        normalize_reward: bool = False,
     ) -> None:
         """`seed` and rank fix what is sampled. Raises ConfigError where the memory does not fit `streams` environments."""
         self._ranks = ranks
@@ -119,6 +122,7 @@ class ReplayLearner(ABC):
         self._gradient_steps = 0  # taken in the whole run, and begun in this update
         self._rng = np.random.default_rng(seed + ranks.index)
         self._observations = ObservationStatistics(lambda: self._networks().values(), env=env, ranks=ranks)
+        self._rewards = RewardStatistics(enabled=normalize_reward, gamma=settings.gamma, ranks=ranks)
         self._replay = Replay(
             env=env,
             capacity=settings.replay_capacity,
@@ -178,7 +182,8 @@ class ReplayLearner(ABC):
         return self._replay.segments()
 
     def ingest(self, samples: Sequence[Experience]) -> Inserted:
-        """Insert trajectories into the memory of this rank."""
+        """Insert trajectories into the memory of this rank, which holds rewards as they were."""
+        self._rewards.add(samples)
         before = self._rate_limiter.env_steps
         for sample in samples:
             self._rate_limiter.env_steps += self._replay.insert(sample.arrays, stream=sample.stream, seq=sample.seq)
@@ -206,7 +211,7 @@ class ReplayLearner(ABC):
             rows = self._replay.sample(own, self._rng)
             windows.append(rows.env_steps)
             self._gradient_steps += 1
-            measured = self._gradient_step(rows)
+            measured = self._gradient_step(replace(rows, reward=self._rewards.scaled(rows.reward)))
             steps.append(measured if own else {NONFINITE_STEPS: measured[NONFINITE_STEPS]})
         left_out = int(_read(steps, NONFINITE_STEPS).count_nonzero())
         self._gradient_steps -= left_out
@@ -217,7 +222,7 @@ class ReplayLearner(ABC):
             "replay_env_steps": float(len(self._replay)),
             "replay_incomplete": self._replay.incomplete,
             "samples_per_insert": self._rate_limiter.ratio,
-        }
+        } | self._rewards.metrics
         if batch.env_steps:
             metrics["policy_lag_mean"] = progress.version - batch.version
         if windows and own:
@@ -237,6 +242,7 @@ class ReplayLearner(ABC):
         state: dict[str, Any] = {
             "replay_rng": dict(self._rng.bit_generator.state),
             "observation_moments": self._observations.state_dict(),
+            "rewards": self._rewards.state_dict(),
             "gradient_steps": self._gradient_steps,
         }
         state |= {key: snapshot.network_state(net) for key, net in self._networks().items()}
@@ -255,13 +261,15 @@ class ReplayLearner(ABC):
         if "replay_rng" in state:  # else each rank keeps its own
             self._rng.bit_generator.state = state["replay_rng"]
         self._observations.load_state_dict(state.get("observation_moments", {}))
+        self._rewards.load_state_dict(state.get("rewards", {}))
         self._gradient_steps = state.get("gradient_steps", 0)
 
     def load_parameters(self, state: Mapping[str, Any]) -> None:
-        """Take networks and statistics of observations; targets and averages begin at the trained network."""
+        """Take networks and statistics of observations and rewards; targets and averages begin at the trained network."""
         for net in self._networks().values():
             snapshot.restore_network(net, state.get("parameters", {}))
         self._observations.load_state_dict(state.get("observation_moments", {}))
+        self._rewards.load_state_dict(state.get("rewards", {}))
 
 
 def _means(steps: Sequence[Measured]) -> dict[str, float]:

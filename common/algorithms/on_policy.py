@@ -7,7 +7,7 @@ network, optimizer and running statistics. An algorithm adds its update. T and B
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ from common.algorithms.batch import Batch, collate
 from common.algorithms.moments import Moments, ObservationStatistics
 from common.algorithms.ranks import ALONE, Ranks
 from common.algorithms.returns import ReturnInputs
+from common.algorithms.rewards import RewardStatistics
 from common.algorithms.sections import ActorCriticSection
 from common.envs.spec import EnvSpec
 from common.errors import ResourceError
@@ -127,6 +128,7 @@ class ActorCriticLearner:
         seed: int,
         device: torch.device = CPU,
         ranks: Ranks = ALONE,
+        normalize_reward: bool = False,
     ) -> None:
         """`seed` fixes initial weights. Raises ConfigError where observations cannot be as `model` asks."""
         settings.require_observations(env, model)
@@ -138,6 +140,7 @@ class ActorCriticLearner:
         self._optimizer = optim.build_optimizer(self._optimizer_name, self._model, lr=settings.learning_rate, eps=eps)
         self._moments = Moments()  # of value targets
         self._observations = ObservationStatistics(lambda: [self._model], env=env, ranks=ranks)
+        self._rewards = RewardStatistics(enabled=normalize_reward, gamma=settings.gamma, ranks=ranks)
 
     @property
     def model(self) -> nets.ActorCritic:
@@ -153,8 +156,10 @@ class ActorCriticLearner:
         self._observations.add(samples)
 
     def ingest(self, samples: Sequence[Experience]) -> Batch:
-        """Join trajectories into one batch, stacks rebuilt."""
-        return collate(samples, self._env, self._device)
+        """Join trajectories into one batch, stacks rebuilt; its rewards are scaled by all so far, these included."""
+        self._rewards.add(samples)
+        batch = collate(samples, self._env, self._device)
+        return replace(batch, reward=self._rewards.scaled(batch.reward))
 
     def normalize_targets(self, target: Tensor, valid: Tensor) -> Tensor:
         """Value targets [T, B] by the moments of the run, into which these are merged first. Invalid rows do not count.
@@ -190,6 +195,7 @@ class ActorCriticLearner:
             "optimizer": {self._optimizer_name: snapshot.optimizer_state(self._optimizer, self._model)},
             "value_moments": asdict(self._moments),
             "observation_moments": self._observations.state_dict(),
+            "rewards": self._rewards.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -204,12 +210,13 @@ class ActorCriticLearner:
         snapshot.restore_optimizer(self._optimizer, self._model, optimizers[self._optimizer_name])
 
     def load_parameters(self, state: Mapping[str, Any]) -> None:
-        """Take the network, the statistics of its observations, and the moments in whose units its value head was trained.
+        """Take the network, the statistics of its observations and rewards, and the moments in whose units its values are.
 
         Where the settings ask for no such units, the head is scaled to units of return.
         """
         snapshot.restore_network(self._model, state.get("parameters", {}))
         self._observations.load_state_dict(state.get("observation_moments", {}))
+        self._rewards.load_state_dict(state.get("rewards", {}))
         self._moments = Moments.restored(state["value_moments"]) if "value_moments" in state else Moments()
         if self._moments.count and not getattr(self._settings, "normalize_value", True):
             self._model.value_head.scale_outputs(self._moments.std.item(), self._moments.mean.item())

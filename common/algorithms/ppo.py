@@ -69,8 +69,17 @@ class PPO(ActorCriticLearner):
         seed: int,
         device: torch.device = CPU,
         ranks: Ranks = ALONE,
+        normalize_reward: bool = False,
     ) -> None:
-        super().__init__(settings=settings, model=model, env=env, seed=seed, device=device, ranks=ranks)
+        super().__init__(
+            settings=settings,
+            model=model,
+            env=env,
+            seed=seed,
+            device=device,
+            ranks=ranks,
+            normalize_reward=normalize_reward,
+        )
         self._learning_rate = settings.learning_rate  # of the next update
         self._generator = torch.Generator().manual_seed(seed)
 
@@ -103,7 +112,7 @@ class PPO(ActorCriticLearner):
             "learning_rate": self._learning_rate,
             "entropy_coef": entropy_coef,
             "nonfinite_steps": float(_Measured(*steps.unbind(1)).left_out.sum()),
-        }
+        } | self._rewards.metrics
         if len(valid):
             metrics["policy_lag_mean"] = lag.double().mean().item()
         kl = _means(last if len(last) else taken)["approx_kl"] if len(taken) else math.nan

@@ -70,18 +70,20 @@ def build_algorithm(
     device: torch.device = CPU,
     ranks: Ranks = ALONE,
     streams: int = STREAMS,
+    normalize_reward: bool = False,
 ) -> Algorithm:
     """The learner's side of the algorithm that `settings` belongs to, to train on `device`, as one of `ranks`.
 
     A replay memory is laid out for `streams` environments that write to it. Raises ConfigError where it cannot train on `env`,
-    on `device` or as one of several ranks. The last three are arguments of the algorithm only where they are not the CPU, not
-    `ALONE` and more than `STREAMS` of an algorithm with a replay memory.
+    on `device`, as one of several ranks or on normalised rewards. The last four are arguments of the algorithm only where they
+    are not the CPU, not `ALONE`, more than `STREAMS` of an algorithm with a replay memory, and True.
     """
     settings = in_native_precision(settings, device)
     build = entry(settings.name).algorithm
     elsewhere: dict[str, object] = {} if device == CPU else {"device": device}
     elsewhere |= {} if ranks.count == 1 else {"ranks": ranks}
     elsewhere |= {"streams": streams} if streams > STREAMS and isinstance(settings, ReplaySection) else {}
+    elsewhere |= {"normalize_reward": True} if normalize_reward else {}
     require_arguments(build, ("settings", "model", "env", "seed", *elsewhere), of=settings.name)
     built = build(settings=settings, model=model, env=env, seed=seed, **elsewhere)
     require_protocol(built, Algorithm, of=settings.name)

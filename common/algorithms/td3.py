@@ -84,11 +84,20 @@ class TD3(ReplayLearner):
         device: torch.device = CPU,
         ranks: Ranks = ALONE,
         streams: int = STREAMS,
+        normalize_reward: bool = False,
     ) -> None:
         """`seed` fixes weights, noise and samples. Raises ConfigError for discrete actions and for those without bounds."""
         settings.require_actions(env.action)
         self._bounds = nets.ActionBounds.of(env.action)
-        super().__init__(settings=settings, env=env, seed=seed, device=device, ranks=ranks, streams=streams)
+        super().__init__(
+            settings=settings,
+            env=env,
+            seed=seed,
+            device=device,
+            ranks=ranks,
+            streams=streams,
+            normalize_reward=normalize_reward,
+        )
         self._nets = nets.build_td3_networks(model, env, seed=seed).to(device)
         self._targets = copy.deepcopy(self._nets).requires_grad_(requires_grad=False)
         rate = settings.learning_rate

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from common.conditions import PER_ENVIRONMENT, OnlyIf
+from common.conditions import PER_ENVIRONMENT, OnlyIf, Unless
 from common.errors import ConfigError
 
 IMAGE_RANK = 2
@@ -53,6 +53,14 @@ class EnvSettings(BaseModel):
     action_mask: bool = Field(
         default=False,
         description="never take actions that info[action_mask], or the key action_mask of a Dict observation, forbids (with a 0)",
+    )
+    normalize_reward: Annotated[
+        bool,
+        Unless("algorithm.name", "a3c-grad", why="gradients carry no rewards to take the statistics of"),
+        Unless("algorithm.clip_reward", True, why="signs have no scale"),
+    ] = Field(
+        default=False,
+        description="train on rewards over the running deviation of the discounted return (returns are always reported raw)",
     )
     frame_stack: int = Field(default=1, ge=1, le=16, description="newest observations the network sees, oldest first (S)")
     frame_skip: _AtariImage[int] = Field(default=4, ge=1, le=16, description="Atari: emulator frames per env step")

@@ -128,7 +128,14 @@ def build_run_algorithm(
     try:
         streams = -(-settings.actor.count // ranks.count) * settings.env.num_envs
         algorithm = build_algorithm(
-            section, model=settings.model, env=env, seed=seed, device=device, ranks=ranks, streams=max(STREAMS, streams)
+            section,
+            model=settings.model,
+            env=env,
+            seed=seed,
+            device=device,
+            ranks=ranks,
+            streams=max(STREAMS, streams),
+            normalize_reward=settings.env.normalize_reward,
         )
     except MemoryError as error:  # larger than the system would ever promise
         wanted = None if available is None else f"at most {available / 1e9:.1f} GB"

@@ -46,9 +46,10 @@ def recipe(algorithm):
         )
     else:
         settings = probe("matching_action", algorithm=algorithm, env_steps=3_000)
-    # With statistics of observations, which a restarted learner must continue; of gradients alone there are none.
-    model = settings.model.model_copy(update={"normalize_observation": algorithm != "a3c-grad"})
-    return settings.model_copy(update={"model": model})
+    # With statistics of observations and rewards, which a restarted learner must continue; of gradients alone there are none.
+    known = algorithm != "a3c-grad"
+    model = settings.model.model_copy(update={"normalize_observation": known})
+    return settings.model_copy(update={"model": model, "env": settings.env.model_copy(update={"normalize_reward": known})})
 
 
 def lockstep(settings, *, seed=1, batch=1):
@@ -133,7 +134,8 @@ def test_a_run_whose_processes_are_killed_ends_with_the_weights_of_one_that_is_l
     """Actors in the middle of a rollout; the learner four times, once before its first checkpoint. Also two messages of each."""
     settings = lockstep(recipe(algorithm), batch=batch)
     if algorithm == "ppo":  # episodes span messages, and count only where their beginning was received
-        settings = lockstep(probe("discounted_value", env_steps=3_000), batch=batch)
+        env = settings.env.model_copy(update={"entry_point": "common.envs.probes:discounted_value"})
+        settings = settings.model_copy(update={"env": env})
     alone = trained(settings, tmp_path / "alone", delays=1)
     disturbed = killed(often(settings), tmp_path / "killed", actors=(0, 2), learner=(0, 2, 2, 5), seed=2)
     timeless = ("learner_updates", "env_steps", "episodes", "mean100", "parameters_sha256", "reproducible")

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -21,6 +22,7 @@ from common.algorithms.settings import DQNSettings, PPOSettings, TD3Settings
 from common.config.run_config import RunConfig
 from common.config.schema import Settings
 from common.config.sections import LearnerSettings, RolloutSettings, TargetSettings
+from common.envs import probes
 from common.envs.make import build, make
 from common.envs.spec import EnvSettings
 from common.envs.trial import spec_of
@@ -150,6 +152,7 @@ class Colony:
             env=self.env,
             seed=derive_seed(settings.run.seed, "model", role="learner"),
             ranks=self.group or ALONE,
+            normalize_reward=settings.env.normalize_reward,
         )
         self.record = RunRecord(settings=settings, run_id="run-1", frame_skip=1, started_at=time.monotonic())
         architecture = ParameterLayout.of(self.algorithm.model).fingerprint
@@ -549,6 +552,23 @@ def test_action_values_lead_to_the_action_that_matters_at_the_pace_that_was_aske
     paying = run.record.env_steps - settings.algorithm.warmup
     assert run.record.training["samples_per_insert"] == pytest.approx(6, rel=0.02)
     assert run.algorithm._gradient_steps * 32 == pytest.approx(6 * paying, rel=0.02)
+    assert_accounts_agree(run)
+
+
+def large_rewards():
+    """`matching_action` with rewards of 10,000 and -10,000."""
+    return gymnasium.wrappers.TransformReward(probes.matching_action(), lambda reward: 1e4 * reward)
+
+
+def test_large_rewards_are_learned_in_units_of_their_deviation_and_reported_raw(tmp_path):
+    settings = q_probe("matching_action", env_steps=20_000, mean100=8_000.0)
+    changed = {"entry_point": f"{__name__}:large_rewards", "normalize_reward": True}
+    run = Colony(settings.model_copy(update={"env": settings.env.model_copy(update=changed)}), tmp_path).run()
+    assert run.reason == "target reached"
+    assert run.record.last_evaluation["mean"] == 10_000.0
+    std = run.record.training["reward_std"]
+    assert 3_000 < std <= 10_000
+    assert run.action_values(1.0)[1] == pytest.approx(1e4 / std, rel=0.2)
     assert_accounts_agree(run)
 
 

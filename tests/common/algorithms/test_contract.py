@@ -55,7 +55,8 @@ class Sides:
     def learner(self, *, seed=0, hidden=(16,), **changed):
         settings = self.settings.model_copy(update=changed)
         model = self.model.model_copy(update={"hidden": hidden})
-        algorithm = build_algorithm(settings, model=model, env=self.env, seed=seed)
+        normalizes = settings.name != "a3c-grad"
+        algorithm = build_algorithm(settings, model=model, env=self.env, seed=seed, normalize_reward=normalizes)
         algorithm.calibrate(torch.rand(20, *self.env.observation_shape, generator=torch.Generator().manual_seed(7)))
         return algorithm
 
@@ -167,7 +168,7 @@ def test_an_update_does_not_import_the_compiler_of_torch(sides, monkeypatch):
 
 
 def test_a_resumed_run_makes_the_very_same_next_updates(sides):
-    """Weights, optimizers, random state, statistics, schedules and replay memory, bit for bit."""
+    """Weights, optimizers, random state, statistics of observations and rewards, schedules and replay memory, bit for bit."""
     first, second = sides.learner(), sides.learner(seed=99)
     policy = sides.policy(first)
     for seq in range(3):

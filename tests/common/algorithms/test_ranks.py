@@ -48,7 +48,7 @@ class Run:
         self.settings = ALGORITHMS[name].settings(**changed)
         self.model = ModelSettings(hidden=(16,), normalize_observation=name != "a3c-grad")
         self.built = {"model": self.model, "env": self.env}
-        self.learner = build_algorithm(self.settings, **self.built, seed=0, ranks=ranks)
+        self.learner = build_algorithm(self.settings, **self.built, seed=0, ranks=ranks, normalize_reward=name != "a3c-grad")
         self.learner.calibrate(torch.rand(20, *self.env.observation_shape, generator=torch.Generator().manual_seed(7)))
         self.ranks = ranks
 
@@ -74,7 +74,9 @@ class Run:
                 arrays[key][t] = values.numpy()
         steps = int(arrays["valid"].sum())
         worker = WorkerKey(name=f"w{seed % 10}", incarnation=1)
-        return Experience(worker=worker, seq=seed // 10, version=0, env_steps=steps, arrays=dict(policy.experience(arrays)))
+        return Experience(
+            worker=worker, index=seed % 10, seq=seed // 10, version=0, env_steps=steps, arrays=dict(policy.experience(arrays))
+        )
 
     def train(self, updates, mine, everyone):
         """Take `updates` updates on the messages `mine`, of those `everyone` trains on; return gradients, weights, statistics."""
@@ -87,7 +89,8 @@ class Run:
             self.learner.update(batch, RunProgress(env_steps=0, env_steps_planned=1_000, version=0))
             if self.name != "a3c-grad":
                 self.learner.observe(own)
-        return self.gradients(), self.weights(), self.learner.state_dict().get("observation_moments")
+        state = self.learner.state_dict()
+        return self.gradients(), self.weights(), [state["observation_moments"], state["rewards"].get("moments")]
 
     def _sample(self, mine, everyone, rng):
         """Let the memory return rows that follow from the update and the message that a rank would have sampled them from."""
@@ -151,9 +154,10 @@ def test_ranks_train_as_one_rank_with_all_rows(name, partition, envs):
             torch.testing.assert_close(own_weight, weight, rtol=0, atol=most_weight)
             if most_gradient:
                 torch.testing.assert_close(own_gradient, gradient, rtol=0, atol=most_gradient)
-            if moments:
-                assert own_moments["count"] == moments["count"]
-                torch.testing.assert_close(own_moments["mean"], moments["mean"], rtol=1e-12, atol=0)
+            for own, joint in zip(own_moments, moments, strict=True) if name != "a3c-grad" else []:
+                assert own["count"] == joint["count"] > 0
+                torch.testing.assert_close(own["mean"], joint["mean"], rtol=1e-12, atol=1e-12)
+                torch.testing.assert_close(own["m2"], joint["m2"], rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("name", ["ppo", "impala", "dqn"])

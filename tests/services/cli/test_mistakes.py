@@ -175,6 +175,8 @@ def _module(tmp_path, monkeypatch):
             ["newcomers:fixed makes another number of environments: found 4, wanted 2", "policy_server.workers"],
         ),
         (["cartpole-a3c-grad", "model.normalize_observation=true"], ["vectors by a3c-grad: found true", "algorithm.name=a3c"]),
+        (["cartpole-a3c-grad", "env.normalize_reward=true"], ["env.normalize_reward: found true, wanted false", "no rewards"]),
+        (["breakout", "env.normalize_reward=true"], ["env.normalize_reward: found true, wanted false", "signs have no scale"]),
         (
             ["pong", "env.id=", "env.entry_point=common.envs.probes:pictured_action", "model.conv=[[32,8,4],[64,4,2],[64,3,1]]"],
             ["model.conv does not fit the image: found (16, 16)", "auto"],
