@@ -104,7 +104,7 @@ def discounted_returns(
     counts = arrays["valid"] & np.isfinite(arrays["reward"])
     reward = np.where(counts, arrays["reward"], 0.0).astype(np.float64)
     factor = gamma * (counts & ~(arrays["terminated"] | arrays["truncated"] | arrays["start"][1:]))
-    running, returns = discounted * ~arrays["start"][0], np.empty_like(reward)
+    running, returns = discounted, np.empty_like(reward)
     for t in range(len(reward)):
         np.add(reward[t], running, out=returns[t])
         running = factor[t] * returns[t]

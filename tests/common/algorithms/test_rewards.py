@@ -82,10 +82,11 @@ def test_returns_begin_again_with_each_episode_and_rows_without_a_reward_do_not_
     valid[2, 0] = valid[5, 1] = False
     flags["truncated"][4, 0] = start[5, 0] = True  # same_step
     flags["terminated"][3, 1] = True  # a lost life: no start follows
+    start[7, 0] = True  # and no end before it
     found = statistics()
     found.add([message(0, length=7, num_envs=2, reward=reward, valid=valid, start=start, **flags)])
     found.add([message(1, length=1, num_envs=2, reward=[[20, 30]])])
-    episodes = [[1, 3], [5, 7], [9, 10, 20], [2, 4], [6], [8], [11, 30]]
+    episodes = [[1, 3], [5, 7], [9, 10], [20], [2, 4], [6], [8], [11, 30]]
     wanted = [each for episode in episodes for each in returns(episode)]
     assert found.state_dict()["moments"]["count"] == len(wanted)
     assert found.metrics["reward_std"] == pytest.approx(np.std(wanted), rel=1e-12)

@@ -20,7 +20,7 @@ from common.algorithms.registry import build_algorithm
 from common.algorithms.settings import DQNSettings, PPOSettings
 from common.config.schema import Settings
 from common.config.sections import LearnerSettings
-from common.envs.spec import ActionSpec, EnvSpec
+from common.envs.spec import ActionSpec, EnvSettings, EnvSpec
 from common.envs.trial import spec_of
 from common.errors import ConfigError, ResourceError
 from common.models import arithmetic
@@ -269,6 +269,12 @@ def test_an_algorithm_without_a_memory_says_nothing(caplog):
     with caplog.at_level(logging.INFO):
         startup.build_run_algorithm(Settings(model=MODEL), ENV, seed=0)
     assert not caplog.records
+
+
+@pytest.mark.parametrize("normalizes", [True, False])
+def test_the_algorithm_normalises_rewards_where_the_run_does(normalizes):
+    settings = Settings(model=MODEL, env=EnvSettings(normalize_reward=normalizes))
+    assert bool(startup.build_run_algorithm(settings, ENV, seed=0)._rewards.metrics) == normalizes
 
 
 @pytest.mark.parametrize(
