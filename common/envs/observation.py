@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from ale_py.vector_env import AtariVectorEnv
+from gymnasium.spaces import Dict
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 from numpy.typing import NDArray
@@ -27,9 +28,11 @@ class ObservationReader:
     def __init__(self, env: AnyVectorEnv, settings: EnvSettings, action: ActionSpec) -> None:
         """Raises `ConfigError` for a space that is not supported, and for a mask that does not fit the actions."""
         self._name, self._space = settings.name, env.single_observation_space
-        seen = describe_observation(self._space)
+        inside = isinstance(self._space, Dict) and ACTION_MASK in self._space.spaces
+        self.ignores_mask = inside and action.discrete and not settings.action_mask
+        also = (ACTION_MASK,) if inside and settings.action_mask and settings.leaves else ()
+        seen = describe_observation(self._space, (*settings.leaves, *also))
         mask = next((each for each in seen if each.leaf.path == ACTION_MASK), None)
-        self.ignores_mask = mask is not None and action.discrete and not settings.action_mask
         self._mask: Leaf | None = None
         if settings.action_mask:
             self._mask = _mask_leaf(action)

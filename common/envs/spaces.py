@@ -5,8 +5,9 @@ A batch of observations passes through its casts each env step, so a cast is a v
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial, reduce
+from operator import getitem
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -31,28 +32,45 @@ class DescribedLeaf(NamedTuple):
     cast: Callable[[Any], Array]
 
 
-def describe_observation(space: Space[Any], path: str = "") -> list[DescribedLeaf]:
+def describe_observation(space: Space[Any], chosen: Sequence[str] = ()) -> list[DescribedLeaf]:
     """Return the leaves of an observation, those of Dict and Tuple in gymnasium's order. Raises `ConfigError` for other spaces.
 
-    An image has the shape [H, W] or [channels, H, W], in bytes or in float32; a discrete leaf is a vector of int32
-    with the number of choices of each component; others are vectors of float32.
+    Of several, only those of the paths `chosen`, with all inside them; none chosen: all. An image has the shape [H, W] or
+    [channels, H, W], in bytes or in float32; a discrete leaf is a vector of int32 with the number of choices of each component;
+    others are vectors of float32.
     """
-    if not isinstance(space, Dict | Tuple):
-        return [_describe_leaf(space, path)]
-    inside = space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces)
-    found = [
-        DescribedLeaf(leaf, partial(_cast_inside, key, cast))
-        for key, inner in inside
-        for leaf, cast in describe_observation(inner, f"{path}/{key}".lstrip("/"))
-    ]
-    if len({leaf.path for leaf, _ in found}) < max(1, len(found)):
-        paths = sorted(leaf.path for leaf, _ in found)
+    inside = list(_leaf_spaces(space))
+    paths = [path for path, _, _ in inside]
+    if len(set(paths)) < max(1, len(paths)):
         raise ConfigError("observation space has leaves of one path", found=paths, wanted="at least one, of different paths")
-    return found
+    if unknown := [name for name in chosen if not any(_lies_in(path, (name,)) for path in paths)]:
+        wanted = f"some of {', '.join(paths)}" if any(paths) else "nothing for an observation of one array"
+        raise ConfigError("env.leaves names what the observation does not have", found=unknown, wanted=wanted)
+    return [
+        DescribedLeaf(leaf, partial(_cast_inside, keys, cast) if keys else cast)
+        for path, keys, inner in inside
+        if not chosen or _lies_in(path, chosen)
+        for leaf, cast in [_describe_leaf(inner, path)]
+    ]
 
 
-def _cast_inside(key: Any, cast: Callable[[Any], Array], batch: Any) -> Array:
-    return cast(batch[key])
+def _leaf_spaces(
+    space: Space[Any], path: str = "", keys: tuple[Any, ...] = ()
+) -> Iterator[tuple[str, tuple[Any, ...], Space[Any]]]:
+    """Yield path, keys and indices, and space of each array of an observation."""
+    if not isinstance(space, Dict | Tuple):
+        yield path, keys, space
+        return
+    for key, inner in space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces):
+        yield from _leaf_spaces(inner, f"{path}/{key}".lstrip("/"), (*keys, key))
+
+
+def _lies_in(path: str, chosen: Sequence[str]) -> bool:
+    return any(path == name or path.startswith(f"{name}/") for name in chosen)
+
+
+def _cast_inside(keys: tuple[Any, ...], cast: Callable[[Any], Array], batch: Any) -> Array:
+    return cast(reduce(getitem, keys, batch))
 
 
 def _describe_leaf(space: Space[Any], path: str) -> DescribedLeaf:
@@ -63,7 +81,8 @@ def _describe_leaf(space: Space[Any], path: str) -> DescribedLeaf:
         return DescribedLeaf(leaf, lambda batch: (batch - start).reshape(-1, size).astype(np.int32))
     if not isinstance(space, Box):
         wanted = "a Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them"
-        raise ConfigError(f"observation space {path}".strip() + " not supported", found=space, wanted=wanted, fix=_WRAP)
+        fix = f"choose others with env.leaves, or {_WRAP}" if path else _WRAP
+        raise ConfigError(f"observation space {path}".strip() + " not supported", found=space, wanted=wanted, fix=fix)
     channels_last = len(space.shape) == 3 and space.shape[-1] < space.shape[0]  # noqa: PLR2004 - they are the shorter of the outer axes
     shape = (space.shape[-1], *space.shape[:-1]) if channels_last else space.shape
     if not _is_image(shape, space.dtype):

@@ -50,6 +50,9 @@ class EnvSettings(BaseModel):
     autoreset: Literal["next_step", "same_step"] = Field(
         default="next_step", description="gymnasium's autoreset mode asked of the environment"
     )
+    leaves: Annotated[tuple[str, ...], PER_ENVIRONMENT] = Field(
+        default=(), description="paths of the arrays of a Dict or Tuple observation that are used, such as [image]; none: all"
+    )
     action_mask: bool = Field(
         default=False,
         description="never take actions that info[action_mask], or the key action_mask of a Dict observation, forbids (with a 0)",

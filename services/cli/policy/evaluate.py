@@ -114,7 +114,7 @@ def protocol(settings: EnvSettings) -> dict[str, Any]:
             "max_episode_frames": settings.max_episode_frames,
         }
     elif not settings.entry_point:
-        rules["max_episode_steps"] = gymnasium.spec(settings.id).max_episode_steps
+        rules["max_episode_steps"] = gymnasium.spec(settings.id.rpartition(":")[2]).max_episode_steps
     return {name: value for name, value in (rules | settings.kwargs).items() if value is not None} | {"rewards": "raw"}
 
 

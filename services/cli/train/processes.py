@@ -97,9 +97,13 @@ class Processes:
             os.killpg(self._running[child].pid, signal.SIGKILL)
 
     def exited(self) -> dict[str, int]:
-        """Return the exit codes of the children that ended since the last call, negative for a signal."""
+        """Return the exit codes of the children that ended since the last call, negative for a signal.
+
+        Processes that such a child has started and left, such as the engines of environments, are killed.
+        """
         ended = {name: code for name, process in self._running.items() if (code := process.poll()) is not None}
         for name in ended:
+            self.kill(name)
             del self._running[name]
         not_started, self._not_started = self._not_started, {}
         return {**ended, **not_started}

@@ -320,7 +320,7 @@ def test_observations_become_images_or_vectors(own, shape, dtype, seen) -> None:
         (
             Dict({"a": VECTOR, "b": Tuple([VECTOR, Text(5)])}),
             DISCRETE,
-            r"observation space b/1 not supported: found Text.*, wanted a Box, Discrete, .* or a Dict or Tuple of them",
+            r"observation space b/1 not supported: found Text.*, wanted a Box, .* of them; choose others with env.leaves",
         ),
         (Graph(VECTOR, None), DISCRETE, "observation space not supported: found Graph"),
         (Dict({"a/b": VECTOR, "a": Dict({"b": VECTOR})}), DISCRETE, r"leaves of one path: found \['a/b', 'a/b'\]"),

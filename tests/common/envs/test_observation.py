@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Text
 
 from common.algorithms.batch import collate
 from common.algorithms.moments import Moments, ObservationStatistics
@@ -189,6 +189,19 @@ def test_two_hundred_leaves_are_as_good_as_two(told):
 def test_a_dict_of_one_leaf_is_that_leaf(told):
     with trial(told(Dict({"only": PLAIN}), {"only": ONES})) as environment:
         assert (environment.spec.leaves, environment.spec.observation_shape) == ((), (2,))
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+def test_leaves_that_are_not_chosen_may_be_anything(told, mode):
+    space = Dict({"a": PLAIN, "action_mask": MultiBinary(3), "arm": Dict({"x": PLAIN, "y": PLAIN}), "text": Text(5)})
+    seen = {"a": ONES, "action_mask": np.ones(3, np.int8), "arm": {"x": ONES, "y": ONES / 2}, "text": "words"}
+    settings = told(space, seen, leaves=("arm", "a"), action_mask=True, truncates=True, autoreset=mode)
+    with trial(settings, env_steps=7) as environment:
+        assert [leaf.path for leaf in environment.spec.leaves] == ["a", "arm/x", "arm/y", "action_mask"]
+        values = {leaf.path: leaf.values.tolist() for leaf in split(environment.spec, environment.reset(0))}
+    assert values["arm/y"] == [[0.5, 0.5]] * len(values["arm/y"])
+    with pytest.raises(ConfigError, match=r"found \['ar'\], wanted some of a, action_mask, arm/x, arm/y, text"):
+        make(told(space, seen, leaves=("ar", "a")))
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ import sys
 import numpy as np
 import pytest
 
+from common.envs.spec import EnvSettings
 from common.policies.atari_scores import ATARI_SCORES
-from services.cli.policy.evaluate import interval95
+from services.cli.policy.evaluate import interval95, protocol
 from tests.services.cli.conftest import called
 
 pytestmark = pytest.mark.service
@@ -54,6 +55,11 @@ def test_the_table_has_score_and_evaluation_rules(make_run, capsys):
     assert "version 7, 7,000 env steps" in out
     assert "mean 3.0 env steps, from 1 to 5" in out
     assert "evaluation rules  common.envs.probes:counting" in out
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "gymnasium:CartPole-v1"])
+def test_the_time_limit_is_a_rule_also_of_an_id_with_a_module(env_id):
+    assert protocol(EnvSettings(id=env_id))["max_episode_steps"] == 500
 
 
 def test_the_seed_and_the_mode_decide_what_is_played(make_run, capsys):

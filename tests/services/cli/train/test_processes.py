@@ -191,6 +191,21 @@ def test_a_learner_deaf_to_sigterm_is_killed_with_all_that_it_started(scene):
     assert not grandchildren[0].is_running() or grandchildren[0].status() == psutil.STATUS_ZOMBIE
 
 
+def test_a_child_that_crashes_leaves_nothing_that_it_started(scene):
+    """ViZDoom runs each environment as a process, which lives on where its actor was killed."""
+    engine = f"echo engine >{scene.pipe}; exec sleep 1000"
+    program = f"import signal, subprocess; subprocess.Popen(['sh', '-c', {engine!r}]); signal.pause()"
+    processes = scene.processes(lambda _: [sys.executable, "-c", program])
+    processes.start(Start("actor-0"))
+    assert scene.heard() == ["engine"]
+    actor = psutil.Process(processes.pids()["actor-0"])
+    engines = actor.children()
+    actor.kill()
+    processes._running["actor-0"].wait()
+    assert processes.exited() == {"actor-0": -signal.SIGKILL}
+    assert not psutil.wait_procs(engines, timeout=90)[1]
+
+
 def test_children_do_not_outlive_a_supervisor_that_is_killed(scene):
     """A kill -9 of the supervisor, or a closed laptop lid's out-of-memory killer: no orphan keeps a core busy for days."""
     program = f"""
