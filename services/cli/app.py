@@ -203,7 +203,8 @@ def _config_validate(options: argparse.Namespace) -> int:
     if settings.run.store:
         RunStore(settings.run.store)
     check_environment(settings)
-    print(f"{settings.run.preset or 'defaults'}: all settings are valid, and the environment starts")
+    masked = ", and masks its actions" if settings.env.action_mask else ""
+    print(f"{settings.run.preset or 'defaults'}: all settings are valid, and the environment starts{masked}")
     for note in loaded.notes:
         print(note)
     return 0

@@ -167,7 +167,10 @@ class _Root:
         )
         self.status = lambda: record.status(intake.stats, time.monotonic())
         agreement = Agreement(self.group) if self.group else None
-        results = Results(record=record, stats=self.stats, journal=journal, agreement=agreement, clock=time.monotonic)
+        masked = self.env if self.env.action_mask else None
+        results = Results(
+            record=record, stats=self.stats, journal=journal, agreement=agreement, clock=time.monotonic, masked=masked
+        )
         checkpoints = self.build_checkpoints(run, intake, results, uploads)
         loop = self.build_loop(intake, results, checkpoints)
         intake.start()

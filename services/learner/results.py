@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from common.algorithms.api import UpdateResult
+from common.envs.leaves import action_mask
+from common.envs.spec import EnvSpec
 from common.observability import logs
 from common.observability.checks.experience import REPLAY_INCOMPLETE
 from common.observability.learner_stats import IntakeStats, LearnerStats
@@ -39,6 +41,7 @@ class Results:
     journal: Journal
     agreement: Agreement | None  # with the other ranks; None: there are none
     clock: Callable[[], Seconds]
+    masked: EnvSpec | None = None  # the environment, where its actions are masked
     coverage: Coverage = NO_ACTORS  # of the actors of this rank
     _episode_coverage: EpisodeCoverage = field(init=False)
     _curve_at: Seconds = -math.inf
@@ -82,9 +85,10 @@ class Results:
         stats.episode_return_mean_episodes = len(record.returns)
         stats.environments_unfinished = record.unfinished
         stats.episode_length_mean = record.mean_length
-        stats.training_metrics = {**stats.training_metrics, **result.metrics}
+        metrics = {**result.metrics, **self._allowed_actions(samples)}
+        stats.training_metrics = {**stats.training_metrics, **metrics}
         self._check_replay(result)
-        means = {f"train/{name}": value for name, value in result.metrics.items()}
+        means = {f"train/{name}": value for name, value in metrics.items()}
         if samples:
             means["throughput/policy_lag"] = float(np.mean([record.version - 1 - sample.version for sample in samples]))
         newest = {"episode/return_mean100": record.mean_return, "episode/length_mean100": record.mean_length}
@@ -94,6 +98,12 @@ class Results:
         if now - self._curve_at >= CURVE_SECONDS or grown:
             self._curve_at, self._curve_env_steps = now, record.env_steps
             self.add_curve_row()
+
+    def _allowed_actions(self, samples: Sequence[Experience]) -> dict[str, float]:
+        if not self.masked:
+            return {}
+        shares = [action_mask(self.masked, sample.arrays["obs"]).mean() for sample in samples if "obs" in sample.arrays]
+        return {"allowed_actions": float(np.mean(shares))} if shares else {}
 
     def _check_replay(self, result: UpdateResult) -> None:
         """Warn where environments that the replay memory is not laid out for begin to take the room of its rows."""

@@ -17,6 +17,7 @@ import torch
 from common.algorithms.api import UpdateResult
 from common.config.schema import Settings
 from common.config.sections import ActorSettings, CheckpointSettings, LearnerSettings, RunSettings, TargetSettings
+from common.envs.spec import ActionSpec, EnvSpec, Leaf
 from common.errors import DropReason, ResourceError
 from common.models import snapshot
 from common.observability.health import Health
@@ -170,7 +171,7 @@ class Scene:
         self.directory = create(folder / "run", config="run: {}\n", command=["rookery"])
         self.record = RunRecord(settings=self.settings, run_id="run-1", frame_skip=4, started_at=100.0)
         self.stats, self.saved, self.notes, self.stop = LearnerStats(phases=Phases(PHASES, clock=self.clock)), [], [], False
-        self.best, self.agreement = [], None
+        self.best, self.agreement, self.masked = [], None, None
         self.disk_full, self.health, self.will_restart = False, Health(clock=self.clock), False
 
     def save(self, checkpoint):
@@ -197,7 +198,14 @@ class Scene:
     def train(self):
         """From the start to the end; the reason."""
         journal = Journal(self.directory, env_steps=0)
-        results = Results(record=self.record, stats=self.stats, journal=journal, agreement=self.agreement, clock=self.clock)
+        own = {
+            "record": self.record,
+            "stats": self.stats,
+            "agreement": self.agreement,
+            "clock": self.clock,
+            "masked": self.masked,
+        }
+        results = Results(journal=journal, **own)
         common = {"algorithm": self.algorithm, "intake": self.intake, "results": results, "health": self.health}
         checkpoints = RunCheckpoints(**common, save_checkpoint=self.save, save_best=self.save_best)
         stopping = lambda: self.stop  # noqa: E731
@@ -237,6 +245,19 @@ def test_each_batch_gives_a_policy_that_is_published_at_once(tmp_path):
     assert scene.algorithm.batches == [[0], [1], [2]]
     assert [(p.version, p.env_steps) for p in scene.algorithm.progress] == [(0, 0), (1, STEPS), (2, 2 * STEPS)]
     assert (scene.summary["env_steps"], scene.summary["learner_updates"]) == (3 * STEPS, 3)
+
+
+def test_the_share_of_allowed_actions_is_a_metric_where_actions_are_masked(tmp_path):
+    scene = Scene(tmp_path)
+    leaves = (Leaf(path="a", shape=(2,), dtype="uint8"), Leaf(path="action_mask", shape=(4,), dtype="uint8", choices=(2,) * 4))
+    action = ActionSpec(choices=(4,), shape=())
+    frame = {"observation_shape": (6,), "observation_dtype": "uint8", "frame_stack": 1, "frame_skip": 1}
+    scene.masked = EnvSpec(**frame, action=action, leaves=leaves, action_mask=True)
+    experience = item(0)
+    experience.arrays["obs"] = np.tile(np.array([9, 9, 1, 0, 0, 0], np.uint8), (3, 2, 1))
+    scene.intake.script = [[experience], [item(1)]]  # the second, of gradients, has no observations
+    scene.run()
+    assert scene.stats.training_metrics["allowed_actions"] == 0.25
 
 
 def test_a_replay_memory_that_shrinks_is_in_the_log_once(tmp_path):
