@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import reduce
+from operator import getitem
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,7 +16,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 from numpy.typing import NDArray
 
 from common.envs.leaves import join, joined_dtype
-from common.envs.spaces import DescribedLeaf, describe_observation
+from common.envs.spaces import DescribedLeaf, describe_observation, leaf_spaces
 from common.envs.spec import ACTION_MASK, ONE_ARRAY, ActionSpec, EnvSettings, Leaf
 from common.errors import ConfigError
 
@@ -74,13 +76,28 @@ class ObservationReader:
     def final(self, info: Mapping[str, Any], index: NDArray[np.int32]) -> Array:
         """Return the last observations [K, *frame] of the environments `index` [K], which have begun other episodes."""
         items, space = [info["final_obs"][env] for env in index], self._space
-        batch: Any = concatenate(space, items, create_empty_array(space, len(items)))  # type: ignore[arg-type]  # its own type
+        try:
+            batch: Any = concatenate(space, items, create_empty_array(space, len(items)))  # type: ignore[arg-type]  # its own type
+        except LookupError:
+            self.require_leaves(items)
+            raise
         none = np.zeros(len(index), np.bool_)
         if not self._in_info:
             return self(batch, {}, acted_on=none)
         masks = info.get("final_info", {}).get(ACTION_MASK)
         everything = np.ones((len(index), len(self._leaves[-1].choices)), np.uint8)
         return self(batch, {ACTION_MASK: everything if masks is None else masks[index]}, acted_on=none)
+
+    def require_leaves(self, observations: Iterable[Any]) -> None:
+        """Raise `ConfigError` where one of these observations, as environments return them, lacks an array of its space."""
+        for seen in observations:
+            for path, keys, _ in leaf_spaces(self._space):
+                try:
+                    reduce(getitem, keys, seen)
+                except LookupError:
+                    found = f"keys {', '.join(map(str, seen))}" if isinstance(seen, Mapping) else repr(seen)
+                    fact, wanted = f"{self._name} returns an observation without {path}", "all arrays of its space, each time"
+                    raise ConfigError(fact, found=found, wanted=wanted, fix="correct the environment") from None
 
     def _check(self, mask: Array, info: Mapping[str, Any], acted_on: NDArray[np.bool_]) -> None:
         if mask.shape != (len(acted_on), len(self._leaves[-1].choices)):

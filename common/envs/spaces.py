@@ -39,7 +39,7 @@ def describe_observation(space: Space[Any], chosen: Sequence[str] = ()) -> list[
     [channels, H, W], in bytes or in float32; a discrete leaf is a vector of int32 with the number of choices of each component;
     others are vectors of float32.
     """
-    inside = list(_leaf_spaces(space))
+    inside = list(leaf_spaces(space))
     paths = [path for path, _, _ in inside]
     if len(set(paths)) < max(1, len(paths)):
         raise ConfigError("observation space has leaves of one path", found=paths, wanted="at least one, of different paths")
@@ -54,7 +54,7 @@ def describe_observation(space: Space[Any], chosen: Sequence[str] = ()) -> list[
     ]
 
 
-def _leaf_spaces(
+def leaf_spaces(
     space: Space[Any], path: str = "", keys: tuple[Any, ...] = ()
 ) -> Iterator[tuple[str, tuple[Any, ...], Space[Any]]]:
     """Yield path, keys and indices, and space of each array of an observation."""
@@ -62,7 +62,7 @@ def _leaf_spaces(
         yield path, keys, space
         return
     for key, inner in space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces):
-        yield from _leaf_spaces(inner, f"{path}/{key}".lstrip("/"), (*keys, key))
+        yield from leaf_spaces(inner, f"{path}/{key}".lstrip("/"), (*keys, key))
 
 
 def _lies_in(path: str, chosen: Sequence[str]) -> bool:

@@ -72,7 +72,11 @@ class VectorEnvironment:
     def reset(self, seed: int) -> Array:
         """Begin B episodes, environment b with `seed + b` where it is seeded alone; return the first observations [B, *frame]."""
         state.seed_spaces(self.native, seed)  # an environment may sample them
-        observation, info = self.native.reset(seed=seed % (SEEDS - self.num_envs))
+        try:
+            observation, info = self.native.reset(seed=seed % (SEEDS - self.num_envs))
+        except LookupError:
+            self._observed.require_leaves(getattr(self.native, "_env_obs", ()))
+            raise
         self.offers_masks |= self._offered(info)
         if self._counts_lives:
             self._lives = info["lives"].copy()
@@ -81,7 +85,11 @@ class VectorEnvironment:
 
     def step(self, action: Array) -> Transition:
         """Take `action`: [B] or [B, K] int64 from 0, or [B, A] float32, clipped to the space's bounds here."""
-        observed, rewards, terminated, truncated, info = self.native.step(self.to_native(action))
+        try:
+            observed, rewards, terminated, truncated, info = self.native.step(self.to_native(action))
+        except LookupError:
+            self._observed.require_leaves(getattr(self.native, "_env_obs", ()))  # of SyncVectorEnv: one for each environment
+            raise
         self.offers_masks |= self._offered(info)
         reward = np.asarray(rewards, np.float32)
         after_end, self._ended = self._ended, terminated | truncated
