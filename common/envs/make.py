@@ -1,13 +1,14 @@
 """Build environments that are stepped side by side from `EnvSettings`.
 
-Three origins: Atari on ale-py's native vector environment, a gymnasium id, a function of the user's. All of them end in one
-`VectorEnvironment`.
+Three origins: Atari on ale-py's native vector environment, a gymnasium id, a function of the user's, whose environment may have
+several agents. All of them end in one `VectorEnvironment`.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable
 from typing import Any
 
 import ale_py
@@ -16,6 +17,7 @@ from ale_py.vector_env import AtariVectorEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from common import extensions
+from common.envs.agents import AgentRows, has_agents, takes_turns
 from common.envs.observation import AnyVectorEnv
 from common.envs.spec import EnvSettings
 from common.envs.vector import VectorEnvironment
@@ -31,18 +33,25 @@ def make(settings: EnvSettings) -> VectorEnvironment:
     environment = build(settings, settings.num_envs)
     if environment.num_envs != settings.num_envs:
         environment.close()
-        raise wrong_number(settings, found=environment.num_envs, wanted=settings.num_envs)
+        raise wrong_number(settings, environment)
     return environment
 
 
-def wrong_number(settings: EnvSettings, *, found: int, wanted: int) -> ConfigError:
-    """Return the error of a function that makes another number of environments than one process steps."""
+def wrong_number(settings: EnvSettings, made: VectorEnvironment) -> ConfigError:
+    """Return the error of a function that cannot make the number of environments, or rows of agents, that one process steps."""
+    found, wanted = made.num_envs, settings.num_envs
+    if made.agents > 1:
+        fact, fix = f"{settings.name} has {made.agents} agents, of which each has a row", "change env.num_envs"
+        return ConfigError(fact, found=f"{wanted} rows in a process", wanted=f"a multiple of {made.agents}", fix=fix)
     fix = "let its function take num_envs, or set env.num_envs to what it makes, times policy_server.workers where there are any"
     return ConfigError(f"{settings.name} makes another number of environments", found=found, wanted=wanted, fix=fix)
 
 
 def build(settings: EnvSettings, num_envs: int, *, render: bool = False) -> VectorEnvironment:
-    """As `make`, outside Atari with pictures where `render` asks for them; a user's function may make another number."""
+    """As `make`, outside Atari with pictures where `render` asks for them; a user's function may make another number.
+
+    Of an environment of several agents it makes the least number of copies that have `num_envs` agents.
+    """
     mode = _MODES[settings.autoreset]
     if settings.entry_point:
         env = _from_function(settings, num_envs, mode, render=render)
@@ -122,13 +131,28 @@ def _from_function(settings: EnvSettings, num_envs: int, mode: AutoresetMode, *,
     taken = inspect.signature(function).parameters
     offered = {"num_envs": num_envs} | ({"render_mode": PICTURE} if render else {})
     kwargs = settings.kwargs | {name: value for name, value in offered.items() if name in taken}
+    if render and any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
+        kwargs["render_mode"] = PICTURE  # as all functions `parallel_env` of PettingZoo take it
     build = extensions.bind_arguments(function, entry_point=settings.entry_point, setting="env.kwargs", kwargs=kwargs)
     env = build()
     if isinstance(env, VectorEnv):
         return env
     if not isinstance(env, gymnasium.Env):
-        raise ConfigError(f"{settings.entry_point} made no environment", found=type(env), wanted="a gymnasium Env or VectorEnv")
+        return _of_agents(settings, env, build, num_envs)
     return SyncVectorEnv([lambda: env, *[build] * (num_envs - 1)], autoreset_mode=mode)
+
+
+def _of_agents(settings: EnvSettings, first: Any, build: Callable[[], Any], num_envs: int) -> AnyVectorEnv:
+    if not has_agents(first):
+        wanted = "a gymnasium Env or VectorEnv, or a PettingZoo ParallelEnv"
+        raise ConfigError(f"{settings.entry_point} made no environment", found=type(first), wanted=wanted)
+    if takes_turns(first):
+        fix = "let its function return pettingzoo.utils.aec_to_parallel(env)"
+        raise ConfigError(
+            f"{settings.entry_point} has agents that take turns", found=type(first), wanted="a ParallelEnv", fix=fix
+        )
+    copies = -(-num_envs // len(first.possible_agents))
+    return AgentRows([first, *(build() for _ in range(copies - 1))], name=settings.name)
 
 
 def _unknown(env_id: str) -> ConfigError:

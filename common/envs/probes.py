@@ -248,6 +248,78 @@ def mixed_action(actions: str = "discrete", mask: str = "", *, camera: bool = Tr
     return Mixed(actions, mask, camera=camera)
 
 
+class Leaving:
+    """A ParallelEnv, by its attributes alone: see `leaving_agents`."""
+
+    def __init__(self, mask: str, *, truncates: bool) -> None:
+        self.possible_agents = ["short", "long"]
+        self.agents: list[str] = []
+        self.metadata, self.render_mode = {"render_fps": 5}, "rgb_array"
+        self._mask, self._truncates = mask, truncates
+        vector = Box(-1, 3, (2,), np.float32)
+        self._observed: Space[Any] = Dict({"observation": vector, _MASK: MultiBinary(2)}) if mask == "leaf" else vector
+        self._actions = Discrete(2)
+        self._age, self._random = 0, np.random.default_rng()
+        self._seen = {agent: np.zeros(2, np.float32) for agent in self.possible_agents}
+
+    def observation_space(self, _agent: str) -> Space[Any]:
+        """Return a vector, in a Dict where the mask is a leaf."""
+        return self._observed
+
+    def action_space(self, _agent: str) -> Space[Any]:
+        """Return two actions."""
+        return self._actions
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Begin an episode with both agents."""
+        del options
+        self._random = np.random.default_rng(seed) if seed is not None else self._random
+        self.agents, self._age = list(self.possible_agents), 0
+        return self._look()
+
+    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        """Take the actions of the agents that are there, and of no others."""
+        acting, self._age = self.agents, self._age + 1
+        if set(actions) != set(acting):
+            text = f"actions of {sorted(actions)}, agents {acting}"
+            raise KeyError(text)
+        rewards = {agent: 1.0 if actions[agent] == (self._seen[agent][0] > 0) else -1.0 for agent in acting}
+        over = {agent: self._age == _STAY[agent] for agent in acting}
+        observations, infos = self._look()
+        self.agents = [agent for agent in acting if not over[agent]]
+        never = dict.fromkeys(acting, False)
+        return observations, rewards, never if self._truncates else over, over if self._truncates else never, infos
+
+    def render(self) -> NDArray[np.uint8]:
+        """Return a picture of the age of the episode."""
+        return np.full((4, 6, 3), self._age, np.uint8)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def _look(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        for agent, seen_last in self._seen.items():  # also over what an agent saw last that has left, as some environments do
+            seen_last[:] = 2 * self._random.integers(2) - 1, _STAY[agent] - self._age
+        masks = {agent: np.array([self._seen[agent][0] < 0, self._seen[agent][0] > 0], np.int8) for agent in self.agents}
+        seen: dict[str, Any] = {agent: self._seen[agent] for agent in self.agents}
+        if self._mask == "leaf":
+            seen = {agent: {"observation": seen[agent], _MASK: masks[agent]} for agent in self.agents}
+        return seen, {agent: {_MASK: masks[agent]} if self._mask == "info" else {} for agent in self.agents}
+
+
+_STAY = {"short": 1, "long": 3}  # env steps of each agent of `leaving_agents`
+
+
+def leaving_agents(mask: str = "", *, truncates: bool = False) -> Leaving:
+    """Two agents, each of which earns 1 for the action that matches its own coin, else -1; one leaves before the other.
+
+    An agent sees its coin, 1 or -1, and the env steps that it still has, of 1 and 3: V is 1 on the last, and 1 + gamma + gamma^2
+    where three are left. `truncates` cuts the episodes off instead. `mask`, by `info` or by a `leaf`, allows the best action
+    alone. Fails where agents are mixed up, or where something is learned from the rows of one that has left.
+    """
+    return Leaving(mask, truncates=truncates)
+
+
 class Counting(gymnasium.Env[NDArray[Any], np.int64]):
     """Environment whose observation is its own position: see `counting`."""
 

@@ -1,7 +1,7 @@
 """The state of an environment as plain data, from which another process continues bit for bit.
 
-The state consists of the plain data and numpy random generators in the attributes of a gymnasium environment and of all
-environments inside it, of the generators of their spaces and of the global ones, and of the data of a MuJoCo simulation.
+The state consists of the plain data and numpy random generators in the attributes of a gymnasium or PettingZoo environment and of
+all environments inside it, of the generators of their spaces and of the global ones, and of the data of a MuJoCo simulation.
 Functions, classes and the like count as constants, which every process builds alike. An environment that holds anything else,
 such as an emulator in native code, has no state that can be read, nor has one whose own attributes share memory, because each
 would get a copy of its own: `capture` names the attribute. MuJoCo is an optional package: nothing here imports it.
@@ -15,7 +15,7 @@ import inspect
 import random
 import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -26,10 +26,10 @@ from gymnasium.vector import SyncVectorEnv, VectorEnv
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from common.envs.agents import has_agents
 from common.errors import RookeryError
 from common.protocol.plain import TYPES, is_plain, parts
 
-_ENVIRONMENTS = (gymnasium.Env, VectorEnv)
 _CONSTANTS = (Space, EnvSpec, type, types.ModuleType, functools.partial, enum.Enum, np.dtype, np.ufunc, *TYPES)
 _GENERATORS = "numpy generators"
 _PROCESS = "process"  # key of the global generators beside the paths of environments
@@ -65,7 +65,7 @@ def seed_spaces(env: Any, seed: int) -> None:
     """Seed the spaces of all environments inside `env`: attributes that are a space, or a list, tuple or dict of spaces alone."""
     seeds = np.random.default_rng(seed)
     members = (value for inner in _environments(env).values() for value in _members(inner).values())
-    for space in {id(space): space for value in members for space in _all_of(Space, value)}.values():
+    for space in {id(space): space for value in members for space in _all_of(_is_space, value)}.values():
         space.seed(int(seeds.integers(2**31)))  # and the spaces inside it
 
 
@@ -96,17 +96,25 @@ def _environments(env: Any) -> dict[str, Any]:
     found, known = [("env", env)], {id(env)}
     for path, outer in found:  # which grows
         for name, value in vars(outer).items():
-            for number, inner in enumerate(_all_of(_ENVIRONMENTS, value)):
+            for number, inner in enumerate(_all_of(_is_environment, value)):
                 if id(inner) not in known:
                     known.add(id(inner))
                     found.append((f"{path}.{name}" + ("" if inner is value else f"[{number}]"), inner))
     return dict(found)
 
 
-def _all_of(kinds: Any, value: Any) -> Sequence[Any]:
-    """Return a value of `kinds`, or the items of a container of nothing else; the first other item ends the search."""
+def _is_environment(value: object) -> bool:
+    return isinstance(value, gymnasium.Env | VectorEnv) or has_agents(value)
+
+
+def _is_space(value: object) -> bool:
+    return isinstance(value, Space)
+
+
+def _all_of(is_kind: Callable[[object], bool], value: Any) -> Sequence[Any]:
+    """Return a value of a kind, or the items of a container of nothing else; the first other item ends the search."""
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
-    return list(items) if all(isinstance(item, kinds) for item in items) else []
+    return list(items) if all(map(is_kind, items)) else []
 
 
 def _members(env: Any) -> dict[str, Any]:
@@ -130,7 +138,7 @@ def _attributes(path: str, env: Any) -> dict[str, Any]:
         elif isinstance(value, Generator) or _is_constant(value):
             if generators := _generators(value):
                 attributes[name] = {_GENERATORS: [generator.bit_generator.state for generator in generators]}
-        elif not _all_of(_ENVIRONMENTS, value):
+        elif not _all_of(_is_environment, value):
             found = f"{path}.{name}, a {type(value).__name__}, in {type(env).__name__}"
             raise StateError("the state of an environment cannot be read", found=found, wanted="attributes of plain data")
     return attributes

@@ -79,15 +79,20 @@ def _require_finite(values: Array, what: str, settings: EnvSettings) -> None:
 
 
 def example_frames(settings: EnvSettings, *, seed: int) -> Array:
-    """Return observations of random play, [EXAMPLE_STEPS * EXAMPLE_ENVS, *frame]. The global generators are seeded too."""
+    """Return observations of random play, [EXAMPLE_STEPS * B, *frame], B environments. The global generators are seeded too.
+
+    Agents that have left are not seen; observations repeat in place of theirs.
+    """
     random = np.random.default_rng(seed)
     seed_generators(seed)
     with closing(build(settings, EXAMPLE_ENVS)) as environment:
         observation, frames = environment.reset(seed), []
         for _ in range(EXAMPLE_STEPS):
-            observation = environment.step(_random_actions(environment.spec, observation, random)).observation
-            frames.append(observation.copy())
-    return np.concatenate(frames)
+            transition = environment.step(_random_actions(environment.spec, observation, random))
+            observation = transition.observation
+            frames.append(observation[transition.valid | transition.start])
+        seen = np.concatenate(frames)
+        return np.resize(seen, (EXAMPLE_STEPS * environment.num_envs, *seen.shape[1:]))
 
 
 def _random_actions(spec: EnvSpec, observation: Array, random: np.random.Generator) -> Array:

@@ -4,6 +4,8 @@ next_step   the row after an end ignores its action and only brings the reset: v
 same_step   the row that ends an episode brings the next one's first observation: start True; the last
 observation of a truncated episode, which is bootstrapped from, comes apart in `final_observation`
 
+Rows may be agents (`common.envs.agents`). One that has left before the others has rows that are neither valid nor a start.
+
 Observations of several arrays, an action mask among them, are joined to one array (`common.envs.leaves`).
 """
 
@@ -19,6 +21,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from common.envs import state
+from common.envs.agents import STARTS, AgentRows
 from common.envs.observation import AnyVectorEnv, ObservationReader
 from common.envs.spaces import describe_action
 from common.envs.spec import ACTION_MASK, EnvSettings, EnvSpec
@@ -36,7 +39,7 @@ class Transition(NamedTuple):
     reward: NDArray[np.float32]  # [B], raw; 0 in a row that is not valid
     terminated: NDArray[np.bool_]  # [B]: the episode ended by its own rules
     truncated: NDArray[np.bool_]  # [B]: the episode was cut off, by a time limit
-    valid: NDArray[np.bool_]  # [B]: False in a reset row: its action was ignored
+    valid: NDArray[np.bool_]  # [B]: False in a reset row, and without an agent: its action was ignored
     start: NDArray[np.bool_]  # [B]: `observation` is the first of an episode
     final_index: NDArray[np.int32]  # [K]: environments truncated in this row, where `observation` is past their end
     final_observation: Array  # [K, *frame]: their last observations
@@ -51,6 +54,7 @@ class VectorEnvironment:
         action, self.to_native = describe_action(env.single_action_space)
         self._observed = ObservationReader(env, settings, action)
         self.num_envs: int = env.num_envs
+        self.agents = len(env.agents) if isinstance(env, AgentRows) else 1  # rows of one environment, one after the other
         self.action_space: Space[Any] = env.single_action_space  # of one environment, as `to_native` gives it
         self.spec = EnvSpec(
             **self._observed.described(),
@@ -93,6 +97,10 @@ class VectorEnvironment:
         self.offers_masks |= self._offered(info)
         reward = np.asarray(rewards, np.float32)
         after_end, self._ended = self._ended, terminated | truncated
+        start = after_end
+        if not self.same_step and after_end.any():
+            start = info.get(STARTS, after_end)
+            self._ended = (self._ended | after_end) & ~start
         observation = self._observed(observed, info, acted_on=self._all_valid if self.same_step else ~self._ended)
         life_lost = self._life_lost(info)
         if self.same_step:
@@ -101,9 +109,8 @@ class VectorEnvironment:
         if after_end.any():  # a reset row has no meaning beside its observation
             alive = ~after_end
             reward, terminated, truncated = np.where(alive, reward, np.float32(0)), terminated & alive, truncated & alive
-            self._ended = self._ended & alive
         final = self._no_index, self._no_frames
-        return Transition(observation, reward, terminated, truncated, ~after_end, after_end, *final, life_lost)
+        return Transition(observation, reward, terminated, truncated, ~after_end, start, *final, life_lost)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state from which another process continues bit for bit: plain values, not a copy.

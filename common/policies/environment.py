@@ -12,6 +12,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict, Space
 from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from common.envs.leaves import inputs_of
@@ -31,7 +32,9 @@ _FPS = 30.0  # where an environment names none
 class RunEnvironment(gymnasium.Env[Any, Any]):
     """One environment with the settings of a run; its observations are the input of the run's network. One thread uses it.
 
-    An observation of several arrays is a dict of them by path, the mask of allowed actions as "action_mask".
+    An observation of several arrays is a dict of them by path, the mask of allowed actions as "action_mask". Of several agents an
+    observation has those of all of them, [A, *input], an action likewise, the reward is the mean of theirs, and an episode ends
+    when the last one leaves.
     """
 
     def __init__(self, settings: EnvSettings, *, render_mode: str | None = None) -> None:
@@ -54,6 +57,11 @@ class RunEnvironment(gymnasium.Env[Any, Any]):
         spaces = {leaf.path: _space(leaf) for leaf in self.run_spec.inputs}
         self.observation_space: Space[Any] = Dict(spaces) if self.run_spec.leaves else next(iter(spaces.values()))
         self.action_space = self._environment.action_space
+        self._agents = self._environment.agents
+        self._left = np.zeros(self._agents, np.bool_)  # the agents whose episode has ended
+        if self._agents > 1:
+            self.observation_space = batch_space(self.observation_space, self._agents)
+            self.action_space = batch_space(self.action_space, self._agents)
         self._stacker: FrameStacker | None = None
         self._pictures: list[Array] = []  # since the last call of `render`
         if render_mode and not atari and self._environment.native.render_mode != PICTURE:
@@ -67,6 +75,7 @@ class RunEnvironment(gymnasium.Env[Any, Any]):
         super().reset(seed=seed, options=options)
         chosen = int(self.np_random.integers(SEEDS)) if seed is None else seed
         self._stacker = FrameStacker(self._environment.reset(chosen), self.run_spec.frame_stack)
+        self._left[:] = False
         self._pictures = []
         if self._screen is not None:
             self._screen.reset(chosen)
@@ -78,14 +87,18 @@ class RunEnvironment(gymnasium.Env[Any, Any]):
         if self._stacker is None:
             raise ConfigError("step before the first reset", found="no episode", wanted="a call of reset")
         first = getattr(self.action_space, "start", 0)  # of numbers
-        ours = (np.asarray(action) - first).reshape(1, *self.run_spec.action.shape)
-        transition = self._environment.step(ours.repeat(self._environment.num_envs, axis=0))
+        ours = (np.asarray(action) - first).reshape(self._agents, *self.run_spec.action.shape)
+        transition = self._environment.step(ours.repeat(self._environment.num_envs // self._agents, axis=0))
         self._stacker.push(transition.observation, transition.start)
         if self._screen is not None:
             self._screen.step(int(action))
         self._keep_pictures()
-        terminated, truncated = bool(transition.terminated[0]), bool(transition.truncated[0])
-        return self._seen(self._stacker), float(transition.reward[0]), terminated, truncated, {}
+        terminated, truncated, start = (
+            array[: self._agents] for array in (transition.terminated, transition.truncated, transition.start)
+        )
+        self._left = (self._left & ~start) | terminated | truncated
+        ended = [bool(self._left.all() and ends.any()) for ends in (terminated, truncated)]
+        return self._seen(self._stacker), float(transition.reward[: self._agents].mean()), *ended, {}
 
     def render(self) -> Any:
         """Return the newest picture [H, W, 3] uint8, or in mode "rgb_array_list" all since the last call.
@@ -104,10 +117,11 @@ class RunEnvironment(gymnasium.Env[Any, Any]):
             self._screen.close()
 
     def _seen(self, stacker: FrameStacker) -> Any:
-        newest = stacker.observation[:1]
+        newest = stacker.observation[: self._agents].copy()
+        which = 0 if self._agents == 1 else slice(None)
         if self.run_spec.leaves:
-            return {path: array[0] for path, array in inputs_of(self.run_spec, newest).items()}
-        return newest[0].copy()
+            return {path: array[which] for path, array in inputs_of(self.run_spec, newest).items()}
+        return newest[which]
 
     def _keep_pictures(self) -> None:
         if self.render_mode == PICTURES:

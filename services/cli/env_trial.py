@@ -101,8 +101,9 @@ def _try(env: EnvSettings) -> dict[str, Any]:
     warnings.simplefilter("ignore")  # the learner builds the environment too, and its log has them
     try:
         with trial(env, env_steps=FIRST_ENV_STEPS) as environment:
-            if environment.num_envs not in (1, env.num_envs):  # of a user's function that takes no number
-                raise wrong_number(env, found=environment.num_envs, wanted=env.num_envs)
+            # A user's function may take no number, and agents come by whole copies of their environment.
+            if environment.num_envs not in (environment.agents, env.num_envs) or env.num_envs % environment.agents:
+                raise wrong_number(env, environment)
             return {"spec": asdict(environment.spec), "offers_masks": environment.offers_masks}
     except RookeryError as error:
         return {"error": str(error), "traceback": traceback.format_exc()}

@@ -68,6 +68,27 @@ def test_an_action_is_taken_in_the_form_of_its_space(kind, best):
             observation, _ = env.reset()
 
 
+@pytest.mark.parametrize("mask", ["", "leaf"])
+def test_several_agents_act_together_until_the_last_one_leaves(mask):
+    """One earns 1 and leaves, the other earns 3; a mean of 2. Pictures show the age of the episode."""
+    settings = EnvSettings(entry_point="common.envs.probes:leaving_agents", kwargs={"mask": mask}, action_mask=bool(mask))
+    with closing(RunEnvironment(settings, render_mode="rgb_array_list")) as env:
+        check_spaces = env.observation_space, env.action_space
+        for episode in range(3):
+            observation, _ = env.reset(seed=episode)
+            rewards, ends = [], []
+            while not any(ends[-1:]):
+                assert check_spaces[0].contains(observation)
+                coins = (observation["observation"] if mask else observation)[:, 0]
+                action = (coins > 0).astype(check_spaces[1].dtype)
+                assert check_spaces[1].contains(action)
+                observation, reward, terminated, _, _ = env.step(action)
+                rewards.append(reward)
+                ends.append(terminated)
+            assert rewards == [1.0, 0.5, 0.5]
+            assert [picture[0, 0, 0] for picture in env.render()] == [0, 1, 2, 3]
+
+
 @pytest.fixture
 def games(tmp_path, monkeypatch):
     """Environments of a user's own."""
