@@ -46,7 +46,7 @@ def rollout(steps=12, num_envs=5, seed=0):
 
 
 def with_ends(layout):
-    """Ends in the middle, in a row, and at the last step, as each autoreset mode delivers them."""
+    """Ends in the middle, in a row, and at the last step, as each autoreset mode delivers them, and agents that leave early."""
     data = rollout()
     for t, b, kind in (
         (3, 0, "terminated"),
@@ -56,15 +56,15 @@ def with_ends(layout):
         (11, 3, "truncated"),
     ):
         data[kind][t, b] = True
-        if layout == "next_step" and t + 1 < len(data["valid"]):  # the reset row; V(next) is V(o_{t+1}), o_{t+1} the last one
-            data["valid"][t + 1, b] = False
-            data["reward"][t + 1, b] = 1e3  # whatever is there must not be seen
+        rows = slice(t + 1, t + 1 + {"next_step": 1, "agents": 4, "same_step": 0}[layout])  # V(next) is V(o_{t+1}), the last one
+        data["valid"][rows, b] = False
+        data["reward"][rows, b] = 1e3  # whatever is there must not be seen
         if layout == "same_step":  # o_{t+1} is of the next episode: the value of the last observation is apart
             data["next_value"][t, b] = 5.0
     return data
 
 
-@pytest.mark.parametrize("layout", ["next_step", "same_step"])
+@pytest.mark.parametrize("layout", ["next_step", "same_step", "agents"])
 @pytest.mark.parametrize("lambda_", [0.0, LAMBDA, 1.0])
 def test_advantages_are_the_double_sum_of_the_paper(layout, lambda_):
     """Rollouts with terminations, truncations and resets in the middle, in both layouts of autoreset."""

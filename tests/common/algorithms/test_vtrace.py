@@ -34,14 +34,14 @@ def rollout(steps=7, num_envs=5, seed=0):
 
 
 def with_ends(layout):
-    """Each environment ends elsewhere, as each autoreset mode delivers it; the first never does."""
+    """Each environment ends elsewhere, as each autoreset mode delivers it, or its agent leaves early; the first never does."""
     data = rollout()
     for t, b, kind in ((2, 1, "terminated"), (2, 2, "truncated"), (4, 2, "terminated"), (5, 3, "truncated"), (6, 4, "truncated")):
         data[kind][t, b] = True
-        if layout == "next_step" and t + 1 < len(data["valid"]):  # the reset row: whatever is there must not be seen
-            data["valid"][t + 1, b] = False
-            data["reward"][t + 1, b] = 1e3
-            data["log_ratio"][t + 1, b] = 1e3
+        rows = slice(t + 1, t + 1 + {"next_step": 1, "agents": 3, "same_step": 0}[layout])  # whatever is there must not be seen
+        data["valid"][rows, b] = False
+        data["reward"][rows, b] = 1e3
+        data["log_ratio"][rows, b] = 1e3
         if layout == "same_step":  # o_{t+1} is of the next episode: the value of the last observation is apart
             data["next_value"][t, b] = 5.0
     return data
@@ -88,7 +88,7 @@ class Slow:
         return self.ratio(s, b, self.pg_rho_clip) * error
 
 
-@pytest.mark.parametrize("layout", ["endless", "next_step", "same_step"])
+@pytest.mark.parametrize("layout", ["endless", "next_step", "same_step", "agents"])
 @pytest.mark.parametrize(("rho_clip", "c_clip", "pg_rho_clip"), CLIPS)
 @pytest.mark.parametrize("lambda_", [0.0, LAMBDA, 1.0])
 def test_targets_and_advantages_are_the_sums_of_the_paper(layout, rho_clip, c_clip, pg_rho_clip, lambda_):

@@ -25,7 +25,7 @@ from services.learner.startup import build_run_algorithm
 pytestmark = pytest.mark.pure
 
 GAMMA = 0.9
-Mode = Literal["next_step", "same_step"]
+Mode = Literal["next_step", "same_step", "agents"]
 Key = tuple[int, int, int]  # game, episode, step: a frame says where it is from, and so does the action on it
 
 
@@ -48,8 +48,10 @@ class Game:
         return self.number, self.episode, self.step
 
     def act(self) -> dict[str, Any]:
-        """One row of the vector environment, in gymnasium's two ways of resetting."""
+        """One row of the vector environment, in gymnasium's two ways of resetting, or of an agent that others outlast."""
         row = {"reward": 0.0, "terminated": False, "truncated": False, "valid": True, "start": False, "final": None}
+        if self.over and self.mode == "agents" and self.rng.random() < 0.7:
+            return row | {"valid": False}
         if self.over:
             self._reset()
             return row | {"valid": False, "start": True}
@@ -166,16 +168,16 @@ def check(found: Transitions, expected: dict[int, Expected], keys: dict[int, Key
         np.testing.assert_array_equal(found.observation[at], stacked(keys[action], env))
         assert found.reward[at] == pytest.approx(wanted.reward, abs=1e-5)
         assert found.discount[at] == pytest.approx(wanted.discount)
-        if mode == "next_step" or wanted.discount:  # same_step ships no last frame of an episode that terminated
+        if mode != "same_step" or wanted.discount:  # same_step ships no last frame of an episode that terminated
             np.testing.assert_array_equal(found.next_observation[at], stacked(wanted.after, env))
 
 
 @given(st.data())
 @settings(max_examples=100, deadline=None)
 def test_sampled_windows_are_those_of_the_list_of_episodes(data: st.DataObject) -> None:
-    """Ends, reset rows, lost messages, two actors, both autoreset modes, blocks going on and recycled: nothing is mixed up."""
+    """Ends, reset rows, lost messages, two actors, both autoreset modes, agents that left, blocks going on and recycled."""
     draw = data.draw
-    mode: Mode = draw(st.sampled_from(["next_step", "same_step"]))
+    mode: Mode = draw(st.sampled_from(["next_step", "same_step", "agents"]))
     shape = draw(st.sampled_from([(3,), (1, 2)]))
     action = ActionSpec(choices=(10**9,), shape=())
     size, n_step = draw(st.integers(1, 4)), draw(st.integers(1, 5))

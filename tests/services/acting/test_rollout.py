@@ -203,6 +203,26 @@ def test_returns_and_lengths_are_those_of_whole_episodes(mode: Mode) -> None:
     assert {length: total for rollout in reported for total, length in rollout} == {3: 3.0, 1: 0.0, 23: 253.0}
 
 
+@pytest.mark.parametrize("kwargs", [{}, {"truncates": True}], ids=["terminates", "truncates"])
+def test_each_agent_that_leaves_reports_its_own_episode_and_no_row_without_it_is_an_env_step(kwargs) -> None:
+    """Of 1 and 3 env steps in 4 rows; messages of 5 rows begin and end at each of them. The last observation has no step left."""
+    settings = EnvSettings(entry_point="common.envs.probes:leaving_agents", kwargs=kwargs, num_envs=4, frame_stack=2)
+    played = play(make(settings), length=5, rollouts=8)
+    assert_stacks_are_those_seen(played)
+    assert sum(played.env_steps) == 2 * 10 * (1 + 3)
+    lengths = np.concatenate([arrays["episode_length"] for arrays in played.rollouts])
+    assert lengths.tolist() == [1, 1, 3, 3] * 10
+    left = {1: [], 3: []}
+    for arrays in played.rollouts:
+        obs = arrays["obs"][1:]
+        for t, b in zip(*np.nonzero(arrays["valid"]), strict=True):
+            ended = (arrays["terminated"] | arrays["truncated"])[t, b]
+            assert obs[t + 1, b, 1] == obs[t, b, 1] - 1 == (0 if ended else obs[t + 1, b, 1])
+            left[3 if b % 2 else 1].append(int(obs[t, b, 1]))
+    assert sorted(left[1]) == [1] * 20
+    assert sorted(left[3]) == [1] * 20 + [2] * 20 + [3] * 20
+
+
 @both_modes
 def test_a_lost_life_is_an_end_to_the_learner_and_none_to_the_game(mode: Mode) -> None:
     """Breakout by chance: five ends a game are stored, with the stack going on after four; the return is the whole game's."""

@@ -46,6 +46,14 @@ def test_each_environment_plays_the_same_number_of_episodes(make_run, capsys):
     assert result["human_normalized_percent"] is None
 
 
+def test_episodes_of_agents_are_counted_one_by_one(make_run, capsys):
+    """Of 7 episodes in 8 rows of 2 agents, those of one agent last 1 env step, those of the other 3; then as many again."""
+    run, _ = make_run("env.entry_point=common.envs.probes:leaving_agents", "env.num_envs=12", "model.hidden=[8]")
+    result = evaluated(capsys, run.path, "--episodes", 7)
+    assert (result["environments"], result["lengths"]) == (8, [1, 3, 1, 3, 1, 3, 1])
+    assert evaluated(capsys, run.path, "--episodes", 12, "env.num_envs=6")["lengths"] == [1, 1, 3, 3] * 3
+
+
 def test_the_table_has_score_and_evaluation_rules(make_run, capsys):
     run, _ = make_run(*COUNTING)
     assert called("evaluate", run.path, "--episodes", "6", "env.num_envs=2") == 0

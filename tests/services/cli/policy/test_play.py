@@ -62,6 +62,17 @@ def test_atari_is_in_colour_at_60_hertz(make_run, tmp_path, capsys):
     assert "at 60 Hz" in capsys.readouterr().out
 
 
+def test_all_agents_of_an_environment_play_by_the_policy(make_run, tmp_path, capsys):
+    """They leave after 1 and 3 env steps, and the return is the mean of theirs."""
+    run, _ = make_run("env.entry_point=common.envs.probes:leaving_agents", "env.num_envs=4", "model.hidden=[8]")
+    assert called("play", run.path, "--episodes", 3, "--video", tmp_path / "agents.mp4") == 0
+    lines = re.findall(r"episode \d: return (\S+), 3 env steps", capsys.readouterr().out)
+    assert len(lines) == 3
+    assert {float(line) for line in lines} <= {-2.0, -1.0, 0.0, 1.0, 2.0}
+    rate, shown = pictures(tmp_path / "agents.mp4")
+    assert (rate, len(shown)) == (5, 12)
+
+
 def test_a_window_is_opened_at_the_size_of_the_pictures(make_run, monkeypatch, capsys):
     pygame = pytest.importorskip("pygame")
     run, _ = make_run("model.hidden=[8]")
