@@ -476,6 +476,23 @@ def test_all_leaves_of_an_observation_and_its_mask_lead_to_the_best_allowed_acti
     assert_accounts_agree(run)
 
 
+@pytest.mark.parametrize("algorithm", ["ppo", "impala", "dqn"])
+def test_agents_that_leave_at_different_times_learn_one_policy(tmp_path, algorithm):
+    """Of 1 and 3 env steps. Nothing is learned from the rows of one that has left: a value is that of the steps still to come."""
+    settings = (
+        q_probe("leaving_agents", env_steps=6_000)
+        if algorithm == "dqn"
+        else probe("leaving_agents", algorithm=algorithm, env_steps=12_000)
+    )
+    run = Colony(settings, tmp_path).run()
+    assert run.record.last_evaluation["mean"] == 2.0
+    for left, value in ((1.0, 1.0), (2.0, 1.9), (3.0, 2.71)):
+        for coin in (-1.0, 1.0):
+            found = max(run.action_values(coin, left)) if algorithm == "dqn" else run.value(coin, left)
+            assert found == pytest.approx(value, abs=0.2)
+    assert_accounts_agree(run)
+
+
 @pytest.mark.parametrize(("layout", "dtype"), [("hwc", "uint8"), ("chw", "uint8"), ("hw", "float32")])
 def test_images_in_every_layout_lead_to_the_action_that_they_name(tmp_path, layout, dtype):
     """Colours last, or first and stacked, or grey and of floats: through the whole pipeline, by convolutions."""
