@@ -87,6 +87,7 @@ CLAIMS = (
     Claim("taxi", mean100=7.5, env_steps=100_000),
     Claim("minigrid-doorkey", mean100=0.95, env_steps=150_000),
     Claim("vizdoom-basic", mean100=80, env_steps=150_000),
+    Claim("spread", mean100=-14, env_steps=1_500_000),
     Claim("lunarlander", mean100=200, env_steps=1_500_000),
     Claim("mountaincar", mean100=-110, env_steps=500_000),
     Claim("mountaincar-continuous", mean100=90, env_steps=300_000),

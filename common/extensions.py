@@ -23,6 +23,9 @@ from common.errors import ConfigError
 
 PROBES = "common.envs.probes"  # environments of the project, which may be named as a user's are
 
+EXTRAS = {"minigrid": "minigrid", "mpe2": "pettingzoo", "pettingzoo": "pettingzoo", "vizdoom": "vizdoom"}
+"""The extra of this project that installs a package of environments."""
+
 _allowed: tuple[str, ...] | None = None  # modules and packages that data may name; None: all
 
 
@@ -107,11 +110,12 @@ def import_module(module_name: str, *, setting: str) -> ModuleType:
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
+        extra = EXTRAS.get(error.name or "")
         raise ConfigError(
             f"{setting} names a module that does not exist",
             found=f"{module_name} ({error})",
             wanted="a module that Python can import",
-            fix="install it, or start in the folder that contains it",
+            fix=f"pip install 'rookery[{extra}]'" if extra else "install it, or start in the folder that contains it",
         ) from error
     except Exception as error:  # the import runs the user's code
         raise ConfigError(

@@ -53,8 +53,8 @@ def build(settings: EnvSettings, num_envs: int, *, render: bool = False) -> Vect
     Of an environment of several agents it makes the least number of copies that have `num_envs` agents.
     """
     mode = _MODES[settings.autoreset]
-    if settings.entry_point:
-        env = _from_function(settings, num_envs, mode, render=render)
+    if entry_point := settings.entry_point or _of_pettingzoo(settings.id):
+        env = _from_function(settings, entry_point, num_envs, mode, render=render)
     elif settings.id.startswith("ALE/"):
         env = make_atari(settings, num_envs, mode)
     else:
@@ -125,15 +125,24 @@ def _from_registry(settings: EnvSettings, num_envs: int, mode: AutoresetMode, *,
         raise ConfigError(f"{settings.id} does not take env.kwargs", found=kwargs, wanted=str(error)) from error
 
 
-def _from_function(settings: EnvSettings, num_envs: int, mode: AutoresetMode, *, render: bool) -> AnyVectorEnv:
+def _of_pettingzoo(env_id: str) -> str:
+    """Return the entry point that an id such as `mpe2:simple_spread_v3` names; empty for an id of gymnasium."""
+    module, _, name = env_id.rpartition(":")
+    if not (module and name.isidentifier()):
+        return ""
+    extensions.import_module(module, setting="env.id")  # which may register the id
+    return "" if name in gymnasium.registry else f"{module}.{name}:parallel_env"
+
+
+def _from_function(settings: EnvSettings, entry_point: str, num_envs: int, mode: AutoresetMode, *, render: bool) -> AnyVectorEnv:
     """Call the user's function once for a vector environment, or once for each single one."""
-    function = extensions.import_attribute(settings.entry_point, setting="env.entry_point")
+    function = extensions.import_attribute(entry_point, setting="env.entry_point" if settings.entry_point else "env.id")
     taken = inspect.signature(function).parameters
     offered = {"num_envs": num_envs} | ({"render_mode": PICTURE} if render else {})
     kwargs = settings.kwargs | {name: value for name, value in offered.items() if name in taken}
     if render and any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
         kwargs["render_mode"] = PICTURE  # as all functions `parallel_env` of PettingZoo take it
-    build = extensions.bind_arguments(function, entry_point=settings.entry_point, setting="env.kwargs", kwargs=kwargs)
+    build = extensions.bind_arguments(function, entry_point=entry_point, setting="env.kwargs", kwargs=kwargs)
     env = build()
     if isinstance(env, VectorEnv):
         return env
@@ -145,12 +154,10 @@ def _from_function(settings: EnvSettings, num_envs: int, mode: AutoresetMode, *,
 def _of_agents(settings: EnvSettings, first: Any, build: Callable[[], Any], num_envs: int) -> AnyVectorEnv:
     if not has_agents(first):
         wanted = "a gymnasium Env or VectorEnv, or a PettingZoo ParallelEnv"
-        raise ConfigError(f"{settings.entry_point} made no environment", found=type(first), wanted=wanted)
+        raise ConfigError(f"{settings.name} made no environment", found=type(first), wanted=wanted)
     if takes_turns(first):
         fix = "let its function return pettingzoo.utils.aec_to_parallel(env)"
-        raise ConfigError(
-            f"{settings.entry_point} has agents that take turns", found=type(first), wanted="a ParallelEnv", fix=fix
-        )
+        raise ConfigError(f"{settings.name} has agents that take turns", found=type(first), wanted="a ParallelEnv", fix=fix)
     copies = -(-num_envs // len(first.possible_agents))
     return AgentRows([first, *(build() for _ in range(copies - 1))], name=settings.name)
 

@@ -38,10 +38,12 @@ class EnvSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: Annotated[str, OnlyIf("entry_point", "")] = Field(
-        default="CartPole-v1", description="gymnasium id; `ALE/...` ids run on ale-py's native vector environment"
+        default="CartPole-v1",
+        description="gymnasium id, or `PACKAGE:NAME` of PettingZoo; `ALE/...` ids run on ale-py's native vector environment",
     )
     entry_point: str = Field(
-        default="", description="your own: package.module:function, called with kwargs, returns a gymnasium Env or VectorEnv"
+        default="",
+        description="your own: package.module:function, called with kwargs, returns a gymnasium Env, VectorEnv, or a ParallelEnv",
     )
     kwargs: Annotated[dict[str, Any], PER_ENVIRONMENT] = Field(
         default_factory=dict, description="passed to gymnasium.make_vec or to the entry point"

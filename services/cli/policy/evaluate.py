@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,7 +114,8 @@ def protocol(settings: EnvSettings) -> dict[str, Any]:
             "max_episode_frames": settings.max_episode_frames,
         }
     elif not settings.entry_point:
-        rules["max_episode_steps"] = gymnasium.spec(settings.id.rpartition(":")[2]).max_episode_steps
+        with suppress(gymnasium.error.NameNotFound):  # of PettingZoo
+            rules["max_episode_steps"] = gymnasium.spec(settings.id.rpartition(":")[2]).max_episode_steps
     return {name: value for name, value in (rules | settings.kwargs).items() if value is not None} | {"rewards": "raw"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import closing
 
 import numpy as np
@@ -217,9 +218,39 @@ def test_the_probe_keeps_the_rules_of_pettingzoo(kwargs):
     tests.parallel_api_test(env, num_cycles=50)
 
 
+PETTINGZOO = """
+from common.envs.probes import leaving_agents
+
+def parallel_env(**kwargs):
+    env = leaving_agents(mask=kwargs.get("mask", ""))
+    env.render_mode = kwargs.get("render_mode")
+    return env
+"""
+
+
+def test_an_id_of_pettingzoo_names_a_module_of_a_package(tmp_path, monkeypatch):
+    """Its function takes any keywords, which its signature does not name."""
+    (tmp_path / "zoo").mkdir()
+    (tmp_path / "zoo" / "__init__.py").touch()
+    (tmp_path / "zoo" / "leaving_v1.py").write_text(PETTINGZOO, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = EnvSettings(id="zoo:leaving_v1", num_envs=4, kwargs={"mask": "info"}, action_mask=True)
+    with closing(make(settings)) as environment, closing(build(settings, 1, render=True)) as drawn:
+        assert (environment.agents, environment.spec.action_mask) == (2, True)
+        assert (environment.native.render_mode, drawn.native.render_mode) == (None, "rgb_array")
+    with pytest.raises(ConfigError, match=r"env.id names a module that does not exist: found zoo.other_v1 "):
+        build(settings.model_copy(update={"id": "zoo:other_v1"}), 1)
+
+
+def test_a_package_that_an_extra_installs_is_asked_for_by_its_name(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mpe2", None)
+    with pytest.raises(ConfigError, match=r"found mpe2 .*; pip install 'rookery\[pettingzoo\]'"):
+        build(EnvSettings(id="mpe2:simple_spread_v3"), 1)
+
+
 def test_an_environment_of_pettingzoo_is_known_by_its_attributes():
     pytest.importorskip("mpe2")
-    settings = EnvSettings(entry_point="mpe2.simple_spread_v3:parallel_env", kwargs={"max_cycles": 4}, num_envs=6)
+    settings = EnvSettings(id="mpe2:simple_spread_v3", kwargs={"max_cycles": 4}, num_envs=6)
     with closing(make(settings)) as environment:
         environment.reset(3)
         steps = [environment.step(np.ones(6, np.int64)) for _ in range(10)]
