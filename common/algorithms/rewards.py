@@ -43,7 +43,7 @@ class RewardStatistics:
     """
 
     def __init__(self, *, enabled: bool, gamma: float, ranks: Ranks) -> None:
-        """Where it is not `enabled` nothing is kept, and rewards stay as they are."""
+        """Keep statistics only where `enabled`; otherwise rewards stay as they are."""
         self._enabled, self._gamma, self._ranks = enabled, gamma, ranks
         self._set(Moments(), {})
 

@@ -100,10 +100,14 @@ class Results:
             self.add_curve_row()
 
     def _allowed_actions(self, samples: Sequence[Experience]) -> dict[str, float]:
+        """Return the share of allowed choices over the env steps of a batch; nothing without masks, or for gradients."""
         if not self.masked:
             return {}
-        shares = [action_mask(self.masked, sample.arrays["obs"]).mean() for sample in samples if "obs" in sample.arrays]
-        return {"allowed_actions": float(np.mean(shares))} if shares else {}
+        arrays = [sample.arrays for sample in samples if "obs" in sample.arrays]
+        first = self.masked.frame_stack - 1  # row of o_0: those before are images of its stack
+        masks = [action_mask(self.masked, each["obs"][first:-1])[each["valid"]] for each in arrays]
+        rows = np.concatenate(masks) if masks else np.empty(0)
+        return {"allowed_actions": float(rows.mean())} if rows.size else {}
 
     def _check_replay(self, result: UpdateResult) -> None:
         """Warn where environments that the replay memory is not laid out for begin to take the room of its rows."""

@@ -251,10 +251,13 @@ def test_the_share_of_allowed_actions_is_a_metric_where_actions_are_masked(tmp_p
     scene = Scene(tmp_path)
     leaves = (Leaf(path="a", shape=(2,), dtype="uint8"), Leaf(path="action_mask", shape=(4,), dtype="uint8", choices=(2,) * 4))
     action = ActionSpec(choices=(4,), shape=())
-    frame = {"observation_shape": (6,), "observation_dtype": "uint8", "frame_stack": 1, "frame_skip": 1}
+    frame = {"observation_shape": (6,), "observation_dtype": "uint8", "frame_stack": 2, "frame_skip": 1}
     scene.masked = EnvSpec(**frame, action=action, leaves=leaves, action_mask=True)
     experience = item(0)
-    experience.arrays["obs"] = np.tile(np.array([9, 9, 1, 0, 0, 0], np.uint8), (3, 2, 1))
+    experience.arrays["obs"] = np.zeros((4, 2, 6), np.uint8)  # a row of the stack before, two rows, and one that was not acted on
+    experience.arrays["obs"][1:3] = [9, 9, 1, 0, 0, 0]
+    experience.arrays["obs"][2, 1] = 1
+    experience.arrays["valid"] = np.array([[True, True], [True, False]])
     scene.intake.script = [[experience], [item(1)]]  # the second, of gradients, has no observations
     scene.run()
     assert scene.stats.training_metrics["allowed_actions"] == 0.25
