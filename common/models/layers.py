@@ -32,7 +32,10 @@ LEAST_DEVIATION = 1e-4
 """A component of a vector with a smaller deviation counts as having this one: one that has not moved yet must not explode."""
 
 IMAGE_FEATURES = 256
-"""Features of an image beside other leaves: thousands of them would drown the few numbers of a vector."""
+"""Features of an image beside other leaves: thousands of them would drown the few numbers of a vector.
+
+They are divided by the root of their number, so that all together have the length of a single number near 1.
+"""
 
 _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": partial(nn.ReLU, inplace=True),  # it follows a layer that does not need its output again, so it needs no memory
@@ -209,6 +212,13 @@ class Trunk(nn.Module):
             self.normalisation.set_moments(mean, std)
 
 
+class _Divided(nn.Module):
+    """Features [N, F] divided by the root of F."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features / math.sqrt(features.shape[1])
+
+
 class TreeTrunk(nn.Module):
     """Joined observations [N, (S,) bytes] → features [N, F]: those of a trunk of each leaf, side by side, through `model.hidden`.
 
@@ -220,6 +230,9 @@ class TreeTrunk(nn.Module):
         super().__init__()
         settings.normalises(env)
         trunks = [Trunk(_of_leaf(settings, part, among=len(env.parts)), part) for part in env.parts]
+        for trunk in trunks:
+            if trunk.hidden:  # of an image: a step of Adam moves what follows by each feature, whatever the gradient is
+                trunk.hidden.append(_Divided())
         self.leaves = nn.ModuleList(trunks)
         self._leaves = Leaves(env)
         widths = [trunk.features for trunk in trunks]

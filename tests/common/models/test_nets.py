@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 import torch
 from torch.nn import functional
 
-from common.envs.spec import ActionSpec, EnvSpec
+from common.envs.spec import ActionSpec, EnvSpec, Leaf
 from common.errors import ConfigError
 from common.models import nets
 from common.models.arithmetic import autocast
@@ -111,6 +112,18 @@ def test_an_image_is_seen_as_bytes_over_255():
         x = functional.conv2d(x, layer.weight, layer.bias, layer.stride).relu()
     x = net.trunk.hidden(x.permute(0, 2, 3, 1).flatten(1))
     torch.testing.assert_close(net.trunk(image, torch.float32), x, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [8, 84])
+def test_an_image_beside_a_number_does_not_drown_it(size):
+    """All its features together are about as long as the number."""
+    image = Leaf(path="image", shape=(3, size, size), dtype="uint8")
+    leaves = (image, Leaf(path="number", shape=(1,), dtype="float32"))
+    env = dataclasses.replace(env_spec(frame=(3 * size**2 + 4,), stack=1), leaves=leaves)
+    trunk = nets.build_actor_critic(ModelSettings(), env).trunk
+    picture = torch.randint(0, 256, (5, 3, size, size), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    lengths = trunk.trunks()[0](picture, torch.float32).norm(dim=1)
+    assert ((lengths > 0.1) & (lengths < 2.0)).all(), lengths
 
 
 def test_a_vector_of_bytes_is_scaled_too():
