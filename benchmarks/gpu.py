@@ -112,7 +112,9 @@ def name_of(device: torch.device) -> str:
 def measure_update(settings: Settings, device: torch.device, *, seconds: Seconds) -> Update:
     """Collate random experience and train on it, again and again for `seconds`."""
     env = spec_of(settings.env)
-    algorithm = build_algorithm(settings.algorithm, model=settings.model, env=env, seed=0, device=device)
+    algorithm = build_algorithm(
+        settings.algorithm, model=settings.model, env=env, seed=0, device=device, length=settings.rollout.length
+    )
     samples = random_batch(settings)
     progress = RunProgress(env_steps=0, env_steps_planned=settings.target.env_steps, version=0)
     timed: dict[str, list[Seconds]] = {"ingest": [], "copy": [], "update": []}
@@ -142,7 +144,7 @@ def random_batch(settings: Settings) -> list[Experience]:
     samples = []
     for number in range(settings.learner.batch):
         arrays = {}
-        for spec in rollout_schema(settings.algorithm, env=env, length=length, num_envs=num_envs):
+        for spec in rollout_schema(settings.algorithm, model=settings.model, env=env, length=length, num_envs=num_envs):
             arrays[spec.name] = np.zeros([max(0, size) for size in spec.shape], spec.dtype)
         arrays["obs"] = rng.integers(0, 256, arrays["obs"].shape).astype(arrays["obs"].dtype)
         arrays["reward"][:] = rng.normal(size=arrays["reward"].shape)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from numpy.typing import NDArray
 
-from common.algorithms.api import Algorithm, Policy, RunProgress, WorkerContext
+from common.algorithms.api import Algorithm, Policy, RunProgress, WorkerContext, begin_episodes, states
 from common.algorithms.registry import build_algorithm, build_policy, rollout_schema
 from common.algorithms.sections import ReplaySection
 from common.config.schema import Settings
@@ -90,10 +90,12 @@ class Worker:
             seed=0,
             context=WorkerContext(index=0, workers=1, num_envs=environment.num_envs),
         )
-        algorithm = build_algorithm(settings.algorithm, model=settings.model, env=environment.spec, seed=0)
+        algorithm = build_algorithm(
+            settings.algorithm, model=settings.model, env=environment.spec, seed=0, length=settings.rollout.length
+        )
         policy.load(0, to_tensor(flatten(algorithm.model, settings.learner.snapshot_precision)), env_steps=0)
         actions = _play(environment, policy, rollout)
-        recorded, env_steps = rollout.finish(), rollout.env_steps
+        recorded, env_steps = rollout.finish(states(policy)), rollout.env_steps
         stacker = FrameStacker(recorded["obs"][0], environment.spec.frame_stack)
 
         def step() -> EnvSteps:
@@ -102,6 +104,7 @@ class Worker:
         def act() -> EnvSteps:
             for frames, start in zip(recorded["obs"][-rollout.length :], recorded["start"][1:], strict=True):
                 stacker.push(frames, start)
+                begin_episodes(policy, start)
                 policy.act(torch.from_numpy(stacker.observation))
             return rollout.length * environment.num_envs
 
@@ -144,6 +147,7 @@ def _play(environment: VectorEnvironment, policy: Policy, rollout: Rollout) -> l
     """Fill the rollout; returns the actions [B, ...] of each row."""
     actions = []
     for t in range(rollout.length):
+        begin_episodes(policy, rollout.start(t))
         acted = {name: value.numpy() for name, value in policy.act(torch.from_numpy(rollout.observation)).items()}
         actions.append(acted.pop("action"))
         rollout.record(t, actions[-1], acted, environment.step(actions[-1]))
@@ -173,5 +177,7 @@ def warm_up(settings: Settings) -> EnvSteps:
 
 def _rollout(settings: Settings, environment: VectorEnvironment) -> Rollout:
     length = settings.rollout.length
-    schema = rollout_schema(settings.algorithm, env=environment.spec, length=length, num_envs=environment.num_envs)
+    schema = rollout_schema(
+        settings.algorithm, model=settings.model, env=environment.spec, length=length, num_envs=environment.num_envs
+    )
     return Rollout(schema, environment.reset(0))

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from common.algorithms.api import Policy
+from common.algorithms.api import Policy, begin_episodes
 from common.conditions import DEFAULT
 from common.config.load import LoadedSettings
 from common.config.run_config import RunConfig
@@ -145,6 +145,7 @@ class EvaluatorLoop:
         self.seed += self.environment.num_envs
         while not episodes.complete:
             self.stats.phases.enter("act")
+            begin_episodes(self.policy, episodes.start)
             observation = torch.from_numpy(episodes.observation)
             action = self.policy.act(observation, greedy=mode == "greedy")["action"].numpy()
             self.stats.phases.enter("env")

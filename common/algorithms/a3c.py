@@ -30,6 +30,7 @@ from common.algorithms.on_policy import (
 from common.algorithms.ranks import ALONE, Ranks, total
 from common.algorithms.returns import Returns, vtrace
 from common.algorithms.settings import A3CSettings, ImpalaSettings, SinglePassSection
+from common.models.memory import memory_error
 
 
 class SinglePassLoss(NamedTuple):
@@ -121,6 +122,7 @@ class SinglePassLearner(ActorCriticLearner):
         if not math.isnan(norm):
             metrics |= zip(LOSS_PARTS, torch.stack(loss[1:]).tolist(), strict=True)
             metrics |= {"grad_norm": norm} | _policy_change(batch, outputs.log_prob.detach())
+            metrics |= {name: value.item() for name, value in memory_error(batch.memory[1], outputs.state).items()}
         return UpdateResult(samples=samples, metrics=metrics)
 
     @abstractmethod

@@ -75,7 +75,8 @@ class GradientPolicy(ActorCriticPolicy):
     def experience(self, rollout: Arrays) -> Arrays:
         """Return the arrays of a Gradient; zeros for a rollout of nothing but reset rows."""
         settings = self._settings
-        batch = collate([Experience(version=self.version, env_steps=0, arrays=rollout)], self._env)
+        sample = Experience(version=self.version, env_steps=0, arrays=rollout)
+        batch = collate([sample], self._env, state_size=self.memory.shape[1])
         parts = torch.zeros(len(LOSS_PARTS))
         self._trained.zero_grad(set_to_none=True)
         if batch.valid.any():

@@ -12,11 +12,13 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from common.algorithms.payload import Payload, trajectory_payload
 from common.algorithms.sections import AlgorithmSection
 from common.models import snapshot
+from common.models.memory import Past, Recurrent
 from common.models.spec import Precision
 from common.protocol.events import Experience
 from common.protocol.messages import Arrays, ArraySpec
@@ -158,6 +160,20 @@ class Policy(Protocol):
         """
 
 
+def begin_episodes(policy: Policy, start: NDArray[np.bool_]) -> None:
+    """Let the next `act` of a policy begin an episode where `start` [B] is True; nothing is done for one without memory.
+
+    To be called before each `act`.
+    """
+    if isinstance(policy, NetworkPolicy) and policy.memory.shape[1]:
+        policy.begin_episodes(torch.from_numpy(start))
+
+
+def states(policy: Policy) -> NDArray[np.float32] | None:
+    """Return the states [B, S] of a policy's memory after the newest `act`; None for one without memory."""
+    return policy.memory.numpy() if isinstance(policy, NetworkPolicy) and policy.memory.shape[1] else None
+
+
 @runtime_checkable
 class HasRandomState(Protocol):
     """A policy whose random stream can be saved, so that an actor restarted in lockstep continues with it."""
@@ -172,13 +188,37 @@ class HasRandomState(Protocol):
 class NetworkPolicy(Generic[Net]):
     """The part of `Policy` that is the same for every network; load a snapshot before the first `act`."""
 
-    def __init__(self, net: Net, *, precision: Precision, seed: int) -> None:
-        """Act with `net`, of which it becomes the owner, in `precision`; `seed` fixes the random stream of the actions."""
+    def __init__(self, net: Net, *, precision: Precision, seed: int, state_size: int = 0) -> None:
+        """Act with `net`, of which it becomes the owner, in `precision`; `seed` fixes the random stream of the actions.
+
+        `state_size` (S) is that of its memory, 0 without one.
+        """
         self._net = net.requires_grad_(requires_grad=False).eval()
         if precision == "bf16":
             self._net.bfloat16()
+            for module in self._net.modules():
+                if isinstance(module, Recurrent):
+                    module.float()
         self._generator = torch.Generator().manual_seed(seed)
         self.version: Version = -1  # of the weights that act; -1 before the first `load`
+        self.memory = torch.empty(0, state_size)  # [B, S] float32: of each environment after the newest `act`; S = 0 without
+        self._start = torch.empty(1, 0, dtype=torch.bool)
+
+    def begin_episodes(self, start: Tensor) -> None:
+        """Let the next `act` begin an episode where `start` [B] is True, without a memory of the one before."""
+        self._start = start.unsqueeze(0)
+        if len(self.memory) != len(start):
+            self.memory = self.memory.new_zeros(len(start), self.memory.shape[1])
+
+    @property
+    def _past(self) -> Past:
+        """What came before the observations of the next `act`."""
+        return Past(self.memory, self._start)
+
+    def _remember(self, state: Tensor | None) -> None:
+        """Keep the states [B, S] after an `act`, for the next; None without memory."""
+        if state is not None:
+            self.memory, self._start = state, torch.zeros_like(self._start)
 
     @property
     def network(self) -> Net:

@@ -12,9 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from common.algorithms.payload import MEMORY
 from common.envs.spec import EnvSpec
 from common.envs.stacking import stack
 from common.models.arithmetic import CPU, to_device
+from common.models.memory import Past
 from common.protocol.events import Experience
 
 
@@ -33,25 +35,31 @@ class Batch:
     final_observation: Tensor  # [K, *input]: what followed a_t where that is not o_{t+1} (truncated, same_step autoreset)
     final_index: Tensor  # [K] int64: t*B + b of each
     version: Tensor  # [B] int64: policy that acted
+    memory: Tensor  # [2, B, S] float32: states of the actor's memory before o_0 and after o_{T-1}; S = 0 without memory
+
+    @property
+    def past(self) -> Past:
+        """What came before o_0 .. o_{T-1}."""
+        return Past(self.memory[0], self.start[:-1])
 
     def to(self, device: torch.device) -> Batch:
         """The same on another device; itself where it is there."""
         return self if device == self.reward.device else Batch(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
 
 
-def collate(samples: Sequence[Experience], env: EnvSpec, device: torch.device = CPU) -> Batch:
+def collate(samples: Sequence[Experience], env: EnvSpec, device: torch.device = CPU, *, state_size: int = 0) -> Batch:
     """Join messages of one schema (T the same, B may differ), checked before against it and by `check_trajectory`.
 
-    No messages, as on a rank of the learner that has no actors, are a batch of no environments.
+    No messages, as on a rank of the learner that has no actors, are a batch of no environments. `state_size` is S.
     """
     if not samples:
-        return _empty(env).to(device)
+        return _empty(env, state_size).to(device)
     frames, newest = _joined(samples, "obs"), np.concatenate([sample.arrays["final_obs"] for sample in samples])
-    arrays = {
-        name: _joined(samples, name) for name in ("start", "action", "reward", "terminated", "truncated", "valid", "log_prob")
-    }
+    names = ("start", "action", "reward", "terminated", "truncated", "valid", "log_prob", *([MEMORY] if state_size else []))
+    arrays = {name: _joined(samples, name) for name in names}
     widths = [sample.arrays["start"].shape[1] for sample in samples]
     arrays |= {"final_index": _final_index(samples), "version": np.repeat([sample.version for sample in samples], widths)}
+    arrays.setdefault(MEMORY, np.empty((2, sum(widths), 0), np.float32))
     tensors = {name: to_device(_tensor(array), device) for name, array in arrays.items()}
     if device.type == "cpu":
         stacks = stack(frames, arrays["start"])
@@ -74,7 +82,7 @@ def stacked(frames: Tensor, start: Tensor) -> Tensor:
     return stacks.where(same.view(*same.shape, *[1] * (frames.ndim - 2)), 0).contiguous()
 
 
-def _empty(env: EnvSpec) -> Batch:
+def _empty(env: EnvSpec, state_size: int) -> Batch:
     dtype = _tensor(np.empty(0, env.observation_dtype)).dtype
     return Batch(
         observation=torch.empty(2, 0, *env.network_input_shape, dtype=dtype),
@@ -83,6 +91,7 @@ def _empty(env: EnvSpec) -> Batch:
         final_observation=torch.empty(0, *env.network_input_shape, dtype=dtype),
         final_index=torch.empty(0, dtype=torch.int64),
         version=torch.empty(0, dtype=torch.int64),
+        memory=torch.empty(2, 0, state_size),
         **{name: torch.empty(1, 0) for name in ("reward", "log_prob")},
         **{name: torch.empty(1, 0, dtype=torch.bool) for name in ("terminated", "truncated", "valid")},
     )

@@ -25,6 +25,7 @@ from common.envs.spec import EnvSpec
 from common.errors import ResourceError
 from common.models import nets, snapshot
 from common.models.arithmetic import CPU, autocast
+from common.models.memory import Past
 from common.models.spec import ModelSettings, Precision
 from common.protocol.events import Experience
 from common.protocol.messages import ArraySpec
@@ -40,7 +41,7 @@ class ActorCriticPolicy(NetworkPolicy[nets.ActorCritic]):
     """Acts by drawing from the policy head, or greedily by its mode."""
 
     def __init__(self, *, model: ModelSettings, env: EnvSpec, precision: Precision, seed: int, **_: object) -> None:
-        super().__init__(nets.build_actor_critic(model, env), precision=precision, seed=seed)
+        super().__init__(nets.build_actor_critic(model, env), precision=precision, seed=seed, state_size=model.state_size)
 
     @torch.inference_mode()
     def act(self, observation: Tensor, *, greedy: bool = False) -> Mapping[str, Tensor]:
@@ -48,7 +49,8 @@ class ActorCriticPolicy(NetworkPolicy[nets.ActorCritic]):
 
         The log-probability comes from the very outputs that chose the action, rounding of a bfloat16 snapshot included.
         """
-        policy = self._net.policy(observation)
+        policy, state = self._net.policy(observation, self._past)
+        self._remember(state)
         action = policy.mode() if greedy else policy.sample(self._generator)
         return {"action": action, "log_prob": policy.log_prob(action)}
 
@@ -62,13 +64,14 @@ def recorded_log_prob(*, length: int, num_envs: int, **_: object) -> tuple[Array
 
 
 class NetworkOutputs(NamedTuple):
-    """All [T, B] float32, invalid rows included. The first three carry gradient, unless it is switched off."""
+    """All [T, B] float32 but the last, invalid rows included. The first three carry gradient, unless it is switched off."""
 
     log_prob: Tensor  # log pi(a_t | o_t)
     entropy: Tensor  # of pi(. | o_t), nats
     normalized_value: Tensor  # output of the value head for o_t, in the normalised units that it is trained in
     value: Tensor  # V(o_t) in units of return
     next_value: Tensor  # V of the observation that really followed a_t, in units of return
+    state: Tensor  # [B, S] of the memory after o_{T-1}, by these weights
 
 
 def network_outputs(net: nets.ActorCritic, batch: Batch, *, moments: Moments, precision: Precision) -> NetworkOutputs:
@@ -77,24 +80,52 @@ def network_outputs(net: nets.ActorCritic, batch: Batch, *, moments: Moments, pr
     `moments` are those of the value targets that the value head was trained on: its outputs are in their normalised units.
     """
     shape = batch.reward.shape
-    outputs = _forward(net, batch.observation[:-1].flatten(0, 1), precision)
-    actions = torch.split(batch.action.flatten(0, 1), _FORWARD_ROWS)
+    outputs = _forward(net, batch.observation[:-1].flatten(0, 1), batch.past, precision)
+    actions = torch.split(batch.action.flatten(0, 1), [len(output.value) for output in outputs])
     log_prob = torch.cat([output.policy.log_prob(part) for output, part in zip(outputs, actions, strict=True)])
     entropy = torch.cat([output.policy.entropy() for output in outputs])
     normalized_value = torch.cat([output.value for output in outputs])
     with torch.no_grad():
         # The last row bootstraps from o_T. A truncated episode bootstraps from its own last observation, because o_{t+1} is the
         # first of the next episode there.
-        after = _forward(net, torch.cat([batch.observation[-1], batch.final_observation]), precision)
+        state, past = _after(outputs, batch)
+        after = _forward(net, torch.cat([batch.observation[-1], batch.final_observation]), past, precision)
         values = moments.denormalize(torch.cat([normalized_value, *(output.value for output in after)]))
         value, bootstrap, final = torch.split(values, [shape.numel(), shape[1], len(batch.final_index)])
         next_value = torch.cat([value[shape[1] :], bootstrap]).index_copy_(0, batch.final_index, final)
-    return NetworkOutputs(*(rows.view(shape) for rows in (log_prob, entropy, normalized_value, value, next_value)))
+    return NetworkOutputs(
+        log_prob=log_prob.view(shape),
+        entropy=entropy.view(shape),
+        normalized_value=normalized_value.view(shape),
+        value=value.view(shape),
+        next_value=next_value.view(shape),
+        state=state,
+    )
 
 
-def _forward(net: nets.ActorCritic, observation: Tensor, precision: Precision) -> list[nets.Output]:
+def _forward(net: nets.ActorCritic, observation: Tensor, past: Past, precision: Precision) -> list[nets.Output]:
+    """The outputs for T*B rows, in parts; one part has the same rows of all environments where the network has memory."""
     with autocast(precision, observation.device):
-        return [net(part) for part in torch.split(observation, _FORWARD_ROWS)]
+        if net.recurrent is None:
+            return [net(part) for part in torch.split(observation, _FORWARD_ROWS)]
+        outputs, state = list[nets.Output](), past.state
+        rows = max(1, _FORWARD_ROWS // max(1, len(state)))
+        for start in torch.split(past.start, rows):
+            done = sum(len(output.value) for output in outputs)
+            output: nets.Output = net(observation[done : done + start.numel()], Past(state, start))
+            assert output.state is not None
+            outputs.append(output)
+            state = output.state[output.state.shape[0] - len(state) :]
+        return outputs
+
+
+def _after(outputs: Sequence[nets.Output], batch: Batch) -> tuple[Tensor, Past]:
+    """The states [B, S] after o_{T-1}, and what came before o_T and the last observations of truncated episodes: one row."""
+    rows = [output.state for output in outputs if output.state is not None]
+    states = torch.cat(rows) if rows else batch.memory.new_empty(batch.reward.numel(), 0)
+    state, final = states[-batch.reward.shape[1] :], states[batch.final_index]
+    start = torch.cat([batch.start[-1], batch.start.new_zeros(len(final))])
+    return state, Past(torch.cat([state, final]), start.unsqueeze(0))
 
 
 def return_inputs(batch: Batch, outputs: NetworkOutputs, *, clip_reward: bool) -> ReturnInputs:
@@ -134,7 +165,7 @@ class ActorCriticLearner:
         settings.require_observations(env, model)
         self._ranks = ranks
         self._settings: ActorCriticSection = settings.for_actions(discrete=env.action.discrete)
-        self._env, self._device = env, device
+        self._env, self._device, self._state_size = env, device, model.state_size
         self._model = nets.build_actor_critic(model, env, seed=seed).to(device)
         self._optimizer_name, eps = settings.optimizer_recipe
         self._optimizer = optim.build_optimizer(self._optimizer_name, self._model, lr=settings.learning_rate, eps=eps)
@@ -158,7 +189,7 @@ class ActorCriticLearner:
     def ingest(self, samples: Sequence[Experience]) -> Batch:
         """Join trajectories into one batch, stacks rebuilt; its rewards are scaled by all so far, these included."""
         self._rewards.add(samples)
-        batch = collate(samples, self._env, self._device)
+        batch = collate(samples, self._env, self._device, state_size=self._state_size)
         return replace(batch, reward=self._rewards.scaled(batch.reward))
 
     def normalize_targets(self, target: Tensor, valid: Tensor) -> Tensor:

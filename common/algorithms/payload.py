@@ -14,6 +14,7 @@ number.
 | final_obs | the environment's | [K, *frame] | same_step autoreset: last observation of each truncated episode |
 | final_index | int32 | [K] | t*B + b of each `final_obs` |
 | episode_return, episode_length | float32, int32 | [K] | raw return and env steps of the episodes that ended in this rollout |
+| memory | float32 | [2, B, S] | of policies with memory: its states before o_0, and after o_{T-1} |
 
 and what the algorithm records per step (its `recorded` specs), e.g. log_prob [T, B] float32. A frame of an observation of
 several arrays, such as one with an action mask, is their joined bytes (`common.envs.leaves`).
@@ -31,6 +32,9 @@ from common.envs.leaves import action_mask, allowed, check_choices, check_observ
 from common.envs.spec import EnvSpec
 from common.errors import DropReason, ProtocolError
 from common.protocol.messages import Arrays, ArraySpec, ExperienceMessage, Trajectory
+
+MEMORY = "memory"
+"""The array of states of a policy's memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +59,13 @@ def trajectory_payload(*, env: EnvSpec, rollout: tuple[ArraySpec, ...], **_: obj
     )
 
 
-def trajectory_schema(env: EnvSpec, *, length: int, num_envs: int, recorded: Sequence[ArraySpec]) -> tuple[ArraySpec, ...]:
-    """Every array of a rollout of `length` steps (T) by `num_envs` environments (B), in the order of the table above."""
+def trajectory_schema(
+    env: EnvSpec, *, length: int, num_envs: int, recorded: Sequence[ArraySpec], state_size: int = 0
+) -> tuple[ArraySpec, ...]:
+    """Every array of a rollout of `length` steps (T) by `num_envs` environments (B), in the order of the table above.
+
+    `state_size` is S, 0 without memory.
+    """
     steps = (length, num_envs)
     frame, frame_dtype = env.observation_shape, env.observation_dtype
     table: tuple[tuple[str, str, tuple[int, ...]], ...] = (
@@ -72,6 +81,8 @@ def trajectory_schema(env: EnvSpec, *, length: int, num_envs: int, recorded: Seq
         ("episode_return", "float32", (-1,)),
         ("episode_length", "int32", (-1,)),
     )
+    if state_size:
+        table = (*table, (MEMORY, "float32", (2, num_envs, state_size)))
     return (*(ArraySpec(name=name, dtype=dtype, shape=shape) for name, dtype, shape in table), *recorded)
 
 

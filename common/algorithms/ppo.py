@@ -7,7 +7,7 @@ several epochs of random minibatches.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -17,19 +17,26 @@ from torch import Tensor
 from common.algorithms import losses, optim
 from common.algorithms.api import Entry, RunProgress, UpdateResult
 from common.algorithms.batch import Batch
-from common.algorithms.on_policy import ActorCriticLearner, ActorCriticPolicy, network_outputs, recorded_log_prob, return_inputs
+from common.algorithms.on_policy import (
+    ActorCriticLearner,
+    ActorCriticPolicy,
+    network_outputs,
+    recorded_log_prob,
+    return_inputs,
+)
 from common.algorithms.ranks import ALONE, Ranks, total, weighted_mean
 from common.algorithms.returns import gae
 from common.algorithms.settings import PPOSettings
 from common.envs.spec import EnvSpec
 from common.models.arithmetic import CPU, autocast, to_device
+from common.models.memory import Past, memory_error
 from common.models.spec import ModelSettings
 
 _IMPORTANCE_CAP = 10.0  # of proximal over behaviour probability: rarely reached within the policy lag a run accepts
 
 
 class _Rows(NamedTuple):
-    """The inputs of a gradient step for N env steps."""
+    """Rows of a batch, [T*B] of all or [N] of those that one gradient step trains on."""
 
     observation: Tensor  # [N, *input]
     action: Tensor  # [N] or [N, A]
@@ -37,6 +44,22 @@ class _Rows(NamedTuple):
     importance: Tensor  # [N], proximal over behaviour probability; 1 where they are the same
     advantage: Tensor  # [N]
     target: Tensor  # [N], in the units of the value head
+
+    def select(self, index: Tensor) -> _Rows:
+        """The rows `index` [N]."""
+        return _Rows(*(row.index_select(0, index) for row in self))  # row[index] is twenty times slower on images
+
+
+class _Minibatch(NamedTuple):
+    """The rows of one gradient step; with memory all T rows of some environments, of which N are trained on."""
+
+    rows: _Rows
+    past: Past | None  # None without memory
+    trained: Tensor | None  # [N] int64, index of the valid rows; None: all are
+
+    def chosen(self, column: Tensor) -> Tensor:
+        """Those of an array of all rows that are trained on."""
+        return column if self.trained is None else column.index_select(0, self.trained)
 
 
 class _Measured(NamedTuple):
@@ -86,6 +109,9 @@ class PPO(ActorCriticLearner):
     def update(self, batch: Batch, progress: RunProgress, stop: Callable[[], bool] = lambda: False) -> UpdateResult:
         """Train `epochs` times on the valid env steps of a batch, in random minibatches of nearly equal size.
 
+        With memory a minibatch is whole environments that have valid env steps: there are at most as many minibatches as a rank
+        has such environments on average, so that none is empty on all ranks.
+
         Each rank has minibatches of its own rows, all ranks the same number of them: a gradient step is on one of each.
 
         A step whose loss or gradient is not finite is left out and counted (`nonfinite_steps`). Measures of gradient steps are
@@ -96,13 +122,16 @@ class PPO(ActorCriticLearner):
         joint = total(len(valid), self._ranks)
         if joint == 0:
             return UpdateResult(samples=0, metrics={})
-        parts = max(1, round(joint / (self._ranks.count * settings.minibatch)))
+        parts, drawn = max(1, round(joint / (self._ranks.count * settings.minibatch))), valid
+        if self._model.recurrent is not None:
+            drawn = batch.valid.any(dim=0).nonzero().squeeze(-1)
+            parts = min(parts, max(1, int(total(len(drawn), self._ranks)) // self._ranks.count))
         lag = progress.version - batch.version
-        rows, explained_variance = self._prepare(batch, lag)
+        rows, measured_before = self._prepare(batch, lag)
         if settings.lr_schedule != "kl_adaptive":
             self._learning_rate = optim.scheduled_learning_rate(settings, progress)
         entropy_coef = optim.scheduled_entropy_coef(settings, env_steps=progress.env_steps)
-        epochs = [self._epoch(rows, valid, parts, entropy_coef, stop) for _ in range(settings.epochs)]
+        epochs = [self._epoch(self._minibatches(rows, batch, drawn, parts), entropy_coef, stop) for _ in range(settings.epochs)]
         steps = torch.cat(epochs).cpu()  # not before: to read a value is to wait until a GPU has finished all steps so far
         measured = ~_Measured(*steps.unbind(1)).grad_norm.isnan()
         taken = steps[measured]
@@ -117,7 +146,7 @@ class PPO(ActorCriticLearner):
             metrics["policy_lag_mean"] = lag.double().mean().item()
         kl = _means(last if len(last) else taken)["approx_kl"] if len(taken) else math.nan
         if len(taken):
-            metrics |= _means(taken) | {"approx_kl": kl, "explained_variance": explained_variance.item()}
+            metrics |= _means(taken) | {"approx_kl": kl} | {name: value.item() for name, value in measured_before.items()}
             metrics["first_ratio_error"] = _Measured(*taken[0]).ratio_error.item()
         if settings.lr_schedule == "kl_adaptive":
             kl = weighted_mean(kl, len(valid) if len(taken) else 0, self._ranks)
@@ -126,13 +155,14 @@ class PPO(ActorCriticLearner):
         return UpdateResult(samples=len(valid), metrics=metrics)
 
     @torch.no_grad()
-    def _prepare(self, batch: Batch, lag: Tensor) -> tuple[_Rows, Tensor]:
-        """All T*B rows by the weights before the update, and the explained variance of their values; `lag` [B] in versions."""
+    def _prepare(self, batch: Batch, lag: Tensor) -> tuple[_Rows, dict[str, Tensor]]:
+        """All T*B rows by the weights before the update, and metrics of their outputs; `lag` [B] in versions."""
         settings = self._settings
         outputs = network_outputs(self._model, batch, moments=self._moments, precision=settings.precision)
         inputs = return_inputs(batch, outputs, clip_reward=settings.clip_reward)
         advantage, target = gae(**inputs, gamma=settings.gamma, lambda_=settings.gae_lambda)
-        explained_variance = losses.explained_variance(value=outputs.value[batch.valid], target=target[batch.valid])
+        explained = losses.explained_variance(value=outputs.value[batch.valid], target=target[batch.valid])
+        metrics = {"explained_variance": explained} | memory_error(batch.memory[1], outputs.state)
         if settings.normalize_value:
             self.move_value_units(target, batch.valid)
             target = self._moments.normalize(target)
@@ -149,35 +179,39 @@ class PPO(ActorCriticLearner):
             advantage=advantage.flatten(),
             target=target.flatten(),
         )
-        return rows, explained_variance
+        return rows, metrics
 
-    def _epoch(self, rows: _Rows, valid: Tensor, parts: int, entropy_coef: float, stop: Callable[[], bool]) -> Tensor:
-        """One pass over the `valid` rows in random order, in `parts`, until `stop`; return what `_step` returns, [steps, 8]."""
-        order = valid[to_device(torch.randperm(len(valid), generator=self._generator), valid.device)]
-        # index_select, because row[index] is twenty times slower on images.
-        minibatches = (_Rows(*(row.index_select(0, index) for row in rows)) for index in order.tensor_split(parts))
+    def _minibatches(self, rows: _Rows, batch: Batch, drawn: Tensor, parts: int) -> Iterator[_Minibatch]:
+        """Yield the rows `drawn` [N], with memory those of the environments `drawn`, in random order, in `parts`."""
+        order = drawn[to_device(torch.randperm(len(drawn), generator=self._generator), drawn.device)]
+        for part in order.tensor_split(parts):
+            yield _Minibatch(rows.select(part), None, None) if self._model.recurrent is None else _whole(rows, batch, part)
+
+    def _epoch(self, minibatches: Iterator[_Minibatch], entropy_coef: float, stop: Callable[[], bool]) -> Tensor:
+        """Train on each of the `minibatches`, until `stop`; return what `_step` returns, [steps, 8]."""
         steps = [self._step(minibatch, entropy_coef) for minibatch in takewhile(lambda _: not stop(), minibatches)]
-        return torch.stack(steps) if steps else torch.empty(0, len(_Measured._fields), device=valid.device)
+        return torch.stack(steps) if steps else torch.empty(0, len(_Measured._fields), device=self._device)
 
-    def _step(self, rows: _Rows, entropy_coef: float) -> Tensor:
+    def _step(self, minibatch: _Minibatch, entropy_coef: float) -> Tensor:
         """One gradient step, left out where it would not be finite; return `_Measured` as one tensor [8]."""
-        settings, advantage = self._settings, rows.advantage
+        settings, rows = self._settings, minibatch.rows
+        advantage = minibatch.chosen(rows.advantage)
         if settings.normalize_advantage:
             advantage = losses.standardized(advantage, least_std=settings.least_advantage_std, ranks=self._ranks)
         if len(advantage) == 0:
             norm = self._gradient_step(torch.zeros((), device=advantage.device), rows=0)
             return torch.stack([*[torch.full_like(norm, torch.nan)] * (len(_Measured._fields) - 1), norm.isnan().float()])
         with autocast(settings.precision, rows.observation.device):
-            policy, value = self._model(rows.observation)
+            policy, values, _ = self._model(rows.observation, minibatch.past)
         surrogate = losses.policy_loss(
-            log_prob=policy.log_prob(rows.action),
-            proximal_log_prob=rows.proximal_log_prob,
-            importance=rows.importance,
+            log_prob=minibatch.chosen(policy.log_prob(rows.action)),
+            proximal_log_prob=minibatch.chosen(rows.proximal_log_prob),
+            importance=minibatch.chosen(rows.importance),
             advantage=advantage,
             clip=settings.clip,
         )
-        value_loss = losses.value_loss(value=value, target=rows.target)
-        entropy = policy.entropy().mean()
+        value_loss = losses.value_loss(value=minibatch.chosen(values), target=minibatch.chosen(rows.target))
+        entropy = minibatch.chosen(policy.entropy()).mean()
         loss = surrogate.loss + settings.value_coef * value_loss - entropy_coef * entropy
         norm = self._gradient_step(loss, rows=len(advantage))
         measured = _Measured(
@@ -214,6 +248,13 @@ class PPO(ActorCriticLearner):
             self._generator.set_state(state["generator"])
         if self._settings.lr_schedule == "kl_adaptive":  # the other schedules follow the settings, which a resumed run may change
             self._learning_rate = state["learning_rate"]
+
+
+def _whole(rows: _Rows, batch: Batch, environments: Tensor) -> _Minibatch:
+    """All rows of some `environments` [b], and what their memory is computed from."""
+    index = torch.arange(batch.reward.numel(), device=environments.device).view(batch.reward.shape)[:, environments].flatten()
+    trained = batch.valid.flatten()[index].nonzero().squeeze(-1)
+    return _Minibatch(rows.select(index), Past(batch.past.state[environments], batch.past.start[:, environments]), trained)
 
 
 def _means(steps: Tensor) -> dict[str, float]:

@@ -10,7 +10,7 @@ import torch
 
 from common import extensions
 from common.algorithms import a3c, a3c_grad, dqn, impala, ppo, td3
-from common.algorithms.api import Algorithm, Entry, Policy, WorkerContext
+from common.algorithms.api import Algorithm, Entry, NetworkPolicy, Policy, WorkerContext
 from common.algorithms.payload import Payload, trajectory_schema
 from common.algorithms.ranks import ALONE, Ranks
 from common.algorithms.sections import AlgorithmSection, ReplaySection
@@ -18,6 +18,7 @@ from common.envs.spec import EnvSpec
 from common.errors import ConfigError
 from common.models import arithmetic
 from common.models.arithmetic import CPU
+from common.models.memory import Recurrent
 from common.models.spec import ModelSettings, Precision
 from common.protocol.messages import ArraySpec
 from common.replay.blocks import STREAMS
@@ -71,12 +72,14 @@ def build_algorithm(
     ranks: Ranks = ALONE,
     streams: int = STREAMS,
     normalize_reward: bool = False,
+    length: int = 0,
 ) -> Algorithm:
     """The learner's side of the algorithm that `settings` belongs to, to train on `device`, as one of `ranks`.
 
-    A replay memory is laid out for `streams` environments that write to it. Raises ConfigError where it cannot train on `env`,
-    on `device`, as one of several ranks or on normalised rewards. The last four are arguments of the algorithm only where they
-    are not the CPU, not `ALONE`, more than `STREAMS` of an algorithm with a replay memory, and True.
+    A replay memory is laid out for `streams` environments that write to it, and where the network has memory for rollouts of
+    `length` rows (T). Raises ConfigError where it cannot train on `env`, on `device`, as one of several ranks, on normalised
+    rewards or with memory. The last five are arguments of the algorithm only where they are not the CPU, not `ALONE`, more than
+    `STREAMS` of an algorithm with a replay memory, True, and needed by such a memory.
     """
     settings = in_native_precision(settings, device)
     build = entry(settings.name).algorithm
@@ -84,9 +87,13 @@ def build_algorithm(
     elsewhere |= {} if ranks.count == 1 else {"ranks": ranks}
     elsewhere |= {"streams": streams} if streams > STREAMS and isinstance(settings, ReplaySection) else {}
     elsewhere |= {"normalize_reward": True} if normalize_reward else {}
+    elsewhere |= {"length": length} if model.recurrent and isinstance(settings, ReplaySection) else {}
     require_arguments(build, ("settings", "model", "env", "seed", *elsewhere), of=settings.name)
     built = build(settings=settings, model=model, env=env, seed=seed, **elsewhere)
     require_protocol(built, Algorithm, of=settings.name)
+    if model.recurrent and not any(isinstance(module, Recurrent) for module in built.model.modules()):
+        fact = f"{settings.name} has no memory"
+        raise ConfigError(fact, found=f"model.recurrent {model.recurrent}", wanted="null, or ppo, impala, a3c, a3c-grad or dqn")
     return built
 
 
@@ -103,18 +110,24 @@ def build_policy(
         context=context,
     )
     require_protocol(built, Policy, of=settings.name)
+    size = built.memory.shape[1] if isinstance(built, NetworkPolicy) else 0
+    if size != model.state_size:
+        fix = "pass state_size=model.state_size to NetworkPolicy, or set model.recurrent to null"
+        raise ConfigError(f"{settings.name}: numbers in the state of its policy", found=size, wanted=model.state_size, fix=fix)
     return built
 
 
-def rollout_schema(settings: AlgorithmSection, *, env: EnvSpec, length: int, num_envs: int) -> tuple[ArraySpec, ...]:
+def rollout_schema(
+    settings: AlgorithmSection, *, model: ModelSettings, env: EnvSpec, length: int, num_envs: int
+) -> tuple[ArraySpec, ...]:
     """The arrays of a rollout of T = `length` steps by B = `num_envs`: a trajectory, and what the policy records beside it."""
     recorded = entry(settings.name).recorded(settings=settings, length=length, num_envs=num_envs)
-    return trajectory_schema(env, length=length, num_envs=num_envs, recorded=recorded)
+    return trajectory_schema(env, length=length, num_envs=num_envs, state_size=model.state_size, recorded=recorded)
 
 
 def build_payload(settings: AlgorithmSection, *, model: ModelSettings, env: EnvSpec, length: int, num_envs: int) -> Payload:
     """The experience messages from actor to learner."""
-    rollout = rollout_schema(settings, env=env, length=length, num_envs=num_envs)
+    rollout = rollout_schema(settings, model=model, env=env, length=length, num_envs=num_envs)
     payload = entry(settings.name).payload
     return payload(settings=settings, model=model, env=env, length=length, num_envs=num_envs, rollout=rollout)
 

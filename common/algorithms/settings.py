@@ -195,6 +195,10 @@ class DQNSettings(ReplaySection):
         default=100_000, ge=0, description="env steps until epsilon is reached in a straight line"
     )
 
+    burn_in: Annotated[int, OnlyIf("model.recurrent", "lstm", "gru")] = Field(
+        default=8, ge=0, description="rows of a sequence that only bring its stored state to that of the newest weights"
+    )
+
     def require_actions(self, action: ActionSpec) -> None:
         """Refuse actions of several components, and continuous ones."""
         if action.shape:

@@ -1,6 +1,6 @@
 """Small environments with known answers, for `env.entry_point: common.envs.probes:<function>`.
 
-A learner that misses one of the first six has the fault that the name indicates. `counting` shows the content of a stored
+A learner that misses one of the first seven has the fault that the name indicates. `counting` shows the content of a stored
 transition: its observation is its position.
 """
 
@@ -70,6 +70,32 @@ def discounted_value() -> Probe:
 def matching_action() -> Probe:
     """One step, reward 1 for action 1 on observation 1 and action 0 on -1, else -1: the policy learns it and V is 1."""
     return Probe(length=1, observe=_coin, reward=_match)
+
+
+class Recalled(Probe):
+    """Environment whose first observation alone shows the action that pays: see `recalled_action`."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length=length, observe=_coin, reward=self._recall)
+        self._cue = 0.0
+
+    def _look(self) -> NDArray[np.float32]:
+        seen = super()._look()
+        if self._age:
+            return np.zeros_like(seen)
+        self._cue = self._seen
+        return seen
+
+    def _recall(self, _seen: float, action: Any, age: int) -> float:
+        return _match(self._cue, action, age) if age == self._length - 1 else 0.0
+
+
+def recalled_action(length: int = 4) -> Recalled:
+    """`length` steps, observation 1 or -1 by chance, then 0; the last action earns 1 where it matches the first one, else -1.
+
+    A policy without memory comes to 0. Fails where states of a memory are lost, or go on from one episode to the next.
+    """
+    return Recalled(length)
 
 
 def aimed_action() -> Probe:

@@ -350,6 +350,13 @@ def initialised(make: Callable[[], N], *, seed: int) -> N:
             gain = module.gain if isinstance(module, Head) else _SQRT_2
             nn.init.orthogonal_(module.weight, gain, generator=generator)
             nn.init.zeros_(module.get_parameter("bias"))
+        if isinstance(module, nn.RNNCellBase):
+            for weight in (module.weight_ih, module.weight_hh):
+                nn.init.orthogonal_(weight, generator=generator)
+            for bias in (module.get_parameter("bias_ih"), module.get_parameter("bias_hh")):
+                nn.init.zeros_(bias)
+            # The second gate of both cells keeps the state; at 0 it would forget half in each step (Jozefowicz et al. 2015).
+            nn.init.ones_(module.get_parameter("bias_ih").data[module.hidden_size : 2 * module.hidden_size])
         if isinstance(module, nn.Conv2d):
             module.weight.data = module.weight.contiguous(memory_format=torch.channels_last)
     return net

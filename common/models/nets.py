@@ -12,16 +12,18 @@ from common.errors import ConfigError
 from common.models.distributions import Categorical, Categoricals, DiagonalGaussian, Distribution
 from common.models.layers import Head, Network, build_trunk, dense, initialised, outlined
 from common.models.leaves import Leaves, Observation, mask_logits
+from common.models.memory import Past, Recurrent, remember
 from common.models.spec import ModelSettings
 
 _NEAR_ZERO = 0.01  # gain of heads of values and deterministic actions: a random network should promise nothing
 
 
 class Output(NamedTuple):
-    """Output for N observations: a distribution over actions, and value [N] float32."""
+    """Output for N observations: a distribution over actions, value [N] float32, and the states of memories after them."""
 
     policy: Distribution
     value: Tensor
+    state: Tensor | None = None  # [N, S] float32; None without memory
 
 
 class ActionBounds(NamedTuple):
@@ -72,7 +74,7 @@ def _bounds(action: ActionSpec) -> tuple[Tensor, Tensor]:
 
 
 class ActorCritic(Network):
-    """Policy and value, with one trunk or one each.
+    """Policy and value, with one trunk or one each; with memory (`model.recurrent`) they share it as the trunk.
 
     The heads of continuous actions have mean and deviation in halves of an action's range around its centre, so that -1 to 1 are
     the bounds; the distribution is over the environment's own actions.
@@ -82,24 +84,30 @@ class ActorCritic(Network):
         super().__init__()
         self.trunk = build_trunk(settings, env)
         self.value_trunk = None if settings.shared_trunk else build_trunk(settings, env)
+        self.recurrent = Recurrent(self.trunk.features, settings) if settings.recurrent else None
+        features = self.trunk.features if self.recurrent is None else self.recurrent.features
         outputs = sum(env.action.choices) or len(env.action.low)
-        self.policy_head = Head(self.trunk.features, outputs, gain=0.01)
-        self.value_head = Head(self.trunk.features, 1, gain=1.0)
+        self.policy_head = Head(features, outputs, gain=0.01)
+        self.value_head = Head(features, 1, gain=1.0)
         self.unit_log_std = None if env.action.discrete else nn.Parameter(torch.full((outputs,), settings.initial_log_std))
         self._bounds = None if env.action.discrete else ActionBounds.where_finite(env.action)
         self._choices = env.action.choices if env.action.shape else ()
         self._masks = Leaves(env) if env.action_mask else None
 
-    def policy(self, observation: Observation) -> Distribution:
-        """The distribution alone, for acting: no value is computed."""
-        return self._policy(self.trunk(observation, self.compute_dtype(observation)), observation)
+    def policy(self, observation: Observation, past: Past | None = None) -> tuple[Distribution, Tensor | None]:
+        """The distribution, and the states after the rows: for acting, because no value is computed. Arguments as `forward`."""
+        features, state = remember(self.recurrent, self.trunk(observation, self.compute_dtype(observation)), past)
+        return self._policy(features, observation), state
 
-    def forward(self, observation: Observation) -> Output:
-        """Observation [N, *input] in the environment's dtype → distribution and value, in float32 whatever the weights are."""
+    def forward(self, observation: Observation, past: Past | None = None) -> Output:
+        """Observation [N, *input] in the environment's dtype → distribution and value, in float32 whatever the weights are.
+
+        With memory the N rows are those of all environments in `past` at its first row, then those at its second, and so on.
+        """
         dtype = self.compute_dtype(observation)
-        features = self.trunk(observation, dtype)
+        features, state = remember(self.recurrent, self.trunk(observation, dtype), past)
         value_features = features if self.value_trunk is None else self.value_trunk(observation, dtype)
-        return Output(self._policy(features, observation), self.value_head(value_features).squeeze(-1))
+        return Output(self._policy(features, observation), self.value_head(value_features).squeeze(-1), state)
 
     def _policy(self, features: Tensor, observation: Observation) -> Distribution:
         outputs = self.policy_head(features)
@@ -130,6 +138,7 @@ class QNetwork(Network):
 
     In a dueling network state value and advantages have the last of `model.hidden` to themselves and share what lies before,
     as in Wang et al. 2016 (arXiv:1511.06581), section 3: there all convolutions are shared, and each stream has one hidden layer.
+    Memory (`model.recurrent`) is shared too.
     """
 
     def __init__(self, settings: ModelSettings, env: EnvSpec, *, dueling: bool) -> None:
@@ -137,28 +146,31 @@ class QNetwork(Network):
         super().__init__()
         shared = settings.hidden[:-1] if dueling else settings.hidden
         self.trunk = build_trunk(settings.model_copy(update={"hidden": shared}), env)
+        self.recurrent = Recurrent(self.trunk.features, settings) if settings.recurrent else None
         streams = settings.hidden[len(shared) :]
         self.action_stream = self._stream(streams, env.action.n, settings)
         self.value_stream = self._stream(streams, 1, settings) if dueling else None
         self._masks = Leaves(env) if env.action_mask else None
 
-    def forward(self, observation: Observation) -> Tensor:
-        """Observation [N, *input] in the environment's dtype → Q [N, n] float32 whatever the weights are.
+    def forward(self, observation: Observation, past: Past | None = None) -> tuple[Tensor, Tensor | None]:
+        """Observation [N, *input] in the environment's dtype → Q [N, n] float32 whatever the weights are, states of the memory.
 
-        Of an action that a mask forbids it is the lowest finite number, so that it is no maximum.
+        Of an action that a mask forbids Q is the lowest finite number, so that it is no maximum. `past`, the order of the rows
+        and the states [N, S] are those of `ActorCritic.forward`.
         """
-        features = self.trunk(observation, self.compute_dtype(observation))
+        features, state = remember(self.recurrent, self.trunk(observation, self.compute_dtype(observation)), past)
         action: Tensor = self.action_stream(features)
         values = action if self.value_stream is None else duel(self.value_stream(features), action)
-        return values if self._masks is None else mask_logits(values, self._masks.mask(observation))
+        return values if self._masks is None else mask_logits(values, self._masks.mask(observation)), state
 
     def allowed(self, observation: Observation) -> Tensor | None:
         """The actions [N, n] bool that the mask of an observation allows; None without masks."""
         return None if self._masks is None else self._masks.mask(observation)
 
     def _stream(self, hidden: tuple[int, ...], outputs: int, settings: ModelSettings) -> nn.Sequential:
-        layers = dense(self.trunk.features, hidden, settings)
-        return layers.append(Head(hidden[-1] if hidden else self.trunk.features, outputs, gain=_NEAR_ZERO))
+        features = self.trunk.features if self.recurrent is None else self.recurrent.features
+        layers = dense(features, hidden, settings)
+        return layers.append(Head(hidden[-1] if hidden else features, outputs, gain=_NEAR_ZERO))
 
 
 def duel(value: Tensor, advantage: Tensor) -> Tensor:

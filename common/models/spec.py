@@ -58,6 +58,14 @@ class ModelSettings(BaseModel):
         "random play and twice its largest deviation, both then fixed, so that fixed parts vanish and moving parts remain; "
         "not of discrete observations",
     )
+    recurrent: Annotated[
+        Literal["lstm", "gru"] | None,
+        Unless("algorithm.name", "td3", why="it has no memory"),
+        Unless("shared_trunk", False, why="values would not have the memory that the policy has"),
+    ] = Field(default=None, description="memory of earlier observations, after the fully connected layers; not of td3")
+    recurrent_size: Annotated[int, OnlyIf("recurrent", "lstm", "gru")] = Field(
+        default=256, ge=1, le=8192, description="outputs of that memory (H)"
+    )
     initial_log_std: _OfActorCritics[float] = Field(
         default=0.0,
         ge=-10.0,
@@ -67,6 +75,11 @@ class ModelSettings(BaseModel):
     shared_trunk: _OfActorCritics[bool] = Field(
         default=True, description="actor-critics: policy and value share all layers but the last"
     )
+
+    @property
+    def state_size(self) -> int:
+        """Return the numbers in the state of one environment's memory; 0 without memory."""
+        return {"lstm": 2, "gru": 1, None: 0}[self.recurrent] * self.recurrent_size
 
     def normalises(self, env: EnvSpec) -> bool:
         """Return whether observations are normalised. Raises `ConfigError` where all of them are discrete."""

@@ -108,7 +108,7 @@ def require_independent_rows(module: nn.Module, shape: Shape, name: str) -> None
                     f"{name} mixes the rows of a batch",
                     found="another output for the same observation beside other observations",
                     wanted="an output that depends on its own row alone",
-                    fix="replace LSTM, GRU, or BatchNorm over the rows; env.frame_stack shows past observations",
+                    fix="set model.recurrent for an LSTM or GRU after this network; use LayerNorm for BatchNorm over the rows",
                 )
 
 

@@ -53,6 +53,7 @@ class Episodes:
         """Reset the environments, environment b with `seed + b`; `episodes` are counted, evenly over them."""
         self._environment = environment
         self._stacker = FrameStacker(environment.reset(seed), environment.spec.frame_stack)
+        self.start: NDArray[np.bool_] = np.ones(environment.num_envs, np.bool_)  # [B]: `observation` is the first of an episode
         self.tally = Tally(episodes, environment.num_envs)
 
     @property
@@ -69,4 +70,5 @@ class Episodes:
         """Take `action` [B, ...], as `VectorEnvironment.step` does; return the env steps that were counted."""
         transition = self._environment.step(action)
         self._stacker.push(transition.observation, transition.start)
+        self.start = transition.start
         return self.tally.add(transition)

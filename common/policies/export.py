@@ -5,6 +5,9 @@ stacks of images are not. Of an observation of several arrays each is an input, 
 Output `action` is the greedy action as the environment takes it. Beside it are the outputs that it was chosen from, where the
 network has them: `logits` [batch, n] (of several components those of each, joined), `mean` [batch, A] before it is clipped, or
 `q_values` [batch, n].
+
+A policy with memory has two more inputs, `memory` [batch, S] float32 and `start` [batch] bool (the observation is the first of an
+episode), and output `next_memory`, which is `memory` for the next observation.
 """
 
 from __future__ import annotations
@@ -25,15 +28,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from common.algorithms.api import NetworkPolicy
+from common.algorithms.payload import MEMORY
 from common.envs.spec import ACTION_MASK, EnvSpec, Leaf
 from common.errors import ConfigError, ResourceError
 from common.models.distributions import Categoricals, DiagonalGaussian
 from common.models.leaves import Observation
+from common.models.memory import Past
 from common.models.nets import ActorCritic, QNetwork
 from common.policies.load import TrainedPolicy
 
 _EXPORTS, _CHECKS = ("onnx", "onnxscript"), "onnxruntime"
 _EXTRA = "pip install 'rookery[export]'"
+START = "start"
 _ROWS = 500  # of one batch of a comparison
 _TOLERANCE = 1e-5  # between the arithmetic of torch and that of onnxruntime, both float32
 
@@ -61,8 +68,9 @@ def to_onnx(policy: TrainedPolicy) -> bytes:
     require_packages(check=False)
     from onnx.helper import set_model_props  # noqa: PLC0415 - slow, and not always installed
 
-    inputs = policy.env.inputs
+    inputs = _inputs(policy)
     example = tuple(torch.ones((2, *leaf.shape), dtype=getattr(torch, leaf.dtype)) for leaf in inputs)
+    memory = ["next_memory"] * bool(policy.settings.model.recurrent)
     batch = torch.export.Dim("batch")
     try:
         with _quiet():
@@ -70,8 +78,8 @@ def to_onnx(policy: TrainedPolicy) -> bytes:
                 _Graph(policy),
                 example,
                 input_names=[leaf.path for leaf in inputs],
-                output_names=["action", *_scores(policy.module, _input(policy, example))],
-                dynamic_shapes={"leaves": tuple({0: batch} for _ in inputs)},
+                output_names=["action", *_scores(policy.module, *_split(policy, example)), *memory],
+                dynamic_shapes={"inputs": tuple({0: batch} for _ in inputs)},
                 dynamo=True,
                 verbose=False,
             )
@@ -104,19 +112,42 @@ class _Graph(nn.Module):
             torch.tensor(bounds, dtype=self._dtype) for bounds in (policy.env.action.low, policy.env.action.high)
         )
 
-    def forward(self, *leaves: Tensor) -> tuple[Tensor, ...]:
-        """The arrays [N, *shape] of `EnvSpec.inputs` → action, and what it was chosen from."""
-        observation: Any = _input(self._trained, leaves)
-        chosen = self._policy.act(observation, greedy=True)["action"]
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The arrays [N, *shape] of `_inputs` → action, what it was chosen from, and the memory after it where there is one."""
+        observation, past = _split(self._trained, inputs)
+        memory: list[Tensor] = []
+        if past is not None and isinstance(self.network, ActorCritic):  # no `act`, which keeps the memory itself
+            policy, state = self.network.policy(observation, past)
+            chosen, memory = policy.mode(), [] if state is None else [state]
+        elif past is not None and isinstance(self.network, QNetwork):
+            values, state = self.network(observation, past)
+            chosen, memory = values.argmax(dim=1), [] if state is None else [state]
+        else:
+            given: Any = observation
+            chosen = self._policy.act(given, greedy=True)["action"]
         action = chosen.to(self._dtype)
         if not self._discrete:
             action = action.clamp(self._low, self._high)
         action = action.reshape(-1, *self._first.shape[1:])
-        return action + self._first if self._discrete else action, *_scores(self.network, observation).values()
+        return action + self._first if self._discrete else action, *_scores(self.network, observation, past).values(), *memory
 
 
-def _input(policy: TrainedPolicy, leaves: tuple[Tensor, ...]) -> Observation:
-    return leaves if policy.env.leaves else leaves[0]
+def _inputs(policy: TrainedPolicy) -> tuple[Leaf, ...]:
+    """Return the inputs of the model: arrays of the observation, then those of the memory."""
+    size = policy.settings.model.state_size
+    memory = (Leaf(path=MEMORY, shape=(size,), dtype="float32"), Leaf(path=START, shape=(), dtype="bool")) if size else ()
+    own, taken = policy.env.inputs, {leaf.path for leaf in memory}
+    if same := taken & {leaf.path for leaf in own}:
+        fix = "name them otherwise in the environment"
+        raise ConfigError("inputs of a model with memory", found=f"observations {sorted(same)}", wanted="other names", fix=fix)
+    return *own, *memory
+
+
+def _split(policy: TrainedPolicy, inputs: tuple[Tensor, ...]) -> tuple[Observation, Past | None]:
+    """Return observation and past of the arrays of `_inputs`."""
+    past = Past(inputs[-2], inputs[-1].unsqueeze(0)) if policy.settings.model.recurrent else None
+    leaves = inputs[:-2] if past else inputs
+    return leaves if policy.env.leaves else leaves[0], past
 
 
 def _first_action(policy: TrainedPolicy) -> NDArray[Any]:
@@ -124,15 +155,15 @@ def _first_action(policy: TrainedPolicy) -> NDArray[Any]:
     return policy.to_native(np.zeros((1, *policy.env.action.shape), policy.env.action.dtype))
 
 
-def _scores(network: nn.Module, observation: Observation) -> dict[str, Tensor]:
+def _scores(network: nn.Module, observation: Observation, past: Past | None) -> dict[str, Tensor]:
     """Return the outputs that the greedy action is chosen from, by name; none of a network that is not known here."""
     if isinstance(network, ActorCritic):
-        chosen_from = network.policy(observation)
+        chosen_from, _ = network.policy(observation, past)
         if isinstance(chosen_from, DiagonalGaussian):
             return {"mean": chosen_from.mean}
         parts = chosen_from.parts if isinstance(chosen_from, Categoricals) else (chosen_from,)
         return {"logits": torch.cat([part.log_probs for part in parts], dim=-1)}
-    return {"q_values": network(observation)} if isinstance(network, QNetwork) else {}
+    return {"q_values": network(observation, past)[0]} if isinstance(network, QNetwork) else {}
 
 
 @contextmanager
@@ -247,12 +278,19 @@ def compare(model: bytes, policy: TrainedPolicy, *, observations: int) -> Compar
     equal = ties = 0
     for begin in range(0, observations, _ROWS):
         observation = random_observations(policy, min(_ROWS, observations - begin), random)
-        named = observation if isinstance(observation, dict) else {"observation": observation}
+        named = dict(observation) if isinstance(observation, dict) else {"observation": observation}
+        past = _random_past(policy, len(named[policy.env.inputs[0].path]), random)
+        if past is not None and isinstance(policy.policy, NetworkPolicy):
+            named |= {MEMORY: past.state.numpy(), START: past.start[0].numpy()}
+            policy.policy.memory = past.state
+            policy.policy.begin_episodes(past.start[0])
         (found,), wanted = session.run(["action"], named), policy(observation)
         same = _same(policy, found, wanted)
         equal += int(same.sum())
-        differing = policy.batch(observation)[0][torch.from_numpy(~same)]
-        ties += int(_tied(policy, differing, found[~same], wanted[~same]).sum())
+        differing = torch.from_numpy(~same)
+        rest = None if past is None else Past(past.state[differing], past.start[:, differing])
+        ties += int(_tied(policy, policy.batch(observation)[0][differing], rest, found[~same], wanted[~same]).sum())
+    policy.reset()
     return Comparison(observations=observations, equal=equal, ties=ties)
 
 
@@ -267,6 +305,14 @@ def random_observations(policy: TrainedPolicy, count: int, random: np.random.Gen
         kept = random.integers(policy.env.action.choices, size=(count, len(offsets))) + offsets
         np.put_along_axis(arrays[ACTION_MASK], kept, 1, axis=1)
     return arrays if policy.env.leaves else arrays["observation"]
+
+
+def _random_past(policy: TrainedPolicy, count: int, random: np.random.Generator) -> Past | None:
+    """Return states as an LSTM has them, and episodes that begin for a tenth of the observations; None without memory."""
+    if not (size := policy.settings.model.state_size):
+        return None
+    state = np.tanh(random.normal(size=(count, size))).astype(np.float32)
+    return Past(torch.from_numpy(state), torch.from_numpy(random.random((1, count)) < 0.1))  # noqa: PLR2004
 
 
 def _random_leaf(leaf: Leaf, count: int, random: np.random.Generator) -> NDArray[Any]:
@@ -289,12 +335,14 @@ def _same(policy: TrainedPolicy, found: NDArray[Any], wanted: NDArray[Any]) -> N
     return np.asarray((np.abs(found - wanted) <= most).all(axis=1))
 
 
-def _tied(policy: TrainedPolicy, observation: Tensor, found: NDArray[Any], wanted: NDArray[Any]) -> NDArray[np.bool_]:
+def _tied(
+    policy: TrainedPolicy, observation: Tensor, past: Past | None, found: NDArray[Any], wanted: NDArray[Any]
+) -> NDArray[np.bool_]:
     """Return whether the policy itself hardly prefers the one discrete action to the other, in each component."""
     if not (policy.env.action.discrete and len(observation)):
         return np.zeros(len(observation), np.bool_)
     with torch.inference_mode():
-        scores = next(iter(_scores(policy.module, observation).values()), None)
+        scores = next(iter(_scores(policy.module, observation, past).values()), None)
     if scores is None:
         return np.zeros(len(observation), np.bool_)
     values, choices = scores.numpy(), policy.env.action.choices

@@ -40,6 +40,7 @@ from common.units import EnvSteps, Version
 
 NEWEST: Final = "newest"
 _REPLAY_ENV_STEPS = 100_000  # of the memory of a learner that only restores its network: enough for any windows
+_REPLAY_ROLLOUTS = 1_000  # and for the sequences of a network with memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +61,39 @@ class TrainedPolicy:
         Of several arrays an observation is a dict of them by path, as `make_env` returns it, the action mask as "action_mask".
         `greedy` takes the best action; otherwise actions are drawn as an evaluator draws them. Raises `ConfigError` for an
         observation of other names, shapes or types than `env.inputs`.
+
+        A policy with memory takes the batches of the same N environments one after the other: see `reset`.
         """
         batch, single = self.batch(observation)
+        self._require_begun(len(batch))
         actions = self.to_native(self.policy.act(batch, greedy=greedy)["action"].numpy())
         return actions[0] if single else actions
+
+    def reset(self, start: ArrayLike | None = None) -> None:
+        """Forget earlier observations: of all environments, or of those where `start` [N] is True.
+
+        To be called before the first observation of each episode. Without memory it has no effect. Raises `ConfigError` for a
+        `start` of another number of environments than the last batch had.
+        """
+        if not (isinstance(self.policy, NetworkPolicy) and len(self.policy.memory)):
+            return
+        memory = self.policy.memory
+        if start is None:
+            self.policy.memory = memory[:0]
+        elif np.shape(start) != (len(memory),):
+            raise ConfigError("start of other environments", found=list(np.shape(start)), wanted=[len(memory)])
+        else:
+            self.policy.memory = memory.masked_fill(torch.tensor(start, dtype=torch.bool).unsqueeze(1), 0.0)
+
+    def _require_begun(self, count: int) -> None:
+        """Let a policy that has forgotten all begin `count` episodes. Raises `ConfigError` where it remembers another number."""
+        if not (self.settings.model.recurrent and isinstance(self.policy, NetworkPolicy)):
+            return
+        if not len(self.policy.memory):
+            self.policy.begin_episodes(torch.ones(count, dtype=torch.bool))
+        elif len(self.policy.memory) != count:
+            wanted, fix = f"{len(self.policy.memory)}, as before", "call policy.reset() before other environments"
+            raise ConfigError("observations of another number of environments", found=count, wanted=wanted, fix=fix)
 
     def batch(self, observation: ArrayLike | Mapping[str, ArrayLike]) -> tuple[Tensor, bool]:
         """Return the input [N, *input] of the network for a call, and whether it is one observation alone. Errors as there."""
@@ -248,8 +278,9 @@ def _parameters(saved: Checkpoint, settings: Settings, env: EnvSpec) -> Tensor:
         return alone
     section = settings.algorithm
     if isinstance(section, ReplaySection):
-        section = section.model_copy(update={"replay_capacity": min(section.replay_capacity, _REPLAY_ENV_STEPS)})
-    algorithm = build_algorithm(section, model=settings.model, env=env, seed=0)
+        most = max(_REPLAY_ENV_STEPS, _REPLAY_ROLLOUTS * settings.rollout.length)
+        section = section.model_copy(update={"replay_capacity": min(section.replay_capacity, most)})
+    algorithm = build_algorithm(section, model=settings.model, env=env, seed=0, length=settings.rollout.length)
     try:
         algorithm.load_state_dict(saved.state)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:

@@ -16,7 +16,11 @@ from common.protocol.limits import FREE_LENGTH, OBSERVATION_MAX, REWARD_MAX
 from common.protocol.messages import MODES, Arrays, ArraySpec, Evaluation, ExperienceMessage
 from common.units import Version
 
-LARGEST = {"reward": REWARD_MAX, "obs": OBSERVATION_MAX, "final_obs": OBSERVATION_MAX, "action": OBSERVATION_MAX}
+LARGEST = {
+    "reward": REWARD_MAX,
+    **dict.fromkeys(("obs", "final_obs", "action"), OBSERVATION_MAX),
+    "memory": OBSERVATION_MAX,  # an LSTM's grows by at most 1 an env step; a gradient of larger ones could overflow
+}
 """Largest absolute values in the float arrays of a trajectory."""
 
 EVALUATIONS = 4  # of one evaluator in a second: each writes a line of the log and a row of the learning curve
@@ -114,5 +118,5 @@ def _bad_number(name: str, array: np.ndarray, limit: float) -> ProtocolError:
     fact, found = f"array {name} at {list(row)}", str(array[row])
     if not finite[row]:
         return ProtocolError(DropReason.NON_FINITE, fact, found=found, wanted="finite numbers")
-    fix = "scale it in the environment"
+    fix = "" if name == "memory" else "scale it in the environment"
     return ProtocolError(DropReason.OUT_OF_RANGE, fact, found=found, wanted=f"at most {limit:,} either way", fix=fix)

@@ -41,7 +41,7 @@ REWARD_MAX: Final = 10_000_000
 gradient of 2e15, and the squares of 10^7 such gradients add up to 4e37, which float32 still holds."""
 
 OBSERVATION_MAX: Final = 1_000_000
-"""Largest absolute value in an observation or a continuous action."""
+"""Largest absolute value in an observation, a continuous action or the state of a memory."""
 
 ARRAYS: Final = 64
 """Arrays in one message; a trajectory has about a dozen."""

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from common.algorithms.api import HasRandomState, Policy
+from common.algorithms.api import HasRandomState, NetworkPolicy, Policy
 from common.algorithms.registry import build_payload, rollout_schema
 from common.config.run_config import RunConfig
 from common.envs.spec import EnvSpec
@@ -84,6 +85,8 @@ class Incarnation:
             raise DecodeError("state of the actor", found="other parts", wanted="environment, policy, rollout")
         assert isinstance(self.environment, VectorEnvironment)
         self.rollout.load_state_dict(rollout)
+        if isinstance(self.policy, NetworkPolicy):
+            self.policy.memory = torch.from_numpy(self.rollout.memory)
         self.environment.load_state_dict(environment)
         try:
             self._random_policy().set_random_state(policy)
@@ -101,7 +104,7 @@ class Incarnation:
 def build_incarnation(worker: WelcomedWorker[RunConfig], environment: Environments, policy: Policy) -> Incarnation:
     """Return an incarnation that acts in `environment`, seeded as its Welcome says."""
     run, size = worker.run, {"length": worker.run.rollout.length, "num_envs": environment.num_envs}
-    schema = rollout_schema(run.algorithm, env=environment.spec, **size)
+    schema = rollout_schema(run.algorithm, model=run.model, env=environment.spec, **size)
     return Incarnation(
         environment=environment, policy=policy, rollout=Rollout(schema, environment.reset(worker.seed("environment")))
     )

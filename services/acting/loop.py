@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from common.algorithms.api import begin_episodes, states
 from common.errors import DropReason
 from common.observability import logs
 from common.observability.worker_metrics import ActorStats
@@ -121,6 +122,7 @@ class ActorLoop:
         before, request_at = self.stats.env_steps, rollout.length - 1 - round(REQUEST_SHARE * rollout.length)
         for t in range(rollout.length):
             self.stats.phases.enter("act")
+            begin_episodes(incarnation.policy, rollout.start(t))
             acted = {name: value.numpy() for name, value in incarnation.policy.act(torch.from_numpy(rollout.observation)).items()}
             action = acted.pop("action")
             self.stats.phases.enter("env")
@@ -142,7 +144,7 @@ class ActorLoop:
     def _send(self) -> None:
         self.stats.phases.enter("experience")
         incarnation = self.incarnation
-        rollout, env_steps = incarnation.rollout.finish(), incarnation.rollout.env_steps
+        rollout, env_steps = incarnation.rollout.finish(states(incarnation.policy)), incarnation.rollout.env_steps
         incarnation.rollout.begin_next()
         returns = np.asarray(rollout["episode_return"])
         self.stats.episodes += len(returns)

@@ -136,6 +136,7 @@ def build_run_algorithm(
             ranks=ranks,
             streams=max(STREAMS, streams),
             normalize_reward=settings.env.normalize_reward,
+            length=settings.rollout.length,
         )
     except MemoryError as error:  # larger than the system would ever promise
         wanted = None if available is None else f"at most {available / 1e9:.1f} GB"

@@ -43,7 +43,7 @@ def other_than(value):
 
 
 def situations():
-    """Each algorithm, with each setting on which others depend at a value that is named and at another one."""
+    """Each algorithm, with each setting with effect on which others depend, at a value that is named and at another one."""
     for run in RUNS:
         yield run
         named = {}
@@ -52,8 +52,9 @@ def situations():
                 named[mark.key if "." in mark.key else f"{key.partition('.')[0]}.{mark.key}"] = mark.values[0]
         for other, value in named.items():
             if other != "algorithm.name" and has(run, other):
-                yield changed(run, other, value)
-                yield changed(run, other, other_than(value))
+                for run_with in (changed(run, other, value), changed(run, other, other_than(value))):
+                    if other not in {key for key, *_ in unmet(run_with)}:
+                        yield run_with
 
 
 SITUATIONS = [(run, {key for key, *_ in unmet(run)}) for run in situations()]
@@ -235,6 +236,29 @@ def test_harm_is_refused_whoever_set_it(tmp_path):
     assert isinstance(load_settings(preset=str(path), environ={}).settings.algorithm, DQNSettings)
     with pytest.raises(ConfigError, match=r"target_rate: found 0\.005, wanted 1 where algorithm\.target_every is 50"):
         load_settings(preset=str(path), overrides=["algorithm.target_every=50"], environ={})
+
+
+@pytest.mark.parametrize("source", ["file", "command line", "ROOKERY_MODEL__RECURRENT"])
+def test_a_memory_is_refused_where_the_algorithm_or_the_network_has_none_whoever_set_it(tmp_path, source):
+    """TD3 would train without it, and a trunk of the values' own would not have what the policy remembers."""
+    path = tmp_path / "own.yaml"
+    for text, wanted in (
+        ("algorithm: {name: td3}\n", "algorithm.name is td3: it has no memory"),
+        ("model: {shared_trunk: false}\n", "model.shared_trunk is false: values would not have the memory"),
+    ):
+        path.write_text(text)
+        given = {"preset": str(path), "overrides": [], "environ": {}}
+        if source == "file":
+            path.write_text(
+                text.replace("model: {", "model: {recurrent: gru, ") + "model: {recurrent: gru}\n" * ("model" not in text)
+            )
+        elif source == "command line":
+            given["overrides"] = ["model.recurrent=gru"]
+        else:
+            given["environ"] = {source: "gru"}
+        with pytest.raises(ConfigError, match=f"model.recurrent: found gru, wanted null where {wanted}.*{source}") as refused:
+            load_settings(**given)
+        assert "\n" not in str(refused.value)
 
 
 HARM = [

@@ -23,7 +23,7 @@ from common.config.sections import (
 )
 from common.envs.spec import EnvSettings
 from common.models.spec import ModelSettings
-from tests.services.test_whole_run import Colony, assert_accounts_agree, probe, q_probe
+from tests.services.test_whole_run import Colony, assert_accounts_agree, probe, q_probe, with_memory
 
 pytestmark = [pytest.mark.service, pytest.mark.usefixtures("one_torch_thread")]
 
@@ -110,11 +110,11 @@ def test_an_actor_may_have_several_messages_in_one_batch(tmp_path):
     assert first["parameters_sha256"] == second["parameters_sha256"]
 
 
-def killed(settings, folder, *, actors=(), learner=(), seed=0):
-    """A whole run in which processes are killed, and checkpoints are written at random moments."""
+def killed(settings, folder, *, actors=(), learner=(), seed=0, saved=0.3):
+    """A whole run in which processes are killed, and a share of `saved` checkpoints is written, at random moments."""
     colony, chance = Colony(settings, folder, killed=frozenset(actors)), random.Random(seed)
     colony.replaced, colony.learner_kills = True, list(learner)
-    colony.saves = lambda: chance.random() < 0.3
+    colony.saves = lambda: chance.random() < saved
     colony.alive = held_up(seed)
     run = colony.run(actors=ACTORS)
     ledger = run.stats.ledger
@@ -129,15 +129,24 @@ def often(settings):
     return settings.model_copy(update={"checkpoint": CheckpointSettings(every_seconds=1e-9, replay=replay)})
 
 
-@pytest.mark.parametrize(("algorithm", "batch"), [("ppo", 4), ("a3c-grad", 1), ("dqn", 1), ("td3", 1)])
-def test_a_run_whose_processes_are_killed_ends_with_the_weights_of_one_that_is_left_alone(tmp_path, algorithm, batch):
+@pytest.mark.parametrize(
+    ("algorithm", "batch", "cell"),
+    [("ppo", 4, ""), ("a3c-grad", 1, ""), ("dqn", 1, ""), ("td3", 1, ""), ("impala", 1, "lstm")],
+)
+def test_a_run_whose_processes_are_killed_ends_with_the_weights_of_one_that_is_left_alone(tmp_path, algorithm, batch, cell):
     """Actors in the middle of a rollout; the learner four times, once before its first checkpoint. Also two messages of each."""
     settings = lockstep(recipe(algorithm), batch=batch)
-    if algorithm == "ppo":  # episodes span messages, and count only where their beginning was received
-        env = settings.env.model_copy(update={"entry_point": "common.envs.probes:discounted_value"})
+    if algorithm == "ppo" or cell:  # episodes span messages, and count only where their beginning was received
+        env = settings.env.model_copy(
+            update={"entry_point": "common.envs.probes:recalled_action" if cell else "common.envs.probes:discounted_value"}
+        )
         settings = settings.model_copy(update={"env": env})
+    if cell:
+        settings = with_memory(settings, cell)
     alone = trained(settings, tmp_path / "alone", delays=1)
-    disturbed = killed(often(settings), tmp_path / "killed", actors=(0, 2), learner=(0, 2, 2, 5), seed=2)
+    disturbed = killed(
+        often(settings), tmp_path / "killed", actors=(0, 2), learner=(0, 2, 2, 5), seed=2, saved=1.0 if cell else 0.3
+    )
     timeless = ("learner_updates", "env_steps", "episodes", "mean100", "parameters_sha256", "reproducible")
     assert [disturbed[name] for name in timeless] == [alone[name] for name in timeless]
     assert disturbed["reproducible"]

@@ -9,8 +9,12 @@ from itertools import count
 
 import numpy as np
 import pytest
+import torch
 
+from common.algorithms.batch import collate
 from common.algorithms.episode_reports import TrajectoryEpisodes
+from common.algorithms.moments import Moments
+from common.algorithms.on_policy import ActorCriticPolicy, network_outputs, recorded_log_prob
 from common.algorithms.payload import trajectory_schema
 from common.config.run_config import EnvRunConfig, RunConfig
 from common.config.schema import Settings
@@ -19,9 +23,11 @@ from common.envs.remote import check_observe, observe_schema
 from common.envs.spec import EnvSettings
 from common.envs.trial import spec_of
 from common.errors import ConfigError
+from common.models.spec import ModelSettings
 from common.observability.env_metrics import EnvWorkerStats, PolicyServerStats
 from common.protocol.env_side import EnvSide
 from common.protocol.env_slots import EnvSessionConfig, SlotState
+from common.protocol.events import Experience
 from common.protocol.messages import ENV_WORKER, Observe, Trajectory
 from common.protocol.worker_side import Identity, WorkerSide
 from common.replay.blocks import spans
@@ -274,6 +280,54 @@ def test_an_env_worker_that_is_replaced_between_two_rows_leaves_a_missing_row(ki
         produced += env_steps
         episodes(Trajectory(seq=seq, version=0, env_steps=env_steps, env_steps_sent=produced, arrays=arrays))
     assert stage.side.missing_rows == ROWS
+
+
+@pytest.mark.parametrize("settings", [COUNTING, SAME_STEP], ids=["next_step", "same_step"])
+@pytest.mark.parametrize("killed_at", [3, T - 1])
+def test_each_slot_has_a_memory_of_its_own_which_a_replaced_env_worker_begins_anew(settings, killed_at):
+    """The episodes of the successor begin with zeros, the others go on; the learner computes the same from the rows."""
+    stage, model = Stage(settings), ModelSettings(hidden=(4,), recurrent="lstm", recurrent_size=5)
+    policy = ActorCriticPolicy(model=model, env=stage.spec, precision="fp32", seed=1)
+    with torch.no_grad():
+        for parameter in policy.network.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)) * 0.3)
+    size = {"length": T, "num_envs": B}
+    recorded, first = recorded_log_prob(**size), stage.remote.reset(1)
+    rollout = Rollout(trajectory_schema(stage.spec, **size, recorded=recorded, state_size=model.state_size), first)
+    alone = [ActorCriticPolicy(model=model, env=stage.spec, precision="fp32", seed=1) for _ in range(B)]
+    for each in alone:
+        each.network.load_state_dict(policy.network.state_dict())
+    stage.join()
+    row, lost = count(), 0
+    for _ in range(4):
+        for t in range(T):
+            now = next(row)
+            if now == T + killed_at:
+                stage.kill("w1")
+            if now == T + killed_at + 3:
+                stage.start("w1")
+            start, seen = torch.from_numpy(rollout.start(t)), torch.from_numpy(rollout.observation)
+            policy.begin_episodes(start)
+            acted = {name: values.numpy() for name, values in policy.act(seen).items()}
+            for b, each in enumerate(alone):
+                if start[b]:
+                    each.memory = torch.zeros_like(each.memory)
+                each.begin_episodes(torch.zeros(1, dtype=torch.bool))
+                each.act(seen[b : b + 1])
+                torch.testing.assert_close(policy.memory[b], each.memory[0], rtol=0, atol=1e-6)
+            action = acted.pop("action")
+            rollout.record(t, action, acted, stage.remote.step(action))
+        env_steps, arrays = rollout.env_steps, rollout.finish(policy.memory.numpy())
+        rollout.begin_next()
+        lost += np.count_nonzero(~arrays["valid"][:, ROWS:] & ~arrays["start"][1:, ROWS:])
+        check_rows(arrays)
+        assert arrays["start"][:-1][arrays["valid"] & (arrays["obs"][:-1, :, 0] == 0)].all()
+        batch = collate([Experience(version=0, env_steps=env_steps, arrays=arrays)], stage.spec, state_size=model.state_size)
+        outputs = network_outputs(policy.network, batch, moments=Moments(), precision="fp32")
+        torch.testing.assert_close(outputs.log_prob[batch.valid], batch.log_prob[batch.valid], rtol=0, atol=1e-5)
+        torch.testing.assert_close(outputs.state, batch.memory[1], rtol=0, atol=1e-5)
+    assert lost >= 3 * ROWS
+    assert arrays["valid"][:, ROWS:].any()
 
 
 def test_a_policy_server_that_was_restarted_gets_rows_again():

@@ -82,6 +82,12 @@ def probe(name, *, algorithm="ppo", mode="next_step", env_steps, mean100=None, l
     )
 
 
+def with_memory(settings, cell):
+    """The same run of a network with memory."""
+    model = {"hidden": (16,), "shared_trunk": True, "recurrent": cell, "recurrent_size": 16}
+    return settings.model_copy(update={"model": settings.model.model_copy(update=model)})
+
+
 class KilledError(BaseException):
     """The learner's process ends here."""
 
@@ -108,12 +114,13 @@ class Run:
     def action_values(self, *observation):
         """Return the action values of one observation."""
         with torch.no_grad():
-            return self.algorithm.model(torch.tensor([observation], dtype=torch.float32))[0].tolist()
+            values, _ = self.algorithm.model(torch.tensor([observation], dtype=torch.float32))
+        return values[0].tolist()
 
     def probability(self, action, *observation):
         """Return the probability of `action`."""
         with torch.no_grad():
-            policy = self.algorithm.model.policy(torch.tensor([observation], dtype=torch.float32))
+            policy, _ = self.algorithm.model.policy(torch.tensor([observation], dtype=torch.float32))
         return policy.log_prob(torch.tensor([action])).exp().item()
 
 
@@ -227,7 +234,7 @@ class Colony:
         def build():
             environment, seed = make(run.env), self.seed("actor", link)
             link.check_environment(environment.spec)
-            schema = rollout_schema(run.algorithm, env=environment.spec, **size)
+            schema = rollout_schema(run.algorithm, model=run.model, env=environment.spec, **size)
             return Incarnation(
                 environment=environment,
                 policy=self.policy(run, environment, seed),
@@ -393,6 +400,32 @@ def test_fresh_experience_has_the_very_probabilities_of_the_weights_that_acted(t
     assert_accounts_agree(run)
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "cell", "mode"),
+    [
+        ("ppo", "lstm", "next_step"),
+        ("ppo", "gru", "same_step"),
+        ("impala", "lstm", "same_step"),
+        ("a3c", "gru", "next_step"),
+        ("a3c-grad", "lstm", "next_step"),
+    ],
+)
+def test_an_action_that_only_a_memory_can_know_is_learned(tmp_path, algorithm, cell, mode):
+    """Episodes go on from one rollout to the next; also the evaluator's policy remembers, and forgets."""
+    run = Colony(
+        with_memory(probe("recalled_action", algorithm=algorithm, mode=mode, env_steps=60_000, mean100=0.97), cell), tmp_path
+    ).run()
+    assert run.reason == "target reached"
+    assert run.record.last_evaluation["mean"] == 1.0
+    assert_accounts_agree(run)
+
+
+def test_without_a_memory_the_same_action_is_chance(tmp_path):
+    run = Colony(probe("recalled_action", env_steps=8_000), tmp_path).run()
+    assert abs(np.mean(run.record.returns)) < 0.5
+    assert_accounts_agree(run)
+
+
 def test_a_continuous_action_is_learned_by_ppo_in_the_scale_of_its_bounds(tmp_path):
     """Actions -1 to 3, the best 0 and 2; the noise of the actors begins with half the range and shrinks by itself."""
     settings = probe("aimed_action", env_steps=8_000)
@@ -458,15 +491,14 @@ def test_all_leaves_of_an_observation_and_its_mask_lead_to_the_best_allowed_acti
         recipe = {"learning_rate": 1e-3, "samples_per_insert": 16, "n_step": 1, "dueling": False}
         settings = q_probe("mixed_action", env_steps=30_000, mean100=0.85, **recipe)
     elif algorithm == "td3":
-        recipe = {"learning_rate": 3e-3, "minibatch": 32, "samples_per_insert": 16, "warmup": 200, "random_env_steps": 400}
+        recipe = {"learning_rate": 1e-3, "minibatch": 32, "samples_per_insert": 16, "warmup": 200, "random_env_steps": 400}
         td3 = TD3Settings(gamma=0.9, replay_capacity=10_000, **recipe)
         settings = q_probe("mixed_action", env_steps=4_000).model_copy(update={"algorithm": td3})
     else:
         settings = probe("mixed_action", algorithm=algorithm, env_steps=12_000 if actions == "box" else 60_000, mean100=mean100)
         rate = {"learning_rate": 1e-3 if actions == "discrete" else 3e-3}
         settings = settings.model_copy(update={"algorithm": settings.algorithm.model_copy(update=rate)})
-    camera = algorithm == "ppo" and actions == "discrete"
-    named = {"kwargs": {"actions": actions, "mask": mask, "camera": camera}, "action_mask": bool(mask), "frame_stack": stack}
+    named = {"kwargs": {"actions": actions, "mask": mask}, "action_mask": bool(mask), "frame_stack": stack}
     model = settings.model.model_copy(update={"hidden": (64,), "conv": ()})
     sections = {"env": settings.env.model_copy(update=named), "model": model}
     run = Colony(settings.model_copy(update=sections), tmp_path).run()

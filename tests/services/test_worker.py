@@ -73,7 +73,7 @@ def welcome(*, config=None, signature=None, schema=None, heartbeat=1.0):
         generation=0,
         config=RunConfig.of(settings, run_id="run-1").model_dump_json() if config is None else config,
         env_signature=env.signature if signature is None else signature,
-        schema=rollout_schema(settings.algorithm, env=env, **shape) if schema is None else schema,
+        schema=rollout_schema(settings.algorithm, model=settings.model, env=env, **shape) if schema is None else schema,
         credits=1,
         version=-1,
         heartbeat_seconds=heartbeat,

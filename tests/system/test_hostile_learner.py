@@ -32,7 +32,9 @@ def hostile(changes):
         generation=0,
         config=json.dumps(values),
         env_signature=env.signature,
-        schema=rollout_schema(settings.algorithm, env=env, length=settings.rollout.length, num_envs=settings.env.num_envs),
+        schema=rollout_schema(
+            settings.algorithm, model=settings.model, env=env, length=settings.rollout.length, num_envs=settings.env.num_envs
+        ),
         credits=1,
         version=-1,
         heartbeat_seconds=1.0,

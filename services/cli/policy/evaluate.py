@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from common.algorithms.api import begin_episodes
 from common.envs.make import build
 from common.envs.spec import EnvSettings
 from common.envs.state import seed_generators
@@ -43,6 +44,7 @@ def evaluate(policy: TrainedPolicy, *, episodes: int, seed: int, greedy: bool) -
         with environment_errors(settings.name):
             played = Episodes(environment, episodes=episodes, seed=seed)
         while not played.complete:
+            begin_episodes(policy.policy, played.start)
             action = policy.policy.act(torch.from_numpy(played.observation), greedy=greedy)["action"].numpy()
             with environment_errors(settings.name):
                 played.step(action)

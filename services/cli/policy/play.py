@@ -50,6 +50,7 @@ def _episode(
     name = policy.settings.env.name
     with environment_errors(name):
         observation, _ = env.reset(seed=seed)
+    policy.reset()
     total, length, ended = 0.0, 0, False
     while not ended and not any(isinstance(show, Window) and show.closed for show in shows):
         action = policy(observation, greedy=greedy)

@@ -50,9 +50,10 @@ def make_sample() -> Callable[..., Experience]:
 
     def make(env: EnvSpec, *, length: int = 4, num_envs: int = 2, version: int = 0, seed: int = 0, **given: Any) -> Experience:
         rng = np.random.default_rng(seed)
-        specs = recorded_log_prob(length=length, num_envs=num_envs)
+        sizes = {"length": length, "num_envs": num_envs}
+        state_size = np.shape(given["memory"])[-1] if "memory" in given else 0
         arrays = {}
-        for spec in trajectory_schema(env, length=length, num_envs=num_envs, recorded=specs):
+        for spec in trajectory_schema(env, **sizes, recorded=recorded_log_prob(**sizes), state_size=state_size):
             shape = [max(0, size) for size in spec.shape]
             arrays[spec.name] = np.zeros(shape, spec.dtype)
             if spec.name == "obs":

@@ -41,7 +41,8 @@ def train(algorithm, *samples, version=0, env_steps=0):
 def evaluation(rows):
     """Numbers that the loss is made of, for [1, N] rows."""
     zeros = torch.zeros(1, rows)
-    return NetworkOutputs(log_prob=zeros - 1.0, entropy=zeros + 0.5, normalized_value=zeros + 2.0, value=zeros, next_value=zeros)
+    parts = {"log_prob": zeros - 1.0, "entropy": zeros + 0.5, "normalized_value": zeros + 2.0}
+    return NetworkOutputs(**parts, value=zeros, next_value=zeros, state=torch.zeros(rows, 0))
 
 
 def test_the_loss_by_hand(vector_env, make_sample):

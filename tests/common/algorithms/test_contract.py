@@ -68,7 +68,7 @@ class Sides:
     def play(self, policy, *, seq=0, **rows):
         """One experience message; `rows` replace arrays of the rollout before the policy makes the message of it."""
         rng = np.random.default_rng(seq)
-        schema = rollout_schema(self.settings, env=self.env, **self.size)
+        schema = rollout_schema(self.settings, model=self.model, env=self.env, **self.size)
         arrays = {spec.name: np.zeros([max(0, axis) for axis in spec.shape], spec.dtype) for spec in schema}
         arrays["obs"] = rng.random(arrays["obs"].shape).astype(np.float32)
         arrays["reward"] = rng.normal(size=(T, B)).astype(np.float32)

@@ -78,7 +78,7 @@ def test_continuous_actions_are_recorded_unclipped(vector_env):
     observation = torch.randn(50, 2, generator=torch.Generator().manual_seed(0))
     acted = policy.act(observation)
     assert acted["action"].abs().max() > 0.1
-    torch.testing.assert_close(acted["log_prob"], net.policy(observation).log_prob(acted["action"]))
+    torch.testing.assert_close(acted["log_prob"], net.policy(observation)[0].log_prob(acted["action"]))
 
 
 def test_what_is_recorded_has_the_declared_shape():
@@ -172,7 +172,7 @@ def test_each_row_is_evaluated_by_its_own_observation(scene):
     net, batch = scene
     seen = network_outputs(net, batch, moments=PLAIN, precision="fp32")
     for t in range(4):
-        policy, value = net(batch.observation[t])
+        policy, value, _ = net(batch.observation[t])
         torch.testing.assert_close(seen.normalized_value[t], value)
         torch.testing.assert_close(seen.value[t], value.detach())
         torch.testing.assert_close(seen.log_prob[t], policy.log_prob(batch.action[t]))
@@ -193,7 +193,7 @@ def test_only_what_is_trained_carries_gradient(scene):
     """Targets are made of values: a gradient through them would train the value towards itself."""
     net, batch = scene
     seen = network_outputs(net, batch, moments=PLAIN, precision="fp32")
-    assert [tensor.requires_grad for tensor in seen] == [True, True, True, False, False]
+    assert [tensor.requires_grad for tensor in seen] == [True, True, True, False, False, False]
 
 
 def test_values_are_in_units_of_return_and_the_head_in_its_own(scene):

@@ -185,7 +185,7 @@ def test_a_minibatch_is_never_a_small_rest(vector_env, make_sample):
     """10 env steps in minibatches of 4: the batch is cut into nearly equal parts, each step once per epoch."""
     algorithm, seen = build(vector_env, epochs=2), []
     step = algorithm._step
-    algorithm._step = lambda rows, *more: seen.append(rows.observation) or step(rows, *more)
+    algorithm._step = lambda part, *more: seen.append(part.rows.observation) or step(part, *more)
     train(algorithm, make_sample(vector_env, length=5))
     assert [len(rows) for rows in seen] == [5, 5, 5, 5]
     assert len(torch.cat(seen[:2]).unique(dim=0)) == len(torch.cat(seen[2:]).unique(dim=0)) == 10
@@ -196,6 +196,6 @@ def test_a_value_head_that_keeps_its_last_axis_is_refused(vector_env, make_sampl
     """The (N, 1) against (N,) class of mistake cannot pass unseen."""
     algorithm = build(vector_env)
     forward = algorithm.model.forward
-    algorithm.model.forward = lambda observation: forward(observation)._replace(value=forward(observation).value[:, None])
+    algorithm.model.forward = lambda *given: forward(*given)._replace(value=forward(*given).value[:, None])
     with pytest.raises((InternalError, RuntimeError)):
         train(algorithm, make_sample(vector_env))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.algorithms.api import RunProgress, WorkerContext
+from common.algorithms.api import RunProgress, WorkerContext, begin_episodes
 from common.algorithms.moments import Moments
 from common.algorithms.ranks import ALONE, average_gradients
 from common.algorithms.registry import ALGORITHMS, build_algorithm, build_policy, rollout_schema
@@ -32,6 +32,8 @@ VARIANTS = {
     "dqn": ("dqn", REPLAY),
     "td3": ("td3", REPLAY | {"random_env_steps": 0, "target_noise": 0.0, "policy_delay": 2}),
 }
+MEMORY = {f"{name} {cell}": (name, VARIANTS[name][1]) for name in ("ppo", "impala", "a3c-grad") for cell in ("lstm", "gru")}
+VARIANTS |= MEMORY
 PARTITIONS = {"two ranks": ((0, 1), (2,)), "one of three without actors": ((0,), (), (1, 2))}
 
 
@@ -45,33 +47,43 @@ class Run:
         changed = {"learning_rate": 1e-3} | ({} if name == "td3" else {"max_grad_norm": 100.0}) | changed
         if "minibatch" in changed:
             changed["minibatch"] *= times
-        self.settings = ALGORITHMS[name].settings(**changed)
-        self.model = ModelSettings(hidden=(16,), normalize_observation=name != "a3c-grad")
+        self.settings = ALGORITHMS[self.name].settings(**changed)
+        self.model = ModelSettings(hidden=(16,), normalize_observation=self.name != "a3c-grad", recurrent_size=8)
+        if name in MEMORY:
+            self.model = self.model.model_copy(update={"recurrent": name.split()[1]})
         self.built = {"model": self.model, "env": self.env}
-        self.learner = build_algorithm(self.settings, **self.built, seed=0, ranks=ranks, normalize_reward=name != "a3c-grad")
+        self.learner = build_algorithm(self.settings, **self.built, seed=0, ranks=ranks, normalize_reward=self.name != "a3c-grad")
         self.learner.calibrate(torch.rand(20, *self.env.observation_shape, generator=torch.Generator().manual_seed(7)))
         self.ranks = ranks
 
     def messages(self, update):
         """The messages of one update, the same for every learner: acted by a policy of fixed weights."""
         with _making:
-            if (self.name, update) not in _made:
-                _made[self.name, update] = [self._message(10 * update + number, width) for number, width in enumerate(WIDTHS)]
-        return [replace(message, arrays={**message.arrays}) for message in _made[self.name, update]]
+            key = self.name, self.model.recurrent, update
+            if key not in _made:
+                _made[key] = [self._message(10 * update + number, width) for number, width in enumerate(WIDTHS)]
+        return [replace(message, arrays={**message.arrays}) for message in _made[key]]
 
     def _message(self, seed, width):
         size, rng = {"length": T, "num_envs": width}, np.random.default_rng(seed)
         context = WorkerContext(index=0, workers=1, num_envs=width)
         policy = build_policy(self.settings, **self.built, precision="fp32", seed=seed, context=context)
         policy.load(0, torch.linspace(-0.1, 0.1, snapshot.ParameterLayout.of(policy.network).size), env_steps=0)
-        schema = rollout_schema(self.settings, env=self.env, **size)
+        schema = rollout_schema(self.settings, model=self.model, env=self.env, **size)
         arrays = {spec.name: np.zeros([max(0, axis) for axis in spec.shape], spec.dtype) for spec in schema}
         arrays["obs"] = rng.random(arrays["obs"].shape).astype(np.float32)
         arrays["reward"] = rng.normal(size=(T, width)).astype(np.float32)
         arrays["valid"] = rng.random((T, width)) < 0.9
+        if self.model.recurrent:
+            arrays["start"] = rng.random((T + 1, width)) < 0.2
+            arrays["memory"][0] = rng.normal(size=arrays["memory"][0].shape)
+            policy.memory = torch.from_numpy(arrays["memory"][0].copy())
         for t in range(T):
+            begin_episodes(policy, arrays["start"][t])
             for key, values in policy.act(torch.from_numpy(arrays["obs"][t])).items():
                 arrays[key][t] = values.numpy()
+        if self.model.recurrent:
+            arrays["memory"][1] = policy.memory.numpy()
         steps = int(arrays["valid"].sum())
         worker = WorkerKey(name=f"w{seed % 10}", incarnation=1)
         return Experience(
@@ -154,10 +166,38 @@ def test_ranks_train_as_one_rank_with_all_rows(name, partition, envs):
             torch.testing.assert_close(own_weight, weight, rtol=0, atol=most_weight)
             if most_gradient:
                 torch.testing.assert_close(own_gradient, gradient, rtol=0, atol=most_gradient)
-            for own, joint in zip(own_moments, moments, strict=True) if name != "a3c-grad" else []:
+            for own, joint in zip(own_moments, moments, strict=True) if not name.startswith("a3c-grad") else []:
                 assert own["count"] == joint["count"] > 0
                 torch.testing.assert_close(own["mean"], joint["mean"], rtol=1e-12, atol=1e-12)
                 torch.testing.assert_close(own["m2"], joint["m2"], rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("parts", [((0, 1), ()), ((), (0,), (1, 2)), ((2,), (0, 1))])
+def test_each_minibatch_of_whole_environments_has_rows_on_some_rank(envs, parts):
+    """Also where a rank has no actors, or fewer environments than there are minibatches; those that are away do not count."""
+
+    def work(ranks):
+        run = Run("ppo lstm", envs, ranks)
+        run.learner._settings = run.learner._settings.model_copy(update={"minibatch": 2, "epochs": 2})
+        messages = [run.messages(0)[number] for number in parts[ranks.index]]
+        for message in messages:
+            if message.arrays["valid"].shape[1] > 1:
+                message.arrays["valid"] = message.arrays["valid"] & np.array(
+                    [False, *[True] * (message.arrays["valid"].shape[1] - 1)]
+                )
+        steps, step = [], run.learner._step
+        run.learner._step = lambda part, *more: steps.append(len(part.chosen(part.rows.advantage))) or step(part, *more)
+        result = run.learner.update(run.learner.ingest(messages), RunProgress(env_steps=0, env_steps_planned=9, version=0))
+        return steps, result.metrics["nonfinite_steps"], run.weights()
+
+    found = on_every_rank(len(parts), work)
+    environments = sum(max(1, WIDTHS[number] - 1) for part in parts for number in part)
+    rows = np.array([steps for steps, _, _ in found])
+    assert rows.shape[1] == 2 * max(1, environments // len(parts))
+    assert rows.sum(axis=0).all()
+    for _, nonfinite, weights in found:
+        assert nonfinite == 0
+        assert torch.equal(weights, found[0][2])
 
 
 @pytest.mark.parametrize("name", ["ppo", "impala", "dqn"])

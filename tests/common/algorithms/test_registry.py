@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from common.algorithms import registry
-from common.algorithms.api import Entry, WorkerContext
+from common.algorithms.api import Entry, NetworkPolicy, WorkerContext
 from common.algorithms.on_policy import ActorCriticPolicy, recorded_log_prob
 from common.algorithms.ppo import PPO
 from common.algorithms.registry import require_arguments, require_protocol
@@ -20,6 +20,7 @@ from common.algorithms.settings import A3CGradSettings, PPOSettings
 from common.errors import ConfigError, ProtocolError
 from common.models import arithmetic
 from common.models.arithmetic import CPU
+from common.models.nets import build_actor_critic
 from common.models.spec import ModelSettings
 from common.protocol.messages import Trajectory
 
@@ -47,7 +48,7 @@ def test_an_actor_critic_ships_its_rollouts_with_the_log_probability_of_every_ac
     settings, size = PPOSettings(), {"length": 2, "num_envs": 1}
     ships = registry.build_payload(settings, model=ModelSettings(), env=vector_env, **size)
     assert ships.message_type is Trajectory
-    assert ships.schema == registry.rollout_schema(settings, env=vector_env, **size)
+    assert ships.schema == registry.rollout_schema(settings, model=ModelSettings(), env=vector_env, **size)
     assert ships.schema[-1].name == "log_prob"
     broken = {spec.name: np.zeros([max(0, axis) for axis in spec.shape], spec.dtype) for spec in ships.schema}
     with pytest.raises(ProtocolError, match="action outside"):
@@ -143,6 +144,23 @@ def test_what_shows_only_when_it_is_built_is_refused_then(own, vector_env):
     settings, context = OwnSettings(name="own_algorithms:ENTRY"), WorkerContext(index=0, workers=1, num_envs=1)
     with pytest.raises(ConfigError, match="Unread is no Policy: found no layout"):
         registry.build_policy(settings, model=ModelSettings(), env=vector_env, precision="fp32", seed=1, context=context)
+
+
+def test_a_policy_without_the_memory_that_its_run_asks_for_is_refused(own, vector_env):
+    """Its messages would hold states that nothing wrote."""
+
+    class Forgetful(NetworkPolicy):
+        def __init__(self, *, model, env, precision, seed, **_):
+            super().__init__(build_actor_critic(model, env), precision=precision, seed=seed)
+
+        def act(self, observation, *, greedy=False):
+            raise NotImplementedError
+
+    own.ENTRY = own_entry(policy=Forgetful)
+    settings, context = OwnSettings(name="own_algorithms:ENTRY"), WorkerContext(index=0, workers=1, num_envs=1)
+    model = ModelSettings(recurrent="gru", recurrent_size=8)
+    with pytest.raises(ConfigError, match="the state of its policy: found 0, wanted 8; pass state_size="):
+        registry.build_policy(settings, model=model, env=vector_env, precision="fp32", seed=1, context=context)
 
 
 def test_an_algorithm_that_knows_only_the_cpu_is_refused_elsewhere(own, vector_env):

@@ -131,7 +131,7 @@ def test_the_largest_action_value_is_that_of_an_allowed_action():
     environment = make(probe("discrete", "leaf"))
     observation = environment.reset(0)
     net = build_q_network(ModelSettings(hidden=(8,)), environment.spec, dueling=True)
-    best = net(torch.from_numpy(observation)).argmax(1).numpy()
+    best = net(torch.from_numpy(observation))[0].argmax(1).numpy()
     assert allowed(environment.spec, action_mask(environment.spec, observation), best).all()
 
 
@@ -312,5 +312,5 @@ def test_a_network_of_the_users_own_gets_the_arrays_by_their_paths(monkeypatch):
     environment = make(probe("discrete", "leaf"))
     settings = ModelSettings(hidden=(8,), entry_point="common.envs.probes:Arms")
     net = build_q_network(settings, environment.spec, dueling=False)
-    assert net(torch.from_numpy(environment.reset(0))).shape == (8, 8)
+    assert net(torch.from_numpy(environment.reset(0)))[0].shape == (8, 8)
     assert net.trunk.user.features == 7

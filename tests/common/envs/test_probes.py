@@ -18,6 +18,7 @@ from common.envs.probes import (
     named_action,
     observed_value,
     pictured_action,
+    recalled_action,
 )
 
 pytestmark = pytest.mark.pure
@@ -34,7 +35,17 @@ def play(env: gymnasium.Env, actions: list[int]) -> list[tuple[float, float, boo
     return steps
 
 
-PROBES = [joint_action, named_action, observed_value, discounted_value, matching_action, aimed_action, pictured_action, counting]
+PROBES = [
+    joint_action,
+    named_action,
+    observed_value,
+    discounted_value,
+    matching_action,
+    recalled_action,
+    aimed_action,
+    pictured_action,
+    counting,
+]
 
 
 @pytest.mark.parametrize("function", PROBES)
@@ -55,6 +66,17 @@ def test_the_observed_probe_earns_what_is_seen() -> None:
 def test_the_discount_probe_earns_at_its_second_step() -> None:
     """The value of the first observation is the discount itself."""
     assert play(discounted_value(), [0, 1, 1, 0]) == [(0.0, 0.0, False), (1.0, 1.0, True)] * 2
+
+
+def test_the_memory_probe_pays_at_its_last_step_for_the_action_that_its_first_observation_named() -> None:
+    """All observations but the first are equal: without a memory there is nothing to go by."""
+    for action in (0, 1):
+        steps = play(recalled_action(), [1 - action, 1 - action, 1 - action, action] * 20)
+        episodes = [steps[begin : begin + 4] for begin in range(0, len(steps), 4)]
+        for (cue, *first), *middle, last in episodes:
+            assert [first, *middle] == [[0.0, False], (0.0, 0.0, False), (0.0, 0.0, False)]
+            assert last == (0.0, 1.0 if (cue > 0) == (action == 1) else -1.0, True)
+        assert {episode[0][0] for episode in episodes} == {-1.0, 1.0}
 
 
 def test_the_action_probe_pays_for_the_action_that_matches() -> None:

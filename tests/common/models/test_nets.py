@@ -58,13 +58,13 @@ def test_every_observation_gets_a_distribution_and_a_value(env, shared):
     assert isinstance(output.policy, Categorical)
     assert output.policy.log_probs.shape == (3, 5)
     assert output.value.shape == (3,)
-    torch.testing.assert_close(net.policy(observations(env)).log_probs, output.policy.log_probs)
+    torch.testing.assert_close(net.policy(observations(env))[0].log_probs, output.policy.log_probs)
 
 
 def test_a_box_of_actions_gets_a_gaussian_with_one_deviation_per_component():
     """Continuous control."""
     env = env_spec(frame=(3,), dtype="float32", stack=1, action=BOX)
-    policy = nets.build_actor_critic(SMALL, env).policy(observations(env))
+    policy = nets.build_actor_critic(SMALL, env).policy(observations(env))[0]
     assert isinstance(policy, DiagonalGaussian)
     assert policy.mean.shape == (3, 2)
     assert policy.log_std.tolist() == [0.0, 0.0]
@@ -75,7 +75,7 @@ def test_continuous_actions_are_scaled_to_their_bounds():
     action = ActionSpec(shape=(3,), low=(-1.0, 0.0, 99.9), high=(3.0, 100.0, 100.1))
     env = env_spec(frame=(3,), dtype="float32", stack=1, action=action)
     net = nets.build_actor_critic(SMALL.model_copy(update={"initial_log_std": -1.0}), env)
-    for policy in (net.policy(observations(env)), net.bfloat16().policy(observations(env))):
+    for policy, _ in (net.policy(observations(env)), net.bfloat16().policy(observations(env))):
         half_range = torch.tensor([2.0, 50.0, 0.1])
         torch.testing.assert_close(policy.log_std.exp(), half_range * math.exp(-1.0))
         assert ((policy.mean - torch.tensor([1.0, 50.0, 100.0])).abs() < 0.2 * half_range).all()
@@ -85,7 +85,7 @@ def test_a_component_without_bounds_keeps_its_unit():
     """Its range is unknown."""
     action = ActionSpec(shape=(2,), low=(-4.0, -math.inf), high=(4.0, 1.0))
     env = env_spec(frame=(3,), dtype="float32", stack=1, action=action)
-    assert nets.build_actor_critic(SMALL, env).policy(observations(env)).log_std.exp().tolist() == pytest.approx([4.0, 1.0])
+    assert nets.build_actor_critic(SMALL, env).policy(observations(env))[0].log_std.exp().tolist() == pytest.approx([4.0, 1.0])
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from common.algorithms.api import NetworkPolicy
 from common.envs.spec import ActionSpec, EnvSpec
 from common.models import nets
+from common.models.memory import Past
 from common.models.spec import ModelSettings
 
 pytestmark = pytest.mark.pure
@@ -31,7 +33,7 @@ def observations(env, count=6):
 def test_every_action_gets_a_value(env, hidden, dueling):
     """Images and vectors, with any number of hidden layers, none included."""
     net = nets.build_q_network(MODEL.model_copy(update={"hidden": hidden}), env, dueling=dueling)
-    values = net(observations(env))
+    values = net(observations(env))[0]
     assert values.shape == (6, 4)
     assert values.dtype == torch.float32
 
@@ -62,15 +64,28 @@ def test_the_streams_share_all_but_the_last_hidden_layer():
 
 
 @pytest.mark.parametrize("dueling", [True, False])
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_a_memory_computes_in_float32_between_layers_of_bfloat16(cell, dueling):
+    """As an actor of that precision builds it; the layers behind it get what they compute in."""
+    model = MODEL.model_copy(update={"recurrent": cell, "recurrent_size": 6})
+    nets_of = [nets.build_q_network(model, VECTORS, dueling=dueling, seed=1) for _ in range(2)]
+    acting = [NetworkPolicy(net, precision=each, seed=0) for net, each in zip(nets_of, ("fp32", "bf16"), strict=True)]
+    past = Past(torch.zeros(2, model.state_size), torch.ones(3, 2, dtype=torch.bool))
+    (exact, _), (rounded, state) = (policy.network(observations(VECTORS), past) for policy in acting)
+    assert rounded.dtype == state.dtype == torch.float32
+    torch.testing.assert_close(rounded, exact, atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize("dueling", [True, False])
 @pytest.mark.parametrize("hidden", [(16, 8), (8,), ()])
 @pytest.mark.parametrize("env", [IMAGES, VECTORS], ids=["images", "vectors"])
 def test_in_bfloat16_the_heads_still_compute_in_float32(env, hidden, dueling):
     """A bf16 actor, and training under autocast: values near those in float32, and float32 themselves."""
     net = nets.build_q_network(MODEL.model_copy(update={"hidden": hidden}), env, dueling=dueling, seed=1)
-    exact = net(observations(env))
+    exact = net(observations(env))[0]
     with torch.autocast("cpu", torch.bfloat16):
-        mixed = net(observations(env))
-    rounded = net.bfloat16()(observations(env))
+        mixed = net(observations(env))[0]
+    rounded = net.bfloat16()(observations(env))[0]
     for values in (mixed, rounded):
         assert values.dtype == torch.float32
         torch.testing.assert_close(values, exact, atol=2e-3, rtol=0)
@@ -78,7 +93,7 @@ def test_in_bfloat16_the_heads_still_compute_in_float32(env, hidden, dueling):
 
 def test_a_fresh_network_promises_next_to_nothing():
     """Values begin near 0 whatever is seen: large random ones would have to be unlearned first."""
-    values = nets.build_q_network(MODEL, IMAGES, dueling=True, seed=3)(observations(IMAGES))
+    values = nets.build_q_network(MODEL, IMAGES, dueling=True, seed=3)(observations(IMAGES))[0]
     assert values.abs().max() < 0.1
     assert values.std() > 0
 
@@ -86,7 +101,7 @@ def test_a_fresh_network_promises_next_to_nothing():
 def test_the_seed_decides_the_weights():
     """And torch's global random state does not."""
     first, again, other = (
-        nets.build_q_network(MODEL, VECTORS, dueling=True, seed=seed)(observations(VECTORS)) for seed in (1, 1, 2)
+        nets.build_q_network(MODEL, VECTORS, dueling=True, seed=seed)(observations(VECTORS))[0] for seed in (1, 1, 2)
     )
     assert torch.equal(first, again)
     assert not torch.equal(first, other)

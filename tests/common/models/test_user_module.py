@@ -64,7 +64,7 @@ def test_it_serves_every_kind_of_network():
     """Actor-critic, action values, and actor with critics."""
     observation = torch.randn(7, 3)
     assert nets.build_actor_critic(settings(), spec())(observation).value.shape == (7,)
-    assert nets.build_q_network(settings(), spec(), dueling=True)(observation).shape == (7, 4)
+    assert nets.build_q_network(settings(), spec(), dueling=True)(observation)[0].shape == (7, 4)
     both = nets.build_td3_networks(settings(), spec(action=BOX))
     assert [critic(observation, both.actor(observation)).shape for critic in both.critics] == [(7, 1)] * 2
 

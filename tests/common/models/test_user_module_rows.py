@@ -53,7 +53,9 @@ class RunningSum(nn.Module):
     ],
 )
 def test_a_network_that_mixes_rows_is_refused(module):
-    with pytest.raises(ConfigError, match=r"own:Net mixes the rows of a batch: found .* wanted .* LSTM"):
+    with pytest.raises(
+        ConfigError, match=r"own:Net mixes the rows of a batch: found .* wanted .*; set model\.recurrent for an LSTM"
+    ):
         require_independent_rows(module, (4,), "own:Net")
 
 

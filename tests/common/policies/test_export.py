@@ -112,7 +112,7 @@ def test_actions_are_those_of_the_environment(make_run, own, tmp_path):
         action = export._Graph(policy)(torch.from_numpy(observation))[0].detach().numpy()
         assert np.array_equal(action, policy(observation))
         assert action.dtype == policy(observation).dtype
-    assert list(export._scores(policy.module, torch.from_numpy(observation))) == ["mean"]
+    assert list(export._scores(policy.module, torch.from_numpy(observation), None)) == ["mean"]
     assert policy(observation).min() == -0.1
     assert policy(observation).max() == 0.2
     space = json.loads(export.metadata(policy)["rookery.action_space"])
@@ -140,7 +140,11 @@ def test_actions_of_several_components_are_exported_as_the_environment_takes_the
     assert json.loads(export.metadata(policy)["rookery.action_space"]) == space
     if kind != "box":
         assert not export._tied(
-            policy, policy.batch(observation)[0], policy.to_native(np.zeros((100, *policy.env.action.shape), np.int64)), action
+            policy,
+            policy.batch(observation)[0],
+            None,
+            policy.to_native(np.zeros((100, *policy.env.action.shape), np.int64)),
+            action,
         ).all()
     with torch.no_grad():
         for parameter in policy.module.parameters():
@@ -189,16 +193,53 @@ def test_each_array_of_an_observation_is_an_input_of_the_model(make_run, preset,
         policy(observation | {"camera": observation["arm/0"]})
 
 
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_memory_is_an_input_and_an_output_of_the_model(make_run, cell):
+    policy = load_policy(
+        make_run("model.hidden=[8]", f"model.recurrent={cell}", "model.recurrent_size=6", "model.shared_trunk=true")[0].path
+    )
+    model = export.to_onnx(policy)
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    assert [each.name for each in session.get_inputs()] == ["observation", "memory", "start"]
+    assert [each.name for each in session.get_outputs()] == ["action", "logits", "next_memory"]
+    assert export.compare(model, policy, observations=1000).different == 0
+    memory, start = np.zeros((3, policy.settings.model.state_size), np.float32), np.ones(3, np.bool_)
+    for observation in np.random.default_rng(1).normal(size=(20, 3, 4)).astype(np.float32):
+        action, memory = session.run(["action", "next_memory"], {"observation": observation, "memory": memory, "start": start})
+        start[:] = False
+        np.testing.assert_array_equal(action, policy(observation))
+    for start in (np.array([True, False, False]), [False, True, False]):  # both are forgotten
+        policy.reset(start)
+    start = np.array([True, True, False])
+    fed = {"observation": observation, "memory": memory, "start": start}
+    np.testing.assert_array_equal(session.run(["action"], fed)[0], policy(observation))
+    with pytest.raises(ConfigError, match=r"start of other environments: found \[1\], wanted \[3\]"):
+        policy.reset([True])
+    for other in (np.zeros((2, memory.shape[1]), np.float32), np.zeros((3, memory.shape[1] + 1), np.float32)):
+        with pytest.raises(Exception, match=r"2 by 3|index: 1 Got: \d+ Expected: \d+"):
+            session.run(None, {"observation": observation, "memory": other, "start": start})
+    with pytest.raises(ConfigError, match=r"another number of environments: found 2, wanted 3, as before; call policy.reset\(\)"):
+        policy(observation[:2])
+    policy.reset()
+    np.testing.assert_array_equal(policy(observation[:2]), policy_of_new_episodes(session, observation[:2], memory))
+
+
+def policy_of_new_episodes(session, observation, memory):
+    """Actions of the exported policy where all episodes begin, whatever `memory` is."""
+    fed = {"observation": observation, "memory": memory[: len(observation)], "start": np.ones(len(observation), np.bool_)}
+    return session.run(["action"], fed)[0]
+
+
 def test_a_tie_is_no_difference_and_a_preference_is(make_run):
     policy = load_policy(make_run()[0].path)
     observation = export.random_observations(policy, 1000, np.random.default_rng(1))
     wanted = policy(observation)
     found = 1 - wanted
     seen, _ = policy.batch(observation)
-    assert export._tied(policy, seen, found, wanted).mean() < 0.01
+    assert export._tied(policy, seen, None, found, wanted).mean() < 0.01
     policy.module.policy_head.weight.zero_()
     policy.module.policy_head.bias.zero_()
-    assert export._tied(policy, seen, found, wanted).all()
+    assert export._tied(policy, seen, None, found, wanted).all()
 
 
 def test_the_metadata_describes_policy_input_and_output(make_run):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.algorithms.api import WorkerContext
+from common.algorithms.api import WorkerContext, states
 from common.algorithms.registry import build_policy, rollout_schema
 from common.algorithms.settings import PPOSettings
 from common.envs.make import make
@@ -26,26 +26,26 @@ pytestmark = pytest.mark.service
 T, B = 5, 3
 
 
-def build(*, seed=1, env=None, stack=1):
-    """Environments, policy and rollout of a PPO actor."""
+def build(*, seed=1, env=None, stack=1, cell=None):
+    """Environments, policy and rollout of a PPO actor, whose policy has memory where `cell` names one."""
+    model = ModelSettings(hidden=(8,), recurrent=cell, recurrent_size=4)
     environment = make(env or EnvSettings(id="CartPole-v1", num_envs=B, frame_stack=stack))
     settings, context = PPOSettings(), WorkerContext(index=0, workers=1, num_envs=B)
-    policy = build_policy(
-        settings, model=ModelSettings(hidden=(8,)), env=environment.spec, precision="fp32", seed=seed, context=context
-    )
+    policy = build_policy(settings, model=model, env=environment.spec, precision="fp32", seed=seed, context=context)
     weights = sum(parameter.numel() for parameter in policy._net.parameters())
     policy.load(0, torch.linspace(-0.5, 0.5, weights), env_steps=0)
-    schema = rollout_schema(settings, env=environment.spec, length=T, num_envs=B)
+    schema = rollout_schema(settings, model=model, env=environment.spec, length=T, num_envs=B)
     return Incarnation(environment=environment, policy=policy, rollout=Rollout(schema, environment.reset(seed)))
 
 
 def collect(setup):
     """One rollout, as the actor's loop makes it."""
     for t in range(T):
+        setup.policy.begin_episodes(torch.from_numpy(setup.rollout.start(t)))
         acted = {name: value.numpy() for name, value in setup.policy.act(torch.from_numpy(setup.rollout.observation)).items()}
         action = acted.pop("action")
         setup.rollout.record(t, action, acted, setup.environment.step(action))
-    arrays = setup.rollout.finish()
+    arrays = setup.rollout.finish(states(setup.policy))
     setup.rollout.begin_next()
     return arrays
 
@@ -55,14 +55,15 @@ def welcome(state=None):
     return SimpleNamespace(arrays={} if state is None else {ACTOR_STATE: state})
 
 
-@pytest.mark.parametrize("stack", [1, 3])
+@pytest.mark.parametrize(("stack", "cell"), [(1, None), (3, None), (1, "lstm"), (1, "gru")])
 @pytest.mark.parametrize("rollouts", [0, 1, 7])
-def test_an_actor_that_goes_on_collects_the_very_rollouts_of_the_one_before_it(rollouts, stack):
-    """Observations, stacks over the boundary, drawn actions, episode ends and the returns under way."""
-    first = build(stack=stack)
+def test_an_actor_that_goes_on_collects_the_very_rollouts_of_the_one_before_it(rollouts, stack, cell):
+    """Observations, stacks over the boundary, drawn actions, memories, episode ends and the returns under way."""
+    first = build(stack=stack, cell=cell)
     for _ in range(rollouts):
         collect(first)
-    second = begin_incarnation(lambda: build(seed=9, stack=stack), welcome(first.state()))
+    assert first.rollout.memory.any() == bool(cell and rollouts)
+    second = begin_incarnation(lambda: build(seed=9, stack=stack, cell=cell), welcome(first.state()))
     for _ in range(12):
         here, there = collect(first), collect(second)
         assert here.keys() == there.keys()
@@ -95,7 +96,15 @@ def changed(**parts):
     return pack(unpack(build().state()) | parts)
 
 
+def remembering(memory):
+    """A good state of an actor of a policy with another memory."""
+    parts = unpack(build().state())
+    return pack(parts | {"rollout": parts["rollout"] | {"memory": memory}})
+
+
 BAD = {
+    "memories of another size": remembering(np.zeros((B, 4), np.float32)),
+    "no memories": remembering(None),
     "random": np.random.default_rng(1).integers(0, 256, 500).astype(np.uint8),
     "another dtype": np.zeros(4, np.float32),
     "another rank": np.zeros((2, 2), np.uint8),

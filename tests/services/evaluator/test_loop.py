@@ -146,6 +146,27 @@ def test_each_policy_is_played_greedily_and_sampled_when_it_is_time(scene):
     assert scene.turns > 0
 
 
+def test_a_policy_with_memory_learns_of_each_episode_that_begins(scene):
+    """Before the action on its first observation, which counts from 0; also where a second evaluation begins in the middle."""
+    begun, act = [], scene.policy.act
+    scene.policy.memory, scene.policy.begin_episodes = torch.zeros(EPISODES, 1), begun.append
+
+    def acted(observation, **mode):
+        assert len(begun) == len(scene.policy.acts) + 1
+        assert torch.equal(begun[-1], observation[:, 0] == 0)
+        return act(observation, **mode)
+
+    def learner(_):
+        if scene.link.session.version < 0:
+            scene.link.publish(0)
+        scene.stop = len(scene.link.reports) == 2
+
+    scene.policy.act, scene.link.on_service = acted, learner
+    assert scene.evaluator.run() == "stopped"
+    assert sum(start.any().item() for start in begun) > 1
+    assert not torch.stack(begun).all()
+
+
 def test_no_policy_is_sent_that_is_not_played(scene):
     """A policy a second, an evaluation every ten: but for the first, which shows that the networks fit, each is played."""
 

@@ -14,11 +14,11 @@ from common.errors import ConfigError, DropReason, HandshakeFailure, InternalErr
 from common.protocol import codec
 from common.protocol.events import RefusalCode
 from common.protocol.learner_side import LearnerSide
-from common.protocol.messages import PROTOCOL_VERSION, Envelope, Evaluation, Hello, Refusal, Snapshot
+from common.protocol.messages import PROTOCOL_VERSION, ArraySpec, Envelope, Evaluation, Hello, Refusal, Snapshot
 from common.transport.api import LIMIT_MESSAGES
 from services.learner.accounts import AccountsFile, read
 from services.learner.intake import TICK_SECONDS, Intake
-from tests.services.learner.conftest import Colony, session_config
+from tests.services.learner.conftest import SCHEMA, Colony, session_config
 from tests.support.memory import MemoryHub
 
 pytestmark = pytest.mark.service
@@ -204,25 +204,34 @@ BAD = {
     "an infinite return": ({"episode_return": np.array([np.inf], np.float32)}, DropReason.NON_FINITE),
     "a policy of the future": ({"version": 9}, DropReason.VERSION),
     "more env steps than rows": ({"env_steps": STEPS + 1}, DropReason.SCHEMA),
+    "states of another size": ({"memory": np.zeros((2, 2, 4), np.float32)}, DropReason.SCHEMA),
+    "states of another number of environments": ({"memory": np.zeros((2, 3, 3), np.float32)}, DropReason.SCHEMA),
+    "no states": ({"memory": None}, DropReason.SCHEMA),
+    "NaN in a state": ({"memory": np.full((2, 2, 3), np.nan, np.float32)}, DropReason.NON_FINITE),
+    "an infinite state": ({"memory": np.full((2, 2, 3), -np.inf, np.float32)}, DropReason.NON_FINITE),
+    "a state whose square is infinite": ({"memory": np.full((2, 2, 3), 1e30, np.float32)}, DropReason.OUT_OF_RANGE),
 }
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_bad_experience_is_refused_counted_and_reported_and_the_run_goes_on(colony, make_trajectory, what):
+def test_bad_experience_is_refused_counted_and_reported_and_the_run_goes_on(make_colony, make_trajectory, what):
     """An actor with a fault sends one bad rollout among good ones: it costs that rollout, a counter and a log line."""
     changes, reason = BAD[what]
+    memory = {"memory": np.zeros((2, 2, 3), np.float32)}
+    colony = make_colony(schema=(*SCHEMA, ArraySpec(name="memory", dtype="float32", shape=(2, 2, 3))))
     colony.intake.publish(policy(0))
     link = colony.welcome()
-    bad = make_trajectory(**changes)
+    bad = make_trajectory(**memory | changes)
     link.count(bad.env_steps + STEPS, {})
     link.offer(bad)
-    link.offer(numbered(make_trajectory, 5))
+    link.offer(make_trajectory(reward=np.full((2, 2), 5, np.float32), **memory))
     items = colony.intake.take(1, PATIENCE)
     assert rewards(items) == [5]
     colony.intake.complete(items)
     colony.until(lambda: any(note.event == "message_rejected" for note in colony.worker_notes))
     (rejected,) = [note.fields for note in colony.worker_notes if note.event == "message_rejected"]
     assert (rejected["seq"], rejected["reason"]) == (0, reason)
+    assert len(rejected["detail"].splitlines()) == 1
     colony.until(lambda: colony.intake.stats.ledger["trained"] == STEPS)
     stats = colony.intake.stats
     assert stats.messages_dropped == {reason: 1}

@@ -9,7 +9,9 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
+from common.algorithms.on_policy import ActorCriticPolicy
 from common.envs.spec import EnvSettings
 from common.policies.atari_scores import ATARI_SCORES
 from services.cli.policy.evaluate import interval95, protocol
@@ -44,6 +46,24 @@ def test_each_environment_plays_the_same_number_of_episodes(make_run, capsys):
     assert (result["mode"], result["environments"], result["episodes"]) == ("greedy", 4, 8)
     assert (result["version"], result["env_steps"], result["run_id"], result["algorithm"]) == (7, 7000, "tiny", "ppo")
     assert result["human_normalized_percent"] is None
+
+
+@pytest.mark.parametrize(("words", "times"), [(("evaluate", "env.num_envs=3"), 15), (("play",), 12)])
+def test_a_policy_with_memory_begins_each_episode_without_one(make_run, monkeypatch, words, times):
+    """Observations count from 0; of 4 episodes of 3 and 1 env steps two environments play 1 and one 2, of `play` all are of 3."""
+    run, _ = make_run(*COUNTING, "model.recurrent=lstm", "model.recurrent_size=8", "model.shared_trunk=true")
+    act, acted = ActorCriticPolicy.act, []
+
+    def checked(policy, observation, **mode):
+        acted.extend(observation[:, 0].tolist())
+        assert torch.equal(policy._past.start[0], observation[:, 0] == 0)
+        return act(policy, observation, **mode)
+
+    monkeypatch.setattr(ActorCriticPolicy, "act", checked)
+    command, *overrides = words
+    assert called(command, run.path, "--episodes", 4, *overrides) == 0
+    assert len(acted) == times
+    assert {0.0, 2.0} < set(acted)
 
 
 def test_episodes_of_agents_are_counted_one_by_one(make_run, capsys):
