@@ -2,6 +2,8 @@
 
 Axes: N transitions, n actions, B environments. Transition i leads from o_i by a_i over k_i <= n_step env steps to next_i; the
 replay memory returns the sum of its discounted rewards and the discount gamma^k_i (0 where the episode terminated).
+
+A network with memory is trained on sequences of transitions, each from the state that the actor stored (Kapturowski et al. 2019).
 """
 
 from __future__ import annotations
@@ -21,12 +23,14 @@ from common.algorithms.off_policy import NONFINITE_STEPS, Inserted, Measured, Re
 from common.algorithms.ranks import ALONE, Ranks
 from common.algorithms.settings import DQNSettings
 from common.envs.spec import EnvSpec
-from common.errors import InternalError
+from common.errors import ConfigError, InternalError
 from common.models import nets, snapshot
 from common.models.arithmetic import CPU, autocast
+from common.models.memory import Past, memory_error
 from common.models.spec import ModelSettings, Precision
 from common.replay.blocks import STREAMS
 from common.replay.buffer import Transitions
+from common.replay.sequences import SequenceReplay, Sequences
 from common.units import EnvSteps, Version
 
 
@@ -95,8 +99,12 @@ class DQN(ReplayLearner):
         ranks: Ranks = ALONE,
         streams: int = STREAMS,
         normalize_reward: bool = False,
+        length: int = 0,
     ) -> None:
-        """`seed` fixes initial weights and what is sampled. Raises ConfigError for continuous actions."""
+        """`seed` fixes initial weights and what is sampled; `length` is T of the rollouts, for a network with memory.
+
+        Raises ConfigError for continuous actions, and where sequences do not fit into rollouts.
+        """
         settings.require_actions(env.action)
         super().__init__(
             settings=settings,
@@ -106,6 +114,7 @@ class DQN(ReplayLearner):
             ranks=ranks,
             streams=streams,
             normalize_reward=normalize_reward,
+            replay=_sequences(settings, model=model, env=env, length=length, streams=streams) if model.recurrent else None,
         )
         self._model = nets.build_q_network(model, env, dueling=settings.dueling, seed=seed).to(device)
         self._target = copy.deepcopy(self._model).requires_grad_(requires_grad=False)
@@ -130,12 +139,12 @@ class DQN(ReplayLearner):
         epsilon = annealed_epsilon(progress.env_steps, self._settings)
         return UpdateResult(samples=result.samples, metrics={**result.metrics, "epsilon": epsilon})
 
-    def _gradient_step(self, rows: Transitions) -> Measured:
+    def _gradient_step(self, rows: Transitions | Sequences) -> Measured:
         """Train the online network; every `target_every`-th time move the target network towards it."""
         settings = self._settings
-        target = self._td_target(rows)
         with autocast(settings.precision, self._device):
-            values = self._model(self._tensor(rows.observation))
+            values, following, memory = self._unrolled(rows) if isinstance(rows, Sequences) else self._values(rows)
+        target = td_target(reward=self._tensor(rows.reward), discount=self._tensor(rows.discount), value=following)
         loss, td_error, value = q_loss(values, self._tensor(rows.action), target=target, huber=settings.huber)
         norm = optim.gradient_step(
             self._optimizer,
@@ -151,21 +160,55 @@ class DQN(ReplayLearner):
         if self._average is not None:
             optim.polyak_update(self._average, self._model, settings.average_rate, finite=norm)
         measured = {"loss": loss.detach(), "q_mean": value.mean(), "td_abs": td_error.abs().mean(), "grad_norm": norm}
-        return measured | {NONFINITE_STEPS: norm.isnan()}
+        return {**measured, **memory} | {NONFINITE_STEPS: norm.isnan()}
 
-    @torch.no_grad()
-    def _td_target(self, rows: Transitions) -> Tensor:
-        following = self._tensor(rows.next_observation)
-        with autocast(self._settings.precision, self._device):
-            selecting = self._model(following) if self._settings.double else None
-            value = next_value(self._target(following), selecting)
-        return td_target(reward=self._tensor(rows.reward), discount=self._tensor(rows.discount), value=value)
+    def _values(self, rows: Transitions) -> tuple[Tensor, Tensor, Measured]:
+        """Q(o_i, .) [N, n] with gradient, V(next_i) [N] without."""
+        with torch.no_grad():
+            following = self._tensor(rows.next_observation)
+            selecting = self._model(following)[0] if self._settings.double else None
+            value = next_value(self._target(following)[0], selecting)
+        return self._model(self._tensor(rows.observation))[0], value, {}
+
+    def _unrolled(self, rows: Sequences) -> tuple[Tensor, Tensor, Measured]:
+        """The same for the rows of sequences that are trained on, and the metric `memory_error`.
+
+        Both networks begin at the stored states. Those of the online one have no gradient before the burn-in is over.
+        """
+        start, stored = self._tensor(rows.start), self._tensor(rows.memory)
+        observation, done = self._tensor(rows.observation).flatten(0, 1), rows.burn_in * len(stored)
+        with torch.no_grad():
+            target = self._target(observation, Past(stored, start))[0]
+            burnt = self._model(observation[:done], Past(stored, start[: rows.burn_in]))[1] if done else stored
+        values, states = self._model(observation[done:], Past(burnt[-len(stored) :], start[rows.burn_in :]))
+        index, following = self._tensor(rows.index), self._tensor(rows.following)
+        later, end = self._tensor(rows.later_memory), rows.length * len(stored) - done
+        selecting = values.detach()[following - done] if self._settings.double else None
+        value = next_value(target[following], selecting)
+        return values[index - done], value, memory_error(later, states[end - len(stored) : end])
 
     def load_parameters(self, state: Mapping[str, Any]) -> None:
         """As the base; an average begins at that of the other run, if it had one."""
         super().load_parameters(state)
         if self._average is not None and (average := state.get("average")):
             snapshot.restore_network(self._average, average)
+
+
+def _sequences(settings: DQNSettings, *, model: ModelSettings, env: EnvSpec, length: int, streams: int) -> SequenceReplay:
+    if settings.minibatch % length:
+        wanted = f"a multiple of {length} = rollout.length where model.recurrent is {model.recurrent}"
+        raise ConfigError("algorithm.minibatch", found=settings.minibatch, wanted=f"{wanted}: sequences are trained on whole")
+    return SequenceReplay(
+        env=env,
+        capacity=settings.replay_capacity,
+        length=length,
+        state_size=model.state_size,
+        burn_in=settings.burn_in,
+        n_step=settings.n_step,
+        gamma=settings.gamma,
+        clip_reward=settings.clip_reward,
+        streams=streams,
+    )
 
 
 class EpsilonGreedyPolicy(NetworkPolicy[nets.QNetwork]):
@@ -181,7 +224,8 @@ class EpsilonGreedyPolicy(NetworkPolicy[nets.QNetwork]):
         seed: int,
         context: WorkerContext,
     ) -> None:
-        super().__init__(nets.build_q_network(model, env, dueling=settings.dueling), precision=precision, seed=seed)
+        net = nets.build_q_network(model, env, dueling=settings.dueling)
+        super().__init__(net, precision=precision, seed=seed, state_size=model.state_size)
         self._settings, self._training = settings, context.training
         self.epsilon = settings.epsilon_initial if context.training else settings.epsilon
 
@@ -194,7 +238,8 @@ class EpsilonGreedyPolicy(NetworkPolicy[nets.QNetwork]):
     @torch.inference_mode()
     def act(self, observation: Tensor, *, greedy: bool = False) -> Mapping[str, Tensor]:
         """[B, *input] in the environment's dtype → {"action": [B] int64}; `greedy` takes the best action."""
-        values = self._net(observation)
+        values, state = self._net(observation, self._past)
+        self._remember(state)
         action = values.argmax(dim=1)
         if not greedy:
             allowed = self._net.allowed(observation)

@@ -28,7 +28,8 @@ from common.models import snapshot
 from common.models.arithmetic import CPU, to_device
 from common.protocol.events import Experience
 from common.replay.blocks import STREAMS, Segment
-from common.replay.buffer import Replay, Transitions
+from common.replay.buffer import Replay
+from common.replay.sequences import SequenceReplay
 from common.units import EnvSteps
 
 Measured = Mapping[str, Tensor]
@@ -109,8 +110,12 @@ class ReplayLearner(ABC):
         ranks: Ranks = ALONE,
         streams: int = STREAMS,
         normalize_reward: bool = False,
+        replay: SequenceReplay | None = None,
     ) -> None:
-        """`seed` and rank fix what is sampled. Raises ConfigError where the memory does not fit `streams` environments."""
+        """`seed` and rank fix what is sampled; `replay` takes the place of the memory of single transitions.
+
+        Raises ConfigError where that does not fit `streams` environments.
+        """
         self._ranks = ranks
         self._rate_limiter = RateLimiter(
             samples_per_insert=settings.samples_per_insert,
@@ -123,14 +128,13 @@ class ReplayLearner(ABC):
         self._rng = np.random.default_rng(seed + ranks.index)
         self._observations = ObservationStatistics(lambda: self._networks().values(), env=env, ranks=ranks)
         self._rewards = RewardStatistics(enabled=normalize_reward, gamma=settings.gamma, ranks=ranks)
-        self._replay = Replay(
-            env=env,
-            capacity=settings.replay_capacity,
-            n_step=settings.n_step,
-            gamma=settings.gamma,
-            clip_reward=settings.clip_reward,
-            streams=streams,
-        )
+        if replay is None:
+            sizes = {"capacity": settings.replay_capacity, "n_step": settings.n_step, "streams": streams}
+            self._replay: Replay | SequenceReplay = Replay(
+                env=env, **sizes, gamma=settings.gamma, clip_reward=settings.clip_reward
+            )
+        else:
+            self._replay = replay
 
     @abstractmethod
     def _networks(self) -> Mapping[str, nn.Module]:
@@ -152,8 +156,8 @@ class ReplayLearner(ABC):
         return to_device(torch.from_numpy(array), self._device)
 
     @abstractmethod
-    def _gradient_step(self, rows: Transitions) -> Measured:
-        """Train on one minibatch; where the loss is not finite, no network moves.
+    def _gradient_step(self, rows: Any) -> Measured:
+        """Train on one minibatch, `Transitions` or `Sequences`; where the loss is not finite, no network moves.
 
         No value is read, because the read would wait for a GPU.
         """
@@ -212,7 +216,7 @@ class ReplayLearner(ABC):
             windows.append(rows.env_steps)
             self._gradient_steps += 1
             measured = self._gradient_step(replace(rows, reward=self._rewards.scaled(rows.reward)))
-            steps.append(measured if own else {NONFINITE_STEPS: measured[NONFINITE_STEPS]})
+            steps.append(measured if len(rows.reward) else {NONFINITE_STEPS: measured[NONFINITE_STEPS]})
         left_out = int(_read(steps, NONFINITE_STEPS).count_nonzero())
         self._gradient_steps -= left_out
         metrics = {
@@ -225,8 +229,8 @@ class ReplayLearner(ABC):
         } | self._rewards.metrics
         if batch.env_steps:
             metrics["policy_lag_mean"] = progress.version - batch.version
-        if windows and own:
-            metrics["window_env_steps"] = float(np.concatenate(windows).mean())
+        if len(drawn := np.concatenate(windows) if windows else np.empty(0)):
+            metrics["window_env_steps"] = float(drawn.mean())
         return UpdateResult(samples=batch.env_steps, metrics=metrics | _means(steps))
 
     def _count_ranks(self, inserted: int) -> bool:

@@ -28,6 +28,9 @@ SEGMENT_BYTES = 4 << 20  # enough for a disk to be fast, and little enough to re
 Stream: TypeAlias = tuple[Hashable, int]
 """A sender and the number of one of its environments."""
 
+ArrayForms: TypeAlias = dict[str, tuple[tuple[int, ...], str]]
+"""Shape and dtype of each array of a memory."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
@@ -86,7 +89,7 @@ class BlockLayout:
         """Env steps that fit, in whole blocks; a reset row takes the place of one."""
         return self.blocks * self.fresh
 
-    def arrays(self) -> dict[str, tuple[tuple[int, ...], str]]:
+    def arrays(self) -> ArrayForms:
         """Shape and dtype of each array of the memory, `positions` long; one more frame stays blank."""
         env, action, positions = self.env, self.env.action, self.positions
         return {
@@ -100,14 +103,12 @@ class BlockLayout:
 
     def described(self) -> dict[str, Any]:
         """Return the settings that saved contents depend on, in JSON values."""
-        arrays = {name: [list(shape), dtype] for name, (shape, dtype) in self.arrays().items()}
-        facts = {"n_step": self.n_step, "frame_stack": self.env.frame_stack}
-        return {"blocks": self.blocks, "fresh": self.fresh, "arrays": arrays, **facts}
+        return {"blocks": self.blocks, "fresh": self.fresh, "n_step": self.n_step} | described(self.env, self.arrays())
 
     @property
     def nbytes(self) -> int:
         """Bytes of a memory of this layout, full or not; the observations of one minibatch come on top."""
-        return sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in self.arrays().values())
+        return nbytes(self.arrays())
 
 
 @dataclass(slots=True)
@@ -255,16 +256,30 @@ class Blocks:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`; the caller then fills the `segments`. Raises `ResourceError` for a memory of another layout."""
-        saved, own = state["layout"], self.layout.described()
-        if saved != own:
-            found, wanted = ({name: each.get(name) for name in own if saved.get(name) != own[name]} for each in (saved, own))
-            fix = "resume with its replay settings, actor.count and env.num_envs, or with checkpoint.replay=false to refill it"
-            raise ResourceError("the checkpoint's replay memory is of another layout", found=found, wanted=wanted, fix=fix)
+        require_layout(state["layout"], self.layout.described())
         self._begun, self.ready = state["begun"], state["ready"]
         self._writers.clear()
         self._owner.clear()
         for stream, cursor, stop, pending in state["writers"]:
             self._own(stream, _Writer(cursor=cursor, stop=stop, pending=pending))
+
+
+def nbytes(arrays: ArrayForms) -> int:
+    """Bytes of arrays of these shapes and dtypes."""
+    return sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in arrays.values())
+
+
+def described(env: EnvSpec, arrays: ArrayForms) -> dict[str, Any]:
+    """What every memory's saved contents depend on, in JSON values."""
+    return {"arrays": {name: [list(shape), dtype] for name, (shape, dtype) in arrays.items()}, "frame_stack": env.frame_stack}
+
+
+def require_layout(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Raise `ResourceError` where the `saved` contents of a memory are of another layout than its `own`."""
+    if saved != own:
+        found, wanted = ({name: each.get(name) for name in own if saved.get(name) != own[name]} for each in (saved, own))
+        fix = "resume with its replay settings, actor.count and env.num_envs, or with checkpoint.replay=false to refill it"
+        raise ResourceError("the checkpoint's replay memory is of another layout", found=found, wanted=wanted, fix=fix)
 
 
 def ages(start: NDArray[np.bool_], first: int, most: int) -> NDArray[np.int64]:
@@ -275,11 +290,11 @@ def ages(start: NDArray[np.bool_], first: int, most: int) -> NDArray[np.int64]:
 
 
 def spans(valid: NDArray[np.bool_], ended: NDArray[np.bool_], n_step: int) -> tuple[NDArray[np.int64], int]:
-    """Return the length of the window of each row [R]: n, or fewer up to the end of the episode or an invalid row.
+    """Return the length of the window of each row [R] or [R, N]: n, or fewer up to the end of the episode or an invalid row.
 
     It is 0 for invalid rows and where the window needs rows behind R. Also return the number of the latter.
     """
-    index = np.arange(len(valid))
+    index = np.arange(len(valid)).reshape(-1, *[1] * (valid.ndim - 1))
     cut = np.where(~valid, index, np.where(ended, index + 1, np.iinfo(np.int64).max))
     cut = np.minimum.accumulate(cut[::-1])[::-1]
     stop = np.minimum(cut, index + n_step)

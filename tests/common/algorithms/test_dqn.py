@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from common.algorithms.api import RunProgress
-from common.algorithms.dqn import DQN
+from common.algorithms.api import RunProgress, WorkerContext
+from common.algorithms.dqn import DQN, EpsilonGreedyPolicy
 from common.algorithms.settings import DQNSettings
 from common.envs.spec import ActionSpec, EnvSpec
 from common.errors import ConfigError
@@ -135,7 +136,7 @@ def test_it_learns_the_values_of_a_chain_from_random_play(make_sample, switches)
     algorithm, chain = build(CHAIN, **(recipe | switches)), Chain(make_sample)
     for _ in range(20):
         result = train(algorithm, chain.play())
-    found = algorithm.model(torch.eye(STATES)).detach().numpy()
+    found = algorithm.model(torch.eye(STATES))[0].detach().numpy()
     np.testing.assert_allclose(found, known_values(), atol=0.06)
     assert result.metrics["td_abs"] < 0.05
 
@@ -146,7 +147,7 @@ def test_windows_of_several_steps_lead_to_the_same_values_where_play_is_good(mak
     algorithm, chain = build(CHAIN, **(recipe | {"n_step": 3})), Chain(make_sample, right=1.0)
     for _ in range(20):
         train(algorithm, chain.play())
-    found = algorithm.model(torch.eye(STATES)).detach().numpy()[:, 1]
+    found = algorithm.model(torch.eye(STATES))[0].detach().numpy()[:, 1]
     np.testing.assert_allclose(found, known_values()[:, 1], atol=0.06)
 
 
@@ -215,3 +216,117 @@ def test_actions_that_cannot_be_counted_are_refused_before_anything_is_allocated
     """`name: dqn` on the pendulum: one line that says what would do."""
     with pytest.raises(ConfigError, match=r"dqn cannot choose .*found .*\(2,\), wanted one of n actions; .*td3"):
         build(continuous_env, replay_capacity=10**15)
+
+
+# --- memory ---
+
+LSTM = ModelSettings(hidden=(8,), recurrent="lstm", recurrent_size=5)
+ROLLOUT, BURN_IN, N_STEP = 6, 2, 2
+
+
+def remembering(env, model=LSTM, **settings):
+    """A learner of sequences: rollouts of 6 rows by 2 environments. Its step is nearly linear in the gradient."""
+    recipe = {"adam_eps": 1.0, "learning_rate": 1.0, "max_grad_norm": 1e9, "huber": None, "dueling": False, "gamma": GAMMA}
+    sizes = {"minibatch": 2 * ROLLOUT, "burn_in": BURN_IN, "n_step": N_STEP}
+    return DQN(settings=DQNSettings(**(SMALL | recipe | sizes | settings)), model=model, env=env, seed=0, length=ROLLOUT)
+
+
+def memories(env, make_sample, *, seq, model=LSTM):
+    """A message with states, starts and ends drawn at random."""
+    rng, shape = np.random.default_rng(seq), (ROLLOUT, 2)
+    play = {
+        "action": rng.integers(0, env.action.n, shape),
+        "reward": rng.normal(size=shape),
+        "terminated": rng.random(shape) < 0.2,
+    }
+    play["valid"] = ~np.concatenate([np.zeros((1, 2), bool), play["terminated"][:-1]])  # a reset row follows an end
+    play["terminated"] &= play["valid"]
+    play["start"] = np.concatenate([np.zeros((2, 2), bool), play["terminated"][:-1]])
+    sample = make_sample(env, seed=seq, length=ROLLOUT, **play)
+    states = rng.normal(size=(2, 2, model.state_size)).astype(np.float32)
+    return replace(sample, worker=WORKER, seq=seq, arrays=dict(sample.arrays) | {"memory": states})
+
+
+def textbook_values(net, observation, start, state, *, burn_in):
+    """Q [M+1, n] of one sequence by the cell alone, row after row; what comes before the burn-in's end has no gradient."""
+    h, c = state.split(5)
+    values = []
+    for row, (seen, begins) in enumerate(zip(observation, start, strict=True)):
+        if row == burn_in:
+            h, c = h.detach(), c.detach()
+        h, c = (torch.zeros_like(h), torch.zeros_like(c)) if begins else (h, c)
+        h, c = net.recurrent.cell(net.trunk(seen[None], torch.float32), (h.view(1, -1), c.view(1, -1)))
+        values.append(net.action_stream(h)[0])
+    return torch.stack(values)
+
+
+def test_a_gradient_step_with_memory_is_the_textbook_one(vector_env, make_sample):
+    """Kapturowski et al. 2019: stored state, burn-in without gradient, n-step double targets inside the sequence."""
+    learner = remembering(vector_env)
+    other = remembering(vector_env)
+    with torch.no_grad():
+        for parameter in learner._target.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    samples = [memories(vector_env, make_sample, seq=seq) for seq in range(4)]
+    for sample in samples:
+        learner.ingest([sample])
+    rows = learner._replay.sample(2 * ROLLOUT, np.random.default_rng(0))
+    assert rows.start[1:].any()
+    target = copy.deepcopy(learner._target)
+    measured = learner._gradient_step(rows)
+
+    net, losses = other.model, []
+    for i in range(2):
+        given = torch.from_numpy(rows.observation[:, i]), rows.start[:, i], torch.from_numpy(rows.memory[i])
+        values, old = textbook_values(net, *given, burn_in=BURN_IN), textbook_values(target, *given, burn_in=0).detach()
+        for k in np.flatnonzero(rows.index % 2 == i):
+            best = values[rows.following[k] // 2].detach().argmax()
+            wanted = rows.reward[k] + rows.discount[k] * old[rows.following[k] // 2][best]
+            losses.append(0.5 * (values[rows.index[k] // 2][rows.action[k]] - wanted) ** 2)
+    torch.stack(losses).mean().backward()
+    torch.optim.Adam(net.parameters(), lr=1.0, eps=1.0).step()
+    torch.testing.assert_close(weights(learner.model), weights(net), rtol=0, atol=1e-6)
+    assert not torch.equal(weights(net), weights(remembering(vector_env).model))
+    assert measured["memory_error"] > 0
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_stored_states_of_the_newest_weights_have_no_error(vector_env, make_sample, cell):
+    """Metric `memory_error`: the states of an actor that acts by the learner's own weights are those that it recomputes."""
+    model = ModelSettings(hidden=(8,), recurrent=cell, recurrent_size=5)
+    learner = remembering(vector_env, model, learning_rate=1e-9)
+    settings, context = DQNSettings(dueling=False), WorkerContext(index=0, workers=1, num_envs=2)
+    policy = EpsilonGreedyPolicy(settings=settings, model=model, env=vector_env, precision="fp32", seed=0, context=context)
+    policy.load(0, weights(learner.model), env_steps=0)
+    state = np.zeros((2, model.state_size), np.float32)
+    for seq in range(3):
+        sample = memories(vector_env, make_sample, seq=seq, model=model)
+        obs = sample.arrays["obs"]
+        for t in range(ROLLOUT):
+            policy.begin_episodes(torch.tensor(sample.arrays["start"][t]))
+            policy.act(torch.tensor(obs[t]))
+        states = np.stack([state, policy.memory.numpy()])
+        learner.ingest([replace(sample, arrays=dict(sample.arrays) | {"memory": states})])
+        state = states[1]
+    assert state.any()
+    assert learner._gradient_step(learner._replay.sample(4 * ROLLOUT, np.random.default_rng(0)))["memory_error"] < 1e-6
+
+
+def test_a_sequence_of_rows_that_are_no_env_steps_trains_nothing(vector_env, make_sample):
+    """As of an env worker that is away: no metric of nothing, and no weight changes."""
+    learner = remembering(vector_env, minibatch=ROLLOUT, samples_per_insert=1.0)
+    before = weights(learner.model).clone()
+    for seq in range(3):
+        sample = memories(vector_env, make_sample, seq=seq)
+        result = train(learner, replace(sample, arrays=dict(sample.arrays) | {"valid": np.zeros((ROLLOUT, 2), bool)}))
+    assert result.metrics["nonfinite_steps"] > 0
+    assert not {"loss", "window_env_steps", "memory_error"} & result.metrics.keys()
+    assert torch.equal(weights(learner.model), before)
+
+
+def test_what_does_not_fit_sequences_is_refused(vector_env):
+    """A minibatch is whole rollouts, and a sequence reaches no further than the next one."""
+    with pytest.raises(ConfigError, match=r"algorithm.minibatch: found 8, wanted a multiple of 6 = rollout.length"):
+        remembering(vector_env, minibatch=8)
+    with pytest.raises(ConfigError, match=r"burn_in \+ algorithm.n_step: found 5 \+ 2, wanted at most 6"):
+        remembering(vector_env, burn_in=5)

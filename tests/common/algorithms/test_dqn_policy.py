@@ -43,14 +43,14 @@ def test_greedy_takes_the_best_known_action_always(image_env):
     net, policy = build(image_env)
     acted = policy.act(images(image_env), greedy=True)
     assert set(acted) == {"action"}
-    assert torch.equal(acted["action"], net(images(image_env)).argmax(1))
+    assert torch.equal(acted["action"], net(images(image_env))[0].argmax(1))
     assert len(acted["action"].unique()) > 1
 
 
 def test_epsilon_of_the_actions_are_drawn_from_all_alike(image_env):
     """Half of 64 x 100 actions are random, so that 3 of 8 differ from the best of four."""
     net, policy = build(image_env)
-    best = net(images(image_env)).argmax(1)
+    best = net(images(image_env))[0].argmax(1)
     drawn = torch.stack([policy.act(images(image_env))["action"] for _ in range(100)])
     assert (drawn != best).double().mean().item() == pytest.approx(0.5 * 3 / 4, abs=0.03)
     other = drawn[drawn != best]
@@ -61,7 +61,7 @@ def test_a_snapshot_says_how_far_the_run_is(image_env):
     """Epsilon falls from load to load; at its end none of the actions is random."""
     net, policy = build(image_env, env_steps=1_000)
     assert policy.epsilon == 0.0
-    assert torch.equal(policy.act(images(image_env))["action"], net(images(image_env)).argmax(1))
+    assert torch.equal(policy.act(images(image_env))["action"], net(images(image_env))[0].argmax(1))
     assert policy.version == 4
 
 
@@ -94,7 +94,7 @@ def test_a_bfloat16_actor_acts_by_its_rounded_weights(image_env):
     context = WorkerContext(index=0, workers=1, num_envs=64)
     policy = EpsilonGreedyPolicy(settings=DQNSettings(), model=MODEL, env=image_env, precision="bf16", seed=0, context=context)
     policy.load(0, snapshot.to_tensor(snapshot.flatten(net, "bf16")), env_steps=0)
-    same = policy.act(images(image_env), greedy=True)["action"] == net(images(image_env)).argmax(1)
+    same = policy.act(images(image_env), greedy=True)["action"] == net(images(image_env))[0].argmax(1)
     assert same.double().mean() > 0.9
 
 
