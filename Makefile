@@ -25,7 +25,7 @@ CHOICES     := BASE_IMAGE PIP_INDEX_URL PIP_NO_INDEX TORCH_INDEX
 COMPOSE     ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup mujoco box2d minigrid vizdoom pettingzoo train test coverage test-pure test-wire test-service test-system test-cluster check format learning lockstep clean
+.PHONY: help setup mujoco box2d minigrid vizdoom pettingzoo popgym train test coverage test-pure test-wire test-service test-system test-cluster check format learning lockstep clean
 .PHONY: chaos soak fuzz
 .PHONY: k8s-render k8s-validate k8s-soak monitoring grafana-schema
 .PHONY: bench bench-throughput bench-transport bench-replay bench-a3c bench-actors bench-td3
@@ -62,6 +62,9 @@ vizdoom: $(STAMP) ## add ViZDoom to .venv, for vizdoom-basic
 
 pettingzoo: $(STAMP) ## add PettingZoo and MPE2 to .venv, for spread
 	$(PIP) --constraint requirements.lock --editable '.[pettingzoo]'
+
+popgym: $(STAMP) ## add POPGym to .venv, for popgym-repeat
+	$(PIP) --constraint requirements.lock --editable '.[popgym]'
 
 train: $(STAMP) ## learn Pong to 18 points on this machine (PRESET=cartpole ARGS="--seed 2" to change)
 	$(BIN)/rookery train $(PRESET) $(ARGS)

@@ -21,9 +21,9 @@ from typing import Any
 
 from common.errors import ConfigError
 
-PROBES = "common.envs.probes"  # environments of the project, which may be named as a user's are
+ENVIRONMENTS = ("common.envs.probes", "common.envs.hidden")  # of the project, which may be named as those of a user are
 
-EXTRAS = {"minigrid": "minigrid", "mpe2": "pettingzoo", "pettingzoo": "pettingzoo", "vizdoom": "vizdoom"}
+EXTRAS = {"minigrid": "minigrid", "mpe2": "pettingzoo", "pettingzoo": "pettingzoo", "popgym": "popgym", "vizdoom": "vizdoom"}
 """The extra of this project that installs a package of environments."""
 
 _allowed: tuple[str, ...] | None = None  # modules and packages that data may name; None: all
@@ -57,7 +57,7 @@ def is_within(module: str, packages: Iterable[str]) -> bool:
 
 def require_allowed(module: str, *, setting: str) -> None:
     """Refuse (ConfigError) a module that is `restricted`; nothing is imported to find out."""
-    if _allowed is None or is_within(module, (*_allowed, PROBES)) or _in_current_directory(module):
+    if _allowed is None or is_within(module, (*_allowed, *ENVIRONMENTS)) or _in_current_directory(module):
         return
     top = module.partition(".")[0]
     raise NotAllowedError(
