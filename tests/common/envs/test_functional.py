@@ -12,6 +12,7 @@ from common.config.load import load_settings
 from common.envs.make import make
 from common.envs.spec import EnvSettings
 from common.envs.vector import VectorEnvironment
+from common.errors import ConfigError
 from common.protocol.plain import pack, unpack
 
 pytest.importorskip("jax", reason="jax is not installed (make jax)")
@@ -55,8 +56,8 @@ def test_rows_mean_the_same_as_those_of_other_environments(walkers):
     assert np.array([row.reward for row in rows])[:, 0].tolist() == [10, 20, 30, 40, 0, 10]
 
 
-def made(num_envs=8):
-    overrides = "env.id=phys2d/CartPole-v1", f"env.num_envs={num_envs}"
+def made(num_envs=8, *more):
+    overrides = "env.id=phys2d/CartPole-v1", f"env.num_envs={num_envs}", *more
     return make(load_settings(preset="cartpole", overrides=overrides, environ={}).settings.env)
 
 
@@ -76,6 +77,11 @@ def test_an_id_of_gymnasium_in_jax_is_compiled_and_takes_the_steps_of_its_functi
         if found.terminated.any():
             return
     pytest.fail("no pole fell")
+
+
+def test_it_is_refused_where_it_would_not_be_compiled():
+    with pytest.raises(ConfigError, match=r"phys2d/CartPole-v1, which is written in JAX: found same_step, wanted next_step"):
+        made(2, "env.autoreset=same_step")
 
 
 def test_a_seed_fixes_the_rows_and_a_saved_state_continues_bit_for_bit():
