@@ -100,9 +100,8 @@ def _compiled(rules: Rules, count: int, limit: int) -> tuple[Callable[..., Any],
             return jnp.where(rows.ended.reshape(count, *[1] * (new.ndim - 1)), new, old)
 
         state, observation = jax.tree.map(first, begin_all(jax.random.split(begun, count)), (state, observation))
-        reward = jnp.where(rows.ended, 0.0, reward).astype(jnp.float32)
         after = _Rows(key, jax.tree.leaves(state), age, terminated | truncated)
-        return after, observation, reward, terminated, truncated
+        return after, observation, reward.astype(jnp.float32), terminated, truncated
 
     return partial(jax.jit(begin)), partial(jax.jit(advance))  # for lockstep a partial is a constant, a compiled function is not
 

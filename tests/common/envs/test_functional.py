@@ -99,6 +99,17 @@ def test_a_seed_fixes_the_rows_and_a_saved_state_continues_bit_for_bit():
     assert np.array_equal(play(again, actions[30:]), wanted)
 
 
+def test_each_episode_begins_elsewhere_by_the_seed():
+    begins = []
+    for seed in (1, 2):
+        env = made()
+        begins += list(env.reset(seed=seed))
+        rows = [env.step(np.zeros(8, int)) for _ in range(40)]  # a pole falls within ten
+        begins += [observation for row in rows for observation in row.observation[row.start]]
+    assert len(begins) > 48
+    assert len(np.unique(begins, axis=0)) == len(begins)
+
+
 def test_gymnax_is_named_by_its_ids():
     pytest.importorskip("gymnax", reason="gymnax is not installed")
     env = functional.gymnax(id="CartPole-v1", num_envs=5, max_steps_in_episode=3)
