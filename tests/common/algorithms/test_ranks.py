@@ -33,7 +33,8 @@ VARIANTS = {
     "dqn": ("dqn", REPLAY),
     "td3": ("td3", REPLAY | {"random_env_steps": 0, "target_noise": 0.0, "policy_delay": 2}),
 }
-MEMORY = {f"{name} {cell}": (name, VARIANTS[name][1]) for name in ("ppo", "impala", "a3c-grad", "pqn") for cell in ("lstm", "gru")}
+REMEMBERING = ("ppo", "impala", "a3c-grad", "pqn")
+MEMORY = {f"{name} {cell}": (name, VARIANTS[name][1]) for name in REMEMBERING for cell in ("lstm", "gru")}
 VARIANTS |= MEMORY
 PARTITIONS = {"two ranks": ((0, 1), (2,)), "one of three without actors": ((0,), (), (1, 2))}
 

@@ -132,7 +132,7 @@ def test_the_name_of_an_algorithm_says_which_keys_its_section_has():
     ("overrides", "owner"),
     [
         (["algorithm.samples_per_insert=4"], "it is a setting of dqn and td3, and algorithm.name is ppo; algorithm has "),
-        (["algorithm.name=dqn", "algorithm.epochs=3"], "it is a setting of ppo and pqn, and algorithm.name is dqn; algorithm has "),
+        (["algorithm.name=dqn", "algorithm.epochs=3"], "it is a setting of ppo and pqn, and algorithm.name is dqn; "),
     ],
 )
 def test_a_setting_of_another_algorithm_is_named_as_such(overrides, owner):
