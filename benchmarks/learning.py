@@ -83,7 +83,7 @@ CLAIMS = (
     Claim("cartpole-a3c-grad", mean100=475, env_steps=500_000),
     Claim("cartpole-impala", mean100=475, env_steps=500_000),
     Claim("cartpole-dqn", mean100=475, env_steps=100_000),
-    Claim("cartpole-pqn", mean100=475, env_steps=150_000),
+    Claim("cartpole-pqn", mean100=475, env_steps=120_000),
     Claim("acrobot", mean100=-100, env_steps=200_000),
     Claim("taxi", mean100=7.5, env_steps=100_000),
     Claim("minigrid-doorkey", mean100=0.96, env_steps=250_000),
