@@ -33,7 +33,7 @@ KL_FACTOR = 1.5
 def build_optimizer(name: Optimizer, net: nn.Module, *, lr: float, eps: float) -> torch.optim.Optimizer:
     """The optimizer of a network's parameters."""
     if name == "radam":
-        return RAdam(net.parameters(), lr=lr, eps=eps)
+        return RAdam(net.parameters(), lr=lr, eps=eps, foreach=True)  # tensor by tensor takes four times as long
     if name == "rmsprop":
         return RMSprop(net.parameters(), lr=lr, eps=eps)
     return Adam(net.parameters(), lr=lr, eps=eps, fused=True)
