@@ -5,6 +5,7 @@ a network is a function that returns a `torch.nn.Module`, and an algorithm is an
 `package.module:attribute`.
 """
 
+from common.algorithms.action_values import QLoss, q_loss
 from common.algorithms.api import (
     Algorithm,
     Entry,
@@ -20,9 +21,10 @@ from common.algorithms.api import (
     WorkerContext,
 )
 from common.algorithms.batch import Batch
-from common.algorithms.dqn import QLoss, next_value, q_loss
+from common.algorithms.dqn import next_value
 from common.algorithms.losses import PolicyLoss, explained_variance, importance_weight, policy_loss, standardized, value_loss
-from common.algorithms.off_policy import NONFINITE_STEPS, ReplayLearner, td_target
+from common.algorithms.measures import NONFINITE_STEPS
+from common.algorithms.off_policy import ReplayLearner, td_target
 from common.algorithms.on_policy import (
     ActorCriticLearner,
     ActorCriticPolicy,
@@ -34,7 +36,7 @@ from common.algorithms.on_policy import (
 from common.algorithms.optim import build_optimizer, gradient_step, scheduled_entropy_coef, scheduled_learning_rate
 from common.algorithms.payload import Payload
 from common.algorithms.ranks import ALONE, Ranks, average_gradients
-from common.algorithms.returns import Returns, gae, vtrace
+from common.algorithms.returns import Returns, gae, q_lambda, vtrace
 from common.algorithms.sections import ActorCriticSection, AlgorithmSection, ReplaySection, RunScale
 from common.conditions import AtMost, OnlyIf, Unless
 from common.envs.spec import ActionSpec, EnvSpec
@@ -98,6 +100,7 @@ __all__ = [
     "network_outputs",
     "next_value",
     "policy_loss",
+    "q_lambda",
     "q_loss",
     "recorded_log_prob",
     "return_inputs",

@@ -83,6 +83,7 @@ CLAIMS = (
     Claim("cartpole-a3c-grad", mean100=475, env_steps=500_000),
     Claim("cartpole-impala", mean100=475, env_steps=500_000),
     Claim("cartpole-dqn", mean100=475, env_steps=100_000),
+    Claim("cartpole-pqn", mean100=475, env_steps=120_000),
     Claim("acrobot", mean100=-100, env_steps=200_000),
     Claim("taxi", mean100=7.5, env_steps=100_000),
     Claim("minigrid-doorkey", mean100=0.96, env_steps=250_000),
@@ -104,12 +105,14 @@ CLAIMS = (
     Claim("pong", mean100=18, env_steps=1_100_000),
     Claim("pong-lstm", mean100=18, env_steps=1_500_000),
     Claim("pong-dqn", mean100=18, env_steps=800_000),
+    Claim("pong-pqn", mean100=18, env_steps=1_000_000),
     Claim("pong-impala", mean100=18, env_steps=5_000_000),
     Claim("pong-a3c", mean100=18, env_steps=5_000_000),
     Claim("pong-a3c-grad", mean100=18, env_steps=5_000_000),
     Claim("pendulum-td3", evaluations=((20_000, -170.0),)),
     Claim("halfcheetah", evaluations=((60_000, 3_000.0), (120_000, 5_000.0))),
     Claim("breakout", mean100=100, env_steps=5_000_000),
+    Claim("breakout-pqn", mean100=385, env_steps=10_000_000),
     Claim("spaceinvaders", mean100=350, env_steps=1_000_000),
 )
 

@@ -9,7 +9,11 @@ from typing import Annotated, Literal, Self, TypeAlias
 from pydantic import Field, model_validator
 
 from common.algorithms.sections import (
+    ActionValueSection,
     ActorCriticSection,
+    Dueling,
+    EpochsSection,
+    Epsilon,
     LearningRate,
     Minibatch,
     NormalizeValue,
@@ -32,12 +36,10 @@ LOWEST_ADAPTIVE_RATE, HIGHEST_ADAPTIVE_RATE = 1e-6, 1e-2
 # --- on-policy ---
 
 
-class PPOSettings(ActorCriticSection):
+class PPOSettings(EpochsSection, ActorCriticSection):
     """Proximal policy optimisation (`common.algorithms.ppo`)."""
 
     name: Literal["ppo"] = Field(default="ppo", description="proximal policy optimisation")
-    epochs: int = Field(default=4, ge=1, le=100, description="passes over each batch")
-    minibatch: int = Field(default=256, ge=2, description="env steps per gradient step (a batch is cut into nearly equal parts)")
     lr_schedule: Literal["constant", "linear", "kl_adaptive"] = Field(  # type: ignore[assignment]  # its update can measure one more
         default="constant",
         description="linear: down to lr_final; kl_adaptive: times or over 1.5, to stay near kl_target",
@@ -71,15 +73,6 @@ class PPOSettings(ActorCriticSection):
             text = f"learning_rate {self.learning_rate} is outside {low}..{high}, where kl_adaptive would move it at once"
             raise ValueError(text)
         return self
-
-    def conflicts(self, scale: RunScale) -> Iterator[str]:
-        """A minibatch is cut out of one batch."""
-        yield from super().conflicts(scale)
-        if self.minibatch > scale.batch_env_steps:
-            yield (
-                f"algorithm.minibatch: found {self.minibatch}, wanted at most {scale.batch_words}: "
-                "a minibatch is cut out of one batch"
-            )
 
 
 class SinglePassSection(ActorCriticSection):
@@ -160,20 +153,29 @@ class A3CGradSettings(SinglePassSection):
         return scale.message_env_steps
 
 
+class PQNSettings(EpochsSection, ActionValueSection):
+    """Parallelised Q-network (`common.algorithms.pqn`)."""
+
+    name: Literal["pqn"] = Field(default="pqn", description="Q-learning on trajectories, without replay and target network")
+    q_lambda: float = Field(
+        default=0.65,
+        ge=0.0,
+        le=1.0,
+        description="how far rewards are trusted over values: 0 one step, 1 the whole episode",
+    )
+
+
 # --- off-policy ---
 
 
-class DQNSettings(ReplaySection):
+class DQNSettings(ActionValueSection, ReplaySection):
     """Deep Q-learning (`common.algorithms.dqn`)."""
 
     name: Literal["dqn"] = Field(default="dqn", description="deep Q-learning with replay")
     double: bool = Field(default=True, description="the online network selects the next action, the target network rates it")
-    dueling: bool = Field(
-        default=True, description="state value and advantages in streams of their own, each a last hidden layer"
-    )
+    dueling: Dueling = True
     n_step: NStep = 3
     huber: float | None = Field(default=1.0, gt=0.0, description="errors beyond this count linearly; null: all squared")
-    max_grad_norm: float = Field(default=10.0, gt=0.0, description="gradients are scaled down to this L2 norm")
     adam_eps: float = Field(default=1.5e-4, gt=0.0, description="epsilon of Adam: damps steps on tiny gradients")
     target_every: int = Field(
         default=1_000, ge=1, description="gradient steps between two copies of the network to the target network"
@@ -187,25 +189,10 @@ class DQNSettings(ReplaySection):
         le=1.0,
         description="actors get a running average of the network, which moves this much each gradient step; 1: the network",
     )
-    epsilon_initial: Annotated[float, Unless("epsilon_env_steps", 0)] = Field(
-        default=1.0, ge=0.0, le=1.0, description="probability of a random action at the start"
-    )
-    epsilon: float = Field(default=0.02, ge=0.0, le=1.0, description="where that probability ends, and stays")
-    epsilon_env_steps: Annotated[int, PER_ENVIRONMENT] = Field(
-        default=100_000, ge=0, description="env steps until epsilon is reached in a straight line"
-    )
-
+    epsilon: Epsilon = 0.02
     burn_in: Annotated[int, OnlyIf("model.recurrent", "lstm", "gru")] = Field(
         default=8, ge=0, description="rows of a sequence that only bring its stored state to that of the newest weights"
     )
-
-    def require_actions(self, action: ActionSpec) -> None:
-        """Refuse actions of several components, and continuous ones."""
-        if action.shape:
-            continuous = f"a continuous vector of shape {action.shape}"
-            found = f"{len(action.choices)} discrete components" if action.discrete else continuous
-            fix = f"choose an algorithm for them, such as algorithm.name={'ppo' if action.discrete else 'td3'}"
-            raise ConfigError("dqn cannot choose among these actions", found=found, wanted="one of n actions", fix=fix)
 
 
 class TD3Settings(ReplaySection):
@@ -244,6 +231,7 @@ class TD3Settings(ReplaySection):
 
 
 AlgorithmSettings: TypeAlias = Annotated[
-    PPOSettings | ImpalaSettings | A3CSettings | A3CGradSettings | DQNSettings | TD3Settings, Field(discriminator="name")
+    PPOSettings | ImpalaSettings | A3CSettings | A3CGradSettings | PQNSettings | DQNSettings | TD3Settings,
+    Field(discriminator="name"),
 ]
 """The union of all of them, for pydantic to choose from."""

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from common.algorithms import optim
 from common.algorithms.api import Entry, NetworkPolicy, WorkerContext
-from common.algorithms.off_policy import NONFINITE_STEPS, Measured, ReplayLearner, td_target
+from common.algorithms.measures import NONFINITE_STEPS, Measured
+from common.algorithms.off_policy import ReplayLearner, td_target
 from common.algorithms.ranks import ALONE, Ranks, average_gradients
 from common.algorithms.settings import TD3Settings
 from common.envs.spec import EnvSpec

@@ -26,6 +26,13 @@ class Output(NamedTuple):
     state: Tensor | None = None  # [N, S] float32; None without memory
 
 
+class ActionValues(NamedTuple):
+    """Output for N observations: value [N, n] float32, Q(o, a) for all n actions, and the states of memories after them."""
+
+    value: Tensor
+    state: Tensor | None = None  # [N, S] float32; None without memory
+
+
 class ActionBounds(NamedTuple):
     """The box of actions, component by component: `center` and `half_range` [A] float32."""
 
@@ -152,7 +159,7 @@ class QNetwork(Network):
         self.value_stream = self._stream(streams, 1, settings) if dueling else None
         self._masks = Leaves(env) if env.action_mask else None
 
-    def forward(self, observation: Observation, past: Past | None = None) -> tuple[Tensor, Tensor | None]:
+    def forward(self, observation: Observation, past: Past | None = None) -> ActionValues:
         """Observation [N, *input] in the environment's dtype → Q [N, n] float32 whatever the weights are, states of the memory.
 
         Of an action that a mask forbids Q is the lowest finite number, so that it is no maximum. `past`, the order of the rows
@@ -161,7 +168,7 @@ class QNetwork(Network):
         features, state = remember(self.recurrent, self.trunk(observation, self.compute_dtype(observation)), past)
         action: Tensor = self.action_stream(features)
         values = action if self.value_stream is None else duel(self.value_stream(features), action)
-        return values if self._masks is None else mask_logits(values, self._masks.mask(observation)), state
+        return ActionValues(values if self._masks is None else mask_logits(values, self._masks.mask(observation)), state)
 
     def allowed(self, observation: Observation) -> Tensor | None:
         """The actions [N, n] bool that the mask of an observation allows; None without masks."""

@@ -23,7 +23,7 @@ _BY_SIZE: tuple[Convolutions, ...] = (
     ((16, 2, 1), (32, 2, 1), (64, 2, 1)),  # from 6x6 on: grids, in which each cell matters
 )
 _T = TypeVar("_T")
-_OfActorCritics: TypeAlias = Annotated[_T, Unless("algorithm.name", "dqn", "td3")]
+_OfActorCritics: TypeAlias = Annotated[_T, Unless("algorithm.name", "pqn", "dqn", "td3")]
 _LEAST_SIDE = 3  # of what the convolutions of `auto` make of an image
 
 

@@ -23,7 +23,7 @@ from common.config.sections import (
 )
 from common.envs.spec import EnvSettings
 from common.models.spec import ModelSettings
-from tests.services.test_whole_run import Colony, assert_accounts_agree, probe, q_probe, with_memory
+from tests.services.test_whole_run import Colony, assert_accounts_agree, pqn_probe, probe, q_probe, with_memory
 
 pytestmark = [pytest.mark.service, pytest.mark.usefixtures("one_torch_thread")]
 
@@ -35,6 +35,8 @@ def recipe(algorithm):
     """A run of a few updates of 3 x 16 x 8 env steps, or 3 x 8 x 8 with a memory."""
     if algorithm == "dqn":
         settings = q_probe("matching_action", env_steps=1_500)
+    elif algorithm == "pqn":
+        settings = pqn_probe("matching_action", env_steps=3_000)
     elif algorithm == "td3":
         settings = Settings(
             env=EnvSettings(entry_point="common.envs.probes:aimed_action", num_envs=8),

@@ -35,6 +35,7 @@ VARIANTS = {
     "impala": ("impala", {"normalize_value": True}),
     "a3c": ("a3c", {"normalize_value": True}),
     "a3c-grad": ("a3c-grad", {}),
+    "pqn": ("pqn", {"minibatch": 8, "epochs": 2}),
     "dqn": ("dqn", REPLAY | {"target_every": 3}),
     "dqn, averaged": ("dqn", REPLAY | {"average_rate": 0.5}),
     "td3": ("td3", REPLAY | {"random_env_steps": 0}),

@@ -29,10 +29,12 @@ VARIANTS = {
     "impala": ("impala", {"normalize_value": True, "normalize_advantage": True}),
     "a3c": ("a3c", {"normalize_value": True}),
     "a3c-grad": ("a3c-grad", {}),
+    "pqn": ("pqn", {"minibatch": 4_096, "epochs": 3}),
     "dqn": ("dqn", REPLAY),
     "td3": ("td3", REPLAY | {"random_env_steps": 0, "target_noise": 0.0, "policy_delay": 2}),
 }
-MEMORY = {f"{name} {cell}": (name, VARIANTS[name][1]) for name in ("ppo", "impala", "a3c-grad") for cell in ("lstm", "gru")}
+REMEMBERING = ("ppo", "impala", "a3c-grad", "pqn")
+MEMORY = {f"{name} {cell}": (name, VARIANTS[name][1]) for name in REMEMBERING for cell in ("lstm", "gru")}
 # One gradient step at the second update, which completes the first sequences.
 SEQUENCES = {"replay_capacity": 2_000, "warmup": 0, "minibatch": T, "samples_per_insert": 0.26, "burn_in": 2}
 MEMORY |= {f"dqn {cell}": ("dqn", SEQUENCES) for cell in ("lstm", "gru")}
@@ -219,7 +221,7 @@ def test_each_minibatch_of_whole_environments_has_rows_on_some_rank(envs, parts)
         assert torch.equal(weights, found[0][2])
 
 
-@pytest.mark.parametrize("name", ["ppo", "impala", "dqn"])
+@pytest.mark.parametrize("name", ["ppo", "impala", "pqn", "dqn"])
 def test_a_step_that_is_not_finite_on_one_rank_is_left_out_on_all(name, envs):
     def work(ranks):
         run = Run(name, envs, ranks)

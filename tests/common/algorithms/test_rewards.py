@@ -120,7 +120,8 @@ def test_returns_that_do_not_differ_leave_rewards_as_they_are(message):
 
 
 REPLAY = {"replay_capacity": 1_000, "warmup": 0, "minibatch": 4, "samples_per_insert": 1.0}
-LEARNERS = {"ppo": {"minibatch": 8}, "impala": {}, "a3c": {}, "dqn": REPLAY | {"n_step": 2}, "td3": REPLAY}
+EPOCHS = {"minibatch": 8}
+LEARNERS = {"ppo": EPOCHS, "impala": {}, "a3c": {}, "pqn": EPOCHS, "dqn": REPLAY | {"n_step": 2}, "td3": REPLAY}
 
 
 @pytest.mark.parametrize("name", LEARNERS)
