@@ -108,6 +108,7 @@ CLAIMS = (
     Claim("pong-a3c", mean100=18, env_steps=5_000_000),
     Claim("pong-a3c-grad", mean100=18, env_steps=5_000_000),
     Claim("pendulum-td3", evaluations=((20_000, -170.0),)),
+    Claim("pendulum-sac", evaluations=((20_000, -170.0),)),
     Claim("halfcheetah", evaluations=((60_000, 3_000.0), (120_000, 5_000.0))),
     Claim("breakout", mean100=100, env_steps=5_000_000),
     Claim("spaceinvaders", mean100=350, env_steps=1_000_000),
