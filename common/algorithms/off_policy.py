@@ -1,4 +1,4 @@
-"""The base of the learners that train from a replay memory, and the parts that DQN and TD3 share.
+"""The base of the learners that train from a replay memory, and the parts that they share.
 
 `ingest` inserts the experience of actors; `update` takes the gradient steps that a rate limiter allows for the inserts. So the
 number of times an env step is trained on follows from the settings alone, however fast actors and learner are.
@@ -134,7 +134,10 @@ class ReplayLearner(ABC):
 
     @abstractmethod
     def _networks(self) -> Mapping[str, nn.Module]:
-        """Return the trained network as "parameters", and its targets and averages, by their keys in `state_dict`."""
+        """Return the trained network as "parameters", then its targets and averages, by their keys in `state_dict`.
+
+        A target or an average has the names of the trained network for its parameters: for all of them, or for some.
+        """
 
     @abstractmethod
     def _optimizers(self) -> Mapping[str, tuple[torch.optim.Optimizer, nn.Module]]:
@@ -253,9 +256,7 @@ class ReplayLearner(ABC):
 
         A network that the state lacks begins at the trained one.
         """
-        parameters = state.get("parameters", {})
-        for key, net in self._networks().items():
-            snapshot.restore_network(net, state.get(key) or parameters)
+        self._restore_networks(state)
         for key, trained in self._optimizers().items():
             snapshot.restore_optimizer(*trained, state[key])
         if "replay_rng" in state:  # else each rank keeps its own
@@ -266,10 +267,15 @@ class ReplayLearner(ABC):
 
     def load_parameters(self, state: Mapping[str, Any]) -> None:
         """Take networks and statistics of observations and rewards; targets and averages begin at the trained network."""
-        for net in self._networks().values():
-            snapshot.restore_network(net, state.get("parameters", {}))
+        self._restore_networks({"parameters": state.get("parameters", {})})
         self._observations.load_state_dict(state.get("observation_moments", {}))
         self._rewards.load_state_dict(state.get("rewards", {}))
+
+    def _restore_networks(self, state: Mapping[str, Any]) -> None:
+        trained = state.get("parameters", {})
+        for key, net in self._networks().items():
+            same = {name: trained[name] for name, _ in net.named_parameters() if name in trained}
+            snapshot.restore_network(net, state.get(key) or same)
 
 
 def td_target(*, reward: Tensor, discount: Tensor, value: Tensor) -> Tensor:

@@ -61,6 +61,19 @@ def gradient_step(
     return clipped_step(optimizer, net, loss, lr=lr, max_grad_norm=max_grad_norm)
 
 
+def differentiate(optimizer: torch.optim.Optimizer, loss: Tensor, *, rows: int, ranks: Ranks) -> Tensor:
+    """Give the parameters of an optimizer, and no others, the gradient of a scalar loss; return the loss, without gradient.
+
+    Loss and gradient are those of all ranks, as in `gradient_step`. NaN is returned where the norm of the gradient is not finite.
+    """
+    parameters = [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
+    optimizer.zero_grad(set_to_none=True)
+    if rows:
+        loss.backward(inputs=parameters)  # type: ignore[no-untyped-call]
+    loss = average_gradients(parameters, loss, rows=rows, ranks=ranks)
+    return loss + 0.0 * nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
+
+
 def clipped_step(optimizer: torch.optim.Optimizer, net: nn.Module, loss: Tensor, *, lr: float, max_grad_norm: float) -> Tensor:
     """As `gradient_step`, along the gradients that the parameters hold."""
     norm = nn.utils.clip_grad_norm_(net.parameters(), max_grad_norm)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import torch
 
 from common import extensions
-from common.algorithms import a3c, a3c_grad, dqn, impala, ppo, pqn, td3
+from common.algorithms import a3c, a3c_grad, dqn, impala, ppo, pqn, sac, td3
 from common.algorithms.api import Algorithm, Entry, NetworkPolicy, Policy, WorkerContext
 from common.algorithms.payload import Payload, trajectory_schema
 from common.algorithms.ranks import ALONE, Ranks
@@ -32,6 +32,7 @@ ALGORITHMS: Mapping[str, Entry] = MappingProxyType(
         "pqn": pqn.ENTRY,
         "dqn": dqn.ENTRY,
         "td3": td3.ENTRY,
+        "sac": sac.ENTRY,
     }
 )
 

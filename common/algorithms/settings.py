@@ -195,10 +195,9 @@ class DQNSettings(ActionValueSection, ReplaySection):
     )
 
 
-class TD3Settings(ReplaySection):
-    """Twin delayed deterministic policy gradients (`common.algorithms.td3`). Noise is in halves of an action's range."""
+class TwinCriticSection(ReplaySection):
+    """Base of the sections of algorithms with two critics of continuous actions (`common.algorithms.twin_critics`)."""
 
-    name: Literal["td3"] = Field(default="td3", description="twin delayed deterministic policy gradient, continuous actions")
     learning_rate: float = Field(default=3e-4, gt=0.0, le=1.0, description="of both optimizers, Adam")
     replay_capacity: ReplayCapacity = 1_000_000
     warmup: Warmup = 10_000
@@ -209,29 +208,41 @@ class TD3Settings(ReplaySection):
         le=100_000.0,
         description="times an env step is trained on, on average; equal to minibatch: one gradient step per env step",
     )
-    policy_delay: int = Field(default=2, ge=1, description="gradient steps of the critics per step of the actor and the targets")
     target_rate: float = Field(default=0.005, gt=0.0, le=1.0, description="how far the targets move each time (Polyak, tau)")
-    target_noise: float = Field(default=0.2, ge=0.0, description="deviation of the noise on the target's action")
-    target_noise_clip: Annotated[float, Unless("target_noise", 0.0)] = Field(
-        default=0.5, ge=0.0, description="that noise goes no further than this"
-    )
     random_env_steps: Annotated[int, PER_ENVIRONMENT, AtMost("target.env_steps", "the policy would never act", below=True)] = (
         Field(default=10_000, ge=0, description="env steps of the run with actions drawn from all alike, before the policy acts")
     )
-    exploration_noise: float = Field(default=0.1, ge=0.0, description="deviation of the noise on the actors' actions")
 
     def require_actions(self, action: ActionSpec) -> None:
-        """Refuse discrete actions, and components without bounds: noise and initial play are in halves of their range."""
+        """Refuse discrete actions, and components without bounds: networks and initial play are in halves of their range."""
         unbounded = sum(not math.isfinite(high - low) for low, high in zip(action.low, action.high, strict=True))
         if action.discrete or unbounded:
             without = f"{unbounded} of {len(action.low)} components without bounds"
             found = f"{action.n} discrete actions" if action.discrete else without
             fix = f"choose an algorithm for them, such as algorithm.name={'ppo' if action.shape else 'dqn'}"
-            raise ConfigError("td3 needs continuous actions", found=found, wanted="a vector with bounds", fix=fix)
+            raise ConfigError(f"{self.name} needs continuous actions", found=found, wanted="a vector with bounds", fix=fix)
+
+
+class TD3Settings(TwinCriticSection):
+    """Twin delayed deterministic policy gradients (`common.algorithms.td3`). Noise is in halves of an action's range."""
+
+    name: Literal["td3"] = Field(default="td3", description="twin delayed deterministic policy gradient, continuous actions")
+    policy_delay: int = Field(default=2, ge=1, description="gradient steps of the critics per step of the actor and the targets")
+    target_noise: float = Field(default=0.2, ge=0.0, description="deviation of the noise on the target's action")
+    target_noise_clip: Annotated[float, Unless("target_noise", 0.0)] = Field(
+        default=0.5, ge=0.0, description="that noise goes no further than this"
+    )
+    exploration_noise: float = Field(default=0.1, ge=0.0, description="deviation of the noise on the actors' actions")
+
+
+class SACSettings(TwinCriticSection):
+    """Soft actor-critic (`common.algorithms.sac`)."""
+
+    name: Literal["sac"] = Field(default="sac", description="soft actor-critic: learned noise, continuous actions")
 
 
 AlgorithmSettings: TypeAlias = Annotated[
-    PPOSettings | ImpalaSettings | A3CSettings | A3CGradSettings | PQNSettings | DQNSettings | TD3Settings,
+    PPOSettings | ImpalaSettings | A3CSettings | A3CGradSettings | PQNSettings | DQNSettings | TD3Settings | SACSettings,
     Field(discriminator="name"),
 ]
 """The union of all of them, for pydantic to choose from."""

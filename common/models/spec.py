@@ -23,7 +23,7 @@ _BY_SIZE: tuple[Convolutions, ...] = (
     ((16, 2, 1), (32, 2, 1), (64, 2, 1)),  # from 6x6 on: grids, in which each cell matters
 )
 _T = TypeVar("_T")
-_OfActorCritics: TypeAlias = Annotated[_T, Unless("algorithm.name", "pqn", "dqn", "td3")]
+_OfActorCritics: TypeAlias = Annotated[_T, Unless("algorithm.name", "pqn", "dqn", "td3", "sac")]
 _LEAST_SIDE = 3  # of what the convolutions of `auto` make of an image
 
 
@@ -49,8 +49,8 @@ class ModelSettings(BaseModel):
     activation: Literal["relu", "elu", "tanh", "silu"] = Field(default="relu", description="nonlinearity between layers")
     layer_norm: Annotated[bool, Unless("hidden", ())] = Field(
         default=False,
-        description="layer normalisation between each fully connected layer and its nonlinearity (of td3: in its critics alone): "
-        "values of states that it never saw stay within bounds",
+        description="layer normalisation between each fully connected layer and its nonlinearity (of td3 and sac: in the "
+        "critics alone): values of states that it never saw stay within bounds",
     )
     normalize_observation: bool = Field(
         default=False,
@@ -60,9 +60,9 @@ class ModelSettings(BaseModel):
     )
     recurrent: Annotated[
         Literal["lstm", "gru"] | None,
-        Unless("algorithm.name", "td3", why="it has no memory"),
+        Unless("algorithm.name", "td3", "sac", why="it has no memory"),
         Unless("shared_trunk", False, why="values would not have the memory that the policy has"),
-    ] = Field(default=None, description="memory of earlier observations, after the fully connected layers; not of td3")
+    ] = Field(default=None, description="memory of earlier observations, after the fully connected layers; not of td3 and sac")
     recurrent_size: Annotated[int, OnlyIf("recurrent", "lstm", "gru")] = Field(
         default=256, ge=1, le=8192, description="outputs of that memory (H)"
     )

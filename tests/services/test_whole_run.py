@@ -498,6 +498,7 @@ def test_action_values_of_discrete_observations_are_learned_from_the_memory(tmp_
         ("pqn", "discrete", "leaf", 2),
         ("dqn", "discrete", "info", 2),
         ("td3", "box", "", 1),
+        ("sac", "box", "", 1),
     ],
 )
 def test_all_leaves_of_an_observation_and_its_mask_lead_to_the_best_allowed_action(tmp_path, algorithm, actions, mask, stack):
@@ -510,10 +511,10 @@ def test_all_leaves_of_an_observation_and_its_mask_lead_to_the_best_allowed_acti
     elif algorithm == "pqn":
         least = 0.5  # as of dqn
         settings = pqn_probe("mixed_action", env_steps=60_000, mean100=0.85, learning_rate=2e-3)
-    elif algorithm == "td3":
+    elif algorithm in {"td3", "sac"}:
         recipe = {"learning_rate": 1e-3, "minibatch": 32, "samples_per_insert": 16, "warmup": 200, "random_env_steps": 400}
-        td3 = TD3Settings(gamma=0.9, replay_capacity=10_000, **recipe)
-        settings = q_probe("mixed_action", env_steps=4_000).model_copy(update={"algorithm": td3})
+        section = ALGORITHMS[algorithm].settings(gamma=0.9, replay_capacity=10_000, **recipe)
+        settings = q_probe("mixed_action", env_steps=4_000).model_copy(update={"algorithm": section})
     else:
         settings = probe("mixed_action", algorithm=algorithm, env_steps=12_000 if actions == "box" else 60_000, mean100=mean100)
         rate = {"learning_rate": 1e-3 if actions == "discrete" else 3e-3}
@@ -679,4 +680,4 @@ def test_an_actor_killed_in_the_middle_of_a_group_holds_nobody_up(tmp_path):
 
 def test_every_algorithm_has_a_run_of_its_own_here():
     """A new entry of the registry is part of these runs."""
-    assert {*RECIPES, "pqn", "td3", "dqn"} == set(ALGORITHMS)
+    assert {*RECIPES, "pqn", "td3", "sac", "dqn"} == set(ALGORITHMS)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.pure
         ("env.id", "text"),
         ("env.kwargs", "mapping"),
         ("log.format", "one of auto, plain, json"),
-        ("algorithm.name", "one of a3c, a3c-grad, dqn, impala, ppo, pqn, td3"),
+        ("algorithm.name", "one of a3c, a3c-grad, dqn, impala, ppo, pqn, sac, td3"),
         ("model.hidden", "list of integer"),
         ("model.conv", "list of list of (integer, integer, integer) or auto"),
     ],
@@ -65,7 +65,7 @@ def _complaint(*overrides):
             "algorithm.name=sarsa",
             (
                 "algorithm.name: found 'sarsa' (command line), "
-                "wanted one of a3c, a3c-grad, dqn, impala, ppo, pqn, td3, or your own package.module:ENTRY"
+                "wanted one of a3c, a3c-grad, dqn, impala, ppo, pqn, sac, td3, or your own package.module:ENTRY"
             ),
         ),
     ],
@@ -131,7 +131,7 @@ def test_the_name_of_an_algorithm_says_which_keys_its_section_has():
 @pytest.mark.parametrize(
     ("overrides", "owner"),
     [
-        (["algorithm.samples_per_insert=4"], "it is a setting of dqn and td3, and algorithm.name is ppo; algorithm has "),
+        (["algorithm.samples_per_insert=4"], "it is a setting of dqn, sac and td3, and algorithm.name is ppo; algorithm has "),
         (["algorithm.name=dqn", "algorithm.epochs=3"], "it is a setting of ppo and pqn, and algorithm.name is dqn; "),
     ],
 )

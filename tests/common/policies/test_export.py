@@ -76,6 +76,7 @@ def own(tmp_path, monkeypatch):
     [
         ("cartpole", [], ["action", "logits"]),
         ("pendulum-td3", [], ["action"]),
+        ("pendulum-sac", [], ["action"]),
         ("pong-dqn", IMAGES, ["action", "q_values"]),
     ],
 )
