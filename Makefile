@@ -25,7 +25,7 @@ CHOICES     := BASE_IMAGE PIP_INDEX_URL PIP_NO_INDEX TORCH_INDEX
 COMPOSE     ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup mujoco box2d minigrid vizdoom pettingzoo popgym train test coverage test-pure test-wire test-service test-system test-cluster check format learning lockstep clean
+.PHONY: help setup mujoco box2d minigrid vizdoom pettingzoo popgym train test coverage test-pure test-wire test-service test-system test-cluster check format learning tables lockstep clean
 .PHONY: chaos soak fuzz
 .PHONY: k8s-render k8s-validate k8s-soak monitoring grafana-schema
 .PHONY: bench bench-throughput bench-transport bench-replay bench-a3c bench-actors bench-td3
@@ -163,6 +163,9 @@ bench-td3: $(DEV) ## TD3 on HalfCheetah beside Stable-Baselines3's (needs `make 
 
 learning: $(DEV) ## runs of three seeds behind the learning claims (PRESETS="pong-dqn pendulum-td3" to choose; all take many hours)
 	$(BIN)/python -m benchmarks.learning $(PRESETS)
+
+tables: $(DEV) ## published comparisons: runs what is missing, writes docs/results.md (ARGS="atari mujoco control memory --seeds 1"; days)
+	$(BIN)/python -m benchmarks.tables $(ARGS)
 
 lockstep: $(DEV) ## two runs of one seed end with the same weights, on a machine loaded at random (about four minutes)
 	$(BIN)/python -m benchmarks.lockstep

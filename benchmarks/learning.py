@@ -146,13 +146,19 @@ def record(preset: str, seed: int, overrides: Sequence[str], *, note: str, curve
     """Train once and return the row of the run. The curve of a claim on a single seed is drawn into the folder `curves`."""
     with tempfile.TemporaryDirectory() as folder:
         directory = RunDirectory(Path(folder) / "run")
-        summary = train(preset, seed, directory.path, overrides)
+        code = train(preset, seed, directory.path, overrides)["exit_code"]
         if preset.startswith("breakout") and directory.learning_curve_png.is_file():
             shutil.copy(directory.learning_curve_png, curves / f"{preset}-{seed}.png")
-        with directory.learning_curve_csv.open(newline="") as file:
-            curve = list(csv.DictReader(file))
+        return ended(directory, preset, overrides, exit_code=code, note=note)
+
+
+def ended(directory: RunDirectory, preset: str, overrides: Sequence[str], *, exit_code: int, note: str) -> Row:
+    """Return the row of a run that has ended, from its files; `overrides` are those that it had, but for its seed."""
+    with directory.learning_curve_csv.open(newline="") as file:
+        curve = list(csv.DictReader(file))
     now = datetime.now(UTC).date().isoformat()
-    about = {"exit_code": summary["exit_code"], "note": note, "machine": machine(), "commit": _commit(), "date": now}
+    about = {"exit_code": exit_code, "note": note, "machine": machine(), "commit": _commit(), "date": now}
+    summary = json.loads(directory.summary.read_text())
     return row_of(summary, curve, preset=preset, overrides=overrides) | about
 
 

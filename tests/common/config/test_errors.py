@@ -24,7 +24,7 @@ pytestmark = pytest.mark.pure
         ("log.format", "one of auto, plain, json"),
         ("algorithm.name", "one of a3c, a3c-grad, dqn, impala, ppo, pqn, sac, td3"),
         ("model.hidden", "list of integer"),
-        ("model.conv", "list of list of (integer, integer, integer) or auto"),
+        ("model.conv", "list of list of (integer, integer, integer) or one of auto, impala, impala-2, impala-4"),
     ],
 )
 def test_what_a_setting_accepts_is_said_in_words(setting, words):
@@ -58,7 +58,17 @@ def _complaint(*overrides):
         ("evaluator.enabled=yes", "evaluator.enabled: found 'yes' (command line), wanted true or false"),
         (
             "model.conv=[[1, 2]]",
-            "model.conv: found [[1, 2]] (command line), wanted list of list of (integer, integer, integer) or auto",
+            (
+                "model.conv: found [[1, 2]] (command line), "
+                "wanted list of list of (integer, integer, integer) or one of auto, impala, impala-2, impala-4"
+            ),
+        ),
+        (
+            "model.conv=resnet",
+            (
+                "model.conv: found 'resnet' (command line), "
+                "wanted list of list of (integer, integer, integer) or one of auto, impala, impala-2, impala-4"
+            ),
         ),
         ("log.level=loud", "log.level: found 'loud' (command line), wanted one of debug, info, warning, error"),
         (
