@@ -48,7 +48,7 @@ $(DEV): $(STAMP) requirements-dev.lock
 
 setup: $(DEV) ## make .venv with all pinned dependencies, those of the tests included
 
-mujoco: $(STAMP) ## add MuJoCo to .venv, for halfcheetah, hopper and walker2d
+mujoco: $(STAMP) ## add MuJoCo to .venv, for halfcheetah, hopper, walker2d and those by SAC
 	$(PIP) --constraint requirements.lock --editable '.[mujoco]'
 
 box2d: $(STAMP) ## add Box2D to .venv, for lunarlander
