@@ -25,7 +25,7 @@ CHOICES     := BASE_IMAGE PIP_INDEX_URL PIP_NO_INDEX TORCH_INDEX
 COMPOSE     ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup mujoco box2d minigrid vizdoom pettingzoo popgym train test coverage test-pure test-wire test-service test-system test-cluster check format learning tables lockstep clean
+.PHONY: help setup mujoco box2d jax minigrid vizdoom pettingzoo popgym train test coverage test-pure test-wire test-service test-system test-cluster check format learning tables lockstep clean
 .PHONY: chaos soak fuzz
 .PHONY: k8s-render k8s-validate k8s-soak monitoring grafana-schema
 .PHONY: bench bench-throughput bench-transport bench-replay bench-a3c bench-actors bench-td3
@@ -53,6 +53,9 @@ mujoco: $(STAMP) ## add MuJoCo to .venv, for halfcheetah, hopper, walker2d and t
 
 box2d: $(STAMP) ## add Box2D to .venv, for lunarlander
 	$(PIP) --constraint requirements.lock --editable '.[box2d]'
+
+jax: $(STAMP) ## add JAX to .venv, for cartpole-jax
+	$(PIP) --constraint requirements.lock --editable '.[jax]'
 
 minigrid: $(STAMP) ## add MiniGrid to .venv, for minigrid-doorkey
 	$(PIP) --constraint requirements.lock --editable '.[minigrid]'

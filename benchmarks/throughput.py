@@ -29,7 +29,8 @@ from common.units import Seconds
 
 NO_EVALUATOR = "evaluator.enabled=false"
 PONG_NATURE = str(Path(__file__).with_name("pong-nature.yaml"))
-PRESETS = (PONG_NATURE, "pong-impala", "pong-a3c", "pong-a3c-grad", "pong-pqn", "pong-dqn", "pendulum-td3")
+CARTPOLE_FAST = str(Path(__file__).with_name("cartpole-fast.yaml"))
+PRESETS = (PONG_NATURE, CARTPOLE_FAST, "pong-impala", "pong-a3c", "pong-a3c-grad", "pong-pqn", "pong-dqn", "pendulum-td3")
 COLUMNS = ("preset", *PartCosts._fields, "floor", "trained", "ratio", "core time")
 
 
@@ -86,8 +87,8 @@ def report(result: Result) -> str:
     part, trained = result.part, result.trained
     sampled = median(window.sampled_per_second for window in result.windows)
     lines = ["", "core time per env step (median, all cores busy alike)"]
-    lines += [f"  {name:8} {1e6 * cost:8.1f} us   alone: {cores() / cost:8.0f} /s" for name, cost in part._asdict().items()]
-    lines += [f"  sum      {1e6 * part.total:8.1f} us   floor: {result.floor:8.0f} env steps/s on {cores()} cores", ""]
+    lines += [f"  {name:8} {_us(cost):>11}   alone: {cores() / cost:8.0f} /s" for name, cost in part._asdict().items()]
+    lines += [f"  sum      {_us(part.total):>11}   floor: {result.floor:8.0f} env steps/s on {cores()} cores", ""]
     lines += ["pipeline (median of runs)"]
     lines += [f"  trained  {trained:8.0f} env steps/s = {trained * result.frame_skip:.0f} frames/s"]
     lines += [f"  sampled  {sampled:8.0f} env steps/s", f"  env only {cores() / part.env:8.0f} env steps/s", ""]
@@ -95,18 +96,22 @@ def report(result: Result) -> str:
     return "\n".join(lines)
 
 
+def _us(seconds: Seconds) -> str:
+    return f"{1e6 * seconds:.2f} us" if seconds < 1e-5 else f"{1e6 * seconds:.0f} us"  # noqa: PLR2004
+
+
 def account(parts: PartCosts, window: Window, *, actors: int) -> str:
     """Return the line of one repetition, with the share of time in each phase."""
     spent = window.cpu_seconds()
-    per_step = {child: 1e6 * seconds / (window.trained_per_second * window.seconds) for child, seconds in spent.items()}
-    costs = " ".join(f"{name} {1e6 * cost:.0f} us" for name, cost in parts._asdict().items())
+    per_step = {child: seconds / (window.trained_per_second * window.seconds) for child, seconds in spent.items()}
+    costs = " ".join(f"{name} {_us(cost)}" for name, cost in parts._asdict().items())
     trained, busy = window.trained_per_second, f"cores busy {window.cores_busy:.2f} of {cores()}"
-    processes = ", ".join(f"{child} {cost:.0f}" for child, cost in per_step.items())
+    processes = ", ".join(f"{child} {_us(cost)}" for child, cost in per_step.items())
     floor = parts.floor(actors)
     lines = [
         f"parts {costs}, floor {floor:.0f}/s",
         f"  pipeline {trained:.0f}/s over {window.seconds:.0f} s ({trained / floor:.1%}), {busy}",
-        f"  core time per env step trained: {sum(per_step.values()):.0f} us ({processes})",
+        f"  core time per env step trained: {_us(sum(per_step.values()))} ({processes})",
     ]
     for child in (LEARNER, *sorted(set(spent) - {LEARNER})):
         phases = (f"{phase} {part:.1%}" for phase, part in window.phases(child).items())
@@ -116,7 +121,7 @@ def account(parts: PartCosts, window: Window, *, actors: int) -> str:
 
 def row(preset: str, result: Result) -> str:
     """Return the result as a row of a Markdown table: preset, parts in us, rates in env steps/s."""
-    costs = (f"{1e6 * cost:.0f} us" for cost in result.part)
+    costs = map(_us, result.part)
     rates = (f"{result.floor:,.0f}", f"{result.trained:,.0f}", f"{result.ratio:.0%}", f"{result.core_time:.0%}")
     return "| " + " | ".join((Path(preset).stem, *costs, *rates)) + " |"
 

@@ -21,9 +21,18 @@ from typing import Any
 
 from common.errors import ConfigError
 
-ENVIRONMENTS = ("common.envs.probes", "common.envs.hidden")  # of the project, which may be named as those of a user are
+# Of the project, which may be named as those of a user are.
+ENVIRONMENTS = ("common.envs.functional", "common.envs.hidden", "common.envs.probes")
 
-EXTRAS = {"minigrid": "minigrid", "mpe2": "pettingzoo", "pettingzoo": "pettingzoo", "popgym": "popgym", "vizdoom": "vizdoom"}
+EXTRAS = {
+    "flax": "jax",
+    "jax": "jax",
+    "minigrid": "minigrid",
+    "mpe2": "pettingzoo",
+    "pettingzoo": "pettingzoo",
+    "popgym": "popgym",
+    "vizdoom": "vizdoom",
+}
 """The extra of this project that installs a package of environments."""
 
 _allowed: tuple[str, ...] | None = None  # modules and packages that data may name; None: all

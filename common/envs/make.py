@@ -112,9 +112,10 @@ def _from_registry(settings: EnvSettings, num_envs: int, mode: AutoresetMode, *,
     try:
         spec = gymnasium.spec(env_id)
         if spec.vector_entry_point is not None and mode is AutoresetMode.NEXT_STEP and not render:
-            return gymnasium.make_vec(env_id, num_envs, **kwargs)
+            made = gymnasium.make_vec(env_id, num_envs, **kwargs)
+            return made if not hasattr(made, "func_env") else _compiled(env_id, num_envs, kwargs)
         asked = {"autoreset_mode": mode}
-        return gymnasium.make_vec(env_id, num_envs, vectorization_mode="sync", vector_kwargs=asked, **kwargs)
+        made = gymnasium.make_vec(env_id, num_envs, vectorization_mode="sync", vector_kwargs=asked, **kwargs)
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
         raise _not_installed(settings.id, error) from error
     except gymnasium.error.Error as error:
@@ -123,6 +124,17 @@ def _from_registry(settings: EnvSettings, num_envs: int, mode: AutoresetMode, *,
         raise ConfigError(f"{settings.id} cannot be built", found=str(error), fix="look at env.kwargs") from error
     except TypeError as error:
         raise ConfigError(f"{settings.id} does not take env.kwargs", found=kwargs, wanted=str(error)) from error
+    if not render and any(hasattr(each.unwrapped, "func_env") for each in getattr(made, "envs", ())):
+        wanted = "next_step, where all of them are one compiled step"
+        raise ConfigError(f"env.autoreset of {settings.id}, which is written in JAX", found=settings.autoreset, wanted=wanted)
+    return made
+
+
+def _compiled(env_id: str, num_envs: int, kwargs: dict[str, Any]) -> AnyVectorEnv:
+    """Build an id whose environment is written in JAX: another package, which few runs need."""
+    from common.envs import functional  # noqa: PLC0415
+
+    return functional.of_gymnasium(env_id, num_envs, **kwargs)
 
 
 def _of_pettingzoo(env_id: str) -> str:
