@@ -98,11 +98,15 @@ def test_a_preset_that_was_not_run_says_so():
 @pytest.mark.parametrize("name", [name for name in preset_names() if name not in NOT_RUN])
 def test_a_preset_ships_with_three_seeds_and_says_how_many_reach_its_score(name):
     """Its header, from which `rookery presets` is made, agrees with the runs that are kept and with the page of results."""
+    assert re.search(rf"(?<![\w-]){name}(?![\w-])", (RESULTS.parents[1] / "docs" / "results.md").read_text())
+    measured = preset_header(find_preset(name)).measured
+    if measured.startswith("speed alone, "):
+        assert name not in {claim.preset for claim in CLAIMS}
+        return
     runs = {one["seed"]: one for one in kept(RESULTS / ROWS) if one["preset"] == name and shown(one)}
     held = sum(claim.holds(one) for claim in CLAIMS if claim.preset == name for one in runs.values())
     assert len(runs) >= 3
-    assert preset_header(find_preset(name)).measured.startswith(f"{held} of {len(runs)} seeds, ")
-    assert re.search(rf"(?<![\w-]){name}(?![\w-])", (RESULTS.parents[1] / "docs" / "results.md").read_text())
+    assert measured.startswith(f"{held} of {len(runs)} seeds, ")
 
 
 def test_steps_that_are_not_accounted_for_are_shown():

@@ -546,14 +546,18 @@ def test_agents_that_leave_at_different_times_learn_one_policy(tmp_path, algorit
     assert_accounts_agree(run)
 
 
-@pytest.mark.parametrize(("layout", "dtype"), [("hwc", "uint8"), ("chw", "uint8"), ("hw", "float32")])
-def test_images_in_every_layout_lead_to_the_action_that_they_name(tmp_path, layout, dtype):
-    """Colours last, or first and stacked, or grey and of floats: through the whole pipeline, by convolutions."""
+@pytest.mark.parametrize(
+    ("layout", "dtype", "conv"),
+    [("hwc", "uint8", "auto"), ("chw", "uint8", "auto"), ("hw", "float32", "auto"), ("hwc", "uint8", "impala")],
+)
+def test_images_in_every_layout_lead_to_the_action_that_they_name(tmp_path, layout, dtype, conv):
+    """Colours last, or first and stacked, or grey and of floats: through the whole pipeline, by convolutions, or a ResNet."""
     settings = probe("pictured_action", env_steps=8_000, mean100=0.9)
     kwargs, stack = {"layout": layout, "dtype": dtype}, 2 if layout == "chw" else 1
     env = settings.env.model_copy(update={"kwargs": kwargs, "frame_stack": stack})
     algorithm = settings.algorithm.model_copy(update={"learning_rate": 2e-3})
-    run = Colony(settings.model_copy(update={"env": env, "algorithm": algorithm}), tmp_path).run()
+    model = settings.model.model_copy(update={"conv": conv})
+    run = Colony(settings.model_copy(update={"env": env, "algorithm": algorithm, "model": model}), tmp_path).run()
     assert len(run.algorithm.model.trunk.conv) > 0
     assert run.reason == "target reached"
     assert run.record.last_evaluation["mean"] > 0.9
