@@ -66,7 +66,7 @@ class EpsilonGreedyPolicy(NetworkPolicy[nets.QNetwork]):
         net = nets.build_q_network(model, env, dueling=settings.dueling)
         super().__init__(net, precision=precision, seed=seed, state_size=model.state_size)
         self._settings, self._training = settings, context.training
-        self.epsilon = settings.epsilon_initial if context.training else settings.epsilon
+        self.epsilon = annealed_epsilon(0, settings) if context.training else settings.epsilon
 
     def load(self, version: Version, parameters: Tensor, *, env_steps: EnvSteps) -> None:
         """Take the weights of a snapshot, flat [P] float32 or bfloat16, and the epsilon of that point of the run."""
@@ -93,5 +93,5 @@ class EpsilonGreedyPolicy(NetworkPolicy[nets.QNetwork]):
 
 def annealed_epsilon(env_steps: EnvSteps, settings: ActionValueSection) -> float:
     """Epsilon from `epsilon_initial` at the start of the run in a straight line to `epsilon`, and constant from there on."""
-    done = min(1.0, env_steps / max(1, settings.epsilon_env_steps))
+    done = min(1.0, env_steps / settings.epsilon_env_steps) if settings.epsilon_env_steps else 1.0
     return settings.epsilon_initial + (settings.epsilon - settings.epsilon_initial) * done

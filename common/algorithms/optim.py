@@ -52,7 +52,7 @@ def gradient_step(
     """Move all parameters along the gradient of a scalar loss; return the gradient's norm before clipping, a scalar.
 
     With several `ranks` along the mean of their gradients by `rows`, of which the loss is a mean: `average_gradients`.
-    NaN, and no parameter moved, where the loss or the norm is not finite. No value is read, which would wait for a GPU.
+    NaN, and no parameter moved, where the loss or the norm is not finite. With Adam no value is read, which would wait for a GPU.
     """
     optimizer.zero_grad(set_to_none=True)
     if rows:

@@ -111,7 +111,7 @@ class AlgorithmSection(BaseModel):
 class ActorCriticSection(AlgorithmSection):
     """Base of the sections of algorithms that learn a policy and its value."""
 
-    gae_lambda: float = Field(
+    gae_lambda: Annotated[float, Unless("rollout.length", 1)] = Field(
         default=0.95, ge=0.0, le=1.0, description="how far rewards are trusted over values: 0 one step, 1 the whole episode"
     )
     value_coef: float = Field(default=0.5, ge=0.0, description="weight of the value loss")

@@ -106,7 +106,9 @@ class ImpalaSettings(SinglePassSection):
 
     name: Literal["impala"] = Field(default="impala", description="importance-weighted actor-learner: V-trace, one pass")
     learning_rate: LearningRate = 6e-4
-    gae_lambda: float = Field(default=1.0, ge=0.0, le=1.0, description="lambda of V-trace: 1 is the paper's")
+    gae_lambda: Annotated[float, Unless("rollout.length", 1)] = Field(
+        default=1.0, ge=0.0, le=1.0, description="lambda of V-trace: 1 is the paper's"
+    )
     optimizer: OptimizerName = "rmsprop"
     rho_clip: float | None = Field(
         default=1.0, ge=0.0, description="most that a step's probability ratio weighs in value targets (rho-bar); null: no limit"
@@ -157,7 +159,7 @@ class PQNSettings(EpochsSection, ActionValueSection):
     """Parallelised Q-network (`common.algorithms.pqn`)."""
 
     name: Literal["pqn"] = Field(default="pqn", description="Q-learning on trajectories, without replay and target network")
-    q_lambda: float = Field(
+    q_lambda: Annotated[float, Unless("rollout.length", 1)] = Field(
         default=0.65,
         ge=0.0,
         le=1.0,

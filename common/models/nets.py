@@ -1,4 +1,4 @@
-"""The networks of the algorithms: actor-critic, action values (DQN), and an actor with two critics (TD3, SAC)."""
+"""The networks of the algorithms: actor-critic, action values (DQN, PQN), and an actor with two critics (TD3, SAC)."""
 
 from __future__ import annotations
 
@@ -164,13 +164,16 @@ class QNetwork(Network):
     def forward(self, observation: Observation, past: Past | None = None) -> ActionValues:
         """Observation [N, *input] in the environment's dtype → Q [N, n] float32 whatever the weights are, states of the memory.
 
-        Of an action that a mask forbids Q is the lowest finite number, so that it is no maximum. `past`, the order of the rows
+        Of an action that a mask forbids Q is the lowest finite number, so that it is no maximum. A mask that allows nothing counts
+        as none: the last observation of a truncated episode may have it, and is bootstrapped from. `past`, the order of the rows
         and the states [N, S] are those of `ActorCritic.forward`.
         """
         features, state = remember(self.recurrent, self.trunk(observation, self.compute_dtype(observation)), past)
         action: Tensor = self.action_stream(features)
         values = action if self.value_stream is None else duel(self.value_stream(features), action)
-        return ActionValues(values if self._masks is None else mask_logits(values, self._masks.mask(observation)), state)
+        if (allowed := self.allowed(observation)) is not None:
+            values = mask_logits(values, allowed | ~allowed.any(dim=1, keepdim=True))
+        return ActionValues(values, state)
 
     def allowed(self, observation: Observation) -> Tensor | None:
         """The actions [N, n] bool that the mask of an observation allows; None without masks."""

@@ -19,7 +19,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from common.algorithms.api import RunProgress
 from common.algorithms.batch import collate, stacked
 from common.algorithms.registry import build_algorithm
-from common.algorithms.settings import A3CSettings, DQNSettings, ImpalaSettings, PPOSettings, SACSettings, TD3Settings
+from common.algorithms.settings import (
+    A3CSettings,
+    DQNSettings,
+    ImpalaSettings,
+    PPOSettings,
+    PQNSettings,
+    SACSettings,
+    TD3Settings,
+)
 from common.envs.stacking import stack
 from common.models.spec import ModelSettings
 from common.protocol.events import WorkerKey
@@ -34,6 +42,7 @@ DISCRETE = [
     PPOSettings(minibatch=4, epochs=2),
     ImpalaSettings(normalize_value=True),
     A3CSettings(optimizer="adam"),
+    PQNSettings(minibatch=4, epochs=2),
     DQNSettings(**SMALL, target_every=1),
 ]
 CONTINUOUS = [TD3Settings(**SMALL, policy_delay=1), SACSettings(**SMALL)]
