@@ -164,9 +164,9 @@ class QNetwork(Network):
     def forward(self, observation: Observation, past: Past | None = None) -> ActionValues:
         """Observation [N, *input] in the environment's dtype → Q [N, n] float32 whatever the weights are, states of the memory.
 
-        Of an action that a mask forbids Q is the lowest finite number, so that it is no maximum. A mask that allows nothing counts
-        as none: the last observation of a truncated episode may have it, and is bootstrapped from. `past`, the order of the rows
-        and the states [N, S] are those of `ActorCritic.forward`.
+        Of an action that a mask forbids Q is the lowest finite number, so that it is no maximum. A mask that allows nothing
+        counts as none: the last observation of a truncated episode may have it, and is bootstrapped from. `past`, the order of
+        the rows and the states [N, S] are those of `ActorCritic.forward`.
         """
         features, state = remember(self.recurrent, self.trunk(observation, self.compute_dtype(observation)), past)
         action: Tensor = self.action_stream(features)
