@@ -88,6 +88,7 @@ CLAIMS = (
     Claim("taxi", mean100=7.5, env_steps=100_000),
     Claim("minigrid-doorkey", mean100=0.96, env_steps=250_000),
     Claim("popgym-repeat", mean100=0.9, env_steps=300_000),
+    Claim("cartpole-jax", mean100=475, env_steps=2_000_000),
     Claim("tmaze", mean100=0.99, env_steps=400_000),
     Claim("tmaze-dqn", mean100=0.99, env_steps=300_000),
     Claim("tmaze-impala", mean100=0.99, env_steps=1_000_000),

@@ -84,7 +84,8 @@ def test_a_score_at_the_end_needs_the_whole_budget(mean100, env_steps, holds):
     assert claim.holds(row("hopper", mean100=mean100, env_steps=env_steps, solved_at=None)) == holds
 
 
-NOT_RUN = {"breakout-pqn", "pong-pqn", "halfcheetah-sac", "hopper-sac"}  # 10 M env steps with the Nature network; 1 M gradient steps
+# 10 M env steps with the Nature network, or a million gradient steps.
+NOT_RUN = {"breakout-pqn", "pong-pqn", "halfcheetah-sac", "hopper-sac"}
 
 
 def test_a_preset_that_was_not_run_says_so():
