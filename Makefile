@@ -25,7 +25,7 @@ CHOICES     := BASE_IMAGE PIP_INDEX_URL PIP_NO_INDEX TORCH_INDEX
 COMPOSE     ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup mujoco box2d jax minigrid vizdoom pettingzoo popgym train test coverage test-pure test-wire test-service test-system test-cluster check format learning lockstep clean
+.PHONY: help setup mujoco box2d jax minigrid vizdoom pettingzoo popgym train test coverage test-pure test-wire test-service test-system test-cluster check format learning tables lockstep clean
 .PHONY: chaos soak fuzz
 .PHONY: k8s-render k8s-validate k8s-soak monitoring grafana-schema
 .PHONY: bench bench-throughput bench-transport bench-replay bench-a3c bench-actors bench-td3
@@ -48,7 +48,7 @@ $(DEV): $(STAMP) requirements-dev.lock
 
 setup: $(DEV) ## make .venv with all pinned dependencies, those of the tests included
 
-mujoco: $(STAMP) ## add MuJoCo to .venv, for halfcheetah, hopper and walker2d
+mujoco: $(STAMP) ## add MuJoCo to .venv, for halfcheetah, hopper, walker2d and those by SAC
 	$(PIP) --constraint requirements.lock --editable '.[mujoco]'
 
 box2d: $(STAMP) ## add Box2D to .venv, for lunarlander
@@ -166,6 +166,9 @@ bench-td3: $(DEV) ## TD3 on HalfCheetah beside Stable-Baselines3's (needs `make 
 
 learning: $(DEV) ## runs of three seeds behind the learning claims (PRESETS="pong-dqn pendulum-td3" to choose; all take many hours)
 	$(BIN)/python -m benchmarks.learning $(PRESETS)
+
+tables: $(DEV) ## published comparisons: runs what is missing, writes docs/results.md (ARGS="atari mujoco control memory --seeds 1"; days)
+	$(BIN)/python -m benchmarks.tables $(ARGS)
 
 lockstep: $(DEV) ## two runs of one seed end with the same weights, on a machine loaded at random (about four minutes)
 	$(BIN)/python -m benchmarks.lockstep

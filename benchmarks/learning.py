@@ -83,10 +83,12 @@ CLAIMS = (
     Claim("cartpole-a3c-grad", mean100=475, env_steps=500_000),
     Claim("cartpole-impala", mean100=475, env_steps=500_000),
     Claim("cartpole-dqn", mean100=475, env_steps=100_000),
+    Claim("cartpole-pqn", mean100=475, env_steps=120_000),
     Claim("acrobot", mean100=-100, env_steps=200_000),
     Claim("taxi", mean100=7.5, env_steps=100_000),
     Claim("minigrid-doorkey", mean100=0.96, env_steps=250_000),
     Claim("popgym-repeat", mean100=0.9, env_steps=300_000),
+    Claim("cartpole-jax", mean100=475, env_steps=2_000_000),
     Claim("tmaze", mean100=0.99, env_steps=400_000),
     Claim("tmaze-dqn", mean100=0.99, env_steps=300_000),
     Claim("tmaze-impala", mean100=0.99, env_steps=1_000_000),
@@ -104,12 +106,18 @@ CLAIMS = (
     Claim("pong", mean100=18, env_steps=1_100_000),
     Claim("pong-lstm", mean100=18, env_steps=1_500_000),
     Claim("pong-dqn", mean100=18, env_steps=800_000),
+    Claim("pong-pqn", mean100=18, env_steps=1_000_000),
     Claim("pong-impala", mean100=18, env_steps=5_000_000),
     Claim("pong-a3c", mean100=18, env_steps=5_000_000),
     Claim("pong-a3c-grad", mean100=18, env_steps=5_000_000),
     Claim("pendulum-td3", evaluations=((20_000, -170.0),)),
+    Claim("pendulum-sac", evaluations=((20_000, -170.0),)),
+    # CleanRL's means at 1 M env steps, sac_continuous_action.py.
+    Claim("halfcheetah-sac", mean100=9_635, env_steps=1_000_000, at_end=True),
+    Claim("hopper-sac", mean100=2_310, env_steps=1_000_000, at_end=True),
     Claim("halfcheetah", evaluations=((60_000, 3_000.0), (120_000, 5_000.0))),
     Claim("breakout", mean100=100, env_steps=5_000_000),
+    Claim("breakout-pqn", mean100=385, env_steps=10_000_000),
     Claim("spaceinvaders", mean100=350, env_steps=1_000_000),
 )
 
@@ -139,13 +147,19 @@ def record(preset: str, seed: int, overrides: Sequence[str], *, note: str, curve
     """Train once and return the row of the run. The curve of a claim on a single seed is drawn into the folder `curves`."""
     with tempfile.TemporaryDirectory() as folder:
         directory = RunDirectory(Path(folder) / "run")
-        summary = train(preset, seed, directory.path, overrides)
+        code = train(preset, seed, directory.path, overrides)["exit_code"]
         if preset.startswith("breakout") and directory.learning_curve_png.is_file():
             shutil.copy(directory.learning_curve_png, curves / f"{preset}-{seed}.png")
-        with directory.learning_curve_csv.open(newline="") as file:
-            curve = list(csv.DictReader(file))
+        return ended(directory, preset, overrides, exit_code=code, note=note)
+
+
+def ended(directory: RunDirectory, preset: str, overrides: Sequence[str], *, exit_code: int, note: str) -> Row:
+    """Return the row of a run that has ended, from its files; `overrides` are those that it had, but for its seed."""
+    with directory.learning_curve_csv.open(newline="") as file:
+        curve = list(csv.DictReader(file))
     now = datetime.now(UTC).date().isoformat()
-    about = {"exit_code": summary["exit_code"], "note": note, "machine": machine(), "commit": _commit(), "date": now}
+    about = {"exit_code": exit_code, "note": note, "machine": machine(), "commit": _commit(), "date": now}
+    summary = json.loads(directory.summary.read_text())
     return row_of(summary, curve, preset=preset, overrides=overrides) | about
 
 

@@ -13,50 +13,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-import torch
-from torch import Tensor, nn
-
 from benchmarks.learning import machine
 from benchmarks.pipeline import running
 from benchmarks.throughput import NO_EVALUATOR
 from common.units import Seconds
 
 PRESET = "pong-impala"
-CHANNELS = (16, 32, 32)
 WARM_UP = 1_024  # env steps before a run is watched
 OVERRIDES = (
     *("env.height=84", "env.width=84", "env.crop=[0,0]", "env.num_envs=16", "rollout.length=16", "learner.batch=1"),
-    *("model.entry_point=benchmarks.policy_server:ImpalaResNet", "model.hidden=[256]", NO_EVALUATOR),
+    *("model.conv=impala", NO_EVALUATOR),
 )
 WAYS = {
     "two actors": ("actor.count=2", "env.num_envs=8"),
     "one policy server, two env workers": ("actor.count=1", "policy_server.workers=2"),
     "two policy servers, an env worker each": ("actor.count=2", "env.num_envs=8", "policy_server.workers=1"),
 }
-
-
-class ResidualBlock(nn.Module):
-    """Two convolutions, and the input added to their output: [N, C, H, W] to the same."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.first, self.second = (nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2))
-
-    def forward(self, image: Tensor) -> Tensor:
-        """Return the sum."""
-        out: Tensor = self.second(torch.relu(self.first(torch.relu(image))))
-        return image + out
-
-
-class ImpalaResNet(nn.Sequential):
-    """The large network of Espeholt et al. 2018 (arXiv:1802.01561, figure 3) up to its first fully connected layer."""
-
-    def __init__(self, shape: Sequence[int]) -> None:
-        layers: list[nn.Module] = []
-        for before, after in zip((shape[0], *CHANNELS), CHANNELS, strict=False):
-            layers += [nn.Conv2d(before, after, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1)]
-            layers += [ResidualBlock(after), ResidualBlock(after)]
-        super().__init__(*layers, nn.ReLU())
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -30,7 +30,7 @@ from common.units import Seconds
 NO_EVALUATOR = "evaluator.enabled=false"
 PONG_NATURE = str(Path(__file__).with_name("pong-nature.yaml"))
 CARTPOLE_FAST = str(Path(__file__).with_name("cartpole-fast.yaml"))
-PRESETS = (PONG_NATURE, CARTPOLE_FAST, "pong-impala", "pong-a3c", "pong-a3c-grad", "pong-dqn", "pendulum-td3")
+PRESETS = (PONG_NATURE, CARTPOLE_FAST, "pong-impala", "pong-a3c", "pong-a3c-grad", "pong-pqn", "pong-dqn", "pendulum-td3")
 COLUMNS = ("preset", *PartCosts._fields, "floor", "trained", "ratio", "core time")
 
 

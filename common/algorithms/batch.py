@@ -1,4 +1,4 @@
-"""Batches of trajectories: experience messages, side by side, as the tensors that an actor-critic trains on.
+"""Batches of trajectories: experience messages, side by side, as tensors.
 
 Axes: T env steps first, then B, the environments of all actors together, in the order of the messages.
 """
@@ -31,7 +31,7 @@ class Batch:
     terminated: Tensor  # [T, B] bool
     truncated: Tensor  # [T, B] bool
     valid: Tensor  # [T, B] bool: False for a reset row
-    log_prob: Tensor  # [T, B] float32, of the policy that acted
+    log_prob: Tensor  # [T, B] float32, of the policy that acted; [0, B] where it records none
     final_observation: Tensor  # [K, *input]: what followed a_t where that is not o_{t+1} (truncated, same_step autoreset)
     final_index: Tensor  # [K] int64: t*B + b of each
     version: Tensor  # [B] int64: policy that acted
@@ -55,10 +55,12 @@ def collate(samples: Sequence[Experience], env: EnvSpec, device: torch.device = 
     if not samples:
         return _empty(env, state_size).to(device)
     frames, newest = _joined(samples, "obs"), np.concatenate([sample.arrays["final_obs"] for sample in samples])
-    names = ("start", "action", "reward", "terminated", "truncated", "valid", "log_prob", *([MEMORY] if state_size else []))
+    recorded = [*(["log_prob"] if "log_prob" in samples[0].arrays else []), *([MEMORY] if state_size else [])]
+    names = ("start", "action", "reward", "terminated", "truncated", "valid", *recorded)
     arrays = {name: _joined(samples, name) for name in names}
     widths = [sample.arrays["start"].shape[1] for sample in samples]
     arrays |= {"final_index": _final_index(samples), "version": np.repeat([sample.version for sample in samples], widths)}
+    arrays.setdefault("log_prob", np.empty((0, sum(widths)), np.float32))
     arrays.setdefault(MEMORY, np.empty((2, sum(widths), 0), np.float32))
     tensors = {name: to_device(_tensor(array), device) for name, array in arrays.items()}
     if device.type == "cpu":

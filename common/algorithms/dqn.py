@@ -1,4 +1,4 @@
-"""Deep Q-learning from a replay memory (Mnih et al. 2015; Double: van Hasselt et al. 2016): losses, learner and policy.
+"""Deep Q-learning from a replay memory (Mnih et al. 2015; Double: van Hasselt et al. 2016): the learner.
 
 Axes: N transitions, n actions, B environments. Transition i leads from o_i by a_i over k_i <= n_step env steps to next_i; the
 replay memory returns the sum of its discounted rewards and the discount gamma^k_i (0 where the episode terminated).
@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from common.algorithms import optim
-from common.algorithms.api import Entry, NetworkPolicy, RunProgress, UpdateResult, WorkerContext
-from common.algorithms.losses import require_vectors
-from common.algorithms.off_policy import NONFINITE_STEPS, Inserted, Measured, ReplayLearner, td_target
+from common.algorithms.action_values import EpsilonGreedyPolicy, annealed_epsilon, q_loss
+from common.algorithms.api import Entry, RunProgress, UpdateResult
+from common.algorithms.measures import NONFINITE_STEPS, Measured
+from common.algorithms.off_policy import Inserted, ReplayLearner, td_target
 from common.algorithms.ranks import ALONE, Ranks
 from common.algorithms.settings import DQNSettings
 from common.envs.spec import EnvSpec
@@ -27,19 +27,10 @@ from common.errors import ConfigError, InternalError
 from common.models import nets, snapshot
 from common.models.arithmetic import CPU, autocast
 from common.models.memory import Past, memory_error
-from common.models.spec import ModelSettings, Precision
+from common.models.spec import ModelSettings
 from common.replay.blocks import STREAMS
 from common.replay.buffer import Transitions
 from common.replay.sequences import SequenceReplay, Sequences
-from common.units import EnvSteps, Version
-
-
-class QLoss(NamedTuple):
-    """`loss` to minimise, a scalar; without gradient: `td_error` [N], target - value, and `value` [N], Q(o, a)."""
-
-    loss: Tensor
-    td_error: Tensor
-    value: Tensor
 
 
 def next_value(target_q: Tensor, selecting_q: Tensor | None = None) -> Tensor:
@@ -60,27 +51,6 @@ def next_value(target_q: Tensor, selecting_q: Tensor | None = None) -> Tensor:
         found = [tuple(target_q.shape), tuple(selecting.shape)]
         raise InternalError("action values of different shapes", found=found, wanted="[N, n]")
     return target_q.gather(1, selecting.argmax(dim=1, keepdim=True)).squeeze(1)
-
-
-def q_loss(q: Tensor, action: Tensor, *, target: Tensor, huber: float | None) -> QLoss:
-    """mean(l(target_i - Q(o_i, a_i))), l half the square, or Huber's where an error beyond `huber` counts linearly.
-
-    Huber's loss bounds the gradient of one transition (Mnih et al. 2015 clip the error to -1..1, which is `huber` 1).
-
-    Args:
-        q: [N, n] float32 with gradient, Q(o_i, .).
-        action: [N] int64, a_i.
-        target: [N] float32.
-        huber: delta > 0; None for the squared error.
-    """
-    value = q.gather(1, action.unsqueeze(1)).squeeze(1)
-    require_vectors(value, target)
-    if huber is None:
-        losses = 0.5 * (value - target).square()
-    else:
-        losses = functional.huber_loss(value, target, reduction="none", delta=huber)
-    value_seen = value.detach()
-    return QLoss(losses.mean(), target - value_seen, value_seen)
 
 
 class DQN(ReplayLearner):
@@ -209,53 +179,6 @@ def _sequences(settings: DQNSettings, *, model: ModelSettings, env: EnvSpec, len
         clip_reward=settings.clip_reward,
         streams=streams,
     )
-
-
-class EpsilonGreedyPolicy(NetworkPolicy[nets.QNetwork]):
-    """`common.algorithms.api.Policy` of DQN: the best action, or with probability epsilon any action that is allowed."""
-
-    def __init__(
-        self,
-        *,
-        settings: DQNSettings,
-        model: ModelSettings,
-        env: EnvSpec,
-        precision: Precision,
-        seed: int,
-        context: WorkerContext,
-    ) -> None:
-        net = nets.build_q_network(model, env, dueling=settings.dueling)
-        super().__init__(net, precision=precision, seed=seed, state_size=model.state_size)
-        self._settings, self._training = settings, context.training
-        self.epsilon = settings.epsilon_initial if context.training else settings.epsilon
-
-    def load(self, version: Version, parameters: Tensor, *, env_steps: EnvSteps) -> None:
-        """Take the weights of a snapshot, flat [P] float32 or bfloat16, and the epsilon of that point of the run."""
-        super().load(version, parameters, env_steps=env_steps)
-        if self._training:
-            self.epsilon = annealed_epsilon(env_steps, self._settings)
-
-    @torch.inference_mode()
-    def act(self, observation: Tensor, *, greedy: bool = False) -> Mapping[str, Tensor]:
-        """[B, *input] in the environment's dtype → {"action": [B] int64}; `greedy` takes the best action."""
-        values, state = self._net(observation, self._past)
-        self._remember(state)
-        action = values.argmax(dim=1)
-        if not greedy:
-            allowed = self._net.allowed(observation)
-            if allowed is None:
-                drawn = torch.randint(values.shape[1], action.shape, generator=self._generator)
-            else:
-                drawn = torch.rand(values.shape, generator=self._generator).masked_fill(~allowed, -1.0).argmax(dim=1)
-            explores = torch.rand(action.shape, generator=self._generator) < self.epsilon
-            action = torch.where(explores, drawn, action)
-        return {"action": action}
-
-
-def annealed_epsilon(env_steps: EnvSteps, settings: DQNSettings) -> float:
-    """Epsilon from `epsilon_initial` at the start of the run in a straight line to `epsilon`, and constant from there on."""
-    done = min(1.0, env_steps / max(1, settings.epsilon_env_steps))
-    return settings.epsilon_initial + (settings.epsilon - settings.epsilon_initial) * done
 
 
 ENTRY = Entry(settings=DQNSettings, algorithm=DQN, policy=EpsilonGreedyPolicy)

@@ -1,4 +1,4 @@
-"""The base of the learners that train from a replay memory, and the parts that DQN and TD3 share.
+"""The base of the learners that train from a replay memory, and the parts that they share.
 
 `ingest` inserts the experience of actors; `update` takes the gradient steps that a rate limiter allows for the inserts. So the
 number of times an env step is trained on follows from the settings alone, however fast actors and learner are.
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from common.algorithms import optim
 from common.algorithms.api import RunProgress, UpdateResult
 from common.algorithms.losses import require_vectors
+from common.algorithms.measures import NONFINITE_STEPS, Measured, means, nonfinite_steps
 from common.algorithms.moments import ObservationStatistics
 from common.algorithms.ranks import ALONE, Ranks
 from common.algorithms.rewards import RewardStatistics
@@ -31,11 +32,6 @@ from common.replay.blocks import STREAMS, Segment
 from common.replay.buffer import Replay
 from common.replay.sequences import SequenceReplay
 from common.units import EnvSteps
-
-Measured = Mapping[str, Tensor]
-"""Metrics of one gradient step by name: scalars without gradient, and `NONFINITE_STEPS`, 1 where the step was left out."""
-
-NONFINITE_STEPS = "nonfinite_steps"
 
 
 class Inserted(NamedTuple):
@@ -138,7 +134,10 @@ class ReplayLearner(ABC):
 
     @abstractmethod
     def _networks(self) -> Mapping[str, nn.Module]:
-        """Return the trained network as "parameters", and its targets and averages, by their keys in `state_dict`."""
+        """Return the trained network as "parameters", then its targets and averages, by their keys in `state_dict`.
+
+        A target or an average has the names of the trained network for its parameters: for all of them, or for some.
+        """
 
     @abstractmethod
     def _optimizers(self) -> Mapping[str, tuple[torch.optim.Optimizer, nn.Module]]:
@@ -217,7 +216,7 @@ class ReplayLearner(ABC):
             self._gradient_steps += 1
             measured = self._gradient_step(replace(rows, reward=self._rewards.scaled(rows.reward)))
             steps.append(measured if len(rows.reward) else {NONFINITE_STEPS: measured[NONFINITE_STEPS]})
-        left_out = int(_read(steps, NONFINITE_STEPS).count_nonzero())
+        left_out = nonfinite_steps(steps)
         self._gradient_steps -= left_out
         metrics = {
             "learning_rate": self._learning_rate,
@@ -231,7 +230,7 @@ class ReplayLearner(ABC):
             metrics["policy_lag_mean"] = progress.version - batch.version
         if len(drawn := np.concatenate(windows) if windows else np.empty(0)):
             metrics["window_env_steps"] = float(drawn.mean())
-        return UpdateResult(samples=batch.env_steps, metrics=metrics | _means(steps))
+        return UpdateResult(samples=batch.env_steps, metrics=metrics | means(steps))
 
     def _count_ranks(self, inserted: int) -> bool:
         """Count the inserts of the other ranks; return whether any rank, this one included, has transitions to sample."""
@@ -257,9 +256,7 @@ class ReplayLearner(ABC):
 
         A network that the state lacks begins at the trained one.
         """
-        parameters = state.get("parameters", {})
-        for key, net in self._networks().items():
-            snapshot.restore_network(net, state.get(key) or parameters)
+        self._restore_networks(state)
         for key, trained in self._optimizers().items():
             snapshot.restore_optimizer(*trained, state[key])
         if "replay_rng" in state:  # else each rank keeps its own
@@ -270,26 +267,15 @@ class ReplayLearner(ABC):
 
     def load_parameters(self, state: Mapping[str, Any]) -> None:
         """Take networks and statistics of observations and rewards; targets and averages begin at the trained network."""
-        for net in self._networks().values():
-            snapshot.restore_network(net, state.get("parameters", {}))
+        self._restore_networks({"parameters": state.get("parameters", {})})
         self._observations.load_state_dict(state.get("observation_moments", {}))
         self._rewards.load_state_dict(state.get("rewards", {}))
 
-
-def _means(steps: Sequence[Measured]) -> dict[str, float]:
-    """Mean of each metric over the steps that measured it and were not left out."""
-    means = {}
-    for name in {name: None for step in steps for name in step if name != NONFINITE_STEPS}:
-        measured = [step for step in steps if name in step]
-        taken = _read(measured, name)[_read(measured, NONFINITE_STEPS) == 0]
-        if len(taken):
-            means[name] = taken.mean().item()
-    return means
-
-
-def _read(steps: Sequence[Measured], name: str) -> Tensor:
-    """One metric of all steps on the CPU, [steps], after the device has finished them."""
-    return torch.stack([step[name] for step in steps]).cpu() if steps else torch.empty(0)
+    def _restore_networks(self, state: Mapping[str, Any]) -> None:
+        trained = state.get("parameters", {})
+        for key, net in self._networks().items():
+            same = {name: trained[name] for name, _ in net.named_parameters() if name in trained}
+            snapshot.restore_network(net, state.get(key) or same)
 
 
 def td_target(*, reward: Tensor, discount: Tensor, value: Tensor) -> Tensor:

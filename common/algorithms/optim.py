@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from inspect import unwrap
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +16,12 @@ from common.algorithms.settings import HIGHEST_ADAPTIVE_RATE, LOWEST_ADAPTIVE_RA
 from common.errors import InternalError
 from common.units import EnvSteps
 
+Optimizer: TypeAlias = OptimizerName | Literal["radam"]
+
 RMSPROP_DECAY = 0.99
 """Of the running mean of squared gradients in `RMSprop`, as in A3C and IMPALA."""
+
+_RADAM_STEP = unwrap(torch.optim.RAdam.step)
 
 KL_FACTOR = 1.5
 """The step of `kl_adapted_rate`, up and down."""
@@ -25,8 +30,10 @@ KL_FACTOR = 1.5
 # --- gradient steps ---
 
 
-def build_optimizer(name: OptimizerName, net: nn.Module, *, lr: float, eps: float) -> torch.optim.Optimizer:
+def build_optimizer(name: Optimizer, net: nn.Module, *, lr: float, eps: float) -> torch.optim.Optimizer:
     """The optimizer of a network's parameters."""
+    if name == "radam":
+        return RAdam(net.parameters(), lr=lr, eps=eps, foreach=True)  # tensor by tensor takes four times as long
     if name == "rmsprop":
         return RMSprop(net.parameters(), lr=lr, eps=eps)
     return Adam(net.parameters(), lr=lr, eps=eps, fused=True)
@@ -45,13 +52,26 @@ def gradient_step(
     """Move all parameters along the gradient of a scalar loss; return the gradient's norm before clipping, a scalar.
 
     With several `ranks` along the mean of their gradients by `rows`, of which the loss is a mean: `average_gradients`.
-    NaN, and no parameter moved, where the loss or the norm is not finite. No value is read, which would wait for a GPU.
+    NaN, and no parameter moved, where the loss or the norm is not finite. With Adam no value is read, which would wait for a GPU.
     """
     optimizer.zero_grad(set_to_none=True)
     if rows:
         loss.backward()  # type: ignore[no-untyped-call]
     loss = average_gradients(net.parameters(), loss, rows=rows, ranks=ranks)
     return clipped_step(optimizer, net, loss, lr=lr, max_grad_norm=max_grad_norm)
+
+
+def differentiate(optimizer: torch.optim.Optimizer, loss: Tensor, *, rows: int, ranks: Ranks) -> Tensor:
+    """Give the parameters of an optimizer, and no others, the gradient of a scalar loss; return the loss, without gradient.
+
+    Loss and gradient are those of all ranks, as in `gradient_step`. NaN is returned where the norm of the gradient is not finite.
+    """
+    parameters = [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
+    optimizer.zero_grad(set_to_none=True)
+    if rows:
+        loss.backward(inputs=parameters)  # type: ignore[no-untyped-call]
+    loss = average_gradients(parameters, loss, rows=rows, ranks=ranks)
+    return loss + 0.0 * nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
 
 
 def clipped_step(optimizer: torch.optim.Optimizer, net: nn.Module, loss: Tensor, *, lr: float, max_grad_norm: float) -> Tensor:
@@ -94,6 +114,18 @@ class Adam(_UncompiledOptimizer, torch.optim.Adam):
     """Adam as torch computes it (Kingma and Ba 2015, arXiv:1412.6980)."""
 
     step = torch.no_grad()(unwrap(torch.optim.Adam.step))
+
+
+class RAdam(_UncompiledOptimizer, torch.optim.RAdam):
+    """Rectified Adam as torch computes it (Liu et al. 2020, arXiv:1908.03265): plain momentum until the variance is known."""
+
+    found_inf: Tensor | None = None
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Move all parameters; none where `found_inf` is 1, which is read, because torch's own has no such attribute."""
+        if self.found_inf is None or not self.found_inf.item():
+            _RADAM_STEP(self, closure)
 
 
 class RMSprop(_UncompiledOptimizer):

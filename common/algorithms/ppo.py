@@ -24,12 +24,13 @@ from common.algorithms.on_policy import (
     recorded_log_prob,
     return_inputs,
 )
-from common.algorithms.ranks import ALONE, Ranks, total, weighted_mean
+from common.algorithms.ranks import ALONE, Ranks, weighted_mean
 from common.algorithms.returns import gae
 from common.algorithms.settings import PPOSettings
+from common.algorithms.trajectories import Minibatch, Minibatches
 from common.envs.spec import EnvSpec
-from common.models.arithmetic import CPU, autocast, to_device
-from common.models.memory import Past, memory_error
+from common.models.arithmetic import CPU, autocast
+from common.models.memory import memory_error
 from common.models.spec import ModelSettings
 
 _IMPORTANCE_CAP = 10.0  # of proximal over behaviour probability: rarely reached within the policy lag a run accepts
@@ -44,22 +45,6 @@ class _Rows(NamedTuple):
     importance: Tensor  # [N], proximal over behaviour probability; 1 where they are the same
     advantage: Tensor  # [N]
     target: Tensor  # [N], in the units of the value head
-
-    def select(self, index: Tensor) -> _Rows:
-        """The rows `index` [N]."""
-        return _Rows(*(row.index_select(0, index) for row in self))  # row[index] is twenty times slower on images
-
-
-class _Minibatch(NamedTuple):
-    """The rows of one gradient step; with memory all T rows of some environments, of which N are trained on."""
-
-    rows: _Rows
-    past: Past | None  # None without memory
-    trained: Tensor | None  # [N] int64, index of the valid rows; None: all are
-
-    def chosen(self, column: Tensor) -> Tensor:
-        """Those of an array of all rows that are trained on."""
-        return column if self.trained is None else column.index_select(0, self.trained)
 
 
 class _Measured(NamedTuple):
@@ -107,31 +92,22 @@ class PPO(ActorCriticLearner):
         self._generator = torch.Generator().manual_seed(seed)
 
     def update(self, batch: Batch, progress: RunProgress, stop: Callable[[], bool] = lambda: False) -> UpdateResult:
-        """Train `epochs` times on the valid env steps of a batch, in random minibatches of nearly equal size.
-
-        With memory a minibatch is whole environments that have valid env steps: there are at most as many minibatches as a rank
-        has such environments on average, so that none is empty on all ranks.
-
-        Each rank has minibatches of its own rows, all ranks the same number of them: a gradient step is on one of each.
+        """Train `epochs` times on the valid env steps of a batch, in random `Minibatches`.
 
         A step whose loss or gradient is not finite is left out and counted (`nonfinite_steps`). Measures of gradient steps are
         absent from the metrics where no step was taken. `approx_kl` is of the last epoch: how far the update went.
         """
         settings = self._settings
-        valid = batch.valid.flatten().nonzero().squeeze(-1)
-        joint = total(len(valid), self._ranks)
-        if joint == 0:
+        minibatches = Minibatches(batch, size=settings.minibatch, whole=self._model.recurrent is not None, ranks=self._ranks)
+        if minibatches.count == 0:
             return UpdateResult(samples=0, metrics={})
-        parts, drawn = max(1, round(joint / (self._ranks.count * settings.minibatch))), valid
-        if self._model.recurrent is not None:
-            drawn = batch.valid.any(dim=0).nonzero().squeeze(-1)
-            parts = min(parts, max(1, int(total(len(drawn), self._ranks)) // self._ranks.count))
         lag = progress.version - batch.version
         rows, measured_before = self._prepare(batch, lag)
         if settings.lr_schedule != "kl_adaptive":
             self._learning_rate = optim.scheduled_learning_rate(settings, progress)
         entropy_coef = optim.scheduled_entropy_coef(settings, env_steps=progress.env_steps)
-        epochs = [self._epoch(self._minibatches(rows, batch, drawn, parts), entropy_coef, stop) for _ in range(settings.epochs)]
+        shuffles = (minibatches.shuffled(rows, self._generator) for _ in range(settings.epochs))
+        epochs = [self._epoch(shuffled, entropy_coef, stop) for shuffled in shuffles]
         steps = torch.cat(epochs).cpu()  # not before: to read a value is to wait until a GPU has finished all steps so far
         measured = ~_Measured(*steps.unbind(1)).grad_norm.isnan()
         taken = steps[measured]
@@ -142,17 +118,17 @@ class PPO(ActorCriticLearner):
             "entropy_coef": entropy_coef,
             "nonfinite_steps": float(_Measured(*steps.unbind(1)).left_out.sum()),
         } | self._rewards.metrics
-        if len(valid):
+        if minibatches.env_steps:
             metrics["policy_lag_mean"] = lag.double().mean().item()
         kl = _means(last if len(last) else taken)["approx_kl"] if len(taken) else math.nan
         if len(taken):
             metrics |= _means(taken) | {"approx_kl": kl} | {name: value.item() for name, value in measured_before.items()}
             metrics["first_ratio_error"] = _Measured(*taken[0]).ratio_error.item()
         if settings.lr_schedule == "kl_adaptive":
-            kl = weighted_mean(kl, len(valid) if len(taken) else 0, self._ranks)
+            kl = weighted_mean(kl, minibatches.env_steps if len(taken) else 0, self._ranks)
             if not math.isnan(kl):
                 self._learning_rate = optim.kl_adapted_rate(self._learning_rate, kl=kl, target=settings.kl_target)
-        return UpdateResult(samples=len(valid), metrics=metrics)
+        return UpdateResult(samples=minibatches.env_steps, metrics=metrics)
 
     @torch.no_grad()
     def _prepare(self, batch: Batch, lag: Tensor) -> tuple[_Rows, dict[str, Tensor]]:
@@ -181,18 +157,12 @@ class PPO(ActorCriticLearner):
         )
         return rows, metrics
 
-    def _minibatches(self, rows: _Rows, batch: Batch, drawn: Tensor, parts: int) -> Iterator[_Minibatch]:
-        """Yield the rows `drawn` [N], with memory those of the environments `drawn`, in random order, in `parts`."""
-        order = drawn[to_device(torch.randperm(len(drawn), generator=self._generator), drawn.device)]
-        for part in order.tensor_split(parts):
-            yield _Minibatch(rows.select(part), None, None) if self._model.recurrent is None else _whole(rows, batch, part)
-
-    def _epoch(self, minibatches: Iterator[_Minibatch], entropy_coef: float, stop: Callable[[], bool]) -> Tensor:
+    def _epoch(self, minibatches: Iterator[Minibatch[_Rows]], entropy_coef: float, stop: Callable[[], bool]) -> Tensor:
         """Train on each of the `minibatches`, until `stop`; return what `_step` returns, [steps, 8]."""
         steps = [self._step(minibatch, entropy_coef) for minibatch in takewhile(lambda _: not stop(), minibatches)]
         return torch.stack(steps) if steps else torch.empty(0, len(_Measured._fields), device=self._device)
 
-    def _step(self, minibatch: _Minibatch, entropy_coef: float) -> Tensor:
+    def _step(self, minibatch: Minibatch[_Rows], entropy_coef: float) -> Tensor:
         """One gradient step, left out where it would not be finite; return `_Measured` as one tensor [8]."""
         settings, rows = self._settings, minibatch.rows
         advantage = minibatch.chosen(rows.advantage)
@@ -248,13 +218,6 @@ class PPO(ActorCriticLearner):
             self._generator.set_state(state["generator"])
         if self._settings.lr_schedule == "kl_adaptive":  # the other schedules follow the settings, which a resumed run may change
             self._learning_rate = state["learning_rate"]
-
-
-def _whole(rows: _Rows, batch: Batch, environments: Tensor) -> _Minibatch:
-    """All rows of some `environments` [b], and what their memory is computed from."""
-    index = torch.arange(batch.reward.numel(), device=environments.device).view(batch.reward.shape)[:, environments].flatten()
-    trained = batch.valid.flatten()[index].nonzero().squeeze(-1)
-    return _Minibatch(rows.select(index), Past(batch.past.state[environments], batch.past.start[:, environments]), trained)
 
 
 def _means(steps: Tensor) -> dict[str, float]:

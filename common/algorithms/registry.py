@@ -9,7 +9,7 @@ from types import MappingProxyType
 import torch
 
 from common import extensions
-from common.algorithms import a3c, a3c_grad, dqn, impala, ppo, td3
+from common.algorithms import a3c, a3c_grad, dqn, impala, ppo, pqn, sac, td3
 from common.algorithms.api import Algorithm, Entry, NetworkPolicy, Policy, WorkerContext
 from common.algorithms.payload import Payload, trajectory_schema
 from common.algorithms.ranks import ALONE, Ranks
@@ -29,8 +29,10 @@ ALGORITHMS: Mapping[str, Entry] = MappingProxyType(
         "impala": impala.ENTRY,
         "a3c": a3c.ENTRY,
         "a3c-grad": a3c_grad.ENTRY,
+        "pqn": pqn.ENTRY,
         "dqn": dqn.ENTRY,
         "td3": td3.ENTRY,
+        "sac": sac.ENTRY,
     }
 )
 
@@ -92,8 +94,8 @@ def build_algorithm(
     built = build(settings=settings, model=model, env=env, seed=seed, **elsewhere)
     require_protocol(built, Algorithm, of=settings.name)
     if model.recurrent and not any(isinstance(module, Recurrent) for module in built.model.modules()):
-        fact = f"{settings.name} has no memory"
-        raise ConfigError(fact, found=f"model.recurrent {model.recurrent}", wanted="null, or ppo, impala, a3c, a3c-grad or dqn")
+        fact, wanted = f"{settings.name} has no memory", "null, or ppo, impala, a3c, a3c-grad, pqn or dqn"
+        raise ConfigError(fact, found=f"model.recurrent {model.recurrent}", wanted=wanted)
     return built
 
 

@@ -1,4 +1,4 @@
-"""Advantages and value targets from rewards and values: GAE, and V-trace for experience of another policy.
+"""Advantages and targets from rewards and values: GAE, V-trace for experience of another policy, and Q(lambda).
 
 Axes: [T, B], time first. Index t is the action a_t chosen on o_t: `reward[t]` and the ends at t follow it, `value[t]` is
 V(o_t), `next_value[t]` is V of the observation that really followed a_t (the last one of the episode where it ended, never
@@ -51,6 +51,23 @@ def gae(*, gamma: float, lambda_: float, **inputs: Unpack[ReturnInputs]) -> Retu
     delta, decay = _td_errors(**inputs, gamma=gamma)
     advantage = _accumulate(delta, decay * lambda_)
     return Returns(advantage, torch.where(inputs["valid"], advantage + inputs["value"], 0.0))
+
+
+def q_lambda(*, gamma: float, lambda_: float, **inputs: Unpack[ReturnInputs]) -> Tensor:
+    """The Q(lambda) returns G [T, B] of PQN (Gallici et al. 2024, arXiv:2407.04811, section 3), cut at the ends of episodes.
+
+        G_t = r_t + gamma * (lambda * G_{t+1} + (1 - lambda) * max_a Q(next_t, a))
+
+    Terminated: nothing follows, G_t = r_t. Truncated, and in the last row: G_t = r_t + gamma * max_a Q(next_t, a). It is 0 in
+    rows that are not `valid`, and nothing crosses them. The return continues over actions that were not greedy, as in Peng's
+    Q(lambda) (Peng and Williams 1996). With V(o) = max_a Q(o, a) it is the lambda-return that `gae` trains values towards.
+
+    Args:
+        gamma: discount per env step.
+        lambda_: 0 (trust the action values) to 1 (trust the rewards).
+        inputs: see `ReturnInputs`; `value` and `next_value` are max_a Q of o_t and of what followed a_t.
+    """
+    return gae(**inputs, gamma=gamma, lambda_=lambda_).target
 
 
 def vtrace(

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from common.conditions import PER_ENVIRONMENT, AtMost, OnlyIf, Unless
 from common.envs.spec import ActionSpec, EnvSpec
+from common.errors import ConfigError
 from common.models.spec import ModelSettings, Precision
 
 _ENTROPY_COEF_DISCRETE = 0.01
@@ -35,6 +36,10 @@ ReplayCapacity: TypeAlias = Annotated[
 ]
 Warmup: TypeAlias = Annotated[int, Field(ge=0, description="env steps inserted before the first gradient step"), _HELD]
 Minibatch: TypeAlias = Annotated[int, Field(ge=1, le=65_536, description="transitions drawn for one gradient step"), _HELD]
+Dueling: TypeAlias = Annotated[
+    bool, Field(description="state value and advantages in streams of their own, each a last hidden layer")
+]
+Epsilon: TypeAlias = Annotated[float, Field(ge=0.0, le=1.0, description="where that probability ends, and stays")]
 NStep: TypeAlias = Annotated[int, Field(ge=1, le=64, description="env steps of reward before a value stands for the rest"), _SOON]
 
 
@@ -106,7 +111,7 @@ class AlgorithmSection(BaseModel):
 class ActorCriticSection(AlgorithmSection):
     """Base of the sections of algorithms that learn a policy and its value."""
 
-    gae_lambda: float = Field(
+    gae_lambda: Annotated[float, Unless("rollout.length", 1)] = Field(
         default=0.95, ge=0.0, le=1.0, description="how far rewards are trusted over values: 0 one step, 1 the whole episode"
     )
     value_coef: float = Field(default=0.5, ge=0.0, description="weight of the value loss")
@@ -141,6 +146,44 @@ class ActorCriticSection(AlgorithmSection):
         """
         chosen = _ENTROPY_COEF_DISCRETE if discrete else 0.0
         return self if self.entropy_coef is not None else self.model_copy(update={"entropy_coef": chosen})
+
+
+class ActionValueSection(AlgorithmSection):
+    """Base of the sections of algorithms that learn Q(o, a), and act by it epsilon-greedily."""
+
+    dueling: Dueling = False
+    max_grad_norm: float = Field(default=10.0, gt=0.0, description="gradients are scaled down to this L2 norm")
+    epsilon_initial: Annotated[float, Unless("epsilon_env_steps", 0)] = Field(
+        default=1.0, ge=0.0, le=1.0, description="probability of a random action at the start"
+    )
+    epsilon: Epsilon = 0.01
+    epsilon_env_steps: Annotated[int, PER_ENVIRONMENT] = Field(
+        default=100_000, ge=0, description="env steps until epsilon is reached in a straight line"
+    )
+
+    def require_actions(self, action: ActionSpec) -> None:
+        """Refuse actions of several components, and continuous ones."""
+        if action.shape:
+            continuous = f"a continuous vector of shape {action.shape}"
+            found = f"{len(action.choices)} discrete components" if action.discrete else continuous
+            fix = f"choose an algorithm for them, such as algorithm.name={'ppo' if action.discrete else 'td3'}"
+            raise ConfigError(f"{self.name} cannot choose among these actions", found=found, wanted="one of n actions", fix=fix)
+
+
+class EpochsSection(AlgorithmSection):
+    """Base of the sections of algorithms that train on each batch for several epochs of random minibatches."""
+
+    epochs: int = Field(default=4, ge=1, le=100, description="passes over each batch")
+    minibatch: int = Field(default=256, ge=2, description="env steps per gradient step (a batch is cut into nearly equal parts)")
+
+    def conflicts(self, scale: RunScale) -> Iterator[str]:
+        """A minibatch is cut out of one batch."""
+        yield from super().conflicts(scale)
+        if self.minibatch > scale.batch_env_steps:
+            yield (
+                f"algorithm.minibatch: found {self.minibatch}, wanted at most {scale.batch_words}: "
+                "a minibatch is cut out of one batch"
+            )
 
 
 class ReplaySection(AlgorithmSection):

@@ -9,7 +9,11 @@ from typing import Annotated, Literal, Self, TypeAlias
 from pydantic import Field, model_validator
 
 from common.algorithms.sections import (
+    ActionValueSection,
     ActorCriticSection,
+    Dueling,
+    EpochsSection,
+    Epsilon,
     LearningRate,
     Minibatch,
     NormalizeValue,
@@ -32,12 +36,10 @@ LOWEST_ADAPTIVE_RATE, HIGHEST_ADAPTIVE_RATE = 1e-6, 1e-2
 # --- on-policy ---
 
 
-class PPOSettings(ActorCriticSection):
+class PPOSettings(EpochsSection, ActorCriticSection):
     """Proximal policy optimisation (`common.algorithms.ppo`)."""
 
     name: Literal["ppo"] = Field(default="ppo", description="proximal policy optimisation")
-    epochs: int = Field(default=4, ge=1, le=100, description="passes over each batch")
-    minibatch: int = Field(default=256, ge=2, description="env steps per gradient step (a batch is cut into nearly equal parts)")
     lr_schedule: Literal["constant", "linear", "kl_adaptive"] = Field(  # type: ignore[assignment]  # its update can measure one more
         default="constant",
         description="linear: down to lr_final; kl_adaptive: times or over 1.5, to stay near kl_target",
@@ -72,15 +74,6 @@ class PPOSettings(ActorCriticSection):
             raise ValueError(text)
         return self
 
-    def conflicts(self, scale: RunScale) -> Iterator[str]:
-        """A minibatch is cut out of one batch."""
-        yield from super().conflicts(scale)
-        if self.minibatch > scale.batch_env_steps:
-            yield (
-                f"algorithm.minibatch: found {self.minibatch}, wanted at most {scale.batch_words}: "
-                "a minibatch is cut out of one batch"
-            )
-
 
 class SinglePassSection(ActorCriticSection):
     """Base of the sections of algorithms that take one gradient step for each batch; losses are means over its env steps."""
@@ -113,7 +106,9 @@ class ImpalaSettings(SinglePassSection):
 
     name: Literal["impala"] = Field(default="impala", description="importance-weighted actor-learner: V-trace, one pass")
     learning_rate: LearningRate = 6e-4
-    gae_lambda: float = Field(default=1.0, ge=0.0, le=1.0, description="lambda of V-trace: 1 is the paper's")
+    gae_lambda: Annotated[float, Unless("rollout.length", 1)] = Field(
+        default=1.0, ge=0.0, le=1.0, description="lambda of V-trace: 1 is the paper's"
+    )
     optimizer: OptimizerName = "rmsprop"
     rho_clip: float | None = Field(
         default=1.0, ge=0.0, description="most that a step's probability ratio weighs in value targets (rho-bar); null: no limit"
@@ -160,20 +155,29 @@ class A3CGradSettings(SinglePassSection):
         return scale.message_env_steps
 
 
+class PQNSettings(EpochsSection, ActionValueSection):
+    """Parallelised Q-network (`common.algorithms.pqn`)."""
+
+    name: Literal["pqn"] = Field(default="pqn", description="Q-learning on trajectories, without replay and target network")
+    q_lambda: Annotated[float, Unless("rollout.length", 1)] = Field(
+        default=0.65,
+        ge=0.0,
+        le=1.0,
+        description="how far rewards are trusted over values: 0 one step, 1 the whole episode",
+    )
+
+
 # --- off-policy ---
 
 
-class DQNSettings(ReplaySection):
+class DQNSettings(ActionValueSection, ReplaySection):
     """Deep Q-learning (`common.algorithms.dqn`)."""
 
     name: Literal["dqn"] = Field(default="dqn", description="deep Q-learning with replay")
     double: bool = Field(default=True, description="the online network selects the next action, the target network rates it")
-    dueling: bool = Field(
-        default=True, description="state value and advantages in streams of their own, each a last hidden layer"
-    )
+    dueling: Dueling = True
     n_step: NStep = 3
     huber: float | None = Field(default=1.0, gt=0.0, description="errors beyond this count linearly; null: all squared")
-    max_grad_norm: float = Field(default=10.0, gt=0.0, description="gradients are scaled down to this L2 norm")
     adam_eps: float = Field(default=1.5e-4, gt=0.0, description="epsilon of Adam: damps steps on tiny gradients")
     target_every: int = Field(
         default=1_000, ge=1, description="gradient steps between two copies of the network to the target network"
@@ -187,31 +191,15 @@ class DQNSettings(ReplaySection):
         le=1.0,
         description="actors get a running average of the network, which moves this much each gradient step; 1: the network",
     )
-    epsilon_initial: Annotated[float, Unless("epsilon_env_steps", 0)] = Field(
-        default=1.0, ge=0.0, le=1.0, description="probability of a random action at the start"
-    )
-    epsilon: float = Field(default=0.02, ge=0.0, le=1.0, description="where that probability ends, and stays")
-    epsilon_env_steps: Annotated[int, PER_ENVIRONMENT] = Field(
-        default=100_000, ge=0, description="env steps until epsilon is reached in a straight line"
-    )
-
+    epsilon: Epsilon = 0.02
     burn_in: Annotated[int, OnlyIf("model.recurrent", "lstm", "gru")] = Field(
         default=8, ge=0, description="rows of a sequence that only bring its stored state to that of the newest weights"
     )
 
-    def require_actions(self, action: ActionSpec) -> None:
-        """Refuse actions of several components, and continuous ones."""
-        if action.shape:
-            continuous = f"a continuous vector of shape {action.shape}"
-            found = f"{len(action.choices)} discrete components" if action.discrete else continuous
-            fix = f"choose an algorithm for them, such as algorithm.name={'ppo' if action.discrete else 'td3'}"
-            raise ConfigError("dqn cannot choose among these actions", found=found, wanted="one of n actions", fix=fix)
 
+class TwinCriticSection(ReplaySection):
+    """Base of the sections of algorithms with two critics of continuous actions (`common.algorithms.twin_critics`)."""
 
-class TD3Settings(ReplaySection):
-    """Twin delayed deterministic policy gradients (`common.algorithms.td3`). Noise is in halves of an action's range."""
-
-    name: Literal["td3"] = Field(default="td3", description="twin delayed deterministic policy gradient, continuous actions")
     learning_rate: float = Field(default=3e-4, gt=0.0, le=1.0, description="of both optimizers, Adam")
     replay_capacity: ReplayCapacity = 1_000_000
     warmup: Warmup = 10_000
@@ -222,28 +210,41 @@ class TD3Settings(ReplaySection):
         le=100_000.0,
         description="times an env step is trained on, on average; equal to minibatch: one gradient step per env step",
     )
-    policy_delay: int = Field(default=2, ge=1, description="gradient steps of the critics per step of the actor and the targets")
     target_rate: float = Field(default=0.005, gt=0.0, le=1.0, description="how far the targets move each time (Polyak, tau)")
-    target_noise: float = Field(default=0.2, ge=0.0, description="deviation of the noise on the target's action")
-    target_noise_clip: Annotated[float, Unless("target_noise", 0.0)] = Field(
-        default=0.5, ge=0.0, description="that noise goes no further than this"
-    )
     random_env_steps: Annotated[int, PER_ENVIRONMENT, AtMost("target.env_steps", "the policy would never act", below=True)] = (
         Field(default=10_000, ge=0, description="env steps of the run with actions drawn from all alike, before the policy acts")
     )
-    exploration_noise: float = Field(default=0.1, ge=0.0, description="deviation of the noise on the actors' actions")
 
     def require_actions(self, action: ActionSpec) -> None:
-        """Refuse discrete actions, and components without bounds: noise and initial play are in halves of their range."""
+        """Refuse discrete actions, and components without bounds: networks and initial play are in halves of their range."""
         unbounded = sum(not math.isfinite(high - low) for low, high in zip(action.low, action.high, strict=True))
         if action.discrete or unbounded:
             without = f"{unbounded} of {len(action.low)} components without bounds"
             found = f"{action.n} discrete actions" if action.discrete else without
             fix = f"choose an algorithm for them, such as algorithm.name={'ppo' if action.shape else 'dqn'}"
-            raise ConfigError("td3 needs continuous actions", found=found, wanted="a vector with bounds", fix=fix)
+            raise ConfigError(f"{self.name} needs continuous actions", found=found, wanted="a vector with bounds", fix=fix)
+
+
+class TD3Settings(TwinCriticSection):
+    """Twin delayed deterministic policy gradients (`common.algorithms.td3`). Noise is in halves of an action's range."""
+
+    name: Literal["td3"] = Field(default="td3", description="twin delayed deterministic policy gradient, continuous actions")
+    policy_delay: int = Field(default=2, ge=1, description="gradient steps of the critics per step of the actor and the targets")
+    target_noise: float = Field(default=0.2, ge=0.0, description="deviation of the noise on the target's action")
+    target_noise_clip: Annotated[float, Unless("target_noise", 0.0)] = Field(
+        default=0.5, ge=0.0, description="that noise goes no further than this"
+    )
+    exploration_noise: float = Field(default=0.1, ge=0.0, description="deviation of the noise on the actors' actions")
+
+
+class SACSettings(TwinCriticSection):
+    """Soft actor-critic (`common.algorithms.sac`)."""
+
+    name: Literal["sac"] = Field(default="sac", description="soft actor-critic: learned noise, continuous actions")
 
 
 AlgorithmSettings: TypeAlias = Annotated[
-    PPOSettings | ImpalaSettings | A3CSettings | A3CGradSettings | DQNSettings | TD3Settings, Field(discriminator="name")
+    PPOSettings | ImpalaSettings | A3CSettings | A3CGradSettings | PQNSettings | DQNSettings | TD3Settings | SACSettings,
+    Field(discriminator="name"),
 ]
 """The union of all of them, for pydantic to choose from."""

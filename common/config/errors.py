@@ -118,7 +118,8 @@ def _unknown(path: Path, values: Tree, origin: str) -> str:
     close = get_close_matches(key, known, n=1) or elsewhere
     hint = f"did you mean {close[0]}? " if close else ""
     if others := _variants_with(path, values):
-        hint = f"it is a setting of {' and '.join(others)}, and {'.'.join(parent)}.name is {_at((*parent, 'name'), values)}; "
+        owners = " and ".join([*filter(None, [", ".join(others[:-1])]), others[-1]])
+        hint = f"it is a setting of {owners}, and {'.'.join(parent)}.name is {_at((*parent, 'name'), values)}; "
     kind, owner = ("key", ".".join(parent)) if parent else ("section", "the configuration")
     return f"{'.'.join(path)}: unknown {kind} ({origin}); {hint}{owner} has {', '.join(known)}"
 

@@ -1,7 +1,7 @@
-"""Distributions over actions: one categorical or several independent ones, or a Gaussian with independent components.
+"""Distributions over actions: categoricals, and Gaussians with independent components, as they are or squashed by tanh.
 
-Both are immutable and have the same four methods; N is the number of observations (in any order). Randomness comes only from
-the generator passed in.
+All are immutable; N is the number of observations (in any order). Those of actor-critics (`Distribution`) have the same four
+methods. Randomness comes only from the generator, or the noise, passed in.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 _HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
+_LOG_2 = math.log(2.0)
 
 
 class Categorical(NamedTuple):
@@ -99,6 +100,35 @@ class DiagonalGaussian(NamedTuple):
     def entropy(self) -> Tensor:
         """[N] float32, in nats."""
         return (self.log_std + (0.5 + _HALF_LOG_TAU)).sum().expand(self.mean.shape[0])
+
+
+class TanhGaussian(NamedTuple):
+    """tanh(u) in -1..1 with u Gaussian, component by component; `mean` and `log_std` [N, A] float32 are those of u.
+
+    Its entropy has no closed form; the mean of -log pi over draws estimates it.
+    """
+
+    mean: Tensor
+    log_std: Tensor
+
+    def sample(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions [N, A] and their log-probabilities [N] float32, for standard normal noise [N, A].
+
+        With u = mean + std * noise, by the change of variables (Haarnoja et al. 2018, arXiv:1812.05905, appendix C):
+
+            log pi(tanh(u)) = sum over components of log N(u; mean, std) - log(1 - tanh(u)^2)
+
+        Both carry gradient to `mean` and `log_std`. The logarithm of 1 - tanh(u)^2 is 2 (log 2 - u - log(1 + exp(-2u))), which
+        stays exact where tanh(u) rounds to 1.
+        """
+        u = torch.addcmul(self.mean, noise, self.log_std.exp())
+        log_gaussian = -(0.5 * noise.square() + self.log_std + _HALF_LOG_TAU)
+        log_slope = 2.0 * (_LOG_2 - u - functional.softplus(-2.0 * u))
+        return u.tanh(), (log_gaussian - log_slope).sum(dim=-1)
+
+    def median(self) -> Tensor:
+        """[N, A] float32: of each component the median, tanh(mean)."""
+        return self.mean.tanh()
 
 
 Distribution: TypeAlias = Categorical | Categoricals | DiagonalGaussian

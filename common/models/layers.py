@@ -22,7 +22,7 @@ from torch.nn import functional
 from common.envs.spec import IMAGE_RANK, EnvSpec
 from common.models.arithmetic import autocast_dtype, seeded
 from common.models.leaves import Leaves, Observation
-from common.models.spec import ModelSettings, size_after
+from common.models.spec import ModelSettings, ResNet, size_after
 from common.models.user_module import UserModule
 
 CLIP = 10.0
@@ -126,7 +126,23 @@ class _FirstConv(nn.Conv2d):
 
     def forward(self, image: Tensor) -> Tensor:
         """[N, S, H, W] with values 0..255, in the dtype to compute in."""
-        return functional.conv2d(image, self.weight * _BYTE, self.bias, self.stride)
+        return functional.conv2d(image, self.weight * _BYTE, self.bias, self.stride, self.padding)
+
+
+class _ResidualBlock(nn.Module):
+    """Two convolutions of 3x3, an activation before each, and the input added to their output: [N, C, H, W] to the same."""
+
+    def __init__(self, channels: int, activation: str) -> None:
+        super().__init__()
+        # Not in place: the input is added later.
+        before = nn.ReLU() if activation == "relu" else _ACTIVATIONS[activation]()
+        first, second = (nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2))
+        self.branch = nn.Sequential(before, first, _ACTIVATIONS[activation](), second)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """See the class."""
+        added: Tensor = self.branch(image)
+        return image + added
 
 
 class Head(nn.Linear):
@@ -177,14 +193,20 @@ class Trunk(nn.Module):
 
     def _convolve(self, settings: ModelSettings, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Build the convolutions of images of `shape` [channels of all stacked images, H, W]; return the shape they make."""
-        layers = settings.convolutions(shape[1:])
-        inputs = shape[0]
-        for channels, kernel, stride in layers:
-            layer = _FirstConv if self.reads_bytes and not self.conv else nn.Conv2d
-            self.conv.append(layer(inputs, channels, kernel, stride))
+        plan = settings.convolutions(shape[1:])
+        inputs, first = shape[0], _FirstConv if self.reads_bytes else nn.Conv2d
+        if isinstance(plan, ResNet):
+            for width in plan.widths:
+                self.conv.extend([first(inputs, width, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1)])
+                self.conv.extend([_ResidualBlock(width, settings.activation) for _ in range(2)])
+                inputs, first = width, nn.Conv2d
             self.conv.append(_ACTIVATIONS[settings.activation]())
-            inputs = channels
-        return (inputs, *size_after(layers, shape[1:]))
+            return (inputs, *plan.size_after(shape[1:]))
+        for channels, kernel, stride in plan:
+            self.conv.append(first(inputs, channels, kernel, stride))
+            self.conv.append(_ACTIVATIONS[settings.activation]())
+            inputs, first = channels, nn.Conv2d
+        return (inputs, *size_after(plan, shape[1:]))
 
     def forward(self, observation: Tensor, dtype: torch.dtype) -> Tensor:
         """See the class; `dtype` is the network's (`Network.compute_dtype`), because a trunk may have no weights."""

@@ -1,27 +1,36 @@
-"""The networks of the algorithms: actor-critic, action values (DQN), and a deterministic actor with two critics (TD3)."""
+"""The networks of the algorithms: actor-critic, action values (DQN, PQN), and an actor with two critics (TD3, SAC)."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Self
+import copy
+from typing import Generic, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from common.envs.spec import ActionSpec, EnvSpec
 from common.errors import ConfigError
-from common.models.distributions import Categorical, Categoricals, DiagonalGaussian, Distribution
+from common.models.distributions import Categorical, Categoricals, DiagonalGaussian, Distribution, TanhGaussian
 from common.models.layers import Head, Network, build_trunk, dense, initialised, outlined
 from common.models.leaves import Leaves, Observation, mask_logits
 from common.models.memory import Past, Recurrent, remember
 from common.models.spec import ModelSettings
 
-_NEAR_ZERO = 0.01  # gain of heads of values and deterministic actions: a random network should promise nothing
+_NEAR_ZERO = 0.01  # gain of heads of values and of actors with critics: a random network should promise nothing
+_LOG_STD = (-20.0, 2.0)  # of the Gaussian before tanh, as in the authors' code of SAC: beyond, float32 overflows
 
 
 class Output(NamedTuple):
     """Output for N observations: a distribution over actions, value [N] float32, and the states of memories after them."""
 
     policy: Distribution
+    value: Tensor
+    state: Tensor | None = None  # [N, S] float32; None without memory
+
+
+class ActionValues(NamedTuple):
+    """Output for N observations: value [N, n] float32, Q(o, a) for all n actions, and the states of memories after them."""
+
     value: Tensor
     state: Tensor | None = None  # [N, S] float32; None without memory
 
@@ -152,16 +161,19 @@ class QNetwork(Network):
         self.value_stream = self._stream(streams, 1, settings) if dueling else None
         self._masks = Leaves(env) if env.action_mask else None
 
-    def forward(self, observation: Observation, past: Past | None = None) -> tuple[Tensor, Tensor | None]:
+    def forward(self, observation: Observation, past: Past | None = None) -> ActionValues:
         """Observation [N, *input] in the environment's dtype → Q [N, n] float32 whatever the weights are, states of the memory.
 
-        Of an action that a mask forbids Q is the lowest finite number, so that it is no maximum. `past`, the order of the rows
-        and the states [N, S] are those of `ActorCritic.forward`.
+        Of an action that a mask forbids Q is the lowest finite number, so that it is no maximum. A mask that allows nothing
+        counts as none: the last observation of a truncated episode may have it, and is bootstrapped from. `past`, the order of
+        the rows and the states [N, S] are those of `ActorCritic.forward`.
         """
         features, state = remember(self.recurrent, self.trunk(observation, self.compute_dtype(observation)), past)
         action: Tensor = self.action_stream(features)
         values = action if self.value_stream is None else duel(self.value_stream(features), action)
-        return values if self._masks is None else mask_logits(values, self._masks.mask(observation)), state
+        if (allowed := self.allowed(observation)) is not None:
+            values = mask_logits(values, allowed | ~allowed.any(dim=1, keepdim=True))
+        return ActionValues(values, state)
 
     def allowed(self, observation: Observation) -> Tensor | None:
         """The actions [N, n] bool that the mask of an observation allows; None without masks."""
@@ -200,6 +212,20 @@ class DeterministicActor(Network):
         return action
 
 
+class GaussianActor(Network):
+    """pi(a | o), a Gaussian squashed by tanh, its deviation a function of the observation; without `layer_norm`, as above."""
+
+    def __init__(self, settings: ModelSettings, env: EnvSpec) -> None:
+        super().__init__()
+        self.trunk = build_trunk(settings.model_copy(update={"layer_norm": False}), env)
+        self.head = Head(self.trunk.features, 2 * env.action.shape[0], gain=_NEAR_ZERO)
+
+    def forward(self, observation: Observation) -> TanhGaussian:
+        """Observation [N, *input] in the environment's dtype → distribution over actions [N, A] in -1..1."""
+        mean, log_std = self.head(self.trunk(observation, self.compute_dtype(observation))).chunk(2, dim=1)
+        return TanhGaussian(mean, log_std.clamp(*_LOG_STD))
+
+
 class Critic(Network):
     """Q(o, a). The action is concatenated with a vector observation, or with the features of an image."""
 
@@ -218,24 +244,69 @@ class Critic(Network):
         return value
 
 
-class TD3Networks(Network):
-    """An actor and two critics without shared layers. Their actions are in -1..1; `ActionBounds` converts."""
+Actor = TypeVar("Actor", bound=Network)
 
-    def __init__(self, settings: ModelSettings, env: EnvSpec) -> None:
-        super().__init__()
-        self.actor = DeterministicActor(settings, env)
-        self.critics = nn.ModuleList([Critic(settings, env) for _ in range(2)])
+
+class TwinCritics(Network):
+    """Two critics without shared layers. Their actions are in -1..1; `ActionBounds` converts."""
+
+    critics: nn.ModuleList
 
     def q_values(self, observation: Observation, action: Tensor) -> Tensor:
         """Values by both critics, [2, N] float32; arguments as those of `Critic`."""
         return torch.stack([critic(observation, action).squeeze(1) for critic in self.critics])
 
 
-def build_td3_networks(settings: ModelSettings, env: EnvSpec, *, seed: int = 0) -> TD3Networks:
+class ActorWithCritics(TwinCritics, Generic[Actor]):
+    """An actor and two critics without shared layers."""
+
+    def __init__(self, actor: Actor, settings: ModelSettings, env: EnvSpec) -> None:
+        super().__init__()
+        self.actor = actor
+        self.critics = nn.ModuleList([Critic(settings, env) for _ in range(2)])
+
+
+class Temperature(nn.Module):
+    """alpha > 0, the weight of the entropy against the reward (SAC), learned as its logarithm; 1 at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log = nn.Parameter(torch.zeros(()))
+
+    def forward(self) -> Tensor:
+        """alpha, a scalar."""
+        return self.log.exp()
+
+
+class SACNetworks(ActorWithCritics[GaussianActor]):
+    """Everything that SAC trains: actor, critics and temperature."""
+
+    def __init__(self, settings: ModelSettings, env: EnvSpec) -> None:
+        super().__init__(GaussianActor(settings, env), settings, env)
+        self.temperature = Temperature()
+
+    def target_critics(self) -> TwinCritics:
+        """A copy of the critics that no gradient trains, its parameters by the names that they have here."""
+        targets = TwinCritics()
+        targets.critics = copy.deepcopy(self.critics).requires_grad_(requires_grad=False)
+        return targets
+
+
+def build_td3_networks(settings: ModelSettings, env: EnvSpec, *, seed: int = 0) -> ActorWithCritics[DeterministicActor]:
     """All networks of a run, float32, freshly initialised from `seed`. Raises ConfigError where they do not fit `env`."""
-    return initialised(lambda: TD3Networks(settings, env), seed=seed)
+    return initialised(lambda: ActorWithCritics(DeterministicActor(settings, env), settings, env), seed=seed)
 
 
 def build_td3_actor(settings: ModelSettings, env: EnvSpec) -> DeterministicActor:
     """The actor alone, for parameters that come from elsewhere. Errors as in `build_td3_networks`."""
     return initialised(lambda: DeterministicActor(settings, env), seed=0)
+
+
+def build_sac_networks(settings: ModelSettings, env: EnvSpec, *, seed: int = 0) -> SACNetworks:
+    """As `build_td3_networks`, with a stochastic actor and a temperature."""
+    return initialised(lambda: SACNetworks(settings, env), seed=seed)
+
+
+def build_sac_actor(settings: ModelSettings, env: EnvSpec) -> GaussianActor:
+    """As `build_td3_actor`."""
+    return initialised(lambda: GaussianActor(settings, env), seed=0)

@@ -134,7 +134,10 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, net: nn.Module, states: 
     parameters = dict(net.named_parameters())
     optimizer.state.clear()
     for name, state in states.items():
-        optimizer.state[parameters[name]] = {key: _like(tensor, parameters[name]) for key, tensor in state.items()}
+        kept = {key: _like(tensor, parameters[name]) for key, tensor in state.items()}
+        if "step" in kept and not optimizer.defaults.get("fused"):
+            kept["step"] = kept["step"].cpu()  # where torch reads it: on a GPU each read would wait
+        optimizer.state[parameters[name]] = kept
 
 
 def _like(tensor: Tensor, parameter: Tensor) -> Tensor:

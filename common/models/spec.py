@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -16,6 +16,26 @@ Precision: TypeAlias = Literal["fp32", "bf16"]
 Convolutions: TypeAlias = tuple[tuple[int, int, int], ...]
 """(channels, kernel, stride) of each layer."""
 
+
+class ResNet(NamedTuple):
+    """The large network of IMPALA (Espeholt et al. 2018, arXiv:1802.01561, figure 3) up to its first fully connected layer.
+
+    A section of each of `widths` is a convolution, a pooling that halves the image, and two residual blocks.
+    """
+
+    widths: tuple[int, ...] = (16, 32, 32)
+
+    @property
+    def least_side(self) -> int:
+        """Return the fewest rows and columns of an image: each section halves them."""
+        return 1 << len(self.widths)
+
+    def size_after(self, size: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the size [H, W] that the sections make of `size`."""
+        return tuple(-(-side // self.least_side) for side in size)
+
+
+_RESNETS = {"impala": ResNet(), "impala-2": ResNet((32, 64, 64)), "impala-4": ResNet((64, 128, 128))}
 _BY_SIZE: tuple[Convolutions, ...] = (
     ((32, 8, 4), (64, 4, 2), (64, 3, 1)),  # Mnih et al. 2015, for 84x84; from 52x52 on
     ((32, 4, 2), (64, 3, 2), (64, 3, 1)),  # from 24x24 on
@@ -23,7 +43,7 @@ _BY_SIZE: tuple[Convolutions, ...] = (
     ((16, 2, 1), (32, 2, 1), (64, 2, 1)),  # from 6x6 on: grids, in which each cell matters
 )
 _T = TypeVar("_T")
-_OfActorCritics: TypeAlias = Annotated[_T, Unless("algorithm.name", "dqn", "td3")]
+_OfActorCritics: TypeAlias = Annotated[_T, Unless("algorithm.name", "pqn", "dqn", "td3", "sac")]
 _LEAST_SIDE = 3  # of what the convolutions of `auto` make of an image
 
 
@@ -32,10 +52,11 @@ class ModelSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    conv: Annotated[Convolutions | Literal["auto"], OnlyIf("entry_point", "")] = Field(
+    conv: Annotated[Convolutions | Literal["auto", "impala", "impala-2", "impala-4"], OnlyIf("entry_point", "")] = Field(
         default="auto",
         description="convolutions for image observations: (channels, kernel, stride) each; auto: by the size of the image, from "
-        "52x52 on the Nature CNN, below 6x6 none; []: none, images are flattened",
+        "52x52 on the Nature CNN, below 6x6 none; impala: the ResNet of IMPALA, impala-2 and impala-4: twice and four times as "
+        "wide; []: none, images are flattened",
     )
     entry_point: str = Field(
         default="",
@@ -49,8 +70,8 @@ class ModelSettings(BaseModel):
     activation: Literal["relu", "elu", "tanh", "silu"] = Field(default="relu", description="nonlinearity between layers")
     layer_norm: Annotated[bool, Unless("hidden", ())] = Field(
         default=False,
-        description="layer normalisation between each fully connected layer and its nonlinearity (of td3: in its critics alone): "
-        "values of states that it never saw stay within bounds",
+        description="layer normalisation between each fully connected layer and its nonlinearity (of td3 and sac: in the "
+        "critics alone): values of states that it never saw stay within bounds",
     )
     normalize_observation: bool = Field(
         default=False,
@@ -60,9 +81,9 @@ class ModelSettings(BaseModel):
     )
     recurrent: Annotated[
         Literal["lstm", "gru"] | None,
-        Unless("algorithm.name", "td3", why="it has no memory"),
+        Unless("algorithm.name", "td3", "sac", why="it has no memory"),
         Unless("shared_trunk", False, why="values would not have the memory that the policy has"),
-    ] = Field(default=None, description="memory of earlier observations, after the fully connected layers; not of td3")
+    ] = Field(default=None, description="memory of earlier observations, after the fully connected layers; not of td3 and sac")
     recurrent_size: Annotated[int, OnlyIf("recurrent", "lstm", "gru")] = Field(
         default=256, ge=1, le=8192, description="outputs of that memory (H)"
     )
@@ -88,17 +109,26 @@ class ModelSettings(BaseModel):
             raise ConfigError(fact, found="model.normalize_observation true", wanted="false", fix=fix)
         return self.normalize_observation
 
-    def convolutions(self, size: tuple[int, ...]) -> Convolutions:
+    def convolutions(self, size: tuple[int, ...]) -> Convolutions | ResNet:
         """Return the convolutions for images of `size` [H, W]: the setting, or for `auto` the first that leave enough.
 
         Raises `ConfigError` for a setting that does not fit.
         """
         if self.conv == "auto":
             return next((layers for layers in _BY_SIZE if min(size_after(layers, size)) >= _LEAST_SIDE), ())
+        fact = "model.conv does not fit the image"
+        if isinstance(self.conv, str):
+            resnet = _RESNETS[self.conv]
+            if min(size) < resnet.least_side:
+                wanted = (
+                    f"at least {resnet.least_side} rows and columns for {self.conv}, which halves them {len(resnet.widths)} times"
+                )
+                raise ConfigError(fact, found=size, wanted=wanted, fix="set model.conv to auto")
+            return resnet
         if min(size_after(self.conv, size)) < 1:
             wanted = "at least one row and column after every convolution"
             fix = "set model.conv to auto, to fewer or smaller layers, or to [] for none"
-            raise ConfigError("model.conv does not fit the image", found=size, wanted=wanted, fix=fix)
+            raise ConfigError(fact, found=size, wanted=wanted, fix=fix)
         return self.conv
 
 

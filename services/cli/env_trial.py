@@ -54,6 +54,8 @@ def check_environment(settings: Settings) -> None:
     settings.algorithm.require_actions(env.action)
     settings.algorithm.require_observations(env, settings.model)
     settings.model.normalises(env)
+    if settings.model.conv != "auto" and not any(part.is_image for part in env.parts):
+        print(f"rookery: warning: model.conv has no effect: {settings.env.name} has no images", file=sys.stderr)
     for part in env.parts:
         if part.is_image and not settings.model.entry_point:
             settings.model.convolutions(part.observation_shape[-IMAGE_RANK:])

@@ -1,7 +1,6 @@
-"""The benchmark of policy servers without its processes: its runs, its network and its page. Speed is not tested."""
+"""The benchmark of policy servers without its processes: its runs and its page. Speed is not tested."""
 
 import pytest
-import torch
 
 from benchmarks import policy_server
 
@@ -17,11 +16,6 @@ def test_every_way_steps_the_same_number_of_environments(watched, way, actors, w
     (run,) = runs
     assert (run.settings.actor.count, run.settings.policy_server.workers) == (actors, workers)
     assert run.settings.actor.count * run.settings.env.num_envs == 16
-
-
-def test_the_network_halves_an_image_three_times():
-    features = policy_server.ImpalaResNet((4, 84, 84))(torch.zeros(2, 4, 84, 84))
-    assert features.shape == (2, 32, 11, 11)
 
 
 def test_the_page_compares_medians_with_the_actors():

@@ -240,10 +240,11 @@ def test_harm_is_refused_whoever_set_it(tmp_path):
 
 @pytest.mark.parametrize("source", ["file", "command line", "ROOKERY_MODEL__RECURRENT"])
 def test_a_memory_is_refused_where_the_algorithm_or_the_network_has_none_whoever_set_it(tmp_path, source):
-    """TD3 would train without it, and a trunk of the values' own would not have what the policy remembers."""
+    """TD3 and SAC would train without it, and a trunk of the values' own would not have what the policy remembers."""
     path = tmp_path / "own.yaml"
     for text, wanted in (
         ("algorithm: {name: td3}\n", "algorithm.name is td3: it has no memory"),
+        ("algorithm: {name: sac}\n", "algorithm.name is sac: it has no memory"),
         ("model: {shared_trunk: false}\n", "model.shared_trunk is false: values would not have the memory"),
     ):
         path.write_text(text)

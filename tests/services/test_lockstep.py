@@ -11,7 +11,6 @@ import pytest
 
 from common.algorithms.registry import ALGORITHMS
 from common.algorithms.sections import ReplaySection
-from common.algorithms.settings import TD3Settings
 from common.config.schema import Settings
 from common.config.sections import (
     ActorSettings,
@@ -23,7 +22,7 @@ from common.config.sections import (
 )
 from common.envs.spec import EnvSettings
 from common.models.spec import ModelSettings
-from tests.services.test_whole_run import Colony, assert_accounts_agree, probe, q_probe, with_memory
+from tests.services.test_whole_run import Colony, assert_accounts_agree, pqn_probe, probe, q_probe, with_memory
 
 pytestmark = [pytest.mark.service, pytest.mark.usefixtures("one_torch_thread")]
 
@@ -35,11 +34,15 @@ def recipe(algorithm):
     """A run of a few updates of 3 x 16 x 8 env steps, or 3 x 8 x 8 with a memory."""
     if algorithm == "dqn":
         settings = q_probe("matching_action", env_steps=1_500)
-    elif algorithm == "td3":
+    elif algorithm == "pqn":
+        settings = pqn_probe("matching_action", env_steps=3_000)
+    elif algorithm in {"td3", "sac"}:
         settings = Settings(
             env=EnvSettings(entry_point="common.envs.probes:aimed_action", num_envs=8),
             model=ModelSettings(hidden=(32,)),
-            algorithm=TD3Settings(minibatch=32, samples_per_insert=8, replay_capacity=5_000, warmup=200, random_env_steps=400),
+            algorithm=ALGORITHMS[algorithm].settings(
+                minibatch=32, samples_per_insert=8, replay_capacity=5_000, warmup=200, random_env_steps=400
+            ),
             rollout=RolloutSettings(length=8),
             learner=LearnerSettings(batch=1),
             target=TargetSettings(env_steps=1_500),
@@ -131,7 +134,7 @@ def often(settings):
 
 @pytest.mark.parametrize(
     ("algorithm", "batch", "cell"),
-    [("ppo", 4, ""), ("a3c-grad", 1, ""), ("dqn", 1, ""), ("td3", 1, ""), ("impala", 1, "lstm")],
+    [("ppo", 4, ""), ("a3c-grad", 1, ""), ("dqn", 1, ""), ("td3", 1, ""), ("sac", 1, ""), ("impala", 1, "lstm")],
 )
 def test_a_run_whose_processes_are_killed_ends_with_the_weights_of_one_that_is_left_alone(tmp_path, algorithm, batch, cell):
     """Actors in the middle of a rollout; the learner four times, once before its first checkpoint. Also two messages of each."""

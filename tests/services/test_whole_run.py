@@ -18,7 +18,7 @@ import torch
 from common.algorithms.api import WorkerContext
 from common.algorithms.ranks import ALONE
 from common.algorithms.registry import ALGORITHMS, build_algorithm, build_payload, build_policy, rollout_schema
-from common.algorithms.settings import DQNSettings, PPOSettings, TD3Settings
+from common.algorithms.settings import DQNSettings, PPOSettings, PQNSettings, TD3Settings
 from common.config.run_config import RunConfig
 from common.config.schema import Settings
 from common.config.sections import LearnerSettings, RolloutSettings, TargetSettings
@@ -78,6 +78,19 @@ def probe(name, *, algorithm="ppo", mode="next_step", env_steps, mean100=None, l
         algorithm=ALGORITHMS[algorithm].settings(**recipe),
         rollout=RolloutSettings(length=16),
         learner=LearnerSettings(batch=2, max_policy_lag=lag),
+        target=TargetSettings(mean100=mean100, env_steps=env_steps),
+    )
+
+
+def pqn_probe(name, *, mode="next_step", env_steps, mean100=None, **algorithm):
+    """Settings of a PQN run on one of the environments with known answers."""
+    recipe = {"gamma": 0.9, "learning_rate": 5e-3, "minibatch": 64, "epsilon": 0.05, "epsilon_env_steps": 1_500}
+    return Settings(
+        env=EnvSettings(entry_point=f"common.envs.probes:{name}", num_envs=8, autoreset=mode),
+        model=ModelSettings(hidden=(32,), layer_norm=True),
+        algorithm=PQNSettings(**(recipe | algorithm)),
+        rollout=RolloutSettings(length=16),
+        learner=LearnerSettings(batch=2),
         target=TargetSettings(mean100=mean100, env_steps=env_steps),
     )
 
@@ -408,13 +421,16 @@ def test_fresh_experience_has_the_very_probabilities_of_the_weights_that_acted(t
         ("impala", "lstm", "same_step"),
         ("a3c", "gru", "next_step"),
         ("a3c-grad", "lstm", "next_step"),
+        ("pqn", "gru", "same_step"),
     ],
 )
 def test_an_action_that_only_a_memory_can_know_is_learned(tmp_path, algorithm, cell, mode):
     """Episodes go on from one rollout to the next; also the evaluator's policy remembers, and forgets."""
-    run = Colony(
-        with_memory(probe("recalled_action", algorithm=algorithm, mode=mode, env_steps=60_000, mean100=0.97), cell), tmp_path
-    ).run()
+    if algorithm == "pqn":
+        settings = pqn_probe("recalled_action", mode=mode, env_steps=60_000, mean100=0.9)
+    else:
+        settings = probe("recalled_action", algorithm=algorithm, mode=mode, env_steps=60_000, mean100=0.97)
+    run = Colony(with_memory(settings, cell), tmp_path).run()
     assert run.reason == "target reached"
     assert run.record.last_evaluation["mean"] == 1.0
     assert_accounts_agree(run)
@@ -479,8 +495,10 @@ def test_action_values_of_discrete_observations_are_learned_from_the_memory(tmp_
         ("impala", "multi_discrete", "info", 1),
         ("a3c", "multi_discrete", "", 1),
         ("a3c-grad", "multi_discrete", "leaf", 1),
+        ("pqn", "discrete", "leaf", 2),
         ("dqn", "discrete", "info", 2),
         ("td3", "box", "", 1),
+        ("sac", "box", "", 1),
     ],
 )
 def test_all_leaves_of_an_observation_and_its_mask_lead_to_the_best_allowed_action(tmp_path, algorithm, actions, mask, stack):
@@ -490,10 +508,14 @@ def test_all_leaves_of_an_observation_and_its_mask_lead_to_the_best_allowed_acti
         least = 0.5  # the 100 episodes of the target say more than these 20; without one of the coins their mean is at most 0.56
         recipe = {"learning_rate": 1e-3, "samples_per_insert": 16, "n_step": 1, "dueling": False}
         settings = q_probe("mixed_action", env_steps=30_000, mean100=0.85, **recipe)
-    elif algorithm == "td3":
+    elif algorithm == "pqn":
+        least = 0.5  # as of dqn
+        settings = pqn_probe("mixed_action", env_steps=60_000, mean100=0.85, learning_rate=2e-3)
+    elif algorithm in {"td3", "sac"}:
         recipe = {"learning_rate": 1e-3, "minibatch": 32, "samples_per_insert": 16, "warmup": 200, "random_env_steps": 400}
-        td3 = TD3Settings(gamma=0.9, replay_capacity=10_000, **recipe)
-        settings = q_probe("mixed_action", env_steps=4_000).model_copy(update={"algorithm": td3})
+        section = ALGORITHMS[algorithm].settings(gamma=0.9, replay_capacity=10_000, **recipe)
+        env_steps = {"td3": 4_000, "sac": 3_000}[algorithm]
+        settings = q_probe("mixed_action", env_steps=env_steps).model_copy(update={"algorithm": section})
     else:
         settings = probe("mixed_action", algorithm=algorithm, env_steps=12_000 if actions == "box" else 60_000, mean100=mean100)
         rate = {"learning_rate": 1e-3 if actions == "discrete" else 3e-3}
@@ -525,14 +547,18 @@ def test_agents_that_leave_at_different_times_learn_one_policy(tmp_path, algorit
     assert_accounts_agree(run)
 
 
-@pytest.mark.parametrize(("layout", "dtype"), [("hwc", "uint8"), ("chw", "uint8"), ("hw", "float32")])
-def test_images_in_every_layout_lead_to_the_action_that_they_name(tmp_path, layout, dtype):
-    """Colours last, or first and stacked, or grey and of floats: through the whole pipeline, by convolutions."""
+@pytest.mark.parametrize(
+    ("layout", "dtype", "conv"),
+    [("hwc", "uint8", "auto"), ("chw", "uint8", "auto"), ("hw", "float32", "auto"), ("hwc", "uint8", "impala")],
+)
+def test_images_in_every_layout_lead_to_the_action_that_they_name(tmp_path, layout, dtype, conv):
+    """Colours last, or first and stacked, or grey and of floats: through the whole pipeline, by convolutions, or a ResNet."""
     settings = probe("pictured_action", env_steps=8_000, mean100=0.9)
     kwargs, stack = {"layout": layout, "dtype": dtype}, 2 if layout == "chw" else 1
     env = settings.env.model_copy(update={"kwargs": kwargs, "frame_stack": stack})
     algorithm = settings.algorithm.model_copy(update={"learning_rate": 2e-3})
-    run = Colony(settings.model_copy(update={"env": env, "algorithm": algorithm}), tmp_path).run()
+    model = settings.model.model_copy(update={"conv": conv})
+    run = Colony(settings.model_copy(update={"env": env, "algorithm": algorithm, "model": model}), tmp_path).run()
     assert len(run.algorithm.model.trunk.conv) > 0
     assert run.reason == "target reached"
     assert run.record.last_evaluation["mean"] > 0.9
@@ -659,4 +685,4 @@ def test_an_actor_killed_in_the_middle_of_a_group_holds_nobody_up(tmp_path):
 
 def test_every_algorithm_has_a_run_of_its_own_here():
     """A new entry of the registry is part of these runs."""
-    assert {*RECIPES, "td3", "dqn"} == set(ALGORITHMS)
+    assert {*RECIPES, "pqn", "td3", "sac", "dqn"} == set(ALGORITHMS)

@@ -72,7 +72,10 @@ def final_lines(result: str, summary: Summary | None, *, run_dir: Path, resumabl
         remark = mean_remark(summary.get("mean100_episodes", 0), summary.get("environments_unfinished", 0))
         yield f"  {summary['env_steps']:,} env steps in {time}, mean100 {score(summary['mean100'])}{remark}"
         if (last := summary.get("last_evaluation")) is not None:
-            yield f"  last evaluation {score(last['mean'])} over {last['episodes']} episodes ({last['mode']})"
+            reached = (summary.get("target") or {}).get("mean100")
+            below = summary.get("solved") and reached is not None and last["mean"] < reached
+            seen = f"  last evaluation {score(last['mean'])} over {last['episodes']} episodes ({last['mode']})"
+            yield seen + (f", below the target of {score(reached)}: rookery evaluate {run_dir} plays more" if below else "")
         if summary.get("reproducible"):
             yield f"  parameters     sha256 {summary['parameters_sha256']}: the same in every run of these settings here"
     if lost:

@@ -35,9 +35,11 @@ VARIANTS = {
     "impala": ("impala", {"normalize_value": True}),
     "a3c": ("a3c", {"normalize_value": True}),
     "a3c-grad": ("a3c-grad", {}),
+    "pqn": ("pqn", {"minibatch": 8, "epochs": 2}),
     "dqn": ("dqn", REPLAY | {"target_every": 3}),
     "dqn, averaged": ("dqn", REPLAY | {"average_rate": 0.5}),
     "td3": ("td3", REPLAY | {"random_env_steps": 0}),
+    "sac": ("sac", REPLAY | {"random_env_steps": 0}),
 }
 
 
@@ -46,7 +48,7 @@ class Sides:
 
     def __init__(self, variant, envs):
         name, self.changed = VARIANTS[variant]
-        self.env = envs["continuous" if name == "td3" else "vector"]
+        self.env = envs["continuous" if name in {"td3", "sac"} else "vector"]
         self.entry = ALGORITHMS[name]
         self.model = MODEL.model_copy(update={"normalize_observation": name != "a3c-grad"})  # gradients carry no observations
         self.settings = self.entry.settings(**({"learning_rate": 1e-2} | self.changed))

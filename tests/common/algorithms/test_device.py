@@ -19,7 +19,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from common.algorithms.api import RunProgress
 from common.algorithms.batch import collate, stacked
 from common.algorithms.registry import build_algorithm
-from common.algorithms.settings import A3CSettings, DQNSettings, ImpalaSettings, PPOSettings, TD3Settings
+from common.algorithms.settings import (
+    A3CSettings,
+    DQNSettings,
+    ImpalaSettings,
+    PPOSettings,
+    PQNSettings,
+    SACSettings,
+    TD3Settings,
+)
 from common.envs.stacking import stack
 from common.models.spec import ModelSettings
 from common.protocol.events import WorkerKey
@@ -34,8 +42,10 @@ DISCRETE = [
     PPOSettings(minibatch=4, epochs=2),
     ImpalaSettings(normalize_value=True),
     A3CSettings(optimizer="adam"),
+    PQNSettings(minibatch=4, epochs=2),
     DQNSettings(**SMALL, target_every=1),
 ]
+CONTINUOUS = [TD3Settings(**SMALL, policy_delay=1), SACSettings(**SMALL)]
 
 
 @pytest.fixture(autouse=True)
@@ -75,9 +85,10 @@ def test_all_of_an_update_is_where_the_networks_are(image_env, make_sample, sett
     assert {parameter.device.type for parameter in algorithm.model.parameters()} == {"meta"}
 
 
-def test_so_it_is_for_continuous_actions(continuous_env, make_sample):
-    """Bounds, noise and both optimizers."""
-    moved(TD3Settings(**SMALL, policy_delay=1), continuous_env, make_sample)
+@pytest.mark.parametrize("settings", CONTINUOUS, ids=lambda settings: settings.name)
+def test_so_it_is_for_continuous_actions(continuous_env, make_sample, settings):
+    """Bounds, noise, temperature and both optimizers."""
+    moved(settings, continuous_env, make_sample)
 
 
 class Reads(TorchDispatchMode):
@@ -96,14 +107,14 @@ class Reads(TorchDispatchMode):
 MORE_STEPS = [
     (PPOSettings(minibatch=4, epochs=1), {"epochs": 4}),
     (DQNSettings(**SMALL, target_every=1), {"samples_per_insert": 4.0}),
-    (TD3Settings(**SMALL, policy_delay=1), {"samples_per_insert": 4.0}),
+    *((settings, {"samples_per_insert": 4.0}) for settings in CONTINUOUS),
 ]
 
 
 @pytest.mark.parametrize(("settings", "more"), MORE_STEPS, ids=lambda value: getattr(value, "name", ""))
 def test_four_times_as_many_gradient_steps_read_no_more_values(vector_env, continuous_env, make_sample, settings, more):
     """On the CPU, where values can be read: a loop that reads one at each step leaves a GPU idle after each."""
-    env = continuous_env if settings.name == "td3" else vector_env
+    env = vector_env if settings.name in {"ppo", "dqn"} else continuous_env
     reads = []
     for each in (settings, settings.model_copy(update=more)):
         algorithm = build_algorithm(each, model=MODEL, env=env, seed=0)

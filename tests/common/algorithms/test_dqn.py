@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from common.algorithms.action_values import EpsilonGreedyPolicy
 from common.algorithms.api import RunProgress, WorkerContext
-from common.algorithms.dqn import DQN, EpsilonGreedyPolicy
+from common.algorithms.dqn import DQN
 from common.algorithms.settings import DQNSettings
 from common.envs.spec import ActionSpec, EnvSpec
 from common.errors import ConfigError

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from common.algorithms import dqn
+from common.algorithms.action_values import q_loss
 from common.algorithms.off_policy import td_target
 from common.errors import InternalError
 
@@ -66,7 +67,7 @@ def test_a_target_is_the_reward_and_the_discounted_rest():
 def test_a_loss_pulls_the_value_of_the_action_taken_towards_its_target(huber, losses, gradients):
     """Errors of 0.5 and -3, with and without Huber's bound of 1; actions that were not taken are left alone."""
     q = torch.tensor([[1.0, 9.0], [9.0, 3.0]], requires_grad=True)
-    result = dqn.q_loss(q, torch.tensor([0, 1]), target=torch.tensor([1.5, 0.0]), huber=huber)
+    result = q_loss(q, torch.tensor([0, 1]), target=torch.tensor([1.5, 0.0]), huber=huber)
     result.loss.backward()
     assert result.loss.item() == pytest.approx(np.mean(losses))
     assert result.td_error.tolist() == [0.5, -3.0]

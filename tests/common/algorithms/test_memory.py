@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from common.algorithms.api import RunProgress
+from common.algorithms.api import RunProgress, states
 from common.algorithms.on_policy import ActorCriticPolicy, recorded_log_prob
 from common.algorithms.payload import trajectory_schema
 from common.algorithms.ppo import PPO
@@ -75,8 +75,7 @@ def messages(env, state_size, mode, make_sample):
             "final_obs": rng.normal(size=(len(final_index), 2)),
             "final_index": final_index,
             "log_prob": rng.normal(-1.1, 0.2, size=(T, width)),
-            "memory": rng.normal(size=(2, width, state_size)),
-        }
+        } | ({"memory": rng.normal(size=(2, width, state_size))} if state_size else {})
         found.append(make_sample(env, length=T, num_envs=width, **given, **kinds))
         first += width
     return found
@@ -105,7 +104,7 @@ class Textbook(nn.Module):
 def episodes(arrays, b):
     """Each episode of environment `b`: its rows, its observations to the last one that was seen, and its first state."""
     start, final = arrays["start"][:, b], dict(zip(arrays["final_index"].tolist(), arrays["final_obs"], strict=True))
-    width = arrays["start"].shape[1]
+    width, memory = arrays["start"].shape[1], arrays.get("memory", np.zeros((2, arrays["start"].shape[1], 0), np.float32))
     begins = [0, *(t for t in range(1, T) if start[t])]
     for begin, end in zip(begins, [*begins[1:], T], strict=True):
         seen = list(arrays["obs"][begin:end, b])
@@ -113,7 +112,7 @@ def episodes(arrays, b):
             seen.append(final[(end - 1) * width + b])
         elif end == T and not start[T]:
             seen.append(arrays["obs"][T, b])
-        state = np.zeros_like(arrays["memory"][0, b]) if start[begin] else arrays["memory"][0, b]
+        state = np.zeros_like(memory[0, b]) if start[begin] else memory[0, b]
         yield slice(begin, end), torch.tensor(np.array(seen)), torch.tensor(state)
 
 
@@ -200,7 +199,7 @@ def rollouts(settings, policy, *, state_size, seed):
             acted = {name: values.numpy() for name, values in policy.act(torch.from_numpy(rollout.observation)).items()}
             action = acted.pop("action")
             rollout.record(t, action, acted, environment.step(action))
-        arrays, env_steps = rollout.finish(policy.memory.numpy()), rollout.env_steps
+        arrays, env_steps = rollout.finish(states(policy)), rollout.env_steps
         rollout.begin_next()
         yield Experience(version=policy.version, env_steps=env_steps, arrays=arrays)
 

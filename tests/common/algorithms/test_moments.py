@@ -60,10 +60,10 @@ def test_experience_of_a_version_is_evaluated_as_it_was_acted_while_the_statisti
     np.testing.assert_allclose(means, np.stack([seen[1:]] * 2, axis=1), atol=0.3)
 
 
-@pytest.mark.parametrize(("name", "networks"), [("ppo", 2), ("dqn", 3), ("td3", 6)])
+@pytest.mark.parametrize(("name", "networks"), [("ppo", 2), ("dqn", 3), ("td3", 6), ("sac", 5)])
 def test_all_networks_of_a_learner_normalise_alike(vector_env, continuous_env, make_sample, name, networks):
     """Both trunks; targets and averages; actor and critics. The replay memory holds observations as they were."""
-    env = continuous_env if name == "td3" else vector_env
+    env = continuous_env if name in {"td3", "sac"} else vector_env
     changed = {} if name == "ppo" else {"replay_capacity": 1_000, "warmup": 0, "minibatch": 4, "samples_per_insert": 1.0}
     changed |= {"average_rate": 0.5} if name == "dqn" else {}
     learner = build_algorithm(ALGORITHMS[name].settings(**changed), model=MODEL, env=env, seed=0)

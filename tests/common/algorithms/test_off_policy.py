@@ -8,7 +8,8 @@ import torch
 
 import rookery
 from common.algorithms.api import HasReplay, RunProgress
-from common.algorithms.off_policy import NONFINITE_STEPS, ReplayLearner
+from common.algorithms.measures import NONFINITE_STEPS
+from common.algorithms.off_policy import ReplayLearner
 from common.algorithms.registry import build_algorithm
 from common.algorithms.sections import ReplaySection
 from common.algorithms.settings import DQNSettings, TD3Settings

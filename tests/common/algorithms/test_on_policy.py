@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.algorithms import on_policy
+from common.algorithms import trajectories
 from common.algorithms.batch import collate
 from common.algorithms.moments import Moments
 from common.algorithms.on_policy import ActorCriticLearner, ActorCriticPolicy, network_outputs, recorded_log_prob, return_inputs
@@ -207,7 +207,7 @@ def test_parts_of_bounded_size_give_the_same_as_one_pass(scene, monkeypatch):
     """A batch that is no multiple of the part, in parts of 3."""
     net, batch = scene
     whole = network_outputs(net, batch, moments=PLAIN, precision="fp32")
-    monkeypatch.setattr(on_policy, "_FORWARD_ROWS", 3)
+    monkeypatch.setattr(trajectories, "_FORWARD_ROWS", 3)
     for one, other in zip(whole, network_outputs(net, batch, moments=PLAIN, precision="fp32"), strict=True):
         torch.testing.assert_close(one, other)
 

@@ -53,6 +53,21 @@ def test_rmsprop_begins_at_1_and_has_its_epsilon_inside_the_root():
     assert weight(net) == pytest.approx(after_one + 0.1 / math.sqrt(0.99 * 1.03 + 0.01 + 0.5))
 
 
+def test_radam_is_torchs_own_and_leaves_out_a_step_that_is_not_finite():
+    """Past the five steps of plain momentum; what is left out is not counted either."""
+    nets = [one_weight(), one_weight()]
+    own, theirs = optim.build_optimizer("radam", nets[0], lr=0.1, eps=1e-8), torch.optim.RAdam(nets[1].parameters(), lr=0.1)
+    for number in range(9):
+        gradient = 0.3 * number - 0.7
+        step(nets[1], theirs, gradient)
+        nets[0].weight.grad = torch.full((1, 1), gradient)
+        optim.step(own, lr=0.1, finite=torch.tensor(1.0))
+        nets[0].weight.grad = torch.full((1, 1), math.nan)
+        optim.step(own, lr=0.1, finite=torch.tensor(math.nan))
+    assert weight(nets[0]) == weight(nets[1]) != 1.0
+    assert own.state[nets[0].weight]["step"] == 9
+
+
 def test_a_parameter_without_a_gradient_stands_still():
     """Parameters that are not trained (means of observations) have none."""
     net = one_weight()

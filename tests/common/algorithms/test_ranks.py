@@ -29,10 +29,14 @@ VARIANTS = {
     "impala": ("impala", {"normalize_value": True, "normalize_advantage": True}),
     "a3c": ("a3c", {"normalize_value": True}),
     "a3c-grad": ("a3c-grad", {}),
+    "pqn": ("pqn", {"minibatch": 4_096, "epochs": 3}),
     "dqn": ("dqn", REPLAY),
     "td3": ("td3", REPLAY | {"random_env_steps": 0, "target_noise": 0.0, "policy_delay": 2}),
+    "sac": ("sac", REPLAY | {"random_env_steps": 0}),
 }
-MEMORY = {f"{name} {cell}": (name, VARIANTS[name][1]) for name in ("ppo", "impala", "a3c-grad") for cell in ("lstm", "gru")}
+CONTINUOUS = {"td3", "sac"}
+REMEMBERING = ("ppo", "impala", "a3c-grad", "pqn")
+MEMORY = {f"{name} {cell}": (name, VARIANTS[name][1]) for name in REMEMBERING for cell in ("lstm", "gru")}
 # One gradient step at the second update, which completes the first sequences.
 SEQUENCES = {"replay_capacity": 2_000, "warmup": 0, "minibatch": T, "samples_per_insert": 0.26, "burn_in": 2}
 MEMORY |= {f"dqn {cell}": ("dqn", SEQUENCES) for cell in ("lstm", "gru")}
@@ -46,8 +50,8 @@ class Run:
     def __init__(self, name, envs, ranks=ALONE, times=1):
         """`times` the minibatch of a rank, where the memory is sampled for as many ranks."""
         self.name, changed = VARIANTS[name]
-        self.env = envs["continuous" if name == "td3" else "vector"]
-        changed = {"learning_rate": 1e-3} | ({} if name == "td3" else {"max_grad_norm": 100.0}) | changed
+        self.env = envs["continuous" if name in CONTINUOUS else "vector"]
+        changed = {"learning_rate": 1e-3} | ({} if name in CONTINUOUS else {"max_grad_norm": 100.0}) | changed
         if "minibatch" in changed:
             changed["minibatch"] *= times
         self.settings = ALGORITHMS[self.name].settings(**changed)
@@ -120,6 +124,8 @@ class Run:
             return Transitions(**dict(zip(FIELDS, rows, strict=True)))
 
         self.learner._replay.sample = sample
+        if self.name == "sac":  # the noise of a row follows from the row
+            self.learner._noise = lambda action: torch.from_numpy(np.sin(1e3 * action))
 
     def _sample_all(self, count):
         """Let the memory return each of its `count` sequences once."""
@@ -139,7 +145,7 @@ class Run:
         )
 
     def _trained(self):
-        module = self.learner._nets if self.name == "td3" else self.learner._model
+        module = self.learner._nets if self.name in CONTINUOUS else self.learner._model
         return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
     def gradients(self):
@@ -219,7 +225,7 @@ def test_each_minibatch_of_whole_environments_has_rows_on_some_rank(envs, parts)
         assert torch.equal(weights, found[0][2])
 
 
-@pytest.mark.parametrize("name", ["ppo", "impala", "dqn"])
+@pytest.mark.parametrize("name", ["ppo", "impala", "pqn", "dqn", "sac"])
 def test_a_step_that_is_not_finite_on_one_rank_is_left_out_on_all(name, envs):
     def work(ranks):
         run = Run(name, envs, ranks)

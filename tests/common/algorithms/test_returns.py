@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from common.algorithms.returns import gae
+from common.algorithms.returns import gae, q_lambda
 from common.errors import InternalError
 
 pytestmark = pytest.mark.pure
@@ -72,6 +72,33 @@ def test_advantages_are_the_double_sum_of_the_paper(layout, lambda_):
     found = gae(**data, gamma=GAMMA, lambda_=lambda_)
     torch.testing.assert_close(found.advantage, brute_force(data, GAMMA, lambda_))
     torch.testing.assert_close(found.target, torch.where(data["valid"], found.advantage + data["value"], 0.0))
+
+
+def plain_q_lambda(data, gamma, lambda_):
+    """Eq. 1 of PQN (arXiv:2407.04811), row after row backwards, with the ends of episodes written out."""
+    returns = torch.zeros_like(data["reward"], dtype=torch.float64)
+    steps, num_envs = returns.shape
+    for b in range(num_envs):
+        for t in reversed(range(steps)):
+            if not data["valid"][t, b]:
+                continue
+            reward, greedy = data["reward"][t, b].double(), data["next_value"][t, b].double()
+            if data["terminated"][t, b]:
+                returns[t, b] = reward
+            elif data["truncated"][t, b] or t + 1 == steps or not data["valid"][t + 1, b]:
+                returns[t, b] = reward + gamma * greedy
+            else:
+                returns[t, b] = reward + gamma * (lambda_ * returns[t + 1, b] + (1 - lambda_) * greedy)
+    return returns.float()
+
+
+@pytest.mark.parametrize("layout", ["next_step", "same_step", "agents"])
+@pytest.mark.parametrize("lambda_", [0.0, 0.65, 1.0])
+def test_q_lambda_is_the_recursion_of_the_paper(layout, lambda_):
+    """The same rollouts, with largest action values in place of values."""
+    data = with_ends(layout)
+    found = q_lambda(**data, gamma=GAMMA, lambda_=lambda_)
+    torch.testing.assert_close(found, plain_q_lambda(data, GAMMA, lambda_), rtol=0, atol=1e-6)
 
 
 def test_lambda_0_is_the_one_step_error_and_lambda_1_the_discounted_rewards():

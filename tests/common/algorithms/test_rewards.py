@@ -120,13 +120,14 @@ def test_returns_that_do_not_differ_leave_rewards_as_they_are(message):
 
 
 REPLAY = {"replay_capacity": 1_000, "warmup": 0, "minibatch": 4, "samples_per_insert": 1.0}
-LEARNERS = {"ppo": {"minibatch": 8}, "impala": {}, "a3c": {}, "dqn": REPLAY | {"n_step": 2}, "td3": REPLAY}
+EPOCHS = {"minibatch": 8}
+LEARNERS = {"ppo": EPOCHS, "impala": {}, "a3c": {}, "pqn": EPOCHS, "dqn": REPLAY | {"n_step": 2}, "td3": REPLAY, "sac": REPLAY}
 
 
 @pytest.mark.parametrize("name", LEARNERS)
 def test_the_scale_of_rewards_makes_no_difference_to_what_is_learned(vector_env, continuous_env, make_sample, name):
     """Rewards times 8,192, a power of 2, train the same weights bit for bit, and other weights without the setting."""
-    env = continuous_env if name == "td3" else vector_env
+    env = continuous_env if name in {"td3", "sac"} else vector_env
     settings = ALGORITHMS[name].settings(gamma=GAMMA, **LEARNERS[name])
 
     def trained(scale, *, normalize=True):

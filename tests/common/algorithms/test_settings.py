@@ -6,7 +6,15 @@ import pytest
 from pydantic import ValidationError
 
 from common.algorithms.sections import ReplaySection, RunScale
-from common.algorithms.settings import A3CGradSettings, A3CSettings, DQNSettings, ImpalaSettings, PPOSettings, TD3Settings
+from common.algorithms.settings import (
+    A3CGradSettings,
+    A3CSettings,
+    DQNSettings,
+    ImpalaSettings,
+    PPOSettings,
+    SACSettings,
+    TD3Settings,
+)
 from common.conditions import contradictions
 from common.config.schema import Settings
 from common.config.sections import RolloutSettings, TargetSettings
@@ -15,7 +23,7 @@ pytestmark = pytest.mark.pure
 
 SINGLE_PASS = [A3CSettings, A3CGradSettings, ImpalaSettings]
 ACTOR_CRITIC = [*SINGLE_PASS, PPOSettings]
-SECTIONS = [*ACTOR_CRITIC, DQNSettings, TD3Settings]
+SECTIONS = [*ACTOR_CRITIC, DQNSettings, TD3Settings, SACSettings]
 
 SCALE = RunScale(length=20, num_envs=8, batch=2, credits=2, max_policy_lag=20, actors=8, env_steps=100_000)
 REPLAY_SCALE = RunScale(length=16, num_envs=4, batch=1, credits=2, max_policy_lag=20, actors=2, env_steps=100_000)
@@ -92,7 +100,7 @@ def problems(scale=REPLAY_SCALE, *, section=ReplaySection, **settings):
     return [*contradictions(run, lambda _: "any", files=(), begun=False, strict=False)[0], *own.conflicts(scale)]
 
 
-@pytest.mark.parametrize("section", [ReplaySection, DQNSettings, TD3Settings])
+@pytest.mark.parametrize("section", [ReplaySection, DQNSettings, TD3Settings, SACSettings])
 def test_a_minibatch_must_fit_into_the_memory(section):
     (problem,) = problems(section=section, replay_capacity=100, warmup=0, minibatch=101)
     assert problem.startswith("algorithm.minibatch: found 101, wanted at most 100 = algorithm.replay_capacity")
@@ -160,13 +168,13 @@ def test_a_value_outside_its_range_is_refused_by_name(wrong):
         DQNSettings(**wrong)
 
 
-def test_the_defaults_of_td3_take_one_gradient_step_per_env_step():
-    assert TD3Settings().samples_per_insert == TD3Settings().minibatch
+@pytest.mark.parametrize("section", [TD3Settings, SACSettings])
+def test_the_defaults_for_continuous_actions_take_one_gradient_step_per_env_step(section):
+    assert section().samples_per_insert == section().minibatch
 
 
-def test_a_run_that_ends_before_its_policy_acts_is_refused():
+@pytest.mark.parametrize("section", [TD3Settings, SACSettings])
+def test_a_run_that_ends_before_its_policy_acts_is_refused(section):
     """A short trial with the random phase of a long run."""
-    (problem,) = problems(
-        REPLAY_SCALE._replace(env_steps=5_000, actors=1), section=TD3Settings, random_env_steps=5_000, warmup=256
-    )
+    (problem,) = problems(REPLAY_SCALE._replace(env_steps=5_000, actors=1), section=section, random_env_steps=5_000, warmup=256)
     assert problem.startswith("algorithm.random_env_steps: found 5000, wanted less than 5000 = target.env_steps")

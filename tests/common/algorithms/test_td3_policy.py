@@ -1,12 +1,14 @@
-"""Exploration of TD3's actors: at random first, then by noise, and always within the bounds."""
+"""The noise of TD3: on the target's action and on the actors', always within the bounds."""
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from common.algorithms.api import WorkerContext
 from common.algorithms.settings import TD3Settings
-from common.algorithms.td3 import NoisyPolicy
-from common.errors import ConfigError
+from common.algorithms.td3 import NoisyPolicy, smoothed_action
+from common.errors import InternalError
 from common.models import snapshot
 from common.models.nets import build_td3_actor
 from common.models.spec import ModelSettings
@@ -17,47 +19,39 @@ MODEL = ModelSettings(hidden=(8,))
 LOW, HIGH = torch.tensor([-1.0, 0.0]), torch.tensor([3.0, 10.0])  # of `continuous_env`
 
 
-def build(env, *, env_steps=10_000, training=True, num_envs=4, seed=0, **settings):
+def build(env, *, env_steps=10_000, **settings):
     """A policy with the weights of a fresh actor, of a run that is `env_steps` far."""
-    context = WorkerContext(index=0, workers=1, num_envs=num_envs, training=training)
-    policy = NoisyPolicy(settings=TD3Settings(**settings), model=MODEL, env=env, precision="fp32", seed=seed, context=context)
-    load(policy, env, env_steps=env_steps)
+    context = WorkerContext(index=0, workers=1, num_envs=4)
+    policy = NoisyPolicy(settings=TD3Settings(**settings), model=MODEL, env=env, precision="fp32", seed=0, context=context)
+    policy.load(0, snapshot.to_tensor(snapshot.flatten(build_td3_actor(MODEL, env), "fp32")), env_steps=env_steps)
     return policy
 
 
-def load(policy, env, *, env_steps):
-    """A snapshot arrives."""
-    policy.load(0, snapshot.to_tensor(snapshot.flatten(build_td3_actor(MODEL, env), "fp32")), env_steps=env_steps)
+def test_noise_is_clipped_before_it_is_added_and_the_sum_to_the_bounds():
+    """By hand, c = 0.5: within, beyond c on both sides, and beyond the bounds of the action."""
+    action = torch.tensor([[0.0, 0.0, 0.0, 0.9]])
+    noise = torch.tensor([[0.3, 0.8, -2.0, 0.4]])
+    assert torch.allclose(smoothed_action(action, noise, clip=0.5), torch.tensor([[0.3, 0.5, -0.5, 1.0]]))
+
+
+@given(st.floats(-1.0, 1.0), st.floats(-10.0, 10.0), st.floats(0.0, 2.0))
+def test_smoothing_never_moves_an_action_further_than_its_clip_nor_out_of_bounds(action, noise, clip):
+    """Whatever is drawn."""
+    moved = smoothed_action(torch.tensor([[action]]), torch.tensor([[noise]]), clip=clip).item()
+    assert abs(moved) <= 1.0
+    assert abs(moved - action) <= clip + 1e-6
+
+
+def test_noise_for_all_rows_alike_is_refused():
+    """[A] in place of [N, A] would broadcast: one draw for the whole minibatch, and nobody would see it."""
+    with pytest.raises(InternalError, match=r"found \(2,\), wanted \(3, 2\)"):
+        smoothed_action(torch.zeros(3, 2), torch.zeros(2), clip=0.5)
 
 
 def actions(policy, number=500, **how):
     """Its actions on the same four observations, [number, 4, 2]."""
     observation = torch.randn(4, 2, generator=torch.Generator().manual_seed(1))
     return torch.stack([policy.act(observation, **how)["action"] for _ in range(number)])
-
-
-def test_until_the_run_is_far_enough_all_actions_are_equally_likely(continuous_env):
-    """Uniform over the bounds, which are not centred on 0; from `random_env_steps` on the policy acts."""
-    policy = build(continuous_env, env_steps=99, random_env_steps=100)
-    drawn = ((actions(policy) - LOW) / (HIGH - LOW)).flatten(0, 1)
-    for component in drawn.T:
-        assert torch.histc(component, bins=4, min=0.0, max=1.0).min() > 0.22 * len(component)
-    load(policy, continuous_env, env_steps=100)
-    assert actions(policy).std(dim=0).max() < 0.15 * 5.0
-
-
-def test_an_evaluator_never_acts_at_random(continuous_env):
-    """It shows the policy of the moment, with the noise of training or without, even during the random phase."""
-    policy = build(continuous_env, env_steps=0, random_env_steps=100, training=False)
-    assert actions(policy).std(dim=0).max() < 0.15 * 5.0
-
-
-def test_greedy_actions_are_the_actors_own_scaled_to_the_bounds(continuous_env):
-    """No noise, not even in the random phase: a fresh actor stays near the middle."""
-    policy = build(continuous_env, env_steps=0)
-    greedy = actions(policy, 2, greedy=True)
-    assert torch.equal(greedy[0], greedy[1])
-    assert torch.allclose(greedy[0], ((LOW + HIGH) / 2).expand(4, 2), atol=0.5)
 
 
 def test_noise_has_the_deviation_that_was_asked_for_in_halves_of_the_range(continuous_env):
@@ -72,16 +66,3 @@ def test_no_noise_leaves_the_bounds(continuous_env):
     assert (taken >= LOW).all()
     assert (taken <= HIGH).all()
     assert (taken == HIGH).any()
-
-
-def test_a_seed_fixes_the_noise(continuous_env):
-    """Actors of one run differ by their seed, and a run repeats."""
-    one, same, other = (actions(build(continuous_env, seed=seed), 3) for seed in (1, 1, 2))
-    assert torch.equal(one, same)
-    assert not torch.equal(one, other)
-
-
-def test_discrete_actions_are_refused(vector_env):
-    """As by the learner."""
-    with pytest.raises(ConfigError, match="needs continuous actions: found 3 discrete actions"):
-        build(vector_env)

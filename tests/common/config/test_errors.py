@@ -22,9 +22,9 @@ pytestmark = pytest.mark.pure
         ("env.id", "text"),
         ("env.kwargs", "mapping"),
         ("log.format", "one of auto, plain, json"),
-        ("algorithm.name", "one of a3c, a3c-grad, dqn, impala, ppo, td3"),
+        ("algorithm.name", "one of a3c, a3c-grad, dqn, impala, ppo, pqn, sac, td3"),
         ("model.hidden", "list of integer"),
-        ("model.conv", "list of list of (integer, integer, integer) or auto"),
+        ("model.conv", "list of list of (integer, integer, integer) or one of auto, impala, impala-2, impala-4"),
     ],
 )
 def test_what_a_setting_accepts_is_said_in_words(setting, words):
@@ -58,14 +58,24 @@ def _complaint(*overrides):
         ("evaluator.enabled=yes", "evaluator.enabled: found 'yes' (command line), wanted true or false"),
         (
             "model.conv=[[1, 2]]",
-            "model.conv: found [[1, 2]] (command line), wanted list of list of (integer, integer, integer) or auto",
+            (
+                "model.conv: found [[1, 2]] (command line), "
+                "wanted list of list of (integer, integer, integer) or one of auto, impala, impala-2, impala-4"
+            ),
+        ),
+        (
+            "model.conv=resnet",
+            (
+                "model.conv: found 'resnet' (command line), "
+                "wanted list of list of (integer, integer, integer) or one of auto, impala, impala-2, impala-4"
+            ),
         ),
         ("log.level=loud", "log.level: found 'loud' (command line), wanted one of debug, info, warning, error"),
         (
             "algorithm.name=sarsa",
             (
                 "algorithm.name: found 'sarsa' (command line), "
-                "wanted one of a3c, a3c-grad, dqn, impala, ppo, td3, or your own package.module:ENTRY"
+                "wanted one of a3c, a3c-grad, dqn, impala, ppo, pqn, sac, td3, or your own package.module:ENTRY"
             ),
         ),
     ],
@@ -131,8 +141,8 @@ def test_the_name_of_an_algorithm_says_which_keys_its_section_has():
 @pytest.mark.parametrize(
     ("overrides", "owner"),
     [
-        (["algorithm.samples_per_insert=4"], "it is a setting of dqn and td3, and algorithm.name is ppo; algorithm has "),
-        (["algorithm.name=dqn", "algorithm.epochs=3"], "it is a setting of ppo, and algorithm.name is dqn; algorithm has "),
+        (["algorithm.samples_per_insert=4"], "it is a setting of dqn, sac and td3, and algorithm.name is ppo; algorithm has "),
+        (["algorithm.name=dqn", "algorithm.epochs=3"], "it is a setting of ppo and pqn, and algorithm.name is dqn; "),
     ],
 )
 def test_a_setting_of_another_algorithm_is_named_as_such(overrides, owner):

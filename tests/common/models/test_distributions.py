@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from common.models.distributions import Categorical, Categoricals, DiagonalGaussian
+from common.models.distributions import Categorical, Categoricals, DiagonalGaussian, TanhGaussian
 
 pytestmark = pytest.mark.pure
 
@@ -80,6 +80,47 @@ def test_samples_of_a_gaussian_have_its_mean_and_deviation():
     drawn = policy.sample(torch.Generator().manual_seed(3))
     torch.testing.assert_close(drawn.mean(0), torch.tensor([1.0, -2.0]), atol=0.03, rtol=0)
     torch.testing.assert_close(drawn.std(0), torch.tensor([1.0, math.exp(-1.0)]), atol=0.03, rtol=0)
+
+
+@pytest.mark.parametrize(("mean", "std"), [(0.0, 1.0), (0.7, 0.5), (-1.5, 0.1), (0.2, 3.0)])
+def test_the_density_of_a_squashed_gaussian_integrates_to_the_probability_of_each_interval(mean, std):
+    """By the trapezoidal rule over the actions; the probability of an interval is that of the noise that leads there."""
+    noise = torch.linspace(-8.0, 8.0, 200_001, dtype=torch.float64)
+    policy = TanhGaussian(torch.full((1, 1), mean, dtype=torch.float64), torch.full((1, 1), math.log(std), dtype=torch.float64))
+    action, log_prob = policy.sample(noise.unsqueeze(1))
+    assert torch.trapezoid(log_prob.exp(), action[:, 0]).item() == pytest.approx(1.0, abs=1e-6)
+    for low, high in ((-1.0, 0.0), (0.5, 2.0), (-3.0, 3.0)):
+        inside = (noise > low - 1e-5) & (noise < high + 1e-5)  # the ends are points of the grid
+        wanted = torch.special.ndtr(torch.tensor(high)) - torch.special.ndtr(torch.tensor(low))
+        assert torch.trapezoid(log_prob[inside].exp(), action[inside, 0]).item() == pytest.approx(wanted.item(), abs=1e-6)
+
+
+def test_a_squashed_gaussian_of_several_components_agrees_with_torchs_change_of_variables():
+    """Three components, and the gradient by mean and deviation that trains the actor."""
+    generator = torch.Generator().manual_seed(2)
+    mean, log_std, noise = (torch.randn(7, 3, generator=generator, dtype=torch.float64) for _ in range(3))
+    found, wanted = ([tensor.clone().requires_grad_() for tensor in (mean, log_std)] for _ in range(2))
+    action, log_prob = TanhGaussian(*found).sample(noise)
+    u = wanted[0] + wanted[1].exp() * noise
+    normal = torch.distributions.Normal(wanted[0], wanted[1].exp())
+    expected = (normal.log_prob(u) - (1.0 - u.tanh() ** 2).log()).sum(-1)
+    torch.testing.assert_close(action, u.tanh())
+    torch.testing.assert_close(log_prob, expected)
+    for tensors, value in ((found, log_prob + action.sum(-1)), (wanted, expected + u.tanh().sum(-1))):
+        value.sum().backward()
+        assert all(tensor.grad is not None for tensor in tensors)
+    torch.testing.assert_close([tensor.grad for tensor in found], [tensor.grad for tensor in wanted])
+
+
+def test_the_log_probability_of_an_action_that_rounds_to_its_bound_is_finite_and_exact():
+    """tanh(20) is 1 in float32, where the logarithm of 1 - tanh^2 would be infinite."""
+    policy = TanhGaussian(torch.full((1, 1), 20.0, requires_grad=True), torch.zeros(1, 1))
+    action, log_prob = policy.sample(torch.zeros(1, 1))
+    log_prob.sum().backward()
+    assert action.item() == 1.0
+    assert log_prob.item() == pytest.approx(-0.5 * math.log(2 * math.pi) + 40.0 - math.log(4.0), rel=1e-6)
+    assert policy.mean.grad.item() == pytest.approx(2.0)
+    assert policy.median().item() == 1.0
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ from torch.nn import functional
 
 from common.envs.spec import ActionSpec, EnvSpec, Leaf
 from common.errors import ConfigError
-from common.models import nets
+from common.models import layers, nets
 from common.models.arithmetic import autocast
 from common.models.distributions import Categorical, DiagonalGaussian
+from common.models.snapshot import ParameterLayout
 from common.models.spec import ModelSettings
 
 pytestmark = pytest.mark.pure
@@ -217,3 +218,85 @@ def test_after_calibration_what_stands_still_is_0_and_the_liveliest_pixel_stays_
     torch.testing.assert_close(seen[:, :, 3, 5].std(0), torch.full((2,), 0.5))
     assert {"trunk.normalisation.mean", "trunk.normalisation.divisor"} <= dict(net.named_parameters()).keys()
     assert net(frames[:, None].expand(4, 2, 20, 24)).value.shape == (4,)
+
+
+class PlainResNet(torch.nn.Module):
+    """The network of Espeholt et al. 2018, figure 3 (large), up to its dense layers, as a script would write it."""
+
+    def __init__(self, channels, widths):
+        super().__init__()
+        self.sections = torch.nn.ModuleList()
+        for width in widths:
+            layers = [torch.nn.Conv2d(channels, width, 3, padding=1)]
+            layers += [torch.nn.Conv2d(width, width, 3, padding=1) for _ in range(4)]
+            self.sections.append(torch.nn.ModuleList(layers))
+            channels = width
+
+    def forward(self, x):
+        for conv, first, second, third, fourth in self.sections:
+            x = functional.max_pool2d(conv(x), 3, stride=2, padding=1)
+            x = x + second(functional.relu(first(functional.relu(x))))
+            x = x + fourth(functional.relu(third(functional.relu(x))))
+        return functional.relu(x)
+
+
+@pytest.mark.parametrize(("name", "widths"), [("impala", (16, 32, 32)), ("impala-2", (32, 64, 64)), ("impala-4", (64, 128, 128))])
+@pytest.mark.parametrize("frame", [(84, 84), (21, 9)])
+def test_the_resnet_of_impala_is_the_published_one(name, widths, frame):
+    """Values of the trunk equal those of a plain network with the same weights; features are in the order [H, W, C]."""
+    env = env_spec(frame=frame)
+    trunk = nets.build_actor_critic(ModelSettings(conv=name, hidden=()), env, seed=1).trunk.double()
+    plain = PlainResNet(4, widths).double()
+    with torch.no_grad():
+        for own, other in zip(trunk.conv.parameters(), plain.parameters(), strict=True):
+            other.copy_(own)
+        features = trunk(observations(env), torch.float64)
+        wanted = plain(observations(env).double() / 255.0).permute(0, 2, 3, 1).flatten(1)
+    assert trunk.features == features.shape[1] == math.prod(math.ceil(side / 8) for side in frame) * widths[-1]
+    torch.testing.assert_close(features, wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("activation", ["relu", "elu", "tanh", "silu"])
+def test_a_residual_block_adds_its_input_as_it_was(activation):
+    """An activation in place would change the input first; the gradient tells too."""
+    block = layers._ResidualBlock(3, activation)
+    torch.nn.init.zeros_(block.branch[3].weight)
+    torch.nn.init.zeros_(block.branch[3].bias)
+    image = torch.randn(2, 3, 4, 5, requires_grad=True)
+    added = block(image)
+    added.sum().backward()
+    assert torch.equal(added, image)
+    assert torch.equal(image.grad, torch.ones_like(image))
+
+
+def test_the_resnet_acts_in_bfloat16_and_has_the_initial_weights_of_all_convolutions():
+    env, model = env_spec(frame=(24, 24)), ModelSettings(conv="impala", hidden=(32,))
+    net = nets.build_actor_critic(model, env, seed=4)
+    convolutions = [module for module in net.modules() if isinstance(module, torch.nn.Conv2d)]
+    assert len(convolutions) == 15
+    for layer in convolutions:
+        weight = layer.weight.flatten(1)
+        assert layer.weight.is_contiguous(memory_format=torch.channels_last)
+        torch.testing.assert_close(weight @ weight.T, 2.0 * torch.eye(len(weight)), atol=1e-5, rtol=0.0)
+        assert not layer.bias.any()
+    exact = net(observations(env))
+    acting = nets.build_actor_critic(model, env, seed=4).bfloat16()(observations(env))
+    torch.testing.assert_close(acting.value, exact.value, atol=5e-2, rtol=5e-2)
+    torch.testing.assert_close(acting.policy.log_probs, exact.policy.log_probs, atol=1e-2, rtol=1e-2)
+
+
+def test_the_parameters_of_the_resnet_keep_their_names_and_shapes():
+    """Otherwise checkpoints of a version before could not be read: this fingerprint must not change."""
+    outlined = nets.outline_actor_critic(ModelSettings(conv="impala", hidden=(256,)), env_spec(frame=(84, 84)))
+    assert ParameterLayout.of(outlined).size == 1_090_774
+    assert ParameterLayout.of(outlined).fingerprint == "35223852edc454a1"
+
+
+@pytest.mark.parametrize("side", ["rows", "columns"])
+def test_the_resnet_refuses_an_image_that_it_cannot_halve_three_times(side):
+    frame = (7, 30) if side == "rows" else (30, 7)
+    with pytest.raises(ConfigError) as caught:
+        nets.build_actor_critic(ModelSettings(conv="impala"), env_spec(frame=frame))
+    wanted = f"found {frame}, wanted at least 8 rows and columns for impala, which halves them 3 times"
+    assert str(caught.value) == f"model.conv does not fit the image: {wanted}; set model.conv to auto"
+    assert nets.build_actor_critic(ModelSettings(conv="impala"), env_spec(frame=(8, 8))).trunk.features == 512

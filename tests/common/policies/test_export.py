@@ -76,6 +76,7 @@ def own(tmp_path, monkeypatch):
     [
         ("cartpole", [], ["action", "logits"]),
         ("pendulum-td3", [], ["action"]),
+        ("pendulum-sac", [], ["action"]),
         ("pong-dqn", IMAGES, ["action", "q_values"]),
     ],
 )
@@ -101,6 +102,13 @@ def test_onnxruntime_takes_the_same_greedy_actions(make_run, preset, overrides, 
         for parameter in policy.module.parameters():
             parameter.neg_()
     assert export.compare(model, policy, observations=1000).different > 100  # another policy differs from the exported one
+
+
+def test_the_resnet_of_impala_is_exported(make_run):
+    small = ("env.height=16", "env.width=16", "env.crop=[0,0]", "model.conv=impala", "model.hidden=[8]")
+    policy = load_policy(make_run(*small, preset="pong-impala")[0].path)
+    found = export.compare(export.to_onnx(policy), policy, observations=200)
+    assert (found.different, found.observations) == (0, 200)
 
 
 def test_actions_are_those_of_the_environment(make_run, own, tmp_path):

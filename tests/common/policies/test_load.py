@@ -65,6 +65,7 @@ def observations(policy, count=50):
         ("cartpole", []),
         ("cartpole-dqn", ["algorithm.average_rate=0.5"]),  # the average is published, and not the network that is trained
         ("pendulum-td3", []),
+        ("pendulum-sac", []),
         ("pong", ["env.height=36", "env.width=36", "env.crop=[0,0]", "model.conv=[[4,8,4]]"]),
     ],
 )

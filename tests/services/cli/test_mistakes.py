@@ -259,3 +259,9 @@ def test_an_action_mask_is_not_ignored_without_a_word(name, lines, capfd):
     err = capfd.readouterr().err.splitlines()
     assert len(err) == lines
     assert all("newcomers:Masks offers an action_mask, which is not used" in line for line in err)
+
+
+def test_convolutions_without_images_are_not_ignored_without_a_word(capfd):
+    for name, lines in (("impala", ["rookery: warning: model.conv has no effect: CartPole-v1 has no images"]), ("auto", [])):
+        assert main(["config", "validate", "cartpole", f"model.conv={name}"]) == 0
+        assert capfd.readouterr().err.splitlines() == lines

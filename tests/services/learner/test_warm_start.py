@@ -16,6 +16,8 @@ from services.learner.startup import open_directory, parse, with_run_id
 
 pytestmark = pytest.mark.service
 
+REPLAY = {"cartpole-dqn", "pendulum-td3", "pendulum-sac"}  # presets with a replay memory
+
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path, monkeypatch):
@@ -24,7 +26,7 @@ def _elsewhere(tmp_path, monkeypatch):
 
 def learner(preset, *words, seed=1):
     """Return the invocation, the algorithm and the environment of a run."""
-    small = ["algorithm.replay_capacity=2000", "algorithm.warmup=500"] if preset in {"cartpole-dqn", "pendulum-td3"} else []
+    small = ["algorithm.replay_capacity=2000", "algorithm.warmup=500"] if preset in REPLAY else []
     invocation = with_run_id(parse(["--config", preset, *small, *words], {}))
     env = spec_of(invocation.settings.env)
     settings = invocation.settings
@@ -58,7 +60,7 @@ def opened(preset, *words):
     return record, session, algorithm, store
 
 
-@pytest.mark.parametrize("preset", ["cartpole", "cartpole-dqn", "pendulum-td3"])
+@pytest.mark.parametrize("preset", ["cartpole", "cartpole-dqn", "pendulum-td3", "pendulum-sac"])
 def test_a_run_starts_with_the_weights_and_nothing_else(preset):
     place, source = saved(preset)
     record, _, algorithm, _ = opened(preset, f"run.init={place}")

@@ -80,6 +80,14 @@ def test_a_result_says_how_many_environments_have_ended_no_episode(tmp_path, unf
     assert ("(3 environments have ended none)" in text) == (unfinished == 3)
 
 
+@pytest.mark.parametrize(("solved", "target", "remark"), [(True, 18.6, True), (True, 18.5, False), (False, 20.0, False)])
+def test_an_evaluation_below_the_target_that_training_reached_is_named(tmp_path, solved, target, remark):
+    """Training episodes reach a target by luck, or because those that end first are the good ones."""
+    summary = SUMMARY | {"solved": solved, "target": {"mean100": target, "evaluation": None}}
+    text = "\n".join(final_lines("solved", summary, run_dir=tmp_path, resumable=False))
+    assert ("below the target of 18.6: rookery evaluate" in text) == remark
+
+
 @pytest.mark.parametrize("reproducible", [True, False])
 def test_a_run_that_can_be_repeated_shows_what_it_must_come_to_again(tmp_path, reproducible):
     """Two runs in lockstep are compared with one look; other hashes agree with nothing, and are not shown."""

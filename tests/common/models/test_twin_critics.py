@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 
 from common.envs.spec import ActionSpec, EnvSpec
 from common.errors import ConfigError
-from common.models.nets import ActionBounds, build_td3_actor, build_td3_networks
+from common.models.nets import ActionBounds, build_sac_actor, build_sac_networks, build_td3_actor, build_td3_networks
 from common.models.snapshot import ParameterLayout
 from common.models.spec import ModelSettings
 
 pytestmark = pytest.mark.pure
 
 MODEL = ModelSettings(hidden=(16,), conv=((4, 4, 2),))
+both = pytest.mark.parametrize("build", [build_td3_networks, build_sac_networks])
 
 
 def an_env(*, low=(-1.0, 0.0), high=(3.0, 10.0), image=False):
@@ -56,15 +57,22 @@ def test_actions_that_cannot_be_scaled_are_refused_before_anything_is_built(env,
         ActionBounds.of(env.action)
 
 
+def acted(nets, observation):
+    """The actor's actions in -1..1, of SAC drawn ones."""
+    chosen = nets.actor(observation)
+    return chosen if isinstance(chosen, torch.Tensor) else chosen.sample(torch.randn_like(chosen.mean))[0]
+
+
+@both
 @pytest.mark.parametrize("image", [False, True])
-def test_actions_lie_between_minus_1_and_1_and_both_critics_rate_them(image):
+def test_actions_lie_between_minus_1_and_1_and_both_critics_rate_them(build, image):
     """Vectors and images take the same way; weights and observations of any size do not leave the bounds."""
     env = an_env(image=image)
-    nets = build_td3_networks(MODEL, env)
+    nets = build(MODEL, env)
     for parameter in nets.actor.parameters():
         parameter.data.mul_(50.0)
     observation = torch.randn(7, 3) * 100 if not image else torch.randint(256, (7, 2, 10, 12), dtype=torch.uint8)
-    action = nets.actor(observation)
+    action = acted(nets, observation)
     values = [critic(observation, action) for critic in nets.critics]
     assert action.shape == (7, 2)
     assert action.abs().max() <= 1.0
@@ -82,28 +90,48 @@ def test_the_value_depends_on_the_action():
 
 
 def test_the_initial_actor_stays_near_the_middle():
-    """A random network has no reason to prefer an end of the range."""
+    """A random network has no reason to prefer an end of the range; SAC's draws from nearly all of it."""
     assert build_td3_networks(MODEL, an_env()).actor(torch.randn(100, 3)).abs().max() < 0.1
+    policy = build_sac_networks(MODEL, an_env()).actor(torch.randn(100, 3))
+    assert policy.median().abs().max() < 0.1
+    assert policy.log_std.abs().max() < 0.1
 
 
-def test_layer_normalisation_is_for_those_that_rate():
+def test_the_deviation_of_sac_is_bounded_whatever_the_observation_is():
+    """e^-20 to e^2: outside, log-probabilities and actions would not be finite."""
+    actor = build_sac_networks(MODEL, an_env()).actor
+    actor.head.weight.data.mul_(1e6)
+    log_std = actor(torch.randn(100, 3)).log_std
+    assert (log_std.min().item(), log_std.max().item()) == (-20.0, 2.0)
+
+
+def test_the_target_critics_of_sac_are_a_copy_with_the_names_of_the_critics():
+    nets = build_sac_networks(MODEL, an_env())
+    targets, critics = dict(nets.target_critics().named_parameters()), dict(nets.named_parameters())
+    assert {name.split(".")[0] for name in targets} == {"critics"}
+    for name, target in targets.items():
+        assert torch.equal(target, critics[name])
+        assert target.data_ptr() != critics[name].data_ptr()
+        assert not target.requires_grad
+
+
+@both
+def test_layer_normalisation_is_for_those_that_rate(build):
     """The critics alone (docs/decisions/0021)."""
-    nets = build_td3_networks(ModelSettings(hidden=(16,), layer_norm=True), an_env())
+    nets = build(ModelSettings(hidden=(16,), layer_norm=True), an_env())
     normalised = {name.split(".")[0] for name, module in nets.named_modules() if isinstance(module, torch.nn.LayerNorm)}
     assert normalised == {"critics"}
 
 
-def test_a_seed_fixes_the_weights_and_another_one_changes_them():
+@both
+def test_a_seed_fixes_the_weights_and_another_one_changes_them(build):
     """Runs with one seed begin alike, whatever torch's own random state is."""
-    weights = [
-        torch.cat([p.flatten() for p in build_td3_networks(MODEL, an_env(), seed=seed).parameters()]) for seed in (1, 1, 2)
-    ]
+    weights = [torch.cat([p.flatten() for p in build(MODEL, an_env(), seed=seed).parameters()]) for seed in (1, 1, 2)]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
 
 
-def test_the_actor_alone_has_the_layout_of_the_actor_that_is_trained():
+@pytest.mark.parametrize(("alone", "build"), [(build_td3_actor, build_td3_networks), (build_sac_actor, build_sac_networks)])
+def test_the_actor_alone_has_the_layout_of_the_actor_that_is_trained(alone, build):
     """A worker builds no critics, and still takes the learner's snapshot."""
-    assert ParameterLayout.of(build_td3_actor(MODEL, an_env())) == ParameterLayout.of(
-        build_td3_networks(MODEL, an_env(), seed=3).actor
-    )
+    assert ParameterLayout.of(alone(MODEL, an_env())) == ParameterLayout.of(build(MODEL, an_env(), seed=3).actor)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from common.algorithms import dqn
+from common.algorithms.action_values import EpsilonGreedyPolicy
 from common.algorithms.api import WorkerContext
-from common.algorithms.dqn import EpsilonGreedyPolicy
 from common.algorithms.settings import DQNSettings
 from common.models import nets, snapshot
 from common.models.spec import ModelSettings
@@ -78,9 +77,9 @@ def test_epsilon_falls_with_the_env_steps_of_the_run_and_then_stays(image_env):
     assert found == pytest.approx([1.0, 0.55, 0.1, 0.1])
 
 
-def test_epsilon_that_falls_at_once_is_constant():
-    """`epsilon_env_steps: 0`, from a start at 0 env steps on."""
-    assert dqn.annealed_epsilon(1, DQNSettings(epsilon=0.05, epsilon_env_steps=0)) == pytest.approx(0.05)
+def test_epsilon_that_falls_at_once_is_constant(image_env):
+    """`epsilon_env_steps: 0`, from 0 env steps on."""
+    assert build(image_env, DQNSettings(epsilon=0.05, epsilon_env_steps=0), env_steps=0)[1].epsilon == pytest.approx(0.05)
 
 
 def test_an_evaluator_explores_as_at_the_end_of_training(image_env):
