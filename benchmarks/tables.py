@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.learning import RESULTS, ROWS, Row, ended, fingerprint, keep, kept
+from common.algorithms.sections import ReplaySection
 from common.config.layers import leaves
 from common.config.load import load_settings
 from common.errors import ConfigError, RookeryError
@@ -38,8 +39,8 @@ TITLES = {"mujoco": "MuJoCo"}  # others are written as they are typed
 COLUMNS = ("run", "algorithm", "env steps", "mean100 of each seed", "their mean", "published", "greedy evaluations", "minutes")
 HEAD = """\
 mean100: mean return of the last 100 training episodes when the whole budget is spent. Greedy evaluations are of the last policy.
-Published results are of the same algorithm and of the same task, in an earlier version where the source names one. Images and
-networks are those of the preset.
+Published results are of the same algorithm and of the same task, in an earlier version where the source names one. Images,
+networks and variants of the algorithm are those of the preset: its DQN is double and takes several steps, the published is plain.
 """
 
 
@@ -56,6 +57,8 @@ CLEANRL = Source(
     "https://docs.cleanrl.dev",
     "mean over three seeds of the returns of training episodes at the end of the budget; Atari `NoFrameskip-v4`, MuJoCo `-v4`",
 )
+CLEANRL_PQN = Source("CleanRL's PQN", "https://docs.cleanrl.dev/rl-algorithms/pqn", "as CleanRL, on EnvPool's `-v5` games")
+CLEANRL_SAC = Source("CleanRL's SAC", "https://docs.cleanrl.dev/rl-algorithms/sac", "as CleanRL, MuJoCo `-v2`, Humanoid `-v4`")
 ZOO = Source(
     "RL Baselines3 Zoo",
     "https://github.com/DLR-RM/rl-baselines3-zoo/blob/master/benchmark.md",
@@ -80,7 +83,7 @@ class Comparison:
 
     def accepts(self, row: Row) -> bool:
         """Return whether `row` is a run of this budget: with `overrides`, or of a preset whose own budget is the same."""
-        if row["preset"] != self.preset or row["env_steps"] < self.env_steps:
+        if row["preset"] != self.preset or row["env_steps"] < self.env_steps or row["mean100"] is None:
             return False
         if row["overrides"] or self.changes:
             return bool(row["overrides"] == self.overrides)
@@ -96,21 +99,21 @@ TABLES = {
     "atari": (
         Comparison("pong", 10_000_000, 20.36, CLEANRL),
         Comparison("pong-dqn", 10_000_000, 20.25, CLEANRL),
-        Comparison("pong-pqn", 10_000_000, 20.5, CLEANRL),
+        Comparison("pong-pqn", 10_000_000, 20.5, CLEANRL_PQN),
         Comparison("breakout", 10_000_000, 414.66, CLEANRL),
-        Comparison("breakout-pqn", 10_000_000, 385, CLEANRL),
-        Comparison("breakout-pqn", 10_000_000, 1_325, CLEANRL, ("env.id=ALE/SpaceInvaders-v5",)),
-        Comparison("breakout-pqn", 10_000_000, 2_299, CLEANRL, ("env.id=ALE/MsPacman-v5",)),
+        Comparison("breakout-pqn", 10_000_000, 385, CLEANRL_PQN),
+        Comparison("breakout-pqn", 10_000_000, 1_325, CLEANRL_PQN, ("env.id=ALE/SpaceInvaders-v5",)),
+        Comparison("breakout-pqn", 10_000_000, 2_299, CLEANRL_PQN, ("env.id=ALE/MsPacman-v5",)),
     ),
     "mujoco": (
         Comparison("halfcheetah", 1_000_000, 9_583, CLEANRL),
         Comparison("halfcheetah", 1_000_000, 3_135, CLEANRL, ("env.id=Hopper-v5",)),
         Comparison("halfcheetah", 1_000_000, 4_058, CLEANRL, ("env.id=Walker2d-v5",)),
         Comparison("halfcheetah", 1_000_000, 5_035, CLEANRL, ("env.id=Humanoid-v5",)),
-        Comparison("halfcheetah-sac", 1_000_000, 9_635, CLEANRL),
-        Comparison("hopper-sac", 1_000_000, 2_310, CLEANRL),
-        Comparison("halfcheetah-sac", 1_000_000, 3_591, CLEANRL, ("env.id=Walker2d-v5",)),
-        Comparison("halfcheetah-sac", 1_000_000, 4_996, CLEANRL, ("env.id=Humanoid-v5",)),
+        Comparison("halfcheetah-sac", 1_000_000, 9_635, CLEANRL_SAC),
+        Comparison("hopper-sac", 1_000_000, 2_310, CLEANRL_SAC),
+        Comparison("halfcheetah-sac", 1_000_000, 3_591, CLEANRL_SAC, ("env.id=Walker2d-v5",)),
+        Comparison("halfcheetah-sac", 1_000_000, 4_996, CLEANRL_SAC, ("env.id=Humanoid-v5",)),
         Comparison("halfcheetah-ppo", 1_000_000, 1_443, CLEANRL),
         Comparison("hopper", 1_000_000, 2_383, CLEANRL),
         Comparison("walker2d", 1_000_000, 2_288, CLEANRL),
@@ -123,7 +126,7 @@ TABLES = {
         Comparison("lunarlander", 1_000_000, 242, ZOO),
         Comparison("pendulum", 100_000, -172, ZOO),
         Comparison("pendulum-td3", 20_000, -152, ZOO),
-        Comparison("pendulum-sac", 20_000),
+        Comparison("pendulum-sac", 20_000, -157, ZOO),
     ),
     "memory": (
         Comparison("pong-lstm", 10_000_000, 19.78, CLEANRL),
@@ -148,8 +151,10 @@ class Job(NamedTuple):
 
     @property
     def overrides(self) -> list[str]:
-        """Return all settings on its command line."""
-        return [*self.comparison.overrides, f"run.seed={self.seed}"]
+        """Return all settings on its command line; a replay memory is saved, for the day on which the run goes on."""
+        algorithm = load_settings(preset=self.comparison.preset, environ={}).settings.algorithm
+        saved = ["checkpoint.replay=true"] if isinstance(algorithm, ReplaySection) else []
+        return [*self.comparison.overrides, *saved, f"run.seed={self.seed}"]
 
     def require_same_settings(self, path: Path) -> None:
         """Raise `ConfigError` where the run in `path` has other settings than it would begin with today."""
@@ -173,7 +178,7 @@ def missing(names: Sequence[str], seeds: Sequence[int], rows: Sequence[Row]) -> 
 
 
 def is_current(row: Row | None) -> bool:
-    """Return whether there is a run, made by the present settings of its preset."""
+    """Return whether there is a run, made by the present text of its preset and the same settings on its command line."""
     return row is not None and row["settings"] == fingerprint(row["preset"], row["overrides"])
 
 
@@ -207,7 +212,7 @@ def run(jobs: Sequence[Job], trainer: TrainProcesses, *, runs: Path, results: Pa
 
 
 def render(rows: Sequence[Row]) -> str:
-    """Return all tables as Markdown. Raises `ConfigError` where a run was made by other settings than the preset's of today."""
+    """Return all tables as Markdown. Raises `ConfigError` where a run was made by another text of its preset than today's."""
     lines = [HEAD]
     for name, comparisons in TABLES.items():
         found = [comparison.runs(rows) for comparison in comparisons]

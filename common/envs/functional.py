@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Space
+from gymnasium.spaces import Box, Space
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
@@ -32,7 +32,7 @@ jnp: Any = import_module("jax.numpy")
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """One environment as pure functions of JAX. States are trees of arrays; `key` is one of `jax.random`."""
+    """One environment as pure functions of JAX. States are trees of arrays; `key` is a raw one, of `jax.random.PRNGKey`."""
 
     observation_space: Space[Any]
     action_space: Space[Any]
@@ -110,29 +110,36 @@ def _on_host(tree: Any) -> Any:
     return jax.tree.map(np.asarray, tuple(tree) if isinstance(tree, _Rows) else tree)
 
 
-def gymnax(*, id: str, num_envs: int, **params: Any) -> FunctionalVectorEnv:  # noqa: A002  as gymnax names it
-    """An environment of gymnax (1.0 or later); `params` replace those of its `default_params`, such as a time limit."""
+def gymnax(*, id: str, num_envs: int, render_mode: str | None = None, **params: Any) -> FunctionalVectorEnv:  # noqa: A002
+    """An environment of gymnax (1.0 or later) by its `id`; `params` replace those of its `default_params`, such as a time limit.
+
+    It draws no pictures. Images come with their channels first.
+    """
+    del render_mode
     package, spaces = import_module("gymnax"), import_module("gymnax.environments.spaces")
     if id not in package.registered_envs:
         raise ConfigError("unknown environment of gymnax", found=id, wanted=extensions.similar_names(id, package.registered_envs))
     env, chosen = package.make(id)
     chosen = chosen.replace(**params)
 
+    space = spaces.gymnax_space_to_gym_space(env.observation_space(chosen))
+    image = isinstance(space, Box) and len(space.shape) == 3  # noqa: PLR2004 - height, width, channels
+
+    def shown(observation: Any) -> Any:
+        return jnp.moveaxis(observation, -1, 0) if image else observation
+
     def begin(key: Any) -> tuple[Any, Any]:
         observation, state = env.reset_env(key, chosen)
-        return state, observation
+        return state, shown(observation)
 
     def step(key: Any, state: Any, action: Any) -> tuple[Any, ...]:
         observation, state, reward, terminated, _ = env.step_env(key, state, action, chosen)
-        return state, observation, reward, terminated, env.is_truncated(state, chosen)
+        return state, shown(observation), reward, terminated, env.is_truncated(state, chosen)
 
-    observed, acted = env.observation_space(chosen), env.action_space(chosen)
-    rules = Rules(
-        observation_space=spaces.gymnax_space_to_gym_space(observed),
-        action_space=spaces.gymnax_space_to_gym_space(acted),
-        begin=begin,
-        step=step,
-    )
+    if image:
+        space = Box(np.moveaxis(space.low, -1, 0), np.moveaxis(space.high, -1, 0), dtype=space.dtype)
+    acted = spaces.gymnax_space_to_gym_space(env.action_space(chosen))
+    rules = Rules(observation_space=space, action_space=acted, begin=begin, step=step)
     return FunctionalVectorEnv(rules, num_envs)
 
 

@@ -113,7 +113,7 @@ def _from_registry(settings: EnvSettings, num_envs: int, mode: AutoresetMode, *,
         spec = gymnasium.spec(env_id)
         if spec.vector_entry_point is not None and mode is AutoresetMode.NEXT_STEP and not render:
             made = gymnasium.make_vec(env_id, num_envs, **kwargs)
-            return made if not hasattr(made, "func_env") else _compiled(env_id, num_envs, kwargs)
+            return _compiled(env_id, num_envs, kwargs) if hasattr(made, "func_env") else made
         asked = {"autoreset_mode": mode}
         made = gymnasium.make_vec(env_id, num_envs, vectorization_mode="sync", vector_kwargs=asked, **kwargs)
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
@@ -124,10 +124,12 @@ def _from_registry(settings: EnvSettings, num_envs: int, mode: AutoresetMode, *,
         raise ConfigError(f"{settings.id} cannot be built", found=str(error), fix="look at env.kwargs") from error
     except TypeError as error:
         raise ConfigError(f"{settings.id} does not take env.kwargs", found=kwargs, wanted=str(error)) from error
-    if not render and any(hasattr(each.unwrapped, "func_env") for each in getattr(made, "envs", ())):
-        wanted = "next_step, where all of them are one compiled step"
-        raise ConfigError(f"env.autoreset of {settings.id}, which is written in JAX", found=settings.autoreset, wanted=wanted)
-    return made
+    if render or not any(hasattr(each.unwrapped, "func_env") for each in getattr(made, "envs", ())):
+        return made
+    if mode is AutoresetMode.NEXT_STEP:  # an id without a vector environment of its own
+        return _compiled(env_id, num_envs, kwargs)
+    wanted = "next_step, where all of them are one compiled step"
+    raise ConfigError(f"env.autoreset of {settings.id}, which is written in JAX", found=settings.autoreset, wanted=wanted)
 
 
 def _compiled(env_id: str, num_envs: int, kwargs: dict[str, Any]) -> AnyVectorEnv:

@@ -84,6 +84,12 @@ def test_it_is_refused_where_it_would_not_be_compiled():
         made(2, "env.autoreset=same_step")
 
 
+def test_an_id_without_a_vector_environment_is_compiled_too():
+    env = made(2, "env.id=tabular/Blackjack-v0")
+    assert isinstance(env.native, functional.FunctionalVectorEnv)
+    assert env.reset(seed=1).shape == (2, *env.spec.observation_shape)
+
+
 def test_a_seed_fixes_the_rows_and_a_saved_state_continues_bit_for_bit():
     actions = np.random.default_rng(1).integers(2, size=(60, 8))
     first, second = made(), made()
@@ -112,6 +118,8 @@ def test_each_episode_begins_elsewhere_by_the_seed():
 
 def test_gymnax_is_named_by_its_ids():
     pytest.importorskip("gymnax", reason="gymnax is not installed")
+    assert functional.gymnax(id="Seaquest-MinAtar", num_envs=1).reset(seed=1)[0].shape == (1, 10, 10, 10)
+    assert functional.gymnax(id="Breakout-MinAtar", num_envs=1).reset(seed=1)[0].shape == (1, 4, 10, 10)
     env = functional.gymnax(id="CartPole-v1", num_envs=5, max_steps_in_episode=3)
     env.reset(seed=1)
     ends = [env.step(np.zeros(5, int))[3] for _ in range(5)]
