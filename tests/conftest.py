@@ -93,7 +93,9 @@ def make_run(tmp_path):
 
     def write(*overrides, preset="cartpole", version=7, seed=1, path=None):
         settings = load_settings(preset=preset, overrides=overrides, environ={}).settings
-        algorithm = build_algorithm(settings.algorithm, model=settings.model, env=spec_of(settings.env), seed=seed)
+        algorithm = build_algorithm(
+            settings.algorithm, model=settings.model, env=spec_of(settings.env), seed=seed, length=settings.rollout.length
+        )
         with torch.no_grad():
             for parameter in algorithm.model.parameters():  # heads begin near zero, where actions would hardly differ
                 parameter.add_(torch.empty_like(parameter).normal_(std=0.3, generator=torch.Generator().manual_seed(seed)))

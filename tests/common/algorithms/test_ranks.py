@@ -35,6 +35,9 @@ VARIANTS = {
 }
 CONTINUOUS = {"td3", "sac"}
 MEMORY = {f"{name} {cell}": (name, VARIANTS[name][1]) for name in ("ppo", "impala", "a3c-grad") for cell in ("lstm", "gru")}
+# One gradient step at the second update, which completes the first sequences.
+SEQUENCES = {"replay_capacity": 2_000, "warmup": 0, "minibatch": T, "samples_per_insert": 0.26, "burn_in": 2}
+MEMORY |= {f"dqn {cell}": ("dqn", SEQUENCES) for cell in ("lstm", "gru")}
 VARIANTS |= MEMORY
 PARTITIONS = {"two ranks": ((0, 1), (2,)), "one of three without actors": ((0,), (), (1, 2))}
 
@@ -54,7 +57,8 @@ class Run:
         if name in MEMORY:
             self.model = self.model.model_copy(update={"recurrent": name.split()[1]})
         self.built = {"model": self.model, "env": self.env}
-        self.learner = build_algorithm(self.settings, **self.built, seed=0, ranks=ranks, normalize_reward=self.name != "a3c-grad")
+        beside = {"ranks": ranks, "normalize_reward": self.name != "a3c-grad", "length": T}
+        self.learner = build_algorithm(self.settings, **self.built, seed=0, **beside)
         self.learner.calibrate(torch.rand(20, *self.env.observation_shape, generator=torch.Generator().manual_seed(7)))
         self.ranks = ranks
 
@@ -97,7 +101,9 @@ class Run:
         for update in range(updates):
             messages = self.messages(update)
             own = [messages[number] for number in mine]
-            if hasattr(self.learner, "_replay"):
+            if hasattr(self.learner, "_replay") and self.model.recurrent:
+                self._sample_all(update * sum(WIDTHS[number] for number in mine))
+            elif hasattr(self.learner, "_replay"):
                 self._sample(mine, everyone, np.random.default_rng(update))
             batch = self.learner.ingest(own)
             self.learner.update(batch, RunProgress(env_steps=0, env_steps_planned=1_000, version=0))
@@ -118,6 +124,11 @@ class Run:
         self.learner._replay.sample = sample
         if self.name == "sac":  # the noise of a row follows from the row
             self.learner._noise = lambda action: torch.from_numpy(np.sin(1e3 * action))
+
+    def _sample_all(self, count):
+        """Let the memory return each of its `count` sequences once."""
+        self.learner._settings = self.settings.model_copy(update={"minibatch": count * T})
+        self.learner._rng = Everything(np.random.PCG64(0))
 
     def _rows(self, rng, count=4):
         env = self.env
@@ -142,6 +153,14 @@ class Run:
         return torch.cat([each.detach().flatten() for each in self._trained()])
 
 
+class Everything(np.random.Generator):
+    """Draws each number once."""
+
+    def integers(self, high, *, size):
+        assert high == size
+        return np.arange(high)
+
+
 _made: dict = {}
 _making = threading.Lock()
 FIELDS = ("observation", "action", "reward", "env_steps", "discount", "next_observation")
@@ -160,7 +179,7 @@ def test_ranks_train_as_one_rank_with_all_rows(name, partition, envs):
     def on_rank(updates):
         return lambda ranks: Run(name, envs, ranks).train(updates, parts[ranks.index], range(3))
 
-    for updates, most_gradient, most_weight in ((1, 1e-6, 1e-5), (20, None, 1e-5)):
+    for updates, most_gradient, most_weight in ((2 if name.startswith("dqn ") else 1, 1e-6, 1e-5), (20, None, 1e-5)):
         gradient, weight, moments = Run(name, envs, times=len(parts)).train(updates, range(3), range(3))
         found = on_every_rank(len(parts), on_rank(updates))
         assert weight.abs().sum() > 0

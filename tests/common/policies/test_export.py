@@ -194,15 +194,20 @@ def test_each_array_of_an_observation_is_an_input_of_the_model(make_run, preset,
         policy(observation | {"camera": observation["arm/0"]})
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
-def test_memory_is_an_input_and_an_output_of_the_model(make_run, cell):
-    policy = load_policy(
-        make_run("model.hidden=[8]", f"model.recurrent={cell}", "model.recurrent_size=6", "model.shared_trunk=true")[0].path
-    )
+@pytest.mark.parametrize(
+    ("cell", "preset", "overrides", "scores"),
+    [
+        ("lstm", "cartpole", ["model.shared_trunk=true"], "logits"),
+        ("gru", "cartpole-dqn", ["algorithm.minibatch=128", "algorithm.burn_in=2"], "q_values"),
+    ],
+)
+def test_memory_is_an_input_and_an_output_of_the_model(make_run, cell, preset, overrides, scores):
+    memory = f"model.recurrent={cell}", "model.recurrent_size=6", "model.hidden=[8]"
+    policy = load_policy(make_run(*memory, *overrides, preset=preset)[0].path)
     model = export.to_onnx(policy)
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     assert [each.name for each in session.get_inputs()] == ["observation", "memory", "start"]
-    assert [each.name for each in session.get_outputs()] == ["action", "logits", "next_memory"]
+    assert [each.name for each in session.get_outputs()] == ["action", scores, "next_memory"]
     assert export.compare(model, policy, observations=1000).different == 0
     memory, start = np.zeros((3, policy.settings.model.state_size), np.float32), np.ones(3, np.bool_)
     for observation in np.random.default_rng(1).normal(size=(20, 3, 4)).astype(np.float32):
