@@ -246,6 +246,12 @@ def test_a_step_that_is_not_finite_on_one_rank_is_left_out_on_all(name, envs):
     assert first[1]
 
 
+@pytest.mark.parametrize("name", sorted(CONTINUOUS))
+def test_each_rank_has_noise_of_its_own(name, envs):
+    first, second = on_every_rank(2, lambda ranks: Run(name, envs, ranks).learner._noise(np.zeros((4, 2))))
+    assert not torch.isclose(first, second).any()
+
+
 def _with_reward(rows, value):
     rows.reward[:] = value
     return rows
