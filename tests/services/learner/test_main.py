@@ -69,7 +69,7 @@ def refused(words, capsys):
         (["env.entry_point=common.envs.probes:nothing"], ["nothing", "common.envs.probes"]),
         (["--config", "pendulum-td3", "env.id=CartPole-v1"], ["found 2 discrete actions", "such as algorithm.name=dqn"]),
         (["--config", "pendulum-sac", "env.id=CartPole-v1"], ["sac needs", "found 2 discrete", "such as algorithm.name=dqn"]),
-        (["--config", "cartpole-dqn", "algorithm.epochs=3"], ["it is a setting of ppo, and algorithm.name is dqn"]),
+        (["--config", "cartpole-dqn", "algorithm.epochs=3"], ["it is a setting of ppo and pqn, and algorithm.name is dqn"]),
         (
             ["--config", "cartpole-dqn", "algorithm.replay_capacity=1000000000000"],
             ["replay memory", "at most", "GB; lower algorithm.replay_capacity"],
