@@ -85,7 +85,7 @@ def test_a_score_at_the_end_needs_the_whole_budget(mean100, env_steps, holds):
 
 
 # 10 M env steps with the Nature network, or a million gradient steps.
-NOT_RUN = {"breakout-pqn", "pong-pqn", "halfcheetah-sac", "hopper-sac"}
+NOT_RUN = {"breakout-pqn", "halfcheetah-sac", "hopper-sac"}
 
 
 def test_a_preset_that_was_not_run_says_so():
