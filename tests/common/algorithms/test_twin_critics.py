@@ -1,4 +1,4 @@
-"""The parts that TD3 and SAC share: losses against numbers worked out by hand, refused shapes, and actors that begin at random."""
+"""The parts that TD3 and SAC share: losses against numbers worked out by hand, refused shapes, actors that begin at random."""
 
 import pytest
 import torch
