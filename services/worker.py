@@ -187,6 +187,7 @@ def parse(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> Invocat
         parser.add_argument("--bind", metavar="tcp://ADDRESS:PORT", help="where env workers connect (policy_server.bind)")
         parser.add_argument("--workers", metavar="N", help="number of env workers (policy_server.workers)")
     parsed = parser.parse_intermixed_args(argv)
+    _require_own(name, parsed.overrides)
     options = {
         f"{role}.{section}": getattr(parsed, section),
         f"{role}.keys": parsed.keys,
@@ -201,6 +202,18 @@ def parse(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> Invocat
     if name == "policy-server" and loaded.settings.policy_server.workers == 0:
         raise ConfigError("policy_server.workers", found=0, wanted="the number of its env workers", fix="add --workers N")
     return Invocation(loaded=loaded, linger=parsed.linger, debug=parsed.debug)
+
+
+def _require_own(name: str, overrides: Iterable[str]) -> None:
+    """Raise `ConfigError` for a setting of the command line that a worker has from its server."""
+    service = SERVICES[name]
+    own = [service.role, *(["policy_server"] if name == "policy-server" else []), "metrics", "log"]
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if key.partition(".")[0] in Settings.model_fields.keys() - set(own):
+            fact, fix = f"{key} has no effect here: the {service.server} sends it", f"set it for the {service.server}"
+            wanted = f"a setting of {', '.join(own[:-1])} or {own[-1]}"
+            raise ConfigError(fact, found=f"{value} (command line)", wanted=wanted, fix=fix)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

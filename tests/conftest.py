@@ -38,7 +38,7 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Run the longest tests first (own time limit, then real processes), so that all cores end together."""
+    """Run the longest tests first (own time limit, real processes, services), so that all cores end together."""
     if (seed := config.getoption("--shuffle")) is not None:
         chance = random.Random(seed)
         files = [list(tests) for _, tests in itertools.groupby(items, key=lambda item: item.path)]
@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(config, items):
 
     def order(item):
         limit = item.get_closest_marker("timeout")
-        return -limit.args[0] if limit else 0, item.get_closest_marker("system") is None
+        return -limit.args[0] if limit else 0, *(item.get_closest_marker(ring) is None for ring in ("system", "service"))
 
     items.sort(key=order)
 

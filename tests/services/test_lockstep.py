@@ -24,7 +24,7 @@ from common.envs.spec import EnvSettings
 from common.models.spec import ModelSettings
 from tests.services.test_whole_run import Colony, assert_accounts_agree, pqn_probe, probe, q_probe, with_memory
 
-pytestmark = [pytest.mark.service, pytest.mark.usefixtures("one_torch_thread")]
+pytestmark = [pytest.mark.service, pytest.mark.timeout(700), pytest.mark.usefixtures("one_torch_thread")]
 
 ACTORS = 3
 LONGEST = 0.004  # seconds for which a thread is held up: several env steps, or a short update

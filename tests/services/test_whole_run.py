@@ -55,7 +55,7 @@ from services.learner.resume import session_config
 from services.learner.saving import RunCheckpoints, restore_checkpoint
 from tests.support.memory import MemoryHub
 
-pytestmark = pytest.mark.service
+pytestmark = [pytest.mark.service, pytest.mark.timeout(800)]
 
 SILENCE = 5.0  # seconds after which a worker counts as away, and a killed actor's name is free for the next, where one is killed
 PATIENCE = 120.0  # seconds; only a fault lets it pass
@@ -512,9 +512,10 @@ def test_all_leaves_of_an_observation_and_its_mask_lead_to_the_best_allowed_acti
         least = 0.5  # as of dqn
         settings = pqn_probe("mixed_action", env_steps=60_000, mean100=0.85, learning_rate=2e-3)
     elif algorithm in {"td3", "sac"}:
-        recipe = {"learning_rate": 1e-3, "minibatch": 32, "samples_per_insert": 16, "warmup": 200, "random_env_steps": 400}
-        section = ALGORITHMS[algorithm].settings(gamma=0.9, replay_capacity=10_000, **recipe)
-        env_steps = {"td3": 4_000, "sac": 3_000}[algorithm]
+        recipe = {"samples_per_insert": 16, "warmup": 200, "random_env_steps": 400, "replay_capacity": 10_000}
+        recipe |= {"minibatch": 32, "learning_rate": 1e-3} if algorithm == "td3" else {"minibatch": 64, "learning_rate": 2e-3}
+        section = ALGORITHMS[algorithm].settings(gamma=0.9, **recipe)
+        env_steps = {"td3": 4_000, "sac": 2_000}[algorithm]
         settings = q_probe("mixed_action", env_steps=env_steps).model_copy(update={"algorithm": section})
     else:
         settings = probe("mixed_action", algorithm=algorithm, env_steps=12_000 if actions == "box" else 60_000, mean100=mean100)

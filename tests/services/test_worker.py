@@ -211,6 +211,23 @@ def test_an_unknown_option_is_one_line_and_exit_code_2(role, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "server", "accepted"),
+    [
+        ("actor", "env.num_envs=99", "learner", "actor.precision=bf16"),
+        ("evaluator", "actor.torch_threads=2", "learner", "evaluator.episodes=3"),
+        ("policy-server", "rollout.length=5", "learner", "policy_server.workers=2"),
+        ("env-worker", "env.num_envs=99", "policy server", "log.level=debug"),
+    ],
+)
+def test_a_setting_that_the_server_sends_is_refused_on_the_command_line(name, key, server, accepted):
+    """It was accepted without a word, and the run went on with another value."""
+    words = [f"--{server.replace(' ', '-')}", "tcp://127.0.0.1:5999", accepted, *(["--workers", "2"] * (name == "policy-server"))]
+    worker.parse(name, words, {})
+    with pytest.raises(ConfigError, match=rf"has no effect here: the {server} sends it: found .* \(command line\), wanted a setting"):
+        worker.parse(name, [*words, key], {})
+
+
 ANSWERS = {
     "another run": (
         lambda: frames(Refusal(code="run", reason="run: found 'a', wanted 'b'; restart", retry=False)),

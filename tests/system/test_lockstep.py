@@ -14,7 +14,7 @@ import pathlib, time
 import paced
 
 class Held(paced.Paced):
-    left = 3_200  # env steps of this process, where the run takes 5,000 of each actor
+    left = 1_600  # env steps of this process, where the run takes 2,500 of each actor
 
     def step(self, action):
         Held.left -= 1
@@ -30,7 +30,7 @@ def make():
 def test_a_run_whose_learner_and_actor_are_killed_ends_with_the_weights_of_one_that_is_left_alone(colony, wait, balances):
     """SIGKILL to each once, after the first checkpoint; whatever they were doing."""
     (colony.folder / "held.py").write_text(HELD)
-    words = ("run.mode=lockstep", "run.seed=3", "actor.count=2", "target.env_steps=10_000", "checkpoint.every_seconds=0.1")
+    words = ("run.mode=lockstep", "run.seed=3", "actor.count=2", "target.env_steps=5_000", "checkpoint.every_seconds=0.1")
     summaries = []
     for name, entry_point in (("alone", "paced:make"), ("killed", "held:make")):
         colony.run_dir = colony.folder / name
