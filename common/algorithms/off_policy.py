@@ -273,9 +273,13 @@ class ReplayLearner(ABC):
 
     def _restore_networks(self, state: Mapping[str, Any]) -> None:
         trained = state.get("parameters", {})
+        restored = []
         for key, net in self._networks().items():
-            same = {name: trained[name] for name, _ in net.named_parameters() if name in trained}
-            snapshot.restore_network(net, state.get(key) or same)
+            own = state.get(key) or {name: trained[name] for name, _ in net.named_parameters() if name in trained}
+            snapshot.require_same_network(net, own)
+            restored.append((net, own))
+        for net, own in restored:
+            snapshot.restore_network(net, own)
 
 
 def td_target(*, reward: Tensor, discount: Tensor, value: Tensor) -> Tensor:

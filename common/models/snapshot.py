@@ -107,9 +107,8 @@ def network_state(net: nn.Module) -> dict[str, Tensor]:
     return {name: parameter.detach().to("cpu", copy=True) for name, parameter in net.named_parameters()}
 
 
-@torch.no_grad()
-def restore_network(net: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Inverse of `network_state`. Raises ResourceError, and changes nothing, for parameters of other names or shapes."""
+def require_same_network(net: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Raise ResourceError for a state with parameters of other names or shapes."""
     parameters = dict(net.named_parameters())
     found, wanted = ({name: list(tensor.shape) for name, tensor in tensors.items()} for tensors in (state, parameters))
     if found != wanted:
@@ -119,7 +118,13 @@ def restore_network(net: nn.Module, state: Mapping[str, Tensor]) -> None:
             wanted={name: shape for name, shape in wanted.items() if found.get(name) != shape},
             fix="resume with the env and model settings of that run",
         )
-    for name, parameter in parameters.items():
+
+
+@torch.no_grad()
+def restore_network(net: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Inverse of `network_state`. Raises ResourceError, and changes nothing, for parameters of other names or shapes."""
+    require_same_network(net, state)
+    for name, parameter in net.named_parameters():
         parameter.copy_(state[name])
 
 

@@ -213,6 +213,17 @@ def test_a_checkpoint_of_another_network_is_refused_and_changes_nothing(sides):
     assert leaves(learner.state_dict()) == before
 
 
+def test_a_checkpoint_whose_last_network_does_not_fit_changes_no_other(sides):
+    learner, other, narrow = sides.learner(), sides.learner(seed=99), sides.learner(hidden=(8,))
+    state = other.state_dict()
+    key = next((name for name in ("targets", "target") if name in state), "parameters")
+    state[key] = narrow.state_dict()[key]
+    before = leaves(learner.state_dict())
+    with pytest.raises(ResourceError, match="another network"):
+        learner.load_state_dict(state)
+    assert leaves(learner.state_dict()) == before
+
+
 def test_the_normalisation_of_observations_is_not_trained_away_and_survives_a_resume(sides):
     """No gradient step moves it; a resumed learner has the same, and continues its statistics with the same."""
     first, second = sides.learner(), build_algorithm(sides.settings, model=sides.model, env=sides.env, seed=0)
