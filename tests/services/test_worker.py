@@ -224,7 +224,9 @@ def test_a_setting_that_the_server_sends_is_refused_on_the_command_line(name, ke
     """It was accepted without a word, and the run went on with another value."""
     words = [f"--{server.replace(' ', '-')}", "tcp://127.0.0.1:5999", accepted, *(["--workers", "2"] * (name == "policy-server"))]
     worker.parse(name, words, {})
-    with pytest.raises(ConfigError, match=rf"has no effect here: the {server} sends it: found .* \(command line\), wanted a setting"):
+    with pytest.raises(
+        ConfigError, match=rf"has no effect here: the {server} sends it: found .* \(command line\), wanted a setting"
+    ):
         worker.parse(name, [*words, key], {})
 
 

@@ -1,9 +1,11 @@
-"""Env steps/s of TD3 and of Stable-Baselines3's TD3 at the same network, minibatch, noise, delay and updates per env step.
+"""Env steps/s of a preset of TD3 or PPO and of Stable-Baselines3's, at the same network, minibatch and updates per env step.
 
-Run it with `python -m benchmarks.td3`, after `make mujoco` and `pip install stable-baselines3`, which the project itself does not
-need. Ours is the preset's whole run, evaluator and checkpoints included, but without layer normalisation; theirs trains alone in
-a process of its own, once with torch's own number of threads (all cores) and once with one; the faster counts. They
-take turns, since machines drift:
+    python -m benchmarks.stable_baselines --preset halfcheetah                       after `make mujoco`
+    python -m benchmarks.stable_baselines --preset benchmarks/cartpole-fast.yaml     on gymnasium's own vector environment
+
+It needs `pip install stable-baselines3`, which the project itself does not. Ours is the preset's whole run, evaluator and
+checkpoints included, of TD3 without layer normalisation; theirs trains alone in a process of its own, once with torch's own
+number of threads (all cores) and once with one; the faster counts. They take turns, since machines drift:
 
     ratio = env steps/s of ours / env steps/s of theirs, both after the warm-up, medians
 """
@@ -17,18 +19,18 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
 import torch
 
 from benchmarks.pipeline import Window, running
-from common.algorithms.settings import TD3Settings
+from common.algorithms.settings import PPOSettings, TD3Settings
 from common.config.load import load_settings
 from common.config.schema import Settings
 from common.envs.trial import spec_of
@@ -38,9 +40,9 @@ from common.runtime import process
 from common.runtime.machine import cores
 from common.units import Seconds
 
-WARM_UP = 1_000  # env steps that are not measured
-SAME = (f"algorithm.warmup={WARM_UP}", f"algorithm.random_env_steps={WARM_UP}", "model.layer_norm=false")  # theirs has none
-STEADY = 200  # gradient steps before the clock starts
+WARM_UP = 1_000  # env steps of TD3 that are not measured
+STEADY = 200  # and gradient steps, one an env step
+BATCHES = 4  # of PPO that are not measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,15 +71,16 @@ class Result:
 def benchmark(preset: str, overrides: Sequence[str], *, repeats: int, seconds: Seconds) -> Result:
     """Measure ours, theirs with all cores, theirs with one, ours, ...; each for `seconds`."""
     named = load_settings(preset=preset, overrides=overrides, environ={}).settings.algorithm.name
-    if named != "td3":
-        raise ConfigError("this compares td3 alone", found=named, wanted="td3", fix="name another --preset")
-    wanted = (*overrides, *SAME)
-    settings = load_settings(preset=preset, overrides=wanted, environ={}).settings
+    if named not in COMPARED:
+        wanted = " or ".join(COMPARED)
+        raise ConfigError("this algorithm is not compared", found=named, wanted=wanted, fix="name another --preset")
+    same = (*overrides, *COMPARED[named].same)
+    settings = load_settings(preset=preset, overrides=same, environ={}).settings
     theirs: dict[int, list[float]] = {threads: [] for threads in sorted({1, cores()}, reverse=True)}
     ours = []
     for _ in range(repeats):
-        with running(preset, wanted) as run:
-            run.wait_until_trained(WARM_UP + STEADY)
+        with running(preset, same) as run:
+            run.wait_until_trained(COMPARED[named].warm_up(settings))
             ours.append(run.watch(seconds))
         print(_line(ours[-1]), flush=True)
         for threads, rates in theirs.items():
@@ -111,16 +114,22 @@ def _send(sender: Connection, settings: Settings, threads: int, seconds: Seconds
 
 
 def stable_baselines3(settings: Settings, *, threads: int, seconds: Seconds) -> float:
-    """Env steps/s of Stable-Baselines3's TD3 after its warm-up, measured for `seconds` in this process."""
+    """Env steps/s of Stable-Baselines3 after its warm-up, measured for `seconds` in this process."""
     if threads != torch.get_num_threads():
         torch.set_num_threads(threads)
+    recipe = COMPARED[settings.algorithm.name]
+    model = recipe.build(settings)
+    clock = Clock(first=recipe.warm_up(settings), seconds=seconds, rows=model.n_envs)
+    model.learn(sys.maxsize, callback=clock)
+    return clock.rate
+
+
+def _td3(settings: Settings) -> Any:
     algorithm = settings.algorithm
     assert isinstance(algorithm, TD3Settings)
-    library = importlib.import_module("stable_baselines3")
     noise = importlib.import_module("stable_baselines3.common.noise")
-    actions = spec_of(settings.env).action.shape[0]
-    still = np.zeros(actions)
-    model = library.TD3(
+    still = np.zeros(spec_of(settings.env).action.shape[0])
+    return importlib.import_module("stable_baselines3").TD3(
         "MlpPolicy",
         gymnasium.make(settings.env.id, **settings.env.kwargs),
         learning_rate=algorithm.learning_rate,
@@ -139,17 +148,97 @@ def stable_baselines3(settings: Settings, *, threads: int, seconds: Seconds) -> 
         device="cpu",
         seed=1,
     )
-    clock = Clock(first=algorithm.warmup + STEADY, seconds=seconds)
-    model.learn(sys.maxsize, callback=clock)
-    return clock.rate
+
+
+def _ppo(settings: Settings) -> Any:
+    algorithm = settings.algorithm
+    assert isinstance(algorithm, PPOSettings)
+    activation = {"tanh": torch.nn.Tanh, "relu": torch.nn.ReLU}[settings.model.activation]
+    return importlib.import_module("stable_baselines3").PPO(
+        "MlpPolicy",
+        _vector(settings),
+        n_steps=settings.rollout.length,
+        batch_size=algorithm.minibatch,
+        n_epochs=algorithm.epochs,
+        learning_rate=algorithm.learning_rate,
+        gamma=algorithm.gamma,
+        gae_lambda=algorithm.gae_lambda,
+        clip_range=algorithm.clip,
+        ent_coef=algorithm.entropy_coef or 0.0,
+        vf_coef=algorithm.value_coef,
+        max_grad_norm=algorithm.max_grad_norm,
+        policy_kwargs={"net_arch": list(settings.model.hidden), "activation_fn": activation},
+        device="cpu",
+        seed=1,
+    )
+
+
+def _vector(settings: Settings) -> Any:
+    """Gymnasium's own vector environment as Stable-Baselines3 takes one; its reset rows count as env steps, in theirs' favour."""
+    base: Any = importlib.import_module("stable_baselines3.common.vec_env").VecEnv
+    env = gymnasium.make_vec(settings.env.id, settings.env.num_envs, vectorization_mode="vector_entry_point")
+
+    class Rows(base):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
+            self._infos: list[dict[str, Any]] = [{} for _ in range(env.num_envs)]
+
+        def reset(self) -> Any:
+            return env.reset(seed=1)[0]
+
+        def step_async(self, actions: Any) -> None:
+            self._actions = actions
+
+        def step_wait(self) -> Any:
+            observation, reward, terminated, truncated, _ = env.step(self._actions)
+            return observation, reward, terminated | truncated, self._infos
+
+        def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:  # noqa: ARG002
+            return [None] * env.num_envs
+
+        def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:  # noqa: ARG002
+            return [False] * env.num_envs
+
+        def set_attr(self, *_: Any) -> None:
+            raise NotImplementedError
+
+        def env_method(self, *_: Any, **__: Any) -> Any:
+            raise NotImplementedError
+
+        def close(self) -> None:
+            env.close()
+
+    return Rows()
+
+
+class Compared(NamedTuple):
+    """How one algorithm is compared."""
+
+    build: Callable[[Settings], Any]  # theirs
+    warm_up: Callable[[Settings], int]  # env steps that are not measured
+    same: tuple[str, ...] = ()  # settings of ours without which the two would differ
+
+
+COMPARED = {
+    "td3": Compared(
+        _td3,
+        warm_up=lambda _: WARM_UP + STEADY,
+        same=(
+            f"algorithm.warmup={WARM_UP}",
+            f"algorithm.random_env_steps={WARM_UP}",
+            "model.layer_norm=false",
+        ),  # theirs has none
+    ),
+    "ppo": Compared(_ppo, warm_up=lambda settings: BATCHES * settings.scale.batch_env_steps),
+}
 
 
 class Clock:
-    """A callback of Stable-Baselines3 after each env step: ends the measurement and holds its rate."""
+    """A callback of Stable-Baselines3 after each step of its environments: ends the measurement and holds its rate."""
 
-    def __init__(self, *, first: int, seconds: Seconds) -> None:
-        """Count from env step `first` on, for `seconds`."""
-        self._first, self._seconds = first, seconds
+    def __init__(self, *, first: int, seconds: Seconds, rows: int = 1) -> None:
+        """Count from env step `first` on, for `seconds`; each step is one of `rows` environments."""
+        self._first, self._seconds, self._rows = -(-first // rows), seconds, rows
         self._asked = 0
         self._began: Seconds = 0.0
         self.rate = 0.0
@@ -162,7 +251,7 @@ class Clock:
         past = time.monotonic() - self._began
         if self._asked <= self._first or past < self._seconds:
             return True
-        self.rate = (self._asked - self._first) / past
+        self.rate = self._rows * (self._asked - self._first) / past
         return False
 
 
@@ -179,7 +268,7 @@ def _arithmetic(settings: Settings) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.td3", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.stable_baselines", description=__doc__.splitlines()[0])
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings to try")
     parser.add_argument("--preset", default="halfcheetah")
     parser.add_argument("--repeats", type=int, default=3)
@@ -195,7 +284,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(report(benchmark(asked.preset, asked.overrides, repeats=asked.repeats, seconds=asked.seconds), settings))
         return 0
 
-    return process.run(measure, program="benchmarks.td3")
+    return process.run(measure, program="benchmarks.stable_baselines")
 
 
 if __name__ == "__main__":
