@@ -33,7 +33,7 @@ BUDGET = 100_000  # env steps of RecurrentPPO: its tuned schedules end here
 
 
 class Solved(NamedTuple):
-    """What a run took until the mean of its last 100 training episodes reached the target."""
+    """Env steps and minutes until the mean of the last 100 training episodes reached the target."""
 
     env_steps: int
     minutes: float

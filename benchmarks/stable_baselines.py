@@ -212,7 +212,7 @@ def _vector(settings: Settings) -> Any:
 
 
 class Compared(NamedTuple):
-    """How one algorithm is compared."""
+    """Build, warm-up and settings of the comparison of one algorithm."""
 
     build: Callable[[Settings], Any]  # theirs
     warm_up: Callable[[Settings], int]  # env steps that are not measured
