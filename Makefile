@@ -28,7 +28,7 @@ COMPOSE     ?= $(shell docker compose version >/dev/null 2>&1 && echo docker com
 .PHONY: help setup mujoco box2d jax minigrid vizdoom pettingzoo popgym train test coverage test-pure test-wire test-service test-system test-cluster check format learning tables lockstep clean
 .PHONY: chaos soak fuzz
 .PHONY: k8s-render k8s-validate k8s-soak monitoring grafana-schema
-.PHONY: bench bench-throughput bench-transport bench-replay bench-a3c bench-actors bench-stable-baselines
+.PHONY: bench bench-throughput bench-transport bench-replay bench-a3c bench-actors bench-sb3
 .PHONY: images wheels up down logs test-docker
 
 help: ## print this
@@ -161,7 +161,7 @@ bench-a3c: $(DEV) ## A3C by data against A3C by gradients, over a ladder of netw
 bench-actors: $(DEV) ## --actors auto beside a sweep of the number of actors
 	$(BIN)/python -m benchmarks.actors $(ARGS)
 
-bench-stable-baselines: $(DEV) ## TD3 on HalfCheetah beside Stable-Baselines3's (needs `make mujoco` and stable-baselines3 in .venv)
+bench-sb3: $(DEV) ## TD3 on HalfCheetah beside Stable-Baselines3's (needs `make mujoco` and stable-baselines3 in .venv)
 	$(BIN)/python -m benchmarks.stable_baselines $(ARGS)
 
 learning: $(DEV) ## runs of three seeds behind the learning claims (PRESETS="pong-dqn pendulum-td3" to choose; all take many hours)

@@ -41,7 +41,7 @@ class Paced(gymnasium.Wrapper):
         time.sleep(self.pause)
         return self.env.step(action)
 
-def make(pause=0.0005):
+def make(pause=0.001):
     return Paced(pause)
 """
 
