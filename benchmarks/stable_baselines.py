@@ -31,6 +31,7 @@ import torch
 
 from benchmarks.pipeline import Window, running
 from common.algorithms.settings import PPOSettings, TD3Settings
+from common.conditions import value_of
 from common.config.load import load_settings
 from common.config.schema import Settings
 from common.envs.trial import spec_of
@@ -43,6 +44,7 @@ from common.units import Seconds
 WARM_UP = 1_000  # env steps of TD3 that are not measured
 STEADY = 200  # and gradient steps, one an env step
 BATCHES = 4  # of PPO that are not measured
+PLAIN = {"env.entry_point": "", "model.entry_point": "", "model.recurrent": None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,9 @@ def benchmark(preset: str, overrides: Sequence[str], *, repeats: int, seconds: S
         raise ConfigError("this algorithm is not compared", found=named, wanted=wanted, fix="name another --preset")
     same = (*overrides, *COMPARED[named].same)
     settings = load_settings(preset=preset, overrides=same, environ={}).settings
+    for key, plain in PLAIN.items():
+        if (found := value_of(settings, key)[0]) != plain:
+            raise ConfigError(f"theirs has no {key}", found=found, wanted=plain, fix="name another --preset, or set it so")
     theirs: dict[int, list[float]] = {threads: [] for threads in sorted({1, cores()}, reverse=True)}
     ours = []
     for _ in range(repeats):
@@ -229,7 +234,11 @@ COMPARED = {
             "model.layer_norm=false",
         ),  # theirs has none
     ),
-    "ppo": Compared(_ppo, warm_up=lambda settings: BATCHES * settings.scale.batch_env_steps),
+    "ppo": Compared(
+        _ppo,
+        warm_up=lambda settings: BATCHES * settings.scale.batch_env_steps,
+        same=("model.shared_trunk=false", "model.layer_norm=false"),
+    ),
 }
 
 

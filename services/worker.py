@@ -21,6 +21,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from common.config import arguments
 from common.config.arguments import Invocation
+from common.config.code_references import named_modules
 from common.config.endpoint import parse_endpoints
 from common.config.run_config import EnvRunConfig, RunConfig
 from common.config.schema import Settings
@@ -204,15 +205,24 @@ def parse(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> Invocat
     return Invocation(loaded=loaded, linger=parsed.linger, debug=parsed.debug)
 
 
+_SENT = {"run", *(RunConfig.model_fields.keys() & Settings.model_fields.keys()), "actor.count", "actor.precision"}
+
+
 def _require_own(name: str, overrides: Iterable[str]) -> None:
-    """Raise `ConfigError` for a setting of the command line that a worker has from its server."""
-    service = SERVICES[name]
-    own = [service.role, *(["policy_server"] if name == "policy-server" else []), "metrics", "log"]
+    """Raise `ConfigError` for a setting of the command line that this worker does not read from it.
+
+    Settings that name code are permissions: `services.allowed_code.read_run`.
+    """
+    own = [SERVICES[name].role, *(["policy_server"] if name == "policy-server" else []), "metrics", "log"]
     for override in overrides:
-        key, _, value = override.partition("=")
-        if key.partition(".")[0] in Settings.model_fields.keys() - set(own):
-            fact, fix = f"{key} has no effect here: the {service.server} sends it", f"set it for the {service.server}"
+        key, given, value = override.partition("=")
+        section = key.partition(".")[0]
+        permits = key == "env.id" or any(named_modules([override]))
+        sent = not {section, key}.isdisjoint(_SENT)
+        if given and not permits and section in Settings.model_fields and (sent or section not in own):
+            fact = f"{key} has no effect on this process: " + ("the learner sends it" if sent else "another one reads it")
             wanted = f"a setting of {', '.join(own[:-1])} or {own[-1]}"
+            fix = f"set it for {'the learner' if sent else 'that process'}"
             raise ConfigError(fact, found=f"{value} (command line)", wanted=wanted, fix=fix)
 
 

@@ -53,7 +53,6 @@ class RunScale(NamedTuple):
     max_policy_lag: int  # versions; older experience is dropped
     actors: int  # that the run expects of one rank of the learner; 0: unknown
     env_steps: int  # the run's budget
-    memory: bool = False  # whether the network has one, and is trained on whole trajectories
 
     @property
     def message_env_steps(self) -> int:
@@ -184,11 +183,6 @@ class EpochsSection(AlgorithmSection):
             yield (
                 f"algorithm.minibatch: found {self.minibatch}, wanted at most {scale.batch_words}: "
                 "a minibatch is cut out of one batch"
-            )
-        if scale.memory and self.minibatch < scale.length:
-            yield (
-                f"algorithm.minibatch: found {self.minibatch}, wanted at least {scale.length} = rollout.length: a network with "
-                "memory is trained on whole rollouts"
             )
 
 

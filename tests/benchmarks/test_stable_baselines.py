@@ -38,6 +38,12 @@ def test_another_algorithm_is_refused_in_words():
         stable_baselines.benchmark("cartpole-impala", (), repeats=1, seconds=1.0)
 
 
+def test_a_network_that_theirs_has_not_is_refused():
+    """It would be compared with another one, on another task."""
+    with pytest.raises(ConfigError, match=r"theirs has no env\.entry_point: found common\.envs\.hidden:cartpole"):
+        stable_baselines.benchmark("cartpole-velocity-free", (), repeats=1, seconds=1.0)
+
+
 def test_without_their_library_there_is_one_line(monkeypatch, capsys):
     """It is no dependency: the error names the package to install."""
     monkeypatch.setattr(stable_baselines.importlib.util, "find_spec", lambda _: None)

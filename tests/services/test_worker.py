@@ -212,22 +212,45 @@ def test_an_unknown_option_is_one_line_and_exit_code_2(role, capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "key", "server", "accepted"),
+    ("name", "refused", "why"),
     [
-        ("actor", "env.num_envs=99", "learner", "actor.precision=bf16"),
-        ("evaluator", "actor.torch_threads=2", "learner", "evaluator.episodes=3"),
-        ("policy-server", "rollout.length=5", "learner", "policy_server.workers=2"),
-        ("env-worker", "env.num_envs=99", "policy server", "log.level=debug"),
+        ("actor", "env.num_envs=99", "the learner sends it"),
+        ("actor", "actor.precision=bf16", "the learner sends it"),
+        ("actor", "algorithm.name=dqn", "the learner sends it"),
+        ("actor", "policy_server.workers=3", "another one reads it"),
+        ("evaluator", "actor.torch_threads=2", "another one reads it"),
+        ("policy-server", "rollout.length=5", "the learner sends it"),
+        ("env-worker", "env.num_envs=99", "the learner sends it"),
     ],
 )
-def test_a_setting_that_the_server_sends_is_refused_on_the_command_line(name, key, server, accepted):
+def test_a_setting_that_the_worker_does_not_read_is_refused_on_its_command_line(name, refused, why):
     """It was accepted without a word, and the run went on with another value."""
-    words = [f"--{server.replace(' ', '-')}", "tcp://127.0.0.1:5999", accepted, *(["--workers", "2"] * (name == "policy-server"))]
-    worker.parse(name, words, {})
     with pytest.raises(
-        ConfigError, match=rf"has no effect here: the {server} sends it: found .* \(command line\), wanted a setting"
+        ConfigError, match=rf"has no effect on this process: {why}: found .* \(command line\), wanted a setting of"
     ):
-        worker.parse(name, [*words, key], {})
+        worker.parse(name, [refused], {})
+
+
+@pytest.mark.parametrize(
+    ("name", "accepted"),
+    [
+        ("actor", "actor.torch_threads=2"),
+        ("actor", "env.entry_point=common.envs.probes:matching_action"),  # a permission, as the two below
+        ("actor", "env.id=mpe2:simple_spread_v3"),
+        ("env-worker", "env.id=ale_py:ALE/Pong-v5"),
+        ("evaluator", "evaluator.episodes=3"),
+        ("policy-server", "policy_server.step_timeout_ms=50"),
+        ("env-worker", "log.level=debug"),
+    ],
+)
+def test_a_setting_that_the_worker_reads_is_taken_from_its_command_line(name, accepted):
+    worker.parse(name, [accepted, *(["--workers", "2"] * (name == "policy-server"))], {})
+
+
+@each_role
+def test_a_word_that_is_no_setting_is_named_as_such(role):
+    with pytest.raises(ConfigError, match=r"wanted section\.key=value"):
+        worker.parse(role, ["env.num_envs"], {})
 
 
 ANSWERS = {

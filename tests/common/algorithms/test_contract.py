@@ -216,8 +216,8 @@ def test_a_checkpoint_of_another_network_is_refused_and_changes_nothing(sides):
 def test_a_checkpoint_whose_last_network_does_not_fit_changes_no_other(sides):
     learner, other, narrow = sides.learner(), sides.learner(seed=99), sides.learner(hidden=(8,))
     state = other.state_dict()
-    key = next((name for name in ("targets", "target") if name in state), "parameters")
-    state[key] = narrow.state_dict()[key]
+    last = [name for name in ("parameters", "target", "targets", "average") if name in state][-1]
+    state[last] = narrow.state_dict()[last]
     before = leaves(learner.state_dict())
     with pytest.raises(ResourceError, match="another network"):
         learner.load_state_dict(state)

@@ -12,7 +12,6 @@ from common.algorithms.settings import (
     DQNSettings,
     ImpalaSettings,
     PPOSettings,
-    PQNSettings,
     SACSettings,
     TD3Settings,
 )
@@ -86,15 +85,6 @@ def test_a3c_refuses_a_ratio_clip_that_would_shrink_fresh_experience():
 
 
 # --- off-policy ---
-
-
-@pytest.mark.parametrize("section", [PPOSettings, PQNSettings])
-def test_with_memory_a_minibatch_smaller_than_a_rollout_is_refused(section):
-    """It had no effect: minibatches are whole environments, of 20 env steps each."""
-    memory = SCALE._replace(memory=True)
-    (sentence,) = problems(memory, section=section, minibatch=19)
-    assert sentence.startswith("algorithm.minibatch: found 19, wanted at least 20 = rollout.length")
-    assert problems(memory, section=section, minibatch=20) == problems(SCALE, section=section, minibatch=19) == []
 
 
 def problems(scale=REPLAY_SCALE, *, section=ReplaySection, **settings):
