@@ -72,15 +72,15 @@ class Result:
 
 def benchmark(preset: str, overrides: Sequence[str], *, repeats: int, seconds: Seconds) -> Result:
     """Measure ours, theirs with all cores, theirs with one, ours, ...; each for `seconds`."""
-    named = load_settings(preset=preset, overrides=overrides, environ={}).settings.algorithm.name
-    if named not in COMPARED:
+    settings = load_settings(preset=preset, overrides=overrides, environ={}).settings
+    if (named := settings.algorithm.name) not in COMPARED:
         wanted = " or ".join(COMPARED)
         raise ConfigError("this algorithm is not compared", found=named, wanted=wanted, fix="name another --preset")
-    same = (*overrides, *COMPARED[named].same)
-    settings = load_settings(preset=preset, overrides=same, environ={}).settings
     for key, plain in PLAIN.items():
         if (found := value_of(settings, key)[0]) != plain:
-            raise ConfigError(f"theirs has no {key}", found=found, wanted=plain, fix="name another --preset, or set it so")
+            raise ConfigError(f"theirs has no {key}", found=found, wanted=plain, fix="name another --preset")
+    same = (*overrides, *COMPARED[named].same)
+    settings = load_settings(preset=preset, overrides=same, environ={}).settings
     theirs: dict[int, list[float]] = {threads: [] for threads in sorted({1, cores()}, reverse=True)}
     ours = []
     for _ in range(repeats):
