@@ -145,8 +145,12 @@ def _inputs(policy: TrainedPolicy) -> tuple[Leaf, ...]:
 
 def _split(policy: TrainedPolicy, inputs: tuple[Tensor, ...]) -> tuple[Observation, Past | None]:
     """Return observation and past of the arrays of `_inputs`."""
-    past = Past(inputs[-2], inputs[-1].unsqueeze(0)) if policy.settings.model.recurrent else None
-    leaves = inputs[:-2] if past else inputs
+    leaves, past = inputs, None
+    if policy.settings.model.recurrent:
+        leaves, (memory, start) = inputs[:-2], inputs[-2:]
+        # Side by side once: onnxruntime would repeat an array of batch 1 for all rows of the others without a word.
+        joined = torch.cat([memory, start.unsqueeze(1).float(), leaves[0].reshape(leaves[0].shape[0], -1)[:, :1].float()], dim=1)
+        past = Past(joined[:, :-2], joined[:, -2].unsqueeze(0) != 0)
     return leaves if policy.env.leaves else leaves[0], past
 
 

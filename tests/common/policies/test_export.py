@@ -228,9 +228,13 @@ def test_memory_is_an_input_and_an_output_of_the_model(make_run, cell, preset, o
     np.testing.assert_array_equal(session.run(["action"], fed)[0], policy(observation))
     with pytest.raises(ConfigError, match=r"start of other environments: found \[1\], wanted \[3\]"):
         policy.reset([True])
-    for other in (np.zeros((2, memory.shape[1]), np.float32), np.zeros((3, memory.shape[1] + 1), np.float32)):
-        with pytest.raises(Exception, match=r"2 by 3|index: 1 Got: \d+ Expected: \d+"):
-            session.run(None, {"observation": observation, "memory": other, "start": start})
+    whole = {"observation": observation, "memory": memory, "start": start}
+    others = {"memory": memory[:2]}, {"memory": memory[:1]}, {"start": start[:1]}, {"observation": observation[:1]}
+    for other in others:  # that of batch 1 would be repeated for all rows
+        with pytest.raises(Exception, match=r"mismatched dimensions of \d and \d"):
+            session.run(None, whole | other)
+    with pytest.raises(Exception, match=r"index: 1 Got: \d+ Expected: \d+"):
+        session.run(None, whole | {"memory": np.zeros((3, memory.shape[1] + 1), np.float32)})
     with pytest.raises(ConfigError, match=r"another number of environments: found 2, wanted 3, as before; call policy.reset\(\)"):
         policy(observation[:2])
     policy.reset()
