@@ -161,7 +161,7 @@ bench-a3c: $(DEV) ## A3C by data against A3C by gradients, over a ladder of netw
 bench-actors: $(DEV) ## --actors auto beside a sweep of the number of actors
 	$(BIN)/python -m benchmarks.actors $(ARGS)
 
-bench-sb3: $(DEV) ## TD3 on HalfCheetah beside Stable-Baselines3's (needs `make mujoco` and stable-baselines3 in .venv)
+bench-sb3: $(DEV) ## TD3 (`make mujoco`) or PPO (`ARGS=--preset ...`) beside Stable-Baselines3, which must be in .venv
 	$(BIN)/python -m benchmarks.stable_baselines $(ARGS)
 
 learning: $(DEV) ## runs of three seeds behind the learning claims (PRESETS="pong-dqn pendulum-td3" to choose; all take many hours)

@@ -59,6 +59,7 @@ def evaluate(policy: TrainedPolicy, *, episodes: int, seed: int, greedy: bool) -
         greedy=greedy,
         seed=seed,
         num_envs=environment.num_envs,
+        agents=environment.agents,
         returns=played.tally.returns,
         lengths=played.tally.lengths,
     )
@@ -136,6 +137,7 @@ class EvaluationResult:
     greedy: bool
     seed: int
     num_envs: int
+    agents: int  # that share an environment; their returns depend on one another
     returns: NDArray[np.float64]
     lengths: NDArray[np.int32]
 
@@ -155,13 +157,18 @@ class EvaluationResult:
         return float(self.returns.std(ddof=1)) if len(self.returns) > 1 else None
 
     @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the mean; None for too few episodes, and for several agents, whose episodes are not independent."""
+        return interval95(self.returns) if self.agents == 1 else None
+
+    @property
     def reference(self) -> Reference | None:
         """The scores of random play and of a human, where the game has them."""
         return ATARI_SCORES.get(atari_game(self.policy.settings.env) or "")
 
     def to_json(self) -> str:
         """Return one JSON object."""
-        reference, interval = self.reference, interval95(self.returns)
+        reference, interval = self.reference, self.interval
         values = {
             "run_id": self.policy.run_id,
             "version": self.policy.version,
@@ -203,12 +210,14 @@ class EvaluationResult:
         return "\n".join(f"{name:16}  {text}" for name, text in rows.items())
 
     def _return_parts(self) -> list[str]:
-        interval = interval95(self.returns)
+        interval = self.interval
         parts = [f"mean {self.mean:.6g}"]
         if self.deviation is not None:
             parts.append(f"standard deviation {self.deviation:.4g}")
         if interval is not None:
             parts.append(f"95 % interval of the mean {interval[0]:.6g} to {interval[1]:.6g}")
+        if self.agents > 1:
+            parts.append(f"no interval: the {self.agents} agents of an environment are not independent")
         return [*parts, f"from {self.returns.min():.6g} to {self.returns.max():.6g}"]
 
 

@@ -71,6 +71,9 @@ def test_episodes_of_agents_are_counted_one_by_one(make_run, capsys):
     run, _ = make_run("env.entry_point=common.envs.probes:leaving_agents", "env.num_envs=12", "model.hidden=[8]")
     result = evaluated(capsys, run.path, "--episodes", 7)
     assert (result["environments"], result["lengths"]) == (8, [1, 3, 1, 3, 1, 3, 1])
+    assert result["mean_interval_95"] is None  # they are not independent
+    assert called("evaluate", run.path, "--episodes", 7) == 0
+    assert "no interval: the 2 agents of an environment are not independent" in capsys.readouterr().out
     assert evaluated(capsys, run.path, "--episodes", 12, "env.num_envs=6")["lengths"] == [1, 1, 3, 3] * 3
 
 
