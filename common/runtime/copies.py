@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import yaml
+
 from common.errors import ConfigError, ResourceError
-from common.runtime.disk import PARTIAL
+from common.runtime.disk import DISK, PARTIAL
 from common.runtime.run_directory import MANIFEST, RunDirectory, held
 from common.runtime.store import CONFIG, NAME, RESULTS, SCHEME_END, RunStore, reached
 
@@ -78,8 +80,8 @@ def restore_missing(store: str, folder: Path, *, warn: Callable[[str], None] = l
 def fetch(address: str) -> Path:
     """Return a local copy of the run at `address`, without its replay memory, for commands that read runs.
 
-    A local path is returned as it is. The copy is kept in the user's cache, and a checkpoint that is there is not downloaded
-    again. `address` may name a checkpoint of the run. Raises as `restore`.
+    A local path is returned as it is. The copy is kept in the user's cache, and a checkpoint of this run that is there is not
+    downloaded again. `address` may name a checkpoint of the run. Raises as `restore`.
     """
     if not is_address(address):
         return Path(address)
@@ -87,9 +89,10 @@ def fetch(address: str) -> Path:
     if checkpoint and not NAME.fullmatch(checkpoint):
         raise ConfigError("address of a checkpoint", found=address, wanted=f"{run}/checkpoints/NAME")
     store = RunStore(run)
-    with _cached(run) as folder, reached(address):
+    with _cached(store) as folder, reached(address):
         if not checkpoint:
             store.download(folder, warn=lambda _: None, segments=False)
+            store.remove_later(folder / "checkpoints")
             return folder
         store.download_results(folder)
         place = folder / "checkpoints" / checkpoint
@@ -107,16 +110,19 @@ def fetch_results(address: str) -> Path:
     """
     if not is_address(address):
         return Path(address)
-    run = address.rstrip("/")
-    store = RunStore(run)
-    with _cached(run) as folder:
+    store = RunStore(address)
+    with _cached(store) as folder:
         store.download_results(folder)
     return folder
 
 
 @contextmanager
-def _cached(run: str) -> Iterator[Path]:
-    """Yield the folder in the user's cache for the copy of the run at an address; one process at a time is inside."""
+def _cached(store: RunStore) -> Iterator[Path]:
+    """Yield the folder in the user's cache for the copy of a run; one process at a time is inside.
+
+    What is there of an earlier run of the same address is removed.
+    """
+    run = store.address
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rookery" / "runs"
     folder = cache / hashlib.sha256(run.encode()).hexdigest()[:16] / run.rpartition("/")[2]
     folder.mkdir(parents=True, exist_ok=True)
@@ -124,6 +130,16 @@ def _cached(run: str) -> Iterator[Path]:
     try:
         with suppress(OSError):  # a file system without locks
             fcntl.flock(lock, fcntl.LOCK_EX)
+        known = folder / CONFIG
+        with reached(run):
+            if known.exists() and _run_id(known.read_bytes()) != _run_id(store.config()):
+                for path in folder.iterdir():
+                    DISK.remove_tree(path)
         yield folder
     finally:
         os.close(lock)
+
+
+def _run_id(config: bytes) -> object:
+    """Return `run.id` of a config.yaml; None without one."""
+    return ((yaml.safe_load(config) or {}).get("run") or {}).get("id")

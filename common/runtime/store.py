@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from common.errors import ConfigError, ResourceError, RookeryError
-from common.runtime.disk import PARTIAL, write_atomically
+from common.runtime.disk import DISK, PARTIAL, write_atomically
 from common.runtime.run_directory import MANIFEST, SEGMENTS, TENSORS, RunDirectory
 from common.units import MIB
 
@@ -154,14 +154,34 @@ class RunStore:
         with reached(self.address):
             return bool(self._fs.exists(self._path(CONFIG)))
 
+    def config(self) -> bytes:
+        """Return config.yaml of the copy. Raises `ConfigError` where there is no run."""
+        try:
+            config: bytes = self._fs.cat_file(self._path(CONFIG))
+        except FileNotFoundError as error:
+            raise ConfigError("no run in this store", found=self.address, wanted="a run that was uploaded there") from error
+        return config
+
     def download_results(self, folder: Path) -> None:
-        """Download the results of the run to `folder`, last config.yaml, which marks it as a run's. Raises as `download`."""
+        """Download the results of the run to `folder`, last config.yaml, which marks it as a run's. Raises as `download`.
+
+        A result that the copy does not have is removed: it is of an earlier end.
+        """
         with reached(self.address):
-            config = self._config()
+            config = self.config()
             for name in RESULTS:
-                with suppress(FileNotFoundError):
+                try:
                     write_atomically(folder / name, self._fs.cat_file(self._path(name)))
+                except FileNotFoundError:
+                    (folder / name).unlink(missing_ok=True)
             write_atomically(folder / CONFIG, config)
+
+    def remove_later(self, checkpoints: Path) -> None:
+        """Remove from the folder `checkpoints` those newer than the newest of the copy: the run went back behind them."""
+        newest = max(self._places(), default="")
+        for place in checkpoints.iterdir() if newest and checkpoints.is_dir() else ():
+            if CHECKPOINT.fullmatch(place.name) and place.name > newest:
+                DISK.remove_tree(place)
 
     def download(self, folder: Path, *, warn: Callable[[str], None], segments: bool = True) -> None:
         """Download the newest good checkpoint to `folder`, and then the results.
@@ -170,7 +190,7 @@ class RunStore:
         replay memory is left out. Raises `ConfigError` where there is no run, `ResourceError` where all checkpoints are bad.
         """
         with reached(self.address):
-            self._config()
+            self.config()
             checkpoints = folder / "checkpoints"
             bad: list[str] = []
             for name in self._places():
@@ -185,13 +205,6 @@ class RunStore:
             for name in self._names("checkpoints") - {SEGMENTS, *self._places()}:
                 self.download_checkpoint(name, checkpoints, segments=False)
         self.download_results(folder)
-
-    def _config(self) -> bytes:
-        try:
-            config: bytes = self._fs.cat_file(self._path(CONFIG))
-        except FileNotFoundError as error:
-            raise ConfigError("no run in this store", found=self.address, wanted="a run that was uploaded there") from error
-        return config
 
     def has_checkpoint(self, name: str) -> bool:
         """Return whether the copy has a checkpoint of this name."""

@@ -279,6 +279,39 @@ def test_fetch_returns_a_cached_copy_that_follows_the_run(directory, store, tmp_
     assert fetch(str(directory.path)) == fetch_results(str(directory.path)) == directory.path
 
 
+def test_a_name_that_is_used_again_has_nothing_of_the_run_before(directory, store, tmp_path, monkeypatch):
+    """A nightly run, whose copy is deleted in the morning: its weights and its result were taken for those of the next one."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    address = copy_address(store, directory.path)
+    directory.summary.write_text("{}")
+    save(directory, 5)
+    CheckpointStore(directory.checkpoints, keep=3).save_best(checkpoint(5))
+    RunStore(address).upload(directory, keep=3)
+    fetch(address)
+    fs, root = fsspec.core.url_to_fs(address)
+    fs.rm(root, recursive=True)
+    shutil.rmtree(directory.path)
+    new = create(directory.path, config="run: {id: another}\n", command=["rookery"])
+    save(new, 2)
+    RunStore(address).upload(new, keep=3)
+    assert not (fetch_results(address) / "summary.json").exists()
+    assert newest(fetch(address)) == 2
+    assert not (fetch(address) / "checkpoints" / BEST).exists()
+
+
+def test_a_copy_follows_a_run_that_went_back(directory, store, tmp_path, monkeypatch):
+    """Resumed from an older checkpoint, and its summary of an earlier end removed: the copy in the cache has neither."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    address, copy = copy_address(store, directory.path), RunStore(copy_address(store, directory.path))
+    save(directory, 1, 9)
+    copy.upload(directory, keep=3)
+    assert newest(fetch(address)) == 9
+    shutil.rmtree(directory.checkpoints / "checkpoint-000000000009")
+    save(directory, 2)
+    copy.upload(directory, keep=3)
+    assert newest(fetch(address)) == 2
+
+
 def test_one_checkpoint_is_fetched_without_the_others_and_stays_when_the_run_removes_it(directory, store, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     address = f"{copy_address(store, directory.path)}/checkpoints/checkpoint-000000000001"
