@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from common.config.errors import schema_at
@@ -90,7 +90,7 @@ def split_overrides(overrides: Sequence[str]) -> tuple[tuple[str, ...], dict[str
     return tuple(shared), grid
 
 
-def members(grid: dict[str, tuple[str, ...]], seeds: Sequence[int]) -> list[Member]:
+def members(grid: Mapping[str, tuple[str, ...]], seeds: Sequence[int]) -> list[Member]:
     """Return the runs of a series: for each combination of values all seeds. Raises `ConfigError` where there are too many."""
     combinations = [tuple(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     if len(combinations) * len(seeds) > MAX_MEMBERS:

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from threading import Event
-from typing import TextIO
+from typing import Any, TextIO
 
 from common.config.load import load_settings
 from common.config.schema import Settings
@@ -39,7 +39,13 @@ class Series:
     preset: str
     overrides: tuple[str, ...]  # of all members
     options: tuple[str, ...]  # of `rookery train`, of all members
-    members: tuple[Member, ...]
+    grid: Mapping[str, tuple[str, ...]]  # values by key, of the settings with several
+    seeds: tuple[int, ...]
+
+    @property
+    def members(self) -> list[Member]:
+        """One run for each combination of values with each seed. Raises `ConfigError` where there are too many."""
+        return members(self.grid, self.seeds)
 
     def overrides_of(self, member: Member) -> tuple[str, ...]:
         """Return all settings of a member."""
@@ -67,8 +73,8 @@ def is_series(folder: Path | None) -> bool:
 def open_series(request: SeriesRequest, *, environ: Mapping[str, str], now: datetime) -> tuple[Series, Path]:
     """Return the series and its folder, both written.
 
-    A resumed series has the members of its file, or those that the command names. Raises `ConfigError` or `ResourceError`
-    before anything is written.
+    A resumed series has the settings, values, seeds and options of its file, but for those that the command names. Raises
+    `ConfigError` or `ResourceError` before anything is written.
     """
     saved = _read(request.folder) if request.resume else None
     series, settings = _planned(request, saved, environ)
@@ -97,25 +103,25 @@ def made_folder(folder: Path, what: str, *, resume: bool) -> Iterator[None]:
 
 def _planned(request: SeriesRequest, saved: Series | None, environ: Mapping[str, str]) -> tuple[Series, Settings]:
     """Return the series with all its settings checked, and the settings of its first member."""
-    shared, grid = split_overrides(request.overrides)
-    shared = (*shared, *request.named)
-    if saved is not None and not grid and request.seeds is None:
-        options = request.options or saved.options
-        series = replace(saved, overrides=(*saved.overrides, *shared), options=options)
-    else:
-        preset = request.preset or (saved.preset if saved else None)
-        if preset is None:
-            raise ConfigError("no preset named", found="a series without one", wanted="rookery train PRESET --seeds 1-5")
-        first = (*shared, *(f"{key}={values[0]}" for key, values in grid.items()))
-        base = load_settings(preset=preset, overrides=first, environ=environ, strict=not grid).settings
-        seeds = parse_seeds(request.seeds) if request.seeds is not None else (base.run.seed,)
-        series = Series(preset=preset, overrides=shared, options=request.options, members=tuple(members(grid, seeds)))
     if saved is not None and request.preset not in {None, saved.preset}:
         fix = "leave the preset out, or name another --run-dir"
         raise ConfigError("the series to resume is of another preset", found=saved.preset, wanted=request.preset, fix=fix)
-    checked = [
-        load_settings(preset=series.preset, overrides=series.overrides_of(member), environ=environ) for member in series.members
-    ]
+    preset = request.preset or (saved.preset if saved else None)
+    if preset is None:
+        raise ConfigError("no preset named", found="a series without one", wanted="rookery train PRESET --seeds 1-5")
+    shared, grid = split_overrides(request.overrides)
+    shared, options = (*shared, *request.named), request.options
+    named = {text.partition("=")[0] for text in shared}
+    if "run.seed" in named and (saved is not None or request.seeds is not None):
+        raise ConfigError("a seed beside the seeds of the series", found="run.seed", wanted="--seeds with all seeds")
+    if saved is not None:
+        grid = {key: values for key, values in saved.grid.items() if key not in named} | grid
+        shared, options = (*saved.overrides, *shared), options or saved.options
+    first = (*shared, *(f"{key}={values[0]}" for key, values in grid.items()))
+    base = load_settings(preset=preset, overrides=first, environ=environ, strict=not grid).settings
+    seeds = parse_seeds(request.seeds) if request.seeds is not None else saved.seeds if saved else (base.run.seed,)
+    series = Series(preset=preset, overrides=shared, options=options, grid=grid, seeds=seeds)
+    checked = [load_settings(preset=preset, overrides=series.overrides_of(member), environ=environ) for member in series.members]
     return series, checked[0].settings
 
 
@@ -127,12 +133,22 @@ def _read(folder: Path | None) -> Series:
         )
     try:
         values = json.loads((folder / SERIES_FILE).read_text(encoding="utf-8"))
-        found = [Member(name=member["name"], overrides=tuple(member["overrides"])) for member in values["members"]]
-        overrides = tuple(values["overrides"])
         options = () if "--allow-code" in values["options"] else tuple(values["options"])  # no file allows code
-        return Series(preset=values["preset"], overrides=overrides, options=options, members=tuple(found))
+        grid = {key: tuple(found) for key, found in values["grid"].items()} if "grid" in values else _grid(values["members"])
+        seeds = values["seeds"] if "grid" in values else map(int, grid.pop("run.seed"))
+        overrides = tuple(values["overrides"])
+        return Series(preset=values["preset"], overrides=overrides, options=options, grid=grid, seeds=tuple(seeds))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{folder / SERIES_FILE} cannot be read", found=repr(error), wanted="the file of a series") from error
+
+
+def _grid(members: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
+    """Return the values of each setting, the seeds among them, of the members in the file of a version that listed these."""
+    grid: dict[str, dict[str, None]] = {}
+    for member in members:
+        for key, _, value in (text.partition("=") for text in member["overrides"]):
+            grid.setdefault(key, {})[value] = None
+    return {key: tuple(values) for key, values in grid.items()}
 
 
 def run_series(

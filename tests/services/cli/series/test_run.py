@@ -1,6 +1,7 @@
 """A series around a trainer that only writes files: which runs start, which are skipped, and the exit code."""
 
 import io
+import json
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
@@ -45,6 +46,7 @@ def ran(tmp_path, monkeypatch, write_run):
         code = run_series(series, folder, trainer=trainer, show=messages.append, stdout=shown, environ={}, parallel=parallel)
         return code, trainer.calls, shown.getvalue() + "\n".join(messages)
 
+    run.write = write_run
     return run
 
 
@@ -123,6 +125,51 @@ def test_resumed_with_another_target_finished_runs_go_on(ran, target):
 def test_resumed_with_other_seeds_it_has_these(ran):
     ran(seeds="1-2")
     assert ran(seeds="1-3", preset=None, resume=True)[1] == [("s3", False)]
+
+
+def test_resumed_with_other_seeds_it_keeps_settings_values_and_options(ran, tmp_path):
+    """Hours of runs with the preset's own settings stood beside those that were asked for."""
+    ran("algorithm.gamma=0.9", "algorithm.learning_rate=1e-3,3e-4", seeds="1")
+    series = tmp_path / "series" / "series.json"
+    series.write_text(series.read_text().replace('"options": []', '"options": ["--actors", "1"]'))
+    trained = []
+
+    class Noting(FakeTrainer):
+        def train(self, argv, **more):
+            trained.append(" ".join(argv[1:-2]))
+            return super().train(argv, **more)
+
+    ran(seeds="1-2", preset=None, resume=True, trainer=Noting(ran.write))
+    rest = "run.seed=2 --actors 1 --member"
+    assert trained == [f"cartpole algorithm.gamma=0.9 algorithm.learning_rate={rate} {rest}" for rate in ("1e-3", "3e-4")]
+    trained.clear()
+    ran("algorithm.gamma=0.8", "algorithm.learning_rate=1e-2", preset=None, resume=True, trainer=Noting(ran.write))
+    assert trained == [
+        f"cartpole algorithm.gamma=0.9 algorithm.gamma=0.8 algorithm.learning_rate=1e-2 run.seed={seed} --actors 1 --member"
+        for seed in (1, 2)
+    ]
+
+
+def test_a_file_that_lists_its_members_is_resumed(ran, tmp_path):
+    """As a version before wrote it."""
+    ran("algorithm.learning_rate=1e-3,3e-4", seeds="1-2")
+    members = [
+        {"name": "", "overrides": [f"algorithm.learning_rate={rate}", f"run.seed={seed}"]}
+        for rate in ("1e-3", "3e-4")
+        for seed in (1, 2)
+    ]
+    known = {"preset": "cartpole", "overrides": [], "options": [], "members": members}
+    (tmp_path / "series" / "series.json").write_text(json.dumps(known))
+    assert ran(preset=None, resume=True)[1] == []
+    assert ran(seeds="3", preset=None, resume=True)[1] == [("learning_rate=1e-3-s3", False), ("learning_rate=3e-4-s3", False)]
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_seed_beside_seeds_is_refused(ran, resume):
+    if resume:
+        ran(seeds="1-2")
+    with pytest.raises(ConfigError, match="a seed beside the seeds of the series"):
+        ran("run.seed=9", seeds=None if resume else "1-2", resume=resume)
 
 
 @pytest.mark.parametrize(
