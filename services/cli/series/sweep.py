@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +16,7 @@ import optuna
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from common.conditions import unmet
+from common.config.layers import differences
 from common.config.load import load_settings
 from common.errors import ConfigError
 from common.runtime.process import INTERRUPTED
@@ -27,6 +28,7 @@ from services.cli.series.run import TrainProcesses, is_finished, made_folder, tr
 from services.cli.series.space import Choices, Sweep, as_text, read_sweep
 
 FILE, STUDY = "sweep.yaml", "study.sqlite"
+SWEEP = "sweep"  # attribute of the study: the file, less what may change from one start to the next
 STAGES = 20  # points of a curve, at equal distances over the budget, at which trials are compared
 WARMUP_STAGES = 4  # before the first comparison
 STARTUP_TRIALS = 4  # before the first trial that is compared
@@ -34,9 +36,10 @@ POLL_SECONDS: Seconds = 2.0  # between two looks at a curve
 
 
 def open_sweep(file: Path | None, folder: Path, *, resume: bool, environ: Mapping[str, str]) -> Sweep:
-    """Return the sweep and make its folder; a resumed one has the file in its folder.
+    """Return the sweep and make its folder; a resumed one has the file in its folder, where none is named.
 
-    Raises `ConfigError` or `ResourceError` before anything is written.
+    Only `trials` and `prune` may differ from before: values of other searches cannot be compared. Raises `ConfigError` or
+    `ResourceError` before anything is written.
     """
     source = file or folder / FILE
     if resume and not (folder / STUDY).is_file():
@@ -50,6 +53,14 @@ def open_sweep(file: Path | None, folder: Path, *, resume: bool, environ: Mappin
                 found=f"target.{sweep.goal} {getattr(target, sweep.goal):g}",
                 wanted="null",
                 fix=f"set it under `settings` ({{target.{sweep.goal}: null}}), or take goal: curve",
+            )
+    if resume:
+        with _study(folder, sweep) as study:
+            found, wanted = differences(_lasting(sweep), study.user_attrs.get(SWEEP, _lasting(sweep)))
+        if found or wanted:
+            fix = "begin another sweep, or change trials and prune alone"
+            raise ConfigError(
+                "the sweep to resume searches otherwise", found=found or "less", wanted=wanted or "no more", fix=fix
             )
     with made_folder(folder, "sweep", resume=resume):
         if source != folder / FILE:
@@ -71,14 +82,9 @@ def run_sweep(
 
     0: all trials ended, or a stop was requested; 1: a trial failed; 130: a trial was stopped at once.
     """
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    storage = optuna.storages.RDBStorage(f"sqlite:///{(folder / STUDY).absolute()}")
-    with ExitStack() as opened:  # connections to the file of the study
-        opened.callback(storage.engine.dispose)
-        opened.callback(storage.remove_session)
-        median = optuna.pruners.MedianPruner(n_startup_trials=STARTUP_TRIALS, n_warmup_steps=WARMUP_STAGES)
-        pruner = median if sweep.prune else optuna.pruners.NopPruner()
-        study = optuna.create_study(storage=storage, study_name="sweep", load_if_exists=True, direction="maximize", pruner=pruner)
+    with _study(folder, sweep) as study:
+        if SWEEP not in study.user_attrs:
+            study.set_user_attr(SWEEP, _lasting(sweep))
         study.sampler = optuna.samplers.TPESampler(seed=len(study.trials))  # a resumed search draws other values than the first
         code = 0
         while not trainer.stopped and (trial := _next_trial(study, sweep)) is not None:
@@ -93,6 +99,24 @@ def run_sweep(
             code = max(code, ended)
         _show_best(study, sweep, folder, show=show, stdout=stdout, environ=environ)
     return code
+
+
+@contextmanager
+def _study(folder: Path, sweep: Sweep) -> Iterator[optuna.Study]:
+    """Yield the study in `folder`, a new one where there is none; its file is open while inside."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    storage = optuna.storages.RDBStorage(f"sqlite:///{(folder / STUDY).absolute()}")
+    with ExitStack() as opened:  # connections to the file
+        opened.callback(storage.engine.dispose)
+        opened.callback(storage.remove_session)
+        median = optuna.pruners.MedianPruner(n_startup_trials=STARTUP_TRIALS, n_warmup_steps=WARMUP_STAGES)
+        pruner = median if sweep.prune else optuna.pruners.NopPruner()
+        yield optuna.create_study(storage=storage, study_name="sweep", load_if_exists=True, direction="maximize", pruner=pruner)
+
+
+def _lasting(sweep: Sweep) -> dict[str, Any]:
+    """Return, as JSON values, what the values of trials follow from."""
+    return sweep.model_dump(mode="json", exclude={"trials", "prune"})
 
 
 def _next_trial(study: optuna.Study, sweep: Sweep) -> Trial | None:

@@ -94,6 +94,30 @@ def test_a_resumed_sweep_continues_its_interrupted_trial_with_the_same_values(sw
     assert swept(trials=3, resume=True)[1].calls == []
 
 
+@pytest.mark.parametrize(
+    ("edited", "found"),
+    [
+        (
+            "goal: mean100\nsettings: {target.mean100: null, ",
+            "target.mean100=null, goal=mean100, wanted goal=curve",
+        ),
+        ("settings: {algorithm.gamma: 0.9, ", "found settings.algorithm.gamma=0.9, wanted no more"),
+    ],
+)
+@pytest.mark.parametrize("named", [True, False])
+def test_a_sweep_is_not_resumed_with_a_file_that_makes_its_trials_incomparable(swept, tmp_path, edited, found, named):
+    """Trials of two goals stood in one table, and the best of them was the best of neither."""
+    swept(trials=2)
+    file = tmp_path / "file.yaml" if named else tmp_path / "sweep" / sweep_module.FILE
+    kept = file.read_text()
+    file.write_text(kept.replace("settings: {", edited))
+    with pytest.raises(ConfigError, match=found):
+        sweep_module.open_sweep(file if named else None, tmp_path / "sweep", resume=True, environ={})
+    assert named == ((tmp_path / "sweep" / sweep_module.FILE).read_text() == kept)
+    file.write_text(f"{kept.replace('trials: 2', 'trials: 3')}\nprune: false\n")
+    assert sweep_module.open_sweep(file if named else None, tmp_path / "sweep", resume=True, environ={}).trials == 3
+
+
 def test_a_failed_trial_is_in_the_exit_code_and_the_search_goes_on(swept):
     code, trainer, shown = swept(trials=3, codes={"t001": 1})
     assert (code, len(trainer.calls)) == (1, 3)
