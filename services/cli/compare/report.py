@@ -101,7 +101,8 @@ def _draw_bands(axes: Axes, groups: Sequence[Configuration], *, x: str, y: str, 
         if found is None:
             continue
         color, stroke = f"C{index % 10}", "-:"[index // 10 % 2]  # after ten configurations the colors begin anew
-        label = shorten(f"{group.number}. {group.label}", LEGEND_WIDTH) + f", N = {len(group.runs)}"
+        number = f"{found.count}" if found.count == len(group.runs) else f"{found.count} of {len(group.runs)}"
+        label = shorten(f"{group.number}. {group.label}", LEGEND_WIDTH) + f", N = {number}"
         axes.plot(found.x / unit, found.value, stroke, color=color, label=label, linewidth=1.6)
         if found.count > 1:
             axes.fill_between(found.x / unit, found.low, found.high, color=color, alpha=0.18, linewidth=0)

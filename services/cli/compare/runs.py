@@ -114,6 +114,8 @@ def read_run(path: Path) -> RunData:
         raise ConfigError(f"the files of the run in {path} cannot be read", found="no mapping", wanted="files of a run")
     settings = {".".join(key): value for key, value in leaves(values)}
     curve = [row for row in rows if _whole(row)]
+    if max((float(row.get("env_steps") or 0) for row in curve), default=0.0) > summary.get("env_steps", 0):
+        summary = {}  # of an earlier end: the run was resumed, and goes on or was killed
     return RunData(path=path, settings=settings, curve=curve, summary=summary, command=_text(directory.command).strip())
 
 

@@ -19,6 +19,7 @@ from services.cli.train.outcome import own_end
 from services.cli.train.view import FULL_MEAN, mean_remark
 
 NONE = "-"
+_UNFINISHED = "no result yet", "not finished"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,10 @@ def labels_table(groups: Sequence[Configuration]) -> TextTable:
 
 
 def configurations_table(groups: Sequence[Configuration]) -> TextTable:
-    """Return one row for each configuration: interquartile means over its seeds, with 95 % intervals."""
+    """Return one row for each configuration: interquartile means over its seeds, with 95 % intervals.
+
+    A mean over fewer runs than the configuration has says so, and so does a row of which runs have not finished.
+    """
     columns = ["#", "solved", "mean100", "evaluation", "env steps to target", "minutes", "env steps/s", "policy lag"]
     return TextTable(title="Results", columns=columns, rows=[_configuration_row(group) for group in groups])
 
@@ -62,14 +66,18 @@ def _configuration_row(group: Configuration) -> list[str]:
     def over(*keys: str) -> Estimate | None:
         return estimate([value for run in group.runs if (value := run.number(*keys)) is not None])
 
+    def counted(found: Estimate | None) -> str:
+        return shown(found) + (f" (by {found.count} of {runs})" if found and found.count < runs else "")
+
     reached, runs = over("solved_at", "env_steps"), len(group.runs)
+    unfinished = sum(result(run) in _UNFINISHED for run in group.runs)
     seconds, rate, lag = over("wall_seconds"), over("env_steps_per_second"), over("policy_lag", "mean")
     return [
         str(group.number),
-        f"{reached.count if reached else 0} of {runs}",
-        shown(over("mean100")) + _mean_remark(group.runs),
-        shown(over("last_evaluation", "mean")),
-        shown(reached) + (f" (by {reached.count} of {runs})" if reached and reached.count < runs else ""),
+        f"{reached.count if reached else 0} of {runs}" + (f" ({unfinished} not finished)" if unfinished else ""),
+        counted(over("mean100")) + _mean_remark(group.runs),
+        counted(over("last_evaluation", "mean")),
+        counted(reached),
         number(seconds.value / 60) if seconds else NONE,
         number(round(rate.value)) if rate else NONE,
         number(lag.value) if lag else NONE,
@@ -131,9 +139,9 @@ def _run_row(group: Configuration, run: RunData) -> list[str]:
 def result(run: RunData) -> str:
     """Return how the run ended."""
     if not run.summary:
-        return "no result yet"
+        return _UNFINISHED[0]
     target = {name: run.settings.get(f"target.{name}") for name in TargetSettings.model_fields}
-    return own_end(run.summary, target) or "not finished"
+    return own_end(run.summary, target) or _UNFINISHED[1]
 
 
 def ledger_table(groups: Sequence[Configuration]) -> TextTable:

@@ -85,7 +85,7 @@ def test_a_run_that_was_solved_at_another_target_than_it_has_now_is_not_solved(t
         write_run(tmp_path / name, f"target.mean100={target}", solved=True, target=reached, env_steps=1000, wall_seconds=9.0)
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "r.html")]) == 0
     shown = (tmp_path / "r.html").read_text()
-    assert (shown.count("solved: the target was reached"), shown.count("not finished")) == (1, 1)
+    assert (shown.count("solved: the target was reached"), shown.count("not finished")) == (1, 2)
 
 
 @pytest.fixture
@@ -125,6 +125,34 @@ def test_env_steps_to_the_target_say_of_how_many_runs_they_are(many, capsys):
     """A configuration that one run of two has solved may look the fastest."""
     assert main(["compare", str(many)]) == 0
     assert capsys.readouterr().out.count("(by 1 of 2)") == 15
+
+
+def test_runs_that_did_not_end_or_left_no_result_are_counted(tmp_path, write_run, capsys):
+    """Two whole runs and one stopped at a tenth against one whole run and two killed: means over three and over one."""
+    whole = {"env_steps": 1000, "mean100": 500.0, "last_evaluation": {"mean": 500.0}}
+    budget, curve = "target.env_steps=1000", [(1.0, 100, 50.0, None)]
+    for epochs, summaries in ((4, (whole, whole, whole | {"env_steps": 100, "mean100": 50.0})), (5, (whole, {}, {}))):
+        for seed, summary in enumerate(summaries):
+            place = tmp_path / "runs" / f"e{epochs}-{seed}"
+            write_run(place, budget, f"run.seed={seed}", f"algorithm.epochs={epochs}", curve=curve * (seed < 2), **summary)
+    assert main(["compare", str(tmp_path / "runs")]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.partition("Results")[2].splitlines()]
+    first, second = (next(line for line in lines if line[:1] == [number]) for number in "12")
+    assert first[:5] == ["1", "0", "of", "3", "350"]
+    assert second[:5] == ["2", "0", "of", "3", "500"]
+    remarks = [" ".join(line) for line in lines]
+    assert any("(1 not finished)" in line and "(by" not in line for line in remarks)
+    assert any("(2 not finished)" in line and line.count("(by 1 of 3)") == 2 for line in remarks)
+    assert main(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "report.html")]) == 0
+    assert ", N = 2 of 3" in (tmp_path / "report.html").read_text()
+
+
+def test_a_summary_of_before_a_resume_is_no_result(tmp_path, write_run, capsys):
+    """The run was resumed, and killed 20,000 env steps later."""
+    place = write_run(tmp_path / "run", curve=[(1.0, 1000, 2.0, None), (9.0, 21_000, 400.0, None)], env_steps=1000, mean100=2.0)
+    assert main(["compare", str(place)]) == 0
+    assert "2.0" not in (shown := capsys.readouterr().out)
+    assert "1 not finished" in " ".join(shown.split())
 
 
 def test_a_mean_of_fewer_than_100_episodes_says_so(many, capsys):
