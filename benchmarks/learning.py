@@ -30,7 +30,7 @@ from typing import Any
 import torch
 import yaml
 
-from common.config.load import find_preset
+from common.config.load import ENV_PREFIX, find_preset
 from common.models.arithmetic import CPU, native
 from common.runtime.run_directory import RunDirectory
 
@@ -166,7 +166,8 @@ def ended(directory: RunDirectory, preset: str, overrides: Sequence[str], *, exi
 def train(preset: str, seed: int, run_dir: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """Run the command that the page names; return its summary."""
     words = [sys.executable, "-m", "services.cli", "train", preset, *overrides, "--seed", str(seed), "--run-dir", str(run_dir)]
-    code = subprocess.run(words, check=False, stdout=sys.stderr).returncode
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}  # they would change the run
+    code = subprocess.run(words, check=False, stdout=sys.stderr, env=environ).returncode
     summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
     return summary | {"exit_code": code}
 
@@ -193,7 +194,7 @@ def row_of(
         "preset": preset,
         "settings": fingerprint(preset, overrides),
         "overrides": list(overrides),
-        "target": find_target(preset),
+        "target": summary["target"]["mean100"],
         **{name: summary[name] for name in facts},
         "policy_lag": summary["policy_lag"]["mean"],
         "unaccounted": ledger["produced"] - accounted,
@@ -234,12 +235,6 @@ def fingerprint(preset: str, overrides: Sequence[str] = ()) -> str:
     """Return a hash of the settings of a preset, comments left out."""
     text = json.dumps([yaml.safe_load(find_preset(preset).text), list(overrides)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def find_target(preset: str) -> float | None:
-    """Return the score at which a run of this preset counts as solved."""
-    target: float | None = yaml.safe_load(find_preset(preset).text).get("target", {}).get("mean100")
-    return target
 
 
 def page(rows: Iterable[Row]) -> str:

@@ -15,7 +15,12 @@ LEDGER = {"produced": 100, "trained": 90, "queued": 0, "in_flight": 0, "dropped"
 
 def summary(**changes):
     """Of a run that solved CartPole."""
-    result = {"last_evaluation": {"mean": 500.0, "episodes": 10}, "ledger": LEDGER, "policy_lag": {"mean": 1.0}}
+    result = {
+        "last_evaluation": {"mean": 500.0, "episodes": 10},
+        "ledger": LEDGER,
+        "policy_lag": {"mean": 1.0},
+        "target": {"mean100": 475},
+    }
     result |= {"seed": 1, "solved_at": {"env_steps": 400, "wall_seconds": 3.0}, "mean100": 476.0}
     return result | {"env_steps": 500, "learner_updates": 10, "wall_seconds": 6.0, "env_steps_per_second": 83.3} | changes
 

@@ -40,6 +40,7 @@ class Trainer:
         summary = {"seed": settings.run.seed, "solved_at": None, "solved": False, "ledger": LEDGER, "policy_lag": {"mean": 1.0}}
         summary |= {"env_steps": before + int(self.share * settings.target.env_steps), "learner_updates": 3, "wall_seconds": 60.0}
         summary |= {"mean100": 12.5, "env_steps_per_second": 5.0, "last_evaluation": {"mean": 33.25, "episodes": 10}}
+        summary["target"] = settings.target.model_dump()
         directory.summary.write_text(json.dumps(summary))
         with directory.learning_curve_csv.open("w", newline="") as file:
             rows = csv.writer(file)
