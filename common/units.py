@@ -33,3 +33,8 @@ Seconds: TypeAlias = Annotated[float, AtLeast(0)]
 
 KIB = 1024
 MIB = 1024 * KIB
+
+
+def significant(value: float) -> float:
+    """Return a mean return as files and logs have it: seven significant digits, as many as float32 has."""
+    return float(f"{value:.7g}")

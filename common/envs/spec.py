@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
@@ -89,6 +90,16 @@ class EnvSettings(BaseModel):
     def name(self) -> str:
         """Return the environment's own name: the entry point where there is one, else the id."""
         return self.entry_point or self.id
+
+    @property
+    def task(self) -> dict[str, Any]:
+        """The settings, as JSON values, that decide what a policy earns: returns under others cannot be compared."""
+        return self.model_dump(mode="json", exclude={"num_envs", "autoreset", "normalize_reward", "threads"})
+
+    def task_changes(self, before: Mapping[str, Any]) -> str:
+        """Return the settings of the task that were others in `before`; "" where none was, or `before` does not have them."""
+        changed = ((name, before.get(name, value), value) for name, value in self.task.items())
+        return "; ".join(f"env.{name} was {was}, is {value}" for name, was, value in changed if was != value)
 
     @model_validator(mode="after")
     def _something_is_left_to_see(self) -> Self:

@@ -20,7 +20,7 @@ from common.runtime.run_directory import RunDirectory
 from common.tracking.background import BackgroundTracker, Point, TrackedRun
 from common.tracking.remote import REMOTE
 from common.tracking.tensorboard import TensorBoardEvents
-from common.units import EnvSteps, Seconds
+from common.units import EnvSteps, Seconds, significant
 
 LEARNED = ("env.", "model.", "algorithm.", "rollout.", "run.seed", "run.mode", "learner.batch", "actor.count")
 """Settings, or sections of them, that decide what is learned: the columns in which TensorBoard compares runs."""
@@ -94,7 +94,7 @@ class Journal:
 
     def curve(self, *, wall_seconds: Seconds, env_steps: EnvSteps, mean: float, evaluation: float | None = None) -> None:
         """Write one row of the learning curve; unknown values stay empty."""
-        shown = ["" if value is None or not math.isfinite(value) else round(value, 3) for value in (mean, evaluation)]
+        shown = ["" if value is None or not math.isfinite(value) else significant(value) for value in (mean, evaluation)]
         self._write(env_steps, lambda files: files.add_row([round(wall_seconds, 1), env_steps, *shown]))
 
     def summary(self, summary: Mapping[str, Any], *, complete: bool = True) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.units import EnvSteps, Seconds
@@ -46,7 +47,9 @@ class StepRates:
 class RateWindow:
     """Readings of one counter, which never falls, by one thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: Sequence[float] = (0.0, 0.0)) -> None:
+        """Begin without readings; `before` is `timed` of the processes before, which the rate of the run includes."""
+        self._before_seconds, self._before_total = before
         self._kept: deque[tuple[Seconds, float]] = deque()
         self._first = self._newest = (0.0, 0.0)
 
@@ -64,7 +67,14 @@ class RateWindow:
     def rates(self) -> StepRates:
         """Return the rates up to the newest reading."""
         last_10s, last_60s = (self._rate(self._before(window)) for window in (SHORT_WINDOW, LONG_WINDOW))
-        return StepRates(last_10s=last_10s, last_60s=last_60s, run=self._rate(self._first))
+        seconds, total = self.timed
+        return StepRates(last_10s=last_10s, last_60s=last_60s, run=total / seconds if seconds > 0 else 0.0)
+
+    @property
+    def timed(self) -> tuple[Seconds, float]:
+        """Time from the first to the newest reading, and how far the counter grew in it, with those of the processes before."""
+        seconds, total = (newest - first for newest, first in zip(self._newest, self._first, strict=True))
+        return self._before_seconds + seconds, self._before_total + total
 
     def _before(self, span: Seconds) -> tuple[Seconds, float]:
         """Return the newest reading that is at least `span` old, else the first."""

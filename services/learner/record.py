@@ -19,7 +19,7 @@ from common.config.layers import leaves
 from common.config.schema import Settings
 from common.observability.learner_stats import IntakeStats, Progress
 from common.protocol.messages import Evaluation
-from common.units import EnvSteps, Seconds, Version
+from common.units import EnvSteps, Seconds, Version, significant
 from services.learner.coverage import NO_ACTORS, Coverage
 from services.learner.progress import ProgressEstimator
 from services.learner.rates import PolicyLag, RateWindow, StepRates
@@ -45,7 +45,8 @@ class _SavedRecord(BaseModel):
     returns: list[float]
     lengths: list[int]
     lag: list[float]
-    env_steps_per_second: float = 0.0
+    timed: list[float] = [0.0, 0.0]
+    task: dict[str, Any] = {}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,6 +63,7 @@ class RunRecord:
     updates: int = 0
     version: Version = 0
     solved_at: dict[str, float] | None = None
+    task_changed: str = ""  # settings of the environment that were others before the resume: results of before do not count
     lockstep_broken: str = ""  # reason why, in lockstep, another run of the same seed may end with other weights
     parameters_sha256: str | None = None  # of the final policy; None until the run ends
     last_evaluation: dict[str, Any] | None = None
@@ -78,7 +80,6 @@ class RunRecord:
     _estimator: ProgressEstimator = field(default_factory=ProgressEstimator)
     _window: RateWindow = field(default_factory=RateWindow)
     _env_steps_before: EnvSteps | None = 0  # that earlier processes trained on; None after the first update of this one
-    _rate_before: float = 0.0  # env steps per second of the process before, for as long as this one has no rate
     _ended_at: Seconds = math.inf
     _shown: tuple[dict[str, Any], dict[str, Any]] = field(init=False)  # facts and live; replaced, never changed
 
@@ -128,7 +129,7 @@ class RunRecord:
     def evaluated(self, evaluation: Evaluation, now: Seconds, *, env_steps: EnvSteps) -> dict[str, Any]:
         """Count an evaluation of the policy of `env_steps`; return the result as it stands in the summary."""
         returns = evaluation.arrays["episode_return"]
-        mean = round(float(returns.mean(dtype=np.float64)), 3)  # float32 would overflow on returns that are finite
+        mean = significant(float(returns.mean(dtype=np.float64)))  # float32 would overflow on returns that are finite
         result: dict[str, Any] = {"version": evaluation.version, "mode": evaluation.mode, "mean": mean, "episodes": len(returns)}
         self.evaluations[evaluation.mode] = mean
         if evaluation.mode == "greedy" or self.last_evaluation is None:
@@ -208,7 +209,7 @@ class RunRecord:
             "frames": self.env_steps * self.frame_skip,
             "episodes": self.episodes,
             "learner_updates": self.updates,
-            "mean100": round(self.mean_return, 3) if math.isfinite(self.mean_return) else None,
+            "mean100": significant(self.mean_return) if math.isfinite(self.mean_return) else None,
             "mean100_episodes": len(self.returns),
             "environments_unfinished": self.unfinished,
             "last_evaluation": self.last_evaluation,
@@ -227,7 +228,7 @@ class RunRecord:
 
     def _timed(self, facts: Mapping[str, Any], stats: IntakeStats, now: Seconds) -> dict[str, Any]:
         wall = max(min(now, self._ended_at) - self.started_at, 1e-9)
-        rate = self.rates.run or self._rate_before or facts["env_steps"] / wall  # since the first update, or before there are two
+        rate = self.rates.run or facts["env_steps"] / wall  # since the first update of each process, or before there are two
         return {
             **facts,
             "wall_seconds": round(wall, 1),
@@ -251,11 +252,15 @@ class RunRecord:
             "lockstep_broken": self.lockstep_broken,
             "settings": _deciding(self.settings),
             "lag": [self.lag.low, self.lag.high, self.lag.weighted, self.lag.env_steps],
-            "env_steps_per_second": self.rates.run or self._rate_before,
+            "timed": list(self._window.timed),
+            "task": self.settings.env.task,
         }
 
     def load_state_dict(self, state: Mapping[str, Any], now: Seconds) -> None:
-        """Restore `state_dict`; time in between does not count. Raises `ValueError` where `state` is no state of a record."""
+        """Restore `state_dict`; time in between does not count. Raises `ValueError` where `state` is no state of a record.
+
+        Of a run whose environment is another one now, the returns and evaluations of before are forgotten.
+        """
         _SavedRecord.model_validate(state)
         self.lockstep_broken = state.get(
             "lockstep_broken", "resumed from a checkpoint of a version that lacks what was under way"
@@ -272,8 +277,14 @@ class RunRecord:
         self.evaluations = dict(state["evaluations"])
         self.returns.extend(state["returns"])
         self.lengths.extend(state["lengths"])
+        self.task_changed = self.settings.env.task_changes(state.get("task", {}))
+        if self.task_changed:
+            self.solved_at = self.last_evaluation = None
+            for results in (self.evaluations, self.returns, self.lengths):
+                results.clear()
         self.lag = PolicyLag(*state["lag"])
-        self._rate_before = state.get("env_steps_per_second", 0.0)
+        self._window = RateWindow(state.get("timed", (0.0, 0.0)))
+        self.rates = self._window.rates()
         self._show()
 
 

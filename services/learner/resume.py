@@ -100,10 +100,11 @@ def open_state(
         ended = _share_state(group, record, algorithm, known=found is not None)
     _roll_back(directory, record, session, ended=ended)
     if index == 0:
-        record.best = facts_of(store.load_best(warn=lambda detail: warn(detail=detail)))
+        record.best = facts_of(store.load_best(warn=lambda detail: warn(detail=detail)), settings.env)
     if found or record.updates:
-        of_ranks: dict[str, Any] = {} if group is None else {"ranks": count, "sessions": not ended}
-        _log.info("resumed", version=record.version, env_steps=record.env_steps, **of_ranks)
+        more: dict[str, Any] = {} if group is None else {"ranks": count, "sessions": not ended}
+        more |= {"begins_anew": f"returns and best: {record.task_changed}"} if record.task_changed else {}
+        _log.info("resumed", version=record.version, env_steps=record.env_steps, **more)
     return record, session
 
 

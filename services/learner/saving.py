@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from common.algorithms.api import Algorithm, HasReplay, SavesReplay
+from common.envs.spec import EnvSettings
 from common.errors import ResourceError
 from common.models.snapshot import ParameterLayout, to_tensor
 from common.observability import logs
@@ -75,7 +76,7 @@ class RunCheckpoints:
         if best is not None:
             best = replace(best, counters={**best.counters, STATE_SETTINGS: self.results.record.settings.state_settings})
             if self._write(partial(self.save_best, best)) is None:
-                self.results.record.best = facts_of(best)
+                self.results.record.best = facts_of(best, self.results.record.settings.env)
 
     def wait_for_ranks(self) -> None:
         """Wait, as one of several ranks, for those that write the checkpoint of the best policy."""
@@ -163,9 +164,11 @@ def better_policy(evaluated: Evaluated, best: Mapping[str, Any] | None, *, mean:
     )
 
 
-def facts_of(checkpoint: Checkpoint | None) -> dict[str, Any] | None:
-    """Return the facts in a checkpoint of `better_policy`; None without one."""
-    return None if checkpoint is None else dict(checkpoint.counters["best"])
+def facts_of(checkpoint: Checkpoint | None, env: EnvSettings) -> dict[str, Any] | None:
+    """Return the facts in a checkpoint of `better_policy`; None without one, and for one that played in another environment."""
+    if checkpoint is None or env.task_changes(checkpoint.counters.get(STATE_SETTINGS, {}).get("env", {})):
+        return None
+    return dict(checkpoint.counters["best"])
 
 
 # --- back ---

@@ -158,7 +158,7 @@ class EvaluationResult:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of the mean; None for too few episodes, and for several agents, whose episodes are not independent."""
+        """The 95 % interval of the mean; None for few episodes, and for agents of one environment: they are not independent."""
         return interval95(self.returns) if self.agents == 1 else None
 
     @property

@@ -38,7 +38,7 @@ from services.cli.train.search import ActorSearch
 from services.cli.train.status import STARTING, RunStatus, StatusPoller
 from services.cli.train.supervisor import Supervisor
 from services.cli.train.view import View, ViewFrame, make_view
-from services.cli.train.warm_start import describe
+from services.cli.train.warm_start import describe, describe_resume
 
 SILENCE: Seconds = 30.0  # of actors after the learner began to train, before the terminal shows what they do
 
@@ -73,11 +73,8 @@ def _run(plan: Plan, *, environ: Mapping[str, str], stdout: TextIO, stderr: Text
     view = make_view(stdout, plan.settings.log.format, run_id=plan.settings.run.id)
     with stop_signals(lambda: requests.put(supervisor.request_stop)):
         with view, _addresses_written(plan, view), StatusPoller(plan.urls) as watch:
-            view.print_message(f"{plan.title}: run directory {plan.directory.path}")
-            for note in plan.loaded.notes:
-                view.print_message(note)
-            if (init := plan.settings.run.init) and not plan.resume:
-                view.print_message(describe(Path(init), plan.settings))
+            for line in _first_lines(plan):
+                view.print_message(line)
             if not supervisor.actors:
                 view.print_message(join_line(plan.settings))
             display = _Display(
@@ -110,6 +107,17 @@ def _run(plan: Plan, *, environ: Mapping[str, str], stdout: TextIO, stderr: Text
         return _finish(
             plan, supervisor.outcome, failures, processes, worked=supervisor.works, view=view, stderr=stderr, debug=debug
         )
+
+
+def _first_lines(plan: Plan) -> Iterator[str]:
+    """Yield what there is to say before a run begins."""
+    yield f"{plan.title}: run directory {plan.directory.path}"
+    yield from plan.loaded.notes
+    if plan.resume:
+        if changed := describe_resume(plan.replaced_config, plan.settings):
+            yield changed
+    elif init := plan.settings.run.init:
+        yield describe(Path(init), plan.settings)
 
 
 def join_line(settings: Settings) -> str:

@@ -1,4 +1,4 @@
-"""`--init RUN`: the checkpoint that gives a new run its first weights, and a sentence on how the two runs differ."""
+"""What a run begins with: the checkpoint of `--init RUN`, or its own at a resume, and a sentence on what differs from then."""
 
 from __future__ import annotations
 
@@ -36,6 +36,12 @@ def describe(checkpoint: Path, settings: Settings) -> str:
         return f"starts with the weights of {checkpoint}"  # the learner reads the checkpoint, and checks it
     changes = list(_changes(values, settings.model_dump(mode="json")))
     return f"{start}; " + (f"other settings there: {'; '.join(changes)}" if changes else "env and model are the same there")
+
+
+def describe_resume(config: bytes, settings: Settings) -> str:
+    """Return one sentence where the environment is another one than by `config`, the run's config.yaml before; "" where not."""
+    changes = settings.env.task_changes(parse_yaml(config.decode(), source="config.yaml").get("env", {}))
+    return f"{changes}: returns and evaluations of before do not count any more, and best begins anew" if changes else ""
 
 
 def _changes(there: Any, here: dict[str, Any]) -> Iterator[str]:

@@ -155,10 +155,10 @@ def test_the_curve_goes_on_after_a_resume_under_one_heading(directory):
     first.curve(wall_seconds=1.04, env_steps=100, mean=math.nan)
     assert rows(directory)[1:] == [["1.0", "100", "", ""]]  # flushed at once: a kill loses no row
     second = Journal(directory, env_steps=100)
-    second.curve(wall_seconds=2.0, env_steps=200, mean=1.23456, evaluation=3.0)
+    second.curve(wall_seconds=2.0, env_steps=200, mean=1.23456789, evaluation=3.0)
     second.close()
     first.close()
-    assert rows(directory) == [list(CURVE), ["1.0", "100", "", ""], ["2.0", "200", "1.235", "3.0"]]
+    assert rows(directory) == [list(CURVE), ["1.0", "100", "", ""], ["2.0", "200", "1.234568", "3.0"]]
 
 
 def written_then_killed(directory, *env_steps):

@@ -249,6 +249,20 @@ def test_a_finished_run_that_is_resumed_keeps_the_speed_of_its_training():
     assert resumed.summary(STATS, now=901.0)["env_steps_per_second"] == 100.0
 
 
+def test_the_speed_of_a_resumed_run_is_that_of_all_its_processes():
+    """10 s with 100 env steps per second, an hour of nothing, then 30 s with 500: 400 on the average."""
+    run, now = record(), 100.0
+    for seconds, speed in ((10, 100), (30, 500)):
+        for _ in range(seconds + 1):
+            run.trained(env_steps=speed, metrics={})
+            run.tick(now)
+            now += 1.0
+        summary, state = run.summary(STATS, now=now), json.loads(json.dumps(run.state_dict(now=now)))
+        run, now = record(started_at=now + 3600.0), now + 3600.0
+        run.load_state_dict(state, now=now)
+    assert summary["env_steps_per_second"] == 400.0
+
+
 def test_policy_lag_is_weighted_by_env_steps():
     """A tiny fresh rollout does not make a batch of old ones young."""
     run = record()
@@ -316,6 +330,38 @@ def test_a_resumed_run_goes_on_from_where_it_was():
     assert (after.version, after.mean_return, after.mean_length) == (9, 2.0, 5.0)
     assert after.state_dict(now=5000.0) == state
     assert after.status(STATS, now=5010.0)["env_steps"] == 300
+
+
+def test_returns_of_another_environment_are_no_results_of_a_resumed_run():
+    """Rewards ten times as large before: neither the mean of 100 nor an evaluation of then counts; other settings keep them."""
+
+    def resumed(**env):
+        after = record(mean100=20.0)
+        after.settings = after.settings.model_copy(update={"env": after.settings.env.model_copy(update=env)})
+        after.load_state_dict(json.loads(json.dumps(before.state_dict(now=120.0))), now=200.0)
+        return after
+
+    before = record(mean100=20.0)
+    before.env_steps = 640
+    before.ended([50.0] * EPISODES, [1] * EPISODES, now=110.0)
+    before.evaluated(evaluation("greedy", 50.0), 111.0, env_steps=640)
+    after = resumed(kwargs={"scale": 1.0}, num_envs=4)
+    assert after.task_changed == "env.kwargs was {}, is {'scale': 1.0}"
+    assert (after.solved, list(after.returns), after.evaluations, after.last_evaluation) == (False, [], {}, None)
+    assert after.env_steps == 640
+    after = resumed(num_envs=4, autoreset="same_step")
+    assert (after.task_changed, after.solved, len(after.returns)) == ("", True, EPISODES)
+
+
+def test_small_returns_are_told_apart():
+    """Three decimals made equal zeros of them."""
+    run = record(evaluation=1.0)
+    run.ended([4.1e-5], [1], now=110.0)
+    for value in (4e-5, 0.9996):
+        run.evaluated(evaluation("greedy", value), 110.0, env_steps=640)
+        assert run.last_evaluation["mean"] == pytest.approx(value, rel=1e-6)
+    assert not run.solved
+    assert run.summary(STATS, now=110.0)["mean100"] == pytest.approx(4.1e-5, rel=1e-6)
 
 
 @pytest.mark.parametrize(("target", "solved"), [(3.0, True), (4.0, False), (None, False)])

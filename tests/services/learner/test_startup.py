@@ -31,7 +31,7 @@ from common.protocol.events import Evaluated
 from common.protocol.messages import PROTOCOL_VERSION, Evaluation, Snapshot
 from common.runtime import machine
 from common.runtime.checkpoint_files import Checkpoint
-from common.runtime.checkpoints import CheckpointStore
+from common.runtime.checkpoints import STATE_SETTINGS, CheckpointStore
 from common.runtime.run_directory import RunDirectory
 from services.cli.train.plan import Request, make_plan
 from services.learner import startup
@@ -174,10 +174,14 @@ def test_a_resumed_run_knows_its_best_policy():
     )
     arrays = {"episode_return": np.array([3.0, 4.0], np.float32), "episode_length": np.ones(2, np.int32)}
     evaluated = Evaluated(message=Evaluation(version=9, mode="greedy", arrays=arrays), snapshot=played)
-    CheckpointStore(first[1].checkpoints, keep=3).save_best(better_policy(evaluated, None, mean=3.5, run_id="run-1"))
+    best = better_policy(evaluated, None, mean=3.5, run_id="run-1")
+    best = replace(best, counters=best.counters | {STATE_SETTINGS: first[0].settings.state_settings})
+    CheckpointStore(first[1].checkpoints, keep=3).save_best(best)
     record, _ = state(*begun("--resume"))
     assert record.best == {"version": 9, "mean": 3.5, "episodes": 2, "env_steps": 1200}
     assert record.version == 7
+    assert state(*begun("--resume", "env.num_envs=2"))[0].best == record.best
+    assert state(*begun("--resume", "env.kwargs={sutton_barto_reward: true}"))[0].best is None  # of another environment
     (first[1].checkpoints / "best" / "manifest.json").write_bytes(b"")
     assert state(*begun("--resume"))[0].best is None
 

@@ -6,7 +6,7 @@ import pytest
 
 from common.config.load import load_settings
 from common.errors import ConfigError
-from services.cli.train.warm_start import describe, find_checkpoint
+from services.cli.train.warm_start import describe, describe_resume, find_checkpoint
 
 pytestmark = pytest.mark.service
 
@@ -47,3 +47,12 @@ def test_a_path_without_weights_is_refused(tmp_path, write_run, name, hint):
     write_run(tmp_path / "begun")
     with pytest.raises(ConfigError, match=hint):
         find_checkpoint(tmp_path / name)
+
+
+def test_a_resume_says_where_the_environment_is_another_one(other):
+    config = (other / "config.yaml").read_bytes()
+    changed = load_settings(
+        preset="cartpole", overrides=["env.kwargs={render_mode: null}", "env.num_envs=2"], environ={}
+    ).settings
+    assert describe_resume(config, changed).startswith("env.kwargs was {}, is {'render_mode': None}: returns and evaluations of")
+    assert describe_resume(config, load_settings(preset="cartpole", overrides=["env.num_envs=2"], environ={}).settings) == ""
