@@ -11,6 +11,7 @@ trained (their gradient is 0).
 | gradient | float32, or uint16 holding bfloat16 bits | [P] | of the mean loss over the rollout's valid env steps |
 | loss_parts | float32 | [len(LOSS_PARTS)] | the parts of that loss, by the names in `LOSS_PARTS` |
 | episode_return, episode_length | float32, int32 | [K] | raw return and env steps of the episodes that ended in the rollout |
+| episode_env | int32 | [K] | the environment of each |
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from common.algorithms import optim
 from common.algorithms.a3c import LOSS_PARTS, single_pass_loss
 from common.algorithms.api import Entry, RunProgress, UpdateResult, WorkerContext
 from common.algorithms.batch import collate
-from common.algorithms.episode_reports import check_gradient_episodes
+from common.algorithms.episode_reports import EPISODE_ENV, check_gradient_episodes
 from common.algorithms.moments import Moments
 from common.algorithms.on_policy import ActorCriticLearner, ActorCriticPolicy, network_outputs, recorded_log_prob, return_inputs
 from common.algorithms.payload import Payload
@@ -91,7 +92,13 @@ class GradientPolicy(ActorCriticPolicy):
             "loss_parts": parts.numpy(),
             "episode_return": rollout["episode_return"],
             "episode_length": rollout["episode_length"],
+            EPISODE_ENV: rollout[EPISODE_ENV],
         }
+
+
+def recorded_arrays(*, length: int, num_envs: int, **_: object) -> tuple[ArraySpec, ...]:
+    """The log-probability of each action, and the environments of the episodes, which a gradient has no rows to find in."""
+    return (*recorded_log_prob(length=length, num_envs=num_envs), ArraySpec(name=EPISODE_ENV, dtype="int32", shape=(-1,)))
 
 
 def gradient_payload(
@@ -104,6 +111,7 @@ def gradient_payload(
         ArraySpec(name="loss_parts", dtype="float32", shape=(len(LOSS_PARTS),)),
         ArraySpec(name="episode_return", dtype="float32", shape=(-1,)),
         ArraySpec(name="episode_length", dtype="int32", shape=(-1,)),
+        ArraySpec(name=EPISODE_ENV, dtype="int32", shape=(-1,)),
     )
     return Payload(
         message_type=Gradient,
@@ -191,5 +199,5 @@ class A3CGrad(ActorCriticLearner):
 
 
 ENTRY = Entry(
-    settings=A3CGradSettings, algorithm=A3CGrad, policy=GradientPolicy, recorded=recorded_log_prob, payload=gradient_payload
+    settings=A3CGradSettings, algorithm=A3CGrad, policy=GradientPolicy, recorded=recorded_arrays, payload=gradient_payload
 )

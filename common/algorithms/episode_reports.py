@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from common.errors import DropReason, ProtocolError
 from common.protocol.messages import Arrays, ExperienceMessage
 
+EPISODE_ENV = "episode_env"
+"""The array of the environments of reported episodes: sent with gradients, and found in the rows of trajectories."""
+
 RETURN_ABSOLUTE, RETURN_RELATIVE = 1e-3, 1e-6
 """Tolerance between a reported return and the sum of its rewards: one is rounded to float32, both were added in some order."""
 
@@ -32,7 +35,10 @@ class TrajectoryEpisodes:
         self._returns: NDArray[np.float64] = np.zeros(0)  # [B]: rewards of it so far
 
     def __call__(self, message: ExperienceMessage) -> ExperienceMessage:
-        """Return the message with the episodes received whole; raise `ProtocolError` where its report contradicts its rows."""
+        """Return the message with the episodes received whole, and the environment of each.
+
+        Raises `ProtocolError` where its report contradicts its rows.
+        """
         arrays, valid, reward = message.arrays, message.arrays["valid"], message.arrays["reward"]
         if message.seq == self._following and _only_continues(arrays):
             self._lengths = self._lengths + len(valid)
@@ -46,7 +52,7 @@ class TrajectoryEpisodes:
             reported = _match_reports(arrays, ends)
             closed = np.union1d(reported, np.flatnonzero(ends.cut_off))
             self._carry(ends.t[closed], ends.env[closed], lengths, returns)
-            message = _only(message, ends.whole[reported])
+            message = _kept(message, ends.env[reported], ends.whole[reported])
         self._following = message.seq + 1
         return message
 
@@ -87,9 +93,13 @@ def check_gradient_episodes(message: ExperienceMessage, *, num_envs: int, most_r
     All but one episode of each of the `num_envs` environments began in this message.
     """
     lengths, returns = message.arrays["episode_length"].astype(np.int64), message.arrays["episode_return"]
-    if len(lengths) != len(returns) or len(lengths) > message.env_steps:
-        found = f"{len(returns)} returns and {len(lengths)} lengths"
-        raise _contradiction("episodes", found=found, wanted=f"as many of both, at most {message.env_steps}, the env steps")
+    env = message.arrays[EPISODE_ENV]
+    if not len(env) == len(lengths) == len(returns) or len(lengths) > message.env_steps:
+        found = f"{len(returns)} returns, {len(lengths)} lengths, {len(env)} environments"
+        raise _contradiction("episodes", found=found, wanted=f"as many of each, at most {message.env_steps}, the env steps")
+    if len(env) and not 0 <= env.min() <= env.max() < num_envs:
+        found = f"{env.min()} to {env.max()}"
+        raise _contradiction("environments of episodes", found=found, wanted=f"0 to {num_envs - 1}")
     inside = np.sort(lengths)[: max(0, len(lengths) - num_envs)].sum()
     if (lengths < 1).any() or inside > message.env_steps:
         raise _contradiction("env steps of episodes", found=lengths.tolist()[:8], wanted=f"{message.env_steps} in this message")
@@ -217,12 +227,13 @@ def _fits(ends: _Ends, end: Any, length: Any, total: Any) -> Any:
     return np.where(ends.whole[end], same, length >= ends.length[end])
 
 
-def _only(message: ExperienceMessage, whole: NDArray[np.bool_]) -> ExperienceMessage:
-    if whole.all():
+def _kept(message: ExperienceMessage, env: NDArray[np.int64], whole: NDArray[np.bool_]) -> ExperienceMessage:
+    """Return the message with those of its episodes that are `whole`, and the environment of each as an array more."""
+    if not len(env):
         return message
     names = ("episode_return", "episode_length")
     kept = {name: array[whole] if name in names else array for name, array in message.arrays.items()}
-    return replace(message, arrays=MappingProxyType(kept))
+    return replace(message, arrays=MappingProxyType(kept | {EPISODE_ENV: env[whole]}))
 
 
 def _contradiction(fact: str, *, found: object, wanted: object) -> ProtocolError:

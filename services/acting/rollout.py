@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from common.algorithms.episode_reports import EPISODE_ENV
 from common.algorithms.payload import MEMORY
 from common.envs.stacking import Frames, FrameStacker
 from common.envs.state import StateError, check_like
@@ -135,5 +136,7 @@ class Rollout:
         if ended.any():
             self._parts["episode_return"].append(self._returns[ended])
             self._parts["episode_length"].append(self._lengths[ended])
+            if EPISODE_ENV in self._parts:
+                self._parts[EPISODE_ENV].append(np.flatnonzero(ended))
             self._returns[ended] = 0
             self._lengths[ended] = 0

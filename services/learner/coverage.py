@@ -6,12 +6,12 @@ short episodes until each environment has ended one: far too high where each ste
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import numpy as np
-
+from common.algorithms.episode_reports import EPISODE_ENV
 from common.protocol.events import Experience
 from common.units import Seconds
 
@@ -32,33 +32,39 @@ NO_ACTORS = Coverage()
 class _Actor:
     incarnation: int
     unfinished: set[int]  # environments
-    newest: Seconds = 0.0  # time of the newest message
+    newest: Seconds = -math.inf  # time of the newest message
 
 
 @dataclass(slots=True)
 class EpisodeCoverage:
-    """Which environment of which actor has ended an episode. The thread of the train loop owns it."""
+    """Which environment of which actor has ended an episode. The thread of the train loop owns it.
+
+    A new incarnation of an actor begins its environments anew, unless it continues them: in lockstep.
+    """
 
     num_envs: int  # of each actor
-    _actors: dict[str, _Actor] = field(default_factory=dict)  # by name: a new incarnation takes the place of the one before
+    lockstep: bool = False
+    _actors: dict[str, _Actor] = field(default_factory=dict)  # by name, in lockstep by index
 
     def add(self, samples: Sequence[Experience], now: Seconds) -> Coverage:
-        """Enter the ends of episodes in `samples`; return the state of all actors.
-
-        Gradients hold no rows: as many episodes as there are environments stand for one of each.
-        """
+        """Enter the ends of episodes in `samples`; return the state of all actors."""
         for sample in samples:
-            worker, start = sample.worker, sample.arrays.get("start")
-            actor = self._actors.get(worker.name)
-            if actor is None or actor.incarnation != worker.incarnation:
-                actor = self._actors[worker.name] = _Actor(worker.incarnation, set(range(self.num_envs)))
+            name = str(sample.index) if self.lockstep else sample.worker.name
+            incarnation = 0 if self.lockstep else sample.worker.incarnation
+            actor = self._actors.get(name)
+            if actor is None or actor.incarnation != incarnation:
+                actor = self._actors[name] = _Actor(incarnation, set(range(self.num_envs)))
             actor.newest = now
-            if not actor.unfinished:
-                continue
-            if start is not None:
-                actor.unfinished.difference_update(np.flatnonzero(start[1:].any(axis=0)).tolist())
-            else:
-                for _ in sample.arrays["episode_return"][: len(actor.unfinished)]:
-                    actor.unfinished.pop()
+            if actor.unfinished and (ended := sample.arrays.get(EPISODE_ENV)) is not None:
+                actor.unfinished.difference_update(ended.tolist())
         actors = [actor for actor in self._actors.values() if now - actor.newest < GONE_SECONDS]
         return Coverage(len(actors) * self.num_envs, sum(len(actor.unfinished) for actor in actors))
+
+    def state_dict(self) -> dict[str, list[int]]:
+        """Return the environments of each actor that have ended no episode, for actors that continue them: JSON values."""
+        return {name: sorted(actor.unfinished) for name, actor in self._actors.items()} if self.lockstep else {}
+
+    def load_state_dict(self, state: Mapping[str, Sequence[int]]) -> None:
+        """Restore `state_dict`; where actors do not continue, nothing is restored."""
+        if self.lockstep:
+            self._actors = {name: _Actor(0, set(range(self.num_envs)) & set(left)) for name, left in state.items()}

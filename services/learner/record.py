@@ -20,7 +20,7 @@ from common.config.schema import Settings
 from common.observability.learner_stats import IntakeStats, Progress
 from common.protocol.messages import Evaluation
 from common.units import EnvSteps, Seconds, Version, significant
-from services.learner.coverage import NO_ACTORS, Coverage
+from services.learner.coverage import NO_ACTORS, Coverage, EpisodeCoverage
 from services.learner.progress import ProgressEstimator
 from services.learner.rates import PolicyLag, RateWindow, StepRates
 
@@ -47,6 +47,7 @@ class _SavedRecord(BaseModel):
     lag: list[float]
     timed: list[float] = [0.0, 0.0]
     task: dict[str, Any] = {}
+    coverage: dict[str, list[int]] = {}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,6 +74,7 @@ class RunRecord:
     lag: PolicyLag = field(default_factory=PolicyLag)
     returns: deque[float] = field(default_factory=deque)
     lengths: deque[int] = field(default_factory=deque)
+    coverage: EpisodeCoverage = field(init=False)
     unfinished: int = 0  # environments that have ended no episode: until all have, the mean is one over short episodes
     mean_is_complete: bool = False  # whether the mean is one over enough episodes to reach the target
     rates: StepRates = field(default_factory=lambda: RateWindow().rates())
@@ -84,6 +86,7 @@ class RunRecord:
     _shown: tuple[dict[str, Any], dict[str, Any]] = field(init=False)  # facts and live; replaced, never changed
 
     def __post_init__(self) -> None:
+        self.coverage = EpisodeCoverage(self.settings.env.num_envs, lockstep=self.settings.lockstep)
         self._show()
 
     # --- writing ---
@@ -249,6 +252,7 @@ class RunRecord:
             "evaluations": dict(self.evaluations),
             "returns": list(self.returns),
             "lengths": list(self.lengths),
+            "coverage": self.coverage.state_dict(),
             "lockstep_broken": self.lockstep_broken,
             "settings": _deciding(self.settings),
             "lag": [self.lag.low, self.lag.high, self.lag.weighted, self.lag.env_steps],
@@ -283,6 +287,7 @@ class RunRecord:
             for results in (self.evaluations, self.returns, self.lengths):
                 results.clear()
         self.lag = PolicyLag(*state["lag"])
+        self.coverage.load_state_dict(state.get("coverage", {}))
         self._window = RateWindow(state.get("timed", (0.0, 0.0)))
         self.rates = self._window.rates()
         self._show()

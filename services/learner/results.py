@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from common.observability.learner_stats import IntakeStats, LearnerStats
 from common.protocol.events import Evaluated, Experience, LogEvent
 from common.protocol.ledger import sum_counts
 from common.units import EnvSteps, Seconds
-from services.learner.coverage import NO_ACTORS, Coverage, EpisodeCoverage
+from services.learner.coverage import NO_ACTORS, Coverage
 from services.learner.journal import Journal
 from services.learner.ranks import Agreement, Decision
 from services.learner.record import RunRecord
@@ -43,7 +43,6 @@ class Results:
     clock: Callable[[], Seconds]
     masked: EnvSpec | None = None  # the environment, where its actions are masked
     coverage: Coverage = NO_ACTORS  # of the actors of this rank
-    _episode_coverage: EpisodeCoverage = field(init=False)
     _curve_at: Seconds = -math.inf
     _curve_env_steps: EnvSteps = 0
     _curve_updates: int = -1  # of the newest row
@@ -51,7 +50,6 @@ class Results:
 
     def __post_init__(self) -> None:
         stats, settings = self.stats, self.record.settings
-        self._episode_coverage = EpisodeCoverage(settings.env.num_envs)
         stats.ranks = settings.learner.ranks
         if self.agreement:
             stats.all_reduce_seconds = self.agreement.group.sum_seconds
@@ -75,7 +73,7 @@ class Results:
         record, stats, now = self.record, self.stats, self.clock()
         returns, lengths = ([value for sample in samples for value in sample.arrays[name].tolist()] for name in EPISODES)
         stats.episodes += len(returns)
-        self.coverage = self._episode_coverage.add(samples, now)
+        self.coverage = record.coverage.add(samples, now)
         if self.agreement:
             returns, lengths = self.agreement.episodes(returns, lengths, decision.episodes)
         record.ended(returns, lengths, now, decision.coverage if self.agreement else self.coverage)

@@ -53,6 +53,7 @@ def test_a_gradient_is_as_long_as_the_network_has_parameters(vector_env, precisi
         ("loss_parts", "float32", (len(LOSS_PARTS),)),
         ("episode_return", "float32", (-1,)),
         ("episode_length", "int32", (-1,)),
+        ("episode_env", "int32", (-1,)),
     ]
     payload.check(message(payload))
 
@@ -239,10 +240,10 @@ def test_gradients_are_float32_also_where_acting_is_not(image_env, make_sample):
 
 def test_episodes_travel_with_the_gradient_and_nothing_else_of_the_rollout(vector_env, make_sample):
     """Returns are counted by the learner; observations stay with the actor."""
-    rollout = make_sample(vector_env, episode_return=[3.0], episode_length=[7]).arrays
+    rollout = make_sample(vector_env, episode_return=[3.0], episode_length=[7], episode_env=[1]).arrays
     sent = make_policy(vector_env, model=ModelSettings(hidden=(4,))).experience(rollout)
-    assert set(sent) == {"gradient", "loss_parts", "episode_return", "episode_length"}
-    assert (sent["episode_return"].tolist(), sent["episode_length"].tolist()) == ([3.0], [7])
+    assert set(sent) == {"gradient", "loss_parts", "episode_return", "episode_length", "episode_env"}
+    assert [sent[name].tolist() for name in ("episode_return", "episode_length", "episode_env")] == [[3.0], [7], [1]]
 
 
 def test_a_rollout_of_nothing_but_reset_rows_is_sent_and_weighs_nothing(vector_env, make_sample):

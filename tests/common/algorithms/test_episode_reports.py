@@ -43,8 +43,9 @@ def counted(message: ExperienceMessage) -> list[tuple[float, int]]:
 @pytest.mark.parametrize("rows", [SAME_STEP, NEXT_STEP])
 def test_a_true_report_passes_as_it_is(rows: dict[str, Any]) -> None:
     """In both autoreset modes."""
-    message = trajectory(episodes=[(2.0, 2)], **rows)
-    assert TrajectoryEpisodes()(message) is message
+    message = TrajectoryEpisodes()(trajectory(episodes=[(2.0, 2)], **rows))
+    assert counted(message) == [(2.0, 2)]
+    assert message.arrays["episode_env"].tolist() == [0]
 
 
 @pytest.mark.parametrize(
@@ -170,14 +171,15 @@ def test_a_lost_life_in_the_last_row_is_distinguished_from_an_end_by_the_report(
     rows = {"start": [*FIRST, (2, 1)], "terminated": [(1, 1), (3, 0), (3, 1)]}
     check(trajectory(episodes=[(2.0, 2), (2.0, 2)], **rows))
     message = trajectory(1, episodes=[(5.0, 5)], valid=[(0, 1)], terminated=[(0, 0)], start=[(1, 0), (1, 1)])
-    assert check(message) is message
+    assert counted(check(message)) == [(5.0, 5)]
 
 
 def test_episodes_of_a_gradient_are_bounded_by_its_env_steps() -> None:
     """Rewards are not sent: all but one episode of each environment lie inside the message."""
 
-    def check(lengths: list[int], returns: list[float]) -> ExperienceMessage:
+    def check(lengths: list[int], returns: list[float], env: list[int] | None = None) -> ExperienceMessage:
         arrays = {"episode_return": np.array(returns, np.float32), "episode_length": np.array(lengths, np.int32)}
+        arrays["episode_env"] = np.array([1] * len(returns) if env is None else env, np.int32)
         message = Gradient(seq=0, version=0, env_steps=8, env_steps_sent=0, arrays=arrays)
         return check_gradient_episodes(message, num_envs=2, most_reward=10.0)
 
@@ -185,6 +187,10 @@ def test_episodes_of_a_gradient_are_bounded_by_its_env_steps() -> None:
     for lengths, returns in (([1] * 9, [0.0] * 9), ([900, 4, 5, 700], [1.0] * 4), ([0], [0.0]), ([2], [21.0]), ([2, 2], [1.0])):
         with pytest.raises(ProtocolError) as refused:
             check(lengths, returns)
+        assert refused.value.reason is DropReason.EPISODES
+    for env in ([2], [-1], [], [0, 1]):
+        with pytest.raises(ProtocolError, match="environments") as refused:
+            check([4], [1.0], env)
         assert refused.value.reason is DropReason.EPISODES
 
 

@@ -73,8 +73,7 @@ def test_only_the_last_hundred_episodes_count():
 
 def finished(worker, ends):
     """A message of T rows of B environments, where the episodes of `ends` [T, B] ended."""
-    start = np.concatenate([np.zeros((1, ends.shape[1]), bool), ends])
-    return Experience(worker=worker, version=0, env_steps=ends.size, arrays={"start": start})
+    return Experience(worker=worker, version=0, env_steps=ends.size, arrays={"episode_env": np.nonzero(ends)[1]})
 
 
 @pytest.mark.parametrize("lengths", ["geometric", "narrow", "two kinds"])
@@ -109,8 +108,21 @@ def test_environments_of_a_new_incarnation_end_an_episode_first_and_those_of_a_l
     assert coverage.add([finished(one, ends), finished(two, ends[:1])], 0.0) == Coverage(4, 1)
     assert coverage.add([finished(replace(one, incarnation=1), ends[:1])], 50.0) == Coverage(4, 2)
     assert coverage.add([finished(replace(one, incarnation=1), ends[1:])], 60.0) == Coverage(2, 0)
-    gradient = Experience(worker=two, version=0, env_steps=9, arrays={"episode_return": np.zeros(5, np.float32)})
-    assert coverage.add([gradient], 61.0) == Coverage(4, 0)
+    same = Experience(worker=two, version=0, env_steps=9, arrays={"episode_env": np.zeros(5, np.int32)})
+    assert coverage.add([same], 61.0) == Coverage(4, 1)  # five short episodes of one environment
+    assert coverage.add([Experience(worker=two, version=0, env_steps=9, arrays={})], 61.0) == Coverage(4, 1)
+
+
+def test_in_lockstep_environments_that_have_ended_an_episode_stay_so_after_a_restart():
+    """Actors continue theirs. Else the resumed run reaches its target later, and ends with other weights."""
+    kept, ends = EpisodeCoverage(2, lockstep=True), np.array([[True, False]])
+    actor = WorkerKey(name="one", incarnation=0)
+    assert kept.add([replace(finished(actor, ends), index=1)], 0.0) == Coverage(2, 1)
+    state = json.loads(json.dumps(kept.state_dict()))
+    for lockstep, left in ((True, 0), (False, 1)):
+        after = EpisodeCoverage(2, lockstep=lockstep)
+        after.load_state_dict(state)
+        assert after.add([replace(finished(replace(actor, incarnation=7), ends[:, ::-1]), index=1)], 9.0) == Coverage(2, left)
 
 
 @pytest.mark.parametrize(
