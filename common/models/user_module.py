@@ -148,12 +148,19 @@ def _in_evaluation_mode(module: nn.Module) -> Iterator[None]:
 
 
 def _output(module: nn.Module, batch: _Batch, name: str, *, seed: int = 0) -> Tensor:
-    """Return the output for a copy of `batch`, with the same random numbers at each call of one `seed`. Raises `ConfigError`."""
+    """Return the output for `batch`, with the same random numbers at each call of one `seed`.
+
+    Raises `ConfigError`, also where the module writes to its input: that is the actor's stack, or the batch of the next network.
+    """
+    given = list(batch.values()) if isinstance(batch, dict) else [batch]
+    before = [each._version for each in given]  # noqa: SLF001  counts writes, those that change no value too
     try:
         with seeded(seed):
-            copied = {path: each.clone() for path, each in batch.items()} if isinstance(batch, dict) else batch.clone()
-            output: Tensor = module(copied)
-            return output
+            output: Tensor = module(batch)
     except Exception as error:
         found = f"{type(error).__name__}: {error}"
         raise ConfigError(f"{name} fails on an observation", found=found, wanted="features for any observation") from error
+    if [each._version for each in given] != before:  # noqa: SLF001
+        fix = "write x = x / 10 for x /= 10, and set inplace=False in the first layer"
+        raise ConfigError(f"{name} writes to its input", found="an observation changed in place", wanted="a new tensor", fix=fix)
+    return output

@@ -226,6 +226,19 @@ def test_state_that_no_snapshot_carries_is_refused(own):
         nets.build_actor_critic(settings("normed"), spec())
 
 
+@pytest.mark.parametrize("first", [nn.ReLU(inplace=True), lambda x: x.div_(10)], ids=["relu", "division"])
+def test_a_module_that_writes_to_its_input_is_refused(own, first):
+    """It would write to the actor's stacks and to the learner's batch, which another critic or the target network sees next."""
+
+    class Writes(nn.Module):
+        def forward(self, x):
+            return first(x)
+
+    own.writes = lambda _: Writes()
+    with pytest.raises(ConfigError, match="own_nets:writes writes to its input: found an observation changed in place"):
+        nets.build_actor_critic(settings("writes"), spec())
+
+
 def test_a_function_that_raises_is_refused_with_its_error(own):
     """Otherwise the learner would crash and be restarted until its restarts are spent."""
     own.raising = lambda shape: shape.width
