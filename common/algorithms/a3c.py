@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +30,8 @@ from common.algorithms.on_policy import (
 from common.algorithms.ranks import ALONE, Ranks, total
 from common.algorithms.returns import Returns, vtrace
 from common.algorithms.settings import A3CSettings, ImpalaSettings, SinglePassSection
+from common.errors import ConfigError
+from common.models import snapshot
 from common.models.memory import memory_error
 
 
@@ -82,6 +84,14 @@ class SinglePassLearner(ActorCriticLearner):
     """`common.algorithms.api.Algorithm` but for `returns`, in which A3C and IMPALA differ."""
 
     _settings: A3CSettings | ImpalaSettings
+
+    def load_parameters(self, state: Mapping[str, Any]) -> None:
+        """As the base. Raises `ConfigError` for values in units of return, which would be read in others from the first batch."""
+        snapshot.require_same_network(self._model, state.get("parameters", {}))
+        if self._settings.normalize_value and self._in_returns(state):
+            fact, fix = "the values of these weights are in units of return", "set algorithm.normalize_value=false"
+            raise ConfigError(fact, found="algorithm.normalize_value true", wanted="false, as in their run", fix=fix)
+        super().load_parameters(state)
 
     def update(self, batch: Batch, progress: RunProgress, stop: Callable[[], bool] = lambda: False) -> UpdateResult:
         """Take one gradient step on the valid env steps of a batch.

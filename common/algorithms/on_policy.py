@@ -174,10 +174,19 @@ class ActorCriticLearner(TrajectoryLearner[nets.ActorCritic]):
     def load_parameters(self, state: Mapping[str, Any]) -> None:
         """Take the network, the statistics of its observations and rewards, and the moments in whose units its values are.
 
-        Where the settings ask for no such units, the head is scaled to units of return.
+        Where the settings ask for no such units, the head is scaled to units of return. A head in units of return keeps them
+        until `move_value_units` takes others: those of one number of deviation 1 from 0.
         """
         super().load_parameters(state)
         self._moments = Moments.restored(state["value_moments"]) if "value_moments" in state else Moments()
-        if self._moments.count and not getattr(self._settings, "normalize_value", True):
+        normalized = getattr(self._settings, "normalize_value", False)
+        if self._moments.count and not normalized:
             self._model.value_head.scale_outputs(self._moments.std.item(), self._moments.mean.item())
             self._moments = Moments()
+        elif normalized and self._in_returns(state):
+            self._moments = Moments(count=1, m2=torch.ones((), dtype=torch.float64))
+
+    @staticmethod
+    def _in_returns(state: Mapping[str, Any]) -> bool:
+        """Return whether `state` has a head that was trained in units of return."""
+        return any(state.get("optimizer", {}).values()) and not state.get("value_moments", {}).get("count")

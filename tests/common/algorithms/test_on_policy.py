@@ -12,8 +12,10 @@ from common.algorithms import trajectories
 from common.algorithms.batch import collate
 from common.algorithms.moments import Moments
 from common.algorithms.on_policy import ActorCriticLearner, ActorCriticPolicy, network_outputs, recorded_log_prob, return_inputs
+from common.algorithms.registry import ALGORITHMS, build_algorithm
 from common.algorithms.settings import PPOSettings
 from common.envs.spec import ActionSpec
+from common.errors import ConfigError
 from common.models import nets, snapshot
 from common.models.spec import ModelSettings
 from tests.common.algorithms.conftest import images, weights
@@ -267,6 +269,35 @@ def test_values_in_units_of_return_stay_the_same_when_their_units_move(vector_en
         values.append(trained._moments.denormalize(trained.model(observation).value))
     assert trained._moments.mean > 50.0
     torch.testing.assert_close(values[-1], values[0], rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["ppo", "impala", "a3c", "a3c-grad"])
+def test_values_of_loaded_weights_stay_what_they_are(vector_env, name):
+    """Weights of a run without units of their own, and of one with: V is the same as there, also after the units have moved."""
+    observation = torch.randn(5, 2)
+
+    def value(algorithm):
+        return algorithm._moments.denormalize(algorithm.model(observation).value)
+
+    plain, moved = learner(vector_env), learner(vector_env)
+    for source in (plain, moved):  # an optimizer that has stepped
+        source.model.value_head.weight.grad = torch.ones_like(source.model.value_head.weight)
+        source._optimizer.step()
+    for target in targets_of_updates(mean=200.0, std=30.0, updates=3):
+        moved.move_value_units(target, ALL)
+    for normalize in (False, True) if "normalize_value" in ALGORITHMS[name].settings.model_fields else (None,):
+        section = ALGORITHMS[name].settings(**({} if normalize is None else {"normalize_value": normalize}))
+        for source in (plain, moved):
+            loaded = build_algorithm(section, model=ModelSettings(hidden=(8,)), env=vector_env, seed=1)
+            if normalize and name != "ppo" and source is plain:
+                with pytest.raises(ConfigError, match=r"values of these weights are in units of return: .*normalize_value=false"):
+                    loaded.load_parameters(source.state_dict())
+                continue
+            loaded.load_parameters(source.state_dict())
+            torch.testing.assert_close(value(loaded), value(source), rtol=1e-4, atol=1e-3)
+            if normalize and name == "ppo":
+                loaded.move_value_units(torch.randn(16, 16) * 30 + 200, ALL)
+                torch.testing.assert_close(value(loaded), value(source), rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
