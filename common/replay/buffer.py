@@ -98,8 +98,6 @@ class Replay:
         Returns:
             The number of env steps.
         """
-        if self._clip_reward:
-            arrays = {**arrays, "reward": np.sign(arrays["reward"])}
         if stream not in self._seq:  # incarnations come and go: only those with a write position may be continued
             writing = self._blocks.senders
             self._seq = {sender: last for sender, last in self._seq.items() if sender in writing}
@@ -154,7 +152,8 @@ class Replay:
     def _returns(self, position: NDArray[np.int64], span: NDArray[np.int64]) -> NDArray[np.float32]:
         """Discounted sum of the rewards of each window, [N]."""
         steps = np.arange(self.layout.n_step)
-        reward = self._blocks.reward.take(position[:, None] + steps, mode="clip")
+        reward = self._blocks.reward.take(position[:, None] + steps, mode="clip")  # raw, whatever the settings of a resumed run
+        reward = np.sign(reward) if self._clip_reward else reward
         kept = np.where(steps < span[:, None], reward, np.float32(0))
         # No BLAS: its kernels may read beside an array, and set the flag of an invalid operation for what they find there.
         returns: NDArray[np.float32] = np.einsum("nk,k->n", kept, self._powers[:-1])

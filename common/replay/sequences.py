@@ -159,8 +159,6 @@ class SequenceReplay:
         """
         rows = {name: np.asarray(arrays[name]) for name in ("start", "action", "reward", "terminated", "truncated", "valid")}
         rows["frames"] = np.asarray(arrays["obs"])
-        if self._clip_reward:
-            rows["reward"] = np.sign(rows["reward"])
         for b, state in enumerate(arrays["memory"][0]):
             place = self._place((stream, b), seq)
             self._arrays["memory"][place] = state
@@ -229,7 +227,8 @@ class SequenceReplay:
         returns = np.zeros(len(row), np.float32)
         for step in range(self._n_step):
             inside = step < span
-            returns[inside] += self._powers[step] * reward[row[inside] + step, sequence[inside]]
+            found = reward[row[inside] + step, sequence[inside]]  # raw, whatever the settings of a resumed run
+            returns[inside] += self._powers[step] * (np.sign(found) if self._clip_reward else found)
         return returns
 
     def segments(self) -> list[Segment]:

@@ -176,6 +176,21 @@ def test_rewards_are_clipped_before_they_are_summed() -> None:
     np.testing.assert_array_equal(replay.sample(20, np.random.default_rng(0)).reward, 3.0)
 
 
+def test_a_memory_that_is_resumed_clips_as_its_settings_say_now() -> None:
+    """It holds raw rewards: signs that were kept would be mixed with the rewards that come."""
+    for clip in (False, True):
+        saved, replay = (
+            Replay(env=Line.env, capacity=100, n_step=1, streams=1, gamma=1.0, clip_reward=each) for each in (not clip, clip)
+        )
+        Line().fill(saved, 50, first=5)
+        replay.load_state_dict(saved.state_dict())
+        for own, other in zip(replay.segments(), saved.segments(), strict=True):
+            for part, held in zip(own.parts, other.parts, strict=True):
+                part[:] = held
+        found = replay.sample(50, np.random.default_rng(0)).reward
+        assert found.max() == 1.0 if clip else found.min() > 4.0
+
+
 def test_draws_are_even() -> None:
     """Each of 46 transitions comes within five standard deviations of its share."""
     replay = Replay(env=Line.env, capacity=10_000, n_step=5, streams=1, gamma=1.0)
