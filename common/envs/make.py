@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import ale_py
@@ -115,7 +116,8 @@ def _from_registry(settings: EnvSettings, num_envs: int, mode: AutoresetMode, *,
             made = gymnasium.make_vec(env_id, num_envs, **kwargs)
             return _compiled(env_id, num_envs, kwargs) if hasattr(made, "func_env") else made
         asked = {"autoreset_mode": mode}
-        made = gymnasium.make_vec(env_id, num_envs, vectorization_mode="sync", vector_kwargs=asked, **kwargs)
+        wrappers = [_KeepsLast] if mode is AutoresetMode.SAME_STEP else []
+        made = gymnasium.make_vec(env_id, num_envs, vectorization_mode="sync", vector_kwargs=asked, wrappers=wrappers, **kwargs)
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
         raise _not_installed(settings.id, error) from error
     except gymnasium.error.Error as error:
@@ -162,7 +164,20 @@ def _from_function(settings: EnvSettings, entry_point: str, num_envs: int, mode:
         return env
     if not isinstance(env, gymnasium.Env):
         return _of_agents(settings, env, build, num_envs)
-    return SyncVectorEnv([lambda: env, *[build] * (num_envs - 1)], autoreset_mode=mode)
+    wrap = _KeepsLast if mode is AutoresetMode.SAME_STEP else lambda env: env
+    return SyncVectorEnv([lambda: wrap(env), *[lambda: wrap(build())] * (num_envs - 1)], autoreset_mode=mode)
+
+
+class _KeepsLast(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Gives the last observation of an episode as a copy.
+
+    In same_step the environment is reset before that observation is used, and may write the next one to the same array.
+    """
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """As of `gymnasium.Env`."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return deepcopy(observation) if terminated or truncated else observation, reward, terminated, truncated, info
 
 
 def _of_agents(settings: EnvSettings, first: Any, build: Callable[[], Any], num_envs: int) -> AnyVectorEnv:

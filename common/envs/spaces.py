@@ -98,10 +98,16 @@ def _describe_leaf(space: Space[Any], path: str) -> DescribedLeaf:
 
     if space.dtype == np.uint8:
         return DescribedLeaf(Leaf(path=path, shape=shape, dtype="uint8"), planes)
-    largest = max(float(np.abs(bound).max()) for bound in (space.low, space.high))
-    divisor = np.float32(largest if 1.0 < largest < np.inf else 1.0)  # as bytes are: 0 to 255 becomes 0 to 1
+    largest = max(float(np.abs(bound.astype(np.float64)).max()) for bound in (space.low, space.high))
+    # As bytes are: 0 to 255 becomes 0 to 1. The largest number of the dtype is no bound.
+    divisor = np.float32(largest if 1.0 < largest < _largest(space.dtype) else 1.0)
     leaf = Leaf(path=path, shape=shape, dtype="float32")
     return DescribedLeaf(leaf, lambda batch: planes(batch).astype(np.float32) / divisor)
+
+
+def _largest(dtype: np.dtype[Any]) -> float:
+    """Return the largest number of a dtype."""
+    return float(np.finfo(dtype).max if dtype.kind == "f" else np.iinfo(dtype).max)
 
 
 def _choices(space: Discrete[Any] | MultiDiscrete[Any] | MultiBinary) -> tuple[tuple[int, ...], Array]:
@@ -120,6 +126,12 @@ def _is_image(shape: Sequence[int], dtype: np.dtype[Any] | None) -> bool:
     return dtype == np.uint8 or min(shape[-2:]) >= (_LEAST_PLANE if len(shape) == 2 else _LEAST_SIDE)  # noqa: PLR2004 - a plane
 
 
+def _bounds(bounds: NDArray[Any]) -> tuple[float, ...]:
+    """Return one bound of each component; the largest number of the dtype is none."""
+    none = np.abs(bounds) >= _largest(bounds.dtype)
+    return tuple(np.where(none, np.copysign(np.inf, bounds), bounds).astype(float).tolist())
+
+
 def describe_action(space: Space[Any]) -> tuple[ActionSpec, Callable[[Array], Array]]:
     """Return the spec of an action, and the function that converts it to the environment's own."""
     shape, dtype = (-1, *(space.shape or ())), space.dtype
@@ -129,7 +141,7 @@ def describe_action(space: Space[Any]) -> tuple[ActionSpec, Callable[[Array], Ar
         return action, lambda action: (action.reshape(shape) + start).astype(dtype, copy=False)
     if isinstance(space, Box) and space.dtype.kind == "f":
         low, high = space.low.ravel(), space.high.ravel()
-        action = ActionSpec(shape=low.shape, low=tuple(map(float, low)), high=tuple(map(float, high)))
+        action = ActionSpec(shape=low.shape, low=_bounds(low), high=_bounds(high))
         return action, lambda action: np.clip(action, low, high).astype(dtype, copy=False).reshape(shape)
     wanted = "Discrete, MultiDiscrete, MultiBinary, or a Box of floats"
     raise ConfigError("action space not supported", found=space, wanted=wanted, fix=_WRAP)

@@ -411,6 +411,44 @@ def test_a_reset_row_counts_for_nothing_whatever_it_says(own) -> None:
     assert [step.reward.tolist() for step in rows] == [[1, 1], [0, 0], [1, 1], [0, 0]]
 
 
+def test_the_last_observation_of_an_environment_that_writes_to_one_array_is_kept(own) -> None:
+    """In same_step it is reset before that observation is read: a time limit would be learned from the next episode's first."""
+
+    class Reuses(Echo):
+        shown = np.zeros(2, np.float32)
+
+        def _look(self):
+            self.shown[:] = len(self.taken) / 10
+            return self.shown
+
+        def reset(self, **given):
+            super().reset(**given)
+            self.shown[:] = -1.0
+            return self.shown, {}
+
+    rows = run(make(own(lambda: Reuses(VECTOR, DISCRETE), num_envs=1, autoreset="same_step")), 4)
+    assert rows[3].final_observation.tolist() == [[np.float32(0.4)] * 2]
+    assert rows[3].observation.tolist() == [[-1.0, -1.0]]
+
+
+def test_the_largest_number_of_a_dtype_is_no_bound(own) -> None:
+    """An image was divided by it, to zeros, and actions were multiplied with it, to infinity."""
+    most = np.finfo(np.float32).max
+    picture = np.full((16, 16, 3), 0.5, np.float32)
+    space, action = Box(-most, most, picture.shape, np.float32), Box(-most, most, (2,), np.float32)
+    env = make(own(lambda: Echo(space, action, picture), num_envs=1))
+    assert env.reset(seed=0).max() == 0.5
+    assert (env.spec.action.low, env.spec.action.high) == ((-np.inf,) * 2, (np.inf,) * 2)
+    whole = Box(0, np.iinfo(np.int32).max, picture.shape, np.int32)
+    assert make(own(lambda: Echo(whole, DISCRETE, 4 * picture.astype(np.int32) + 3), num_envs=1)).reset(seed=0).max() == 3.0
+
+
+@pytest.mark.parametrize("changed", [{"terminate_on_life_loss": True}, {"crop": (8, 4)}])
+def test_a_setting_of_atari_is_refused_for_an_environment_that_does_not_heed_it(own, changed) -> None:
+    with pytest.raises(ConfigError, match=rf"env.{next(iter(changed))} has no effect on common.envs.probes:own: found"):
+        make(own(lambda: Echo(VECTOR, DISCRETE), **changed))
+
+
 def test_a_truncation_without_its_last_observation_is_refused(own) -> None:
     """Bootstrapping from the next episode's first observation would teach nonsense in silence."""
 
