@@ -263,7 +263,7 @@ class RunRecord:
     def load_state_dict(self, state: Mapping[str, Any], now: Seconds) -> None:
         """Restore `state_dict`; time in between does not count. Raises `ValueError` where `state` is no state of a record.
 
-        Of a run whose environment is another one now, the returns and evaluations of before are forgotten.
+        Where the environment is another one now, the returns and evaluations of before are forgotten.
         """
         _SavedRecord.model_validate(state)
         self.lockstep_broken = state.get(

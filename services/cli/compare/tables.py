@@ -56,7 +56,7 @@ def labels_table(groups: Sequence[Configuration]) -> TextTable:
 def configurations_table(groups: Sequence[Configuration]) -> TextTable:
     """Return one row for each configuration: interquartile means over its seeds, with 95 % intervals.
 
-    A mean over fewer runs than the configuration has says so, and so does a row of which runs have not finished.
+    Beside a mean over fewer runs than the configuration has stands their number, and beside "solved" that of the unfinished ones.
     """
     columns = ["#", "solved", "mean100", "evaluation", "env steps to target", "minutes", "env steps/s", "policy lag"]
     return TextTable(title="Results", columns=columns, rows=[_configuration_row(group) for group in groups])

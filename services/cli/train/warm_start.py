@@ -1,4 +1,4 @@
-"""What a run begins with: the checkpoint of `--init RUN`, or its own at a resume, and a sentence on what differs from then."""
+"""The weights that a run begins with, of `--init RUN` or its own at a resume, and a sentence on settings that differ there."""
 
 from __future__ import annotations
 
