@@ -109,7 +109,10 @@ def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[st
 
 
 def merge_layers(layers: Sequence[Layer]) -> tuple[Tree, dict[str, str]]:
-    """Return all layers in one tree, and the source of each leaf by its dotted path. Mappings merge; others are replaced."""
+    """Return all layers in one tree, and the source of each leaf by its dotted path.
+
+    Mappings merge, but for empty `kwargs`, which take the place of those below; others are replaced.
+    """
     tree: Tree = {}
     sources: dict[str, str] = {}
     for layer in layers:
@@ -130,6 +133,6 @@ def source_of(path: Path, sources: Mapping[str, str]) -> str:
 def _merged(under: Tree, over: Tree) -> Tree:
     both = {**under, **over}
     for key in under.keys() & over.keys():
-        if isinstance(under[key], dict) and isinstance(over[key], dict):
+        if isinstance(under[key], dict) and isinstance(over[key], dict) and (over[key] or key != "kwargs"):
             both[key] = _merged(under[key], over[key])
     return both

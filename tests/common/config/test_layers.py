@@ -85,6 +85,13 @@ def test_mappings_merge_and_all_else_is_replaced():
     }
 
 
+def test_empty_keyword_arguments_are_none_and_an_empty_section_changes_nothing():
+    """There is no other way to leave out an argument of a preset."""
+    preset = Layer(source="preset", values={"env": {"id": "a", "kwargs": {"x": 1}}, "model": {"hidden": [9]}})
+    tree, _ = merge_layers([preset, Layer(source="command line", values={"env": {"kwargs": {}}, "model": {}})])
+    assert tree == {"env": {"id": "a", "kwargs": {}}, "model": {"hidden": [9]}}
+
+
 def test_merging_leaves_its_layers_as_they_were():
     """Layers are shared between a check and a run."""
     lower = Layer(source="a", values={"s": {"k": 1}})
