@@ -17,9 +17,9 @@ trained (their gradient is 0).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -148,6 +148,11 @@ class A3CGrad(ActorCriticLearner):
     """`common.algorithms.api.Algorithm` for actor-critic networks."""
 
     _settings: A3CGradSettings
+    normalizes = False  # actors read values as returns
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """As the base. Moments that an earlier version kept of the weights of `run.init` were never used."""
+        super().load_state_dict({name: value for name, value in state.items() if name != "value_moments"})
 
     def ingest(self, samples: Sequence[Experience]) -> GradientBatch:  # type: ignore[override]
         """Gradients side by side."""

@@ -5,6 +5,7 @@ A batch of observations passes through its casts each env step, so a cast is a v
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial, reduce
 from operator import getitem
@@ -106,8 +107,10 @@ def _describe_leaf(space: Space[Any], path: str) -> DescribedLeaf:
 
 
 def _largest(dtype: np.dtype[Any]) -> float:
-    """Return the largest number of a dtype."""
-    return float(np.finfo(dtype).max if dtype.kind == "f" else np.iinfo(dtype).max)
+    """Return the largest number of a dtype; infinity where it may be a bound that is meant, as 65,535 of a depth camera."""
+    if dtype.kind == "f":
+        return float(np.finfo(dtype).max)
+    return float(np.iinfo(dtype).max) if dtype.itemsize > 2 else math.inf  # noqa: PLR2004 - bytes
 
 
 def _choices(space: Discrete[Any] | MultiDiscrete[Any] | MultiBinary) -> tuple[tuple[int, ...], Array]:

@@ -46,22 +46,12 @@ class Transition(NamedTuple):
     life_lost: NDArray[np.bool_]  # [B]: an end for the learner alone; False where the episode ended, and unless asked for
 
 
-def _require_no_atari(settings: EnvSettings) -> None:
-    """Refuse (ConfigError) settings that only `AtariVectorEnv` heeds."""
-    for name, without in (("terminate_on_life_loss", False), ("crop", (0, 0))):
-        if (found := getattr(settings, name)) != without:
-            fix = "do it in the function of env.entry_point, or let it return ale_py's AtariVectorEnv"
-            raise ConfigError(f"env.{name} has no effect on {settings.name}", found=found, wanted=without, fix=fix)
-
-
 class VectorEnvironment:
     """B environments stepped together. One thread uses it; `close` it when done."""
 
     def __init__(self, env: AnyVectorEnv, *, settings: EnvSettings, mode: AutoresetMode) -> None:
         """Take over `env`, which resets itself by `mode`. Raises `ConfigError` for a space that is not supported."""
         action, self.to_native = describe_action(env.single_action_space)
-        if not isinstance(env, AtariVectorEnv):
-            _require_no_atari(settings)
         self._observed = ObservationReader(env, settings, action)
         self.num_envs: int = env.num_envs
         self.agents = len(env.agents) if isinstance(env, AgentRows) else 1  # rows of one environment, one after the other
@@ -72,6 +62,9 @@ class VectorEnvironment:
             frame_stack=settings.frame_stack,
             frame_skip=settings.frame_skip if isinstance(env, AtariVectorEnv) else 1,
         )
+        # Settings of Atari that are set, and that a function of the user's own does not heed.
+        image = {"crop": settings.crop != (0, 0), "terminate_on_life_loss": settings.terminate_on_life_loss}
+        self.unheeded = [name for name, is_set in image.items() if is_set and not isinstance(env, AtariVectorEnv)]
         self.offers_masks = self._observed.ignores_mask  # whether an action mask came that `env.action_mask` does not use
         self.native = env  # the environments as gymnasium knows them
         self._counts_lives = settings.terminate_on_life_loss and isinstance(env, AtariVectorEnv)

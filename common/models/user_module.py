@@ -156,7 +156,7 @@ def _output(module: nn.Module, batch: _Batch, name: str, *, seed: int = 0) -> Te
     before = [each._version for each in given]  # noqa: SLF001  counts writes, those that change no value too
     try:
         with seeded(seed):
-            output: Tensor = module(batch)
+            output: Tensor = module(dict(batch) if isinstance(batch, dict) else batch)  # it may change the dict
     except Exception as error:
         found = f"{type(error).__name__}: {error}"
         raise ConfigError(f"{name} fails on an observation", found=found, wanted="features for any observation") from error

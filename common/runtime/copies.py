@@ -130,11 +130,11 @@ def _cached(store: RunStore) -> Iterator[Path]:
     try:
         with suppress(OSError):  # a file system without locks
             fcntl.flock(lock, fcntl.LOCK_EX)
-        known = folder / CONFIG
+        known, found = folder / CONFIG, list(folder.iterdir())
         with reached(run):
-            if known.exists() and _run_id(known.read_bytes()) != _run_id(store.config()):
-                for path in folder.iterdir():
-                    DISK.remove_tree(path)
+            same = known.exists() and _run_id(known.read_bytes()) == _run_id(store.config())
+        for path in () if same else found:
+            DISK.remove_tree(path)
         yield folder
     finally:
         os.close(lock)

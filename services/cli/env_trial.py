@@ -59,6 +59,8 @@ def check_environment(settings: Settings) -> None:
     for part in env.parts:
         if part.is_image and not settings.model.entry_point:
             settings.model.convolutions(part.observation_shape[-IMAGE_RANK:])
+    for name in answer["unheeded"]:
+        print(f"rookery: warning: env.{name} has no effect on {settings.env.name}, which does not heed it", file=sys.stderr)
 
 
 def _answer(env: EnvSettings) -> dict[str, Any]:
@@ -99,14 +101,15 @@ def _wait(process: subprocess.Popen[str], env: EnvSettings) -> int | None:
 
 
 def _try(env: EnvSettings) -> dict[str, Any]:
-    """Return the spec of the environment and whether it offers action masks, or its error."""
+    """Return the spec of the environment, whether it offers action masks and which settings it does not heed, or its error."""
     warnings.simplefilter("ignore")  # the learner builds the environment too, and its log has them
     try:
         with trial(env, env_steps=FIRST_ENV_STEPS) as environment:
             # A user's function may take no number, and agents come by whole copies of their environment.
             if environment.num_envs not in (environment.agents, env.num_envs) or env.num_envs % environment.agents:
                 raise wrong_number(env, environment)
-            return {"spec": asdict(environment.spec), "offers_masks": environment.offers_masks}
+            said = {"offers_masks": environment.offers_masks, "unheeded": environment.unheeded}
+            return {"spec": asdict(environment.spec)} | said
     except RookeryError as error:
         return {"error": str(error), "traceback": traceback.format_exc()}
 

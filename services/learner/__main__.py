@@ -99,6 +99,8 @@ def _train(invocation: Invocation, argv: list[str], joined: Joined | None = None
         env = environment.spec
     if environment.offers_masks:
         _log.warning("action_mask_not_used", consequence="the policy also chooses actions that it forbids")
+    if environment.unheeded:
+        _log.warning("settings_without_effect", env=environment.unheeded)
     seed = derive_seed(settings.run.seed, "model", role="learner")
     local = {"local_rank": joined.local_rank, "local_ranks": joined.local_ranks} if joined else {}
     algorithm = build_run_algorithm(settings, env, seed=seed, ranks=group or ALONE, **local)

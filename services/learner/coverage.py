@@ -7,9 +7,12 @@ short episodes until each environment has ended one: far too high where each ste
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
+
+import numpy as np
 
 from common.algorithms.episode_reports import EPISODE_ENV
 from common.protocol.events import Experience
@@ -30,7 +33,7 @@ NO_ACTORS = Coverage()
 
 @dataclass(slots=True)
 class _Actor:
-    incarnation: int
+    incarnation: int | None  # None: the next one continues it, or begins anew
     unfinished: set[int]  # environments
     newest: Seconds = -math.inf  # time of the newest message
 
@@ -39,7 +42,7 @@ class _Actor:
 class EpisodeCoverage:
     """Which environment of which actor has ended an episode. The thread of the train loop owns it.
 
-    A new incarnation of an actor begins its environments anew, unless it continues them: in lockstep.
+    A new incarnation of an actor begins its environments anew, unless it continues them, as in lockstep.
     """
 
     num_envs: int  # of each actor
@@ -50,13 +53,12 @@ class EpisodeCoverage:
         """Enter the ends of episodes in `samples`; return the state of all actors."""
         for sample in samples:
             name = str(sample.index) if self.lockstep else sample.worker.name
-            incarnation = 0 if self.lockstep else sample.worker.incarnation
             actor = self._actors.get(name)
-            if actor is None or actor.incarnation != incarnation:
-                actor = self._actors[name] = _Actor(incarnation, set(range(self.num_envs)))
-            actor.newest = now
-            if actor.unfinished and (ended := sample.arrays.get(EPISODE_ENV)) is not None:
-                actor.unfinished.difference_update(ended.tolist())
+            if actor is None or (actor.incarnation != sample.worker.incarnation and not (self.lockstep and sample.continues)):
+                actor = self._actors[name] = _Actor(None, set(range(self.num_envs)))
+            actor.incarnation, actor.newest = sample.worker.incarnation, now
+            if actor.unfinished:
+                actor.unfinished.difference_update(_ended(sample, actor.unfinished))
         actors = [actor for actor in self._actors.values() if now - actor.newest < GONE_SECONDS]
         return Coverage(len(actors) * self.num_envs, sum(len(actor.unfinished) for actor in actors))
 
@@ -67,4 +69,17 @@ class EpisodeCoverage:
     def load_state_dict(self, state: Mapping[str, Sequence[int]]) -> None:
         """Restore `state_dict`; where actors do not continue, nothing is restored."""
         if self.lockstep:
-            self._actors = {name: _Actor(0, set(range(self.num_envs)) & set(left)) for name, left in state.items()}
+            self._actors = {name: _Actor(None, set(left)) for name, left in state.items()}
+
+
+def _ended(sample: Experience, unfinished: Iterable[int]) -> list[int]:
+    """Return the environments whose episodes a message reports.
+
+    A payload of the user's own may not name them: then its starts do, or each episode stands for another environment.
+    """
+    if (env := sample.arrays.get(EPISODE_ENV)) is not None:
+        return list(env.tolist())
+    reported = len(sample.arrays.get("episode_return", ()))
+    if reported and (start := sample.arrays.get("start")) is not None:
+        return list(np.flatnonzero(start[1:].any(axis=0)).tolist())
+    return list(islice(unfinished, reported))

@@ -287,7 +287,8 @@ class RunRecord:
             for results in (self.evaluations, self.returns, self.lengths):
                 results.clear()
         self.lag = PolicyLag(*state["lag"])
-        self.coverage.load_state_dict(state.get("coverage", {}))
+        if not self.task_changed and not changes:
+            self.coverage.load_state_dict(state.get("coverage", {}))
         self._window = RateWindow(state.get("timed", (0.0, 0.0)))
         self.rates = self._window.rates()
         self._show()

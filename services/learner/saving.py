@@ -178,7 +178,7 @@ def restore_checkpoint(
     checkpoint: Checkpoint, *, algorithm: Algorithm, record: RunRecord, session: LearnerSide, store: CheckpointStore
 ) -> None:
     """Restore all three from `checkpoint`; the replay memory too, where the run's checkpoints hold it."""
-    record.load_state_dict(checkpoint.counters["record"], time.monotonic())
+    record.load_state_dict(_record_of(checkpoint), time.monotonic())
     session.saved.load_state_dict(checkpoint.counters["session"])
     algorithm.load_state_dict(checkpoint.state)
     complete = not isinstance(algorithm, HasReplay)
@@ -194,9 +194,15 @@ def restore_checkpoint(
         record.lockstep_broken = "resumed without the replay memory, wanted checkpoint.replay=true"
 
 
+def _record_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the state of the record, the task of which a version before did not have there."""
+    task = checkpoint.counters.get(STATE_SETTINGS, {}).get("env", {})
+    return {"task": task, **checkpoint.counters["record"]}
+
+
 def restore_for_other_ranks(checkpoint: Checkpoint, *, algorithm: Algorithm, record: RunRecord, session: LearnerSide) -> None:
     """Restore weights, record and the ledgers of all ranks from rank 0's checkpoint; the sessions of workers end."""
-    record.load_state_dict(checkpoint.counters["record"], time.monotonic())
+    record.load_state_dict(_record_of(checkpoint), time.monotonic())
     algorithm.load_state_dict(checkpoint.state)
     session.saved.load_ledgers(_ledgers_of(checkpoint))
     record.lockstep_broken = record.lockstep_broken or "resumed with another number of ranks"

@@ -111,6 +111,12 @@ def test_environments_of_a_new_incarnation_end_an_episode_first_and_those_of_a_l
     same = Experience(worker=two, version=0, env_steps=9, arrays={"episode_env": np.zeros(5, np.int32)})
     assert coverage.add([same], 61.0) == Coverage(4, 1)  # five short episodes of one environment
     assert coverage.add([Experience(worker=two, version=0, env_steps=9, arrays={})], 61.0) == Coverage(4, 1)
+    own = {"episode_return": np.ones(1, np.float32)}  # a payload that names no environments
+    start = np.array([[True, True], [False, True]])
+    third = WorkerKey(name="three", incarnation=0)
+    assert coverage.add([Experience(worker=third, version=0, env_steps=9, arrays={"start": start})], 61.0).unfinished == 3
+    assert coverage.add([Experience(worker=third, version=0, env_steps=9, arrays=own | {"start": start})], 61.0).unfinished == 2
+    assert coverage.add([Experience(worker=third, version=0, env_steps=9, arrays=own)], 61.0).unfinished == 1
 
 
 def test_in_lockstep_environments_that_have_ended_an_episode_stay_so_after_a_restart():
@@ -122,7 +128,10 @@ def test_in_lockstep_environments_that_have_ended_an_episode_stay_so_after_a_res
     for lockstep, left in ((True, 0), (False, 1)):
         after = EpisodeCoverage(2, lockstep=lockstep)
         after.load_state_dict(state)
-        assert after.add([replace(finished(replace(actor, incarnation=7), ends[:, ::-1]), index=1)], 9.0) == Coverage(2, left)
+        other = finished(replace(actor, incarnation=7), ends[:, ::-1])
+        assert after.add([replace(other, index=1)], 9.0) == Coverage(2, left)
+        again = replace(finished(replace(actor, incarnation=8), ends), index=1, continues=False)
+        assert after.add([again], 9.0) == Coverage(2, 1)
 
 
 @pytest.mark.parametrize(
