@@ -126,8 +126,8 @@ def test_a_foreign_series_runs_nothing(foreign, capsys, options):
     _, trace = foreign()
     folder = Path("series")
     folder.mkdir()
-    member = {"name": "one", "overrides": ["env.entry_point=foreign_code:make"]}
-    values = {"preset": "cartpole", "overrides": [], "options": options, "members": [member]}
+    grid = {"env.entry_point": ["foreign_code:make"]}
+    values = {"preset": "cartpole", "overrides": [], "options": options, "grid": grid, "seeds": [1]}
     (folder / "series.json").write_text(json.dumps(values))
     assert called("train", "--resume", "--run-dir", "series") == 2
     assert "add --allow-code foreign_code" in capsys.readouterr().err
