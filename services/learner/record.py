@@ -308,5 +308,5 @@ def _deciding(settings: Settings) -> dict[str, Any]:
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Return the settings that changed since a checkpoint; "" where none did, or the checkpoint is of a version without them."""
-    changed = [f"{key} was {before.get(key)}, is {value}" for key, value in now.items() if before.get(key) != value]
+    changed = [f"{key} was {before.get(key)}, is {now.get(key)}" for key in {**before, **now} if before.get(key) != now.get(key)]
     return "; ".join(changed) if before else ""

@@ -433,6 +433,17 @@ def test_a_run_that_is_resumed_with_settings_that_change_its_weights_is_not_repr
     assert after.lockstep_broken == (says and f"resumed with other settings: {says}")
 
 
+def test_an_argument_that_is_left_out_changes_the_weights_too():
+    before = record()
+    env = before.settings.env.model_copy(update={"kwargs": {"wind": True, "gravity": -9.0}})
+    before.settings = before.settings.model_copy(update={"env": env})
+    state = json.loads(json.dumps(before.state_dict(now=1.0)))
+    after = record()
+    after.settings = before.settings.model_copy(update={"env": env.model_copy(update={"kwargs": {"wind": True}})})
+    after.load_state_dict(state, now=2.0)
+    assert after.lockstep_broken == "resumed with other settings: env.kwargs.gravity was -9.0, is None"
+
+
 def test_a_checkpoint_without_settings_breaks_no_lockstep():
     """An earlier version wrote it."""
     before = record()
