@@ -29,7 +29,7 @@ from common.envs.make import build
 from common.envs.vector import VectorEnvironment
 from common.observability import logs
 from common.observability.worker_metrics import EVALUATOR_METRICS, EvaluatorStats
-from common.policies.episodes import Episodes, Tally
+from common.policies.episodes import Episodes, Tally, of_all_agents
 from common.protocol.messages import MODES, Evaluation
 from common.runtime import process
 from common.runtime.machine import cores
@@ -59,7 +59,7 @@ def _loop(welcomed: WelcomedWorker[RunConfig], stats: EvaluatorStats) -> Evaluat
     return EvaluatorLoop(
         link=link,
         environment=environment,
-        episodes=settings.episodes,
+        episodes=of_all_agents(settings.episodes, environment.agents),
         policy=policy_of(welcomed, environment.spec, num_envs=environment.num_envs, training=False),
         seed=welcomed.seed("environment"),
         every_seconds=settings.every_seconds,

@@ -242,7 +242,7 @@ class _Root:
         service, settings, event = self.service, self.invocation.settings, self.service.name.replace("-", "_")
         own: ConnectedSettings = getattr(settings, service.role)
         name = own.name or f"{service.name}-{socket.gethostname()}-{os.getpid()}"
-        address = rank_address(getattr(own, service.server_key), role=service.role, name=name)
+        address = rank_address(getattr(own, service.server_key), role=service.role, name=name, numbered=bool(own.name))
         where: dict[str, Any] = {service.server_key: address}
         logs.configure(event, level=settings.log.level, form=settings.log.format, debug=self.invocation.debug)
         os.nice(service.niceness)  # other processes go first; this cannot be undone
@@ -334,13 +334,14 @@ class _Root:
         return link.welcome
 
 
-def rank_address(addresses: str, *, role: str, name: str) -> str:
+def rank_address(addresses: str, *, role: str, name: str, numbered: bool) -> str:
     """Return the address of the rank of the learner that a worker belongs to, of those of all ranks.
 
     An actor belongs to the rank of the number at the end of its name, or else of a hash of its name, modulo the number of ranks:
-    to the same after each restart. An evaluator belongs to rank 0, which writes the results of the run.
+    to the same after each restart. A name that is not `numbered` ends with a process id, which is 1 in each container. An
+    evaluator belongs to rank 0, which writes the results of the run.
     """
     ranks = parse_endpoints(addresses)
-    digits = name[len(name.rstrip("0123456789")) :]
+    digits = name[len(name.rstrip("0123456789")) :] if numbered else ""
     number = int(digits) if digits else zlib.crc32(name.encode())
     return str(ranks[number % len(ranks) if role == "actor" else 0])

@@ -61,8 +61,9 @@ def build(settings: EnvSettings, num_envs: int, *, render: bool = False) -> Vect
     else:
         env = _from_registry(settings, num_envs, mode, render=render)
     try:
-        # ale-py writes its mode into metadata shared by all its environments: there the setting is the truth
-        return VectorEnvironment(env, settings=settings, mode=mode if isinstance(env, AtariVectorEnv) else _mode_of(env))
+        # ale-py writes its mode into metadata shared by all its environments
+        mode = env.autoreset_mode if isinstance(env, AtariVectorEnv) else _mode_of(env)
+        return VectorEnvironment(env, settings=settings, mode=mode)
     except ConfigError:
         env.close()
         raise
@@ -90,6 +91,7 @@ def make_atari(settings: EnvSettings, num_envs: int, mode: AutoresetMode, **chan
         "full_action_space": settings.full_action_space,
         "max_num_frames_per_episode": settings.max_episode_frames,
         "reward_clipping": False,
+        "use_fire_reset": True,
     }
     game = gymnasium.registry[settings.id].kwargs["game"]
     try:

@@ -84,7 +84,7 @@ def _describe_leaf(space: Space[Any], path: str) -> DescribedLeaf:
         wanted = "a Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them"
         fix = f"choose others with env.leaves, or {_WRAP}" if path else _WRAP
         raise ConfigError(f"observation space {path}".strip() + " not supported", found=space, wanted=wanted, fix=fix)
-    channels_last = len(space.shape) == 3 and space.shape[-1] < space.shape[0]  # noqa: PLR2004 - they are the shorter of the outer axes
+    channels_last = len(space.shape) == 3 and _channels_last(*space.shape)  # noqa: PLR2004 - an image
     shape = (space.shape[-1], *space.shape[:-1]) if channels_last else space.shape
     if not _is_image(shape, space.dtype):
         size = int(np.prod(space.shape))
@@ -106,10 +106,20 @@ def _describe_leaf(space: Space[Any], path: str) -> DescribedLeaf:
     return DescribedLeaf(leaf, lambda batch: planes(batch).astype(np.float32) / divisor)
 
 
+def _channels_last(first: int, middle: int, last: int) -> bool:
+    """Return whether the last of three axes are the channels: beside a square plane, else the shorter one of the outer two."""
+    if (first == middle) != (middle == last):
+        return first == middle
+    return last < first
+
+
 def _largest(dtype: np.dtype[Any]) -> float:
-    """Return the largest number of a dtype; infinity where it may be a bound that is meant, as 65,535 of a depth camera."""
+    """Return the largest number of a dtype; infinity where it may be a bound that is meant, as 65,535 of a depth camera.
+
+    Of float64 it is that of float32, which all numbers become.
+    """
     if dtype.kind == "f":
-        return float(np.finfo(dtype).max)
+        return float(min(np.finfo(dtype).max, np.finfo(np.float32).max))
     return float(np.iinfo(dtype).max) if dtype.itemsize > 2 else math.inf  # noqa: PLR2004 - bytes
 
 

@@ -221,7 +221,13 @@ def _may_follow(current: Any, value: Any) -> bool:
 
 def _is_constant(value: object) -> bool:
     """Return whether every process builds `value`, which is not plain data, alike, and nothing changes it."""
-    return all(isinstance(part, _CONSTANTS) or inspect.isroutine(part) or _is_simulation_model(part) for part in parts(value))
+    return all(isinstance(part, _CONSTANTS) or _is_function(part) or _is_simulation_model(part) for part in parts(value))
+
+
+def _is_function(value: object) -> bool:
+    """Return whether `value` is a function, and not the method of a generator, such as `rng.random`, which moves it on."""
+    owner = getattr(value, "__self__", None)
+    return inspect.isroutine(value) and not isinstance(owner, Generator | np.random.RandomState | random.Random)
 
 
 # --- MuJoCo ---

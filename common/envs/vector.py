@@ -53,6 +53,7 @@ class VectorEnvironment:
         """Take over `env`, which resets itself by `mode`. Raises `ConfigError` for a space that is not supported."""
         action, self.to_native = describe_action(env.single_action_space)
         self._observed = ObservationReader(env, settings, action)
+        ours = isinstance(env, AtariVectorEnv) and not settings.entry_point  # else a function chose how many frames it skips
         self.num_envs: int = env.num_envs
         self.agents = len(env.agents) if isinstance(env, AgentRows) else 1  # rows of one environment, one after the other
         self.action_space: Space[Any] = env.single_action_space  # of one environment, as `to_native` gives it
@@ -60,11 +61,13 @@ class VectorEnvironment:
             **self._observed.described(),
             action=action,
             frame_stack=settings.frame_stack,
-            frame_skip=settings.frame_skip if isinstance(env, AtariVectorEnv) else 1,
+            frame_skip=settings.frame_skip if ours else 1,
         )
         # Settings of Atari that are set, and that a function of the user's own does not heed.
         image = {"crop": settings.crop != (0, 0), "terminate_on_life_loss": settings.terminate_on_life_loss}
         self.unheeded = [name for name, is_set in image.items() if is_set and not isinstance(env, AtariVectorEnv)]
+        if not ours and settings.frame_skip != EnvSettings.model_fields["frame_skip"].default:
+            self.unheeded.append("frame_skip")
         self.offers_masks = self._observed.ignores_mask  # whether an action mask came that `env.action_mask` does not use
         self.native = env  # the environments as gymnasium knows them
         self._counts_lives = settings.terminate_on_life_loss and isinstance(env, AtariVectorEnv)

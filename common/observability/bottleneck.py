@@ -64,6 +64,7 @@ _LEARNER = MappingProxyType({
     "ingest": ("takes in experience", "use smaller observations, or fewer trajectories per update"),
     "train": ("trains", "use a smaller network or fewer epochs, or a GPU"),
     "publish": ("publishes snapshots", "publish less often, or set learner.snapshot_precision=bf16"),
+    "record": ("writes results", "put the run directory on a faster disk"),
     "checkpoint": ("writes checkpoints", "raise checkpoint.every_seconds"),
 })  # fmt: skip
 _ACTOR = MappingProxyType({

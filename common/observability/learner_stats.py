@@ -12,7 +12,7 @@ from common.observability.metrics import UNKNOWN, CountAndSum, Phases
 from common.protocol.ledger import Ledger
 from common.units import EnvSteps, Seconds, Version
 
-PHASES = ("wait", "ingest", "train", "publish", "checkpoint")
+PHASES = ("wait", "ingest", "train", "publish", "record", "checkpoint")
 LEDGER_STATES = ("produced", "trained", "queued", "in_flight")
 
 

@@ -86,7 +86,7 @@ class RunEnvironment(gymnasium.Env[Any, Any]):
         """Take an action of `action_space`."""
         if self._stacker is None:
             raise ConfigError("step before the first reset", found="no episode", wanted="a call of reset")
-        first = getattr(self.action_space, "start", 0)  # of numbers
+        first = getattr(self._environment.action_space, "start", 0)  # of numbers; the batch of a MultiDiscrete has none
         ours = (np.asarray(action) - first).reshape(self._agents, *self.run_spec.action.shape)
         transition = self._environment.step(ours.repeat(self._environment.num_envs // self._agents, axis=0))
         self._stacker.push(transition.observation, transition.start)

@@ -10,6 +10,11 @@ from common.envs.vector import Transition, VectorEnvironment
 from common.units import EnvSteps
 
 
+def of_all_agents(episodes: int, agents: int) -> int:
+    """Return `episodes`, or the next larger number in which each of the agents of an environment has as many."""
+    return -(-episodes // agents) * agents
+
+
 class Tally:
     """Returns and lengths of a number of episodes that is fixed beforehand for each environment.
 
@@ -17,11 +22,15 @@ class Tally:
     than one with long episodes.
     """
 
-    def __init__(self, episodes: int, num_envs: int) -> None:
-        """Share `episodes` among the environments; the first ones play one more where they cannot be shared equally."""
+    def __init__(self, episodes: int, num_envs: int, *, agents: int = 1) -> None:
+        """Share `episodes` among the environments; the first ones play one more where they cannot be shared equally.
+
+        Of an environment of several `agents`, each a row, all play equally many: `episodes` is `of_all_agents`.
+        """
         self.returns: NDArray[np.float64] = np.zeros(episodes)
         self.lengths: NDArray[np.int32] = np.zeros(episodes, np.int32)
-        share = episodes // num_envs + (np.arange(num_envs) < episodes % num_envs)
+        each, left = divmod(episodes // agents, num_envs // agents)
+        share = np.repeat(each + (np.arange(num_envs // agents) < left), agents)
         self._after = np.cumsum(share)  # the episodes of environment b end before this index
         self._first = self._after - share
         self._index = self._first.copy()  # of the episode that it plays
@@ -50,11 +59,12 @@ class Episodes:
     """One evaluation: until it is `complete`, choose an action for `observation` and pass it to `step`."""
 
     def __init__(self, environment: VectorEnvironment, *, episodes: int, seed: int) -> None:
-        """Reset the environments, environment b with `seed + b`; `episodes` are counted, evenly over them."""
+        """Reset the environments, environment b with `seed + b`; `of_all_agents` of `episodes` are counted, evenly over them."""
         self._environment = environment
         self._stacker = FrameStacker(environment.reset(seed), environment.spec.frame_stack)
         self.start: NDArray[np.bool_] = np.ones(environment.num_envs, np.bool_)  # [B]: `observation` is the first of an episode
-        self.tally = Tally(episodes, environment.num_envs)
+        agents = environment.agents
+        self.tally = Tally(of_all_agents(episodes, agents), environment.num_envs, agents=agents)
 
     @property
     def complete(self) -> bool:

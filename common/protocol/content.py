@@ -66,9 +66,7 @@ def check_evaluation(message: Evaluation, *, newest: Version, number: int) -> No
 
 def _check_version(version: Version, newest: Version) -> None:
     if version > newest:
-        raise ProtocolError(
-            DropReason.VERSION, "policy version that was never published", found=version, wanted=f"at most {newest}"
-        )
+        raise ProtocolError(DropReason.VERSION, "policy version that was never sent", found=version, wanted=f"at most {newest}")
 
 
 # --- arrays ---

@@ -62,6 +62,7 @@ class LearnerSide:
         """
         self.config = config
         self.snapshot: Snapshot | None = None
+        self._began_at: Version = -1  # the first version of this process: what played those before was saved
         self.evictions = 0
         self._registry = WorkerRegistry(config)
         self._accounting = Accounting(self._registry, config, resumed=resumed)
@@ -127,6 +128,7 @@ class LearnerSide:
             case e.Completed(items=items, reason=reason):
                 out = self._completed(items, reason)
             case e.Published(snapshot=snapshot):
+                self._began_at = snapshot.version if self.snapshot is None else self._began_at
                 self.snapshot = snapshot
                 out = [send for worker in self._registry.routes.values() for send in self._answer(worker)]
             case e.Tick():
@@ -162,7 +164,9 @@ class LearnerSide:
             case Report():
                 return self._checked(worker, self._accounting.report(worker, message), now)
             case Evaluation() if worker.role == "evaluator":
-                return self._admission.evaluation(worker, message, self.version, now)
+                # A killed learner may have sent newer policies than the checkpoint has: this one makes others of those numbers.
+                newest = max(self._began_at, worker.snapshot.version if worker.snapshot else -1)
+                return self._admission.evaluation(worker, message, newest, now)
             case Goodbye(reason=reason):
                 out = self._accounting.report(worker, message)
                 self._accounting.close(worker)

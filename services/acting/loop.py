@@ -59,6 +59,7 @@ class ActorLoop:
         waited = False
         self.link.service()
         while not self._over():
+            waits_for = "credit_wait"
             self.stats.phases.enter("snapshot")
             loaded = self._load_newest()
             if self.restart and self.link.new_incarnation:
@@ -67,7 +68,8 @@ class ActorLoop:
                 if self._has_policy(newest=waited and not loaded):
                     return True
                 self.link.request_snapshot(after=self.stats.version)
-            self.stats.phases.enter("credit_wait")
+                waits_for = "snapshot"
+            self.stats.phases.enter(waits_for)
             waited = waited or not self.link.has_credit
             self.alive()
             self.link.service(WAIT_SECONDS)

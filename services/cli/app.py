@@ -234,7 +234,7 @@ def _presets(_: argparse.Namespace) -> int:
 
     caption = (
         "spaces: an observation -> an action; env steps: the budget; measured: seeds that reached the score in docs/results.md, "
-        "and their median time on 2 cores without GPU"
+        "and the median time of all of them on 2 cores without GPU"
     )
     console = Console()
     width = console.width if console.is_terminal else 240

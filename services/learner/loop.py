@@ -177,6 +177,7 @@ class TrainLoop:
         self._record.version += 1
         self._publish()
         self._intake.complete(items)
+        self._phases.enter("record")
         self._results.updated(samples, result, decision)
         self._updated_at = self._clock()
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from dataclasses import dataclass, field
 from statistics import linear_regression
@@ -23,7 +22,7 @@ class ProgressEstimator:
     """Estimates the progress of one run from its counters so far."""
 
     _mean: float | None = None  # newest mean100
-    _lowest: float = math.inf  # mean100
+    lowest: float | None = None  # mean100; a resumed run goes on from that of its checkpoint
     _trend: deque[tuple[Seconds, float]] = field(default_factory=lambda: deque(maxlen=MAX_TREND))
     _slope: float = 0.0  # of mean100, per second
 
@@ -43,13 +42,13 @@ class ProgressEstimator:
             left.append(max(0.0, target.wall_seconds - elapsed))
         if mean is not None:
             self._mean = mean
-            self._lowest = min(self._lowest, mean)
+            self.lowest = mean if self.lowest is None else min(self.lowest, mean)
             if not self._trend or elapsed - self._trend[-1][0] >= TREND_SPACING:
                 self._trend.append((elapsed, mean))
                 self._slope = linear_regression(*zip(*self._trend, strict=True)).slope if len(self._trend) >= MIN_TREND else 0.0
-        if target.mean100 is not None and self._mean is not None:
+        if target.mean100 is not None and self._mean is not None and self.lowest is not None:
             missing = max(0.0, target.mean100 - self._mean)
-            fraction = max(fraction, 1.0 - missing / (target.mean100 - self._lowest) if missing else 1.0)
+            fraction = max(fraction, 1.0 - missing / (target.mean100 - self.lowest) if missing else 1.0)
             if self._slope > 0:
                 left.append(missing / self._slope)
         return Progress(min(1.0, fraction), min(left, default=None))

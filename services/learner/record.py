@@ -212,6 +212,7 @@ class RunRecord:
             "frames": self.env_steps * self.frame_skip,
             "episodes": self.episodes,
             "learner_updates": self.updates,
+            "version": self.version,
             "mean100": significant(self.mean_return) if math.isfinite(self.mean_return) else None,
             "mean100_episodes": len(self.returns),
             "environments_unfinished": self.unfinished,
@@ -222,7 +223,6 @@ class RunRecord:
 
     def _live(self) -> dict[str, Any]:
         return {
-            "version": self.version,
             "frames_per_second": {name: round(rate * self.frame_skip, 1) for name, rate in asdict(self.rates).items()},
             "progress": asdict(self.progress),
             "evaluations": dict(self.evaluations),
@@ -258,6 +258,7 @@ class RunRecord:
             "lag": [self.lag.low, self.lag.high, self.lag.weighted, self.lag.env_steps],
             "timed": list(self._window.timed),
             "task": self.settings.env.task,
+            "lowest_mean100": self._estimator.lowest,
         }
 
     def load_state_dict(self, state: Mapping[str, Any], now: Seconds) -> None:
@@ -282,6 +283,7 @@ class RunRecord:
         self.returns.extend(state["returns"])
         self.lengths.extend(state["lengths"])
         self.task_changed = self.settings.env.task_changes(state.get("task", {}))
+        self._estimator.lowest = None if self.task_changed else state.get("lowest_mean100")
         if self.task_changed:
             self.solved_at = self.last_evaluation = None
             for results in (self.evaluations, self.returns, self.lengths):

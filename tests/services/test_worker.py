@@ -707,5 +707,12 @@ def test_acting_in_bfloat16_on_a_processor_without_it_is_logged(learner, monkeyp
 )
 def test_a_worker_belongs_to_the_rank_that_its_name_gives(role, name, rank):
     addresses = "tcp://a:1,tcp://b:2"
-    assert worker.rank_address(addresses, role=role, name=name) == addresses.split(",")[rank]
-    assert worker.rank_address("tcp://a:1", role=role, name=name) == "tcp://a:1"
+    assert worker.rank_address(addresses, role=role, name=name, numbered=True) == addresses.split(",")[rank]
+    assert worker.rank_address("tcp://a:1", role=role, name=name, numbered=True) == "tcp://a:1"
+
+
+def test_names_that_end_with_process_ids_are_spread_over_ranks():
+    """In containers all of them are 1."""
+    names = [f"actor-{host:x}-1" for host in range(0xA000, 0xA040)]
+    ranks = [worker.rank_address("tcp://a:1,tcp://b:2", role="actor", name=name, numbered=False) for name in names]
+    assert 16 < ranks.count("tcp://a:1") < 48

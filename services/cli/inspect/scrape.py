@@ -13,10 +13,10 @@ import time
 import urllib.error
 import urllib.request
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 from urllib.parse import urlencode
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -134,8 +134,8 @@ class Prometheus:
         Raises `ConfigError` where the address is no Prometheus, `ResourceError` where it does not answer.
         """
         at = time.time() - ago
-        samples: defaultdict[tuple[str, str], dict[tuple[str, str], float]] = defaultdict(dict)
-        down: dict[tuple[str, str], str] = {}  # role by target
+        samples: defaultdict[_Target, dict[tuple[str, str], float]] = defaultdict(dict)
+        down: dict[_Target, str] = {}  # role by target
         for labels, value in self._query(f"{{{_SERIES}{self._narrowed}}}", at):
             if labels.get("__name__") == "up":
                 if value == 0 and (role := JOBS.get(labels.get("job", ""))):
@@ -145,14 +145,15 @@ class Prometheus:
             samples[_target(labels)][labels.get("__name__", ""), own] = value
         about = f'timestamp({{__name__="rookery_build_info"{self._narrowed}}})'
         scraped = {_target(labels): value for labels, value in self._query(about, at)}
+        named = _names([*down, *scraped])
         unreachable = {
-            pod or instance: ServiceSample(at=at, role=role, unreachable="Prometheus could not scrape it")
-            for (pod, instance), role in down.items()
+            named[target]: ServiceSample(at=at, role=role, unreachable="Prometheus could not scrape it")
+            for target, role in down.items()
         }
         return unreachable | {
-            pod or instance: ServiceSample(at=moment, role=role, samples=samples[pod, instance])
-            for (pod, instance), moment in scraped.items()
-            if (role := role_of(samples[pod, instance]))
+            named[target]: ServiceSample(at=moment, role=role, samples=samples[target])
+            for target, moment in scraped.items()
+            if (role := role_of(samples[target]))
         }
 
     def _query(self, query: str, at: Seconds) -> Iterable[tuple[Mapping[str, str], float]]:
@@ -170,9 +171,22 @@ class Prometheus:
 Source: TypeAlias = Services | Prometheus
 
 
-def _target(labels: Mapping[str, str]) -> tuple[str, str]:
-    """Return pod and address of a process; "" for the one that is not known."""
-    return labels.get("pod", ""), labels.get("instance", "")
+class _Target(NamedTuple):
+    """A process; "" for what is not known."""
+
+    namespace: str
+    pod: str
+    instance: str  # its address
+
+
+def _target(labels: Mapping[str, str]) -> _Target:
+    return _Target(*(labels.get(name, "") for name in _Target._fields))
+
+
+def _names(targets: Collection[_Target]) -> dict[_Target, str]:
+    """Return a name for each: its pod, or its address, with its namespace where there are several: pods of two may share one."""
+    several = len({target.namespace for target in targets} - {""}) > 1
+    return {one: f"{one.namespace}/{one.pod or one.instance}" if several else one.pod or one.instance for one in targets}
 
 
 def _no_prometheus(url: str) -> ConfigError:

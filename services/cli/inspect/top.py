@@ -127,19 +127,20 @@ def row(service: Service, run: Deployment) -> tuple[str, ...]:
     if service.after.unreachable:
         return (service.title, UNREACHABLE)
     trains = service.role == LEARNER
+    steady = service.measured and not service.restarted  # counters of a resumed learner begin where its checkpoint was
     # Names of metrics are built with the service's role, so those of the actor serve the evaluator's row too.
     steps = metrics.ENV_STEPS_TRAINED if trains else worker.ACTOR_ENV_STEPS
     frames = metrics.ENV_FRAMES_TRAINED if trains else worker.ACTOR_ENV_FRAMES
     return (
         service.title,
         state(service),
-        f"{service.rate(steps):,.0f}" if service.measured else "-",
-        f"{service.rate(frames):,.0f}" if service.measured else "-",
+        f"{service.rate(steps):,.0f}" if steady else "-",
+        f"{service.rate(frames):,.0f}" if steady else "-",
         busiest(service),
         queue(service),
         number(service.now(metrics.POLICY_VERSION), ".0f"),
         lag(service, run),
-        f"{sum(service.grew_by_label(metrics.ENV_STEPS_DROPPED).values()) / service.seconds:,.0f}" if service.measured else "-",
+        f"{sum(service.grew_by_label(metrics.ENV_STEPS_DROPPED).values()) / service.seconds:,.0f}" if steady else "-",
         f"{service.now('process_resident_memory_bytes') / MIB:,.0f} MiB",
         percent(service.rate("process_cpu_seconds_total")) if service.measured else "-",
     )

@@ -23,7 +23,7 @@ from common.envs.spec import EnvSettings
 from common.envs.state import seed_generators
 from common.errors import ConfigError, RookeryError
 from common.policies.atari_scores import ATARI_SCORES, Reference
-from common.policies.episodes import Episodes
+from common.policies.episodes import Episodes, of_all_agents
 from common.policies.load import TrainedPolicy
 
 _LEAST = 5  # episodes: the interval of fewer would be of little use, and its approximation would be off
@@ -39,7 +39,7 @@ def evaluate(policy: TrainedPolicy, *, episodes: int, seed: int, greedy: bool) -
     seed_generators(seed)
     with (
         closing(build(settings, min(episodes, settings.num_envs))) as environment,
-        episode_bar("evaluating", episodes) as report,
+        episode_bar("evaluating", of_all_agents(episodes, environment.agents)) as report,
     ):
         with environment_errors(settings.name):
             played = Episodes(environment, episodes=episodes, seed=seed)
@@ -52,7 +52,10 @@ def evaluate(policy: TrainedPolicy, *, episodes: int, seed: int, greedy: bool) -
     if not np.isfinite(played.tally.returns).all():
         bad = int((~np.isfinite(played.tally.returns)).sum())
         raise ConfigError(
-            "returns of episodes are not finite", found=f"{bad} of {episodes}", wanted="numbers", fix="correct the environment"
+            "returns of episodes are not finite",
+            found=f"{bad} of {len(played.tally.returns)}",
+            wanted="numbers",
+            fix="correct the environment",
         )
     return EvaluationResult(
         policy=policy,
@@ -112,6 +115,7 @@ def protocol(settings: EnvSettings) -> dict[str, Any]:
         rules |= {
             "sticky_actions": settings.sticky_actions,
             "noop_max": settings.noop_max,
+            "use_fire_reset": True,  # unless env.kwargs has another value
             "frame_skip": settings.frame_skip,
             "full_action_space": settings.full_action_space,
             "max_episode_frames": settings.max_episode_frames,

@@ -46,7 +46,7 @@ class Timeouts:
     min_restart_delay: Seconds = 0.5
     max_restart_delay: Seconds = 30.0
     healthy_after: Seconds = 60.0  # time without a crash after which the back-off starts again from its minimum
-    restart_after_drain: Seconds = 60.0  # of a worker that exited with 0: the learner drained it and may be about to end the run
+    restart_after_drain: Seconds = 150.0  # of a worker that exited with 0: its learner may take 120 s to end the run
     learner_window: Seconds = 300.0
     learner_restarts: int = 5  # of one rank, within the window
     first_crashes: int = 2  # of every actor, before any experience was accepted

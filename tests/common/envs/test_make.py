@@ -433,12 +433,14 @@ def test_the_last_observation_of_an_environment_that_writes_to_one_array_is_kept
 
 def test_the_largest_number_of_a_dtype_is_no_bound(own) -> None:
     """An image was divided by it, to zeros, and actions were multiplied with it, to infinity."""
-    most = np.finfo(np.float32).max
+    most = np.finfo(np.float32).max  # of float64, too: all numbers become float32
     picture = np.full((16, 16, 3), 0.5, np.float32)
     space, action = Box(-most, most, picture.shape, np.float32), Box(-most, most, (2,), np.float32)
     env = make(own(lambda: Echo(space, action, picture), num_envs=1))
     assert env.reset(seed=0).max() == 0.5
     assert (env.spec.action.low, env.spec.action.high) == ((-np.inf,) * 2, (np.inf,) * 2)
+    wide = Box(-float(most), float(most), picture.shape, np.float64)
+    assert make(own(lambda: Echo(wide, DISCRETE, picture.astype(np.float64)), num_envs=1)).reset(seed=0).max() == 0.5
     depth = Box(0, 65_535, picture.shape, np.uint16)
     assert (
         make(own(lambda: Echo(depth, DISCRETE, np.full(picture.shape, 65_535, np.uint16)), num_envs=1)).reset(seed=0).max() == 1.0
@@ -447,11 +449,27 @@ def test_the_largest_number_of_a_dtype_is_no_bound(own) -> None:
     assert make(own(lambda: Echo(whole, DISCRETE, 4 * picture.astype(np.int32) + 3), num_envs=1)).reset(seed=0).max() == 3.0
 
 
-@pytest.mark.parametrize("changed", [{}, {"terminate_on_life_loss": True}, {"crop": (8, 4)}])
+@pytest.mark.parametrize("changed", [{}, {"terminate_on_life_loss": True}, {"crop": (8, 4)}, {"frame_skip": 2}])
 def test_a_setting_of_atari_that_an_environment_does_not_heed_is_known(own, changed) -> None:
+    """A function that makes Atari's environments chooses their frame skip itself, which we cannot read."""
     assert make(own(lambda: Echo(VECTOR, DISCRETE), **changed)).unheeded == list(changed)
-    native = own(lambda: AtariVectorEnv(game="pong", num_envs=2, stack_num=1), num_envs=2, **changed)
-    assert make(native).unheeded == []
+    native = make(own(lambda: AtariVectorEnv(game="pong", num_envs=2, stack_num=1), num_envs=2, **changed))
+    assert (native.unheeded, native.spec.frame_skip) == (["frame_skip"] if "frame_skip" in changed else [], 1)
+
+
+def test_ataris_environments_of_a_function_end_by_their_own_mode(own) -> None:
+    """Their metadata show the mode of the environment that was made last."""
+    function = lambda: AtariVectorEnv(game="pong", num_envs=1, stack_num=1, autoreset_mode=AutoresetMode.SAME_STEP)  # noqa: E731
+    assert make(own(function, num_envs=1)).same_step
+
+
+@pytest.mark.parametrize(
+    ("shape", "seen"),
+    [((8, 8, 111), (111, 8, 8)), ((111, 8, 8), (111, 8, 8)), ((10, 10, 7), (7, 10, 10)), ((20, 30, 3), (3, 20, 30))],
+)
+def test_channels_are_the_axis_beside_a_square_or_else_the_shorter_one(own, shape, seen) -> None:
+    space = Box(0, 255, shape, np.uint8)
+    assert make(own(lambda: Echo(space, DISCRETE, space.sample()), num_envs=1)).spec.observation_shape == seen
 
 
 def test_a_truncation_without_its_last_observation_is_refused(own) -> None:

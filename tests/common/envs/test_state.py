@@ -285,7 +285,10 @@ def test_numpy_reads_no_word_beyond_its_words():
     assert capture(Game())["process"]["numpy"]["state"]["pos"] == 624
 
 
-@pytest.mark.parametrize("value", [object(), {1, 2}, iter([1]), np.random.RandomState(1), [Game(), 1]])
+DRAWS = (np.random.default_rng(1).random, np.random.RandomState(1).rand, random.Random(1).random)
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, iter([1]), np.random.RandomState(1), [Game(), 1], *DRAWS])
 def test_what_cannot_be_read_is_named(value):
     """Half of a state would be worse than none."""
     game = Game()

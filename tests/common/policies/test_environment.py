@@ -50,6 +50,30 @@ def painted(render_mode=None):
 
 def plain():
     return Drawn()
+
+class Pair:
+    possible_agents, metadata, render_mode = ["a", "b"], {}, None
+
+    def observation_space(self, agent):
+        return gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+
+    def action_space(self, agent):
+        return gymnasium.spaces.MultiDiscrete([3, 2], start=[5, 7])
+
+    def reset(self, seed=None, options=None):
+        self.agents = self.possible_agents
+        return self._seen(), {agent: {} for agent in self.agents}
+
+    def _seen(self):
+        return {agent: np.zeros(2, np.float32) for agent in self.agents}
+
+    def step(self, actions):
+        earned = {agent: float(self.action_space(agent).contains(action)) for agent, action in actions.items()}
+        ends = dict.fromkeys(self.agents, False)
+        return self._seen(), earned, ends, ends, {agent: {} for agent in self.agents}
+
+    def close(self):
+        pass
 """
 
 
@@ -94,6 +118,12 @@ def games(tmp_path, monkeypatch):
     """Environments of a user's own."""
     (tmp_path / "drawn_games.py").write_text(DRAWN, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_actions_of_several_agents_begin_where_their_space_does(games):
+    with closing(RunEnvironment(EnvSettings(entry_point="drawn_games:Pair"))) as env:
+        env.reset(seed=1)
+        assert env.step(np.array([[5, 7], [7, 8]]))[1] == 1.0
 
 
 def played(env, actions, seed):

@@ -11,7 +11,7 @@ from common.envs.make import build
 from common.envs.spec import EnvSettings
 from common.envs.stacking import stack
 from common.envs.vector import Transition
-from common.policies.episodes import Episodes, Tally
+from common.policies.episodes import Episodes, Tally, of_all_agents
 
 pytestmark = pytest.mark.pure
 
@@ -44,6 +44,15 @@ def test_the_row_that_resets_is_no_step():
     steps = [([1.0], [True], [True]), ([0.0], [False], [False]), ([3.0], [True], [True])]
     assert [tally.add(transition(*step)) for step in steps] == [1, 0, 1]
     assert (tally.returns.tolist(), tally.lengths.tolist(), tally.ended) == ([1.0, 3.0], [1, 1], 2)
+
+
+@pytest.mark.parametrize(("episodes", "num_envs", "each"), [(1, 2, [1]), (3, 4, [1, 1]), (5, 6, [1] * 3), (10, 8, [2, 1, 1, 1])])
+def test_all_agents_of_an_environment_count_as_often(episodes, num_envs, each):
+    """One earns what the other loses: their mean is 0, also where the episodes asked for do not make pairs."""
+    tally = Tally(of_all_agents(episodes, 2), num_envs, agents=2)
+    while not tally.complete:
+        tally.add(transition([1.0, -1.0] * (num_envs // 2), [True] * num_envs))
+    assert tally.returns.tolist() == [value for count in each for value in [1.0] * count + [-1.0] * count]
 
 
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step"])

@@ -47,11 +47,11 @@ ARRAYS = {"reward": np.zeros(4, np.float32), "valid": np.ones(4, np.bool_)}
 class Learner:
     """A learner's session with time and words of its own; every step checks the ledger."""
 
-    def __init__(self, **config: Any) -> None:
+    def __init__(self, begins_at: int = 0, **config: Any) -> None:
         given = {"credits": 2, "rollout_env_steps": 4, "batch": 1, "max_actors": 4, "schema": SCHEMA} | config
         self.side = LearnerSide(SessionConfig(run="run", run_config="{}", env_signature="env", **given))
         self.now = 0.0
-        self.handle(e.Published(snapshot=Snapshot(version=0, env_steps=0, precision="fp32", layout="x")))
+        self.handle(e.Published(snapshot=Snapshot(version=begins_at, env_steps=0, precision="fp32", layout="x")))
 
     def handle(self, event: e.Event) -> list[e.Instruction]:
         """One event, and its instructions."""
@@ -612,11 +612,27 @@ def test_an_evaluation_comes_with_the_policy_that_was_played() -> None:
     (first,) = of(Snapshot, learner.hear(b"evaluator", SnapshotWanted(after=-1)), b"evaluator")
     for version in (1, 2):
         learner.handle(e.Published(snapshot=Snapshot(version=version, env_steps=0, precision="fp32", layout="x")))
-    assert [played(version) for version in (0, 1, 2)] == [first, None, None]
+    assert played(0) == first
     (newest,) = of(Snapshot, learner.hear(b"evaluator", SnapshotWanted(after=0)), b"evaluator")
     assert newest.version == 2
     learner.tick(1.0)
     assert [played(version) for version in (0, 2)] == [None, newest]
+
+
+def test_a_policy_of_a_killed_learner_is_no_policy_of_its_successor() -> None:
+    """The successor continues from version 50, and makes another version 120: the result of the first one is not of this run."""
+
+    def taken(version: int) -> bool:
+        out = learner.hear(b"evaluator", Evaluation(version=version, mode="greedy", arrays=PLAYED))
+        return any(isinstance(i, e.Evaluated) for i in out)
+
+    learner = Learner(begins_at=50)
+    learner.greet("evaluator", role="evaluator")
+    learner.handle(e.Published(snapshot=Snapshot(version=130, env_steps=0, precision="fp32", layout="x")))
+    assert [taken(version) for version in (50, 120)] == [True, False]
+    learner.tick(1.0)
+    learner.hear(b"evaluator", SnapshotWanted(after=-1))
+    assert taken(130)
 
 
 def test_no_policy_is_kept_for_a_worker_that_left() -> None:

@@ -227,6 +227,22 @@ def test_an_actor_that_waited_for_its_credit_begins_with_the_policy_that_the_cre
     assert scene.link.offered[0].version == 5
 
 
+def test_an_actor_with_a_credit_waits_for_its_policy(scene):
+    """Not for the credit, which it has: on a slow line the doctor saw no wait for policies."""
+    phases = []
+
+    def learner(n):
+        phases.append(scene.stats.phases._current)
+        if n == 3:
+            scene.link.publish(0)
+        if scene.link.offered:
+            scene.link.drain = DRAIN
+
+    scene.link.on_service = learner
+    scene.actor.run()
+    assert phases[1:3] == ["snapshot", "snapshot"]
+
+
 def test_an_actor_does_not_act_by_a_policy_beyond_that_of_its_learner(scene):
     """The learner was killed and continues from an older version: it would refuse the whole rollout."""
 

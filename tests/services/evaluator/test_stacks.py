@@ -22,7 +22,7 @@ class Camera:
     """A policy that remembers what it was shown, and an environment that remembers what it returned."""
 
     def __init__(self, environment):
-        self.environment, self.spec, self.num_envs = environment, environment.spec, environment.num_envs
+        self.environment, self.spec, self.num_envs, self.agents = environment, environment.spec, environment.num_envs, 1
         self.shown, self.frames, self.starts = [], [], []
 
     def act(self, observation, *, greedy=False):  # noqa: ARG002

@@ -247,6 +247,21 @@ def test_each_batch_gives_a_policy_that_is_published_at_once(tmp_path):
     assert (scene.summary["env_steps"], scene.summary["learner_updates"]) == (3 * STEPS, 3)
 
 
+def test_results_that_take_long_to_write_have_a_phase_of_their_own(tmp_path):
+    """On a slow disk the doctor said that the learner lacks CPU: publishing, which needs a core, seemed to take all the time."""
+
+    class SlowDisk(Journal):
+        def update(self, *given, **more):
+            scene.clock.now += 3.0
+            super().update(*given, **more)
+
+    scene = Scene(tmp_path)
+    scene.intake.script = [[item(0)]]
+    with patch(f"{__name__}.Journal", SlowDisk):
+        scene.run()
+    assert scene.stats.phases.seconds()["record"] == 3.0
+
+
 def test_the_share_of_allowed_actions_is_a_metric_where_actions_are_masked(tmp_path):
     scene = Scene(tmp_path)
     leaves = (Leaf(path="a", shape=(2,), dtype="uint8"), Leaf(path="action_mask", shape=(4,), dtype="uint8", choices=(2,) * 4))

@@ -40,6 +40,13 @@ def test_a_falling_mean_leaves_the_budget():
     assert found == Progress(0.19, 810.0)
 
 
+def test_a_resumed_run_has_come_as_far_as_before():
+    """From the lowest mean on, which is not that at the moment of the resume."""
+    before = ProgressEstimator()
+    found = [at(before, 10.0 * step, 1000 * step, mean).fraction for step, mean in enumerate((-21.0, 10.0))]
+    assert at(ProgressEstimator(lowest=before.lowest), 30.0, 1000, 10.0).fraction == found[-1] > 0.5
+
+
 def test_a_budget_of_time_is_the_nearer_end():
     assert at(ProgressEstimator(), 75.0, 1000, wall_seconds=100.0) == Progress(0.75, 25.0)
 

@@ -277,6 +277,19 @@ def test_a_prometheus_gives_the_same_readings(prometheus, tmp_path):
     assert moment["l:9100"].samples["rookery_learner_phase_seconds_total", "wait"] == 2.5
 
 
+def test_pods_of_one_name_in_two_namespaces_are_two_services(serve, tmp_path):
+    """A learner's pod is learner-0 in each; the values of two of them made one diagnosis, of neither."""
+    labels = [{"namespace": name, "pod": "learner-0", "instance": "learner-0"} for name in ("run-a", "run-b")]
+    series = [({"__name__": "rookery_learner_policy_version"} | one, str(version)) for version, one in enumerate(labels)]
+
+    def pages(path):
+        return answer([(one, "1000") for one in labels] if "query=timestamp" in path else series)
+
+    moment = opened(prometheus=f"http://{serve(pages)}/", folder=tmp_path).read()
+    versions = {name: one.samples["rookery_learner_policy_version", ""] for name, one in moment.items()}
+    assert versions == {"run-a/learner-0": 0.0, "run-b/learner-0": 1.0}
+
+
 def test_a_target_that_a_prometheus_cannot_scrape_is_unreachable(serve, tmp_path):
     """Its series are stale, and `up` names its job; the target of another job is no service of a run."""
     down = [({"__name__": "up", "job": job, "instance": f"{job}:9100"}, "0") for job in ("learner", "node")]

@@ -2,6 +2,7 @@
 
 import io
 import math
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -112,6 +113,19 @@ def test_a_service_that_was_not_there_before_has_no_rates():
     assert {name: cells("actor-0", run)[name] for name in ("state", "env steps/s", "frames/s", "drops/s", "CPU")} == {
         "state": "connected", "env steps/s": "-", "frames/s": "-", "drops/s": "-", "CPU": "-",
     }  # fmt: skip
+
+
+def test_a_learner_that_was_resumed_in_between_has_no_rates_of_its_run():
+    """Its counters begin where its checkpoint was: the whole of them is no growth of ten seconds."""
+    before, after = (replace(one["learner"], samples=dict(one["learner"].samples)) for one in (BEFORE, AFTER))
+    before.samples["rookery_learner_env_steps_dropped_total", "stale"] = 90_400.0
+    after.samples["rookery_learner_env_steps_dropped_total", "stale"] = 90_000.0
+    for moment, one in ((1.0, before), (7.0, after)):
+        one.samples["process_start_time_seconds", ""] = moment
+    shown = cells("learner", compare({"learner": before}, {"learner": after}))
+    assert {name: shown[name] for name in ("env steps/s", "frames/s", "drops/s")} == dict.fromkeys(
+        ("env steps/s", "frames/s", "drops/s"), "-"
+    )
 
 
 @pytest.mark.parametrize(

@@ -66,11 +66,11 @@ def test_a_policy_with_memory_begins_each_episode_without_one(make_run, monkeypa
     assert {0.0, 2.0} < set(acted)
 
 
-def test_episodes_of_agents_are_counted_one_by_one(make_run, capsys):
-    """Of 7 episodes in 8 rows of 2 agents, those of one agent last 1 env step, those of the other 3; then as many again."""
+def test_all_agents_have_as_many_episodes(make_run, capsys):
+    """7 episodes become 8, in 8 rows of 2 agents: those of one agent last 1 env step, those of the other 3."""
     run, _ = make_run("env.entry_point=common.envs.probes:leaving_agents", "env.num_envs=12", "model.hidden=[8]")
     result = evaluated(capsys, run.path, "--episodes", 7)
-    assert (result["environments"], result["lengths"]) == (8, [1, 3, 1, 3, 1, 3, 1])
+    assert (result["environments"], result["lengths"]) == (8, [1, 3] * 4)
     assert result["mean_interval_95"] is None  # they are not independent
     assert called("evaluate", run.path, "--episodes", 7) == 0
     assert "no interval: the 2 agents of an environment are not independent" in capsys.readouterr().out
@@ -106,7 +106,7 @@ def test_atari_scores_come_with_their_evaluation_rules(make_run, capsys):
     run, _ = make_run(*SMALL_PONG, "env.max_episode_frames=200", preset="pong")
     result = evaluated(capsys, run.path, "--episodes", 2, "env.sticky_actions=0.25", "env.noop_max=0")
     wanted = {"environment": "ALE/Pong-v5", "sticky_actions": 0.25, "noop_max": 0, "frame_skip": 4, "full_action_space": False}
-    assert result["protocol"] == wanted | {"max_episode_frames": 200, "rewards": "raw"}
+    assert result["protocol"] == wanted | {"max_episode_frames": 200, "use_fire_reset": True, "rewards": "raw"}
     assert math.isclose(result["human_normalized_percent"], 100 * (result["mean"] + 20.7) / 35.3)
 
 

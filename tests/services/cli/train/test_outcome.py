@@ -88,6 +88,13 @@ def test_an_evaluation_below_the_target_that_training_reached_is_named(tmp_path,
     assert ("below the target of 18.6: rookery evaluate" in text) == remark
 
 
+@pytest.mark.parametrize("final", [9, 3900])
+def test_an_evaluation_that_is_not_of_the_final_policy_says_so(tmp_path, final):
+    """Whole episodes may take longer than the end of a run waits for them."""
+    text = "\n".join(final_lines("not solved", SUMMARY | {"version": final}, run_dir=tmp_path, resumable=False))
+    assert ("of v9; the final policy, v3900, was not evaluated" in text) == (final == 3900)
+
+
 @pytest.mark.parametrize("reproducible", [True, False])
 def test_a_run_that_can_be_repeated_shows_what_it_must_come_to_again(tmp_path, reproducible):
     """Two runs in lockstep are compared with one look; other hashes agree with nothing, and are not shown."""
