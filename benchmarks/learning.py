@@ -246,8 +246,8 @@ def page(rows: Iterable[Row]) -> str:
         "raw rows, curves included: [learning.jsonl](learning.jsonl). Nothing is rounded up. Minutes are wall-clock from the",
         "start of the learner's process, seconds after the command, to the end of its last evaluation, checkpoints included;",
         "their median is of all runs. mean100: mean raw return of the last 100 training episodes. A greedy evaluation plays",
-        "whole episodes with the final policy, as many as stand behind it. Env steps/s: from the first update on, start-up left out.",
-        "Only runs of the presets' present settings are shown.",
+        "whole episodes with the final policy, as many as stand behind it. Env steps/s: from the first update on, start-up left",
+        "out. Only runs of the presets' present settings are shown.",
     ]
     kept_rows = list(rows)
     for claim in CLAIMS:
