@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from common.units import EnvSteps, Seconds
 
@@ -27,6 +28,13 @@ class PolicyLag:
         self.high = max(self.high, lag)
         self.weighted += lag * env_steps
         self.env_steps += env_steps
+
+    @classmethod
+    def of_ranks(cls, lags: Iterable[Self]) -> Self:
+        """Return the lag of the env steps of all of them."""
+        seen = [lag for lag in lags if lag.env_steps]
+        low, high = min((lag.low for lag in seen), default=0), max((lag.high for lag in seen), default=0)
+        return cls(low, high, sum(lag.weighted for lag in seen), sum(lag.env_steps for lag in seen))
 
     def as_dict(self) -> dict[str, float | None]:
         """Return min, mean and max; None before the first update."""

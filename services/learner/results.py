@@ -1,13 +1,14 @@
 """Results of updates, evaluations and the whole run, entered in the record, the metrics and the journal.
 
-With several ranks the record counts what all of them trained on, the metrics what this one did.
+With several ranks the record counts what all of them trained on, the metrics what this one did, and so does the policy lag until
+the summary.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from common.units import EnvSteps, Seconds
 from services.learner.coverage import NO_ACTORS, Coverage
 from services.learner.journal import Journal
 from services.learner.ranks import Agreement, Decision
+from services.learner.rates import PolicyLag
 from services.learner.record import RunRecord
 
 EPISODES = ("episode_return", "episode_length")
@@ -153,4 +155,6 @@ class Results:
         if self.agreement:
             summary["ledgers"] = self.agreement.group.gather_json(summary["ledger"])  # of each rank
             summary["ledger"] = sum_counts(summary["ledgers"])
+            lags = self.agreement.group.gather_json(asdict(self.record.lag))
+            summary["policy_lag"] = PolicyLag.of_ranks(PolicyLag(**lag) for lag in lags).as_dict()
         self.journal.summary(summary, complete=complete)

@@ -746,6 +746,16 @@ def test_each_rank_saves_the_ledgers_of_all(tmp_path):
         assert all(checkpoint.counters["ledgers"] == [LEDGER, LEDGER] for checkpoint in scene.saved)
 
 
+def test_the_summary_has_the_policy_lag_of_all_ranks(tmp_path):
+    """That of rank 0, which writes it, stood beside the env steps of both."""
+
+    def prepare(scene, ranks):
+        scene.record.lag.add((0, 16)[ranks.index], 256)
+        scene.record.lag.add((2, 8)[ranks.index], 256)
+
+    assert [scene.summary["policy_lag"] for scene in on_two_ranks(tmp_path, prepare)] == [{"min": 0, "mean": 6.5, "max": 16}] * 2
+
+
 class WatchedRanks(ThreadRanks):
     """Notes the operations of a rank in their order."""
 
