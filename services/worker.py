@@ -338,10 +338,11 @@ def rank_address(addresses: str, *, role: str, name: str, numbered: bool) -> str
     """Return the address of the rank of the learner that a worker belongs to, of those of all ranks.
 
     An actor belongs to the rank of the number at the end of its name, or else of a hash of its name, modulo the number of ranks:
-    to the same after each restart. A name that is not `numbered` ends with a process id, which is 1 in each container. An
-    evaluator belongs to rank 0, which writes the results of the run.
+    to the same after each restart. A name that is not `numbered` ends with a process id, which is 1 in each container: there the
+    hash of what comes before is added. An evaluator belongs to rank 0, which writes the results of the run.
     """
     ranks = parse_endpoints(addresses)
-    digits = name[len(name.rstrip("0123456789")) :] if numbered else ""
-    number = int(digits) if digits else zlib.crc32(name.encode())
+    text = name.rstrip("0123456789")
+    digits = name[len(text) :]
+    number = (int(digits) if digits else 0) + (0 if digits and numbered else zlib.crc32(text.encode()))
     return str(ranks[number % len(ranks) if role == "actor" else 0])

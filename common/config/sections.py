@@ -249,7 +249,12 @@ class EnvWorkerSettings(ConnectedSettings):
 class EvaluationSettings(Section):
     """Evaluation of the newest policy: the learner's settings, of which an evaluator may override each."""
 
-    episodes: int = Field(default=10, ge=1, le=10_000, description="episodes per evaluation and mode (greedy, sampled)")
+    episodes: int = Field(
+        default=10,
+        ge=1,
+        le=10_000,
+        description="episodes per evaluation and mode (greedy, sampled); rounded up to the same number of each of several agents",
+    )
     every_seconds: float = Field(default=60.0, ge=0, description="time between the starts of two evaluations")
     cpu_share: float = Field(
         default=0.04,

@@ -107,7 +107,9 @@ def _describe_leaf(space: Space[Any], path: str) -> DescribedLeaf:
 
 
 def _channels_last(first: int, middle: int, last: int) -> bool:
-    """Return whether the last of three axes are the channels: beside a square plane, else the shorter one of the outer two."""
+    """Return whether the last of three axes are the channels: 1 or 3, beside a square plane, or the shorter of the outer two."""
+    if last in {1, 3} and last < first:
+        return True
     if (first == middle) != (middle == last):
         return first == middle
     return last < first

@@ -33,6 +33,7 @@ from common.protocol.plain import TYPES, is_plain, parts
 _CONSTANTS = (Space, EnvSpec, type, types.ModuleType, functools.partial, enum.Enum, np.dtype, np.ufunc, *TYPES)
 _GENERATORS = "numpy generators"
 _PROCESS = "process"  # key of the global generators beside the paths of environments
+_GLOBAL = (getattr(random.random, "__self__", None), getattr(np.random.random, "__self__", None))
 _WORDS = 624  # of numpy's global generator
 _LAST_OBSERVATIONS = "_env_obs"  # of a SyncVectorEnv: overwritten before each read, and possibly views of an environment's arrays
 _INTEGRATED = "integrated"  # key of MuJoCo's own state beside the arrays of a simulation
@@ -225,9 +226,10 @@ def _is_constant(value: object) -> bool:
 
 
 def _is_function(value: object) -> bool:
-    """Return whether `value` is a function, and not the method of a generator, such as `rng.random`, which moves it on."""
+    """Return whether `value` is a function, and no method of a generator of its own, such as `rng.random`, which moves it on."""
     owner = getattr(value, "__self__", None)
-    return inspect.isroutine(value) and not isinstance(owner, Generator | np.random.RandomState | random.Random)
+    moves = isinstance(owner, Generator | np.random.BitGenerator | np.random.RandomState | random.Random)
+    return inspect.isroutine(value) and (not moves or any(owner is one for one in _GLOBAL))
 
 
 # --- MuJoCo ---

@@ -134,13 +134,13 @@ class Admission:
 
     # --- evaluations ---
 
-    def evaluation(self, worker: Worker, message: Evaluation, newest: Version, now: Seconds) -> list[e.Instruction]:
-        """Pass on an evaluation, or count why not."""
+    def evaluation(self, worker: Worker, message: Evaluation, known: bool, now: Seconds) -> list[e.Instruction]:
+        """Pass on an evaluation, or count why not; `known`: this learner has sent that version, or its checkpoint has it."""
         if now - worker.evaluations_since >= 1.0:
             worker.evaluations_since, worker.evaluations = now, 0
         worker.evaluations += 1
         try:
-            check_evaluation(message, newest=newest, number=worker.evaluations)
+            check_evaluation(message, known=known, number=worker.evaluations)
         except ProtocolError as error:
             return self._reject("evaluation_refused", worker, 0, error)
         played = worker.snapshot

@@ -46,14 +46,17 @@ def check_experience(message: ExperienceMessage, *, schema: tuple[ArraySpec, ...
         raise ProtocolError(DropReason.SCHEMA, "env_steps of the message", found=message.env_steps, wanted=wanted)
 
 
-def check_evaluation(message: Evaluation, *, newest: Version, number: int) -> None:
-    """Raise `ProtocolError` unless a published policy played, in a known mode, and returns are finite with as many lengths.
+def check_evaluation(message: Evaluation, *, known: bool, number: int) -> None:
+    """Raise `ProtocolError` unless a known policy played, in a known mode, and returns are finite with as many lengths.
 
-    `number` counts the evaluations of the sender in this second, from 1: one that sends too many is refused, too.
+    `known` is whether the learner knows the version, and `number` counts the evaluations of the sender in this second, from 1: one
+    that sends too many is refused, too.
     """
     if number > EVALUATIONS:
         raise ProtocolError(DropReason.UNCREDITED, "evaluations in a second", found=number, wanted=f"at most {EVALUATIONS}")
-    _check_version(message.version, newest)
+    if not known:
+        wanted = "one that this learner has sent, or that its checkpoint has"
+        raise ProtocolError(DropReason.VERSION, "policy version of an evaluation", found=message.version, wanted=wanted)
     if message.mode not in MODES:
         raise ProtocolError(DropReason.SCHEMA, "mode of an evaluation", found=repr(message.mode[:32]), wanted=" or ".join(MODES))
     check_schema(message.arrays, EVALUATION)
@@ -66,7 +69,9 @@ def check_evaluation(message: Evaluation, *, newest: Version, number: int) -> No
 
 def _check_version(version: Version, newest: Version) -> None:
     if version > newest:
-        raise ProtocolError(DropReason.VERSION, "policy version that was never sent", found=version, wanted=f"at most {newest}")
+        raise ProtocolError(
+            DropReason.VERSION, "policy version that was never published", found=version, wanted=f"at most {newest}"
+        )
 
 
 # --- arrays ---

@@ -7,7 +7,7 @@ when one leaves the queue. Experience beyond the window is refused, so that the 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import assert_never
 
@@ -62,7 +62,8 @@ class LearnerSide:
         """
         self.config = config
         self.snapshot: Snapshot | None = None
-        self._began_at: Version = -1  # the first version of this process: what played those before was saved
+        self._began_at: Version = -1  # the first version of this process: those before are in its checkpoint
+        self._for_evaluators: deque[Version] = deque(maxlen=1024)  # sent to them by this process
         self.evictions = 0
         self._registry = WorkerRegistry(config)
         self._accounting = Accounting(self._registry, config, resumed=resumed)
@@ -165,8 +166,8 @@ class LearnerSide:
                 return self._checked(worker, self._accounting.report(worker, message), now)
             case Evaluation() if worker.role == "evaluator":
                 # A killed learner may have sent newer policies than the checkpoint has: this one makes others of those numbers.
-                newest = max(self._began_at, worker.snapshot.version if worker.snapshot else -1)
-                return self._admission.evaluation(worker, message, newest, now)
+                known = message.version <= self._began_at or message.version in self._for_evaluators
+                return self._admission.evaluation(worker, message, known, now)
             case Goodbye(reason=reason):
                 out = self._accounting.report(worker, message)
                 self._accounting.close(worker)
@@ -293,6 +294,7 @@ class LearnerSide:
         worker.wanted_after = None
         if worker.role == "evaluator":
             worker.snapshot = self.snapshot
+            self._for_evaluators.append(self.version)
         return [e.Send(route=worker.route, message=self.snapshot)]
 
     def _credits(self, now: Seconds) -> list[e.Instruction]:

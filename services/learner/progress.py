@@ -21,8 +21,8 @@ MIN_TREND, MAX_TREND = 10, 120  # points of the trend of mean100
 class ProgressEstimator:
     """Estimates the progress of one run from its counters so far."""
 
-    _mean: float | None = None  # newest mean100
-    lowest: float | None = None  # mean100; a resumed run goes on from that of its checkpoint
+    mean: float | None = None  # newest mean100; a resumed run goes on from that of its checkpoint
+    lowest: float | None = None  # likewise
     _trend: deque[tuple[Seconds, float]] = field(default_factory=lambda: deque(maxlen=MAX_TREND))
     _slope: float = 0.0  # of mean100, per second
 
@@ -41,13 +41,13 @@ class ProgressEstimator:
             fraction = max(fraction, elapsed / target.wall_seconds)
             left.append(max(0.0, target.wall_seconds - elapsed))
         if mean is not None:
-            self._mean = mean
+            self.mean = mean
             self.lowest = mean if self.lowest is None else min(self.lowest, mean)
             if not self._trend or elapsed - self._trend[-1][0] >= TREND_SPACING:
                 self._trend.append((elapsed, mean))
                 self._slope = linear_regression(*zip(*self._trend, strict=True)).slope if len(self._trend) >= MIN_TREND else 0.0
-        if target.mean100 is not None and self._mean is not None and self.lowest is not None:
-            missing = max(0.0, target.mean100 - self._mean)
+        if target.mean100 is not None and self.mean is not None and self.lowest is not None:
+            missing = max(0.0, target.mean100 - self.mean)
             fraction = max(fraction, 1.0 - missing / (target.mean100 - self.lowest) if missing else 1.0)
             if self._slope > 0:
                 left.append(missing / self._slope)

@@ -47,6 +47,8 @@ class _SavedRecord(BaseModel):
     lag: list[float]
     timed: list[float] = [0.0, 0.0]
     task: dict[str, Any] = {}
+    shown_mean100: float | None = None
+    lowest_mean100: float | None = None
     coverage: dict[str, list[int]] = {}
 
 
@@ -258,6 +260,7 @@ class RunRecord:
             "lag": [self.lag.low, self.lag.high, self.lag.weighted, self.lag.env_steps],
             "timed": list(self._window.timed),
             "task": self.settings.env.task,
+            "shown_mean100": self._estimator.mean,
             "lowest_mean100": self._estimator.lowest,
         }
 
@@ -283,8 +286,9 @@ class RunRecord:
         self.returns.extend(state["returns"])
         self.lengths.extend(state["lengths"])
         self.task_changed = self.settings.env.task_changes(state.get("task", {}))
-        self._estimator.lowest = None if self.task_changed else state.get("lowest_mean100")
-        if self.task_changed:
+        if not self.task_changed:
+            self._estimator.mean, self._estimator.lowest = state.get("shown_mean100"), state.get("lowest_mean100")
+        else:
             self.solved_at = self.last_evaluation = None
             for results in (self.evaluations, self.returns, self.lengths):
                 results.clear()

@@ -716,3 +716,7 @@ def test_names_that_end_with_process_ids_are_spread_over_ranks():
     names = [f"actor-{host:x}-1" for host in range(0xA000, 0xA040)]
     ranks = [worker.rank_address("tcp://a:1,tcp://b:2", role="actor", name=name, numbered=False) for name in names]
     assert 16 < ranks.count("tcp://a:1") < 48
+    ranks = [
+        worker.rank_address("tcp://a:1,tcp://b:2", role="actor", name=f"actor-here-{pid}", numbered=False) for pid in range(64)
+    ]
+    assert ranks.count("tcp://a:1") == 32

@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -145,13 +145,13 @@ class Prometheus:
             samples[_target(labels)][labels.get("__name__", ""), own] = value
         about = f'timestamp({{__name__="rookery_build_info"{self._narrowed}}})'
         scraped = {_target(labels): value for labels, value in self._query(about, at)}
-        named = _names([*down, *scraped])
+        name = _own_name if self._narrowed else _full_name
         unreachable = {
-            named[target]: ServiceSample(at=at, role=role, unreachable="Prometheus could not scrape it")
+            name(target): ServiceSample(at=at, role=role, unreachable="Prometheus could not scrape it")
             for target, role in down.items()
         }
         return unreachable | {
-            named[target]: ServiceSample(at=moment, role=role, samples=samples[target])
+            name(target): ServiceSample(at=moment, role=role, samples=samples[target])
             for target, moment in scraped.items()
             if (role := role_of(samples[target]))
         }
@@ -183,10 +183,13 @@ def _target(labels: Mapping[str, str]) -> _Target:
     return _Target(*(labels.get(name, "") for name in _Target._fields))
 
 
-def _names(targets: Collection[_Target]) -> dict[_Target, str]:
-    """Return a name for each: its pod, or its address, with its namespace where there are several: pods of two may share one."""
-    several = len({target.namespace for target in targets} - {""}) > 1
-    return {one: f"{one.namespace}/{one.pod or one.instance}" if several else one.pod or one.instance for one in targets}
+def _own_name(target: _Target) -> str:
+    return target.pod or target.instance
+
+
+def _full_name(target: _Target) -> str:
+    """Return the name of a target with its namespace, if any: pods of two may have one name."""
+    return f"{target.namespace}/{_own_name(target)}" if target.namespace else _own_name(target)
 
 
 def _no_prometheus(url: str) -> ConfigError:

@@ -116,7 +116,8 @@ def head(run: Deployment) -> Iterator[str]:
     returns = f"mean100 {number(mean, '.4g')}{remark}" + ("" if math.isnan(target) else f", target {target:.4g}")
     counts = f"{returns}   {steps:,.0f}" + ("" if math.isnan(planned) else f" of {planned:,.0f}") + " env steps"
     frames, actors = learner.rate(metrics.ENV_FRAMES_TRAINED), learner.now(metrics.WORKERS_CONNECTED, ACTOR)
-    yield f"{counts}   {frames:,.0f} frames/s   connected actors {actors:.0f}"
+    pace = "-" if any(rank.restarted for rank in run.ranks) else f"{frames:,.0f}"
+    yield f"{counts}   {pace} frames/s   connected actors {actors:.0f}"
     if learner.now(metrics.TRAINING) and (left := learner.now(metrics.TIME_LEFT)) >= 0:  # it may be NaN
         yield time_left(left)
     yield run.bottleneck.sentence
@@ -127,7 +128,7 @@ def row(service: Service, run: Deployment) -> tuple[str, ...]:
     if service.after.unreachable:
         return (service.title, UNREACHABLE)
     trains = service.role == LEARNER
-    steady = service.measured and not service.restarted  # counters of a resumed learner begin where its checkpoint was
+    steady = service.measured and not (trains and service.restarted)  # a resumed learner's counters begin with its checkpoint's
     # Names of metrics are built with the service's role, so those of the actor serve the evaluator's row too.
     steps = metrics.ENV_STEPS_TRAINED if trains else worker.ACTOR_ENV_STEPS
     frames = metrics.ENV_FRAMES_TRAINED if trains else worker.ACTOR_ENV_FRAMES

@@ -75,8 +75,8 @@ def final_lines(result: str, summary: Summary | None, *, run_dir: Path, resumabl
             reached = (summary.get("target") or {}).get("mean100")
             below = summary.get("solved") and reached is not None and last["mean"] < reached
             seen = f"  last evaluation {score(last['mean'])} over {last['episodes']} episodes ({last['mode']})"
-            if last["version"] < summary.get("version", last["version"]):
-                seen += f" of v{last['version']}; the final policy, v{summary['version']}, was not evaluated"
+            older = last["version"] < summary.get("version", last["version"])
+            seen += f" of v{last['version']}, not of the final v{summary['version']}" if older else ""
             yield seen + (f", below the target of {score(reached)}: rookery evaluate {run_dir} plays more" if below else "")
         if summary.get("reproducible"):
             yield f"  parameters     sha256 {summary['parameters_sha256']}: the same in every run of these settings here"

@@ -46,7 +46,7 @@ class Timeouts:
     min_restart_delay: Seconds = 0.5
     max_restart_delay: Seconds = 30.0
     healthy_after: Seconds = 60.0  # time without a crash after which the back-off starts again from its minimum
-    restart_after_drain: Seconds = 150.0  # of a worker that exited with 0: its learner may take 120 s to end the run
+    restart_after_drain: Seconds = 60.0  # of a worker that exited with 0: the learner drained it and may be about to end the run
     learner_window: Seconds = 300.0
     learner_restarts: int = 5  # of one rank, within the window
     first_crashes: int = 2  # of every actor, before any experience was accepted
@@ -65,6 +65,7 @@ class _Child:
     wanted: bool = True  # False after the number of actors was lowered
     running: bool = False
     started_at: Seconds | None = None  # the last time
+    died: bool = False  # at its last end; False where it was drained
     crashes: int = 0  # in a row, for the back-off
     crashes_in_vain: int = 0  # since any experience was last accepted
     restart_at: Seconds | None = None
@@ -85,7 +86,7 @@ class Supervisor:
     resume: bool = False
     timeouts: Timeouts = field(default_factory=Timeouts)
     outcome: Outcome = Outcome.RUNNING
-    restarts: int = 0  # of all children
+    restarts: int = 0  # of all children that died
     works: bool = False  # True once the learner has accepted experience since the start
     _children: dict[str, _Child] = field(default_factory=dict)
     _accepted: EnvSteps | None = None  # env steps in the newest count; None: unknown yet
@@ -135,7 +136,7 @@ class Supervisor:
         if code != 0 and name in rank_names(self.ranks) and self._crashed_too_often(child, now):
             reason = f"{len(child.crashed_at)} crashes in {self.timeouts.learner_window:.0f} seconds"
             return self._fail(name, f"{reason} ({describe_exit(code)})", Outcome.FAILED, code, now)
-        child.restart_at = now + self._restart_delay(child, code, now)
+        child.restart_at, child.died = now + self._restart_delay(child, code, now), code != 0
         return self._crashed(name, code, now) if code != 0 else []
 
     def tick(self, now: Seconds) -> list[Instruction]:
@@ -148,7 +149,7 @@ class Supervisor:
         if refused := self._check_refusals(now):
             return [*due, *refused]
         restarts = [name for name, child in self._children.items() if child.restart_at is not None and child.restart_at <= now]
-        self.restarts += sum(self._children[name].started_at is not None for name in restarts)
+        self.restarts += sum(self._children[name].died for name in restarts)
         return [*due, *(self._start(name, now, resume=True) for name in restarts)]
 
     def request_stop(self, now: Seconds) -> list[Instruction]:

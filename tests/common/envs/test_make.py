@@ -465,7 +465,13 @@ def test_ataris_environments_of_a_function_end_by_their_own_mode(own) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "seen"),
-    [((8, 8, 111), (111, 8, 8)), ((111, 8, 8), (111, 8, 8)), ((10, 10, 7), (7, 10, 10)), ((20, 30, 3), (3, 20, 30))],
+    [
+        ((8, 8, 111), (111, 8, 8)),
+        ((111, 8, 8), (111, 8, 8)),
+        ((10, 10, 7), (7, 10, 10)),
+        ((7, 3, 3), (3, 7, 3)),
+        ((4, 8, 8), (4, 8, 8)),
+    ],
 )
 def test_channels_are_the_axis_beside_a_square_or_else_the_shorter_one(own, shape, seen) -> None:
     space = Box(0, 255, shape, np.uint8)

@@ -285,7 +285,7 @@ def test_numpy_reads_no_word_beyond_its_words():
     assert capture(Game())["process"]["numpy"]["state"]["pos"] == 624
 
 
-DRAWS = (np.random.default_rng(1).random, np.random.RandomState(1).rand, random.Random(1).random)
+DRAWS = (np.random.default_rng(1).random, np.random.RandomState(1).rand, random.Random(1).random, np.random.PCG64(1).random_raw)
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, iter([1]), np.random.RandomState(1), [Game(), 1], *DRAWS])
@@ -295,6 +295,14 @@ def test_what_cannot_be_read_is_named(value):
     game.odd = value
     with pytest.raises(StateError, match=r"env\.odd"):
         capture(game)
+
+
+@pytest.mark.parametrize("value", [np.random.rand, random.choice, np.random.default_rng, Game.step])
+def test_functions_that_draw_from_global_generators_are_constants(value):
+    """The state of those is saved with the process."""
+    game = Game()
+    game.draw = value
+    assert "draw" not in capture(game)["env"]
 
 
 def damaged(state, damage):

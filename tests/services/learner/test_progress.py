@@ -41,10 +41,12 @@ def test_a_falling_mean_leaves_the_budget():
 
 
 def test_a_resumed_run_has_come_as_far_as_before():
-    """From the lowest mean on, which is not that at the moment of the resume."""
+    """Also before an episode ends, and from the lowest mean on, which is not that at the moment of the resume."""
     before = ProgressEstimator()
     found = [at(before, 10.0 * step, 1000 * step, mean).fraction for step, mean in enumerate((-21.0, 10.0))]
-    assert at(ProgressEstimator(lowest=before.lowest), 30.0, 1000, 10.0).fraction == found[-1] > 0.5
+    after = ProgressEstimator(mean=before.mean, lowest=before.lowest)
+    assert [at(after, 30.0, 1000, mean).fraction for mean in (None, 10.0)] == [found[-1]] * 2
+    assert found[-1] > 0.5
 
 
 def test_a_budget_of_time_is_the_nearer_end():

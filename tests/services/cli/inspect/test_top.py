@@ -122,7 +122,9 @@ def test_a_learner_that_was_resumed_in_between_has_no_rates_of_its_run():
     after.samples["rookery_learner_env_steps_dropped_total", "stale"] = 90_000.0
     for moment, one in ((1.0, before), (7.0, after)):
         one.samples["process_start_time_seconds", ""] = moment
-    shown = cells("learner", compare({"learner": before}, {"learner": after}))
+    run = compare({"learner": before}, {"learner": after})
+    assert "   - frames/s   " in next(iter(head(run)))
+    shown = cells("learner", run)
     assert {name: shown[name] for name in ("env steps/s", "frames/s", "drops/s")} == dict.fromkeys(
         ("env steps/s", "frames/s", "drops/s"), "-"
     )
