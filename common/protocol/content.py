@@ -49,8 +49,8 @@ def check_experience(message: ExperienceMessage, *, schema: tuple[ArraySpec, ...
 def check_evaluation(message: Evaluation, *, known: bool, number: int) -> None:
     """Raise `ProtocolError` unless a known policy played, in a known mode, and returns are finite with as many lengths.
 
-    `known` is whether the learner knows the version, and `number` counts the evaluations of the sender in this second, from 1: one
-    that sends too many is refused, too.
+    `known` is whether the learner knows the version, and `number` counts the evaluations of the sender in this second, from 1:
+    one that sends too many is refused, too.
     """
     if number > EVALUATIONS:
         raise ProtocolError(DropReason.UNCREDITED, "evaluations in a second", found=number, wanted=f"at most {EVALUATIONS}")
