@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from common.errors import DropReason
+from common.observability import env_metrics as env
 from common.observability import learner_metrics as learner
 from common.observability import worker_metrics as worker
 from common.observability.bottleneck import CPU_LOST, ON_THE_WIRE, STALE, WAITING, Kind
@@ -203,6 +204,14 @@ def dropped_share(scope: Scope) -> str:
     """Env steps dropped for a reason not in `ORDINARY_DROPS`, divided by those and the env steps trained on."""
     lost = scope.total(learner.ENV_STEPS_DROPPED, f'reason!~"{"|".join(ORDINARY_DROPS)}"')
     return f"{lost} / ({scope.total(learner.ENV_STEPS_TRAINED)} + {lost})"
+
+
+def missing_share(scope: Scope) -> str:
+    """Missing rows of each policy server, divided by those and its env steps; 1 of one without env workers: it makes no step."""
+    by = "namespace, instance"
+    none = f"(sum by ({by}) ({scope.series(env.ENV_WORKERS)}) == bool 0)"
+    missing = f"({scope.total(env.MISSING_ROWS, by=by)} + {none})"
+    return f"{missing} / ({missing} + {scope.total(worker.ACTOR_ENV_STEPS, by=by)})"
 
 
 def lost_share(scope: Scope) -> str:

@@ -148,10 +148,18 @@ PACES = [
     for connected in (0, 1)
 ]
 
+MISSING, HELD = "rookery_policy_server_missing_rows_total", "rookery_policy_server_env_workers"
+ROWS = [
+    services({}, {STEPS: steps}, {STEPS: steps, MISSING: missing, HELD: held})
+    for steps, missing, held in ((200, 0, 2), (199, 1, 2), (196, 4, 2), (100, 100, 1), (0, 0, 0))
+]
+
 
 @needs_promtool
 @pytest.mark.parametrize(
-    ("name", "cases"), [("PolicyLagHigh", LAGS), ("ActorStraggler", PACES)], ids=["PolicyLagHigh", "ActorStraggler"]
+    ("name", "cases"),
+    [("PolicyLagHigh", LAGS), ("ActorStraggler", PACES), ("EnvWorkersMissing", ROWS)],
+    ids=["PolicyLagHigh", "ActorStraggler", "EnvWorkersMissing"],
 )
 def test_an_alert_fires_where_the_doctor_has_a_finding(name, cases, tmp_path):
     (check,) = (check for check in CHECKS if check.name == name)

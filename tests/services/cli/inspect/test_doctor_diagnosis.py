@@ -373,6 +373,21 @@ def test_an_actor_that_loses_its_learner_is_named(changes, name, words):
     assert words in faults(examined({}, {}, {}, changes))[name]
 
 
+@pytest.mark.parametrize(("missing", "held", "share"), [(1400, 1, "50 %"), (0, 0, "100 %")])
+def test_a_policy_server_without_some_of_its_env_workers_is_named(missing, held, share):
+    """The run goes on with the rows of the others, or, without any, with those of other actors."""
+    before, after = ({"learner": sample(end, "learner", LEARNER), "actor-0": sample(end, "actor", ACTOR)} for end in (0, 1))
+    steps = 5000.0 + (1400.0 if held else 0.0)
+    before["actor-0"].samples.update({("rookery_policy_server_missing_rows_total", ""): 40.0})
+    after["actor-0"].samples.update({
+        ("rookery_policy_server_missing_rows_total", ""): 40.0 + missing,
+        ("rookery_policy_server_env_workers", ""): float(held),
+        ("rookery_actor_env_steps_total", ""): steps,
+    })  # fmt: skip
+    found = faults(diagnose(compare(before, after)))
+    assert found["EnvWorkersMissing"].startswith(f"{share} of the rows of actor-0 are missing, and it holds {held} env workers")
+
+
 def test_an_env_worker_that_loses_its_policy_server_is_named():
     samples = {"connected": (1, 0), "env_steps_total": (0, 100), "phase_seconds_total{wait}": (0, 10.0)}
     before, after = (
