@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """Leave the objects of torch and of the test modules out of the garbage collector, which took a twentieth of the tests' time."""
+    """Leave the objects of torch and of the test modules out of the garbage collector: a twentieth of the tests' time."""
     gc.freeze()
 
 
