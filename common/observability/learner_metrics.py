@@ -47,6 +47,11 @@ UPDATES = LearnerMetric(
     "Batches trained on. One update takes several optimizer steps, which are not counted.",
     read=lambda stats: stats.updates,
 )
+NONFINITE_STEPS = LearnerMetric(
+    "rookery_learner_nonfinite_steps_total",
+    "Gradient steps left out because the loss or the gradient was not finite. Each rank counts those of all.",
+    read=lambda stats: stats.nonfinite_steps,
+)
 PHASE_SECONDS = LearnerMetric(
     "rookery_learner_phase_seconds_total",
     "Seconds of the train loop by phase, each second in one phase, the running one included. Excludes the I/O thread.",

@@ -65,6 +65,7 @@ class LearnerStats:
     training: bool = False
     ended: bool = False
     updates: int = 0
+    nonfinite_steps: int = 0  # gradient steps left out
     env_steps_trained: EnvSteps = 0
     frame_skip: int = 1
     policy_version: Version = 0

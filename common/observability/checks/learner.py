@@ -154,26 +154,25 @@ SLOWED = Check(
 
 # --- its numbers are finite ---
 
-NONFINITE_STEPS = f'{learner.TRAINING_METRIC}{{name="nonfinite_steps"}}'
 LEFT_OUT = Threshold(
     value=0,
-    unit="gradient steps left out of an update",
+    unit="gradient steps left out",
     why="a loss that is NaN or infinite seldom comes alone",
 )
 
 
 def _non_finite(run: Deployment) -> Iterator[str]:
-    if LEFT_OUT.passed(run.learner.now(learner.TRAINING_METRIC, "nonfinite_steps")):
-        yield "gradients are not finite and left out; lower algorithm.learning_rate"
+    if LEFT_OUT.passed(left_out := run.learner.grew(learner.NONFINITE_STEPS)):
+        yield f"{left_out:,.0f} gradient steps were not finite and left out; lower algorithm.learning_rate"
 
 
 NON_FINITE = Check(
     name="NonFiniteLoss",
     sentence="The loss or its gradient is not finite",
-    promql=f"max_over_time({NONFINITE_STEPS}[5m])",
+    promql=f"increase({learner.NONFINITE_STEPS}[5m])",
     threshold=LEFT_OUT,
     only=[TRAINS],
-    detail=f"{COUNT} gradient steps of one update were left out.",
+    detail=f"{COUNT} gradient steps in 5 minutes were left out.",
     predicate=_non_finite,
     runbook="""\
 The weights are intact: such a step is not taken. Lower `algorithm.learning_rate`, check the scale of rewards and observations
@@ -183,7 +182,7 @@ The weights are intact: such a step is not taken. Lower `algorithm.learning_rate
 NEVER_FINITE = Check(
     name="TrainingNotFinite",
     sentence="Every update leaves out gradient steps",
-    promql=f"min_over_time({NONFINITE_STEPS}[5m])",
+    promql=f'min_over_time({learner.TRAINING_METRIC}{{name="nonfinite_steps"}}[5m])',
     threshold=LEFT_OUT,
     only=[TRAINS],
     lasting="5m",
