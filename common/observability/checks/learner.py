@@ -21,14 +21,18 @@ def _unreachable(run: Deployment) -> Iterator[str]:
 
 
 WORKERS = tuple(role for role in ROLES if role != LEARNER)
+WORKERS_UP = f"up{{{promql.jobs(*WORKERS)}}}"
 HAS_ENDED = f"last_over_time({learner.ENDED}[1d]) == 1"
+JUST_ENDED = f"last_over_time({learner.ENDED}[15m]) == 1"
+NEWEST = 'topk by (namespace) (1, last_over_time(process_start_time_seconds{job="learner"}[1d]))'
 
 DOWN = Check(
     name="LearnerDown",
     sentence="The learner does not answer",
-    promql=f'up{{job="learner"}} == 0 unless on (namespace, instance) {HAS_ENDED}\n'
-    f'or count by (namespace) (up{{{promql.jobs(*WORKERS)}}}) unless on (namespace) up{{job="learner"}} '
-    f"unless on (namespace) {HAS_ENDED}",
+    promql=f'up{{job="learner"}} == 0 '
+    f"unless on (namespace, instance) ({JUST_ENDED} or {HAS_ENDED} unless on (namespace) {WORKERS_UP} == 1)\n"
+    f'or count by (namespace) ({WORKERS_UP}) unless on (namespace) up{{job="learner"}} '
+    f"unless on (namespace) ({HAS_ENDED} and on (namespace, instance) {NEWEST})",
     lasting="2m",
     severity="critical",
     detail="Workers run, and no learner answers Prometheus: nothing is trained.",
@@ -39,8 +43,10 @@ DOWN = Check(
    checkpoint.
 2. It resumes from its newest checkpoint when it is started again, and the actors reconnect by themselves: do not restart them.
 3. If it runs and is not scraped, check the network and `metrics.host`, which must not be loopback.
-4. After the end of a run it is silent for a day, if Prometheus has scraped `rookery_learner_ended` before the learner exited. If
-   the end of a run takes less than a scrape interval, let the learner linger (`--linger`).
+4. After the end of a run it is silent for a day, if Prometheus has scraped `rookery_learner_ended` before the learner exited, and no
+   other learner has begun. If the end of a run takes less than a scrape interval, let the learner linger (`--linger`).
+5. Where the target of that learner stays and is down, it is silent for 15 minutes, and then for as long as no worker is up:
+   workers that are up may wait for the learner of the next run, which cannot start. Let the learner linger, or end the workers.
 """,
 )
 
