@@ -58,9 +58,20 @@ def _restarted(run: Deployment) -> Iterator[str]:
 RESTARTED = Check(
     name="ProcessRestarted",
     sentence="Another process answers than before",
+    promql=f"changes(process_start_time_seconds{{{promql.jobs(*ROLES)}}}[1h])",
+    threshold=Threshold(
+        value=2,
+        unit="restarts of a process within an hour",
+        why="machines and people cause one or two; a third is a fault of the process",
+    ),
+    detail=f"{{{{ $labels.job }}}} {{{{ $labels.instance }}}} began anew {COUNT} times within an hour.",
     predicate=_restarted,
     while_training=False,
-    runbook="The log of the process that ended has the reason; out of memory leaves none, and exit code 137.\n",
+    runbook="""\
+The log of the process that ended has the reason; out of memory leaves none, and exit code 137. The doctor names each restart.
+A learner resumes from its newest checkpoint: one that ends before it has written the next makes no progress, however long it runs.
+Lower `checkpoint.every_seconds` until the reason is found.
+""",
 )
 
 GROWTH = Threshold(
