@@ -288,7 +288,7 @@ UPLOAD_FAILURES = LearnerMetric(
 )
 UPLOAD_LAST_SUCCESS = LearnerMetric(
     "rookery_learner_upload_last_success_timestamp_seconds",
-    "Unix time of the last complete upload to the store by this process; 0 before the first, and without a store.",
+    "Unix time of the last complete upload to the store by this process; 0 before the first, NaN without a store.",
     read=lambda stats: stats.uploads.last_success,
 )
 TRACKING_POINTS_DROPPED = LearnerMetric(

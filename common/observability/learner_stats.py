@@ -51,7 +51,7 @@ class UploadStats:
     """Uploads to the store of the run at one moment. Replaced, never changed."""
 
     failures: int = 0
-    last_success: Seconds = 0.0  # Unix time
+    last_success: Seconds = UNKNOWN  # Unix time; 0 before the first, NaN without a store
 
 
 @dataclass(slots=True, kw_only=True)

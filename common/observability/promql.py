@@ -227,3 +227,10 @@ def checkpoint_age(scope: Scope) -> str:
     began = scope.series("process_start_time_seconds")
     learners = scope.series(learner.TRAINING)
     return f"time() - ({saved} > 0 or {began} and on (namespace, job, instance) {learners})"
+
+
+def copy_age(scope: Scope) -> str:
+    """Seconds by which the last upload, or the start of a learner without one, is older than the checkpoint before the newest."""
+    saved, every = scope.series(learner.CHECKPOINT_LAST_SUCCESS), scope.series(learner.CHECKPOINT_INTERVAL)
+    copied, began = scope.series(learner.UPLOAD_LAST_SUCCESS), scope.series("process_start_time_seconds")
+    return f"{saved} - {every} - ({copied} > 0 or {began} and on (namespace, job, instance) {copied} == 0)"

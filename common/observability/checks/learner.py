@@ -253,23 +253,38 @@ The learner's log has the reason. Free space on the disk or the volume; the lear
 )
 
 
+UPLOADS_FAILED = Threshold(
+    value=5, unit="uploads that failed", why="one is repeated after 30 seconds; more than five are an outage of minutes"
+)
+COPY_AGE = Threshold(
+    value=900,
+    unit="seconds by which the copy is older than the checkpoint before the newest",
+    why="an upload takes seconds or minutes; one that hangs, or fails after minutes, is seldom counted as failed",
+)
+
+
 def _failed_uploads(run: Deployment) -> Iterator[str]:
-    if failed := run.learner.grew(learner.UPLOAD_FAILURES):
+    now, failed = run.learner.now, run.learner.grew(learner.UPLOAD_FAILURES)
+    copied = now(learner.UPLOAD_LAST_SUCCESS) or now("process_start_time_seconds")
+    newer = now(learner.CHECKPOINT_LAST_SUCCESS) - copied
+    if failed:
         yield f"{failed:.0f} to the store failed; look at the learner's log"
+    elif COPY_AGE.passed(newer - now(learner.CHECKPOINT_INTERVAL)):
+        yield f"the copy in the store is {newer:,.0f} s older than the newest checkpoint; look at the learner's log"
 
 
 UPLOAD_FAILING = Check(
     name="UploadFailing",
     sentence="The copy of the run in its store is not brought up to date",
     promql=f"increase({learner.UPLOAD_FAILURES}[15m])",
-    threshold=Threshold(
-        value=5, unit="uploads that failed", why="one is repeated after 30 seconds; more than five are an outage of minutes"
-    ),
-    detail=f"{COUNT} uploads to run.store failed in 15 minutes: what is newer than the copy is lost with the machine.",
+    threshold=UPLOADS_FAILED,
+    condition=f"{UPLOADS_FAILED.comparison}\nor {promql.copy_age(ALL)} {COPY_AGE.comparison}",
+    detail="Uploads to run.store fail or hang: what is newer than the copy is lost with the machine.",
     predicate=_failed_uploads,
     runbook="""\
 The learner's log has the reason in its line `upload_failed`: the address of the store, its credentials, or the network. The run
 continues, and the next upload that succeeds brings the copy up to date. Keep the run directory until `uploads_resumed` is logged.
+Without `upload_failed` an upload hangs or takes a quarter of an hour: raise `checkpoint.every_seconds`, or use a nearer store.
 """,
 )
 

@@ -69,8 +69,7 @@ RESTARTED = Check(
     while_training=False,
     runbook="""\
 The log of the process that ended has the reason; out of memory leaves none, and exit code 137. The doctor names each restart.
-A learner resumes from its newest checkpoint: one that ends before it has written the next makes no progress, however long it runs.
-Lower `checkpoint.every_seconds` until the reason is found.
+A learner that ends before each of its checkpoints makes no progress: lower `checkpoint.every_seconds` until the reason is found.
 """,
 )
 

@@ -353,6 +353,16 @@ def test_no_checkpoint_since_the_start_is_old_too():
     assert "the last one is 9,000 s old" in found["CheckpointTooOld"]
 
 
+@pytest.mark.parametrize(("uploaded", "newer"), [(NOW - 1030, "980 s"), (0, "8,950 s"), (NOW - 900, ""), (float("nan"), "")])
+def test_uploads_that_hang_are_named_by_the_age_of_the_copy(uploaded, newer):
+    """None of them has failed; the newest checkpoint is of 50 s ago, and the process of 9,000."""
+    found = faults(examined({"upload_last_success_timestamp_seconds": (uploaded, uploaded)}))
+    if newer:
+        assert f"the copy in the store is {newer} older than the newest checkpoint" in found["UploadFailing"]
+    else:
+        assert found == {}
+
+
 def test_a_restarted_learner_is_named_and_its_totals_are_no_losses():
     """The totals that a resumed learner takes over from its checkpoint are not of this window."""
     resumed = {"process_start_time_seconds": (NOW - 9000, NOW - 5), "env_steps_dropped_total{stale}": (60_000, 50_000)}
