@@ -9,6 +9,7 @@ from common.observability import promql
 from common.observability import worker_metrics as worker
 from common.observability.checks.base import COUNT, Check, Threshold, largest_first
 from common.observability.deployment import ENV_WORKER, LEARNER, ROLES, Deployment, Service
+from common.observability.metrics import LOOP_OVERDUE
 from common.observability.rules import ALL
 from common.units import MIB, Seconds
 
@@ -40,9 +41,18 @@ def _hung(run: Deployment) -> Iterator[str]:
             yield f"{service.title}: {service.after.unhealthy}; restart it"
 
 
+OVERDUE = Threshold(
+    value=0,
+    unit="seconds for which a loop has owed a tick",
+    why="a loop that waits ticks too, and long work states its own limit",
+)
 HUNG = Check(
     name="LoopHung",
     sentence="A process answers and its loop does not turn",
+    promql=str(LOOP_OVERDUE),
+    threshold=OVERDUE,
+    lasting="2m",
+    detail="{{ $labels.job }} {{ $labels.instance }} should have ticked {{ $value | humanizeDuration }} ago.",
     predicate=_hung,
     while_training=False,
     runbook="`/healthz` names the loop and its last step. Kubernetes restarts such a process by itself; else restart it.\n",

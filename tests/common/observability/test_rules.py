@@ -10,6 +10,7 @@ from common.observability.checks.base import RUNBOOKS
 from common.observability.deployment import JOBS, ServiceSample, compare
 from common.observability.env_metrics import ENV_WORKER_METRICS, OWN_POLICY_SERVER_METRICS
 from common.observability.learner_metrics import METRICS
+from common.observability.metrics import LOOP_OVERDUE
 from common.observability.rules import RECORDING_RULES, groups
 from common.observability.worker_metrics import ACTOR_METRICS, EVALUATOR_METRICS
 from tests.common.observability.helpers import COMMITTED, DASHBOARDS, ROOT, metrics_in, needs_promtool, promtool, queries
@@ -174,7 +175,7 @@ def test_an_alert_fires_where_the_doctor_has_a_finding(name, cases, tmp_path):
 
 def test_rules_and_panels_read_only_what_the_services_export():
     """A metric that is renamed leaves an alert that can never fire, and a panel that stays empty."""
-    declared = [*METRICS, *ACTOR_METRICS, *OWN_POLICY_SERVER_METRICS, *ENV_WORKER_METRICS, *EVALUATOR_METRICS]
+    declared = [LOOP_OVERDUE, *METRICS, *ACTOR_METRICS, *OWN_POLICY_SERVER_METRICS, *ENV_WORKER_METRICS, *EVALUATOR_METRICS]
     parts = {f"{metric.name}_{part}" for metric in declared if metric.type == "summary" for part in ("sum", "count")}
     known = {metric.name for metric in declared} | parts
     expressions = [*(rule.expression for rule in RECORDING_RULES), *(alert.expression for alert in ALERTS)]
