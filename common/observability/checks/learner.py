@@ -300,11 +300,21 @@ BUDGET_SPENT = Threshold(
 def _short_of_target(run: Deployment) -> Iterator[str]:
     now = run.learner.now
     spent = now(learner.LEDGER_ENV_STEPS, "trained") / (now(learner.ENV_STEPS_PLANNED) or math.nan)
-    mean, target = now(learner.EPISODE_RETURN_MEAN), now(learner.TARGET_RETURN)
-    if BUDGET_SPENT.passed(spent) and mean < target:
-        seen = f"{percent(spent)} of the env steps are spent, and the mean return is {mean:.4g} of {target:.4g}"
-        yield f"{seen}; raise target.env_steps"
+    returns = {
+        "the mean return": (now(learner.EPISODE_RETURN_MEAN), now(learner.TARGET_RETURN)),
+        "the last greedy evaluation": (now(learner.EVALUATION_RETURN_MEAN, "greedy"), now(learner.TARGET_EVALUATION)),
+    }
+    short = [f"{name} is {mean:.4g} of {target:.4g}" for name, (mean, target) in returns.items() if mean < target]
+    if short and BUDGET_SPENT.passed(spent):
+        yield f"{percent(spent)} of the env steps are spent, and {' and '.join(short)}; raise target.env_steps"
 
+
+def _below(mean: str, target: object) -> str:
+    return f"max by (namespace) ({mean}) < max by (namespace) ({target})"
+
+
+_EPISODES_BELOW = _below(str(learner.EPISODE_RETURN_MEAN), learner.TARGET_RETURN)
+_EVALUATION_BELOW = _below(f'{learner.EVALUATION_RETURN_MEAN}{{mode="greedy"}}', learner.TARGET_EVALUATION)
 
 SHORT_OF_TARGET = Check(
     name="TargetNotReached",
@@ -314,7 +324,7 @@ SHORT_OF_TARGET = Check(
     threshold=BUDGET_SPENT,
     only=[
         TRAINS,
-        f"and on (namespace) max by (namespace) ({learner.EPISODE_RETURN_MEAN}) < max by (namespace) ({learner.TARGET_RETURN})",
+        f"and on (namespace) ({_EPISODES_BELOW} or {_EVALUATION_BELOW})",
     ],
     lasting="1m",
     severity="info",

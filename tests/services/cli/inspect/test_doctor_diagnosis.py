@@ -310,6 +310,16 @@ SICK = {
 }
 
 
+@pytest.mark.parametrize(("evaluation", "seen"), [(300, "the last greedy evaluation is 300 of 475"), (float("nan"), "")])
+def test_a_spent_budget_is_named_where_the_target_is_one_of_evaluations(evaluation, seen):
+    """The training episodes have no target; the evaluations of the sampled policy have none either."""
+    spent = {"ledger_env_steps{trained}": (980, 980), "target_return": (float("nan"), float("nan"))}
+    spent |= {"target_evaluation_return": (475, 475), "evaluation_return_mean{sampled}": (100, 100)}
+    found = faults(examined(spent | {"evaluation_return_mean{greedy}": (evaluation, evaluation)}))
+    expected = {"TargetNotReached": f"98 % of the env steps are spent, and {seen}; raise target.env_steps"}
+    assert found == (expected if seen else {})
+
+
 @pytest.mark.parametrize("name", SICK)
 def test_each_fault_in_the_learners_metrics_is_named(name):
     """One change to a healthy run, and that fault alone."""
