@@ -249,7 +249,7 @@ def _env_workers_missing(run: Deployment) -> Iterator[str]:
         connected = actor.now(str(env_metrics.ENV_WORKERS))  # NaN of an actor that is no policy server
         missing = actor.grew(str(env_metrics.MISSING_ROWS)) + (connected == 0)
         if missing and ROWS_MISSING.passed(share := missing / (missing + actor.grew(worker_metrics.ACTOR_ENV_STEPS))):
-            seen = f"{percent(share)} of the rows of {actor.title} are missing, and it holds {connected:.0f} env workers"
+            seen = f"{percent(share)} of the rows of {actor.title} are missing (env workers connected: {connected:.0f})"
             yield f"{seen}; start those that lack, and see their logs"
 
 

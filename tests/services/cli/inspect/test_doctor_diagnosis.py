@@ -404,7 +404,7 @@ def test_a_policy_server_without_some_of_its_env_workers_is_named(missing, held,
         ("rookery_actor_env_steps_total", ""): steps,
     })  # fmt: skip
     found = faults(diagnose(compare(before, after)))
-    assert found["EnvWorkersMissing"].startswith(f"{share} of the rows of actor-0 are missing, and it holds {held} env workers")
+    assert found["EnvWorkersMissing"].startswith(f"{share} of the rows of actor-0 are missing (env workers connected: {held})")
 
 
 def test_an_env_worker_that_loses_its_policy_server_is_named():
