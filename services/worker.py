@@ -156,7 +156,8 @@ def main(
     `metrics` are read from `stats`, a dataclass with `run` and `link`. `build` is called with a welcomed worker and its `stats`.
     """
     argv = sys.argv[1:] if argv is None else argv
-    exporter = Exporter(metrics, lambda: stats)
+    health = Health()
+    exporter = Exporter(metrics, lambda: stats, health)
 
     def begin(welcomed: WelcomedWorker[Any]) -> Loop:
         stats.run = welcomed.run_labels
@@ -164,7 +165,8 @@ def main(
         return build(welcomed, stats)
 
     def serve() -> int:
-        return _Root(service=SERVICES[name], invocation=parse(name, argv, os.environ), metrics=exporter, build=begin).serve()
+        invocation = parse(name, argv, os.environ)
+        return _Root(service=SERVICES[name], invocation=invocation, metrics=exporter, health=health, build=begin).serve()
 
     return process.run(serve, program=f"rookery {name}", debug="--debug" in argv)
 
@@ -233,9 +235,9 @@ class _Root:
     service: Service
     invocation: Invocation
     metrics: Exporter[Any]
+    health: Health
     build: Callable[[WelcomedWorker[Any]], Loop]
     shutdown: Shutdown = field(default_factory=Shutdown)
-    health: Health = field(default_factory=Health)
     resources: ExitStack = field(default_factory=ExitStack)  # of the loop
 
     def serve(self) -> int:

@@ -16,6 +16,7 @@ from common.errors import ConfigError, DropReason
 from common.observability import env_metrics, learner_metrics, worker_metrics
 from common.observability.checks import CHECKS, WAITING, Check
 from common.observability.checks.base import CPU_LOST, ON_THE_WIRE, STALE
+from common.observability.checks.learner import COPY_AGE
 from common.observability.checks.processes import WARM_UP
 from common.observability.dashboards import DASHBOARDS
 from common.observability.deployment import JOBS
@@ -142,7 +143,7 @@ def _thresholds() -> str:
     limits = [("bottleneck: a side waits", WAITING), ("bottleneck: the network", ON_THE_WIRE)]
     limits += [("bottleneck: policies", STALE), ("bottleneck: CPU", CPU_LOST)]
     limits += [(check.name, check.threshold) for check in CHECKS if check.threshold]
-    limits.append(("MemoryGrowing: age of the process", WARM_UP))
+    limits += [("MemoryGrowing: age of the process", WARM_UP), ("UploadFailing: age of the copy", COPY_AGE)]
     rows = ((name, f"`{limit.comparison}`", limit.unit, limit.why) for name, limit in limits)
     return table(("of", "bad is", "unit", "why"), rows)
 

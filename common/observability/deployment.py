@@ -47,7 +47,7 @@ class ServiceSample:
     at: Seconds  # Unix time
     role: str = ""  # "" where it is not known
     samples: Samples = field(default_factory=lambda: MappingProxyType({}))
-    unhealthy: str = ""  # the fault that /healthz reports
+    unhealthy: str = ""  # the fault that /healthz reports, or, from a Prometheus, its metric
     unreachable: str = ""
     foreign: bool = False  # an HTTP server answers that is no rookery service
 

@@ -46,6 +46,12 @@ class Health:
         """Report the service as ready from now on, except while `unless`, called at each probe, returns a reason; "" is none."""
         self._obstacle = unless
 
+    @property
+    def overdue(self) -> Seconds:
+        """Return for how long the loop has owed a tick; 0 while it owes none."""
+        tick = self._tick
+        return max(0.0, self._clock() - tick.at - tick.within)
+
     def liveness(self) -> Answer:
         """Return not ok once the loop is overdue."""
         tick = self._tick

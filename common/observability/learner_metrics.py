@@ -47,6 +47,11 @@ UPDATES = LearnerMetric(
     "Batches trained on. One update takes several optimizer steps, which are not counted.",
     read=lambda stats: stats.updates,
 )
+NONFINITE_STEPS = LearnerMetric(
+    "rookery_learner_nonfinite_steps_total",
+    "Gradient steps left out because the loss or the gradient was not finite. Each rank counts those of all.",
+    read=lambda stats: stats.nonfinite_steps,
+)
 PHASE_SECONDS = LearnerMetric(
     "rookery_learner_phase_seconds_total",
     "Seconds of the train loop by phase, each second in one phase, the running one included. Excludes the I/O thread.",
@@ -283,7 +288,7 @@ UPLOAD_FAILURES = LearnerMetric(
 )
 UPLOAD_LAST_SUCCESS = LearnerMetric(
     "rookery_learner_upload_last_success_timestamp_seconds",
-    "Unix time of the last complete upload to the store by this process; 0 before the first, and without a store.",
+    "Unix time of the last complete upload to the store by this process; 0 before the first, NaN without a store.",
     read=lambda stats: stats.uploads.last_success,
 )
 TRACKING_POINTS_DROPPED = LearnerMetric(

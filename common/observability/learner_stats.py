@@ -51,7 +51,7 @@ class UploadStats:
     """Uploads to the store of the run at one moment. Replaced, never changed."""
 
     failures: int = 0
-    last_success: Seconds = 0.0  # Unix time
+    last_success: Seconds = UNKNOWN  # Unix time; 0 before the first, NaN without a store
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,6 +65,7 @@ class LearnerStats:
     training: bool = False
     ended: bool = False
     updates: int = 0
+    nonfinite_steps: int = 0  # gradient steps left out
     env_steps_trained: EnvSteps = 0
     frame_skip: int = 1
     policy_version: Version = 0

@@ -21,6 +21,7 @@ from prometheus_client import Metric as Family
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
+from common.observability.health import Health
 from common.protocol.messages import PROTOCOL_VERSION, Message
 from common.units import Seconds
 
@@ -137,13 +138,20 @@ def run_info() -> Metric[Any]:
     )
 
 
+LOOP_OVERDUE: Metric[Health] = Metric(
+    "rookery_loop_overdue_seconds",
+    "Seconds for which the loop of the process has owed a tick; 0 while it owes none. Above 0, /healthz answers 503.",
+    read=lambda health: health.overdue,
+)
+
+
 class Exporter(Collector, Generic[S]):
     """Renders the metrics of one service for a scrape, with the standard `process_*` metrics. Safe from any thread."""
 
-    def __init__(self, metrics: Iterable[Metric[S]], source: Callable[[], S]) -> None:
+    def __init__(self, metrics: Iterable[Metric[S]], source: Callable[[], S], health: Health | None = None) -> None:
         """`source` returns the state that one scrape reads; it may be replaced once there is more to read."""
         self.source = source
-        self._metrics = tuple(metrics)
+        self._metrics, self._health = tuple(metrics), health
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         self._registry.register(self)
@@ -157,6 +165,8 @@ class Exporter(Collector, Generic[S]):
         state = self.source()
         for metric in self._metrics:
             yield metric.family(state)
+        if self._health:
+            yield LOOP_OVERDUE.family(self._health)
 
 
 def thread_cpu_clock() -> Clock:

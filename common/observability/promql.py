@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from common.errors import DropReason
+from common.observability import env_metrics as env
 from common.observability import learner_metrics as learner
 from common.observability import worker_metrics as worker
 from common.observability.bottleneck import CPU_LOST, ON_THE_WIRE, STALE, WAITING, Kind
@@ -205,6 +206,14 @@ def dropped_share(scope: Scope) -> str:
     return f"{lost} / ({scope.total(learner.ENV_STEPS_TRAINED)} + {lost})"
 
 
+def missing_share(scope: Scope) -> str:
+    """Missing rows of each policy server, divided by those and its env steps; 1 of one without env workers: it makes no step."""
+    by = "namespace, instance"
+    none = f"(sum by ({by}) ({scope.series(env.ENV_WORKERS)}) == bool 0)"
+    missing = f"({scope.total(env.MISSING_ROWS, by=by)} + {none})"
+    return f"{missing} / ({missing} + {scope.total(worker.ACTOR_ENV_STEPS, by=by)})"
+
+
 def lost_share(scope: Scope) -> str:
     """Share of all env steps of the whole run that was dropped, for any reason: the rest of the ledger."""
     kept = scope.series(learner.LEDGER_ENV_STEPS, 'state!="produced"')
@@ -218,3 +227,10 @@ def checkpoint_age(scope: Scope) -> str:
     began = scope.series("process_start_time_seconds")
     learners = scope.series(learner.TRAINING)
     return f"time() - ({saved} > 0 or {began} and on (namespace, job, instance) {learners})"
+
+
+def copy_age(scope: Scope) -> str:
+    """Seconds by which the last upload, or the start of a learner without one, is older than the checkpoint before the newest."""
+    saved, every = scope.series(learner.CHECKPOINT_LAST_SUCCESS), scope.series(learner.CHECKPOINT_INTERVAL)
+    copied, began = scope.series(learner.UPLOAD_LAST_SUCCESS), scope.series("process_start_time_seconds")
+    return f"{saved} - {every} - ({copied} > 0 or {began} and on (namespace, job, instance) {copied} == 0)"

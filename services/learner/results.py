@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from common.algorithms.api import UpdateResult
+from common.algorithms.measures import NONFINITE_STEPS
 from common.envs.leaves import action_mask
 from common.envs.spec import EnvSpec
 from common.observability import logs
@@ -80,6 +81,7 @@ class Results:
             returns, lengths = self.agreement.episodes(returns, lengths, decision.episodes)
         record.ended(returns, lengths, now, decision.coverage if self.agreement else self.coverage)
         stats.updates += 1
+        stats.nonfinite_steps += int(result.metrics.get(NONFINITE_STEPS, 0))
         stats.env_steps_trained += sum(sample.env_steps for sample in samples)
         stats.episode_return_mean = record.mean_return
         stats.episode_return_mean_episodes = len(record.returns)

@@ -43,7 +43,7 @@ class Uploads:
         self._changed = threading.Condition()
         self._requested = self._losing = False
         self._deadline: Seconds | None = None  # of the end of the run; None before
-        self.stats = UploadStats()
+        self.stats = UploadStats() if upload is None else UploadStats(last_success=0.0)
         self._thread: threading.Thread | None = None
         if upload is not None:
             self._thread = threading.Thread(target=self._run, args=(upload,), name="uploads", daemon=True)

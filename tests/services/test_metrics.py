@@ -186,10 +186,10 @@ def test_the_learners_scrape_shows_its_loop_and_its_io_thread():
         messages_dropped=Counter(stale=1), reconnects=6, received=Counter(hello=7), sent=Counter(credit=8),
         bytes_received=900, bytes_sent=90, handshakes_failed=Counter(key=4),
     )  # fmt: skip
-    state = LearnerStats(intake=intake, env_steps_trained=40, frame_skip=4, updates=2, training=True)
+    state = LearnerStats(intake=intake, env_steps_trained=40, frame_skip=4, updates=2, nonfinite_steps=3, training=True)
     read = series(learner.METRICS, state)
     expected = {("queue_seconds_total",): 7.5, ("env_frames_trained_total",): 160, ("updates_total",): 2, ("training",): 1}
-    expected |= {("queue_depth",): 2, ("queue_capacity",): 4, ("ledger_env_steps", "in_flight"): 2}
+    expected |= {("nonfinite_steps_total",): 3, ("queue_depth",): 2, ("queue_capacity",): 4, ("ledger_env_steps", "in_flight"): 2}
     expected |= {("env_steps_dropped_total", "stale"): 8, ("messages_dropped_total", "stale"): 1}
     expected |= {("workers_connected", "actor"): 3, ("workers_connected", "evaluator"): 1, ("reconnects_total",): 6}
     expected |= {("messages_received_total", "hello"): 7, ("messages_sent_total", "credit"): 8}

@@ -32,6 +32,7 @@ def test_actors_that_start_first_connect_when_the_learner_comes(colony, wait, ba
         wait(lambda service=service: service.http.get("/readyz") == (200, b"ok\n"), "all are ready")
         assert service.http.get("/healthz") == (200, b"ok\n")
         assert service.http.metric("rookery_build_info", service=name) == 1.0
+        assert service.http.metric("rookery_loop_overdue_seconds") == 0.0
         assert service.http.get("/nowhere")[0] == 404
         if shutil.which("promtool"):
             page = service.http.get("/metrics")[1]

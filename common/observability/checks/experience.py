@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from statistics import median
 
 from common.errors import BAD_CONTENT
+from common.observability import env_metrics, promql, worker_metrics
 from common.observability import learner_metrics as learner
-from common.observability import promql, worker_metrics
 from common.observability.bottleneck import percent
 from common.observability.checks.base import COUNT, PERCENT, TRAINS, WAITING, Check, Threshold, largest_first
 from common.observability.deployment import ACTOR, Deployment, Service
@@ -237,6 +237,40 @@ MISSING = Check(
 """,
 )
 
+ROWS_MISSING = Threshold(
+    value=0.01,
+    unit="share of the rows of a policy server",
+    why="an env worker that is replaced costs a few rows; one of a hundred that is away costs one per cent",
+)
+
+
+def _env_workers_missing(run: Deployment) -> Iterator[str]:
+    for actor in run.actors:
+        connected = actor.now(str(env_metrics.ENV_WORKERS))  # NaN of an actor that is no policy server
+        missing = actor.grew(str(env_metrics.MISSING_ROWS)) + (connected == 0)
+        if missing and ROWS_MISSING.passed(share := missing / (missing + actor.grew(worker_metrics.ACTOR_ENV_STEPS))):
+            seen = f"{percent(share)} of the rows of {actor.title} are missing (env workers connected: {connected:.0f})"
+            yield f"{seen}; start those that lack, and see their logs"
+
+
+ENV_WORKERS_MISSING = Check(
+    name="EnvWorkersMissing",
+    sentence="Rows of a policy server are missing, because env workers are lost, late or not there",
+    promql=promql.missing_share(ALL),
+    threshold=ROWS_MISSING,
+    only=[TRAINS],
+    lasting="5m",
+    detail=f"{PERCENT} of the rows of {{{{ $labels.instance }}}} are missing.",
+    predicate=_env_workers_missing,
+    runbook="""\
+These rows are not valid and in no ledger: the run goes on with the others, and a batch has fewer env steps. Dashboard Actors,
+"Env workers" and "Missing rows".
+1. Fewer env workers than `policy_server.workers`: start them; `env_worker_lost` in the log of the policy server names those that
+   were lost, and their own logs have the reason.
+2. As many as that: they are late, and `env_worker_late` names them. Give them more CPU, or raise `policy_server.step_timeout_ms`.
+""",
+)
+
 STRAGGLER_ACTORS = 3
 """Number of actors from which one of them can be a straggler."""
 
@@ -295,4 +329,4 @@ is not connected.
 """,
 )
 
-CHECKS = (LAG, SNAPSHOTS, DROPPED, DECODE_ERRORS, EVICTED, REPLAY_SHRINKS, MISSING, STRAGGLER)
+CHECKS = (LAG, SNAPSHOTS, DROPPED, DECODE_ERRORS, EVICTED, REPLAY_SHRINKS, MISSING, ENV_WORKERS_MISSING, STRAGGLER)

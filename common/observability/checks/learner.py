@@ -21,14 +21,18 @@ def _unreachable(run: Deployment) -> Iterator[str]:
 
 
 WORKERS = tuple(role for role in ROLES if role != LEARNER)
+WORKERS_UP = f"up{{{promql.jobs(*WORKERS)}}}"
 HAS_ENDED = f"last_over_time({learner.ENDED}[1d]) == 1"
+JUST_ENDED = f"last_over_time({learner.ENDED}[15m]) == 1"
+NEWEST = 'topk by (namespace) (1, last_over_time(process_start_time_seconds{job="learner"}[1d]))'
 
 DOWN = Check(
     name="LearnerDown",
     sentence="The learner does not answer",
-    promql=f'up{{job="learner"}} == 0 unless on (namespace, instance) {HAS_ENDED}\n'
-    f'or count by (namespace) (up{{{promql.jobs(*WORKERS)}}}) unless on (namespace) up{{job="learner"}} '
-    f"unless on (namespace) {HAS_ENDED}",
+    promql=f'up{{job="learner"}} == 0 '
+    f"unless on (namespace, instance) ({JUST_ENDED} or {HAS_ENDED} unless on (namespace) {WORKERS_UP} == 1)\n"
+    f'or count by (namespace) ({WORKERS_UP}) unless on (namespace) up{{job="learner"}} '
+    f"unless on (namespace) ({HAS_ENDED} and on (namespace, instance) {NEWEST})",
     lasting="2m",
     severity="critical",
     detail="Workers run, and no learner answers Prometheus: nothing is trained.",
@@ -39,8 +43,10 @@ DOWN = Check(
    checkpoint.
 2. It resumes from its newest checkpoint when it is started again, and the actors reconnect by themselves: do not restart them.
 3. If it runs and is not scraped, check the network and `metrics.host`, which must not be loopback.
-4. After the end of a run it is silent for a day, if Prometheus has scraped `rookery_learner_ended` before the learner exited. If
-   the end of a run takes less than a scrape interval, let the learner linger (`--linger`).
+4. After the end of a run it is silent for a day, if Prometheus has scraped `rookery_learner_ended` before the learner exited and
+   no other learner has begun. If the end of a run takes less than a scrape interval, let the learner linger (`--linger`).
+5. Where the target of that learner stays and is down, it is silent for 15 minutes, and then for as long as no worker is up:
+   workers that are up may wait for the learner of the next run, which cannot start. Let the learner linger, or end the workers.
 """,
 )
 
@@ -154,26 +160,25 @@ SLOWED = Check(
 
 # --- its numbers are finite ---
 
-NONFINITE_STEPS = f'{learner.TRAINING_METRIC}{{name="nonfinite_steps"}}'
 LEFT_OUT = Threshold(
     value=0,
-    unit="gradient steps left out of an update",
+    unit="gradient steps left out",
     why="a loss that is NaN or infinite seldom comes alone",
 )
 
 
 def _non_finite(run: Deployment) -> Iterator[str]:
-    if LEFT_OUT.passed(run.learner.now(learner.TRAINING_METRIC, "nonfinite_steps")):
-        yield "gradients are not finite and left out; lower algorithm.learning_rate"
+    if LEFT_OUT.passed(left_out := run.learner.grew(learner.NONFINITE_STEPS)):
+        yield f"{left_out:,.0f} gradient steps were not finite and left out; lower algorithm.learning_rate"
 
 
 NON_FINITE = Check(
     name="NonFiniteLoss",
     sentence="The loss or its gradient is not finite",
-    promql=f"max_over_time({NONFINITE_STEPS}[5m])",
+    promql=f"increase({learner.NONFINITE_STEPS}[5m])",
     threshold=LEFT_OUT,
     only=[TRAINS],
-    detail=f"{COUNT} gradient steps of one update were left out.",
+    detail=f"{COUNT} gradient steps in 5 minutes were left out.",
     predicate=_non_finite,
     runbook="""\
 The weights are intact: such a step is not taken. Lower `algorithm.learning_rate`, check the scale of rewards and observations
@@ -183,7 +188,7 @@ The weights are intact: such a step is not taken. Lower `algorithm.learning_rate
 NEVER_FINITE = Check(
     name="TrainingNotFinite",
     sentence="Every update leaves out gradient steps",
-    promql=f"min_over_time({NONFINITE_STEPS}[5m])",
+    promql=f'min_over_time({learner.TRAINING_METRIC}{{name="nonfinite_steps"}}[5m])',
     threshold=LEFT_OUT,
     only=[TRAINS],
     lasting="5m",
@@ -248,23 +253,38 @@ The learner's log has the reason. Free space on the disk or the volume; the lear
 )
 
 
+UPLOADS_FAILED = Threshold(
+    value=5, unit="uploads that failed", why="one is repeated after 30 seconds; more than five are an outage of minutes"
+)
+COPY_AGE = Threshold(
+    value=900,
+    unit="seconds by which the copy is older than the checkpoint before the newest",
+    why="an upload takes seconds or minutes; one that hangs, or fails after minutes, is seldom counted as failed",
+)
+
+
 def _failed_uploads(run: Deployment) -> Iterator[str]:
-    if failed := run.learner.grew(learner.UPLOAD_FAILURES):
+    now, failed = run.learner.now, run.learner.grew(learner.UPLOAD_FAILURES)
+    copied = now(learner.UPLOAD_LAST_SUCCESS) or now("process_start_time_seconds")
+    newer = now(learner.CHECKPOINT_LAST_SUCCESS) - copied
+    if failed:
         yield f"{failed:.0f} to the store failed; look at the learner's log"
+    elif COPY_AGE.passed(newer - now(learner.CHECKPOINT_INTERVAL)):
+        yield f"the copy in the store is {newer:,.0f} s older than the newest checkpoint; look at the learner's log"
 
 
 UPLOAD_FAILING = Check(
     name="UploadFailing",
     sentence="The copy of the run in its store is not brought up to date",
     promql=f"increase({learner.UPLOAD_FAILURES}[15m])",
-    threshold=Threshold(
-        value=5, unit="uploads that failed", why="one is repeated after 30 seconds; more than five are an outage of minutes"
-    ),
-    detail=f"{COUNT} uploads to run.store failed in 15 minutes: what is newer than the copy is lost with the machine.",
+    threshold=UPLOADS_FAILED,
+    condition=f"{UPLOADS_FAILED.comparison}\nor {promql.copy_age(ALL)} {COPY_AGE.comparison}",
+    detail="Uploads to run.store fail or hang: what is newer than the copy is lost with the machine.",
     predicate=_failed_uploads,
     runbook="""\
 The learner's log has the reason in its line `upload_failed`: the address of the store, its credentials, or the network. The run
 continues, and the next upload that succeeds brings the copy up to date. Keep the run directory until `uploads_resumed` is logged.
+Without `upload_failed` an upload hangs or takes a quarter of an hour: raise `checkpoint.every_seconds`, or use a nearer store.
 """,
 )
 
@@ -280,11 +300,21 @@ BUDGET_SPENT = Threshold(
 def _short_of_target(run: Deployment) -> Iterator[str]:
     now = run.learner.now
     spent = now(learner.LEDGER_ENV_STEPS, "trained") / (now(learner.ENV_STEPS_PLANNED) or math.nan)
-    mean, target = now(learner.EPISODE_RETURN_MEAN), now(learner.TARGET_RETURN)
-    if BUDGET_SPENT.passed(spent) and mean < target:
-        seen = f"{percent(spent)} of the env steps are spent, and the mean return is {mean:.4g} of {target:.4g}"
-        yield f"{seen}; raise target.env_steps"
+    returns = {
+        "the mean return": (now(learner.EPISODE_RETURN_MEAN), now(learner.TARGET_RETURN)),
+        "the last greedy evaluation": (now(learner.EVALUATION_RETURN_MEAN, "greedy"), now(learner.TARGET_EVALUATION)),
+    }
+    short = [f"{name} is {mean:.4g} of {target:.4g}" for name, (mean, target) in returns.items() if mean < target]
+    if short and BUDGET_SPENT.passed(spent):
+        yield f"{percent(spent)} of the env steps are spent, and {' and '.join(short)}; raise target.env_steps"
 
+
+def _below(mean: str, target: object) -> str:
+    return f"max by (namespace) ({mean}) < max by (namespace) ({target})"
+
+
+_EPISODES_BELOW = _below(str(learner.EPISODE_RETURN_MEAN), learner.TARGET_RETURN)
+_EVALUATION_BELOW = _below(f'{learner.EVALUATION_RETURN_MEAN}{{mode="greedy"}}', learner.TARGET_EVALUATION)
 
 SHORT_OF_TARGET = Check(
     name="TargetNotReached",
@@ -294,7 +324,7 @@ SHORT_OF_TARGET = Check(
     threshold=BUDGET_SPENT,
     only=[
         TRAINS,
-        f"and on (namespace) max by (namespace) ({learner.EPISODE_RETURN_MEAN}) < max by (namespace) ({learner.TARGET_RETURN})",
+        f"and on (namespace) ({_EPISODES_BELOW} or {_EVALUATION_BELOW})",
     ],
     lasting="1m",
     severity="info",

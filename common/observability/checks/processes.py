@@ -9,6 +9,7 @@ from common.observability import promql
 from common.observability import worker_metrics as worker
 from common.observability.checks.base import COUNT, Check, Threshold, largest_first
 from common.observability.deployment import ENV_WORKER, LEARNER, ROLES, Deployment, Service
+from common.observability.metrics import LOOP_OVERDUE
 from common.observability.rules import ALL
 from common.units import MIB, Seconds
 
@@ -40,9 +41,18 @@ def _hung(run: Deployment) -> Iterator[str]:
             yield f"{service.title}: {service.after.unhealthy}; restart it"
 
 
+OVERDUE = Threshold(
+    value=0,
+    unit="seconds for which a loop has owed a tick",
+    why="a loop that waits ticks too, and long work states its own limit",
+)
 HUNG = Check(
     name="LoopHung",
     sentence="A process answers and its loop does not turn",
+    promql=str(LOOP_OVERDUE),
+    threshold=OVERDUE,
+    lasting="2m",
+    detail="{{ $labels.job }} {{ $labels.instance }} should have ticked {{ $value | humanizeDuration }} ago.",
     predicate=_hung,
     while_training=False,
     runbook="`/healthz` names the loop and its last step. Kubernetes restarts such a process by itself; else restart it.\n",
@@ -58,9 +68,19 @@ def _restarted(run: Deployment) -> Iterator[str]:
 RESTARTED = Check(
     name="ProcessRestarted",
     sentence="Another process answers than before",
+    promql=f"changes(process_start_time_seconds{{{promql.jobs(*ROLES)}}}[1h])",
+    threshold=Threshold(
+        value=2,
+        unit="restarts of a process within an hour",
+        why="machines and people cause one or two; a third is a fault of the process",
+    ),
+    detail=f"{{{{ $labels.job }}}} {{{{ $labels.instance }}}} began anew {COUNT} times within an hour.",
     predicate=_restarted,
     while_training=False,
-    runbook="The log of the process that ended has the reason; out of memory leaves none, and exit code 137.\n",
+    runbook="""\
+The log of the process that ended has the reason; out of memory leaves none, and exit code 137. The doctor names each restart.
+A learner that ends before each of its checkpoints makes no progress: lower `checkpoint.every_seconds` until the reason is found.
+""",
 )
 
 GROWTH = Threshold(

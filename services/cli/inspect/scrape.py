@@ -23,6 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from common.errors import ConfigError, ResourceError
 from common.observability.deployment import JOBS, ROLES, Samples, Scrape, ServiceSample, role_of
+from common.observability.metrics import LOOP_OVERDUE
 from common.runtime.run_directory import RunDirectory
 from common.units import MIB, Seconds
 
@@ -151,9 +152,9 @@ class Prometheus:
             for target, role in down.items()
         }
         return unreachable | {
-            name(target): ServiceSample(at=moment, role=role, samples=samples[target])
+            name(target): ServiceSample(at=moment, role=role, samples=found, unhealthy=_overdue(found))
             for target, moment in scraped.items()
-            if (role := role_of(samples[target]))
+            if (role := role_of(found := samples[target]))
         }
 
     def _query(self, query: str, at: Seconds) -> Iterable[tuple[Mapping[str, str], float]]:
@@ -169,6 +170,12 @@ class Prometheus:
 
 
 Source: TypeAlias = Services | Prometheus
+
+
+def _overdue(samples: Samples) -> str:
+    """Return what /healthz, which Prometheus does not ask, reports of a loop that hangs; "" of one that turns."""
+    overdue = samples.get((LOOP_OVERDUE.name, ""), 0.0)
+    return f"its loop should have ticked {overdue:,.0f} s ago" if overdue > 0 else ""
 
 
 class _Target(NamedTuple):

@@ -16,6 +16,7 @@ def test_a_loop_that_ticks_is_alive(clock):
         clock.now += 9.0
         health.tick()
         assert health.liveness().ok
+        assert health.overdue == 0
 
 
 def test_a_loop_that_hangs_is_named_with_its_age_and_what_it_did(clock):
@@ -26,6 +27,7 @@ def test_a_loop_that_hangs_is_named_with_its_age_and_what_it_did(clock):
     answer = health.liveness()
     assert not answer.ok
     assert answer.sentence == "loop has not ticked for 10.5 s while it waits for credit; wanted every 10 s"
+    assert health.overdue == pytest.approx(0.5)
 
 
 def test_waiting_on_purpose_is_healthy_for_as_long_as_it_ticks(clock):

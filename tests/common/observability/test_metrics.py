@@ -8,6 +8,7 @@ import time
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from common.observability.health import Health
 from common.observability.metrics import UNKNOWN, CountAndSum, Exporter, Metric, Phases, build_info, kinds, mean
 from common.protocol.messages import PROTOCOL_VERSION, Hello, SnapshotWanted
 
@@ -51,6 +52,15 @@ def test_a_scrape_shows_the_state_of_its_moment():
     assert "rookery_test_eggs_total 0.0" in exporter.render().decode()
     state.eggs = 3
     assert "rookery_test_eggs_total 3.0" in exporter.render().decode()
+
+
+def test_a_scrape_shows_that_the_loop_hangs(clock):
+    """A Prometheus does not ask /healthz."""
+    health = Health(deadline=10.0, clock=clock)
+    exporter = Exporter(METRICS, State, health)
+    assert "rookery_loop_overdue_seconds 0.0" in exporter.render().decode()
+    clock.now += 12.0
+    assert "rookery_loop_overdue_seconds 2.0" in exporter.render().decode()
 
 
 def test_every_value_of_a_closed_label_is_exported_and_no_other():

@@ -10,6 +10,7 @@ from common.observability.checks.base import RUNBOOKS
 from common.observability.deployment import JOBS, ServiceSample, compare
 from common.observability.env_metrics import ENV_WORKER_METRICS, OWN_POLICY_SERVER_METRICS
 from common.observability.learner_metrics import METRICS
+from common.observability.metrics import LOOP_OVERDUE
 from common.observability.rules import RECORDING_RULES, groups
 from common.observability.worker_metrics import ACTOR_METRICS, EVALUATOR_METRICS
 from tests.common.observability.helpers import COMMITTED, DASHBOARDS, ROOT, metrics_in, needs_promtool, promtool, queries
@@ -148,10 +149,18 @@ PACES = [
     for connected in (0, 1)
 ]
 
+MISSING, HELD = "rookery_policy_server_missing_rows_total", "rookery_policy_server_env_workers"
+ROWS = [
+    services({}, {STEPS: steps}, {STEPS: steps, MISSING: missing, HELD: held})
+    for steps, missing, held in ((200, 0, 2), (199, 1, 2), (196, 4, 2), (100, 100, 1), (0, 0, 0))
+]
+
 
 @needs_promtool
 @pytest.mark.parametrize(
-    ("name", "cases"), [("PolicyLagHigh", LAGS), ("ActorStraggler", PACES)], ids=["PolicyLagHigh", "ActorStraggler"]
+    ("name", "cases"),
+    [("PolicyLagHigh", LAGS), ("ActorStraggler", PACES), ("EnvWorkersMissing", ROWS)],
+    ids=["PolicyLagHigh", "ActorStraggler", "EnvWorkersMissing"],
 )
 def test_an_alert_fires_where_the_doctor_has_a_finding(name, cases, tmp_path):
     (check,) = (check for check in CHECKS if check.name == name)
@@ -166,7 +175,7 @@ def test_an_alert_fires_where_the_doctor_has_a_finding(name, cases, tmp_path):
 
 def test_rules_and_panels_read_only_what_the_services_export():
     """A metric that is renamed leaves an alert that can never fire, and a panel that stays empty."""
-    declared = [*METRICS, *ACTOR_METRICS, *OWN_POLICY_SERVER_METRICS, *ENV_WORKER_METRICS, *EVALUATOR_METRICS]
+    declared = [LOOP_OVERDUE, *METRICS, *ACTOR_METRICS, *OWN_POLICY_SERVER_METRICS, *ENV_WORKER_METRICS, *EVALUATOR_METRICS]
     parts = {f"{metric.name}_{part}" for metric in declared if metric.type == "summary" for part in ("sum", "count")}
     known = {metric.name for metric in declared} | parts
     expressions = [*(rule.expression for rule in RECORDING_RULES), *(alert.expression for alert in ALERTS)]

@@ -635,6 +635,21 @@ def test_metrics_and_tensorboard_have_each_update(tmp_path):
     assert list(scene.directory.tensorboard.iterdir())
 
 
+def test_gradient_steps_left_out_of_an_update_are_counted(tmp_path):
+    """The metrics of the last update do not have those of the update before."""
+    scene = Scene(tmp_path)
+    scene.intake.script = [[item(seq)] for seq in range(3)]
+    left_out = iter([0.0, 2.0, 0.0])
+
+    def ingest(samples):
+        scene.algorithm.metrics = {"nonfinite_steps": next(left_out)}
+        return samples
+
+    scene.algorithm.ingest = ingest
+    scene.run()
+    assert (scene.stats.nonfinite_steps, scene.stats.training_metrics["nonfinite_steps"]) == (2, 0.0)
+
+
 def lockstep_scene(folder, *, lag=4):
     """Two actors that take turns with the learner."""
     scene = Scene(folder)

@@ -36,7 +36,7 @@ LEARNER = {  # a healthy learner over ten seconds: metric -> before and after
     "policy_lag_versions_sum": (0, 20),
     "policy_lag_versions_count": (0, 20),
     "policy_lag_limit_versions": (20, 20),
-    "training_metric{nonfinite_steps}": (0, 0),
+    "nonfinite_steps_total": (3, 3),
     "queue_seconds_total": (0, 24.0),
     "checkpoint_interval_seconds": (60, 60),
     "checkpoint_last_success_timestamp_seconds": (NOW - 50, NOW - 50),
@@ -291,7 +291,7 @@ SICK = {
         {"training_metric{replay_incomplete}": (0.1, 0.34)},
         "34 % of it are blocks that are not full; set actor.count to all actors that join",
     ),
-    "NonFiniteLoss": ({"training_metric{nonfinite_steps}": (0, 2)}, "gradients are not finite"),
+    "NonFiniteLoss": ({"nonfinite_steps_total": (3, 5)}, "2 gradient steps were not finite and left out"),
     "MemoryGrowing": (
         {"process_resident_memory_bytes": (500 * MIB, 512 * MIB)},
         "learner grew by 12 MiB in 10 s and holds 512 MiB",
@@ -308,6 +308,16 @@ SICK = {
     ),
     "ActorsMissing": ({"workers_connected{actor}": (3, 2)}, "2 of 3 actors are connected"),
 }
+
+
+@pytest.mark.parametrize(("evaluation", "seen"), [(300, "the last greedy evaluation is 300 of 475"), (float("nan"), "")])
+def test_a_spent_budget_is_named_where_the_target_is_one_of_evaluations(evaluation, seen):
+    """The training episodes have no target; the evaluations of the sampled policy have none either."""
+    spent = {"ledger_env_steps{trained}": (980, 980), "target_return": (float("nan"), float("nan"))}
+    spent |= {"target_evaluation_return": (475, 475), "evaluation_return_mean{sampled}": (100, 100)}
+    found = faults(examined(spent | {"evaluation_return_mean{greedy}": (evaluation, evaluation)}))
+    expected = {"TargetNotReached": f"98 % of the env steps are spent, and {seen}; raise target.env_steps"}
+    assert found == (expected if seen else {})
 
 
 @pytest.mark.parametrize("name", SICK)
@@ -329,7 +339,6 @@ WELL = {
         "checkpoint_last_success_timestamp_seconds": (0, 0),
     },
     "an allocator": {"process_resident_memory_bytes": (500 * MIB, 505 * MIB)},
-    "no gradient step yet": {"training_metric{nonfinite_steps}": (float("nan"), float("nan"))},
 }  # fmt: skip
 
 
@@ -354,6 +363,16 @@ def test_no_checkpoint_since_the_start_is_old_too():
     assert "the last one is 9,000 s old" in found["CheckpointTooOld"]
 
 
+@pytest.mark.parametrize(("uploaded", "newer"), [(NOW - 1030, "980 s"), (0, "8,950 s"), (NOW - 900, ""), (float("nan"), "")])
+def test_uploads_that_hang_are_named_by_the_age_of_the_copy(uploaded, newer):
+    """None of them has failed; the newest checkpoint is of 50 s ago, and the process of 9,000."""
+    found = faults(examined({"upload_last_success_timestamp_seconds": (uploaded, uploaded)}))
+    if newer:
+        assert f"the copy in the store is {newer} older than the newest checkpoint" in found["UploadFailing"]
+    else:
+        assert found == {}
+
+
 def test_a_restarted_learner_is_named_and_its_totals_are_no_losses():
     """The totals that a resumed learner takes over from its checkpoint are not of this window."""
     resumed = {"process_start_time_seconds": (NOW - 9000, NOW - 5), "env_steps_dropped_total{stale}": (60_000, 50_000)}
@@ -371,6 +390,21 @@ def test_a_restarted_learner_is_named_and_its_totals_are_no_losses():
 def test_an_actor_that_loses_its_learner_is_named(changes, name, words):
     """No other process reports it: the others continue."""
     assert words in faults(examined({}, {}, {}, changes))[name]
+
+
+@pytest.mark.parametrize(("missing", "held", "share"), [(1400, 1, "50 %"), (0, 0, "100 %")])
+def test_a_policy_server_without_some_of_its_env_workers_is_named(missing, held, share):
+    """The run goes on with the rows of the others, or, without any, with those of other actors."""
+    before, after = ({"learner": sample(end, "learner", LEARNER), "actor-0": sample(end, "actor", ACTOR)} for end in (0, 1))
+    steps = 5000.0 + (1400.0 if held else 0.0)
+    before["actor-0"].samples.update({("rookery_policy_server_missing_rows_total", ""): 40.0})
+    after["actor-0"].samples.update({
+        ("rookery_policy_server_missing_rows_total", ""): 40.0 + missing,
+        ("rookery_policy_server_env_workers", ""): float(held),
+        ("rookery_actor_env_steps_total", ""): steps,
+    })  # fmt: skip
+    found = faults(diagnose(compare(before, after)))
+    assert found["EnvWorkersMissing"].startswith(f"{share} of the rows of actor-0 are missing (env workers connected: {held})")
 
 
 def test_an_env_worker_that_loses_its_policy_server_is_named():

@@ -290,6 +290,15 @@ def test_pods_of_one_name_in_two_namespaces_are_two_services(serve, tmp_path):
     assert versions == {"run-a/learner-0": 0.0, "run-b/learner-0": 1.0}
 
 
+@pytest.mark.parametrize(("overdue", "fault"), [("0", ""), ("3300", "its loop should have ticked 3,300 s ago")])
+def test_a_loop_that_hangs_is_known_by_its_metric(serve, tmp_path, overdue, fault):
+    """A Prometheus does not ask /healthz, and the other metrics are those of a long gradient step."""
+    series = [*SERIES[:2], ({"__name__": "rookery_loop_overdue_seconds", "job": "learner", "instance": "l:9100"}, overdue)]
+    url = f"http://{serve(lambda path: answer(STAMPS[:1] if 'query=timestamp' in path else series))}"
+    moment = opened(prometheus=url, folder=tmp_path).read()
+    assert moment["l:9100"].unhealthy == fault
+
+
 def test_a_target_that_a_prometheus_cannot_scrape_is_unreachable(serve, tmp_path):
     """Its series are stale, and `up` names its job; the target of another job is no service of a run."""
     down = [({"__name__": "up", "job": job, "instance": f"{job}:9100"}, "0") for job in ("learner", "node")]
