@@ -9,6 +9,7 @@ from benchmarks.pipeline import Window
 from benchmarks.throughput import Result, account, benchmark, report
 from common.config.load import load_settings
 from common.observability.deployment import LEARNER
+from common.observability.learner_stats import PHASES
 from common.runtime.machine import cores
 
 pytestmark = pytest.mark.system
@@ -36,7 +37,7 @@ def test_parts_and_pipeline_are_measured_in_one_run(result):
 def test_each_process_accounts_for_its_phases(result):
     """Each phase of each process has a time; that of training is above zero."""
     (window,) = result.windows
-    assert set(window.phases(LEARNER)) == {"wait", "ingest", "train", "publish", "checkpoint"}
+    assert set(window.phases(LEARNER)) == set(PHASES)
     assert set(window.phases("actor-0")) == {"env", "act", "experience", "encode", "credit_wait", "snapshot"}
     assert window.phases(LEARNER)["train"] > 0.0
     assert all(seconds >= 0.0 for seconds in window.cpu_seconds().values())
