@@ -19,7 +19,7 @@ from common.errors import ConfigError, ResourceError
 from common.replay.rows import EnvironmentRows
 from common.units import EnvSteps
 
-_FRESH_PER_REPEATED = 40  # frames of a block per frame that it repeats: 2.5 % overhead
+_FRESH_PER_REPEATED = 64  # frames of a block per frame that it repeats: 1.6 % overhead
 _LEAST_BLOCKS = 10  # per stream: the blocks that are being filled hold at most a tenth of the rows
 STREAMS = 16  # environments for which a memory is laid out at least
 _LONGEST_WINDOW = 255  # spans are uint8

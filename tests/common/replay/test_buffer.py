@@ -14,7 +14,7 @@ from common.algorithms.payload import trajectory_schema
 from common.algorithms.settings import DQNSettings
 from common.config.schema import Settings
 from common.envs.make import make
-from common.envs.spec import ActionSpec, EnvSettings, EnvSpec
+from common.envs.spec import ActionSpec, EnvSettings, EnvSpec, Leaf
 from common.errors import InternalError, ResourceError
 from common.protocol.events import Experience, WorkerKey
 from common.replay.buffer import Replay, Transitions
@@ -240,6 +240,16 @@ def test_the_bytes_of_a_million_atari_frames() -> None:
     replay = Replay(env=env, capacity=1_000_000, n_step=3, gamma=0.99, streams=64)
     assert replay.layout.capacity >= 1_000_000
     assert 7.0e9 < replay.layout.nbytes <= 7.4e9
+
+
+def test_an_image_among_several_arrays_is_held_once() -> None:
+    """With stacks of four: all that a memory holds is within 2 % of the bytes of its observations."""
+    leaves = (Leaf(path="camera", shape=(84, 84), dtype="uint8"), Leaf(path="joints", shape=(16,), dtype="float32"))
+    size = 84 * 84 + 16 * 4
+    action = ActionSpec(choices=(4,), shape=())
+    env = EnvSpec(observation_shape=(size,), observation_dtype="uint8", action=action, frame_stack=4, frame_skip=1, leaves=leaves)
+    layout = Replay(env=env, capacity=100_000, n_step=1, gamma=0.99, streams=16).layout
+    assert size <= layout.nbytes / layout.capacity <= 1.02 * size
 
 
 @pytest.mark.parametrize(("capacity", "actors", "length"), [(20_000, 32, 16), (20_000, 32, 4), (10_000, 8, 16)])
