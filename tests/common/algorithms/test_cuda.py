@@ -1,4 +1,4 @@
-"""Training on a GPU: the same weights as on the CPU, to rounding. `test_device.py` shows where the tensors are, on any machine."""
+"""Training on a GPU: the same weights as on the CPU, to rounding. `test_device.py` shows on any machine where the tensors are."""
 
 from __future__ import annotations
 
