@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
+from types import MappingProxyType
 from typing import Any
 
 import ale_py
@@ -26,6 +27,7 @@ from common.errors import ConfigError, ResourceError
 
 _MODES = {"next_step": AutoresetMode.NEXT_STEP, "same_step": AutoresetMode.SAME_STEP}
 _ATARI_KWARGS = ("maxpool", "thread_affinity_offset", "use_fire_reset")  # the rest has a setting, or breaks a row's meaning
+ATARI_START: Mapping[str, Any] = MappingProxyType({"use_fire_reset": True})  # of an episode, unless env.kwargs has another value
 PICTURE = "rgb_array"  # gymnasium's render mode
 
 
@@ -91,7 +93,7 @@ def make_atari(settings: EnvSettings, num_envs: int, mode: AutoresetMode, **chan
         "full_action_space": settings.full_action_space,
         "max_num_frames_per_episode": settings.max_episode_frames,
         "reward_clipping": False,
-        "use_fire_reset": True,
+        **ATARI_START,
     }
     game = gymnasium.registry[settings.id].kwargs["game"]
     try:

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from common.algorithms.api import begin_episodes
-from common.envs.make import build
+from common.envs.make import ATARI_START, build
 from common.envs.spec import EnvSettings
 from common.envs.state import seed_generators
 from common.errors import ConfigError, RookeryError
@@ -115,7 +115,7 @@ def protocol(settings: EnvSettings) -> dict[str, Any]:
         rules |= {
             "sticky_actions": settings.sticky_actions,
             "noop_max": settings.noop_max,
-            "use_fire_reset": True,  # unless env.kwargs has another value
+            **ATARI_START,
             "frame_skip": settings.frame_skip,
             "full_action_space": settings.full_action_space,
             "max_episode_frames": settings.max_episode_frames,

@@ -323,6 +323,11 @@ def test_observations_become_images_or_vectors(own, shape, dtype, seen) -> None:
             r"observation space b/1 not supported: found Text.*, wanted a Box, .* of them; choose others with env.leaves",
         ),
         (Graph(VECTOR, None), DISCRETE, "observation space not supported: found Graph"),
+        (
+            Box(0, 255, (4, 84, 84, 3), np.uint8),
+            DISCRETE,
+            r"neither an image nor a vector: .*at most three axes of bytes; .*env.frame_stack",
+        ),
         (Dict({"a/b": VECTOR, "a": Dict({"b": VECTOR})}), DISCRETE, r"leaves of one path: found \['a/b', 'a/b'\]"),
         (Dict({}), DISCRETE, "leaves of one path"),
         (VECTOR, Box(0, 5, (2,), np.int64), r"action space not supported: found Box.*, wanted Discrete, .* or a Box of floats"),
