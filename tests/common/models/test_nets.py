@@ -103,6 +103,18 @@ def test_layer_normalisation_makes_features_of_one_size_from_inputs_of_any(preci
         assert sizes[1] / sizes[0] == pytest.approx(1.0 if layer_norm else 100.0, rel=0.02)
 
 
+def test_the_output_of_each_convolution_is_normalised_over_channels_and_places():
+    """So that a picture with half the contrast has the same features."""
+    image = observations(env_spec(), count=4) // 2 * 2
+    conv = nets.build_actor_critic(SMALL.model_copy(update={"layer_norm": True}), env_spec()).trunk.conv
+    x = image / 255.0
+    for first in (0, 3):
+        before, normalised = conv[first](x), conv[first : first + 2](x)
+        torch.testing.assert_close(normalised, functional.layer_norm(before, before.shape[1:]), atol=1e-5, rtol=1e-5)
+        x = normalised.relu()
+    torch.testing.assert_close(conv(image / 255.0), conv(image // 2 / 255.0), atol=1e-3, rtol=1e-3)
+
+
 def test_an_image_is_seen_as_bytes_over_255():
     """The scale is folded into the first weights: the result must be that of scaling the image."""
     env = env_spec()
