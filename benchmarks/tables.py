@@ -96,7 +96,7 @@ class Comparison:
 
 
 FULL_FRAMES = ("env.height=84", "env.width=84", "env.crop=[0,0]", "model.conv=auto")
-"""Of a game whose screen is not Breakout's: as published, by the Nature network."""
+"""Frames and network of other games than Breakout, as published."""
 
 TABLES = {
     "atari": (

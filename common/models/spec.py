@@ -70,7 +70,7 @@ class ModelSettings(BaseModel):
     activation: Literal["relu", "elu", "tanh", "silu"] = Field(default="relu", description="nonlinearity between layers")
     layer_norm: Annotated[bool, Unless("hidden", ())] = Field(
         default=False,
-        description="layer normalisation before each nonlinearity of fully connected layers and convolutions, but not in impala's "
+        description="layer normalisation before each nonlinearity of fully connected layers and convolutions, not in impala's "
         "ResNet (of td3 and sac: in the critics alone): values of states that it never saw stay within bounds",
     )
     normalize_observation: bool = Field(
