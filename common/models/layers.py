@@ -204,7 +204,7 @@ class Trunk(nn.Module):
             return (inputs, *plan.size_after(shape[1:]))
         for channels, kernel, stride in plan:
             self.conv.append(first(inputs, channels, kernel, stride))
-            if settings.layer_norm and settings.hidden:  # as declared: without `hidden` the setting has no effect
+            if settings.layer_norm:
                 self.conv.append(nn.GroupNorm(1, channels))  # over channels and places; weights are of channels
             self.conv.append(_ACTIVATIONS[settings.activation]())
             inputs, first = channels, nn.Conv2d
