@@ -95,8 +95,11 @@ class Comparison:
         return {seed: by_seed[seed] for seed in SEEDS if seed in by_seed}
 
 
-FULL_FRAMES = ("env.height=84", "env.width=84", "env.crop=[0,0]", "model.conv=auto")
-"""Frames and network of other games than Breakout, as published."""
+NATURE = (
+    *("env.height=84", "env.width=84", "env.crop=[0,0]", "model.conv=auto", "model.hidden=[512]"),
+    *("model.normalize_observation=false", "algorithm.epochs=4", "algorithm.learning_rate=2.5e-4"),
+)
+"""Frames, network and gradient steps of other games than Breakout, as published."""
 
 TABLES = {
     "atari": (
@@ -105,8 +108,8 @@ TABLES = {
         Comparison("pong-pqn", 10_000_000, 20.5, CLEANRL_PQN),
         Comparison("breakout", 10_000_000, 414.66, CLEANRL),
         Comparison("breakout-pqn", 10_000_000, 385, CLEANRL_PQN),
-        Comparison("breakout-pqn", 10_000_000, 1_325, CLEANRL_PQN, ("env.id=ALE/SpaceInvaders-v5", *FULL_FRAMES)),
-        Comparison("breakout-pqn", 10_000_000, 2_299, CLEANRL_PQN, ("env.id=ALE/MsPacman-v5", *FULL_FRAMES)),
+        Comparison("breakout-pqn", 10_000_000, 1_325, CLEANRL_PQN, ("env.id=ALE/SpaceInvaders-v5", *NATURE)),
+        Comparison("breakout-pqn", 10_000_000, 2_299, CLEANRL_PQN, ("env.id=ALE/MsPacman-v5", *NATURE)),
     ),
     "mujoco": (
         Comparison("halfcheetah", 1_000_000, 9_583, CLEANRL),

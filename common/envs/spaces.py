@@ -87,6 +87,7 @@ def _describe_leaf(space: Space[Any], path: str) -> DescribedLeaf:
     if space.dtype == np.uint8 and len(space.shape) > max(_IMAGE_RANKS):
         fact, wanted = f"observation space {path}".strip() + " is neither an image nor a vector", "at most three axes of bytes"
         fix = f"leave out a wrapper that stacks images, and set env.frame_stack; for other arrays, {_WRAP}, that flattens it"
+        fix = f"choose others with env.leaves, or {fix}" if path else fix
         raise ConfigError(fact, found=space, wanted=wanted, fix=fix)
     channels_last = len(space.shape) == 3 and _channels_last(*space.shape)  # noqa: PLR2004 - an image
     shape = (space.shape[-1], *space.shape[:-1]) if channels_last else space.shape

@@ -89,7 +89,7 @@ def test_a_score_at_the_end_needs_the_whole_budget(mean100, env_steps, holds):
     assert claim.holds(row("hopper", mean100=mean100, env_steps=env_steps, solved_at=None)) == holds
 
 
-# 10 M env steps with the Nature network, or a million gradient steps.
+# 10 M env steps of Breakout, or a million gradient steps.
 NOT_RUN = {"breakout-pqn", "halfcheetah-sac", "hopper-sac"}
 
 

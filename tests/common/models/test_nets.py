@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
-from common.envs.spec import ActionSpec, EnvSpec, Leaf
+from common.envs.spec import ACTION_MASK, ActionSpec, EnvSpec, Leaf
 from common.errors import ConfigError
 from common.models import layers, nets
 from common.models.arithmetic import autocast
@@ -105,14 +108,46 @@ def test_layer_normalisation_makes_features_of_one_size_from_inputs_of_any(preci
 
 def test_the_output_of_each_convolution_is_normalised_over_channels_and_places():
     """So that a picture with half the contrast has the same features."""
-    image = observations(env_spec(), count=4) // 2 * 2
+    image = observations(env_spec(), count=4).float() // 2 * 2
     conv = nets.build_actor_critic(SMALL.model_copy(update={"layer_norm": True}), env_spec()).trunk.conv
-    x = image / 255.0
+    x = image
     for first in (0, 3):
         before, normalised = conv[first](x), conv[first : first + 2](x)
         torch.testing.assert_close(normalised, functional.layer_norm(before, before.shape[1:]), atol=1e-5, rtol=1e-5)
         x = normalised.relu()
-    torch.testing.assert_close(conv(image / 255.0), conv(image // 2 / 255.0), atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(conv(image), conv(image / 2), atol=1e-3, rtol=1e-3)
+
+
+def with_leaves(*leaves, mask):
+    """An environment that shows an image of 20x24 and these leaves beside it, the last one a mask of actions where `mask`."""
+    leaves = (Leaf(path="image", shape=(3, 20, 24), dtype="uint8"), *leaves)
+    size = sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in leaves)
+    return dataclasses.replace(env_spec(frame=(size,), stack=1), leaves=leaves, action_mask=mask)
+
+
+@pytest.mark.parametrize(
+    ("build", "env"),
+    [
+        (nets.build_actor_critic, env_spec()),
+        (nets.build_actor_critic, with_leaves(Leaf(path="number", shape=(1,), dtype="float32"), mask=False)),
+        (nets.build_actor_critic, with_leaves(Leaf(path=ACTION_MASK, shape=(5,), dtype="uint8", choices=(2,) * 5), mask=True)),
+        (partial(nets.build_q_network, dueling=False), env_spec()),
+        (partial(nets.build_q_network, dueling=True), env_spec()),
+        (nets.build_td3_networks, env_spec(action=BOX)),
+        (nets.build_sac_networks, env_spec(action=BOX)),
+    ],
+)
+@pytest.mark.parametrize("layer_norm", [True, False])
+def test_convolutions_of_all_networks_but_actors_of_td3_and_sac_are_normalised(build, env, layer_norm):
+    """Whatever else a network has: streams, leaves, an action as input."""
+    net = build(SMALL.model_copy(update={"shared_trunk": False, "layer_norm": layer_norm}), env)
+    modules = [module for name, module in net.named_modules() if not name.startswith("actor.")]
+    convolutions = [module for module in modules if isinstance(module, nn.Conv2d)]
+    norms = [module for module in modules if isinstance(module, nn.GroupNorm)]
+    assert len(convolutions) in {2, 4}  # of two trunks or critics
+    assert [norm.num_channels for norm in norms] == [conv.out_channels for conv in convolutions if layer_norm]
+    if hasattr(net, "actor"):
+        assert not any(isinstance(module, nn.GroupNorm) for module in net.actor.modules())
 
 
 def test_an_image_is_seen_as_bytes_over_255():
