@@ -95,6 +95,9 @@ class Comparison:
         return {seed: by_seed[seed] for seed in SEEDS if seed in by_seed}
 
 
+FULL_FRAMES = ("env.height=84", "env.width=84", "env.crop=[0,0]", "model.conv=auto")
+"""Of a game whose screen is not Breakout's: as published, by the Nature network."""
+
 TABLES = {
     "atari": (
         Comparison("pong", 10_000_000, 20.36, CLEANRL),
@@ -102,8 +105,8 @@ TABLES = {
         Comparison("pong-pqn", 10_000_000, 20.5, CLEANRL_PQN),
         Comparison("breakout", 10_000_000, 414.66, CLEANRL),
         Comparison("breakout-pqn", 10_000_000, 385, CLEANRL_PQN),
-        Comparison("breakout-pqn", 10_000_000, 1_325, CLEANRL_PQN, ("env.id=ALE/SpaceInvaders-v5",)),
-        Comparison("breakout-pqn", 10_000_000, 2_299, CLEANRL_PQN, ("env.id=ALE/MsPacman-v5",)),
+        Comparison("breakout-pqn", 10_000_000, 1_325, CLEANRL_PQN, ("env.id=ALE/SpaceInvaders-v5", *FULL_FRAMES)),
+        Comparison("breakout-pqn", 10_000_000, 2_299, CLEANRL_PQN, ("env.id=ALE/MsPacman-v5", *FULL_FRAMES)),
     ),
     "mujoco": (
         Comparison("halfcheetah", 1_000_000, 9_583, CLEANRL),

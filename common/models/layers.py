@@ -204,6 +204,8 @@ class Trunk(nn.Module):
             return (inputs, *plan.size_after(shape[1:]))
         for channels, kernel, stride in plan:
             self.conv.append(first(inputs, channels, kernel, stride))
+            if settings.layer_norm:
+                self.conv.append(nn.GroupNorm(1, channels))
             self.conv.append(_ACTIVATIONS[settings.activation]())
             inputs, first = channels, nn.Conv2d
         return (inputs, *size_after(plan, shape[1:]))
