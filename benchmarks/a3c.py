@@ -108,11 +108,12 @@ def traffic(preset: str, overrides: Sequence[str]) -> Traffic:
 
 
 def measure(network: str, preset: str, overrides: Sequence[str], *, seconds: Seconds) -> Row:
-    """Measure one run for a while after its first updates."""
+    """Measure one run for a while after its first messages."""
+    sizes = traffic(preset, overrides)
     with running(preset, (*overrides, NO_EVALUATOR)) as run:
-        run.wait_until_trained(4_000)
+        run.wait_until_trained(8 * sizes.rows)
         window = run.watch(seconds)
-    return Row(network=network, preset=preset, traffic=traffic(preset, overrides), window=window)
+    return Row(network=network, preset=preset, traffic=sizes, window=window)
 
 
 def table(rows: Sequence[Row]) -> list[str]:

@@ -134,7 +134,7 @@ def often(settings):
 
 @pytest.mark.parametrize(
     ("algorithm", "batch", "cell"),
-    [("ppo", 4, ""), ("a3c-grad", 1, ""), ("dqn", 1, ""), ("td3", 1, ""), ("sac", 1, ""), ("impala", 1, "lstm")],
+    [("ppo", 4, ""), ("a3c-grad", 1, ""), ("dqn", 1, ""), ("sac", 1, ""), ("impala", 1, "lstm")],
 )
 def test_a_run_whose_processes_are_killed_ends_with_the_weights_of_one_that_is_left_alone(tmp_path, algorithm, batch, cell):
     """Actors in the middle of a rollout; the learner four times, once before its first checkpoint. Also two messages of each."""

@@ -14,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -284,3 +285,15 @@ def wait(colony: Colony) -> Callable[..., Any]:
 def balances() -> Callable[[dict[str, Any]], None]:
     """Asserts that a ledger balances."""
     return assert_balances
+
+
+@pytest.fixture
+def said(colony: Colony) -> Callable[..., list[tuple[int, str]]]:
+    """`said(*lines)`: exit code and words of each of some `rookery` commands, which run side by side."""
+
+    def run(*lines: str, patient: bool = True) -> list[tuple[int, str]]:
+        start = colony.rookery if patient else partial(colony.start, "services.cli")
+        asked = [start(*line.split()) for line in lines]
+        return [(command.ended(), command.output) for command in asked]
+
+    return run

@@ -170,11 +170,11 @@ def test_a_slow_learner_is_the_learners_matter_and_beside_busy_neighbours_it_lac
     paced("", 0.001)
     learner = colony.learner(*OWN, "algorithm.epochs=100", "algorithm.minibatch=8", *takes(0.001))
     actor = colony.worker("actor", "one", *ALLOWED)
-    code, words = examined(learner, actor, messages=3)
+    code, words = examined(learner, actor, seconds=2, messages=3)
     assert re.search(r"^(learner-bound: the learner trains|cpu-starved: the learner waits) ", words, re.MULTILINE), words
     assert (code, "nothing is broken" in words) == (0, True)
     os.sched_setaffinity(learner.process.pid, {busy()})
-    code, words = doctor(colony, learner, actor)
+    code, words = doctor(colony, learner, actor, seconds=2)
     assert "cpu-starved: the learner waits" in words
     assert "times as fast, if a core were always free" in words
     assert (code, "nothing is broken" in words) == (0, True)

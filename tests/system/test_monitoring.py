@@ -1,4 +1,4 @@
-"""A real Prometheus beside a real run: every panel, rule and alert asks for something that is there."""
+"""A real Prometheus beside a real run: it has an answer for every panel, rule and alert, and for `rookery top` and `doctor`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from common.observability.checks import CHECKS
 from common.observability.rules import RECORDING_RULES
 from tests.common.observability.helpers import COMMITTED, DASHBOARDS, queries
 from tests.ports import free_ports
-from tests.system.conftest import Http
+from tests.system.conftest import Http, Service
 
 pytestmark = [
     pytest.mark.system,
@@ -73,8 +73,8 @@ class Prometheus(Http):
 
 
 @pytest.fixture
-def prometheus(colony, wait) -> Iterator[Prometheus]:
-    """A Prometheus that has heard of each service of a run that trains."""
+def scraped(colony, wait) -> Iterator[tuple[Service, Prometheus]]:
+    """A run that trains, and a Prometheus that has heard of each of its services."""
     run = colony.train("policy_server.workers=1")
     base = int(run.http.url.rpartition(":")[2])
     jobs = {"learner": [base], "evaluator": [base + 1], "actor": [base + 2, base + 3], "env-worker": [base + 4, base + 5]}
@@ -82,7 +82,7 @@ def prometheus(colony, wait) -> Iterator[Prometheus]:
     try:
         wait(lambda: server.get("/-/ready")[0] == 200, "Prometheus is ready")
         wait(lambda: sum(float(s["value"][1]) for s in server.series("up")) == 6, "all six targets are up")
-        yield server
+        yield run, server
     finally:
         server.process.terminate()
         server.process.wait()
@@ -104,11 +104,13 @@ def asked() -> list[str]:
     return sorted({chosen(expression) for expression in [*panels, *choices, *map(str, RECORDING_RULES), *compared]})
 
 
-def test_everything_that_is_asked_of_a_run_has_an_answer(prometheus, wait):
+def test_everything_that_is_asked_of_a_run_has_an_answer(scraped, wait, said):
     """A panel that says "No data", and an alert over a series that does not exist, look like health.
 
-    Beside that: Prometheus evaluates every rule without an error, and of a run that is well only the watchdog speaks.
+    Beside that: Prometheus evaluates every rule without an error, of a run that is well only the watchdog speaks, and
+    `rookery top` and `doctor` know the run by the address of its Prometheus, the one that a user of a cluster has.
     """
+    run, prometheus = scraped
     missing = set(asked())
     assert len(missing) > 60
 
@@ -127,3 +129,21 @@ def test_everything_that_is_asked_of_a_run_has_an_answer(prometheus, wait):
     wait(lambda: all(rule["health"] == "ok" for rule in prometheus.rules()), "every rule was evaluated")
     firing = {rule["name"] for rule in prometheus.rules() if any(a["state"] == "firing" for a in rule.get("alerts", []))}
     assert firing == {"Watchdog"}
+
+    base = int(run.http.url.rpartition(":")[2])
+    old = "rookery_learner_updates_total offset 5s > 0"
+    wait(lambda: prometheus.series(old), "Prometheus has seen it train for five seconds")
+    commands = "doctor --seconds 4 --prometheus", "top --once --prometheus"
+
+    def complete() -> bool:
+        (code, words), (shown, table) = said(*(f"{line} {prometheus.url}" for line in commands))
+        print(words, table)  # noqa: T201 - shown with a failure
+        head = words.partition("\n")[0]
+        measured = f"learner 127.0.0.1:{base}" in head and re.search(r", over [1-9]\d* s", head)
+        judged = code in {0, 1} and re.search(r"(-bound|-starved|balanced)\b", words)
+        return measured and judged and shown == 0 and f"actor 127.0.0.1:{base + 3}" in table and "mean100" in table
+
+    wait(complete, "table and verdict are of the whole run")  # Prometheus gives up a scrape after a second
+    ((code, line),) = said(f"doctor --prometheus {run.http.url}")
+    assert (code, line.count("\n")) == (2, 1)
+    assert "no Prometheus answers there" in line

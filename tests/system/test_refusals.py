@@ -89,7 +89,7 @@ def test_a_setting_that_only_a_service_can_check_ends_a_run_with_the_message_of_
 def test_a_run_of_an_environment_with_rewards_that_are_no_numbers_ends_with_the_reason(colony):
     """They are none in actors alone, so that the env steps that are taken before the start do not show them."""
     (colony.folder / "spoilt.py").write_text(SPOILT)
-    run = colony.train("env.entry_point=spoilt:make", "evaluator.enabled=false")
+    run = colony.train("env.entry_point=spoilt:make", "evaluator.enabled=false", "actor.count=1")
     assert run.ended() == 1, run.output
     (line,) = [line for line in run.output.splitlines() if "error:" in line]
     assert line.startswith("rookery train: error: actor-0 cannot work: all its experience is refused (")

@@ -160,9 +160,8 @@ def test_actions_of_several_components_are_exported_as_the_environment_takes_the
     assert export.compare(model, policy, observations=1000).different > 100
 
 
-@pytest.mark.parametrize("stack", [1, 2])
-def test_discrete_observations_are_coded_inside_of_the_model(make_run, stack):
-    named = "env.entry_point=common.envs.probes:named_action", "env.kwargs={kind: multi_discrete}", f"env.frame_stack={stack}"
+def test_discrete_observations_are_coded_inside_of_the_model(make_run):
+    named = "env.entry_point=common.envs.probes:named_action", "env.kwargs={kind: multi_discrete}", "env.frame_stack=2"
     policy = load_policy(make_run(*named)[0].path)
     model = export.to_onnx(policy)
     assert export.compare(model, policy, observations=1000).different == 0
@@ -174,7 +173,7 @@ def test_discrete_observations_are_coded_inside_of_the_model(make_run, stack):
 
 @pytest.mark.parametrize(
     ("preset", "stack", "mask"),
-    [("cartpole", 1, "leaf"), ("cartpole", 2, "info"), ("cartpole-dqn", 2, "leaf"), ("cartpole", 2, "")],
+    [("cartpole", 2, "info"), ("cartpole-dqn", 1, "leaf"), ("cartpole", 2, "")],
 )
 def test_each_array_of_an_observation_is_an_input_of_the_model(make_run, preset, stack, mask):
     named = "env.entry_point=common.envs.probes:mixed_action", f"env.kwargs={{mask: '{mask}'}}", f"env.action_mask={bool(mask)}"
