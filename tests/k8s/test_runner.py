@@ -47,7 +47,7 @@ def test_pods_that_start_before_the_learner_wait_for_it_alive_and_stay_when_it_i
     learner = cluster.start("learner")
     until(lambda: all_ready(learner, *actors, evaluator), "all are ready")
     until(lambda: learner.http.status().get("workers") == {"actor": 2, "evaluator": 1}, "all are welcomed")
-    until(lambda: learner.http.status().get("env_steps", 0) > 1000, "it trains")
+    until(lambda: learner.http.status().get("env_steps", 0) > 300, "it trains")
     assert restarts(learner, *actors, evaluator) == [0, 0, 0, 0]
     assert [pod.http.metric("rookery_build_info", service=pod.container["name"]) for pod in (learner, *actors, evaluator)] == [
         1.0
@@ -74,7 +74,7 @@ def terminated(cluster, learner, actor, stays):
     """Let a learner and two actors train, delete all but the actor `stays`: seconds it took, and the next learner."""
     until(lambda: all_ready(learner, actor, stays), "all are ready")
     steps = learner.http.status()["env_steps"]
-    until(lambda: learner.http.status()["env_steps"] > steps + 1000, "it trains")
+    until(lambda: learner.http.status()["env_steps"] > steps + 300, "it trains")
     before, took = checkpoints(learner)[-1:], {}
     for pod in (actor, learner):
         took[pod.container["name"]], code = pod.delete()

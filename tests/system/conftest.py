@@ -42,7 +42,7 @@ class Paced(gymnasium.Wrapper):
         time.sleep(self.pause)
         return self.env.step(action)
 
-def make(pause=0.001):
+def make(pause=0.003):
     return Paced(pause)
 """
 

@@ -184,7 +184,7 @@ def test_a_slow_network_is_neither_sides_matter(colony, examined):
     """A line of 4 kB/s: both sides wait for one another, and the queue is empty."""
     with Proxy(colony.port, bytes_per_second=4_000) as line:
         actor = colony.worker("actor", "one", "--learner", line.endpoint)
-        _, words = examined(colony.learner(*SHORT), actor, messages=3)
+        _, words = examined(colony.learner(*SHORT, "env.kwargs={pause: 0.001}"), actor, messages=3)
     assert "network-bound: the learner waits" in words
     assert "of their way on the wire" in words
     assert "a message is under way for" in words

@@ -31,7 +31,7 @@ def test_a_run_with_keys_trains_and_no_secret_leaves_its_file(colony, wait):
     own = "--keys", "keys/worker"
     workers = [colony.worker("actor", "one", *own), colony.worker("evaluator", "evaluator", *own)]
     unlisted = colony.worker("actor", "two", "--keys", "keys/unlisted")
-    wait(lambda: learner.http.status().get("env_steps", 0) > 1000, "it trains")
+    wait(lambda: learner.http.status().get("env_steps", 0) > 300, "it trains")
     wait(colony.checkpoints, "there is a checkpoint")
     refused = "rookery_learner_handshakes_failed_total"
     wait(lambda: learner.http.metric(refused, reason="key") >= 2, "each refused handshake is counted")

@@ -24,6 +24,9 @@ class Held(paced.Paced):
 
 def make():
     return Held(0.0005)
+
+def alone():
+    return paced.Paced(0.0005)
 """
 
 
@@ -32,7 +35,7 @@ def test_a_run_whose_learner_and_actor_are_killed_ends_with_the_weights_of_one_t
     (colony.folder / "held.py").write_text(HELD)
     words = ("run.mode=lockstep", "run.seed=3", "actor.count=2", "target.env_steps=5_000", "checkpoint.every_seconds=0.1")
     summaries = []
-    for name, entry_point in (("alone", "paced:make"), ("killed", "held:make")):
+    for name, entry_point in (("alone", "held:alone"), ("killed", "held:make")):
         colony.run_dir = colony.folder / name
         run = *words, f"env.entry_point={entry_point}"
         learner = colony.learner(*run)

@@ -60,14 +60,14 @@ def test_an_env_worker_that_is_killed_costs_its_unfinished_rows_and_the_ledger_b
     def missing_rows():
         return server.http.metric("rookery_policy_server_missing_rows_total")
 
-    wait(lambda: learner.http.status().get("env_steps", 0) > 500, "the learner trains")
+    wait(lambda: learner.http.status().get("env_steps", 0) > 200, "the learner trains")
     wait(lambda: server.http.metric("rookery_policy_server_env_workers") == 2, "both env workers are there")
     for worker in [server, *workers]:
         wait(lambda worker=worker: worker.http.get("/readyz")[0] == 200, "all are ready")
     before, steps = missing_rows(), learner.http.status()["env_steps"]
     workers[0].signal(signal.SIGKILL)
     wait(lambda: missing_rows() >= before + 4, "the rows of the killed env worker are missing")
-    wait(lambda: learner.http.status()["env_steps"] > steps + 500, "the rows of the other one go on")
+    wait(lambda: learner.http.status()["env_steps"] > steps + 200, "the rows of the other one go on")
     workers[0] = env_worker("w0")
     wait(lambda: server.http.metric("rookery_policy_server_env_workers") == 2, "its successor has the slot")
     filled = missing_rows()
@@ -82,6 +82,6 @@ def test_an_env_worker_that_is_killed_costs_its_unfinished_rows_and_the_ledger_b
     assert [worker.ended() for worker in workers] == [0, 0]
     ledger = colony.summary()["ledger"]
     balances(ledger)
-    assert ledger["produced"] > 1000
+    assert ledger["produced"] > 400
     assert (ledger["queued"], ledger["in_flight"]) == (0, 0)
     assert {reason for reason, steps in ledger["dropped"].items() if steps} <= {"unfinished", "run_ended", "stale"}

@@ -24,7 +24,7 @@ def test_actors_that_start_first_connect_when_the_learner_comes(colony, wait, ba
     evaluator = colony.worker("evaluator", "evaluator")
     learner = colony.learner()
     wait(lambda: learner.http.status().get("workers") == {"actor": 2, "evaluator": 1}, "all workers are welcomed")
-    wait(lambda: learner.http.status()["env_steps"] > 1000, "the learner trains")
+    wait(lambda: learner.http.status()["env_steps"] > 300, "the learner trains")
     evaluation = wait(lambda: learner.http.status()["last_evaluation"], "an evaluation is reported")
     assert evaluation["episodes"] == 4
     services = {"learner": learner, "actor": actors[0], "evaluator": evaluator}
@@ -46,7 +46,7 @@ def test_actors_that_start_first_connect_when_the_learner_comes(colony, wait, ba
     assert actors[0].http.get("/healthz")[0] == 200
     learner.signal(signal.SIGCONT)
     steps = learner.http.status()["env_steps"]
-    wait(lambda: learner.http.status().get("env_steps", 0) > steps + 1000, "flow resumes")
+    wait(lambda: learner.http.status().get("env_steps", 0) > steps + 300, "flow resumes")
 
     actors[0].signal(signal.SIGTERM)
     assert actors[0].ended() == 0
@@ -83,7 +83,7 @@ def test_a_learner_that_is_moved_keeps_its_actors_and_one_that_has_finished_keep
 
     learner.signal(signal.SIGTERM)
     assert learner.ended() == 0
-    learner = colony.learner(*words, f"target.env_steps={colony.summary()['env_steps'] + 1000}")
+    learner = colony.learner(*words, f"target.env_steps={colony.summary()['env_steps'] + 300}")
     wait(lambda: learner.http.status().get("phase") == "finished", "the run is over")
     late = colony.worker("evaluator", "late", "--linger")
     services = (learner, actor, late)
