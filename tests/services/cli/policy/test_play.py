@@ -94,6 +94,7 @@ def test_a_window_that_is_closed_ends_the_game(make_run, monkeypatch, capsys):
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     closed = type("Event", (), {"type": pygame.QUIT})()
     monkeypatch.setattr(pygame.event, "get", lambda: [closed])
+    capsys.readouterr()  # its import prints a line
     assert called("play", run.path, "--render", "--episodes", 5) == 0
     assert capsys.readouterr().out == ""
 
