@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,18 +59,21 @@ def measure(workers: int, *, rate: float) -> Restart:
 def _learner(crowd: Crowd, endpoint: str, *, resumed: bool) -> Iterator[Connection]:
     """Run a learner in a process of its own; yields the connection to it. It is killed in the end."""
     receiver, sender = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(crowd, endpoint, resumed, sender), daemon=True)
-    process.start()
-    sender.close()
-    try:
-        yield receiver
-    finally:
-        process.kill()
-        process.join()
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = crowd, endpoint, resumed, sender, folder
+        process = multiprocessing.get_context("spawn").Process(target=_serve, args=arguments, daemon=True)
+        process.start()
+        sender.close()
+        try:
+            yield receiver
+        finally:
+            process.kill()
+            process.join()
 
 
-def _serve(crowd: Crowd, endpoint: str, resumed: bool, results: Connection) -> None:
+def _serve(crowd: Crowd, endpoint: str, resumed: bool, results: Connection, folder: str) -> None:
     """Be the learner: send the endpoint, then the result once all workers are welcomed, then train until killed."""
+    tempfile.tempdir = folder  # a killed process does not remove its own
     with serving(crowd, endpoint, resumed=resumed) as (intake, bound):
         began = time.monotonic()
         results.send(bound)
