@@ -117,7 +117,7 @@ class Service:
     """One process that the test started."""
 
     def __init__(self, words: list[str], folder: Path, *, port: int = 0) -> None:
-        """Start it with a lower priority than the tester's own work; what it says goes to a file."""
+        """Start it in a session of its own; what it says goes to a file."""
         self.said = folder / f"{threading.get_ident()}-{time.monotonic_ns()}.log"
         self.http = Http(port)
         self.may_end = False  # whether the test has signalled it, waits for its end, or expects it: see `Colony.wait`
