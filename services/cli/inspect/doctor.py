@@ -38,7 +38,8 @@ def doctor(source: Source, *, seconds: Seconds | None, stdout: TextIO, sleep: Ca
 
     Raises `ConfigError` where there is no learner, or more than the ranks of one, or no time has passed between the two scrapes.
     """
-    run = with_learner(measure(source, seconds or source.window, sleep=sleep))
+    measured = measure(source, seconds or source.window, sleep=sleep)
+    run = with_learner(measured)
     known = [service for service in run.services if service.role == LEARNER]
     learners = [service.title for service in known]
     silent = [service for service in run.services if not service.role]
@@ -56,6 +57,8 @@ def doctor(source: Source, *, seconds: Seconds | None, stdout: TextIO, sleep: Ca
     diagnosis = diagnose(run)
     for line in report(source.title, run, diagnosis):
         print(line, file=stdout)
+    if run is not measured:
+        print(f"{run.learner.name} was taken for the learner: it alone is silent, and none that answers is one", file=stdout)
     return BROKEN if any(finding.check.fault for finding in diagnosis.findings) else HEALTHY
 
 
