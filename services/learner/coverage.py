@@ -19,6 +19,7 @@ from common.protocol.events import Experience
 from common.units import Seconds
 
 GONE_SECONDS: Seconds = 60.0  # without a message, after which an actor is not waited for, as its account closes then
+GONE_PAUSES = 2  # or so many times the longest time between two messages of an actor, where a slow simulator makes it longer
 
 
 class Coverage(NamedTuple):
@@ -48,6 +49,7 @@ class EpisodeCoverage:
     num_envs: int  # of each actor
     lockstep: bool = False
     _actors: dict[str, _Actor] = field(default_factory=dict)  # by name, in lockstep by index
+    _longest: Seconds = 0.0  # between two messages of one actor
 
     def add(self, samples: Sequence[Experience], now: Seconds) -> Coverage:
         """Enter the ends of episodes in `samples`; return the state of all actors."""
@@ -56,10 +58,13 @@ class EpisodeCoverage:
             actor = self._actors.get(name)
             if actor is None or (actor.incarnation != sample.worker.incarnation and not (self.lockstep and sample.continues)):
                 actor = self._actors[name] = _Actor(None, set(range(self.num_envs)))
+            if math.isfinite(actor.newest):
+                self._longest = max(self._longest, now - actor.newest)
             actor.incarnation, actor.newest = sample.worker.incarnation, now
             if actor.unfinished:
                 actor.unfinished.difference_update(_ended(sample, actor.unfinished))
-        actors = [actor for actor in self._actors.values() if now - actor.newest < GONE_SECONDS]
+        gone = max(GONE_SECONDS, GONE_PAUSES * self._longest)
+        actors = [actor for actor in self._actors.values() if now - actor.newest < gone]
         return Coverage(len(actors) * self.num_envs, sum(len(actor.unfinished) for actor in actors))
 
     def state_dict(self) -> dict[str, list[int]]:

@@ -119,6 +119,18 @@ def test_environments_of_a_new_incarnation_end_an_episode_first_and_those_of_a_l
     assert coverage.add([Experience(worker=third, version=0, env_steps=9, arrays=own)], 61.0).unfinished == 1
 
 
+def test_an_actor_whose_rollout_takes_minutes_is_waited_for():
+    """A robot's simulator, say, whose messages are 100 seconds apart: between two of them the actor is not gone."""
+    coverage, none, all_ended = EpisodeCoverage(1), np.array([[False]]), np.array([[True]])
+    one, two = WorkerKey(name="one", incarnation=0), WorkerKey(name="two", incarnation=0)
+    coverage.add([finished(one, none), finished(two, none)], 100.0)
+    assert coverage.add([finished(one, all_ended)], 200.0) == Coverage(2, 1)
+    assert coverage.add([finished(two, none)], 201.0) == Coverage(2, 1)
+    assert coverage.add([finished(one, none)], 300.0) == Coverage(2, 1)
+    assert coverage.add([finished(one, none)], 400.0) == Coverage(2, 1)
+    assert coverage.add([finished(one, none)], 404.0) == Coverage(1, 0)  # two is gone
+
+
 def test_in_lockstep_environments_that_have_ended_an_episode_stay_so_after_a_restart():
     """Actors continue theirs. Else the resumed run reaches its target later, and ends with other weights."""
     kept, ends = EpisodeCoverage(2, lockstep=True), np.array([[True, False]])
