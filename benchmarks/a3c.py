@@ -170,7 +170,8 @@ def page(rows: Sequence[Row], *, seconds: Seconds, load_before: float, learning:
     lines += [
         f"{cores()} cores, load {load_before:.1f} before it began, {datetime.now(UTC).date()}. Two actors with 8 games each,"
     ]
-    lines += ["42x42 frames but for the last network, rollouts of 256 env steps, real processes over loopback, no evaluator."]
+    rollouts = f"rollouts of {rows[0].traffic.rows} env steps"
+    lines += [f"42x42 frames but for the last network, {rollouts}, real processes over loopback, no evaluator."]
     lines += ["Bytes and core time are per env step trained on.", "", *table(rows), ""]
     lines += ["## Where they cross", "", *crossovers(rows), "", "## Time to solve", "", *solved(learning)]
     return "\n".join(lines) + "\n"
@@ -179,7 +180,7 @@ def page(rows: Sequence[Row], *, seconds: Seconds, load_before: float, learning:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; write the page where asked."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.a3c", description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=30.0, help="of each run, after its first updates")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each run, after its first messages")
     parser.add_argument("--networks", nargs="+", choices=tuple(LADDER), default=tuple(LADDER), metavar="NETWORK")
     parser.add_argument("--learning", type=Path, default=Path("benchmarks/results/learning.jsonl"), help="times to solve")
     parser.add_argument("--out", type=Path, help="such as benchmarks/results/a3c.md")

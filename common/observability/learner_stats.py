@@ -25,6 +25,7 @@ class IntakeStats:
     queue_capacity: int = 0
     queue_seconds: Seconds = 0.0
     actors: int = 0
+    open_actors: frozenset[str] = frozenset()  # names, of those with an open account
     evaluators: int = 0
     messages_dropped: Counter[str] = field(default_factory=Counter)
     reconnects: int = 0

@@ -96,6 +96,12 @@ class LearnerSide:
         return self._registry.connected(role)
 
     @property
+    def open_actors(self) -> frozenset[str]:
+        """Return the names of the actors with an open account: those that are connected, or expected to return."""
+        actors = (worker for worker in self._registry if worker.role == "actor")
+        return frozenset(actor.key.name for actor in actors if actor.state is not WorkerState.CLOSED)
+
+    @property
     def queue_capacity(self) -> int:
         """Return the most messages that all actors with open accounts have credits for; never less than the queue holds."""
         expected = max(1, self._registry.open_accounts("actor"))

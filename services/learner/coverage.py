@@ -6,8 +6,7 @@ short episodes until each environment has ended one: far too high where each ste
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
@@ -16,10 +15,6 @@ import numpy as np
 
 from common.algorithms.episode_reports import EPISODE_ENV
 from common.protocol.events import Experience
-from common.units import Seconds
-
-GONE_SECONDS: Seconds = 60.0  # without a message, after which an actor is not waited for, as its account closes then
-GONE_PAUSES = 2  # or so many times the longest time between two messages of an actor, where a slow simulator makes it longer
 
 
 class Coverage(NamedTuple):
@@ -36,36 +31,35 @@ NO_ACTORS = Coverage()
 class _Actor:
     incarnation: int | None  # None: the next one continues it, or begins anew
     unfinished: set[int]  # environments
-    newest: Seconds = -math.inf  # time of the newest message
 
 
 @dataclass(slots=True)
 class EpisodeCoverage:
     """Which environment of which actor has ended an episode. The thread of the train loop owns it.
 
-    A new incarnation of an actor begins its environments anew, unless it continues them, as in lockstep.
+    A new incarnation of an actor begins its environments anew, unless it continues them, as in lockstep. An actor counts from its
+    first message until its account is closed, however long a slow simulator takes for the next one.
     """
 
     num_envs: int  # of each actor
     lockstep: bool = False
     _actors: dict[str, _Actor] = field(default_factory=dict)  # by name, in lockstep by index
-    _longest: Seconds = 0.0  # between two messages of one actor
 
-    def add(self, samples: Sequence[Experience], now: Seconds) -> Coverage:
-        """Enter the ends of episodes in `samples`; return the state of all actors."""
+    def add(self, samples: Sequence[Experience], open_actors: Collection[str]) -> Coverage:
+        """Enter the ends of episodes in `samples`; return the state of all actors. `open_actors`: those with an open account."""
+        sent = set[str]()
         for sample in samples:
             name = str(sample.index) if self.lockstep else sample.worker.name
             actor = self._actors.get(name)
             if actor is None or (actor.incarnation != sample.worker.incarnation and not (self.lockstep and sample.continues)):
                 actor = self._actors[name] = _Actor(None, set(range(self.num_envs)))
-            if math.isfinite(actor.newest):
-                self._longest = max(self._longest, now - actor.newest)
-            actor.incarnation, actor.newest = sample.worker.incarnation, now
+            actor.incarnation = sample.worker.incarnation
+            sent.add(name)
             if actor.unfinished:
                 actor.unfinished.difference_update(_ended(sample, actor.unfinished))
-        gone = max(GONE_SECONDS, GONE_PAUSES * self._longest)
-        actors = [actor for actor in self._actors.values() if now - actor.newest < gone]
-        return Coverage(len(actors) * self.num_envs, sum(len(actor.unfinished) for actor in actors))
+        stay = sent if self.lockstep else sent.union(open_actors)  # in lockstep each batch has all actors
+        self._actors = {name: actor for name, actor in self._actors.items() if name in stay}
+        return Coverage(len(self._actors) * self.num_envs, sum(len(actor.unfinished) for actor in self._actors.values()))
 
     def state_dict(self) -> dict[str, list[int]]:
         """Return the environments of each actor that have ended no episode, for actors that continue them: JSON values."""

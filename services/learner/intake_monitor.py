@@ -100,6 +100,7 @@ class IntakeMonitor:
             queue_capacity=session.queue_capacity,
             queue_seconds=self._queue_seconds,
             actors=session.connected("actor"),
+            open_actors=session.open_actors,
             evaluators=session.connected("evaluator"),
             messages_dropped=Counter(session.messages_dropped),
             reconnects=session.reconnects,

@@ -7,7 +7,7 @@ the summary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -71,12 +71,17 @@ class Results:
             self.record.lag.add(lag, item.env_steps)
             self.stats.policy_lag.observe(lag)
 
-    def updated(self, samples: Sequence[Experience], result: UpdateResult, decision: Decision) -> None:
-        """Enter an update, after its policy was published: its metrics, and the episodes that ended in `samples`."""
+    def updated(
+        self, samples: Sequence[Experience], result: UpdateResult, decision: Decision, *, open_actors: Collection[str]
+    ) -> None:
+        """Enter an update, after its policy was published: its metrics, and the episodes that ended in `samples`.
+
+        `open_actors`: names of the actors with an open account.
+        """
         record, stats, now = self.record, self.stats, self.clock()
         returns, lengths = ([value for sample in samples for value in sample.arrays[name].tolist()] for name in EPISODES)
         stats.episodes += len(returns)
-        self.coverage = record.coverage.add(samples, now)
+        self.coverage = record.coverage.add(samples, open_actors)
         if self.agreement:
             returns, lengths = self.agreement.episodes(returns, lengths, decision.episodes)
         record.ended(returns, lengths, now, decision.coverage if self.agreement else self.coverage)

@@ -58,7 +58,7 @@ def doctor(source: Source, *, seconds: Seconds | None, stdout: TextIO, sleep: Ca
     for line in report(source.title, run, diagnosis):
         print(line, file=stdout)
     if run is not measured:
-        print(f"{run.learner.name} was taken for the learner: it alone is silent, and none that answers is one", file=stdout)
+        print(f"{run.learner.name} was taken for the learner: it does not answer, and no other service is one", file=stdout)
     return BROKEN if any(finding.check.fault for finding in diagnosis.findings) else HEALTHY
 
 

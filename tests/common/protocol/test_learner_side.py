@@ -353,8 +353,9 @@ def test_the_capacity_is_that_of_the_actors_expected_and_never_less_than_what_is
     assert learner.side.queue_capacity == 6
     learner.tick(11.0)
     assert (learner.side.connected("actor"), learner.side.queue_capacity) == (0, 6)
+    assert learner.side.open_actors == {"a", "b"}
     learner.tick(60.0)
-    assert learner.side.queue_capacity == 4
+    assert (learner.side.queue_capacity, learner.side.open_actors) == (4, frozenset())
     learner.handle(e.Taken(items=(*items(0, 1), *items(0, 1, name="b"))))
     assert learner.side.queue_capacity == 3
 

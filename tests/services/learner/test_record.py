@@ -98,52 +98,44 @@ def test_the_mean_that_declares_a_run_solved_is_not_that_of_the_episodes_that_en
             ended += length[over].tolist()
             length[over] = draw(np.count_nonzero(over))
             left[over] = length[over]
-        run.ended([-value for value in ended], ended, now, coverage.add([finished(worker, ends)], now))
+        run.ended([-value for value in ended], ended, now, coverage.add([finished(worker, ends)], {"one"}))
     assert run.mean_return == pytest.approx(-100.0, rel=0.05)
 
 
-def test_environments_of_a_new_incarnation_end_an_episode_first_and_those_of_a_lost_actor_do_not_count():
+def test_environments_of_a_new_incarnation_end_an_episode_first_and_those_of_a_closed_actor_do_not_count():
+    """An actor whose messages are minutes apart is open between two of them, and one that has sent none is not waited for."""
     coverage, ends = EpisodeCoverage(2), np.array([[True, False], [False, True]])
     one, two = WorkerKey(name="one", incarnation=0), WorkerKey(name="two", incarnation=0)
-    assert coverage.add([finished(one, ends), finished(two, ends[:1])], 0.0) == Coverage(4, 1)
-    assert coverage.add([finished(replace(one, incarnation=1), ends[:1])], 50.0) == Coverage(4, 2)
-    assert coverage.add([finished(replace(one, incarnation=1), ends[1:])], 60.0) == Coverage(2, 0)
+    both, silent = {"one", "two"}, "silent"
+    assert coverage.add([finished(one, ends), finished(two, ends[:1])], both) == Coverage(4, 1)
+    assert coverage.add([finished(replace(one, incarnation=1), ends[:1])], both | {silent}) == Coverage(4, 2)
+    assert coverage.add([], both) == Coverage(4, 2)
+    assert coverage.add([finished(replace(one, incarnation=1), ends[1:])], {"one"}) == Coverage(2, 0)
     same = Experience(worker=two, version=0, env_steps=9, arrays={"episode_env": np.zeros(5, np.int32)})
-    assert coverage.add([same], 61.0) == Coverage(4, 1)  # five short episodes of one environment
-    assert coverage.add([Experience(worker=two, version=0, env_steps=9, arrays={})], 61.0) == Coverage(4, 1)
+    assert coverage.add([same], {"one"}) == Coverage(4, 1)  # it is back, with five short episodes of one environment
+    assert coverage.add([Experience(worker=two, version=0, env_steps=9, arrays={})], both) == Coverage(4, 1)
     own = {"episode_return": np.ones(1, np.float32)}  # a payload that names no environments
     start = np.array([[True, True], [False, True]])
-    third = WorkerKey(name="three", incarnation=0)
-    assert coverage.add([Experience(worker=third, version=0, env_steps=9, arrays={"start": start})], 61.0).unfinished == 3
-    assert coverage.add([Experience(worker=third, version=0, env_steps=9, arrays=own | {"start": start})], 61.0).unfinished == 2
-    assert coverage.add([Experience(worker=third, version=0, env_steps=9, arrays=own)], 61.0).unfinished == 1
-
-
-def test_an_actor_whose_rollout_takes_minutes_is_waited_for():
-    """A robot's simulator, say, whose messages are 100 seconds apart: between two of them the actor is not gone."""
-    coverage, none, all_ended = EpisodeCoverage(1), np.array([[False]]), np.array([[True]])
-    one, two = WorkerKey(name="one", incarnation=0), WorkerKey(name="two", incarnation=0)
-    coverage.add([finished(one, none), finished(two, none)], 100.0)
-    assert coverage.add([finished(one, all_ended)], 200.0) == Coverage(2, 1)
-    assert coverage.add([finished(two, none)], 201.0) == Coverage(2, 1)
-    assert coverage.add([finished(one, none)], 300.0) == Coverage(2, 1)
-    assert coverage.add([finished(one, none)], 400.0) == Coverage(2, 1)
-    assert coverage.add([finished(one, none)], 404.0) == Coverage(1, 0)  # two is gone
+    third = Experience(worker=WorkerKey(name="three", incarnation=0), version=0, env_steps=9, arrays={"start": start})
+    all_open = both | {"three"}
+    assert coverage.add([third], all_open).unfinished == 3
+    assert coverage.add([replace(third, arrays=own | {"start": start})], all_open).unfinished == 2
+    assert coverage.add([replace(third, arrays=own)], all_open).unfinished == 1
 
 
 def test_in_lockstep_environments_that_have_ended_an_episode_stay_so_after_a_restart():
     """Actors continue theirs. Else the resumed run reaches its target later, and ends with other weights."""
     kept, ends = EpisodeCoverage(2, lockstep=True), np.array([[True, False]])
     actor = WorkerKey(name="one", incarnation=0)
-    assert kept.add([replace(finished(actor, ends), index=1)], 0.0) == Coverage(2, 1)
+    assert kept.add([replace(finished(actor, ends), index=1)], ()) == Coverage(2, 1)
     state = json.loads(json.dumps(kept.state_dict()))
     for lockstep, left in ((True, 0), (False, 1)):
         after = EpisodeCoverage(2, lockstep=lockstep)
         after.load_state_dict(state)
         other = finished(replace(actor, incarnation=7), ends[:, ::-1])
-        assert after.add([replace(other, index=1)], 9.0) == Coverage(2, left)
+        assert after.add([replace(other, index=1)], ()) == Coverage(2, left)
         again = replace(finished(replace(actor, incarnation=8), ends), index=1, continues=False)
-        assert after.add([again], 9.0) == Coverage(2, 1)
+        assert after.add([again], ()) == Coverage(2, 1)
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_a_killed_learner_ends_with_1_though_an_address_does_not_name_its_role()
     assert code == 1
     assert "unknown: the learner is unreachable (connection refused)" in words
     assert "LearnerDown: learner 10.0.0.7:9100 does not answer: connection refused; see its log" in words
-    assert words.endswith("10.0.0.7:9100 was taken for the learner: it alone is silent, and none that answers is one\n")
+    assert words.endswith("10.0.0.7:9100 was taken for the learner: it does not answer, and no other service is one\n")
 
 
 def test_where_no_rank_of_the_learner_answers_each_silent_service_is_named():
