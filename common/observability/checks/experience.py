@@ -237,6 +237,36 @@ MISSING = Check(
 """,
 )
 
+
+def _rank_without_actors(run: Deployment) -> Iterator[str]:
+    actors = {rank.title: rank.now(learner.WORKERS_CONNECTED, ACTOR) for rank in run.ranks}
+    if run.learner.now(learner.RANKS) > 1 and any(connected > 0 for connected in actors.values()):
+        for title in (title for title, connected in actors.items() if connected == 0):
+            yield f"{title} has no actor and trains on nothing; start more actors, with names that end in 0, 1, ..."
+
+
+RANK_WITHOUT_ACTORS = Check(
+    name="RankWithoutActors",
+    sentence="A rank of the learner has no actor, and trains on nothing",
+    promql=f'sum by (namespace, instance) ({learner.WORKERS_CONNECTED}{{role="actor"}})',
+    condition="== 0",
+    only=[
+        f"and on (namespace, instance) {learner.RANKS} > 1",
+        f'and on (namespace) sum by (namespace) ({learner.WORKERS_CONNECTED}{{role="actor"}}) > 0',
+        TRAINS,
+    ],
+    lasting="5m",
+    detail="{{ $labels.instance }} has no actor.",
+    predicate=_rank_without_actors,
+    runbook="""\
+The run goes on by the experience of the other ranks, and the core or GPU of this one is idle. An actor belongs to the rank of the
+number at the end of its name, or of a hash of its name. Names of pods are random, so few actors may all belong to one rank.
+1. Start more actors, or delete a pod of a rank that has several: the next one has another name.
+2. Where you name the actors, let their names end in numbers from 0 on.
+3. `actor.learner` of each actor has the addresses of all ranks, in the same order.
+""",
+)
+
 ROWS_MISSING = Threshold(
     value=0.01,
     unit="share of the rows of a policy server",
@@ -329,4 +359,15 @@ is not connected.
 """,
 )
 
-CHECKS = (LAG, SNAPSHOTS, DROPPED, DECODE_ERRORS, EVICTED, REPLAY_SHRINKS, MISSING, ENV_WORKERS_MISSING, STRAGGLER)
+CHECKS = (
+    LAG,
+    SNAPSHOTS,
+    DROPPED,
+    DECODE_ERRORS,
+    EVICTED,
+    REPLAY_SHRINKS,
+    MISSING,
+    RANK_WITHOUT_ACTORS,
+    ENV_WORKERS_MISSING,
+    STRAGGLER,
+)

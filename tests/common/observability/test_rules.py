@@ -155,12 +155,18 @@ ROWS = [
     for steps, missing, held in ((200, 0, 2), (199, 1, 2), (196, 4, 2), (100, 100, 1), (0, 0, 0))
 ]
 
+ACTORS = 'rookery_learner_workers_connected{role="actor"}'
+RANKS = [
+    services({"rookery_learner_ranks": ranks, ACTORS: first}) | {"learner-1": {"rookery_learner_ranks": ranks, ACTORS: second}}
+    for ranks, first, second in ((2, 2, 0), (2, 0, 2), (2, 1, 1), (2, 0, 0), (1, 1, 0))
+]
+
 
 @needs_promtool
 @pytest.mark.parametrize(
     ("name", "cases"),
-    [("PolicyLagHigh", LAGS), ("ActorStraggler", PACES), ("EnvWorkersMissing", ROWS)],
-    ids=["PolicyLagHigh", "ActorStraggler", "EnvWorkersMissing"],
+    [("PolicyLagHigh", LAGS), ("ActorStraggler", PACES), ("EnvWorkersMissing", ROWS), ("RankWithoutActors", RANKS)],
+    ids=["PolicyLagHigh", "ActorStraggler", "EnvWorkersMissing", "RankWithoutActors"],
 )
 def test_an_alert_fires_where_the_doctor_has_a_finding(name, cases, tmp_path):
     (check,) = (check for check in CHECKS if check.name == name)
