@@ -161,9 +161,19 @@ class EvaluationResult:
         return float(self.returns.std(ddof=1)) if len(self.returns) > 1 else None
 
     @property
+    def dependence(self) -> str:
+        """Why the returns are not independent, so that an interval of their mean would be false; empty where they are."""
+        env = self.policy.settings.env
+        if self.agents > 1:
+            return f"the {self.agents} agents of an environment are not independent"
+        if self.greedy and atari_game(env) is not None and env.sticky_actions == 0:
+            return "greedy games without sticky actions differ by the no-ops alone, and many are the same game"
+        return ""
+
+    @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of the mean; None for few episodes, and for agents of one environment: they are not independent."""
-        return interval95(self.returns) if self.agents == 1 else None
+        """The 95 % interval of the mean; None for few episodes, and for those that depend on one another."""
+        return None if self.dependence else interval95(self.returns)
 
     @property
     def reference(self) -> Reference | None:
@@ -220,8 +230,8 @@ class EvaluationResult:
             parts.append(f"standard deviation {self.deviation:.4g}")
         if interval is not None:
             parts.append(f"95 % interval of the mean {interval[0]:.6g} to {interval[1]:.6g}")
-        if self.agents > 1:
-            parts.append(f"no interval: the {self.agents} agents of an environment are not independent")
+        if self.dependence:
+            parts.append(f"no interval: {self.dependence}")
         return [*parts, f"from {self.returns.min():.6g} to {self.returns.max():.6g}"]
 
 

@@ -110,6 +110,14 @@ def test_atari_scores_come_with_their_evaluation_rules(make_run, capsys):
     assert math.isclose(result["human_normalized_percent"], 100 * (result["mean"] + 20.7) / 35.3)
 
 
+@pytest.mark.parametrize(("words", "independent"), [([], False), (["--sampled"], True), (["env.sticky_actions=0.25"], True)])
+def test_greedy_games_that_differ_by_no_ops_alone_have_no_interval(make_run, capsys, words, independent):
+    run, _ = make_run(*SMALL_PONG, "env.max_episode_frames=40", "env.sticky_actions=0", preset="pong")
+    assert (evaluated(capsys, run.path, "--episodes", 5, *words)["mean_interval_95"] is not None) == independent
+    assert called("evaluate", run.path, "--episodes", 5, *words) == 0
+    assert ("no interval: greedy games without sticky actions" in capsys.readouterr().out) == (not independent)
+
+
 def test_a_version_is_chosen(make_run, capsys):
     run, _ = make_run(*COUNTING, version=7)
     make_run(*COUNTING, version=9)
