@@ -62,7 +62,7 @@ class Verdict:
 # phase -> (its work, the advice)
 _LEARNER = MappingProxyType({
     "ingest": ("takes in experience", "use smaller observations, or fewer trajectories per update"),
-    "train": ("trains", "use a smaller network or fewer epochs, or a GPU"),
+    "train": ("trains", "use a smaller network, fewer gradient steps per env step, or a GPU"),
     "publish": ("publishes snapshots", "publish less often, or set learner.snapshot_precision=bf16"),
     "record": ("writes results", "put the run directory on a faster disk"),
     "checkpoint": ("writes checkpoints", "raise checkpoint.every_seconds"),

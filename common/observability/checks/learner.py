@@ -135,7 +135,7 @@ SATURATED = Check(
     detail=f"Its queue is {PERCENT} full: fewer actors would do.",
     runbook="""\
 No fault: cores of actors are idle. Run fewer actors, or give the learner more (a GPU, `learner.torch_threads`, a smaller network,
-fewer epochs).
+fewer gradient steps per env step).
 """,
 )
 SLOWED = Check(

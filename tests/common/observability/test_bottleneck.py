@@ -20,7 +20,7 @@ def test_a_learner_that_never_waits_holds_up_actors_that_do():
     assert (verdict.kind, verdict.share) == (Kind.LEARNER, 0.93)
     assert verdict.sentence == (
         "learner-bound: the learner trains 93 % of the time, actors wait 41 % for credit; "
-        "use a smaller network or fewer epochs, or a GPU"
+        "use a smaller network, fewer gradient steps per env step, or a GPU"
     )
 
 

@@ -58,7 +58,7 @@ def test_a_bottleneck_alone_is_healthy():
     assert words.splitlines() == [
         "runs/mine: learner, over 10 s",
         "",
-        "learner-bound: the learner trains 95 % of the time; use a smaller network or fewer epochs, or a GPU",
+        "learner-bound: the learner trains 95 % of the time; use a smaller network, fewer gradient steps per env step, or a GPU",
         "  learner  train 95 %, wait 5 %",
         "",
         "nothing is broken",
