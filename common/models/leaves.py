@@ -44,7 +44,8 @@ class Leaves:
 
     def _leaf(self, joined: Tensor, index: int) -> Tensor:
         part, dtype = joined[..., self._columns[index]], self._dtypes[index]
-        return part if dtype == torch.uint8 else part.contiguous().view(dtype)
+        # A copy also of one row, of which torch calls any part contiguous: its address need not be that of a number.
+        return part if dtype == torch.uint8 else part.clone(memory_format=torch.contiguous_format).view(dtype)
 
 
 def mask_logits(logits: Tensor, allowed: Tensor) -> Tensor:

@@ -150,6 +150,18 @@ def test_convolutions_of_all_networks_but_actors_of_td3_and_sac_are_normalised(b
         assert not any(isinstance(module, nn.GroupNorm) for module in net.actor.modules())
 
 
+@pytest.mark.parametrize("stack", [1, 2])
+def test_one_row_of_leaves_is_seen_as_it_is_among_others(stack):
+    """The numbers lie behind 7 bytes, where no number of four bytes may begin."""
+    leaves = (Leaf(path="bytes", shape=(7,), dtype="uint8"), Leaf(path="numbers", shape=(2,), dtype="float32"))
+    env = dataclasses.replace(env_spec(frame=(15,), stack=stack), leaves=leaves)
+    net = nets.build_actor_critic(ModelSettings(hidden=(8,)), env)
+    numbers = torch.randn(3, stack, 2, generator=torch.Generator().manual_seed(2)).view(torch.uint8)
+    rows = torch.cat([torch.full((3, stack, 7), 9, dtype=torch.uint8), numbers], dim=2)
+    rows = rows.reshape(3, *env.network_input_shape)
+    torch.testing.assert_close(net(rows[2:]).value, net(rows).value[2:])
+
+
 def test_an_image_is_seen_as_bytes_over_255():
     """The scale is folded into the first weights: the result must be that of scaling the image."""
     env = env_spec()
