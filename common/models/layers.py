@@ -319,10 +319,12 @@ class Network(nn.Module):
     def compute_dtype(self, observation: Observation) -> torch.dtype:
         """Return the dtype that the layers compute in: autocast's, else that of the weights.
 
-        A trunk converts its input to autocast's dtype at once, which saves autocast a second pass over it.
+        A trunk converts its input to autocast's dtype at once, which saves autocast a second pass over it. The weights are not
+        those of a memory, which computes in float32 whatever the others do.
         """
         device = observation.device if isinstance(observation, Tensor) else observation[0].device
-        return autocast_dtype(device) or next(self.parameters()).dtype
+        weights = (weight for name, weight in self.named_parameters() if not name.startswith("recurrent."))
+        return autocast_dtype(device) or next(weights).dtype
 
     @property
     def normalizes_vectors(self) -> bool:

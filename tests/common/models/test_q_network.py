@@ -64,10 +64,11 @@ def test_the_streams_share_all_but_the_last_hidden_layer():
 
 
 @pytest.mark.parametrize("dueling", [True, False])
+@pytest.mark.parametrize("hidden", [(16, 8), (8,), ()])
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
-def test_a_memory_computes_in_float32_between_layers_of_bfloat16(cell, dueling):
-    """As an actor of that precision builds it; the layers behind it get what they compute in."""
-    model = MODEL.model_copy(update={"recurrent": cell, "recurrent_size": 6})
+def test_a_memory_computes_in_float32_between_layers_of_bfloat16(cell, hidden, dueling):
+    """As an actor of that precision builds it; the layers behind it get what they compute in, also where none is before it."""
+    model = MODEL.model_copy(update={"recurrent": cell, "recurrent_size": 6, "hidden": hidden})
     nets_of = [nets.build_q_network(model, VECTORS, dueling=dueling, seed=1) for _ in range(2)]
     acting = [NetworkPolicy(net, precision=each, seed=0) for net, each in zip(nets_of, ("fp32", "bf16"), strict=True)]
     past = Past(torch.zeros(2, model.state_size), torch.ones(3, 2, dtype=torch.bool))
