@@ -75,13 +75,13 @@ class VectorNormalisation(nn.Module):
     """Vectors centred on their mean and divided by their deviation, component by component, then clipped to -10..10.
 
     The computation is in float32 whatever the network computes in, because bfloat16 would round away the difference of two values
-    far from 0. Snapshots in bfloat16 change nothing either: the mean is the sum of two parameters that bfloat16 holds exactly, 16
-    binary digits together, and the scale is rounded to bfloat16.
+    far from 0. Snapshots in bfloat16 change nothing either: the mean is the sum of three parameters that bfloat16 holds exactly,
+    with all 24 binary digits of float32, and the scale is rounded to bfloat16.
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
-        self.mean = nn.Parameter(torch.zeros(2, *shape), requires_grad=False)
+        self.mean = nn.Parameter(torch.zeros(3, *shape), requires_grad=False)
         self.scale = nn.Parameter(torch.ones(shape), requires_grad=False)
 
     def forward(self, observation: Tensor, dtype: torch.dtype) -> Tensor:
@@ -93,8 +93,11 @@ class VectorNormalisation(nn.Module):
     @torch.no_grad()
     def set_moments(self, mean: Tensor, std: Tensor) -> None:
         """Take mean and standard deviation [*frame] float64."""
-        first = mean.bfloat16()
-        self.mean.copy_(torch.stack([first, (mean - first).bfloat16()]))
+        parts = []
+        for _ in self.mean:
+            parts.append(mean.bfloat16())
+            mean = mean - parts[-1]
+        self.mean.copy_(torch.stack(parts))
         self.scale.copy_(std.clamp_min(LEAST_DEVIATION).reciprocal().bfloat16())
 
 
