@@ -108,7 +108,7 @@ class SinglePassLearner(ActorCriticLearner):
         entropy_coef = optim.scheduled_entropy_coef(settings, env_steps=progress.env_steps)
         outputs = network_outputs(self._model, batch, moments=self._moments, precision=settings.precision)
         with torch.no_grad():
-            returns = self.returns(batch, outputs, lag)
+            returns = self.returns(batch, outputs)
             target = self.normalize_targets(returns.target, batch.valid) if settings.normalize_value else returns.target
         loss = single_pass_loss(settings, batch, outputs, returns, target, entropy_coef=entropy_coef, ranks=self._ranks)
         norm = optim.gradient_step(
@@ -136,8 +136,8 @@ class SinglePassLearner(ActorCriticLearner):
         return UpdateResult(samples=samples, metrics=metrics)
 
     @abstractmethod
-    def returns(self, batch: Batch, outputs: NetworkOutputs, lag: Tensor) -> Returns:
-        """Advantages and value targets [T, B] in units of return; `lag` [B] in versions. Called without gradient."""
+    def returns(self, batch: Batch, outputs: NetworkOutputs) -> Returns:
+        """Advantages and value targets [T, B] in units of return. Called without gradient."""
 
 
 def _policy_change(batch: Batch, log_prob: Tensor) -> dict[str, float]:
@@ -153,12 +153,12 @@ class A3C(SinglePassLearner):
 
     _settings: A3CSettings
 
-    def returns(self, batch: Batch, outputs: NetworkOutputs, lag: Tensor) -> Returns:
-        """GAE where the newest policy acted; the same with clipped probability ratios, V-trace, where an older one did."""
+    def returns(self, batch: Batch, outputs: NetworkOutputs) -> Returns:
+        """V-trace with one clip, at least 1: GAE where the newest policy acted, because there all probability ratios are 1."""
         settings = self._settings
         return vtrace(
             **return_inputs(batch, outputs, clip_reward=settings.clip_reward),
-            log_ratio=torch.where(lag > 0, outputs.log_prob - batch.log_prob, 0.0),
+            log_ratio=outputs.log_prob - batch.log_prob,
             gamma=settings.gamma,
             lambda_=settings.gae_lambda,
             rho_clip=settings.ratio_clip,

@@ -5,8 +5,6 @@ The loss and the step are those of `common.algorithms.a3c`.
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from common.algorithms.a3c import SinglePassLearner
 from common.algorithms.api import Entry
 from common.algorithms.batch import Batch
@@ -20,9 +18,8 @@ class Impala(SinglePassLearner):
 
     _settings: ImpalaSettings
 
-    def returns(self, batch: Batch, outputs: NetworkOutputs, lag: Tensor) -> Returns:
+    def returns(self, batch: Batch, outputs: NetworkOutputs) -> Returns:
         """V-trace by the recorded probabilities of every env step, which are more exact than the lag."""
-        del lag
         settings = self._settings
         return vtrace(
             **return_inputs(batch, outputs, clip_reward=settings.clip_reward),

@@ -128,7 +128,7 @@ class A3CSettings(SinglePassSection):
     name: Literal["a3c"] = Field(default="a3c", description="asynchronous advantage actor-critic: actors send experience")
     learning_rate: LearningRate = 7e-4
     ratio_clip: float = Field(
-        default=1.0, ge=1.0, description="most that the probability ratio of an env step counts, where an older policy acted"
+        default=1.0, ge=1.0, description="most that the probability ratio of an env step counts, where another policy acted"
     )
     normalize_value: NormalizeValue = False
 

@@ -76,7 +76,7 @@ def test_the_gradient_is_that_of_the_loss(vector_env, make_sample, kind):
 
     seen = network_outputs(algorithm.model, batch, moments=Moments(), precision="fp32")
     with torch.no_grad():
-        returns = algorithm.returns(batch, seen, torch.zeros(2, dtype=torch.int64))
+        returns = algorithm.returns(batch, seen)
     loss().backward()
     bias = algorithm.model.policy_head.bias
     with torch.no_grad():
@@ -193,15 +193,19 @@ def test_the_movement_of_the_policy_since_it_acted_is_measured(vector_env, make_
 # --- returns of A3C ---
 
 
-def test_lag_is_corrected_environment_by_environment(vector_env, make_sample):
-    """The first column is fresh and has plain GAE; the second is two versions old and has V-trace, clipped at the setting."""
+def test_another_policy_is_corrected_environment_by_environment(vector_env, make_sample):
+    """By the recorded probabilities and not by the version, which is used again after a rollback, with other weights.
+
+    The newest policy acted in the first column, which has plain GAE; another one in the second, which has V-trace.
+    """
     settings = A3CSettings(gamma=0.9, gae_lambda=0.8, ratio_clip=1.2)
     algorithm = A3C(settings=settings, model=ModelSettings(hidden=(8,)), env=vector_env, seed=0)
     sample = make_sample(vector_env, reward=np.eye(4)[:, :2], log_prob=np.linspace(-3.0, -0.1, 8).reshape(4, 2))
     batch = algorithm.ingest([sample])
     with torch.no_grad():
         seen = network_outputs(algorithm.model, batch, moments=Moments(), precision="fp32")
-        found = algorithm.returns(batch, seen, torch.tensor([0, 2]))
+        batch.log_prob[:, 0] = seen.log_prob[:, 0]
+        found = algorithm.returns(batch, seen)
     rollout = return_inputs(batch, seen, clip_reward=False)
     plain = gae(**rollout, gamma=0.9, lambda_=0.8)
     clips = {"rho_clip": 1.2, "c_clip": 1.2, "pg_rho_clip": 1.2}
