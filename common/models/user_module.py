@@ -42,17 +42,12 @@ class UserModule(nn.Module):
         function = extensions.import_attribute(name, setting="model.entry_point")
         with torch.device("cpu"):  # not on "meta": the module is run once, and may compute while it is built
             build = extensions.bind_arguments(function, shape, entry_point=name, setting="model.kwargs", kwargs=settings.kwargs)
-            try:
-                module = build()
-            except Exception as error:
-                found = f"{type(error).__name__}: {error}"
-                wanted = f"a torch.nn.Module for observations of shape {shape}"
-                raise ConfigError(f"{name} fails when it is called", found=found, wanted=wanted) from error
-            if not isinstance(module, nn.Module):
-                raise ConfigError(f"{name} made no network", found=type(module), wanted="a torch.nn.Module")
+            module = _built(build, shape, name)
             _require_no_buffers(module, name)
             self.module = module
             self.features = math.prod(_trial_output(module, shape, name).shape[1:])
+            with torch.random.fork_rng(devices=()):  # which goes on from here, so that the second one draws other numbers
+                _require_parameters_alone(module, _built(build, shape, name), shape, name)
             require_independent_rows(module, shape, name)
             _require_one_mode(module, shape, name)
 
@@ -60,6 +55,18 @@ class UserModule(nn.Module):
         """See the class."""
         features: Tensor = self.module(observation)
         return features.flatten(1)
+
+
+def _built(build: Callable[[], object], shape: Shape, name: str) -> nn.Module:
+    try:
+        module = build()
+    except Exception as error:
+        found = f"{type(error).__name__}: {error}"
+        wanted = f"a torch.nn.Module for observations of shape {shape}"
+        raise ConfigError(f"{name} fails when it is called", found=found, wanted=wanted) from error
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"{name} made no network", found=type(module), wanted="a torch.nn.Module")
+    return module
 
 
 def _require_no_buffers(module: nn.Module, name: str) -> None:
@@ -70,7 +77,25 @@ def _require_no_buffers(module: nn.Module, name: str) -> None:
             f"{name} has state that no snapshot carries",
             found=f"buffers {', '.join(buffers)}",
             wanted="parameters alone",
-            fix="register them with persistent=False where they never change, else use parameters, or LayerNorm for BatchNorm",
+            fix="register them with persistent=False if they are always the same, else use parameters; LayerNorm for BatchNorm",
+        )
+
+
+@torch.no_grad()
+def _require_parameters_alone(module: nn.Module, other: nn.Module, shape: Shape, name: str) -> None:
+    """Refuse (ConfigError) a module if another one with its parameters computes another output: actors build one of their own."""
+    batch = _batch(shape, partial(torch.rand, _ROWS, generator=torch.Generator().manual_seed(0)))
+    _trial_output(other, shape, name)  # which makes the parameters of lazy layers
+    for parameter, own in zip(other.parameters(), module.parameters(), strict=True):
+        parameter.copy_(own)
+    with _in_evaluation_mode(module), _in_evaluation_mode(other):
+        outputs = [_output(each, batch, name) for each in (module, other)]
+    if not torch.allclose(*outputs, _RELATIVE, _ABSOLUTE, equal_nan=True):
+        raise ConfigError(
+            f"{name} draws numbers that no snapshot carries",
+            found="another output of a second one with the same parameters",
+            wanted="an output that follows from the parameters",
+            fix="make them a torch.nn.Parameter with requires_grad=False",
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from types import ModuleType
 
 import numpy as np
@@ -224,6 +225,31 @@ def test_state_that_no_snapshot_carries_is_refused(own):
         ConfigError, match=r"normed has state that no snapshot carries: found buffers 0.num_batches_tracked, 0.run"
     ):
         nets.build_actor_critic(settings("normed"), spec())
+
+
+class Drawn(nn.Module):
+    """A fixed random projection, kept in one of several ways."""
+
+    def __init__(self, shape, *, kept):
+        super().__init__()
+        projection = torch.randn(*shape, 4)
+        if kept == "numpy":
+            projection = torch.from_numpy(np.random.default_rng().random((*shape, 4), np.float32))
+        if kept == "buffer":
+            self.register_buffer("projection", projection, persistent=False)
+        else:
+            self.projection = nn.Parameter(projection, requires_grad=False) if kept == "parameter" else projection
+
+    def forward(self, observation):
+        return observation @ self.projection
+
+
+@pytest.mark.parametrize("kept", ["parameter", "buffer", "attribute", "numpy"])
+def test_random_numbers_beside_its_parameters_are_refused(own, kept):
+    """An actor builds a module of its own and loads parameters alone: it would act with another projection."""
+    own.Drawn = Drawn
+    with nullcontext() if kept == "parameter" else pytest.raises(ConfigError, match="draws numbers that no snapshot carries"):
+        nets.build_actor_critic(settings("Drawn", kwargs={"kept": kept}), spec())
 
 
 @pytest.mark.parametrize("first", [nn.ReLU(inplace=True), lambda x: x.div_(10)], ids=["relu", "division"])
