@@ -148,7 +148,6 @@ class A3CGrad(ActorCriticLearner):
     """`common.algorithms.api.Algorithm` for actor-critic networks."""
 
     _settings: A3CGradSettings
-    normalizes = False  # actors read values as returns
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """As the base. Moments that an earlier version kept of the weights of `run.init` were never used."""

@@ -114,8 +114,6 @@ class ActorCriticLearner(TrajectoryLearner[nets.ActorCritic]):
     to units of return, and `_moments.normalize` back.
     """
 
-    normalizes = True  # whether the value head may be in units of its own, where no setting `normalize_value` says so
-
     def __init__(
         self,
         *,
@@ -181,8 +179,8 @@ class ActorCriticLearner(TrajectoryLearner[nets.ActorCritic]):
         """
         super().load_parameters(state)
         self._moments = Moments.restored(state["value_moments"]) if "value_moments" in state else Moments()
-        normalized = getattr(self._settings, "normalize_value", None)
-        if self._moments.count and not (self.normalizes if normalized is None else normalized):
+        normalized = getattr(self._settings, "normalize_value", False)
+        if self._moments.count and not normalized:
             self._model.value_head.scale_outputs(self._moments.std.item(), self._moments.mean.item())
             self._moments = Moments()
         elif normalized and self._in_returns(state):
