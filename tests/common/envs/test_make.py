@@ -369,16 +369,23 @@ def test_a_number_outside_of_its_observation_space_is_found_before_a_run(own) ->
 class OwnVectorEnv(SyncVectorEnv):
     """A vector environment of the user's, that says in its metadata how it resets itself."""
 
-    def __init__(self, num_envs: int, mode: Any) -> None:
+    def __init__(self, num_envs: int, mode: Any, ends: str = "bool") -> None:
         super().__init__([lambda: counting((2,), (True,))] * num_envs, autoreset_mode=mode)
+        self.ends = ends
+
+    def step(self, actions):
+        observation, reward, terminated, truncated, info = super().step(actions)
+        return observation, reward, terminated.astype(self.ends), truncated.astype(self.ends), info
 
 
+@pytest.mark.parametrize("ends", ["bool", "int8", "int64"])
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
-def test_a_vector_environment_of_the_users_is_taken_at_its_word(own, mode) -> None:
-    """Its mode is read, not set: the setting says otherwise here and is not asked."""
+def test_a_vector_environment_of_the_users_is_taken_at_its_word(own, mode, ends) -> None:
+    """Its mode is read, not set: the setting says otherwise here and is not asked. Simulators on GPUs return integers as ends."""
     asked = "next_step" if mode is AutoresetMode.SAME_STEP else "same_step"
-    env = make(own(OwnVectorEnv, num_envs=3, autoreset=asked, kwargs={"mode": mode}))
+    env = make(own(OwnVectorEnv, num_envs=3, autoreset=asked, kwargs={"mode": mode, "ends": ends}))
     rows = run(env, 3)
+    assert {array.dtype for step in rows for array in (step.terminated, step.truncated, step.valid, step.start)} == {np.dtype(bool)}
     if mode is AutoresetMode.SAME_STEP:
         assert [step.start.all() for step in rows] == [False, True, False]
         assert all(step.valid.all() for step in rows)
