@@ -102,7 +102,9 @@ class VectorEnvironment:
             raise
         self.offers_masks |= self._offered(info)
         reward = np.asarray(rewards, np.float32)
-        terminated, truncated = (np.asarray(ends, np.bool_) for ends in (terminated, truncated))  # some simulators return integers
+        terminated, truncated = (
+            np.asarray(ends, np.bool_) for ends in (terminated, truncated)
+        )  # some simulators return integers
         after_end, self._ended = self._ended, terminated | truncated
         start = after_end
         if not self.same_step and after_end.any():

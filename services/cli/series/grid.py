@@ -76,8 +76,11 @@ def split_overrides(overrides: Sequence[str]) -> tuple[tuple[str, ...], dict[str
     """Return the settings with one value, unchanged, and the values of the others by key. Raises `ConfigError`."""
     shared: list[str] = []
     grid: dict[str, tuple[str, ...]] = {}
+    named = [_values_of(text)[0] for text in overrides]
     for text in overrides:
         key, values = _values_of(text)
+        if len(values) > 1 and named.count(key) > 1:
+            raise ConfigError(f"{key} is set {named.count(key)} times", found=text, wanted="all of its values at once")
         if len(values) == 1:
             shared.append(text)
             continue

@@ -13,6 +13,7 @@ from common.config.layers import parse_yaml
 from common.config.load import read_text
 from common.config.sections import Section
 from common.errors import ConfigError
+from services.cli.series.grid import split_values
 
 Goal: TypeAlias = Literal["mean100", "evaluation", "curve"]
 
@@ -64,8 +65,12 @@ class Sweep(Section):
 
 
 def as_text(value: Any) -> str:
-    """Return the text of a value as `section.key=value` takes it."""
-    return value if isinstance(value, str) else json.dumps(value)
+    """Return the text of a value as `section.key=value` takes it: of text in quotes what would be read as something else."""
+    try:
+        plain = isinstance(value, str) and [parse_yaml(each, source="") for each in split_values(value)] == [value]
+    except ConfigError:
+        plain = False
+    return value if plain else json.dumps(value)
 
 
 def read_sweep(path: Path) -> Sweep:

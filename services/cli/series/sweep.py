@@ -250,4 +250,6 @@ def _show_best(
 
 
 def _param(trial: FrozenTrial, key: str) -> str:
-    return as_text(trial.params.get(key))
+    """Return the value of a setting in JSON, as which Optuna has the choices already."""
+    value = trial.params.get(key)
+    return value if isinstance(value, str) else json.dumps(value)

@@ -385,7 +385,9 @@ def test_a_vector_environment_of_the_users_is_taken_at_its_word(own, mode, ends)
     asked = "next_step" if mode is AutoresetMode.SAME_STEP else "same_step"
     env = make(own(OwnVectorEnv, num_envs=3, autoreset=asked, kwargs={"mode": mode, "ends": ends}))
     rows = run(env, 3)
-    assert {array.dtype for step in rows for array in (step.terminated, step.truncated, step.valid, step.start)} == {np.dtype(bool)}
+    assert {array.dtype for step in rows for array in (step.terminated, step.truncated, step.valid, step.start)} == {
+        np.dtype(bool)
+    }
     if mode is AutoresetMode.SAME_STEP:
         assert [step.start.all() for step in rows] == [False, True, False]
         assert all(step.valid.all() for step in rows)

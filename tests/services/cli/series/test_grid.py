@@ -76,6 +76,13 @@ def test_values_that_make_no_series_are_refused(text):
         split_overrides([text])
 
 
+@pytest.mark.parametrize("second", ["algorithm.gamma=0.7", "algorithm.gamma=0.7,0.6"])
+def test_a_setting_with_several_values_is_set_once(second):
+    """One of the two would have no effect."""
+    with pytest.raises(ConfigError, match=r"algorithm.gamma is set 2 times: found algorithm.gamma=0.9,0.8, wanted all of its"):
+        split_overrides(["algorithm.gamma=0.9,0.8", second])
+
+
 def test_a_series_has_a_largest_size():
     with pytest.raises(ConfigError, match="at most 1000"):
         members({"env.num_envs": tuple(map(str, range(100)))}, range(11))

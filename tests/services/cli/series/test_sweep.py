@@ -1,12 +1,15 @@
 """A sweep around a trainer that only writes files: what is tried, what ends early, and what a resumed one continues."""
 
 import io
+import json
 from pathlib import Path
 
 import pytest
 
+from common.config.load import load_settings
 from common.errors import ConfigError
 from services.cli.compare.runs import read_run
+from services.cli.series.grid import split_overrides
 from services.cli.series.space import read_sweep
 
 optuna = pytest.importorskip("optuna")
@@ -64,6 +67,20 @@ def swept(tmp_path, write_run):
         return code, trainer, shown.getvalue() + "\n".join(messages)
 
     return run
+
+
+def test_values_of_a_sweep_are_those_of_its_file(tmp_path):
+    """Text that YAML would read as a number, a mapping or nothing, or a series as two values, stays text."""
+    texts = ["1", "1e3", "off", "a: b", "[", "1,2", "", "plain", "tcp://host:1"]
+    values = {f"env.kwargs.v{number}": value for number, value in enumerate([*texts, 1, 0.5, None, [1, "2"], {"a": "1"}])}
+    file = tmp_path / "file.yaml"
+    file.write_text(json.dumps({"preset": "cartpole", "settings": values, "search": {"env.kwargs.s": {"choices": ["01", "02"]}}}))
+    sweep = read_sweep(file)
+    for trial in sweep.corners():
+        shared, grid = split_overrides(sweep.overrides(trial))
+        found = load_settings(preset="cartpole", overrides=shared, environ={}).settings.env.kwargs
+        wanted = {key.rpartition(".")[2]: value for key, value in (values | trial).items()}
+        assert (found, grid) == (wanted, {})
 
 
 def test_trials_are_within_the_space_bad_ones_end_early_and_the_best_is_shown_as_a_command(swept, tmp_path):
