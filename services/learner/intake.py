@@ -182,7 +182,8 @@ class Intake:
         try:
             ticked_at = self.clock() - TICK_SECONDS
             while not self._stopping.is_set():
-                self._receive()
+                # Until the tick is due, not longer: one that the next message woke would always count it as waiting.
+                self._receive(max(0.0, ticked_at + TICK_SECONDS - self.clock()))
                 self._perform_posts()
                 if (elapsed := self.clock() - ticked_at) >= TICK_SECONDS:
                     ticked_at += elapsed
@@ -192,10 +193,10 @@ class Intake:
                 self._failure = failure
                 self._changed.notify_all()
 
-    def _receive(self) -> None:
-        """Handle the messages that are there, waiting for the first of them; at most `MESSAGES_AT_ONCE`."""
+    def _receive(self, timeout: Seconds) -> None:
+        """Handle the messages that are there, at most `MESSAGES_AT_ONCE`, waiting `timeout` for the first of them."""
         admitted = self._admitted
-        number, arrived = 1, self.transport.receive(TICK_SECONDS)
+        number, arrived = 1, self.transport.receive(timeout)
         while arrived is not None:
             self._arrived(*arrived)
             number, arrived = number + 1, self.transport.receive(0.0) if number < MESSAGES_AT_ONCE else None

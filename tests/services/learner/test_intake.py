@@ -195,6 +195,24 @@ def test_the_time_that_messages_wait_is_added_up(colony, make_trajectory):
     assert_stands_still(colony)
 
 
+def test_the_queue_is_looked_at_when_that_is_due_and_not_when_a_message_comes(monkeypatch):
+    """A look that each message wakes finds it waiting each time: slow actors had a queue 30 times as deep as it was."""
+    transport, now, waited, enough = MemoryHub().bind(), [0.0], [], threading.Event()
+    intake = Intake(transport=transport, session=LearnerSide(session_config()), clock=lambda: now[0], log_event=print)
+
+    def receive(timeout):
+        waited.append(timeout)
+        now[0] += min(timeout, 0.6 * TICK_SECONDS)  # something comes after more than half of the time
+        if len(waited) > 4:
+            enough.set()
+
+    monkeypatch.setattr(transport, "receive", receive)
+    with closing(intake):
+        intake.start()
+        assert enough.wait(PATIENCE)
+    assert waited[:5] == pytest.approx([0.0, TICK_SECONDS, 0.4 * TICK_SECONDS, TICK_SECONDS, 0.4 * TICK_SECONDS])
+
+
 BAD = {
     "another dtype": ({"reward": np.ones((2, 2), np.float64)}, DropReason.SCHEMA),
     "another shape": ({"reward": np.ones((3, 2), np.float32)}, DropReason.SCHEMA),
@@ -539,7 +557,7 @@ def test_handshakes_that_fail_are_counted_and_logged(colony):
     transport = colony.intake.transport
     transport.handshakes.detail = "a worker has no keys"
     transport.handshakes.failed[HandshakeFailure.MECHANISM] += 3
-    colony.until(lambda: colony.intake.stats.handshakes_failed[HandshakeFailure.MECHANISM] == 3)
+    colony.until(lambda: colony.intake.stats.handshakes_failed[HandshakeFailure.MECHANISM] == 3 and colony.notes)
     (note,) = [note for note in colony.notes if note.event == "handshake_failed"]
     assert note.fields["detail"] == "a worker has no keys"
     assert note.warning
