@@ -287,9 +287,12 @@ class Deployment:
 ADDED = (learner.LEDGER_ENV_STEPS.name, learner.WORKERS_CONNECTED.name, learner.QUEUE_DEPTH.name, learner.QUEUE_CAPACITY.name)
 """Gauges of which each rank has its own part."""
 
+OF_ALL = (learner.UPDATES.name, learner.NONFINITE_STEPS.name)
+"""Counters that each rank has of all ranks."""
+
 
 def joined(ranks: Sequence[Service]) -> Service | None:
-    """Return the ranks of a learner as one service: counters and `ADDED` are sums, other values those of the first rank.
+    """Return the ranks of a learner as one service: counters but `OF_ALL` and gauges `ADDED` are sums, the rest the first rank's.
 
     A rank that was not scraped at both ends is no part of the sums, which would seem to fall or to jump.
     """
@@ -306,7 +309,7 @@ def _sum(parts: Sequence[ServiceSample]) -> ServiceSample:
     samples = dict(parts[0].samples)
     for part in parts[1:]:
         for (name, label), value in part.samples.items():
-            if name in ADDED or name.endswith(("_total", "_sum", "_count")):
+            if name in ADDED or (name.endswith(("_total", "_sum", "_count")) and name not in OF_ALL):
                 samples[name, label] = samples.get((name, label), 0.0) + value
     return replace(parts[0], samples=samples)
 

@@ -46,13 +46,13 @@ class Tally:
         return self.ended == len(self.returns)
 
     def add(self, transition: Transition) -> EnvSteps:
-        """Count one step of all environments; return how many env steps of counted episodes it took."""
+        """Count one step of all environments; return the env steps that it took, also of episodes that do not count."""
         playing = self._index < self._after
         index = self._index[playing]
         self.returns[index] += transition.reward[playing]  # 0 in a row that is not valid
         self.lengths[index] += transition.valid[playing]
         self._index += playing & (transition.terminated | transition.truncated)
-        return int((playing & transition.valid).sum())
+        return int(transition.valid.sum())
 
 
 class Episodes:
@@ -77,7 +77,7 @@ class Episodes:
         return self._stacker.observation
 
     def step(self, action: NDArray[np.generic]) -> EnvSteps:
-        """Take `action` [B, ...], as `VectorEnvironment.step` does; return the env steps that were counted."""
+        """Take `action` [B, ...], as `VectorEnvironment.step` does; return the env steps that it took."""
         transition = self._environment.step(action)
         self._stacker.push(transition.observation, transition.start)
         self.start = transition.start

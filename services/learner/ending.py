@@ -41,6 +41,8 @@ class RunEnd:
         Returns once the workers of all ranks have left: an evaluator plays the final policy first.
         """
         stopped = reason == "stopped"
+        self.results.add_curve_row()  # now: the last evaluation may take minutes
+        self.results.stop_progress(done=not stopped)
         self.results.stats.training = False
         self.results.stats.ended = not (stopped and self.will_restart)
         self.results.record.parameters_sha256 = snapshot.digest(self.algorithm.model)
@@ -56,7 +58,6 @@ class RunEnd:
         """Write the last checkpoint, the curve and the summary. Raises `ResourceError` where a stopped run could not be saved."""
         stopped = reason == "stopped"
         self.results.record.phase = "stopping"
-        self.results.add_curve_row()
         lost = self.checkpoints.save()
         if stopped:  # a run that resumes from this checkpoint is reproducible again
             self.results.break_lockstep("stopped on request, not by the run's own settings")

@@ -18,7 +18,7 @@ from common.envs.leaves import action_mask
 from common.envs.spec import EnvSpec
 from common.observability import logs
 from common.observability.checks.experience import REPLAY_INCOMPLETE
-from common.observability.learner_stats import IntakeStats, LearnerStats
+from common.observability.learner_stats import IntakeStats, LearnerStats, Progress
 from common.protocol.events import Evaluated, Experience, LogEvent
 from common.protocol.ledger import sum_counts
 from common.units import EnvSteps, Seconds
@@ -155,6 +155,11 @@ class Results:
             return
         self._curve_updates = record.updates
         self.journal.curve(wall_seconds=self.clock() - record.started_at, env_steps=record.env_steps, mean=record.mean_return)
+
+    def stop_progress(self, *, done: bool) -> None:
+        """End the estimate of the time left, because training has ended; `done`: by itself, so that nothing is missing."""
+        self.record.progress = Progress(1.0 if done else self.record.progress.fraction)
+        self.stats.seconds_left = None
 
     def summarise(self, stats: IntakeStats, *, complete: bool) -> None:
         """Write summary.json, with the ledgers of all ranks; a stopped run is not `complete`."""

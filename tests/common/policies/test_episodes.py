@@ -31,11 +31,10 @@ def transition(reward, ended, valid=None):
 
 
 def test_short_episodes_are_not_counted_more_often_than_long_ones():
-    """Environment 0 ends after one step and begins again; its first return stands, and its later steps do not count."""
+    """Environment 0 ends after one step and begins again; its first return stands, and its later steps change none."""
     tally = Tally(2, 2)
     steps = [([1, 1], [True, False]), ([50, 1], [False, False]), ([50, 1], [True, False]), ([50, 1], [True, True])]
-    counted = [tally.add(transition(reward, ended)) for reward, ended in steps]
-    assert counted == [2, 1, 1, 1]
+    assert [tally.add(transition(reward, ended)) for reward, ended in steps] == [2] * 4  # all that were played
     assert (tally.returns.tolist(), tally.lengths.tolist(), tally.complete) == ([1.0, 4.0], [1, 4], True)
 
 
@@ -61,12 +60,10 @@ def test_each_environment_plays_its_share(autoreset, episodes, num_envs, lengths
     """The environments count their steps: an episode of n steps returns 0 + 1 + ... + n-1."""
     with closing(build(EnvSettings(entry_point="common.envs.probes:counting", autoreset=autoreset), num_envs)) as environment:
         played = Episodes(environment, episodes=episodes, seed=1)
-        steps = 0
         while not played.complete:
-            steps += played.step(np.zeros(num_envs, np.int64))
+            played.step(np.zeros(num_envs, np.int64))
     assert played.tally.lengths.tolist() == lengths
     assert played.tally.returns.tolist() == [n * (n - 1) / 2 for n in lengths]
-    assert steps == sum(lengths)
 
 
 @pytest.mark.parametrize(("size", "image"), [(1, True), (4, True), (3, False), (1, False)])

@@ -21,7 +21,7 @@ from common.envs.spec import ActionSpec, EnvSpec, Leaf
 from common.errors import DropReason, ResourceError
 from common.models import snapshot
 from common.observability.health import Health
-from common.observability.learner_stats import PHASES, IntakeStats, LearnerStats
+from common.observability.learner_stats import PHASES, IntakeStats, LearnerStats, Progress
 from common.observability.metrics import Phases
 from common.protocol.events import Evaluated, Experience, WorkerKey
 from common.protocol.messages import Evaluation, Snapshot
@@ -432,6 +432,24 @@ def test_a_stop_while_the_last_evaluation_plays_is_hurried(tmp_path):
     scene.intake.wait_for_goodbyes = signalled
     assert scene.run() == "env step budget spent"
     assert scene.intake.said("wait") == [("wait", END_SECONDS, True)]
+
+
+def test_while_the_last_evaluation_is_played_a_run_is_done_and_its_curve_complete(tmp_path):
+    """Games that take 30 s neither date the last row of the curve, nor leave an estimate of the time to the budget."""
+    scene, seen = Scene(tmp_path, env_steps=10**9, wall_seconds=3600.0, mean100=3.0), []
+    scene.intake.script = [[item(seq, returns=[3.0] * 50)] for seq in range(2)]
+    waits = scene.intake.wait_for_goodbyes
+
+    def play(timeout, *, alive, abort):
+        seen.append((scene.record.progress, scene.stats.seconds_left))
+        scene.clock.now += 30.0
+        return waits(timeout, alive=alive, abort=abort)
+
+    scene.intake.wait_for_goodbyes = play
+    assert scene.run() == "target reached"
+    assert seen == [(Progress(1.0, None), None)]
+    rows = [row.split(",") for row in scene.directory.learning_curve_csv.read_text().splitlines()[1:]]
+    assert float(rows[-1][0]) == scene.summary["solved_at"]["wall_seconds"] < 30.0
 
 
 def test_evaluations_are_recorded_wherever_people_look(tmp_path):

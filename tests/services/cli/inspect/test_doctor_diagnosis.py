@@ -114,7 +114,7 @@ def test_the_finding_of_a_waiting_learner_has_the_number_of_actors_to_add():
 def test_ranks_are_diagnosed_as_one_learner():
     """One waits 5 % of its time and the other 95 %: together half. The second has no actors."""
     ranks, waits = {"ranks": (2, 2)}, {"phase_seconds_total{wait}": (0, 9.5), "phase_seconds_total{train}": (0, 0.5)}
-    first = LEARNER | ranks
+    first = LEARNER | ranks | {"nonfinite_steps_total": (0, 7)}  # which each rank counts for all
     second = first | waits | {"phase_seconds_total{publish}": (0, 0), "workers_connected{actor}": (0, 0)}
     before, after = (
         {"learner": sample(which, "learner", first), "learner-1": sample(which, "learner", second)}
@@ -125,6 +125,8 @@ def test_ranks_are_diagnosed_as_one_learner():
     assert diagnosis.verdict.kind is Kind.ACTOR
     assert diagnosis.gain.startswith("at most 2.0 times as fast")
     assert "ActorsMissing" not in faults(diagnosis)
+    assert faults(diagnosis)["NonFiniteLoss"].startswith("7 gradient steps were not finite")
+    assert faults(diagnosis)["RankWithoutActors"].startswith("learner-1 has no actor and trains on nothing")
 
 
 def test_a_rank_that_is_unreachable_is_named():

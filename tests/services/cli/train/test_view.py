@@ -10,7 +10,7 @@ from rich.console import Console
 
 from common.observability.learner_stats import Progress
 from services.cli.train.status import EvaluationResult, FrameRates, LedgerCounts, PolicyLag, Queue, RunStatus, Target
-from services.cli.train.view import LineView, LiveView, ViewFrame, clock, make_view, panel, plain_line, time_left
+from services.cli.train.view import LineView, LiveView, ViewFrame, clock, make_view, panel, plain_line, progress_text, time_left
 
 pytestmark = pytest.mark.pure
 
@@ -201,6 +201,11 @@ def test_only_a_terminal_gets_the_live_panel():
 def test_time_left_is_said_in_a_fitting_unit(seconds, words):
     """Nobody reads 9000 seconds."""
     assert time_left(seconds) == words
+
+
+def test_a_run_whose_training_has_ended_has_no_time_left():
+    assert progress_text(Progress(1.0)) == "100%"
+    assert progress_text(Progress(0.5)) == "50%, time left unknown"
 
 
 def test_wall_clock_time_reads_like_a_clock():
