@@ -89,8 +89,8 @@ def _require_parameters_alone(module: nn.Module, other: nn.Module, shape: Shape,
     for parameter, own in zip(other.parameters(), module.parameters(), strict=True):
         parameter.copy_(own)
     with _in_evaluation_mode(module), _in_evaluation_mode(other):
-        outputs = [_output(each, batch, name) for each in (module, other)]
-    if not torch.allclose(*outputs, _RELATIVE, _ABSOLUTE, equal_nan=True):
+        first, second = (_output(each, batch, name) for each in (module, other))
+    if not torch.allclose(first, second, _RELATIVE, _ABSOLUTE, equal_nan=True):
         raise ConfigError(
             f"{name} draws numbers that no snapshot carries",
             found="another output of a second one with the same parameters",
