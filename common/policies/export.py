@@ -71,14 +71,21 @@ def to_onnx(policy: TrainedPolicy) -> bytes:
     inputs = _inputs(policy)
     example = tuple(torch.ones((2, *leaf.shape), dtype=getattr(torch, leaf.dtype)) for leaf in inputs)
     memory = ["next_memory"] * bool(policy.settings.model.recurrent)
+    outputs = ["action", *_scores(policy.module, *_split(policy, example)), *memory]
+    names = [leaf.path for leaf in inputs]
+    if same := sorted({name for name in names if (names + outputs).count(name) > 1}):
+        fix = "name them otherwise in the environment"
+        raise ConfigError(
+            "arrays of an exported model", found=f"observations {same}", wanted="names that it does not use", fix=fix
+        )
     batch = torch.export.Dim("batch")
     try:
         with _quiet():
             program = torch.onnx.export(
                 _Graph(policy),
                 example,
-                input_names=[leaf.path for leaf in inputs],
-                output_names=["action", *_scores(policy.module, *_split(policy, example)), *memory],
+                input_names=names,
+                output_names=outputs,
                 dynamic_shapes={"inputs": tuple({0: batch} for _ in inputs)},
                 dynamo=True,
                 verbose=False,
@@ -136,11 +143,7 @@ def _inputs(policy: TrainedPolicy) -> tuple[Leaf, ...]:
     """Return the inputs of the model: arrays of the observation, then those of the memory."""
     size = policy.settings.model.state_size
     memory = (Leaf(path=MEMORY, shape=(size,), dtype="float32"), Leaf(path=START, shape=(), dtype="bool")) if size else ()
-    own, taken = policy.env.inputs, {leaf.path for leaf in memory}
-    if same := taken & {leaf.path for leaf in own}:
-        fix = "name them otherwise in the environment"
-        raise ConfigError("inputs of a model with memory", found=f"observations {sorted(same)}", wanted="other names", fix=fix)
-    return *own, *memory
+    return *policy.env.inputs, *memory
 
 
 def _split(policy: TrainedPolicy, inputs: tuple[Tensor, ...]) -> tuple[Observation, Past | None]:
@@ -246,7 +249,8 @@ def _frames(env: EnvSpec) -> str:
         return f"A frame is the image of the environment, {list(env.observation_shape)}, colours first{scaled}."
     if env.observation_choices:
         below = list(env.observation_choices)
-        return f"A frame has the components of the discrete observation, flattened, each from 0 to below {below}."
+        less = "less the start of its space, which makes it"
+        return f"A frame has the components of the discrete observation, flattened, each {less} 0 to below {below}."
     return "A frame is the observation of the environment, flattened, as float32."
 
 

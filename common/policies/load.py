@@ -33,7 +33,7 @@ from common.models import snapshot
 from common.policies.environment import RunEnvironment
 from common.runtime import checkpoints
 from common.runtime.checkpoint_files import POLICY, BadCheckpointError, Checkpoint, read
-from common.runtime.checkpoints import BEST, differing
+from common.runtime.checkpoints import BEST, STATE_SETTINGS, differing
 from common.runtime.copies import fetch
 from common.runtime.run_directory import MANIFEST, RunDirectory
 from common.units import EnvSteps, Version
@@ -155,6 +155,9 @@ def _batch(leaf: Leaf, array: NDArray[Any], *, single: bool) -> NDArray[Any]:
         raise ConfigError(f"{name} of another shape", found=str(array.shape), wanted=wanted, fix=fix)
     if not np.can_cast(array.dtype, np.dtype(leaf.dtype), "same_kind"):
         raise ConfigError(f"{name} of another type", found=str(array.dtype), wanted=leaf.dtype)
+    if leaf.choices and not ((array >= 0) & (array < np.array(leaf.choices))).all():
+        wanted, fix = f"0 to below {leaf.choices}", "take off the start of the space, as `make_env` does"
+        raise ConfigError(f"{name} outside of its choices", found=f"{array.min()} to {array.max()}", wanted=wanted, fix=fix)
     return np.array(array.reshape(-1, *leaf.shape), leaf.dtype)
 
 
@@ -193,6 +196,8 @@ def _load(path: str | Path, checkpoint: str | Version, overrides: Sequence[str],
     except BadCheckpointError as error:
         fix = "name another version, or copy the checkpoint again"
         raise ResourceError(f"checkpoint {folder} cannot be used", found=str(error), wanted="a whole one", fix=fix) from error
+    if checkpoint == BEST:
+        _require_same_task(directory, folder, saved)
     with trial(settings.env) as environment:
         spec, to_native = environment.spec, environment.to_native
     policy = build_policy(
@@ -246,6 +251,14 @@ def _find(path: Path, checkpoint: str | Version) -> tuple[RunDirectory, Path]:
         wanted = f"{NEWEST} or one of {', '.join(names)}"
         raise ConfigError(f"the run in {path} has no such checkpoint", found=str(checkpoint), wanted=wanted)
     return directory, best[0] if checkpoint == BEST else known[int(checkpoint)]
+
+
+def _require_same_task(directory: RunDirectory, folder: Path, best: Checkpoint) -> None:
+    """Refuse (ConfigError) the best policy of the environment that a run had before it was resumed with another."""
+    before = best.counters.get(STATE_SETTINGS, {}).get("env", {})
+    if changes := _settings(directory, ()).env.task_changes(before):
+        fact, fix = "the best policy is of another environment than the run's", f"name the newest, or {folder} for this one"
+        raise ConfigError(fact, found=changes, wanted="a greedy evaluation since the change", fix=fix)
 
 
 def _require_run(directory: RunDirectory) -> None:

@@ -9,13 +9,15 @@ import sys
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces, wrappers
 
 if importlib.util.find_spec("onnxscript") is None:  # torch imports it for an export, and it takes half a second
     pytest.skip("no onnxscript", allow_module_level=True)
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 
-from common.errors import ConfigError, ResourceError  # noqa: E402 - the packages come first
+from common.envs import probes  # noqa: E402 - the packages come first
+from common.errors import ConfigError, ResourceError  # noqa: E402
 from common.policies import export  # noqa: E402
 from common.policies.load import load_policy  # noqa: E402
 
@@ -198,6 +200,27 @@ def test_each_array_of_an_observation_is_an_input_of_the_model(make_run, preset,
             policy({path: array for path, array in observation.items() if path != "action_mask"})
     with pytest.raises(ConfigError, match="observation camera of another shape"):
         policy(observation | {"camera": observation["arm/0"]})
+    for outside in (-1, 3):  # a code without a 1, like any other
+        with pytest.raises(
+            ConfigError, match=rf"observation arm/1 outside of its choices: found {outside} to {outside}, wanted 0"
+        ):
+            policy(observation | {"arm/1": np.full_like(observation["arm/1"], outside)})
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"), [("action", []), ("logits", []), ("start", ["model.recurrent=gru", "model.shared_trunk=true"])]
+)
+def test_arrays_of_one_name_are_refused(make_run, monkeypatch, name, overrides):
+    """A file with two arrays of one name is no model."""
+
+    def renamed():
+        space = spaces.Dict({path: spaces.Box(-1, 1, (2,), np.float32) for path in (name, "other")})
+        return wrappers.TransformObservation(probes.matching_action(), lambda _: space.sample(), space)
+
+    monkeypatch.setattr(probes, "renamed", renamed, raising=False)
+    policy = load_policy(make_run("env.entry_point=common.envs.probes:renamed", "model.hidden=[8]", *overrides)[0].path)
+    with pytest.raises(ConfigError, match=rf"arrays of an exported model: found observations \['{name}'\], wanted names"):
+        export.to_onnx(policy)
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,8 @@ def test_the_newest_a_version_and_a_directory(make_run):
         load_policy(run.path, checkpoint="best")
 
 
-def test_a_checkpoint_of_a_policy_alone_is_the_best(make_run, tmp_path):
+@pytest.mark.parametrize("task", [{}, {"kwargs": {"length": 3}}])
+def test_a_checkpoint_of_a_policy_alone_is_the_best_in_the_environment_of_the_run(make_run, tmp_path, task):
     run, _ = make_run(SMALL)
     best = make_run(SMALL, seed=5, path=tmp_path / "other")[1].model
     alone = Checkpoint(
@@ -156,11 +157,17 @@ def test_a_checkpoint_of_a_policy_alone_is_the_best(make_run, tmp_path):
         version=3,
         env_steps=30,
         architecture=ParameterLayout.of(best).fingerprint,
-        counters={},
+        counters={"settings": {"env": task}},
         state={POLICY: snapshot.to_tensor(snapshot.flatten(best, "fp32"))},
     )
     CheckpointStore(tmp_path / "alone", keep=1).save(alone).rename(run.checkpoints / BEST)
-    for policy in (load_policy(run.path, checkpoint="best"), load_policy(run.checkpoints / BEST)):
+    named = [load_policy(run.checkpoints / BEST)]
+    if task:  # the run was resumed with another
+        with pytest.raises(ConfigError, match=r"of another environment than the run's: found env.kwargs was {'length': 3}, is"):
+            load_policy(run.path, checkpoint="best")
+    else:
+        named.append(load_policy(run.path, checkpoint="best"))
+    for policy in named:
         assert (policy.version, policy.env_steps) == (3, 30)
         assert snapshot.digest(policy.module) == snapshot.digest(best)
     assert load_policy(run.path).version == 7
