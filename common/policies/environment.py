@@ -34,7 +34,8 @@ class RunEnvironment(gymnasium.Env[Any, Any]):
 
     An observation of several arrays is a dict of them by path, the mask of allowed actions as "action_mask". Of several agents an
     observation has those of all of them, [A, *input], an action likewise, the reward is the mean of theirs, and an episode ends
-    when the last one leaves.
+    when the last one leaves. Infos are empty. Where a vector environment of a user's own resets in the same step, the observation
+    of a step that ends an episode is the first one of the next.
     """
 
     def __init__(self, settings: EnvSettings, *, render_mode: str | None = None) -> None:
@@ -71,7 +72,13 @@ class RunEnvironment(gymnasium.Env[Any, Any]):
             raise ConfigError(f"{self._name} draws no pictures", found=found, wanted=PICTURE, fix=fix)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode; without a seed, with the next one of this environment's own random stream."""
+        """Begin an episode; without a seed, with the next one of this environment's own random stream.
+
+        Raises `ConfigError` for options, because a vector environment would not pass them on.
+        """
+        if options:
+            fix = "set env.kwargs, or make the environment by its own function"
+            raise ConfigError("reset takes no options", found=sorted(options), wanted="none", fix=fix)
         super().reset(seed=seed, options=options)
         chosen = int(self.np_random.integers(SEEDS)) if seed is None else seed
         self._stacker = FrameStacker(self._environment.reset(chosen), self.run_spec.frame_stack)

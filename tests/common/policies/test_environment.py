@@ -183,6 +183,14 @@ def test_a_reset_without_a_seed_begins_another_episode_of_the_same_stream():
         assert not np.array_equal(first, second)
 
 
+def test_options_of_a_reset_are_refused():
+    """They reach no vector environment: an episode would begin as any other, without a word."""
+    with closing(RunEnvironment(EnvSettings(id="CartPole-v1"))) as environment:
+        environment.reset(seed=1, options={})
+        with pytest.raises(ConfigError, match=r"reset takes no options: found \['low'\]"):
+            environment.reset(seed=1, options={"low": 0.0})
+
+
 def test_it_is_an_environment_by_the_rules_of_gymnasium():
     with closing(RunEnvironment(PONG)) as env:
         check_env(env, skip_render_check=True)
