@@ -94,13 +94,14 @@ FAILURES = Row(
     width=6,
 )
 
+UNDER_WAY = 'state=~"queued|in_flight"'
 LEDGER = Row(
     "Ledger of env steps",
     [
         Panel(
             "Queued and in flight",
             "Env steps in the learner's queue or batch, and in flight: produced, and neither trained on nor dropped yet.",
-            {"{{state}}": SHOWN.series(learner.LEDGER_ENV_STEPS, 'state=~"queued|in_flight"')},
+            {"{{state}}": f"sum by (namespace, state) ({SHOWN.series(learner.LEDGER_ENV_STEPS, UNDER_WAY)})"},
         ),
         Panel(
             "Unacknowledged messages",
