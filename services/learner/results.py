@@ -63,6 +63,8 @@ class Results:
             stats.target_return = settings.target.mean100
         if settings.target.evaluation is not None:
             stats.target_evaluation = settings.target.evaluation
+        if last := self.record.last_evaluation:  # of before a resume; the next one may be minutes away
+            stats.evaluation_return_means[last["mode"]] = last["mean"]
 
     def taken(self, items: Sequence[Experience]) -> None:
         """Count the policy lag of messages that are trained on next."""

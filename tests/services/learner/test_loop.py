@@ -434,6 +434,13 @@ def test_a_stop_while_the_last_evaluation_plays_is_hurried(tmp_path):
     assert scene.intake.said("wait") == [("wait", END_SECONDS, True)]
 
 
+def test_a_resumed_run_has_the_evaluation_of_before_in_its_metrics(tmp_path):
+    scene = Scene(tmp_path)
+    scene.record.last_evaluation = {"version": 1, "mode": "greedy", "mean": 3.0, "episodes": 2}
+    scene.run()
+    assert scene.stats.evaluation_return_means["greedy"] == 3.0
+
+
 def test_while_the_last_evaluation_is_played_a_run_is_done_and_its_curve_complete(tmp_path):
     """Games that take 30 s neither date the last row of the curve, nor leave an estimate of the time to the budget."""
     scene, seen = Scene(tmp_path, env_steps=10**9, wall_seconds=3600.0, mean100=3.0), []
