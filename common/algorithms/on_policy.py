@@ -21,7 +21,7 @@ from common.algorithms.returns import ReturnInputs
 from common.algorithms.sections import ActorCriticSection
 from common.algorithms.trajectories import TrajectoryLearner, batch_outputs, with_next_value
 from common.envs.spec import EnvSpec
-from common.models import nets
+from common.models import nets, snapshot
 from common.models.arithmetic import CPU
 from common.models.spec import ModelSettings, Precision
 from common.protocol.messages import ArraySpec
@@ -185,6 +185,13 @@ class ActorCriticLearner(TrajectoryLearner[nets.ActorCritic]):
             self._moments = Moments()
         elif normalized and self._in_returns(state):
             self._moments = Moments(count=1, m2=torch.ones((), dtype=torch.float64))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """As the base. At a resume an algorithm whose settings do not say so keeps the units that its values had."""
+        super().load_state_dict(state)
+        if not hasattr(self._settings, "normalize_value") and "value_moments" in state:
+            snapshot.restore_network(self._model, state["parameters"])
+            self._moments = Moments.restored(state["value_moments"])
 
     @staticmethod
     def _in_returns(state: Mapping[str, Any]) -> bool:

@@ -84,10 +84,14 @@ def _require_no_buffers(module: nn.Module, name: str) -> None:
 @torch.no_grad()
 def _require_parameters_alone(module: nn.Module, other: nn.Module, shape: Shape, name: str) -> None:
     """Refuse (ConfigError) a module if another one with its parameters computes another output: actors build one of their own."""
-    batch = _batch(shape, partial(torch.rand, _ROWS, generator=torch.Generator().manual_seed(0)))
+    batch = _batch(shape, partial(torch.randn, _ROWS, generator=torch.Generator().manual_seed(0)))
     _trial_output(other, shape, name)  # which makes the parameters of lazy layers
-    for parameter, own in zip(other.parameters(), module.parameters(), strict=True):
-        parameter.copy_(own)
+    own, others = ([(key, tuple(each.shape)) for key, each in net.named_parameters()] for net in (module, other))
+    if own != others:
+        fact, fix = f"{name} builds another network at its second call", "keep nothing from one call to the next"
+        raise ConfigError(fact, found=f"parameters {others}", wanted=f"{own}", fix=fix)
+    for parameter, given in zip(other.parameters(), module.parameters(), strict=True):
+        parameter.data = given.data
     with _in_evaluation_mode(module), _in_evaluation_mode(other):
         first, second = (_output(each, batch, name) for each in (module, other))
     if not torch.allclose(first, second, _RELATIVE, _ABSOLUTE, equal_nan=True):

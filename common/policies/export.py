@@ -71,25 +71,22 @@ def to_onnx(policy: TrainedPolicy) -> bytes:
     inputs = _inputs(policy)
     example = tuple(torch.ones((2, *leaf.shape), dtype=getattr(torch, leaf.dtype)) for leaf in inputs)
     memory = ["next_memory"] * bool(policy.settings.model.recurrent)
-    outputs = ["action", *_scores(policy.module, *_split(policy, example)), *memory]
-    names = [leaf.path for leaf in inputs]
-    if same := sorted({name for name in names if (names + outputs).count(name) > 1}):
-        fix = "name them otherwise in the environment"
-        raise ConfigError(
-            "arrays of an exported model", found=f"observations {same}", wanted="names that it does not use", fix=fix
-        )
     batch = torch.export.Dim("batch")
     try:
         with _quiet():
+            outputs = ["action", *_scores(policy.module, *_split(policy, example)), *memory]
+            _require_different([leaf.path for leaf in inputs], outputs)
             program = torch.onnx.export(
                 _Graph(policy),
                 example,
-                input_names=names,
+                input_names=[leaf.path for leaf in inputs],
                 output_names=outputs,
                 dynamic_shapes={"inputs": tuple({0: batch} for _ in inputs)},
                 dynamo=True,
                 verbose=False,
             )
+    except ConfigError:
+        raise
     except Exception as error:  # a network of a user's own may do what cannot be traced, and the tracer raises many types
         found = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
         raise ConfigError("the policy cannot be exported", found=found, wanted="a network that torch.export can trace") from error
@@ -137,6 +134,12 @@ class _Graph(nn.Module):
             action = action.clamp(self._low, self._high)
         action = action.reshape(-1, *self._first.shape[1:])
         return action + self._first if self._discrete else action, *_scores(self.network, observation, past).values(), *memory
+
+
+def _require_different(inputs: list[str], outputs: list[str]) -> None:
+    if same := sorted({name for name in inputs if (inputs + outputs).count(name) > 1}):
+        fact, fix = "arrays of an exported model", "name them otherwise in the environment"
+        raise ConfigError(fact, found=f"observations {same}", wanted="names that are free", fix=fix)
 
 
 def _inputs(policy: TrainedPolicy) -> tuple[Leaf, ...]:

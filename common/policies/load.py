@@ -60,7 +60,7 @@ class TrainedPolicy:
 
         Of several arrays an observation is a dict of them by path, as `make_env` returns it, the action mask as "action_mask".
         `greedy` takes the best action; otherwise actions are drawn as an evaluator draws them. Raises `ConfigError` for an
-        observation of other names, shapes or types than `env.inputs`.
+        observation of other names, shapes or types than `env.inputs`, or with discrete values outside of their choices.
 
         A policy with memory takes the batches of the same N environments one after the other: see `reset`.
         """

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 from pydantic import Field, ValidationError, model_validator
 
+from common.config.errors import schema_at
 from common.config.layers import parse_yaml
 from common.config.load import read_text
 from common.config.sections import Section
@@ -55,7 +56,7 @@ class Sweep(Section):
 
     def overrides(self, values: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the settings of a trial with `values` for the settings that are searched, as `section.key=value`."""
-        return tuple(f"{key}={as_text(value)}" for key, value in {**self.settings, **values}.items())
+        return tuple(f"{key}={as_text(key, value)}" for key, value in {**self.settings, **values}.items())
 
     def corners(self) -> Iterator[dict[str, Any]]:
         """Yield trials that contain each bound and each choice at least once, to check them before the first run."""
@@ -64,8 +65,10 @@ class Sweep(Section):
             yield {key: values[min(number, len(values) - 1)] for key, values in tried.items()}
 
 
-def as_text(value: Any) -> str:
+def as_text(key: str, value: Any) -> str:
     """Return the text of a value as `section.key=value` takes it: of text in quotes what would be read as something else."""
+    if isinstance(value, str) and (schema_at(key.split("."), {}) or {}).get("type") == "string":
+        return value  # a setting that takes any text as it is
     try:
         plain = isinstance(value, str) and [parse_yaml(each, source="") for each in split_values(value)] == [value]
     except ConfigError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -90,7 +91,7 @@ def run_sweep(
         while not trainer.stopped and (trial := _next_trial(study, sweep)) is not None:
             place = folder / f"t{trial.number:03}"
             values = _suggest(trial, sweep)
-            chosen = ", ".join(f"{key}={as_text(value)}" for key, value in values.items())
+            chosen = ", ".join(f"{key}={as_text(key, value)}" for key, value in values.items())
             show(f"trial {trial.number + 1} of {sweep.trials}, {place.name}: {chosen}")
             ended = _run_trial(trial, sweep, values, place, trainer=trainer, environ=environ, options=options)
             if ended == INTERRUPTED:
@@ -242,7 +243,7 @@ def _show_best(
         best = {key: json.loads(_param(complete[0], key)) for key in sweep.search}
         for key, *_ in unmet(load_settings(preset=sweep.preset, overrides=sweep.overrides(best), environ=environ).settings):
             best.pop(key, None)  # without effect: `rookery train` would refuse it
-        words = " ".join(f"'{text}'" if " " in text else text for text in sweep.overrides(best))
+        words = " ".join(map(shlex.quote, sweep.overrides(best)))
         show(f"  best     rookery train {sweep.preset} {words}")
     show(f"  compare  rookery report {folder}")
     if len(complete) + len([trial for trial in others if trial.state is not TrialState.RUNNING]) < sweep.trials:

@@ -308,6 +308,10 @@ def test_an_algorithm_without_the_setting_keeps_its_units_at_a_resume(vector_env
     built[1].load_state_dict(built[0].state_dict())
     values = [each._moments.denormalize(each.model(observation).value) for each in built]
     torch.testing.assert_close(*values, rtol=0, atol=0)
+    for each in built:
+        each.normalize_targets(torch.full((16, 16), 200.0), ALL)
+    values = [each._moments.denormalize(each.model(observation).value) for each in built]
+    torch.testing.assert_close(*values, rtol=0, atol=0)
     own = build_algorithm(section, model=ModelSettings(hidden=(8,)), env=vector_env, seed=1)
     own.load_state_dict(built[0].state_dict())
     torch.testing.assert_close(own.model(observation).value, built[0].model(observation).value, rtol=0, atol=0)

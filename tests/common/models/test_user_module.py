@@ -244,6 +244,19 @@ class Drawn(nn.Module):
         return observation @ self.projection
 
 
+def test_a_module_that_is_another_at_its_second_call_is_refused(own):
+    """The learner's and an actor's would not fit each other."""
+    widths = []
+
+    def grown(shape):
+        widths.append(4)
+        return nn.Linear(*shape, sum(widths))
+
+    own.grown = grown
+    with pytest.raises(ConfigError, match=r"own_nets:grown builds another network at its second call: .*wanted \[\('weight'"):
+        nets.build_actor_critic(settings("grown"), spec())
+
+
 @pytest.mark.parametrize("kept", ["parameter", "buffer", "attribute", "numpy"])
 def test_random_numbers_beside_its_parameters_are_refused(own, kept):
     """An actor builds a module of its own and loads parameters alone: it would act with another projection."""

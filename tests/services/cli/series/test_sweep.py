@@ -83,6 +83,19 @@ def test_values_of_a_sweep_are_those_of_its_file(tmp_path):
         assert (found, grid) == (wanted, {})
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("model.entry_point", ""), ("run.id", "7"), ("run.init", "runs/a: b"), ("actor.learner", "tcp://a:1,tcp://b:2")],
+)
+def test_a_setting_that_takes_any_text_gets_it_without_quotes(tmp_path, key, value):
+    file = tmp_path / "file.yaml"
+    file.write_text(json.dumps({"preset": "cartpole", "settings": {key: value}, "search": {"env.num_envs": {"choices": [1, 2]}}}))
+    sweep = read_sweep(file)
+    text, _ = sweep.overrides(next(sweep.corners()))
+    assert text == f"{key}={value}"
+    assert split_overrides([text]) == ((text,), {})
+
+
 def test_trials_are_within_the_space_bad_ones_end_early_and_the_best_is_shown_as_a_command(swept, tmp_path):
     code, trainer, shown = swept()
     assert code == 0
