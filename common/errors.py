@@ -7,6 +7,7 @@
     │   └── DecodeError  bytes that are not a message of this protocol
     │       └── ProtocolVersionError  a message of another protocol version: answered with a Refusal
     ├── LostRankError    another rank of a learner has ended, so that this one cannot train on        exit code 1
+    ├── RunChangedError  the run goes on with other settings: a worker is built anew
     └── InternalError    a broken invariant, which is a bug of the project                   exit code 1
 
 A message is a fact, the value found, the value wanted, and what to do. Text of other processes may be part of it: characters that
@@ -93,6 +94,10 @@ class ResourceError(RookeryError):
 
 class LostRankError(RookeryError):
     """Another rank of the learner has ended or hangs: this one ends too, and the launcher restarts it."""
+
+
+class RunChangedError(RookeryError):
+    """The learner was resumed with other settings: a worker that still has those of before is built anew."""
 
 
 class ProtocolError(RookeryError):

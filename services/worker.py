@@ -30,7 +30,7 @@ from common.envs.make import make
 from common.envs.spec import EnvSettings
 from common.envs.state import seed_generators
 from common.envs.vector import VectorEnvironment
-from common.errors import ConfigError, ResourceError
+from common.errors import ConfigError, ResourceError, RunChangedError
 from common.observability import logs
 from common.observability.health import Health
 from common.observability.http import HttpServer
@@ -260,17 +260,28 @@ class _Root:
             _log.info(f"{event}_started", **where, metrics=http.url)
             if own.insecure and not own.keys:
                 _log.warning("insecure", **where, consequence=f"any process that answers there is taken for the {service.server}")
-            link, loop = self._build_loop(transport, name, where)
-            reason = link.drain.reason if link.drain else self.shutdown.reason
-            if loop is not None:
-                self.health.ready(unless=lambda: "" if link.joined or link.drain else f"no {service.server} at {address}")
-                reason = loop.run()
+            reason = None
+            while reason is None:
+                link, loop = self._build_loop(transport, name, where)
+                reason = self._run(link, loop, address)
             link.close(reason)
             self.resources.close()  # after the Goodbye, for which the server waits
             _log.info(f"{event}_ended", reason=reason)
             if self.invocation.linger:
                 process.linger(self.shutdown, self.health)
         return 0
+
+    def _run(self, link: Link, loop: Loop | None, address: str) -> str | None:
+        """Return the reason for which the loop ended; None where the run goes on with other settings, and needs another loop."""
+        if loop is None:
+            return link.drain.reason if link.drain else self.shutdown.reason
+        self.health.ready(unless=lambda: "" if link.joined or link.drain else f"no {self.service.server} at {address}")
+        try:
+            return loop.run()
+        except RunChangedError as error:
+            _log.warning("run_changed", detail=error, consequence="this worker is built anew")
+            self.resources.close()
+            return None
 
     def _build_loop(self, transport: ZmqWorker, name: str, where: dict[str, Any]) -> tuple[Link, Loop | None]:
         """Greet, and build the loop that the Welcome describes; None where it is time to leave before that.
@@ -303,10 +314,9 @@ class _Root:
                 with process.build_limit():
                     return link, self.build(welcomed)
             except ConfigError as error:
-                described = welcome.config, welcome.env_signature, welcome.schema
-                if described == refused:
+                if welcome.described == refused:
                     raise
-                refused = described
+                refused = welcome.described
                 _log.warning("welcome_refused", error=error, consequence="this worker greets once more")
                 self.resources.close()
 

@@ -84,7 +84,7 @@ def _require_no_buffers(module: nn.Module, name: str) -> None:
 @torch.no_grad()
 def _require_parameters_alone(module: nn.Module, other: nn.Module, shape: Shape, name: str) -> None:
     """Refuse (ConfigError) a module if another one with its parameters computes another output: actors build one of their own."""
-    batch = _batch(shape, partial(torch.randn, _ROWS, generator=torch.Generator().manual_seed(0)))
+    batch = _batch(shape, partial(torch.rand, _ROWS, generator=torch.Generator().manual_seed(0)))
     _trial_output(other, shape, name)  # which makes the parameters of lazy layers
     own, others = ([(key, tuple(each.shape)) for key, each in net.named_parameters()] for net in (module, other))
     if own != others:

@@ -116,6 +116,11 @@ class Welcome(Message):
     incarnation: Annotated[Count, AtLeast(-1)] = -1  # that of the Hello; -1: whichever
     snapshot_bytes: Count = 0  # arrays of a snapshot, all of one size; 0: unknown
 
+    @property
+    def described(self) -> tuple[object, ...]:
+        """The facts from which a worker is built."""
+        return self.config, self.env_signature, self.schema
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal(Message):

@@ -62,7 +62,7 @@ def restore(address: str, folder: Path, *, warn: Callable[[str], None] = lambda 
     return directory
 
 
-def restore_missing(store: str, folder: Path, *, warn: Callable[[str], None] = lambda _: None) -> bool:
+def restore_missing(store: str, folder: Path, *, warn: Callable[[str], None]) -> bool:
     """Download the run of `folder` from the store, where the folder holds none; return whether it did.
 
     Raises as `restore`. Returns False where the store is empty text or has no such run.

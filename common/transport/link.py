@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from common.envs.spec import EnvSpec
-from common.errors import ConfigError, DropReason, ProtocolError, ProtocolVersionError
+from common.errors import ConfigError, DropReason, ProtocolError, ProtocolVersionError, RunChangedError
 from common.observability.worker_metrics import LinkStats
 from common.protocol import codec
 from common.protocol import events as e
@@ -250,8 +250,7 @@ class Link:
     def _perform(self, instruction: e.Instruction) -> None:
         match instruction:
             case Welcome():
-                self.welcome, self._act = instruction, None
-                self._expect_bytes(min(instruction.snapshot_bytes, MESSAGE_BYTES))
+                self._welcomed(instruction)
             case Snapshot():
                 if self._fits(instruction):
                     self._snapshot = instruction
@@ -269,6 +268,13 @@ class Link:
                 self._log_event(e.LogEvent(event="message_rejected", fields=fields, warning=True))
             case e.LogEvent():
                 self._log_event(instruction)
+
+    def _welcomed(self, welcome: Welcome) -> None:
+        """Keep the newest Welcome. Raises `RunChangedError` where this worker would not be built from it as it was."""
+        if self.welcome is not None and welcome.described != self.welcome.described:
+            raise RunChangedError("the learner was resumed with other settings", found="a Welcome that differs from the first")
+        self.welcome, self._act = welcome, None
+        self._expect_bytes(min(welcome.snapshot_bytes, MESSAGE_BYTES))
 
     def _refused(self, refused: e.Refused) -> None:
         if refused.code != RefusalCode.DRAINING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -51,6 +52,10 @@ class Invocation(arguments.Invocation):
     config_named: bool  # whether `--config` is the run's own config.yaml: `rookery train` writes that file, the learner does not
 
 
+def _print_warning(text: str) -> None:  # before the log is configured
+    print(f"rookery learner: {text}", file=sys.stderr)
+
+
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
     """Read the command line. Raises `ConfigError`; argparse itself exits with 2 for an unknown option."""
     description = "Train on the experience of the actors, publish the policy, keep the run directory."
@@ -73,7 +78,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
     loaded = with_absolute_key_paths(arguments.settings_from_arguments(parsed, {"learner.keys": parsed.keys}, environ))
     named = loaded.settings.run.dir
     run_dir = parsed.run_dir or (Path(named) if named else None)
-    if continues and run_dir is not None and restore_missing(loaded.settings.run.store, run_dir):
+    if continues and run_dir is not None and restore_missing(loaded.settings.run.store, run_dir, warn=_print_warning):
         _log.info("downloaded", store=loaded.settings.run.store, run_dir=run_dir)
         if parsed.config is None:
             return parse([*argv, "--config", str(RunDirectory(run_dir).config)], environ)

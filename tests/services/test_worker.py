@@ -24,7 +24,7 @@ from common.envs.remote import observe_schema
 from common.envs.spec import EnvSettings
 from common.envs.trial import spec_of
 from common.envs.vector import VectorEnvironment
-from common.errors import ConfigError
+from common.errors import ConfigError, RunChangedError
 from common.models import arithmetic
 from common.observability.health import Health
 from common.observability.worker_metrics import ACTOR_METRICS, ActorStats
@@ -400,6 +400,26 @@ def test_environments_of_each_incarnation_are_built_within_the_limit(learner, mo
     lockstep = welcome(schema=(*welcome().schema, ArraySpec(name=ACTOR_STATE, dtype="uint8", shape=(-1,))))
     assert actor.main(["--learner", learner(frames(lockstep)).endpoint, "--name", "one"]) == 0
     assert limited == ["built", "run", "built"]
+
+
+@pytest.mark.parametrize(("role", "loop"), [("actor", ActorLoop), ("evaluator", EvaluatorLoop)])
+def test_a_worker_whose_run_goes_on_with_other_settings_is_built_anew(role, loop, learner, environments, monkeypatch, capsys):
+    ends, open_then = [RunChangedError("other settings"), "done"], []
+
+    def run(_):
+        open_then.append(len(environments))
+        end = ends.pop(0)
+        if isinstance(end, RunChangedError):
+            raise end
+        return end
+
+    monkeypatch.setattr(loop, "run", run)
+    welcoming = learner(lambda message: frames(welcome()) if isinstance(message, Hello) else None)
+    assert ROOTS[role].main(["--learner", welcoming.endpoint, "--name", "one"]) == 0
+    first, *_, last = [message.incarnation for message in welcoming.end() if isinstance(message, Hello)]
+    assert last > first
+    assert open_then == [1, 1], "those of before were closed"
+    assert 'run_changed detail="other settings"' in capsys.readouterr().err
 
 
 @each_role

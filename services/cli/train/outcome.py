@@ -28,9 +28,26 @@ def read_summary(path: Path) -> Summary | None:
     return summary
 
 
-def verdict(outcome: Outcome, summary: Summary | None, *, env_steps: int, wall_seconds: float | None) -> tuple[int, str]:
-    """Return exit code and result; `env_steps` and `wall_seconds` are the budgets of the run."""
+def written(path: Path) -> tuple[int, int] | None:
+    """Return when the file `path` was written, in nanoseconds, and its size; None without one."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
+def verdict(
+    outcome: Outcome, summary: Summary | None, *, worked: bool, env_steps: int, wall_seconds: float | None
+) -> tuple[int, str]:
+    """Return exit code and result.
+
+    `summary` is that of this start, not of one before, and `worked` whether experience was accepted in it; `env_steps` and
+    `wall_seconds` are the budgets of the run.
+    """
     match outcome:
+        case Outcome.STOPPED if summary is None and worked:  # the learner had died, and was not yet back
+            return 1, "stopped on request: progress since the last checkpoint is lost"
         case Outcome.STOPPED if summary is None or not summary["learner_updates"]:
             return 0, "stopped on request, before the first update"
         case Outcome.STOPPED:

@@ -15,6 +15,7 @@ from typing import Any
 from common.algorithms.sections import ReplaySection
 from common.conditions import COMMAND_LINE, DEFAULT
 from common.config.endpoint import Endpoint, connectable_host, parse_endpoint
+from common.config.layers import parse_yaml
 from common.config.load import LoadedSettings, as_yaml, load_settings, with_absolute_key_paths, with_chosen
 from common.config.schema import Settings
 from common.errors import ConfigError, ResourceError
@@ -28,6 +29,7 @@ from common.transport.curve import ServerKeys, WorkerKeys
 from common.transport.zmq import ZmqServer
 from services.cli.env_trial import check_environment
 from services.cli.train.instructions import Start, actor_names, rank_names
+from services.cli.train.outcome import written
 from services.cli.train.ports import Ports, binds, metrics_ports, policy_servers
 from services.cli.train.search import ActorSearch
 from services.cli.train.supervisor import Supervisor
@@ -64,6 +66,7 @@ class Plan:
     resume: bool
     auto_actors: bool
     replaced_config: bytes = b""  # config.yaml of a resumed run, as it was before this start
+    earlier_summary: tuple[int, int] | None = None  # `outcome.written` of the summary of a start before
 
     @property
     def settings(self) -> Settings:
@@ -178,6 +181,7 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
         text, created_folder = as_yaml(chosen.settings, chosen.provenance), not path.exists()
         replaced = directory.config.read_bytes() if request.resume else b""
         if request.resume:
+            _require_same_seed(replaced, chosen.settings)
             _rewrite(directory, text, chosen.settings)
             add_command(directory, command_line)
         else:
@@ -195,7 +199,16 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
             resume=request.resume,
             auto_actors=request.auto_actors,
             replaced_config=replaced,
+            earlier_summary=written(directory.summary),
         )
+
+
+def _require_same_seed(config: bytes, settings: Settings) -> None:
+    """Refuse another seed than that of the run: what it decided is done, and the run would only be labelled with the new one."""
+    seed = parse_yaml(config.decode(), source="config.yaml").get("run", {}).get("seed", settings.run.seed)
+    if seed != settings.run.seed:
+        fix = "leave it out, or begin another run with it"
+        raise ConfigError("run.seed of a run that goes on", found=settings.run.seed, wanted=seed, fix=fix)
 
 
 def _rewrite(directory: RunDirectory, text: str, settings: Settings) -> None:

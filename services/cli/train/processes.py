@@ -181,14 +181,18 @@ Requests = queue.SimpleQueue[Event]
 
 @contextmanager
 def stop_signals(on_stop: Callable[[], object]) -> Iterator[None]:
-    """Call `on_stop` at SIGINT, SIGTERM and SIGHUP while inside; repeated signals within moments count once."""
+    """Call `on_stop` at SIGINT, SIGTERM and SIGHUP while inside; repeated signals within moments count once.
+
+    SIGHUP stays ignored where it was, as by nohup, so that the end of a terminal does not end the run.
+    """
     echo = Echo()
+    heeded = [number for number in STOP_SIGNALS if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN]
 
     def handle(*_: object) -> None:
         if not echo.heard():
             on_stop()
 
-    with handled(STOP_SIGNALS, handle):
+    with handled(heeded, handle):
         yield
 
 

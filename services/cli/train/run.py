@@ -30,7 +30,7 @@ from services.cli.train.instructions import (
     actor_names,
     rank_names,
 )
-from services.cli.train.outcome import draw_curve, final_lines, read_summary, verdict
+from services.cli.train.outcome import draw_curve, final_lines, read_summary, verdict, written
 from services.cli.train.plan import Plan, Request, make_plan
 from services.cli.train.ports import binds
 from services.cli.train.processes import Processes, Requests, stop_signals, supervise
@@ -174,8 +174,9 @@ def _finish(
             plan.withdraw()
         except OSError as error:
             view.print_message(f"config.yaml keeps the settings that were refused: {error}; correct them with the next --resume")
-    summary = read_summary(directory.summary) if outcome in {Outcome.FINISHED, Outcome.STOPPED} else None
-    code, result = verdict(outcome, summary, env_steps=target.env_steps, wall_seconds=target.wall_seconds)
+    ended = outcome in {Outcome.FINISHED, Outcome.STOPPED} and written(directory.summary) != plan.earlier_summary
+    summary = read_summary(directory.summary) if ended else None
+    code, result = verdict(outcome, summary, worked=worked, env_steps=target.env_steps, wall_seconds=target.wall_seconds)
     try:
         draw_curve(
             directory,

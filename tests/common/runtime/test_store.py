@@ -74,12 +74,12 @@ def test_a_run_continues_from_its_copy_alone(directory, store):
     directory.learning_curve_csv.write_text("wall_seconds\n1\n")
     copy.upload(directory, keep=3)
     shutil.rmtree(directory.path)
-    assert restore_missing(store, directory.path)
+    assert restore_missing(store, directory.path, warn=pytest.fail)
     assert newest(directory.path) == 2
     assert directory.begun
     assert directory.learning_curve_csv.read_text() == "wall_seconds\n1\n"
     assert directory.command.read_text() == "rookery train\n"
-    assert not restore_missing(store, directory.path), "a directory that is there is used as it is"
+    assert not restore_missing(store, directory.path, warn=pytest.fail), "a directory that is there is used as it is"
 
 
 def test_only_what_is_new_is_uploaded(directory, store, monkeypatch):
@@ -417,7 +417,7 @@ def test_an_s3_server_keeps_a_run_and_a_server_that_is_away_is_one_error(directo
         save(directory, version, keep=2)
         copy.upload(directory, keep=2)
     shutil.rmtree(directory.path)
-    assert restore_missing(store, directory.path)
+    assert restore_missing(store, directory.path, warn=pytest.fail)
     assert newest(directory.path) == 3
     assert [path.name for path in directory.checkpoints.iterdir()] == ["checkpoint-000000000003"]
     server.stop()

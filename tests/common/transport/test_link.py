@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from common.envs.spec import ActionSpec, EnvSpec
-from common.errors import ConfigError, DropReason, HandshakeFailure
+from common.errors import ConfigError, DropReason, HandshakeFailure, RunChangedError
 from common.protocol import codec
 from common.protocol import events as e
 from common.protocol.learner_side import LearnerSide
@@ -44,9 +44,9 @@ CONFIG = SessionConfig(
 class Learner:
     """The learner's end: session and transport, performed by the test; `admitted` in order."""
 
-    def __init__(self, world, state=None):
+    def __init__(self, world, state=None, config=CONFIG):
         """Bound; going on from `state`, if any."""
-        self.world, self.transport, self.session = world, world.hub.bind(), LearnerSide(CONFIG)
+        self.world, self.transport, self.session = world, world.hub.bind(), LearnerSide(config)
         self.admitted, self.evaluations = [], []
         if state:
             self.session.saved.load_state_dict(state)
@@ -212,6 +212,16 @@ def test_a_restarted_learner_is_found_and_gets_what_it_had_not_saved(world):
     world.turn()
     assert world.ledger["trained"] == world.ledger["produced"] == 3 * STEPS
     assert world.link.session.reconnects == 1
+
+
+@pytest.mark.parametrize("changed", [{"run_config": '{"env": 1}'}, {"schema": (replace(SCHEMA[0], shape=(2 * STEPS,)),)}])
+def test_a_learner_that_was_resumed_with_other_settings_is_not_served_with_those_of_before(world, changed):
+    """The worker was built from the first Welcome: it would play another environment than the run's, without a word."""
+    state = world.crash()
+    world.turn(20)
+    world.learner = Learner(world, state, replace(CONFIG, **changed))
+    with pytest.raises(RunChangedError, match="resumed with other settings"):
+        world.turn(20)
 
 
 def test_a_worker_that_was_forgotten_goes_on_as_a_new_one_with_counters_from_zero(world):

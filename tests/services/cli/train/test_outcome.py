@@ -20,10 +20,10 @@ SUMMARY = {
 }
 
 
-def judged(outcome=Outcome.FINISHED, summary=SUMMARY, env_steps=1_000_000, wall_seconds=None, **changed):
+def judged(outcome=Outcome.FINISHED, summary=SUMMARY, worked=False, env_steps=1_000_000, wall_seconds=None, **changed):
     """Verdict on a run with that summary."""
     summary = summary and summary | changed
-    return verdict(outcome, summary, env_steps=env_steps, wall_seconds=wall_seconds)
+    return verdict(outcome, summary, worked=worked, env_steps=env_steps, wall_seconds=wall_seconds)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,7 @@ def judged(outcome=Outcome.FINISHED, summary=SUMMARY, env_steps=1_000_000, wall_
         ({"outcome": Outcome.STOPPED}, 0, "all work saved"),
         ({"outcome": Outcome.STOPPED, "learner_updates": 0}, 0, "before the first update"),
         ({"outcome": Outcome.STOPPED, "summary": None}, 0, "before the first update"),
+        ({"outcome": Outcome.STOPPED, "summary": None, "worked": True}, 1, "progress since the last checkpoint is lost"),
         ({"outcome": Outcome.REFUSED}, 2, "a setting is invalid"),
         ({"outcome": Outcome.FAILED}, 1, "failed"),
         ({"outcome": Outcome.KILLED}, 130, "is lost"),

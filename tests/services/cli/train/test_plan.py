@@ -222,6 +222,14 @@ def test_a_run_is_resumed_on_a_full_disk_with_the_settings_it_has(no_room):
     assert sorted(path.name for path in Path().iterdir()) == ["r"]
 
 
+def test_a_run_is_not_resumed_with_another_seed():
+    """Its weights and its environments come from the first one: it would only be labelled with the second."""
+    planned("run.seed=4", run_dir=Path("r"))
+    assert planned("run.seed=4", run_dir=Path("r"), preset=None, resume=True).settings.run.seed == 4
+    with pytest.raises(ConfigError, match=r"run.seed of a run that goes on: found 9, wanted 4; leave it out"):
+        planned("run.seed=9", run_dir=Path("r"), preset=None, resume=True)
+
+
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_run_has_the_lock_of_its_directory_for_its_whole_life(resume):
     """Also while its learner is dead and about to be restarted: a second one would take over its actors."""

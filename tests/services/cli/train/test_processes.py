@@ -122,6 +122,18 @@ def test_one_request_that_comes_twice_is_one(monkeypatch):
     assert inbox.empty()
 
 
+def test_a_run_under_nohup_outlives_its_terminal():
+    inbox, before = queue.SimpleQueue(), signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_signals(lambda: inbox.put("stop")):
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert inbox.empty()
+            os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert inbox.get(timeout=120.0) == "stop"
+
+
 def test_actors_come_and_go_while_the_run_goes_on(scene):
     """`--actors auto`: two more are tried, then one of them leaves, and nobody else is touched."""
     processes, inbox, heard = scene.processes(), queue.SimpleQueue(), []
