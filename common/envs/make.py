@@ -103,6 +103,13 @@ def make_atari(settings: EnvSettings, num_envs: int, mode: AutoresetMode, **chan
         raise ResourceError(f"no ROM for {settings.id}", found=str(error), fix=fix) from error
 
 
+def _require_no_atari(spec: gymnasium.envs.registration.EnvSpec, name: str) -> None:
+    """Refuse (ConfigError) a game that `make_atari` does not build: no setting of Atari would have an effect."""
+    if str(spec.entry_point).startswith("ale_py"):
+        game = spec.id.rpartition("/")[2].partition("-")[0].removesuffix("NoFrameskip")
+        raise ConfigError("an Atari game by another id", found=name, wanted="ALE/GAME-v5", fix=f"set env.id=ALE/{game}-v5")
+
+
 def _from_registry(settings: EnvSettings, num_envs: int, mode: AutoresetMode, *, render: bool) -> AnyVectorEnv:
     """Build a gymnasium id: its own vector environment where it has one, except for same_step and pictures, which it may lack.
 
@@ -116,6 +123,7 @@ def _from_registry(settings: EnvSettings, num_envs: int, mode: AutoresetMode, *,
     kwargs = settings.kwargs | ({"render_mode": PICTURE} if render else {})
     try:
         spec = gymnasium.spec(env_id)
+        _require_no_atari(spec, settings.id)
         if spec.vector_entry_point is not None and mode is AutoresetMode.NEXT_STEP and not render:
             made = gymnasium.make_vec(env_id, num_envs, **kwargs)
             return _compiled(env_id, num_envs, kwargs) if hasattr(made, "func_env") else made

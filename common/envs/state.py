@@ -9,7 +9,6 @@ would get a copy of its own: `capture` names the attribute. MuJoCo is an optiona
 
 from __future__ import annotations
 
-import enum
 import functools
 import inspect
 import random
@@ -22,7 +21,7 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces import Space
-from gymnasium.vector import SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from numpy.random import Generator
 from numpy.typing import NDArray
 
@@ -30,7 +29,7 @@ from common.envs.agents import has_agents
 from common.errors import RookeryError
 from common.protocol.plain import TYPES, is_plain, parts
 
-_CONSTANTS = (Space, EnvSpec, type, types.ModuleType, functools.partial, enum.Enum, np.dtype, np.ufunc, *TYPES)
+_CONSTANTS = (Space, EnvSpec, type, types.ModuleType, AutoresetMode, np.dtype, np.ufunc)
 _GENERATORS = "numpy generators"
 _PROCESS = "process"  # key of the global generators beside the paths of environments
 _GLOBAL = (getattr(random.random, "__self__", None), getattr(np.random.random, "__self__", None))
@@ -222,7 +221,16 @@ def _may_follow(current: Any, value: Any) -> bool:
 
 def _is_constant(value: object) -> bool:
     """Return whether every process builds `value`, which is not plain data, alike, and nothing changes it."""
-    return all(isinstance(part, _CONSTANTS) or _is_function(part) or _is_simulation_model(part) for part in parts(value))
+    return all(_is_built_alike(part) for part in parts(value))
+
+
+def _is_built_alike(part: object) -> bool:
+    """Of one part. Other kinds of the plain types, such as named tuples, hold data that would not be restored."""
+    if isinstance(part, functools.partial):
+        return _is_function(part.func)
+    if isinstance(part, TYPES):
+        return type(part) in TYPES and not (isinstance(part, dict) and any(type(key) not in {str, int} for key in part))
+    return isinstance(part, _CONSTANTS) or _is_function(part) or _is_simulation_model(part)
 
 
 def _is_function(value: object) -> bool:

@@ -53,7 +53,7 @@ class Invocation(arguments.Invocation):
 
 
 def _print_warning(text: str) -> None:  # before the log is configured
-    print(f"rookery learner: {text}", file=sys.stderr)
+    sys.stderr.write(f"rookery learner: {text}\n")
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:

@@ -402,8 +402,8 @@ def test_environments_of_each_incarnation_are_built_within_the_limit(learner, mo
     assert limited == ["built", "run", "built"]
 
 
-@pytest.mark.parametrize(("role", "loop"), [("actor", ActorLoop), ("evaluator", EvaluatorLoop)])
-def test_a_worker_whose_run_goes_on_with_other_settings_is_built_anew(role, loop, learner, environments, monkeypatch, capsys):
+@each_role
+def test_a_worker_whose_run_goes_on_with_other_settings_is_built_anew(role, learner, environments, monkeypatch, capsys):
     ends, open_then = [RunChangedError("other settings"), "done"], []
 
     def run(_):
@@ -413,7 +413,7 @@ def test_a_worker_whose_run_goes_on_with_other_settings_is_built_anew(role, loop
             raise end
         return end
 
-    monkeypatch.setattr(loop, "run", run)
+    monkeypatch.setattr({"actor": ActorLoop, "evaluator": EvaluatorLoop}[role], "run", run)
     welcoming = learner(lambda message: frames(welcome()) if isinstance(message, Hello) else None)
     assert ROOTS[role].main(["--learner", welcoming.endpoint, "--name", "one"]) == 0
     first, *_, last = [message.incarnation for message in welcoming.end() if isinstance(message, Hello)]

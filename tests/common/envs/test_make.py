@@ -363,6 +363,16 @@ def test_a_number_outside_of_its_observation_space_is_found_before_a_run(own) ->
         spec_of(own(lambda: Echo(Discrete(5), DISCRETE, np.int64(5))))
 
 
+@pytest.mark.parametrize(
+    ("env_id", "fix"),
+    [("ale_py:ALE/Pong-v5", "ALE/Pong-v5"), ("BreakoutNoFrameskip-v4", "ALE/Breakout-v5"), ("Pong-v4", "ALE/Pong-v5")],
+)
+def test_an_atari_game_by_another_id_is_refused(env_id, fix) -> None:
+    """Its rewards would be clipped and its frames not skipped, whatever the settings of Atari say."""
+    with pytest.raises(ConfigError, match=rf"an Atari game by another id: found {env_id}, wanted ALE/GAME-v5; set env.id={fix}"):
+        make(EnvSettings(id=env_id))
+
+
 # --- entry points ----------------------------------------------------------------------------------------------------
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import enum
+import functools
 import random
+from collections import Counter, OrderedDict, defaultdict, namedtuple
 
 import gymnasium
 import numpy as np
@@ -286,9 +289,24 @@ def test_numpy_reads_no_word_beyond_its_words():
 
 
 DRAWS = (np.random.default_rng(1).random, np.random.RandomState(1).rand, random.Random(1).random, np.random.PCG64(1).random_raw)
+DRAWN = functools.partial(DRAWS[0], 3)
 
 
-@pytest.mark.parametrize("value", [object(), {1, 2}, iter([1]), np.random.RandomState(1), [Game(), 1], *DRAWS])
+Point = namedtuple("Point", "x v")  # noqa: PYI024
+Light = enum.Enum("Light", "RED GREEN")
+OTHERS = (
+    DRAWN,
+    Point(0, 1),
+    defaultdict(int),
+    OrderedDict(a=1),
+    Counter("a"),
+    {(0, 1): 2},
+    Light.RED,
+    {"light": Light.RED, "steps": 3},
+)
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, iter([1]), np.random.RandomState(1), [Game(), 1], *DRAWS, *OTHERS])
 def test_what_cannot_be_read_is_named(value):
     """Half of a state would be worse than none."""
     game = Game()
