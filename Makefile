@@ -98,7 +98,7 @@ k8s-render: $(DEV) ## the manifests of one overlay, as a cluster gets them (OVER
 k8s-validate: $(DEV) ## every overlay with every component: valid, restricted, and true to the code
 	$(BIN)/pytest tests/k8s -m 'not system' $(ARGS)
 
-k8s-soak: $(DEV) ## end an actor and a learner twenty times each as a cluster does (about four minutes)
+k8s-soak: $(DEV) ## end an actor and a learner twenty times each as a cluster does (about twenty minutes)
 	SOAK=20 $(BIN)/pytest tests/k8s/test_runner.py -k terminat $(ARGS)
 
 test-docker: $(DEV) ## the images and compose on a real Docker Engine; skipped where there is none

@@ -13,16 +13,15 @@ crosses at
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 
+from benchmarks.learning import kept, newest
 from benchmarks.pipeline import Window, running
 from benchmarks.throughput import NO_EVALUATOR
 from common.algorithms.registry import build_payload
@@ -148,19 +147,16 @@ def crossovers(rows: Sequence[Row]) -> list[str]:
 
 
 def solved(path: Path) -> list[str]:
-    """Return lines with the time to solve from the runs of `benchmarks.learning`, where there are any."""
-    found: dict[str, list[Mapping[str, float]]] = {preset: [] for preset in PRESETS}
-    for line in path.read_text().splitlines() if path.is_file() else ():
-        row = json.loads(line)
-        if row["preset"] in found and row["solved_at"] is not None and not row["overrides"]:
-            found[row["preset"]].append({"minutes": row["wall_seconds"] / 60, "env_steps": row["env_steps"]})
+    """Return lines with the time to solve of the runs that the page of `benchmarks.learning` shows, also of those that did not."""
     lines = []
-    for preset, runs in found.items():
-        words = "no run in learning.jsonl has solved it"
-        if runs:
-            minutes, env_steps = (median(run[name] for run in runs) for name in ("minutes", "env_steps"))
-            words = f"{minutes:.1f} minutes and {env_steps:,.0f} env steps, the median of {len(runs)} solved runs"
-        lines.append(f"- `{preset}` to its target: {words}.")
+    for preset in PRESETS:
+        runs = newest(kept(path), preset)
+        shown = [
+            f"seed {run['seed']} {run['env_steps'] / 1e3:,.0f} k env steps in {run['wall_seconds'] / 60:.1f} minutes"
+            + ("" if run["solved_at"] else ", not solved")
+            for run in runs
+        ]
+        lines.append(f"- `{preset}` to its target: {'; '.join(shown) or 'not run'}.")
     return lines
 
 

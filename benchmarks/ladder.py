@@ -56,7 +56,7 @@ Each rung keeps the changes of the rungs above it. The grey rungs of the picture
 samples for each env step. The last two rungs are presets that need less work to solve Pong: smaller images and networks, 12
 samples for each env step in `pong-dqn`, and 2 of PPO in `pong`. Frames are those of the emulator, four for each env step; they
 are counted when the env step has been trained on, after the warm-up and without an evaluator. The time to solve Pong
-is that of the runs of whole presets in [learning.md](learning.md), from the command to its end; the other rungs were not run
+is that of the runs of whole presets in [learning.md](learning.md), from the start of the learner; the other rungs were not run
 until they solved it. Gradient steps take most of the time of the grey rungs, so faster acting shows little there: between
 runs the last of them gave 159 to 258 frames/s.
 """

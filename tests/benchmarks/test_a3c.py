@@ -5,6 +5,7 @@ import json
 import pytest
 
 from benchmarks.a3c import LADDER, PRESETS, Row, Traffic, crossovers, measure, page, solved, table, traffic
+from benchmarks.learning import fingerprint
 from benchmarks.pipeline import Window
 from common.observability.deployment import LEARNER
 
@@ -52,14 +53,20 @@ def test_the_networks_on_either_side_of_the_crossover_are_named() -> None:
 
 
 def test_the_page_holds_all_that_was_counted(tmp_path) -> None:
-    """Bytes per env step, speed and lag in the table; times to solve from the runs that solved it, and only those."""
+    """Bytes per env step, speed and lag in the table; times of all runs of the present preset, the newest of each seed."""
     learning = tmp_path / "learning.jsonl"
-    runs = [{"solved_at": {"env_steps": 1}, "wall_seconds": 600.0}, {"solved_at": None, "wall_seconds": 60.0}]
-    lines = [json.dumps({"preset": PRESETS[0], "overrides": [], "env_steps": 10, **run}) for run in runs]
-    learning.write_text("\n".join(lines))
+    of = {"preset": PRESETS[0], "overrides": [], "env_steps": 10_000, "wall_seconds": 600.0, "solved_at": {"env_steps": 1}}
+    own = {"settings": fingerprint(PRESETS[0])}
+    runs = [
+        own | {"seed": 1, "wall_seconds": 1.0},
+        own | {"seed": 1},
+        own | {"seed": 2, "solved_at": None},
+        {"settings": "", "seed": 3},
+    ]
+    learning.write_text("\n".join(json.dumps(of | run) for run in runs))
     assert solved(learning) == [
-        f"- `{PRESETS[0]}` to its target: 10.0 minutes and 10 env steps, the median of 1 solved runs.",
-        f"- `{PRESETS[1]}` to its target: no run in learning.jsonl has solved it.",
+        f"- `{PRESETS[0]}` to its target: seed 1 10 k env steps in 10.0 minutes; seed 2 10 k env steps in 10.0 minutes, not solved.",
+        f"- `{PRESETS[1]}` to its target: not run.",
     ]
     rows = [a_row(PRESETS[0], up=100.0, speed=900.0)]
     assert table(rows)[-1] == "| net | 512 | data | 100 | 100 | 8 | 8 | 1,111 us | 900 | 1.50 |"
