@@ -147,7 +147,7 @@ def crossovers(rows: Sequence[Row]) -> list[str]:
 
 
 def solved(path: Path) -> list[str]:
-    """Return lines with the time to solve of the runs that the page of `benchmarks.learning` shows, also of those that did not."""
+    """Return lines with the time to solve of the runs on the page of `benchmarks.learning`, also of those that did not."""
     lines = []
     for preset in PRESETS:
         runs = newest(kept(path), preset)
