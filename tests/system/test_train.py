@@ -24,12 +24,13 @@ def test_a_killed_actor_is_replaced_and_the_run_is_solved(colony, wait, balances
     """The kernel kills an actor for its memory in the middle of a run of CartPole: nobody has to do anything."""
     run = colony.train("target.mean100=40", "actor.count=2", "algorithm.epochs=4", preset="cartpole")
     wait(lambda: run.http.status().get("env_steps", 0) > 0, "the run trains")
-    children = run.children()
-    children["learner"].suspend()  # else a fast machine has solved the run before
-    first = children["actor-0"]
+    first, other = (run.children()[name] for name in ("actor-0", "actor-1"))
+    for actor in (first, other):
+        actor.suspend()  # else a fast machine has solved the run before
+    wait(lambda: run.http.status().get("workers", {}).get("evaluator"), "the evaluator is connected")
     first.kill()
     wait(lambda: run.children().get("actor-0", first).pid != first.pid, "the actor is started again")
-    children["learner"].resume()
+    other.resume()
     assert run.ended() == 0, run.output
     assert "solved" in run.output
     summary = colony.summary()
@@ -89,6 +90,8 @@ def test_of_two_resumes_at_once_one_goes_on_and_the_other_touches_nothing(colony
     before["learner"].kill()
     wait(lambda: winner.children().get("learner", before["learner"]).pid != before["learner"].pid, "its own learner is restarted")
     assert set(json.loads(directory.addresses.read_text())) == set(before)
+    newest = colony.checkpoints()[-1]
+    wait(lambda: colony.checkpoints()[-1] > newest, "it trains again, so that a stop loses nothing")
     winner.signal(signal.SIGINT)
     assert winner.ended() == 0, winner.output
     assert not directory.addresses.exists()
