@@ -98,7 +98,7 @@ k8s-render: $(DEV) ## the manifests of one overlay, as a cluster gets them (OVER
 k8s-validate: $(DEV) ## every overlay with every component: valid, restricted, and true to the code
 	$(BIN)/pytest tests/k8s -m 'not system' $(ARGS)
 
-k8s-soak: $(DEV) ## end an actor and a learner twenty times each as a cluster does (about twenty minutes)
+k8s-soak: $(DEV) ## end an actor and a learner twenty times each as a cluster does (about four minutes)
 	SOAK=20 $(BIN)/pytest tests/k8s/test_runner.py -k terminat $(ARGS)
 
 test-docker: $(DEV) ## the images and compose on a real Docker Engine; skipped where there is none
@@ -170,7 +170,7 @@ learning: $(DEV) ## runs of three seeds behind the learning claims (PRESETS="pon
 tables: $(DEV) ## published comparisons: runs what is missing, writes docs/results.md (ARGS="atari mujoco control memory --seeds 1"; days)
 	$(BIN)/python -m benchmarks.tables $(ARGS)
 
-lockstep: $(DEV) ## two runs of one seed end with the same weights, on a machine loaded at random (about four minutes)
+lockstep: $(DEV) ## two runs of one seed end with the same weights, on a machine loaded at random (about twenty minutes)
 	$(BIN)/python -m benchmarks.lockstep
 
 chaos: $(DEV) ## storms against a real run: kills, pauses, bad networks, full disks, floods; a table (50 minutes; ARGS="--short")

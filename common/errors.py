@@ -97,7 +97,7 @@ class LostRankError(RookeryError):
 
 
 class RunChangedError(RookeryError):
-    """The learner was resumed with other settings: a worker that still has those of before is built anew."""
+    """The learner was resumed with other settings: a worker that was built from the earlier ones is built anew."""
 
 
 class ProtocolError(RookeryError):

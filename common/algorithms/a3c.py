@@ -154,7 +154,7 @@ class A3C(SinglePassLearner):
     _settings: A3CSettings
 
     def returns(self, batch: Batch, outputs: NetworkOutputs) -> Returns:
-        """V-trace with one clip, at least 1: GAE where the newest policy acted: there all ratios are 1, but for rounding."""
+        """V-trace with one clip, at least 1. Where the newest policy acted this is GAE: all ratios are 1, but for rounding."""
         settings = self._settings
         return vtrace(
             **return_inputs(batch, outputs, clip_reward=settings.clip_reward),

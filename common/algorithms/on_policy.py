@@ -187,7 +187,7 @@ class ActorCriticLearner(TrajectoryLearner[nets.ActorCritic]):
             self._moments = Moments(count=1, m2=torch.ones((), dtype=torch.float64))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """As the base. At a resume an algorithm whose settings do not say so keeps the units that its values had."""
+        """As the base; without the setting `normalize_value` the units of values stay, unlike at a warm start."""
         super().load_state_dict(state)
         if not hasattr(self._settings, "normalize_value") and "value_moments" in state:
             snapshot.restore_network(self._model, state["parameters"])

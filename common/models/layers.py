@@ -93,11 +93,9 @@ class VectorNormalisation(nn.Module):
     @torch.no_grad()
     def set_moments(self, mean: Tensor, std: Tensor) -> None:
         """Take mean and standard deviation [*frame] float64."""
-        parts = []
-        for _ in self.mean:
-            parts.append(mean.bfloat16())
-            mean = mean - parts[-1]
-        self.mean.copy_(torch.stack(parts))
+        first = mean.bfloat16()
+        second = (mean - first).bfloat16()
+        self.mean.copy_(torch.stack([first, second, (mean - first - second).bfloat16()]))
         self.scale.copy_(std.clamp_min(LEAST_DEVIATION).reciprocal().bfloat16())
 
 

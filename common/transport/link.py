@@ -272,7 +272,8 @@ class Link:
     def _welcomed(self, welcome: Welcome) -> None:
         """Keep the newest Welcome. Raises `RunChangedError` where this worker would not be built from it as it was."""
         if self.welcome is not None and welcome.described != self.welcome.described:
-            raise RunChangedError("the learner was resumed with other settings", found="a Welcome that differs from the first")
+            fact, wanted = f"the {self._server} goes on with other settings", "that from which this worker was built"
+            raise RunChangedError(fact, found="another Welcome", wanted=wanted)
         self.welcome, self._act = welcome, None
         self._expect_bytes(min(welcome.snapshot_bytes, MESSAGE_BYTES))
 

@@ -220,7 +220,7 @@ def test_a_learner_that_was_resumed_with_other_settings_is_not_served_with_those
     state = world.crash()
     world.turn(20)
     world.learner = Learner(world, state, replace(CONFIG, **changed))
-    with pytest.raises(RunChangedError, match="resumed with other settings"):
+    with pytest.raises(RunChangedError, match="the learner goes on with other settings"):
         world.turn(20)
 
 
