@@ -10,6 +10,7 @@ would get a copy of its own: `capture` names the attribute. MuJoCo is an optiona
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
 import random
 import sys
@@ -36,6 +37,7 @@ _GLOBAL = (getattr(random.random, "__self__", None), getattr(np.random.random, "
 _WORDS = 624  # of numpy's global generator
 _LAST_OBSERVATIONS = "_env_obs"  # of a SyncVectorEnv: overwritten before each read, and possibly views of an environment's arrays
 _INTEGRATED = "integrated"  # key of MuJoCo's own state beside the arrays of a simulation
+_MODEL = "model"  # key of a hash of its model
 _SOLVER_ARRAYS = ("efc_", "iefc_")  # prefixes: of the constraints of one step, sized and computed anew by the next
 
 
@@ -180,7 +182,8 @@ def _set_attributes(path: str, env: Any, state: Any) -> None:
             _set_generators(f"{path}.{name}", generators, value)
         elif _is_simulation(current):
             if not isinstance(value, Mapping) or not _restore_simulation(current, value):
-                raise StateError(f"state of {path}.{name}", found="arrays of another simulation", wanted="those of this model")
+                wanted = "those of the model here, which no reset changes"
+                raise StateError(f"state of {path}.{name}", found="arrays of another model", wanted=wanted)
         elif not (new or (name in members and is_plain(current))) or not _may_follow(current, value):
             found, wanted = type(value).__name__, type(current).__name__ if name in members else "no such attribute"
             raise StateError(f"state of {path}.{name}", found=found, wanted=wanted, fix="run the same versions on both sides")
@@ -259,18 +262,21 @@ def _is_of_mujoco(value: object, name: str) -> bool:
 def _capture_simulation(data: Any) -> dict[str, NDArray[Any]]:
     """Return the state that the next step begins from, and the results of the last step that an environment may read before."""
     arrays = {name: np.array(array) for name, array in _simulation_arrays(data).items()}
-    return arrays | {_INTEGRATED: _integrated(data)}
+    return arrays | _own_state(data)
 
 
 def _restore_simulation(data: Any, state: Mapping[str, Any]) -> bool:
-    """Restore `_capture_simulation`; return False, and change nothing, where the state is of another model."""
-    current = _simulation_arrays(data) | {_INTEGRATED: _integrated(data)}
+    """Restore `_capture_simulation`; return False, and change nothing, where the state is of another model.
+
+    That is also one whose masses, terrain or the like were drawn by a reset: they are not part of the state.
+    """
+    current = _simulation_arrays(data) | _own_state(data)
     if set(state) != set(current):
         return False
     for name, value in state.items():
         if not isinstance(value, np.ndarray) or value.dtype != current[name].dtype or value.ndim != current[name].ndim:
             return False
-    if state[_INTEGRATED].shape != current[_INTEGRATED].shape:
+    if state[_INTEGRATED].shape != current[_INTEGRATED].shape or not np.array_equal(state[_MODEL], current[_MODEL]):
         return False
     mujoco = sys.modules["mujoco"]
     mujoco.mj_setState(data.model, data, state[_INTEGRATED], mujoco.mjtState.mjSTATE_INTEGRATION)
@@ -286,9 +292,19 @@ def _simulation_arrays(data: Any) -> dict[str, NDArray[Any]]:
     return {name: value for name, value in found if isinstance(value, np.ndarray) and value.dtype.kind in "biuf"}
 
 
-def _integrated(data: Any) -> NDArray[np.float64]:
+def _own_state(data: Any) -> dict[str, NDArray[Any]]:
     mujoco = sys.modules["mujoco"]
     components = mujoco.mjtState.mjSTATE_INTEGRATION
     state = np.empty(mujoco.mj_stateSize(data.model, components))
     mujoco.mj_getState(data.model, data, state, components)
-    return state
+    return {_INTEGRATED: state, _MODEL: _model_hash(data.model)}
+
+
+def _model_hash(model: Any) -> NDArray[np.uint8]:
+    """Return a hash of all arrays of a model and of its options, such as gravity and the time step."""
+    options = {name: getattr(model.opt, name) for name in dir(model.opt) if not name.startswith("_")}
+    numbers = {name: np.asarray(value) for name, value in options.items() if not callable(value)}
+    digest = hashlib.sha256()
+    for name, array in sorted((_simulation_arrays(model) | numbers).items()):
+        digest.update(name.encode() + array.tobytes())
+    return np.frombuffer(digest.digest(), np.uint8)

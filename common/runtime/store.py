@@ -58,7 +58,7 @@ class RunStore:
     def check_new(self) -> None:
         """Raise `ConfigError` where the copy of another run is there, `ResourceError` where the store cannot be written."""
         with reached(self.address):
-            if self._fs.exists(self._path(CONFIG)):
+            if self._fs.exists(self._path(CONFIG)) or self._places():  # config.yaml may be lost
                 fix = "set run.dir, or continue that run with --resume"
                 raise ConfigError("run.store holds a run of this name", found=self.address, wanted="a new name", fix=fix)
             self._fs.makedirs(self._root, exist_ok=True)
@@ -66,7 +66,12 @@ class RunStore:
             self._fs.rm_file(self._path(".probe"))
 
     def upload(self, directory: RunDirectory, *, keep: int) -> None:
-        """Upload the newest checkpoint and the results that changed, and leave the `keep` newest checkpoints in the copy."""
+        """Upload the newest checkpoint and the results that changed, and leave the `keep` newest checkpoints in the copy.
+
+        What is no longer there is uploaded again: a rule of the bucket may remove what is old.
+        """
+        there = self._names("") | self._names("checkpoints")
+        self._sent = {name: mark for name, mark in self._sent.items() if name in there}
         for name in (*RESULTS, CONFIG):
             self._upload_result(directory.path / name)
         complete = _with_manifest(directory.checkpoints)

@@ -275,13 +275,17 @@ class _Display:
             self._keep_choice(search)
 
     def end(self) -> None:
-        """Keep the best number of actors so far, where the run has ended before the search."""
-        if self.search is not None and not self.search.done and self.search.rates:
-            self.search.finish()
-            self._keep_choice(self.search)
+        """Keep the best number of actors so far, or that which acts, where the run has ended before the search."""
+        search = self.search
+        if search is None or search.done:
+            return
+        measured = bool(search.rates)
+        search.finish()
+        self._keep_choice(search, show=measured)
 
-    def _keep_choice(self, search: ActorSearch) -> None:
-        self.view.print_message(search.result)
+    def _keep_choice(self, search: ActorSearch, *, show: bool = True) -> None:
+        if show:
+            self.view.print_message(search.result)
         try:
             self.plan.write_config(search.actors)
         except OSError as error:

@@ -65,6 +65,24 @@ def test_a_simulation_goes_on_bit_for_bit(name):
     test_another_environment_goes_on_bit_for_bit(EnvSettings(id=name, num_envs=2))
 
 
+def test_a_model_that_a_reset_changes_is_not_taken_for_the_same():
+    """Masses that a reset draws are no part of MuJoCo's state: it is refused where the model has others, and so for options."""
+    pytest.importorskip("mujoco")
+    first, second = (gymnasium.make("InvertedPendulum-v5") for _ in range(2))
+    for environment in (first, second):
+        environment.reset(seed=1)
+    state = unpack(pack(capture(first)))
+    restore(second, state)
+    second.unwrapped.model.body_mass[1] *= 2
+    with pytest.raises(StateError, match="arrays of another model, wanted those of the model here, which no reset changes"):
+        restore(second, state)
+    second.unwrapped.model.body_mass[1] /= 2
+    restore(second, state)
+    second.unwrapped.model.opt.timestep = 0.01
+    with pytest.raises(StateError, match="another model"):
+        restore(second, state)
+
+
 def test_emulators_in_native_code_keep_their_state_to_themselves():
     """The vector environment of ale-py offers no state: the error names the attribute."""
     environment = make(EnvSettings(id="ALE/Pong-v5", num_envs=1))

@@ -65,6 +65,21 @@ def newest(folder, warnings=None):
     return found.version
 
 
+def test_a_copy_that_was_removed_while_the_run_goes_on_is_whole_again(directory, store):
+    copy = RunStore(copy_address(store, directory.path))
+    save(directory, 1)
+    CheckpointStore(directory.checkpoints, keep=3).save_best(checkpoint(1))
+    copy.upload(directory, keep=3)
+    before = files(copy.address)
+    fs, root = fsspec.core.url_to_fs(copy.address)
+    fs.rm(root, recursive=True)
+    copy.upload(directory, keep=3)
+    assert files(copy.address) == before
+    fs.rm_file(f"{root}/config.yaml")
+    with pytest.raises(ConfigError, match="holds a run of this name"):  # its checkpoints would be removed as later ones
+        check_new(store, directory.path)
+
+
 def test_a_run_continues_from_its_copy_alone(directory, store):
     address, copy = copy_address(store, directory.path), RunStore(copy_address(store, directory.path))
     assert address == f"{store}/cartpole-s1"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from common.config.layers import parse_yaml
 from common.config.schema import Settings
 from common.config.sections import LearnerSettings
 from common.errors import ConfigError
@@ -61,16 +62,19 @@ sys.exit(code)
 def trained(tmp_path, monkeypatch):
     """Run `train` with that learner alone; gives the exit code, what was shown, and the run directory."""
 
-    def run(*overrides, solved=True, code=0, words="", left=None, debug=False, resume=False):
+    def run(*overrides, solved=True, code=0, words="", left=None, debug=False, resume=False, auto=False):
         how = json.dumps([solved, code, words, left or {}])
 
-        def command(plan, _):
+        def command(plan, start):
+            if start.child.startswith("actor"):
+                return ["sleep", "600"]
             port = plan.metrics_ports["learner"]
             return [sys.executable, "-c", LEARNER, str(plan.directory.path), str(port), how]
 
         monkeypatch.setattr(Plan, "command", command)
         alone = ("actor.count=0", "evaluator.enabled=false")
-        request = Request(preset="cartpole", overrides=(*alone, *overrides), run_dir=tmp_path / "run", resume=resume)
+        overrides = (*alone, *overrides)
+        request = Request(preset="cartpole", overrides=overrides, run_dir=tmp_path / "run", resume=resume, auto_actors=auto)
         shown, errors = io.StringIO(), io.StringIO()
         environ = {**os.environ, "ROOKERY_RUN__SEED": "9"}
         code = train(request, environ=environ, command_line=["rookery"], stdout=shown, stderr=errors, debug=debug)
@@ -104,6 +108,13 @@ def test_while_a_run_goes_on_its_folder_says_where_its_services_answer(trained):
     assert list(seen) == ["learner"]
     assert seen["learner"].startswith("http://127.0.0.1:")
     assert not (run_dir / "addresses.json").exists()
+
+
+def test_a_run_that_ends_before_a_number_of_actors_was_measured_is_resumed_with_one(trained):
+    """Without any, a resumed run would wait for actors that nobody starts."""
+    code, shown, _, run_dir = trained(auto=True)
+    assert (code, "--actors auto" in shown) == (0, False)
+    assert parse_yaml((run_dir / "config.yaml").read_text(), source="config.yaml")["actor"]["count"] == 1
 
 
 def test_a_run_without_actors_shows_how_they_join_it(trained):
