@@ -32,6 +32,7 @@ from common.protocol.messages import ACTOR_STATE, Envelope
 from common.runtime import process
 from common.runtime.lifecycle import BUILD_SECONDS
 from common.runtime.machine import cpu_limit
+from common.runtime.process import derive_seed
 from common.transport.api import ConnectionLimit, Frame, ServerTransport
 from common.transport.curve import ServerKeys
 from common.transport.zmq import ZmqServer
@@ -128,9 +129,11 @@ def _session(welcomed: WelcomedWorker[RunConfig], spec: EnvSpec) -> EnvSessionCo
         fix = "choose --workers, or env.num_envs at the learner"
         wanted = f"a divisor of the learner's env.num_envs, {run.env.num_envs}"
         raise ConfigError("policy_server.workers", found=own.workers, wanted=wanted, fix=fix)
+    # The same after a restart, so that env workers need not build their environments anew; another for each policy server.
+    seed = derive_seed(run.seed, "environment", role=welcomed.role, index=welcomed.welcome.index)
     return EnvSessionConfig(
         run=run.run_id,
-        env_config=EnvRunConfig.of(run, rows=rows).model_dump_json(),
+        env_config=EnvRunConfig.of(run, rows=rows, environment_seed=seed).model_dump_json(),
         env_signature=spec.signature,
         schema=observe_schema(spec, rows=rows),
         check=partial(check_observe, spec),

@@ -103,7 +103,9 @@ class WelcomedWorker(Generic[Run]):
 
     def seed(self, purpose: Purpose) -> int:
         """Return the seed of one of the random streams of the slot that the newest Welcome gives."""
-        return derive_seed(self.run.seed, purpose, role=self.role, index=self.welcome.index, generation=self.welcome.generation)
+        run, welcome = self.run, self.welcome
+        seed = run.environment_seed if isinstance(run, EnvRunConfig) else run.seed
+        return derive_seed(seed, purpose, role=self.role, index=welcome.index, generation=welcome.generation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

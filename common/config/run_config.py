@@ -22,17 +22,19 @@ class EnvRunConfig(Section):
 
     run_id: str
     seed: int
-    algorithm: str  # its name, for labels
+    algorithm: str  # its name, as the seed for labels
     env: EnvSettings  # of one env worker: `num_envs` are its own
+    environment_seed: int  # of the policy server; from it those of the slots follow
 
     @classmethod
-    def of(cls, run: RunConfig, *, rows: int) -> Self:
+    def of(cls, run: RunConfig, *, rows: int, environment_seed: int) -> Self:
         """Return the part of `run` that concerns an env worker of `rows` environments.
 
         They reset in the next step, or the env worker refuses them: an end is lost where its step contains a slow reset.
         """
         env = run.env.model_copy(update={"num_envs": rows, "autoreset": "next_step"})
-        return cls(run_id=run.run_id, seed=run.seed, algorithm=run.algorithm.name, env=env)
+        seeds = {"seed": run.seed, "environment_seed": environment_seed}
+        return cls(run_id=run.run_id, algorithm=run.algorithm.name, env=env, **seeds)
 
     @classmethod
     def from_json(cls, text: str) -> Self:

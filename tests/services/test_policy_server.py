@@ -93,7 +93,7 @@ class Stage:
         self.hub, self.incarnations = MemoryHub(), count(1)
         self.spec = spec_of(settings)
         env = settings.model_copy(update={"num_envs": ROWS})
-        config = EnvRunConfig(run_id="run-1", seed=1, algorithm="ppo", env=env).model_dump_json()
+        config = EnvRunConfig(run_id="run-1", seed=1, environment_seed=1, algorithm="ppo", env=env).model_dump_json()
         session = EnvSessionConfig(
             run="run-1",
             env_config=config,
@@ -359,7 +359,7 @@ def test_an_env_worker_that_is_late_loses_its_episodes_and_no_other_rows():
 @pytest.mark.parametrize("settings", [COUNTING, SAME_STEP], ids=["next_step", "same_step"])
 def test_the_ends_of_episodes_are_seen_where_every_reset_is_late(settings):
     stage, run = Stage(settings), RunConfig.of(Settings(env=settings), run_id="run-1")
-    stage.restart_server(env_config=EnvRunConfig.of(run, rows=ROWS).model_dump_json())
+    stage.restart_server(env_config=EnvRunConfig.of(run, rows=ROWS, environment_seed=1).model_dump_json())
     stage.remote.reset(1)
     stage.join()
     for worker in stage.workers.values():
@@ -474,7 +474,7 @@ def test_a_connection_that_floods_is_ignored_and_costs_no_row():
 
 def test_an_env_worker_with_another_environment_ends_with_one_line():
     stage = Stage()
-    config = EnvRunConfig(run_id="run-1", seed=1, algorithm="ppo", env=CARTPOLE).model_dump_json()
+    config = EnvRunConfig(run_id="run-1", seed=1, environment_seed=1, algorithm="ppo", env=CARTPOLE).model_dump_json()
     stage.restart_server(env_config=config)
     with pytest.raises(ConfigError, match="the environment here is not the policy server's: found signature"):
         stage.join()
@@ -483,7 +483,7 @@ def test_an_env_worker_with_another_environment_ends_with_one_line():
 def test_an_env_worker_of_other_rows_ends_with_one_line():
     stage = Stage()
     env = COUNTING.model_copy(update={"num_envs": 3})
-    config = EnvRunConfig(run_id="run-1", seed=1, algorithm="ppo", env=env).model_dump_json()
+    config = EnvRunConfig(run_id="run-1", seed=1, environment_seed=1, algorithm="ppo", env=env).model_dump_json()
     stage.restart_server(env_config=config)
     with pytest.raises(ConfigError, match="the policy server wants other rows than the environments here have"):
         stage.join()

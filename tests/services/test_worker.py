@@ -18,7 +18,7 @@ import pytest
 from common.algorithms.registry import rollout_schema
 from common.config.run_config import EnvRunConfig, RunConfig
 from common.config.schema import Settings
-from common.config.sections import ActorSettings
+from common.config.sections import ActorSettings, PolicyServerSettings
 from common.envs.make import build
 from common.envs.remote import observe_schema
 from common.envs.spec import EnvSettings
@@ -31,6 +31,7 @@ from common.observability.worker_metrics import ACTOR_METRICS, ActorStats
 from common.protocol import codec
 from common.protocol.messages import (
     ACTOR_STATE,
+    ENV_WORKER,
     PROTOCOL_VERSION,
     ArraySpec,
     Drain,
@@ -64,12 +65,12 @@ def frames(message):
     return codec.encode(Envelope(run="run-1", message=message))
 
 
-def welcome(*, config=None, signature=None, schema=None, heartbeat=1.0):
+def welcome(*, config=None, signature=None, schema=None, heartbeat=1.0, index=0):
     """Return a Welcome."""
     settings = Settings()
     env, shape = spec_of(settings.env), {"length": settings.rollout.length, "num_envs": settings.env.num_envs}
     return Welcome(
-        index=0,
+        index=index,
         generation=0,
         config=RunConfig.of(settings, run_id="run-1").model_dump_json() if config is None else config,
         env_signature=env.signature if signature is None else signature,
@@ -287,7 +288,7 @@ def test_a_learner_of_another_kind_costs_one_line_and_exit_code_2(role, what, le
 
 
 def test_an_env_worker_with_another_environment_than_its_policy_server_costs_one_line_and_exit_code_2(learner, capsys):
-    config = EnvRunConfig(run_id="run-1", seed=1, algorithm="ppo", env=Settings().env).model_dump_json()
+    config = EnvRunConfig(run_id="run-1", seed=1, environment_seed=1, algorithm="ppo", env=Settings().env).model_dump_json()
     server = learner(frames(welcome(config=config, signature="0123")))
     assert env_worker.main(["--policy-server", server.endpoint, "--name", "one"]) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
@@ -304,7 +305,7 @@ def resets_in_the_step():
 def test_an_env_worker_refuses_an_environment_that_resets_in_the_step_of_an_end(learner, capsys):
     """A step that contains a slow reset comes too late, and its end with it."""
     env = EnvSettings(entry_point=f"{__name__}:resets_in_the_step", num_envs=4)
-    config = EnvRunConfig(run_id="run-1", seed=1, algorithm="ppo", env=env).model_dump_json()
+    config = EnvRunConfig(run_id="run-1", seed=1, environment_seed=1, algorithm="ppo", env=env).model_dump_json()
     rows = observe_schema(spec_of(env), rows=4)
     server = learner(frames(welcome(config=config, signature=spec_of(env).signature, schema=rows)))
     arguments = ["--policy-server", server.endpoint, "--name", "one", "--allow-code", "tests"]
@@ -356,7 +357,7 @@ def test_environments_are_closed_when_their_loop_fails(loop, learner, environmen
     monkeypatch.setattr(loop, "run", run)
     if loop is EnvWorkerLoop:
         env = Settings().env
-        config = EnvRunConfig(run_id="run-1", seed=1, algorithm="ppo", env=env).model_dump_json()
+        config = EnvRunConfig(run_id="run-1", seed=1, environment_seed=1, algorithm="ppo", env=env).model_dump_json()
         rows = observe_schema(spec_of(env), rows=env.num_envs)
         server = learner(frames(welcome(config=config, schema=rows)))
         code = env_worker.main(["--policy-server", server.endpoint, "--name", "one"])
@@ -373,24 +374,40 @@ def fixed():
     return gymnasium.make_vec("CartPole-v1", 4, vectorization_mode="sync")
 
 
+def welcomed_as(role, run, *, settings=None, index=0, resources=None):
+    """A worker that was welcomed to a slot."""
+    return worker.WelcomedWorker(
+        invocation=SimpleNamespace(settings=settings),
+        role=role,
+        link=SimpleNamespace(welcome=welcome(index=index)),
+        run=run,
+        shutdown=Shutdown(),
+        health=Health(),
+        resources=resources or ExitStack(),
+    )
+
+
 @pytest.mark.parametrize(
     ("env", "wanted"), [(EnvSettings(), 10), (EnvSettings(entry_point=f"{__name__}:fixed", num_envs=4), 4)], ids=["any", "fixed"]
 )
 def test_environments_of_a_new_incarnation_take_the_place_of_those_before(env, wanted, environments):
     with ExitStack() as resources:
-        welcomed = worker.WelcomedWorker(
-            invocation=None,
-            role="actor",
-            link=SimpleNamespace(welcome=welcome()),
-            run=SimpleNamespace(env=env, seed=1),
-            shutdown=Shutdown(),
-            health=Health(),
-            resources=resources,
-        )
+        welcomed = welcomed_as("actor", SimpleNamespace(env=env, seed=1), resources=resources)
         welcomed.environments()
         built = welcomed.environments(lambda env: build(env, 10))
         assert (environments, built.num_envs) == ([built], wanted)
     assert environments == []
+
+
+def test_env_workers_build_their_environments_from_seeds_of_their_own_at_each_policy_server():
+    """An environment may take a seed only when it is built: those of the same slots would play the same games."""
+    settings = Settings(policy_server=PolicyServerSettings(workers=2))
+    run, seeds = RunConfig.of(settings, run_id="run-1"), []
+    for server in range(2):
+        session = policy_server._session(welcomed_as("actor", run, settings=settings, index=server), spec_of(settings.env))
+        config = EnvRunConfig.from_json(session.env_config)
+        seeds += [welcomed_as(ENV_WORKER, config, settings=settings, index=slot).seed("environment") for slot in range(2)]
+    assert len(set(seeds)) == 4
 
 
 def test_environments_of_each_incarnation_are_built_within_the_limit(learner, monkeypatch):
