@@ -44,7 +44,7 @@ TIME = Row(
         Panel(
             "Episode length",
             "Mean length in env steps of the last 100 training episodes.",
-            {"length": SHOWN.series(learner.EPISODE_LENGTH_MEAN)},
+            {"{{instance}}": SHOWN.series(learner.EPISODE_LENGTH_MEAN)},
         ),
     ],
 )
@@ -56,7 +56,7 @@ ALGORITHM = Row(
             "$scalar",
             "A scalar of the algorithm. Each has a panel and a scale of its own. In reinforcement learning "
             "losses need not fall while the return rises.",
-            {"{{name}}": SHOWN.series(learner.TRAINING_METRIC, 'name=~"$scalar"')},
+            {"{{instance}}": SHOWN.series(learner.TRAINING_METRIC, 'name=~"$scalar"')},
             repeat="scalar",
         )
     ],
@@ -99,7 +99,7 @@ STORAGE = Row(
         Panel(
             "Age of the newest checkpoint",
             "In checkpoint intervals: the training that is lost if the learner is killed now.",
-            {"intervals": f"({AGE}) / {INTERVAL}"},
+            {"{{instance}}": f"({AGE}) / {INTERVAL}"},
             limit=CHECKPOINT_AGE,
         ),
         per_second(

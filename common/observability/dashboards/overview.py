@@ -71,12 +71,12 @@ LEARNING_AND_SPEED = Row(
         ),
         Panel(
             "Return",
-            "Mean raw return: of the last 100 training episodes, and of the last evaluation, acting greedily or as in training.",
+            "Mean raw return: of the last 100 training episodes of each rank, and of the last evaluation, acting greedily or as in training.",
             {
-                "training, mean100": SHOWN.series(learner.EPISODE_RETURN_MEAN),
-                "target of mean100": SHOWN.series(learner.TARGET_RETURN),
-                "target of greedy evaluations": SHOWN.series(learner.TARGET_EVALUATION),
-                "evaluation, {{mode}}": SHOWN.series(learner.EVALUATION_RETURN_MEAN),
+                "training, mean100 of {{instance}}": SHOWN.series(learner.EPISODE_RETURN_MEAN),
+                "target of mean100": f"max by (namespace) ({SHOWN.series(learner.TARGET_RETURN)})",
+                "target of greedy evaluations": f"max by (namespace) ({SHOWN.series(learner.TARGET_EVALUATION)})",
+                "evaluation, {{mode}}": f"max by (namespace, mode) ({SHOWN.series(learner.EVALUATION_RETURN_MEAN)})",
             },
         ),
         Panel(

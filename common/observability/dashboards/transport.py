@@ -111,7 +111,7 @@ LEDGER = Row(
         Panel(
             "Snapshot size",
             "Bytes of the parameters that each worker receives with a new policy.",
-            {"parameters": SHOWN.series(learner.SNAPSHOT_BYTES)},
+            {"parameters": f"max by (namespace) ({SHOWN.series(learner.SNAPSHOT_BYTES)})"},
             unit="bytes",
         ),
     ],
