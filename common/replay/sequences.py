@@ -90,8 +90,6 @@ class SequenceReplay:
     The oldest rollout makes room for the newest. numpy only; one thread uses it.
     """
 
-    incomplete = 0.0  # `Replay` has blocks that are not full
-
     def __init__(
         self,
         *,
@@ -145,6 +143,12 @@ class SequenceReplay:
     def __len__(self) -> int:
         """Rows of the sequences that can be sampled now, reset rows included."""
         return int(np.count_nonzero(self._next >= 0)) * self.layout.length
+
+    @property
+    def incomplete(self) -> float:
+        """Share of the memory in rollouts that nothing follows yet, which cannot be sampled: the newest of each environment."""
+        used = min(self._inserted, self.layout.rollouts)
+        return float(np.count_nonzero(self._next[:used] < 0)) / self.layout.rollouts
 
     def insert(self, arrays: Arrays, *, stream: Hashable, seq: Sequence) -> EnvSteps:
         """Append the rollouts of a trajectory message, which was checked (see `common.algorithms.payload`). Copies.

@@ -24,7 +24,8 @@ class Lockstep:
     actors: int
     share: int
     _last: dict[int, tuple[WorkerKey, units.Sequence]] = field(default_factory=dict)  # message of each slot
-    _gaps: Counter[int] = field(default_factory=Counter)  # times that a message of a slot did not follow the one before
+    _gaps: set[tuple[WorkerKey, units.Sequence]] = field(default_factory=set)  # numbers of messages that follow none before
+    _incarnations: Counter[int] = field(default_factory=Counter)  # of the stream of each slot: another one after each gap
 
     @classmethod
     def of(cls, settings: Settings) -> Self | None:
@@ -49,7 +50,7 @@ class Lockstep:
         reasons = []
         for item in items:
             if reason := self._gap(item):
-                self._gaps[item.index] += 1
+                self._gaps.add(item.number)
             elif item.version != version:
                 reason = f"acted by an older policy: found {item.version}, wanted {version}"
             reasons += [f"actor {item.index} {reason}"] if reason else []
@@ -69,12 +70,17 @@ class Lockstep:
     def streams(self, items: Sequence[Experience], version: Version) -> list[Experience]:
         """Return `items`, the batch of policy `version`, as messages of their slots, whichever processes sent them.
 
-        Numbers are consecutive where experience is, also where one process replaced another.
+        Numbers are consecutive, also where one process replaced another. After a gap, a slot has another incarnation: none that
+        an earlier process of the learner gave, since it is from the number after the gap.
         """
         counts: Counter[int] = Counter()
         messages = []
         for item in items:
-            seq = version * self.share + counts[item.index] + self._gaps[item.index]
-            messages.append(replace(item, worker=WorkerKey(name=f"slot {item.index}", incarnation=0), seq=seq))
+            seq = version * self.share + counts[item.index]
+            if item.number in self._gaps:
+                self._incarnations[item.index] = seq + 1
+            worker = WorkerKey(name=f"slot {item.index}", incarnation=self._incarnations[item.index])
+            messages.append(replace(item, worker=worker, seq=seq))
             counts[item.index] += 1
+        self._gaps.clear()
         return messages

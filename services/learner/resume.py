@@ -103,7 +103,7 @@ def open_state(
         record.best = facts_of(store.load_best(warn=lambda detail: warn(detail=detail)), settings.env)
     if found or record.updates:
         more: dict[str, Any] = {} if group is None else {"ranks": count, "sessions": not ended}
-        more |= {"begins_anew": f"returns and best: {record.task_changed}"} if record.task_changed else {}
+        more |= {"begins_anew": f"returns, best and replay memory: {record.task_changed}"} if record.task_changed else {}
         _log.info("resumed", version=record.version, env_steps=record.env_steps, **more)
     return record, session
 

@@ -177,12 +177,16 @@ def facts_of(checkpoint: Checkpoint | None, env: EnvSettings) -> dict[str, Any] 
 def restore_checkpoint(
     checkpoint: Checkpoint, *, algorithm: Algorithm, record: RunRecord, session: LearnerSide, store: CheckpointStore
 ) -> None:
-    """Restore all three from `checkpoint`; the replay memory too, where the run's checkpoints hold it."""
+    """Restore all three from `checkpoint`; the replay memory too, where the run's checkpoints hold it.
+
+    One that was filled in another environment is not restored: its rewards and steps are of the other.
+    """
     record.load_state_dict(_record_of(checkpoint), time.monotonic())
     session.saved.load_state_dict(checkpoint.counters["session"])
     algorithm.load_state_dict(checkpoint.state)
     complete = not isinstance(algorithm, HasReplay)
-    if isinstance(algorithm, SavesReplay) and record.settings.checkpoint.replay and checkpoint.replay is not None:
+    fits = record.settings.checkpoint.replay and not record.task_changed
+    if isinstance(algorithm, SavesReplay) and fits and checkpoint.replay is not None:
         try:
             algorithm.load_replay_state(checkpoint.replay)
         except ResourceError as error:

@@ -131,7 +131,7 @@ def build_run_algorithm(
     if arithmetic.native(section.precision, device) != section.precision:
         _log.info("no_bfloat16", setting="algorithm.precision", device=device.type, precision="fp32")
     try:
-        streams = -(-settings.actor.count // ranks.count) * settings.env.num_envs
+        streams = -(-max(1, settings.actor.count) // ranks.count) * settings.env.num_envs  # 0: how many come is not known
         algorithm = build_algorithm(
             section,
             model=settings.model,

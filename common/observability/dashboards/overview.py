@@ -71,7 +71,7 @@ LEARNING_AND_SPEED = Row(
         ),
         Panel(
             "Return",
-            "Mean raw return: of the last 100 training episodes of each rank, and of the last evaluation, acting greedily or as in training.",
+            "Mean raw return of the last 100 training episodes (of a rank) and of the last evaluation, greedy or as in training.",
             {
                 "training, mean100 of {{instance}}": SHOWN.series(learner.EPISODE_RETURN_MEAN),
                 "target of mean100": f"max by (namespace) ({SHOWN.series(learner.TARGET_RETURN)})",
@@ -149,7 +149,7 @@ EVALUATOR = Row(
     [
         Panel(
             "Return of evaluations",
-            "Mean raw return of the last complete evaluation, acting greedily or as in training.",
+            "Mean raw return of the last complete evaluation, greedy or as in training.",
             {"{{mode}}": SHOWN.series(worker_metrics.EVALUATOR_EPISODE_RETURN_MEAN)},
         ),
         Panel(

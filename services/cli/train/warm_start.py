@@ -41,7 +41,8 @@ def describe(checkpoint: Path, settings: Settings) -> str:
 def describe_resume(config: bytes, settings: Settings) -> str:
     """Return one sentence where the environment is another one than by `config`, the run's config.yaml before; "" where not."""
     changes = settings.env.task_changes(parse_yaml(config.decode(), source="config.yaml").get("env", {}))
-    return f"{changes}: returns and evaluations of before do not count any more, and best begins anew" if changes else ""
+    fact = "returns and evaluations of before do not count any more; best and replay memory begin anew"
+    return f"{changes}: {fact}" if changes else ""
 
 
 def _changes(there: Any, here: dict[str, Any]) -> Iterator[str]:

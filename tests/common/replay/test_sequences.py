@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import numpy as np
 import pytest
@@ -151,6 +152,17 @@ def test_what_is_overwritten_is_never_drawn_again() -> None:
             assert found.observation.shape == (2 + LENGTH + 3, 2, 3)
             assert found.memory.min() >= turn - 9
             np.testing.assert_array_equal(found.observation.reshape(-1, 3)[found.following][:, 0], found.action + 3)
+
+
+def test_the_share_that_cannot_be_drawn_grows_with_environments_that_were_not_planned_for() -> None:
+    """Of each environment the newest rollout: with as many as the memory has rollouts, nothing is left to draw."""
+    seen = {}
+    for streams in (10, 25, 100):
+        replay = build(streams=10)
+        for number, stream in itertools.product(range(12), range(streams)):
+            replay.insert(Line().message(number), stream=stream, seq=number)
+        seen[streams] = replay.incomplete, len(replay) / 600
+    assert seen == {10: (0.1, 0.9), 25: (0.25, 0.75), 100: (1.0, 0.0)}
 
 
 def test_a_restarted_memory_goes_on_with_the_bytes_that_it_saved() -> None:

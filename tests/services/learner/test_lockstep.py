@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -97,10 +99,21 @@ def test_an_actor_that_goes_on_where_the_one_before_it_stopped_breaks_nothing():
     assert names(resumed.streams(batch, 9)) == [(0, 9), (1, 9)]
 
 
-def test_numbers_show_where_experience_does_not_follow():
-    """A replay memory must not join rows across a gap; after the gap, numbers are consecutive again."""
-    lockstep = after_three_updates()
-    assert lockstep.broken([item(0, 3, version=3), item(1, 4, version=3)], 3)
-    assert names(lockstep.streams([item(0, 3), item(1, 4)], 3)) == [(0, 3), (1, 4)]
-    assert lockstep.broken([item(0, 4, version=4), item(1, 5, version=4)], 4) == ""
-    assert names(lockstep.streams([item(0, 4), item(1, 5)], 4)) == [(0, 4), (1, 5)]
+def joined(lockstep, version, batch):
+    """The messages of slot 1 of a round: which number, and whether it follows the one before it."""
+    lockstep.broken(batch, version)
+    return [(message.seq, message.stream) for message in lockstep.streams(batch, version) if message.index == 1]
+
+
+def test_streams_show_where_experience_does_not_follow():
+    """A replay memory must not join rows across a gap, also inside a round, or at the resume of a learner that had one before."""
+    lockstep, places = after_three_updates(share=2), []
+    rounds = [[6, 7], [8, 10], [11, 12]]  # message 9 of slot 1 is lost
+    for version, numbers in enumerate(rounds, start=3):
+        batch = [item(0, 2 * version + n, version=version) for n in range(2)]
+        places += joined(lockstep, version, batch + [item(1, number, version=version) for number in numbers])
+    for resumed in (6, 7):  # each process begins without a state to go on from
+        batch = [item(index, n, version=resumed, incarnation=resumed, continues=False) for index in range(2) for n in range(2)]
+        places += joined(Lockstep(actors=2, share=2), resumed, batch)
+    follows = [there == here and seq == before + 1 for (before, here), (seq, there) in itertools.pairwise(places)]
+    assert follows == [True, True, False, True, True, False, True, False, True]

@@ -2,12 +2,14 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from common.algorithms.registry import build_algorithm
+from common.algorithms.registry import build_algorithm, rollout_schema
 from common.config.load import load_settings
 from common.envs.spec import ActionSpec, EnvSpec
 from common.errors import ResourceError
+from common.protocol.events import Experience
 from common.runtime.checkpoint_files import Checkpoint
 from common.runtime.checkpoints import STATE_SETTINGS, CheckpointStore
 from services.learner.saving import restore_checkpoint
@@ -25,14 +27,14 @@ def learner(*overrides):
     settings = load_settings(preset="cartpole-dqn", overrides=given, environ={}).settings
     streams = settings.actor.count * settings.env.num_envs
     algorithm = build_algorithm(settings.algorithm, model=settings.model, env=ENV, seed=1, streams=streams)
-    record = SimpleNamespace(settings=settings, load_state_dict=lambda *_: None, lockstep_broken="")
+    record = SimpleNamespace(settings=settings, load_state_dict=lambda *_: None, lockstep_broken="", task_changed="")
     return algorithm, record
 
 
-def test_a_memory_that_was_laid_out_for_fewer_environments_names_the_setting(tmp_path):
-    algorithm, record = learner("actor.count=4")
+def checkpoint_of(algorithm, record):
+    """A checkpoint with its replay memory."""
     counters = {"record": {}, "session": {}, STATE_SETTINGS: record.settings.state_settings}
-    checkpoint = Checkpoint(
+    return Checkpoint(
         run_id="r",
         version=1,
         env_steps=0,
@@ -40,10 +42,42 @@ def test_a_memory_that_was_laid_out_for_fewer_environments_names_the_setting(tmp
         counters=counters,
         state=algorithm.state_dict(),
         replay=algorithm.replay_state(),
+        segments=algorithm.replay_segments(),
     )
+
+
+def rows(length):
+    """Experience of one environment, in which nothing ends."""
+    settings = load_settings(preset="cartpole-dqn", environ={}).settings
+    shapes = rollout_schema(settings.algorithm, model=settings.model, env=ENV, length=length, num_envs=1)
+    arrays = {spec.name: np.zeros([max(0, size) for size in spec.shape], spec.dtype) for spec in shapes}
+    return Experience(version=0, env_steps=length, arrays=arrays | {"valid": np.ones((length, 1), bool)})
+
+
+SESSION = SimpleNamespace(saved=SimpleNamespace(load_state_dict=lambda _: None))
+
+
+def test_a_memory_that_was_laid_out_for_fewer_environments_names_the_setting(tmp_path):
+    checkpoint = checkpoint_of(*learner("actor.count=4"))
     algorithm, record = learner("actor.count=12")
-    session = SimpleNamespace(saved=SimpleNamespace(load_state_dict=lambda _: None))
+    store = CheckpointStore(tmp_path, keep=1)
     with pytest.raises(ResourceError, match=r"another layout: found actor\.count=4, wanted actor\.count=12; resume with its"):
-        restore_checkpoint(
-            checkpoint, algorithm=algorithm, record=record, session=session, store=CheckpointStore(tmp_path, keep=1)
-        )
+        restore_checkpoint(checkpoint, algorithm=algorithm, record=record, session=SESSION, store=store)
+
+
+@pytest.mark.parametrize(("changed", "kept"), [("", 16), ("env.kwargs was {}, is {'sutton_barto_reward': True}", 0)])
+def test_the_memory_of_another_environment_is_not_restored(changed, kept, tmp_path):
+    """Its rewards and transitions would be trained on until they are overwritten."""
+    algorithm, record = learner()
+    algorithm.ingest([rows(20)])
+    store = CheckpointStore(tmp_path, keep=1)
+    store.save(checkpoint_of(algorithm, record))
+    algorithm, record = learner()
+    record.task_changed = changed
+
+    def restore(checkpoint):
+        restore_checkpoint(checkpoint, algorithm=algorithm, record=record, session=SESSION, store=store)
+
+    store.load_newest(architecture="a", warn=pytest.fail, restore=restore)
+    assert len(algorithm._replay) == kept
+    assert bool(record.lockstep_broken) == bool(changed)
