@@ -5,16 +5,15 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import yaml
-
 from common.errors import ConfigError, ResourceError
 from common.runtime.disk import DISK, PARTIAL
 from common.runtime.run_directory import MANIFEST, RunDirectory, held
-from common.runtime.store import CONFIG, NAME, RESULTS, SCHEME_END, RunStore, reached
+from common.runtime.store import CONFIG, NAME, RESULTS, SCHEME_END, RunStore, reached, run_id
 
 
 def is_address(text: str) -> bool:
@@ -41,6 +40,17 @@ def check_new(store: str, folder: Path | None) -> None:
 # --- to be resumed ---
 
 
+def check_resumed(address: str, folder: Path, *, warn: Callable[[str], None]) -> None:
+    """Raise `ConfigError` where the copy at `address` is of another run than that in `folder`, or has gone on further.
+
+    Where the store cannot be read, `warn` is called: a run goes on without it.
+    """
+    try:
+        RunStore(address).check_resumed(RunDirectory(folder))
+    except ResourceError as error:
+        warn(f"the run and its copy are not compared: {error}")
+
+
 def restore(address: str, folder: Path, *, warn: Callable[[str], None] = lambda _: None) -> RunDirectory:
     """Download the run at `address` to `folder`, from where it can be resumed.
 
@@ -56,6 +66,8 @@ def restore(address: str, folder: Path, *, warn: Callable[[str], None] = lambda 
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with held(directory):
+            with reached(address):
+                store.remove_others(directory.checkpoints)
             store.download(folder, warn=warn)
     except OSError as error:
         raise ResourceError("the run cannot be downloaded", found=f"{error.strerror} at {folder}", wanted="free disk") from error
@@ -77,11 +89,15 @@ def restore_missing(store: str, folder: Path, *, warn: Callable[[str], None]) ->
 # --- to be read ---
 
 
-def fetch(address: str) -> Path:
+def _print_warning(text: str) -> None:
+    sys.stderr.write(f"rookery: {text}\n")
+
+
+def fetch(address: str, *, warn: Callable[[str], None] = _print_warning) -> Path:
     """Return a local copy of the run at `address`, without its replay memory, for commands that read runs.
 
     A local path is returned as it is. The copy is kept in the user's cache, and a checkpoint of this run that is there is not
-    downloaded again. `address` may name a checkpoint of the run. Raises as `restore`.
+    downloaded again. `address` may name a checkpoint of the run. `warn` and errors as of `restore`.
     """
     if not is_address(address):
         return Path(address)
@@ -91,7 +107,7 @@ def fetch(address: str) -> Path:
     store = RunStore(run)
     with _cached(store) as folder, reached(address):
         if not checkpoint:
-            store.download(folder, warn=lambda _: None, segments=False)
+            store.download(folder, warn=warn, segments=False)
             store.remove_later(folder / "checkpoints")
             return folder
         store.download_results(folder)
@@ -132,14 +148,9 @@ def _cached(store: RunStore) -> Iterator[Path]:
             fcntl.flock(lock, fcntl.LOCK_EX)
         known, found = folder / CONFIG, list(folder.iterdir())
         with reached(run):
-            same = known.exists() and _run_id(known.read_bytes()) == _run_id(store.config())
+            same = known.exists() and run_id(known.read_bytes()) == run_id(store.config())
         for path in () if same else found:
             DISK.remove_tree(path)
         yield folder
     finally:
         os.close(lock)
-
-
-def _run_id(config: bytes) -> object:
-    """Return `run.id` of a config.yaml; None without one."""
-    return ((yaml.safe_load(config) or {}).get("run") or {}).get("id")

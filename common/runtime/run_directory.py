@@ -51,6 +51,13 @@ class RunDirectory:
         return False
 
 
+def is_config_of_a_run(source: str) -> bool:
+    """Return whether `source` of a setting, such as "file runs/mine/config.yaml", is the config.yaml of a run."""
+    kind, _, name = source.partition(" ")
+    directory = RunDirectory(Path(name).parent)
+    return kind == "file" and Path(name).name == directory.config.name and directory.command.exists()
+
+
 def default_path(*, preset: str, seed: int, now: datetime) -> Path:
     """`runs/<preset>-<YYYYmmdd-HHMMSS>-s<seed>`, for settings that name no folder."""
     return Path("runs") / f"{preset or 'run'}-{now:%Y%m%d-%H%M%S}-s{seed}"

@@ -13,10 +13,12 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
+
+import yaml
 
 from common.errors import ConfigError, ResourceError, RookeryError
 from common.runtime.disk import DISK, PARTIAL, write_atomically
@@ -26,7 +28,7 @@ from common.units import MIB
 CHECKPOINT = re.compile(r"checkpoint-\d+")
 SEGMENT = re.compile(r"[0-9a-f]+")
 NAME = re.compile(r"\w[\w.-]*")  # of a file or folder: names in a bucket become local paths
-RESULTS = ("command.txt", "learning_curve.csv", "learning_curve.png", "summary.json")
+RESULTS = ("command.txt", "learning_curve.csv", "summary.json")
 CONFIG = "config.yaml"
 SCHEME_END = "://"
 # boto waits for minutes by default; an upload that failed is repeated.
@@ -58,24 +60,47 @@ class RunStore:
     def check_new(self) -> None:
         """Raise `ConfigError` where the copy of another run is there, `ResourceError` where the store cannot be written."""
         with reached(self.address):
-            if self._fs.exists(self._path(CONFIG)) or self._places():  # config.yaml may be lost
+            if self._has(CONFIG) or self._places():  # config.yaml may be lost
                 fix = "set run.dir, or continue that run with --resume"
                 raise ConfigError("run.store holds a run of this name", found=self.address, wanted="a new name", fix=fix)
             self._fs.makedirs(self._root, exist_ok=True)
             self._fs.pipe_file(self._path(".probe"), b"probe")
             self._fs.rm_file(self._path(".probe"))
 
+    def check_resumed(self, directory: RunDirectory) -> None:
+        """Raise `ConfigError` where the copy is of another run than `directory`, or has gone on further.
+
+        Raises `ResourceError` where the store cannot be read.
+        """
+        with reached(self.address):
+            self._require_own(directory)
+            newest = max(self._places(), default="")
+        here = max((place.name for place in _versions(_with_manifest(directory.checkpoints))), default="")
+        if newest > here:
+            wanted = f"at most {here or 'no checkpoint'}, the newest in {directory.path}"
+            fix = "remove that folder to continue from the copy, or set run.store to another place"
+            raise ConfigError("the copy of this run has gone on", found=f"{newest} in {self.address}", wanted=wanted, fix=fix)
+
+    def _require_own(self, directory: RunDirectory) -> None:
+        own = run_id(directory.config.read_bytes())
+        other = run_id(self.config()) if self._has(CONFIG) else own
+        if other != own:
+            fix = "set run.store to another place, or resume with another --run-dir"
+            raise ConfigError("run.store holds another run", found=f"{other} in {self.address}", wanted=own, fix=fix)
+
     def upload(self, directory: RunDirectory, *, keep: int) -> None:
         """Upload the newest checkpoint and the results that changed, and leave the `keep` newest checkpoints in the copy.
 
-        What is no longer there is uploaded again: a rule of the bucket may remove what is old.
+        What is no longer there is uploaded again: a rule of the bucket may remove what is old. Raises `ConfigError` where the
+        copy is of another run.
         """
+        self._require_own(directory)
         there = self._names("") | self._names("checkpoints")
         self._sent = {name: mark for name, mark in self._sent.items() if name in there}
-        for name in (*RESULTS, CONFIG):
+        complete = _with_manifest(directory.checkpoints)  # before the results, which then go as far
+        for name in (CONFIG, *RESULTS):
             self._upload_result(directory.path / name)
-        complete = _with_manifest(directory.checkpoints)
-        versions = sorted(place for place in complete if CHECKPOINT.fullmatch(place.name))
+        versions = _versions(complete)
         for place in (*versions[-1:], *(place for place in complete if place not in versions)):
             self._upload_checkpoint(place)
         if versions:
@@ -157,7 +182,7 @@ class RunStore:
     def exists(self) -> bool:
         """Return whether there is a copy of a run. Raises `ResourceError` where the store cannot be read."""
         with reached(self.address):
-            return bool(self._fs.exists(self._path(CONFIG)))
+            return self._has(CONFIG)
 
     def config(self) -> bytes:
         """Return config.yaml of the copy. Raises `ConfigError` where there is no run."""
@@ -180,6 +205,13 @@ class RunStore:
                 except FileNotFoundError:
                     (folder / name).unlink(missing_ok=True)
             write_atomically(folder / CONFIG, config)
+
+    def remove_others(self, checkpoints: Path) -> None:
+        """Remove from the folder `checkpoints` those that the copy does not have, such as of an earlier download."""
+        own = self._names("checkpoints") | {SEGMENTS}
+        for place in checkpoints.iterdir() if checkpoints.is_dir() else ():
+            if place.name not in own:
+                DISK.remove_tree(place)
 
     def remove_later(self, checkpoints: Path) -> None:
         """Remove from the folder `checkpoints` those newer than the newest of the copy: the run went back behind them."""
@@ -208,7 +240,8 @@ class RunStore:
                 if bad:
                     raise ResourceError(f"no good checkpoint in {self.address}", found="; ".join(bad), fix="start a new run")
             for name in self._names("checkpoints") - {SEGMENTS, *self._places()}:
-                self.download_checkpoint(name, checkpoints, segments=False)
+                if problem := self.download_checkpoint(name, checkpoints, segments=False):
+                    warn(f"checkpoint {name} of {self.address} is left out: {problem}")
         self.download_results(folder)
 
     def has_checkpoint(self, name: str) -> bool:
@@ -248,6 +281,15 @@ class RunStore:
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
+    def _has(self, name: str) -> bool:
+        """Return whether the copy has a file. Raises what reading it raises: fsspec's `exists` takes any error for an absence."""
+        self._fs.invalidate_cache()
+        try:
+            self._fs.info(self._path(name))
+        except FileNotFoundError:
+            return False
+        return True
+
     def _names(self, folder: str) -> set[str]:
         return set(self._sizes(folder))
 
@@ -280,6 +322,11 @@ def reached(address: str) -> Iterator[None]:
         raise ResourceError("the store cannot be used", found=found, fix=fix) from error
 
 
+def run_id(config: bytes) -> object:
+    """Return `run.id` of a config.yaml; None without one."""
+    return ((yaml.safe_load(config) or {}).get("run") or {}).get("id")
+
+
 def _segments(manifest: bytes) -> dict[str, int]:
     """Return the bytes of the segments that a manifest names; none where it is damaged. Names that are no hash are left out."""
     with suppress(ValueError, KeyError, TypeError):
@@ -293,3 +340,8 @@ def _with_manifest(checkpoints: Path) -> list[Path]:
     """Return the complete checkpoints in a folder; those that are being written have names that begin with a dot."""
     found = checkpoints.iterdir() if checkpoints.is_dir() else ()
     return [place for place in found if not place.name.startswith(".") and (place / MANIFEST).exists()]
+
+
+def _versions(complete: Iterable[Path]) -> list[Path]:
+    """Return the checkpoints of versions among all, which `best` is not, the oldest first."""
+    return sorted(place for place in complete if CHECKPOINT.fullmatch(place.name))

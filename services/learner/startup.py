@@ -18,7 +18,7 @@ from common.algorithms.ranks import ALONE, Ranks
 from common.algorithms.registry import build_algorithm, build_payload
 from common.config import arguments
 from common.config.layers import parse_yaml
-from common.config.load import as_yaml, with_absolute_key_paths, with_chosen
+from common.config.load import as_yaml, require_same_seed, with_absolute_key_paths, with_chosen
 from common.config.schema import Settings
 from common.envs.spec import EnvSpec
 from common.errors import ConfigError
@@ -29,9 +29,9 @@ from common.protocol.arrays import DTYPES
 from common.protocol.limits import ARRAY_BYTES
 from common.replay.blocks import STREAMS
 from common.runtime import machine, run_directory
-from common.runtime.copies import restore_missing
+from common.runtime.copies import check_resumed, copy_address, restore_missing
 from common.runtime.disk import write_atomically
-from common.runtime.run_directory import RunDirectory
+from common.runtime.run_directory import RunDirectory, is_config_of_a_run
 
 STOPPED_JOB = 1  # exit code of a learner that was stopped before the end of its run, with `--job`
 
@@ -86,6 +86,10 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
         option = "--resume" if parsed.resume else "--resume-if-found"
         raise ConfigError("no run to resume", found=f"{option} alone", wanted="the run's directory", fix="set --run-dir to it")
     resume = parsed.resume or (parsed.resume_if_found and run_dir is not None and RunDirectory(run_dir).begun)
+    if resume and run_dir is not None and RunDirectory(run_dir).begun:
+        require_same_seed(RunDirectory(run_dir).config.read_bytes(), loaded.settings)
+        if loaded.settings.run.store and parsed.run_lock is None:  # `rookery train` has compared them
+            check_resumed(copy_address(loaded.settings.run.store, run_dir), run_dir, warn=_print_warning)
     return Invocation(
         loaded=loaded,
         run_dir=run_dir,
@@ -100,8 +104,9 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
 
 def with_run_id(invocation: Invocation) -> Invocation:
     """Give a new run its id before anything is written, so that a resumed learner reads it in the run's config.yaml."""
-    run = invocation.settings.run
-    chosen = run.id or _earlier_id(invocation) or f"{run.preset or 'run'}-{secrets.token_hex(4)}"
+    run, own = invocation.settings.run, invocation.resume or invocation.config_named
+    known = "" if not own and is_config_of_a_run(invocation.loaded.provenance["run.id"]) else run.id  # that run keeps its id
+    chosen = known or _earlier_id(invocation) or f"{run.preset or 'run'}-{secrets.token_hex(4)}"
     return replace(invocation, loaded=with_chosen(invocation.loaded, {"run.id": chosen}))
 
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from threading import Event
 from typing import Any, TextIO
 
-from common.config.load import load_settings
+from common.config.load import LoadedSettings, load_settings
 from common.config.schema import Settings
 from common.errors import ConfigError, ResourceError
 from common.runtime.disk import write_atomically
 from common.runtime.process import INTERRUPTED
-from common.runtime.run_directory import RunDirectory
+from common.runtime.run_directory import RunDirectory, is_config_of_a_run
 from common.units import Seconds
 from services.cli.compare.runs import read_run, read_runs
 from services.cli.compare.tables import print_runs, result
@@ -118,11 +118,19 @@ def _planned(request: SeriesRequest, saved: Series | None, environ: Mapping[str,
         grid = {key: values for key, values in saved.grid.items() if key not in named} | grid
         shared, options = (*saved.overrides, *shared), options or saved.options
     first = (*shared, *(f"{key}={values[0]}" for key, values in grid.items()))
-    base = load_settings(preset=preset, overrides=first, environ=environ, strict=not grid).settings
+    loaded = load_settings(preset=preset, overrides=first, environ=environ, strict=not grid)
+    base = loaded.settings
+    require_own_ids(loaded)
     seeds = parse_seeds(request.seeds) if request.seeds is not None else saved.seeds if saved else (base.run.seed,)
     series = Series(preset=preset, overrides=shared, options=options, grid=grid, seeds=seeds)
     checked = [load_settings(preset=preset, overrides=series.overrides_of(member), environ=environ) for member in series.members]
     return series, checked[0].settings
+
+
+def require_own_ids(loaded: LoadedSettings) -> None:
+    """Raise `ConfigError` where all runs would have one `run.id`, by which trackers know a run."""
+    if (found := loaded.settings.run.id) and not is_config_of_a_run(loaded.provenance["run.id"]):
+        raise ConfigError("run.id of a series", found=found, wanted="none: each of its runs has an id of its own")
 
 
 def _read(folder: Path | None) -> Series:

@@ -25,7 +25,7 @@ from common.runtime.run_directory import RunDirectory
 from common.units import Seconds
 from services.cli.compare.runs import RunData, read_run
 from services.cli.compare.tables import TextTable, number, print_tables
-from services.cli.series.run import TrainProcesses, is_finished, made_folder, train_arguments
+from services.cli.series.run import TrainProcesses, is_finished, made_folder, require_own_ids, train_arguments
 from services.cli.series.space import Choices, Sweep, as_text, read_sweep
 
 FILE, STUDY = "sweep.yaml", "study.sqlite"
@@ -153,7 +153,9 @@ def _run_trial(
 ) -> int:
     """Run or continue one trial and store its result; return 0, 1 for a failure, or 130."""
     overrides = sweep.overrides(values)
-    budget = load_settings(preset=sweep.preset, overrides=overrides, environ=environ).settings.target.env_steps
+    loaded = load_settings(preset=sweep.preset, overrides=overrides, environ=environ)
+    require_own_ids(loaded)
+    budget = loaded.settings.target.env_steps
     earlier = trial.study.get_trials(deepcopy=False)[trial.number].intermediate_values  # of an interrupted trial
     watch = _Watch(trial=trial, place=place, budget=budget, reported=max(earlier, default=0))
     code = trainer.train(train_arguments(sweep.preset, overrides, options, place), over=watch.should_end)

@@ -15,15 +15,21 @@ from typing import Any
 from common.algorithms.sections import ReplaySection
 from common.conditions import COMMAND_LINE, DEFAULT
 from common.config.endpoint import Endpoint, connectable_host, parse_endpoint
-from common.config.layers import parse_yaml
-from common.config.load import LoadedSettings, as_yaml, load_settings, with_absolute_key_paths, with_chosen
+from common.config.load import (
+    LoadedSettings,
+    as_yaml,
+    load_settings,
+    require_same_seed,
+    with_absolute_key_paths,
+    with_chosen,
+)
 from common.config.schema import Settings
 from common.errors import ConfigError, ResourceError
 from common.observability.deployment import ENV_WORKER, LEARNER
-from common.runtime.copies import check_new, restore, restore_missing
+from common.runtime.copies import check_new, check_resumed, copy_address, restore, restore_missing
 from common.runtime.disk import DISK, write_atomically
 from common.runtime.machine import cores
-from common.runtime.run_directory import RunDirectory, add_command, create, default_path, held, reopen
+from common.runtime.run_directory import RunDirectory, add_command, create, default_path, held, is_config_of_a_run, reopen
 from common.tracking.remote import check_tracking
 from common.transport.curve import ServerKeys, WorkerKeys
 from common.transport.zmq import ZmqServer
@@ -168,6 +174,9 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
         check_tracking(run.tracking, environ)
         _check_workers(request, loaded.settings)
         path = request.run_dir or (Path(run.dir) if run.dir else default_path(preset=run.preset, seed=run.seed, now=now))
+        if request.resume:
+            for address in filter(None, {request.store_copy, run.store and copy_address(run.store, path)}):
+                check_resumed(address, path, warn=_print_warning)
         ports = stack.enter_context(Ports())
         for endpoint in binds(loaded.settings):
             ports.claim(parse_endpoint(endpoint).port)  # those that the user or an earlier start chose, before any is sought
@@ -181,7 +190,7 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
         text, created_folder = as_yaml(chosen.settings, chosen.provenance), not path.exists()
         replaced = directory.config.read_bytes() if request.resume else b""
         if request.resume:
-            _require_same_seed(replaced, chosen.settings)
+            require_same_seed(replaced, chosen.settings)
             _rewrite(directory, text, chosen.settings)
             add_command(directory, command_line)
         else:
@@ -201,14 +210,6 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
             replaced_config=replaced,
             earlier_summary=written(directory.summary),
         )
-
-
-def _require_same_seed(config: bytes, settings: Settings) -> None:
-    """Refuse another seed than that of the run: what it decided is done, and the run would only be labelled with the new one."""
-    seed = parse_yaml(config.decode(), source="config.yaml").get("run", {}).get("seed", settings.run.seed)
-    if seed != settings.run.seed:
-        fix = "leave it out, or begin another run with it"
-        raise ConfigError("run.seed of a run that goes on", found=settings.run.seed, wanted=seed, fix=fix)
 
 
 def _rewrite(directory: RunDirectory, text: str, settings: Settings) -> None:
@@ -283,8 +284,9 @@ def _with_addresses(loaded: LoadedSettings, path: Path, now: datetime, ports: Po
     port = bind.port
     if loaded.provenance["learner.bind"] == DEFAULT or port == 0:
         port = ports.find(settings.learner.ranks, in_a_row=True)[0]
+    known = "" if not resume and is_config_of_a_run(loaded.provenance["run.id"]) else settings.run.id  # that run keeps its id
     chosen: dict[str, Any] = {
-        "run.id": settings.run.id or f"{settings.run.preset or 'run'}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
+        "run.id": known or f"{settings.run.preset or 'run'}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
         "run.dir": str(path),
         "learner.bind": str(Endpoint(bind.host, port)),
     }

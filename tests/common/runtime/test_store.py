@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from dataclasses import replace
 from uuid import uuid4
@@ -15,7 +16,16 @@ from common.errors import ConfigError, ResourceError
 from common.replay.blocks import Segment
 from common.runtime.checkpoint_files import Checkpoint, read
 from common.runtime.checkpoints import BEST, CheckpointStore
-from common.runtime.copies import check_new, copy_address, fetch, fetch_results, local_path, restore, restore_missing
+from common.runtime.copies import (
+    check_new,
+    check_resumed,
+    copy_address,
+    fetch,
+    fetch_results,
+    local_path,
+    restore,
+    restore_missing,
+)
 from common.runtime.run_directory import RunDirectory, create, held
 from common.runtime.store import RunStore
 
@@ -63,6 +73,93 @@ def newest(folder, warnings=None):
         architecture="mlp-1", warn=(warnings if warnings is not None else []).append, restore=lambda found: found
     )
     return found.version
+
+
+def run_of(folder, number, *versions):
+    """A run with an id and checkpoints."""
+    begun = create(folder, config=f"run: {{id: run-{number}}}\n", command=["rookery"])
+    save(begun, *versions)
+    return begun
+
+
+def test_a_run_is_not_uploaded_over_another_one_of_its_name(tmp_path, store):
+    """Two series have an `s1`; two machines may begin a run of one name before either has uploaded."""
+    first, second = run_of(tmp_path / "a" / "s1", 1, 4), run_of(tmp_path / "b" / "s1", 2, 9)
+    address = copy_address(store, first.path)
+    check_resumed(address, first.path, warn=pytest.fail)
+    RunStore(address).upload(first, keep=3)
+    before = files(address)
+    refused = r"run\.store holds another run: found run-1 in .*, wanted run-2; set run\.store to another place"
+    with pytest.raises(ConfigError, match=refused):
+        RunStore(address).upload(second, keep=3)
+    with pytest.raises(ConfigError, match=refused):
+        check_resumed(address, second.path, warn=pytest.fail)
+    assert files(address) == before
+
+
+def test_a_folder_that_stayed_behind_its_copy_is_not_resumed(tmp_path, store):
+    """The run went on elsewhere, from the copy: its newer checkpoints would be removed as those of a resume that went back."""
+    behind = run_of(tmp_path / "s1", 1, 4)
+    address = copy_address(store, behind.path)
+    RunStore(address).upload(behind, keep=3)
+    check_resumed(address, behind.path, warn=pytest.fail)
+    RunStore(address).upload(run_of(tmp_path / "elsewhere" / "s1", 1, 4, 9), keep=3)
+    with pytest.raises(ConfigError, match=r"the copy of this run has gone on: found checkpoint-0+9 in .*, wanted at most .*-0+4"):
+        check_resumed(address, behind.path, warn=pytest.fail)
+
+
+def test_a_store_that_cannot_be_read_is_no_empty_one_and_keeps_no_run_from_going_on(tmp_path, monkeypatch):
+    """A mount that is gone for a moment; fsspec says that nothing exists there."""
+    run, warnings = run_of(tmp_path / "s1", 1, 4), []
+    address = copy_address(f"file://{tmp_path}/bucket", run.path)
+    RunStore(address).upload(run, keep=3)
+
+    def broken(*_, **__):
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(fsspec.get_filesystem_class("file"), "info", broken)
+    with pytest.raises(ResourceError, match="input/output error"):
+        RunStore(address).exists()
+    check_resumed(address, run.path, warn=warnings.append)
+    assert "not compared" in warnings[0]
+
+
+def test_what_an_interrupted_download_of_another_run_left_is_removed(tmp_path, store):
+    """Its checkpoints may be of later versions, and would be resumed from."""
+    first, second = run_of(tmp_path / "a" / "s1", 1, 9), run_of(tmp_path / "b" / "s1", 2, 4)
+    address = copy_address(store, second.path)
+    RunStore(address).upload(second, keep=3)
+    shutil.copytree(first.checkpoints, tmp_path / "new" / "checkpoints")
+    restore(address, tmp_path / "new")
+    assert newest(tmp_path / "new") == 4
+
+
+def test_a_best_policy_that_was_cut_in_the_copy_is_warned_of(tmp_path, store, capsys):
+    run, warnings = run_of(tmp_path / "s1", 1, 4), []
+    CheckpointStore(run.checkpoints, keep=3).save_best(checkpoint(3))
+    address = copy_address(store, run.path)
+    RunStore(address).upload(run, keep=3)
+    fs, root = fsspec.core.url_to_fs(address)
+    fs.pipe_file(f"{root}/checkpoints/{BEST}/tensors.safetensors", b"cut")
+    restore(address, tmp_path / "new", warn=warnings.append)
+    assert "checkpoint best of" in warnings[0]
+    fetch(address)
+    assert "rookery: checkpoint best of" in capsys.readouterr().err
+
+
+def test_results_in_the_copy_go_as_far_as_its_checkpoint(directory, store, monkeypatch):
+    """A learner saves while an upload is under way: the next one takes that checkpoint, with its rows."""
+    save(directory, 1)
+    upload = RunStore._upload_result
+
+    def and_save(copy, path):
+        upload(copy, path)
+        save(directory, 2)
+
+    monkeypatch.setattr(RunStore, "_upload_result", and_save)
+    RunStore(copy_address(store, directory.path)).upload(directory, keep=3)
+    restore(copy_address(store, directory.path), directory.path.parent / "new")
+    assert newest(directory.path.parent / "new") == 1
 
 
 def test_a_copy_that_was_removed_while_the_run_goes_on_is_whole_again(directory, store):

@@ -32,7 +32,9 @@ from common.protocol.messages import PROTOCOL_VERSION, Evaluation, Snapshot
 from common.runtime import machine
 from common.runtime.checkpoint_files import Checkpoint
 from common.runtime.checkpoints import STATE_SETTINGS, CheckpointStore
+from common.runtime.copies import copy_address
 from common.runtime.run_directory import RunDirectory
+from common.runtime.store import RunStore
 from services.cli.train.plan import Request, make_plan
 from services.learner import startup
 from services.learner.resume import open_state
@@ -229,6 +231,32 @@ def test_a_run_that_goes_on_with_other_settings_says_so_in_its_configuration(wor
     kept = parse(["--run-dir", "run", "--resume"], {}).settings
     assert kept == again.settings.model_copy(update={"run": again.settings.run.model_copy(update={"dir": "run"})})
     assert kept.run.id == first.settings.run.id
+
+
+@pytest.mark.parametrize("option", ["--resume", "--resume-if-found"])
+def test_a_run_does_not_go_on_with_another_seed(option):
+    begun("run.seed=7")
+    with pytest.raises(ConfigError, match=r"run\.seed of a run that goes on: found 9, wanted 7"):
+        parse(["--run-dir", "run", option, "run.seed=9"], {})
+
+
+def test_a_learner_with_the_configuration_of_another_run_chooses_an_id():
+    first, *_ = begun()
+    second = with_run_id(parse(["--config", "run/config.yaml", "--run-dir", "other"], {}))
+    assert second.settings.run.id not in {"", first.settings.run.id}
+
+
+def test_a_folder_that_stayed_behind_its_copy_is_not_resumed(tmp_path):
+    first, directory, _ = begun()
+    store = RunStore(copy_address(f"file://{tmp_path}/bucket", directory.path))
+    store.upload(directory, keep=3)
+    there = tmp_path / "bucket" / "run" / "checkpoints" / "checkpoint-000000000009"
+    there.mkdir(parents=True)
+    words = ["--run-dir", "run", "--resume-if-found", f"run.store=file://{tmp_path}/bucket"]
+    with pytest.raises(ConfigError, match="the copy of this run has gone on: found checkpoint-000000000009"):
+        parse(words, {})
+    there.rmdir()
+    assert parse(words, {}).settings.run.id == first.settings.run.id
 
 
 def test_where_a_value_came_from_is_kept_while_no_value_changes():

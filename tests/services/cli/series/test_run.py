@@ -164,6 +164,12 @@ def test_a_file_that_lists_its_members_is_resumed(ran, tmp_path):
     assert ran(seeds="3", preset=None, resume=True)[1] == [("learning_rate=1e-3-s3", False), ("learning_rate=3e-4-s3", False)]
 
 
+def test_an_id_for_all_runs_is_refused(ran):
+    """Trackers would take them for one."""
+    with pytest.raises(ConfigError, match=r"run\.id of a series: found mine, wanted none"):
+        ran("run.id=mine", seeds="1-2")
+
+
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_seed_beside_seeds_is_refused(ran, resume):
     if resume:

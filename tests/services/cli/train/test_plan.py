@@ -420,6 +420,25 @@ def test_a_lost_run_is_downloaded_by_the_address_of_its_copy_or_by_its_store(upl
     assert by_store.settings.run.id == settings.run.id
 
 
+def test_a_folder_with_another_run_than_the_copy_is_not_resumed_by_its_address(uploaded):
+    """Runs of series have short names, under which another run may lie here."""
+    store, settings = uploaded
+    planned("run.seed=7", run_dir=Path("runs/mine"))
+    with pytest.raises(ConfigError, match=f"run.store holds another run: found {settings.run.id}"):
+        planned(run_dir=Path("runs/mine"), store_copy=f"{store}/mine", preset=None, resume=True)
+    with pytest.raises(ConfigError, match=r"run\.store holds another run"):
+        planned(f"run.store={store}", run_dir=Path("runs/mine"), preset=None, resume=True)
+
+
+def test_a_run_by_the_configuration_of_another_has_an_id_of_its_own():
+    """Trackers and comparisons know a run by it; an id that somebody wrote into a file of theirs is taken."""
+    first = planned(run_dir=Path("first"))
+    second = planned(preset="first/config.yaml", run_dir=Path("second"))
+    assert second.settings.run.id not in {"", first.settings.run.id}
+    Path("config.yaml").write_text("run: {id: mine}\n")
+    assert planned(preset="config.yaml", run_dir=Path("third")).settings.run.id == "mine"
+
+
 def test_a_new_run_in_a_store_needs_a_local_directory_and_a_name_of_its_own(uploaded):
     store, _ = uploaded
     with pytest.raises(ConfigError, match=f"run.store={store}"):
