@@ -47,7 +47,9 @@ def open_sweep(file: Path | None, folder: Path, *, resume: bool, environ: Mappin
         raise ConfigError("no sweep to resume", found=str(folder), wanted=f"a folder with {STUDY}", fix="set --run-dir to it")
     sweep = read_sweep(source)
     for values in sweep.corners():
-        target = load_settings(preset=sweep.preset, overrides=sweep.overrides(values), environ=environ).settings.target
+        loaded = load_settings(preset=sweep.preset, overrides=sweep.overrides(values), environ=environ)
+        require_own_ids(loaded)
+        target = loaded.settings.target
         if getattr(target, sweep.goal, None) is not None:
             raise ConfigError(
                 f"goal {sweep.goal} compares trials that end as soon as they reach their target",
@@ -153,9 +155,7 @@ def _run_trial(
 ) -> int:
     """Run or continue one trial and store its result; return 0, 1 for a failure, or 130."""
     overrides = sweep.overrides(values)
-    loaded = load_settings(preset=sweep.preset, overrides=overrides, environ=environ)
-    require_own_ids(loaded)
-    budget = loaded.settings.target.env_steps
+    budget = load_settings(preset=sweep.preset, overrides=overrides, environ=environ).settings.target.env_steps
     earlier = trial.study.get_trials(deepcopy=False)[trial.number].intermediate_values  # of an interrupted trial
     watch = _Watch(trial=trial, place=place, budget=budget, reported=max(earlier, default=0))
     code = trainer.train(train_arguments(sweep.preset, overrides, options, place), over=watch.should_end)
