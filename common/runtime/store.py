@@ -74,7 +74,7 @@ class RunStore:
         """
         with reached(self.address):
             self._require_own(directory)
-            newest = max(self._places(), default="")
+            newest = next(filter(self.has_checkpoint, self._places()), "")
         here = max((place.name for place in _versions(_with_manifest(directory.checkpoints))), default="")
         if newest > here:
             wanted = f"at most {here or 'no checkpoint'}, the newest in {directory.path}"

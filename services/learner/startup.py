@@ -56,8 +56,11 @@ def _print_warning(text: str) -> None:  # before the log is configured
     sys.stderr.write(f"rookery learner: {text}\n")
 
 
-def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
-    """Read the command line. Raises `ConfigError`; argparse itself exits with 2 for an unknown option."""
+def parse(argv: Sequence[str], environ: Mapping[str, str], *, downloaded: bool = False) -> Invocation:
+    """Read the command line. Raises `ConfigError`; argparse itself exits with 2 for an unknown option.
+
+    `downloaded`: the run directory has just been made from the copy of the run.
+    """
     description = "Train on the experience of the actors, publish the policy, keep the run directory."
     parser = arguments.service_parser("learner", description, "rookery learner --config pong learner.bind=tcp://127.0.0.1:5700")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where the run is kept (run.dir)")
@@ -81,15 +84,14 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
     if continues and run_dir is not None and restore_missing(loaded.settings.run.store, run_dir, warn=_print_warning):
         _log.info("downloaded", store=loaded.settings.run.store, run_dir=run_dir)
         if parsed.config is None:
-            return parse([*argv, "--config", str(RunDirectory(run_dir).config)], environ)
+            return parse([*argv, "--config", str(RunDirectory(run_dir).config)], environ, downloaded=True)
+        downloaded = True
     if continues and run_dir is None:
         option = "--resume" if parsed.resume else "--resume-if-found"
         raise ConfigError("no run to resume", found=f"{option} alone", wanted="the run's directory", fix="set --run-dir to it")
     resume = parsed.resume or (parsed.resume_if_found and run_dir is not None and RunDirectory(run_dir).begun)
     if resume and run_dir is not None and RunDirectory(run_dir).begun:
-        require_same_seed(RunDirectory(run_dir).config.read_bytes(), loaded.settings)
-        if loaded.settings.run.store and parsed.run_lock is None:  # `rookery train` has compared them
-            check_resumed(copy_address(loaded.settings.run.store, run_dir), run_dir, warn=_print_warning)
+        _check_resumed(loaded.settings, run_dir, copy=not downloaded and parsed.run_lock is None)  # or `rookery train` did it
     return Invocation(
         loaded=loaded,
         run_dir=run_dir,
@@ -100,6 +102,12 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
         linger=parsed.linger,
         debug=parsed.debug,
     )
+
+
+def _check_resumed(settings: Settings, run_dir: Path, *, copy: bool) -> None:
+    require_same_seed(RunDirectory(run_dir).config.read_bytes(), settings)
+    if copy and settings.run.store:
+        check_resumed(copy_address(settings.run.store, run_dir), run_dir, warn=_print_warning)
 
 
 def with_run_id(invocation: Invocation) -> Invocation:

@@ -164,7 +164,7 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
     Raises `ConfigError` or `ResourceError` before anything is written.
     """
     with ExitStack() as stack:
-        _download_missing(request, environ)
+        downloaded = _download_missing(request, environ)
         if request.resume:  # first, because a run in progress would also have its ports in use
             directory = _resumed(request)
             lock = stack.enter_context(held(directory))
@@ -174,7 +174,7 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
         check_tracking(run.tracking, environ)
         _check_workers(request, loaded.settings)
         path = request.run_dir or (Path(run.dir) if run.dir else default_path(preset=run.preset, seed=run.seed, now=now))
-        if request.resume:
+        if request.resume and not downloaded:
             for address in filter(None, {request.store_copy, run.store and copy_address(run.store, path)}):
                 check_resumed(address, path, warn=_print_warning)
         ports = stack.enter_context(Ports())
@@ -243,19 +243,19 @@ def max_actors(settings: Settings) -> int:
     return max(FIRST_ACTORS, min(settings.learner.max_actors, ACTORS_PER_CORE * cores()))
 
 
-def _download_missing(request: Request, environ: Mapping[str, str]) -> None:
-    """Download the run to resume from its store, where its directory is missing."""
+def _download_missing(request: Request, environ: Mapping[str, str]) -> bool:
+    """Download the run to resume from its store, where its directory is missing; return whether it did."""
     if request.store_copy and not request.resume:
         parent, _, name = request.store_copy.rstrip("/").rpartition("/")
         fact, wanted = "--run-dir of a new run is a local directory", f"--run-dir runs/{name} run.store={parent}"
         raise ConfigError(fact, found=request.store_copy, wanted=wanted, fix="add --resume to continue the run that is there")
     if not request.resume or request.run_dir is None or RunDirectory(request.run_dir).begun:
-        return
+        return False
     if request.store_copy:
         restore(request.store_copy, request.run_dir, warn=_print_warning)
-        return
+        return True
     named = load_settings(preset=request.preset, overrides=request.overrides, environ=environ).settings.run.store
-    restore_missing(named, request.run_dir, warn=_print_warning)
+    return restore_missing(named, request.run_dir, warn=_print_warning)
 
 
 def _print_warning(text: str) -> None:

@@ -251,12 +251,15 @@ def test_a_folder_that_stayed_behind_its_copy_is_not_resumed(tmp_path):
     store = RunStore(copy_address(f"file://{tmp_path}/bucket", directory.path))
     store.upload(directory, keep=3)
     there = tmp_path / "bucket" / "run" / "checkpoints" / "checkpoint-000000000009"
-    there.mkdir(parents=True)
+    there.mkdir(parents=True)  # of an upload that was interrupted
     words = ["--run-dir", "run", "--resume-if-found", f"run.store=file://{tmp_path}/bucket"]
+    assert parse(words, {}).settings.run.id == first.settings.run.id
+    (there / "manifest.json").touch()
     with pytest.raises(ConfigError, match="the copy of this run has gone on: found checkpoint-000000000009"):
         parse(words, {})
-    there.rmdir()
-    assert parse(words, {}).settings.run.id == first.settings.run.id
+    shutil.rmtree("run")
+    with pytest.raises(ResourceError, match="no good checkpoint"):  # and not refused as one that has gone on
+        parse(words, {})
 
 
 def test_where_a_value_came_from_is_kept_while_no_value_changes():
