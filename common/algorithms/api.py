@@ -216,9 +216,13 @@ class NetworkPolicy(Generic[Net]):
         return Past(self.memory, self._start)
 
     def _remember(self, state: Tensor | None) -> None:
-        """Keep the states [B, S] after an `act`, for the next; None without memory."""
+        """Keep the states [B, S] after an `act`, for the next; None without memory.
+
+        One that is not finite begins anew: it would outlast the observation that spoilt it, until the episode ends.
+        """
         if state is not None:
-            self.memory, self._start = state, torch.zeros_like(self._start)
+            self.memory = state.masked_fill(~state.isfinite().all(dim=1, keepdim=True), 0.0)
+            self._start = torch.zeros_like(self._start)
 
     @property
     def network(self) -> Net:

@@ -142,8 +142,13 @@ class AgentRows(VectorEnv[Any, Any, Any]):
         self._mask_size = max([self._mask_size, *map(len, masks.values())])
         if not self._mask_size:
             return {STARTS: starts}
-        mask = np.zeros((self.num_envs, self._mask_size), np.int8)
+        mask = np.zeros((self.num_envs, self._mask_size))  # in which 0.5 stays what it is, and is refused
         mask[list(self._last)] = 1
         for row, allowed in masks.items():
+            if (found := np.shape(allowed)) != mask[row].shape:
+                wanted = f"one number for each choice, {self._mask_size}, in each"
+                raise ConfigError(
+                    f"{self.name} gives masks of several forms", found=found, wanted=wanted, fix="correct the environment"
+                )
             mask[row] = allowed
         return {STARTS: starts, ACTION_MASK: mask}

@@ -29,7 +29,7 @@ class ObservationReader:
 
     def __init__(self, env: AnyVectorEnv, settings: EnvSettings, action: ActionSpec) -> None:
         """Raises `ConfigError` for a space that is not supported, and for a mask that does not fit the actions."""
-        self._name, self._space = settings.name, env.single_observation_space
+        self._name, self._space, self._choices = settings.name, env.single_observation_space, action.choices
         inside = isinstance(self._space, Dict) and ACTION_MASK in self._space.spaces
         self.ignores_mask = inside and action.discrete and not settings.action_mask
         also = (ACTION_MASK,) if inside and settings.action_mask and settings.leaves else ()
@@ -68,7 +68,8 @@ class ObservationReader:
             return self._casts[0](batch)
         arrays = [cast(batch) for cast in self._casts]
         if self._in_info:
-            arrays.append(np.asarray(info.get(ACTION_MASK, ())))
+            unknown = () if acted_on.any() else np.ones((len(acted_on), len(self._leaves[-1].choices)), np.uint8)
+            arrays.append(np.asarray(info.get(ACTION_MASK, unknown)))
         if self._mask is not None:
             self._check(arrays[-1], info, acted_on)
         return join(self._leaves, arrays)
@@ -82,11 +83,8 @@ class ObservationReader:
             self.require_leaves(items)
             raise
         none = np.zeros(len(index), np.bool_)
-        if not self._in_info:
-            return self(batch, {}, acted_on=none)
         masks = info.get("final_info", {}).get(ACTION_MASK)
-        everything = np.ones((len(index), len(self._leaves[-1].choices)), np.uint8)
-        return self(batch, {ACTION_MASK: everything if masks is None else masks[index]}, acted_on=none)
+        return self(batch, {} if masks is None else {ACTION_MASK: masks[index]}, acted_on=none)
 
     def require_leaves(self, observations: Iterable[Any]) -> None:
         """Raise `ConfigError` where one of these observations, as environments return them, lacks an array of its space."""
@@ -104,8 +102,12 @@ class ObservationReader:
             raise self._wrong_mask(f"one of shape {mask.shape[1:]}" if mask.size else f"none in info, with {sorted(info)}")
         if not ((mask == 0) | (mask == 1)).all():
             raise self._wrong_mask(f"one with {mask[(mask != 0) & (mask != 1)][0]}")
-        if (nothing := acted_on & ~mask.any(axis=1)).any():
-            found = f"a mask of zeros, or none, of environment {int(nothing.argmax())}"
+        firsts = np.cumsum((0, *self._choices[:-1]))  # of the choices of each component of an action
+        components = np.logical_or.reduceat(mask != 0, firsts, axis=1)
+        if (nothing := acted_on & ~components.all(axis=1)).any():
+            row = int(nothing.argmax())
+            part = f" for component {int(components[row].argmin())} of its action" if components[row].any() else ""
+            found = f"a mask of zeros{part or ', or none,'} of environment {row}"
             wanted = "an allowed action in each observation that an action is chosen on"
             raise ConfigError(f"{self._name} allows no action", found=found, wanted=wanted, fix="correct the environment")
 

@@ -84,6 +84,9 @@ def _describe_leaf(space: Space[Any], path: str) -> DescribedLeaf:
         wanted = "a Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them"
         fix = f"choose others with env.leaves, or {_WRAP}" if path else _WRAP
         raise ConfigError(f"observation space {path}".strip() + " not supported", found=space, wanted=wanted, fix=fix)
+    if 0 in space.shape:
+        fix = "choose others with env.leaves" if path else _WRAP
+        raise ConfigError(f"observation space {path}".strip() + " is empty", found=space, wanted="at least one number", fix=fix)
     if space.dtype == np.uint8 and len(space.shape) > max(_IMAGE_RANKS):
         fact, wanted = f"observation space {path}".strip() + " is neither an image nor a vector", "at most three axes of bytes"
         fix = f"leave out a wrapper that stacks images, and set env.frame_stack; for other arrays, {_WRAP}, that flattens it"

@@ -228,6 +228,24 @@ def test_on_fresh_data_ratio_and_state_are_those_of_the_actors(name, cell, mode)
         policy.load(version + 1, snapshot.to_tensor(before), env_steps=0)
 
 
+@CELLS
+def test_an_observation_that_is_not_finite_does_not_outlast_its_step(cell, vector_env):
+    """In the memory it would be in all messages until the episode ends, and the learner refuses each; others keep theirs."""
+    policy = ActorCriticPolicy(model=model(cell), env=vector_env, precision="fp32", seed=1)
+    seen = torch.ones(2, *vector_env.observation_shape)
+    policy.begin_episodes(torch.ones(2, dtype=torch.bool))
+    policy.act(seen)
+    kept, spoilt = policy.memory[1].clone(), seen.clone()
+    spoilt[0] = torch.nan
+    policy.act(spoilt)
+    assert (policy.memory[0] == 0).all()
+    assert policy.memory[1].isfinite().all()
+    assert not torch.equal(policy.memory[1], kept)
+    policy.act(seen)
+    assert policy.memory.isfinite().all()
+    assert policy.memory.any(dim=1).all()
+
+
 def test_states_of_older_weights_are_seen_in_the_metrics(vector_env, make_sample):
     """Half of what the newest weights compute: an error of 1, in units of the actors' own."""
     algorithm = PPO(settings=PPOSettings(minibatch=4, epochs=1), model=model("gru"), env=vector_env, seed=0)

@@ -101,6 +101,25 @@ def test_an_agent_without_a_mask_is_an_error_where_it_acts_and_others_have_one(o
             environment.step(np.zeros(2, np.int64))
 
 
+class Unsure(Leaving):
+    """Gives something else than a mask."""
+
+    given = (0.5, 1)
+
+    def _look(self):
+        observations, infos = super()._look()
+        return observations, {agent: {"action_mask": np.array(self.given)} for agent in infos}
+
+
+@pytest.mark.parametrize(("given", "found"), [((0.5, 1), "found one with 0.5"), ((1,), r"of several forms: found \(1,\)")])
+def test_a_mask_that_is_none_is_refused_as_the_agent_gave_it(own, given, found):  # noqa: F811
+    with closing(build(own(lambda: Unsure("info", truncates=False), action_mask=True), 2)) as environment:
+        environment.native.copies[0].given = given
+        environment.native._mask_size = 2
+        with pytest.raises(ConfigError, match=found):
+            environment.reset(1)
+
+
 def test_another_environment_goes_on_bit_for_bit_with_the_agents_that_had_left():
     with closing(make(PROBE)) as first, closing(make(PROBE)) as second:
         first.reset(3)

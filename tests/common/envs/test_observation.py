@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Text
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text
 
 from common.algorithms.batch import collate
 from common.algorithms.moments import Moments, ObservationStatistics
@@ -180,6 +180,29 @@ def test_the_last_observation_of_a_truncated_episode_has_its_leaves_and_its_mask
     assert values == {"a": [[0.5, 0.5]] * 2, "action_mask": [[1, 0, 1]] * 2}
 
 
+class Silent(Told):
+    """Gives no mask with the last observation of an episode."""
+
+    def step(self, action):
+        seen, reward, terminated, truncated, info = super().step(action)
+        return seen, reward, terminated, truncated, {} if self.age == 3 else info
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_a_last_observation_needs_no_mask(monkeypatch, mode, num_envs):
+    """Also where all environments end in one step, and none has one."""
+    import common.envs.probes as module
+
+    info = {"action_mask": np.array([1, 0, 1], np.int8)}
+    monkeypatch.setattr(module, "told", lambda: Silent(PLAIN, ONES, info, truncates=True), raising=False)
+    settings = EnvSettings(entry_point="common.envs.probes:told", num_envs=num_envs, action_mask=True, autoreset=mode)
+    environment = make(settings)
+    masks = [action_mask(environment.spec, environment.reset(0))]
+    masks += [action_mask(environment.spec, environment.step(np.zeros(num_envs, np.int64)).observation) for _ in range(8)]
+    assert [mask[0].tolist() for mask in masks].count([True, False, True]) >= 6
+
+
 def test_two_hundred_leaves_are_as_good_as_two(told):
     space = Dict({f"x{number}": Box(-1, 1, (1,), np.float32) for number in range(200)})
     with trial(told(space, space.sample()), env_steps=5) as environment:
@@ -217,6 +240,12 @@ def test_leaves_that_are_not_chosen_may_be_anything(told, mode):
         ((PLAIN, ONES, {"action_mask": np.ones(2, np.int8)}), True, r"found one of shape \(2,\), wanted 3 numbers"),
         ((PLAIN, ONES, {"action_mask": np.zeros(3, np.int8)}), True, "allows no action: found a mask of zeros, or none, of env"),
         ((PLAIN, ONES, {"action_mask": np.full(3, 7, np.int8)}), True, "found one with 7, wanted 3 numbers 0 or 1"),
+        (
+            (PLAIN, ONES, {"action_mask": np.array([1, 0, 0, 0, 0], np.int8)}, MultiDiscrete([2, 3])),
+            True,
+            "allows no action: found a mask of zeros for component 1 of its action of environment 0, wanted an allowed action",
+        ),
+        ((Dict({"a": PLAIN, "b": Box(0, 1, (0,))}), {"a": ONES, "b": ONES[:0]}), False, "observation space b is empty"),
         ((Dict({"action_mask": MultiBinary(3)}), {"action_mask": np.ones(3, np.int8)}), True, "shows nothing but a mask"),
         (
             (Dict({"a": PLAIN, "action_mask": MultiBinary(2)}), {"a": ONES, "action_mask": np.ones(2, np.int8)}),
