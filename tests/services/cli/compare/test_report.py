@@ -161,6 +161,20 @@ def test_a_mean_of_fewer_than_100_episodes_says_so(many, capsys):
     assert shown.count("(of 7 episodes)") == 1
 
 
+def test_a_run_that_was_resumed_with_other_settings_says_so(tmp_path, write_run, capsys):
+    """By its last settings it is of this configuration, and half of it had others."""
+    change = "algorithm.learning_rate was 0.001, is 1e-05"
+    changed = {"settings_changed": [{"env_steps": 12_159, "settings": [change]}]}
+    for seed, more in ((1, changed), (2, {})):
+        write_run(tmp_path / "runs" / f"s{seed}", f"run.seed={seed}", env_steps=20_000, **more)
+    assert main(["compare", str(tmp_path / "runs")]) == 0
+    remark = f"(resumed with other settings: {change} from 12,159 env steps on"
+    assert f"cartpole {remark}, in 1 of 2 runs)" in " ".join(capsys.readouterr().out.split())
+    assert main(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "r.html")]) == 0
+    shown = (tmp_path / "r.html").read_text()
+    assert (shown.count(f"{remark})"), shown.count(remark)) == (1, 2)
+
+
 def test_the_names_of_the_configurations_stand_below_the_plots(many):
     """Within the plots long names covered the curves, or squeezed them."""
     assert main(["report", str(many)]) == 0
