@@ -121,7 +121,8 @@ def read_run(path: Path) -> RunData:
     try:
         values = parse_yaml(directory.config.read_text(encoding="utf-8"), source=str(directory.config))
         summary = json.loads(_text(directory.summary) or "{}")
-        rows = list(csv.DictReader(_text(directory.learning_curve_csv).splitlines()))
+        lines = _text(directory.learning_curve_csv).rpartition("\n")[0].splitlines()  # without a last line that was cut short
+        rows = list(csv.DictReader(lines))
     except (OSError, ValueError) as error:
         raise ConfigError(f"the files of the run in {path} cannot be read", found=str(error), wanted="files of a run") from error
     if not isinstance(values, dict) or not isinstance(summary, dict):
@@ -140,7 +141,7 @@ def _text(path: Path) -> str:
 def _whole(row: Mapping[str | None, Any]) -> bool:
     """Return False for a row that a kill cut short: its text is no number, or columns are missing."""
     try:
-        return all(float(value) == float(value) for value in row.values() if value)
+        return None not in row.values() and all(float(value) == float(value) for value in row.values() if value)
     except (TypeError, ValueError):
         return False
 
