@@ -76,7 +76,7 @@ def _configuration_row(group: Configuration) -> list[str]:
     return [
         str(group.number),
         f"{reached.count if reached else 0} of {runs}" + (f" ({unfinished} not finished)" if unfinished else ""),
-        counted(over("mean100")) + _mean_remark(group.runs),
+        counted(over("mean100")) + remark_on_mean(group.runs),
         counted(over("last_evaluation", "mean")),
         counted(reached),
         number(seconds.value / 60) if seconds else NONE,
@@ -85,7 +85,7 @@ def _configuration_row(group: Configuration) -> list[str]:
     ]
 
 
-def _mean_remark(runs: Sequence[RunData]) -> str:
+def remark_on_mean(runs: Sequence[RunData]) -> str:
     """Return the remark on mean100 of the run with the fewest episodes, and of that with the most environments without one."""
     few = min((count for run in runs if (count := run.number("mean100_episodes"))), default=FULL_MEAN)
     return mean_remark(few, max(run.number("environments_unfinished") or 0 for run in runs))
@@ -146,7 +146,7 @@ def _run_row(group: Configuration, run: RunData) -> list[str]:
         number(run.number("learner_updates")),
         number(None if seconds is None else seconds / 60),
         number(None if rate is None else round(rate)),
-        number(run.number("mean100")) + _mean_remark([run]),
+        number(run.number("mean100")) + remark_on_mean([run]),
         number(run.number("last_evaluation", "mean")),
         number(run.number("policy_lag", "mean")),
     ]
