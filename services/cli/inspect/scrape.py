@@ -103,7 +103,7 @@ def _of_run(run_id: str, sample: ServiceSample) -> ServiceSample:
     other = next(iter(by_label(sample.samples, RUN_INFO.name)), "")
     if not run_id or other in {"", run_id[:LABEL_CHARACTERS]}:
         return sample
-    return ServiceSample(at=sample.at, unreachable=f"another run answers, {other}, wanted {run_id}")
+    return ServiceSample(at=sample.at, unreachable=f"another run answers, {other} instead of {run_id}")
 
 
 def _with_role(name: str, sample: ServiceSample) -> ServiceSample:

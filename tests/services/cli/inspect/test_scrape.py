@@ -206,7 +206,7 @@ def test_another_run_at_the_port_of_a_killed_one_is_not_taken_for_it(serve, tmp_
     run = announce(tmp_path / "dead", learner=serve({"/metrics": (200, Exporter(METRICS, lambda: stats).render())} | OK))
     RunDirectory(run).config.write_text("run: {id: dead}")
     line = refused(str(run), folder=tmp_path)
-    assert line.startswith("no service answers: found another run answers, new, wanted dead at learner")
+    assert line.startswith("no service answers: found another run answers, new instead of dead at learner")
     assert f"found {run}, where no service answers" in refused(folder=tmp_path)
     RunDirectory(run).config.write_text("run: {id: new}")
     assert opened(str(run), folder=tmp_path).read()["learner"].samples
