@@ -37,7 +37,7 @@ ROLLOUTS = 2
 """Rollouts by one policy that make it an old one: the second was begun after a newer policy had been published for a while."""
 
 Samples: TypeAlias = Mapping[tuple[str, str], float]
-"""Metrics of one service: (name, value of its first label or "") -> value."""
+"""Metrics of one service: (name, value of its label `run_id`, else of its first label, else "") -> value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,12 +98,14 @@ class MlflowTracker:
         raise LookupError(f"the experiment {name!r} exists and cannot be read; it may be deleted")
 
     def _send_settings(self, settings: Mapping[str, Any]) -> None:
-        """Send the settings as parameters; those that changed since the run began, as tags: MLflow changes no parameter."""
+        """Send the settings as parameters; those that differ from when the run began, as tags: MLflow changes no parameter."""
         texts = {key: str(value)[:MOST_CHARACTERS] for key, value in settings.items()}
         before = self._run.data.params
         for key, text in texts.items():
             if before.get(key, text) != text:
                 self._client.set_tag(self._id, f"changed.{key}", text)
+            elif f"changed.{key}" in self._run.data.tags:  # it has its first value again
+                self._client.delete_tag(self._id, f"changed.{key}")
         for some in _in_parts([self._parameter(key, text) for key, text in texts.items() if key not in before], MOST_PARAMETERS):
             self._client.log_batch(self._id, params=some)
 

@@ -50,6 +50,7 @@ class _SavedRecord(BaseModel):
     shown_mean100: float | None = None
     lowest_mean100: float | None = None
     coverage: dict[str, list[int]] = {}
+    settings_changed: list[dict[str, Any]] = []
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,6 +68,7 @@ class RunRecord:
     version: Version = 0
     solved_at: dict[str, float] | None = None
     task_changed: str = ""  # settings of the environment that were others before the resume: results of before do not count
+    settings_changed: list[dict[str, Any]] = field(default_factory=list)  # at resumes: env steps, and what changed
     lockstep_broken: str = ""  # reason why, in lockstep, another run of the same seed may end with other weights
     parameters_sha256: str | None = None  # of the final policy; None until the run ends
     last_evaluation: dict[str, Any] | None = None
@@ -207,6 +209,7 @@ class RunRecord:
             "mode": self.settings.run.mode,
             "reproducible": self.settings.lockstep and not self.lockstep_broken,
             "parameters_sha256": self.parameters_sha256,
+            "settings_changed": self.settings_changed,
             "solved": self.solved,
             "solved_at": self.solved_at,
             "target": self.settings.target.model_dump(include={"mean100", "evaluation", "env_steps"}),
@@ -257,6 +260,7 @@ class RunRecord:
             "coverage": self.coverage.state_dict(),
             "lockstep_broken": self.lockstep_broken,
             "settings": _deciding(self.settings),
+            "settings_changed": self.settings_changed,
             "lag": [self.lag.low, self.lag.high, self.lag.weighted, self.lag.env_steps],
             "timed": list(self._window.timed),
             "task": self.settings.env.task,
@@ -273,8 +277,10 @@ class RunRecord:
         self.lockstep_broken = state.get(
             "lockstep_broken", "resumed from a checkpoint of a version that lacks what was under way"
         )
+        self.settings_changed = list(state.get("settings_changed", []))
         if changes := _changes(state.get("settings", {}), _deciding(self.settings)):
-            self.lockstep_broken = self.lockstep_broken or f"resumed with other settings: {changes}"
+            self.settings_changed.append({"env_steps": state["env_steps"], "settings": changes})
+            self.lockstep_broken = self.lockstep_broken or f"resumed with other settings: {'; '.join(changes)}"
         self.started_at = now - state["elapsed_seconds"]
         self._env_steps_before = state["env_steps"]
         for name in _SAVED_AS_THEY_ARE:
@@ -312,7 +318,7 @@ def _deciding(settings: Settings) -> dict[str, Any]:
     return {".".join(path): value for path, value in leaves(chosen)}
 
 
-def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return the settings that changed since a checkpoint; "" where none did, or the checkpoint is of a version without them."""
-    changed = [f"{key} was {before.get(key)}, is {now.get(key)}" for key in {**before, **now} if before.get(key) != now.get(key)]
-    return "; ".join(changed) if before else ""
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the settings that changed since a checkpoint; none where the checkpoint is of a version without them."""
+    keys = {**before, **now} if before else {}
+    return [f"{key} was {before.get(key)}, is {now.get(key)}" for key in keys if before.get(key) != now.get(key)]

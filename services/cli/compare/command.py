@@ -61,9 +61,9 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _runs(options: argparse.Namespace) -> list[RunData]:
-    from common.runtime.copies import fetch_results  # noqa: PLC0415
+    from common.runtime.copies import fetch_results, is_address  # noqa: PLC0415
     from services.cli.compare.runs import read_runs  # noqa: PLC0415
 
     if not options.names:
         options.parser.error("the following arguments are required: RUN")
-    return read_runs(map(fetch_results, options.names))
+    return read_runs(map(fetch_results, sorted(options.names, key=is_address)))  # a directory is newer than its copy: it is first

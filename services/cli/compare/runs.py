@@ -77,11 +77,11 @@ class Configuration:
 
 
 def read_runs(paths: Iterable[Path]) -> list[RunData]:
-    """Return the runs in `paths`, each a run directory or a folder of such, each run once.
+    """Return the runs in `paths`, each a run directory or a folder of such, each run once: the first of several copies.
 
     Raises `ConfigError` where a path holds no run.
     """
-    found: dict[Path, RunData] = {}
+    found: dict[str, RunData] = {}
     for path in paths:
         inside = list(_run_folders(path, DEPTH))
         if not inside:
@@ -89,8 +89,22 @@ def read_runs(paths: Iterable[Path]) -> list[RunData]:
             what = kind if path.is_dir() else "no folder"
             wanted = "a run directory, with a config.yaml, or a folder of such"
             raise ConfigError(f"no run in {path}", found=what, wanted=wanted)
-        found |= {folder.resolve(): read_run(folder) for folder in inside}
+        for run in map(read_run, inside):
+            found.setdefault(_identity(run), run)
     return list(found.values())
+
+
+def _identity(run: RunData) -> str:
+    """Return what a run has in common with its copies: id, seed and settings; without an id its path.
+
+    The id alone is not enough: runs that begin with the config.yaml of another run have its id.
+    """
+    run_id = run.settings.get("run.id")
+    return f"{run_id} {run.seed} {_compared_text(run)}" if run_id else str(run.path.resolve())
+
+
+def _compared_text(run: RunData) -> str:
+    return json.dumps(compared_settings(run), sort_keys=True, default=str)
 
 
 def _run_folders(path: Path, depth: int) -> Iterator[Path]:
@@ -107,7 +121,8 @@ def read_run(path: Path) -> RunData:
     try:
         values = parse_yaml(directory.config.read_text(encoding="utf-8"), source=str(directory.config))
         summary = json.loads(_text(directory.summary) or "{}")
-        rows = list(csv.DictReader(_text(directory.learning_curve_csv).splitlines()))
+        lines = _text(directory.learning_curve_csv).rpartition("\n")[0].splitlines()  # without a last line that was cut short
+        rows = list(csv.DictReader(lines))
     except (OSError, ValueError) as error:
         raise ConfigError(f"the files of the run in {path} cannot be read", found=str(error), wanted="files of a run") from error
     if not isinstance(values, dict) or not isinstance(summary, dict):
@@ -126,7 +141,7 @@ def _text(path: Path) -> str:
 def _whole(row: Mapping[str | None, Any]) -> bool:
     """Return False for a row that a kill cut short: its text is no number, or columns are missing."""
     try:
-        return all(float(value) == float(value) for value in row.values() if value)
+        return None not in row.values() and all(float(value) == float(value) for value in row.values() if value)
     except (TypeError, ValueError):
         return False
 
@@ -156,7 +171,7 @@ def configurations(runs: Iterable[RunData]) -> list[Configuration]:
     """Return the configurations of `runs` in the order in which they first occur."""
     groups: dict[str, list[RunData]] = {}
     for run in runs:
-        groups.setdefault(json.dumps(compared_settings(run), sort_keys=True, default=str), []).append(run)
+        groups.setdefault(_compared_text(run), []).append(run)
     lists = [sorted(group, key=lambda run: (run.seed, str(run.path))) for group in groups.values()]
     named = enumerate(zip(_labels(lists), lists, strict=True), 1)
     return [Configuration(number=number, label=label, runs=group) for number, (label, group) in named]

@@ -84,11 +84,12 @@ def estimate(values: Sequence[float]) -> Estimate | None:
 
 
 def band(curves: Sequence[tuple[Sequence[float], Sequence[float]]], *, points: int = CURVE_POINTS) -> Band | None:
-    """Return the band of `curves`, pairs of rising x and y, over the range from the latest start to the latest end.
+    """Return the band of `curves`, pairs of x and y, over the range from the latest start to the latest end.
 
     Between its points a curve is a straight line; after its end it keeps its last value. None without a point.
     """
-    known = [(np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)) for x, y in curves if len(x)]
+    # A late evaluation is of an older policy than the row before, and after a kill the time goes on from the checkpoint.
+    known = [_sorted(np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)) for x, y in curves if len(x)]
     if not known:
         return None
     start, end = max(x[0] for x, _ in known), max(x[-1] for x, _ in known)
@@ -96,3 +97,8 @@ def band(curves: Sequence[tuple[Sequence[float], Sequence[float]]], *, points: i
     values = np.stack([np.interp(grid, x, y) for x, y in known])
     low, high = interval(values) if len(known) > 1 else (values[0], values[0])
     return Band(grid, interquartile_mean(values), low, high, len(known))
+
+
+def _sorted(x: Floats, y: Floats) -> tuple[Floats, Floats]:
+    order = np.argsort(x, kind="stable")
+    return x[order], y[order]

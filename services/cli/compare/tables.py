@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TextIO
 
 from rich import box
@@ -49,7 +50,7 @@ def shown(found: Estimate | None) -> str:
 
 def labels_table(groups: Sequence[Configuration]) -> TextTable:
     """Return the number, by which the other tables name a configuration, and the label of each."""
-    rows = [[str(group.number), group.label] for group in groups]
+    rows = [[str(group.number), group.label + _changes_remark(group.runs)] for group in groups]
     return TextTable(title="Configurations", columns=["#", "configuration"], rows=rows, text_columns=2)
 
 
@@ -75,7 +76,7 @@ def _configuration_row(group: Configuration) -> list[str]:
     return [
         str(group.number),
         f"{reached.count if reached else 0} of {runs}" + (f" ({unfinished} not finished)" if unfinished else ""),
-        counted(over("mean100")) + _mean_remark(group.runs),
+        counted(over("mean100")) + remark_on_mean(group.runs),
         counted(over("last_evaluation", "mean")),
         counted(reached),
         number(seconds.value / 60) if seconds else NONE,
@@ -84,10 +85,25 @@ def _configuration_row(group: Configuration) -> list[str]:
     ]
 
 
-def _mean_remark(runs: Sequence[RunData]) -> str:
+def remark_on_mean(runs: Sequence[RunData]) -> str:
     """Return the remark on mean100 of the run with the fewest episodes, and of that with the most environments without one."""
     few = min((count for run in runs if (count := run.number("mean100_episodes"))), default=FULL_MEAN)
     return mean_remark(few, max(run.number("environments_unfinished") or 0 for run in runs))
+
+
+def _changes_remark(runs: Sequence[RunData]) -> str:
+    """Return which settings `runs` changed at a resume, at how many env steps and in how many of them; "" where none did."""
+    found: dict[str, list[tuple[float, Path]]] = {}
+    for run in runs:
+        for resume in run.summary.get("settings_changed", ()):
+            for change in resume["settings"]:
+                found.setdefault(change, []).append((resume["env_steps"], run.path))
+    remarks = []
+    for change, resumes in found.items():
+        env_steps = " to ".join(dict.fromkeys([number(min(resumes)[0]), number(max(resumes)[0])]))
+        share = f", in {len({path for _, path in resumes})} of {len(runs)} runs" if len(runs) > 1 else ""
+        remarks.append(f"{change} from {env_steps} env steps on{share}")
+    return f" (resumed with other settings: {'; '.join(remarks)})" if remarks else ""
 
 
 def settings_table(groups: Sequence[Configuration]) -> TextTable:
@@ -124,13 +140,13 @@ def _run_row(group: Configuration, run: RunData) -> list[str]:
     seconds, rate = run.number("wall_seconds"), run.number("env_steps_per_second")
     return [
         str(group.number),
-        result(run),
+        result(run) + _changes_remark([run]),
         str(run.seed),
         number(run.number("env_steps")),
         number(run.number("learner_updates")),
         number(None if seconds is None else seconds / 60),
         number(None if rate is None else round(rate)),
-        number(run.number("mean100")) + _mean_remark([run]),
+        number(run.number("mean100")) + remark_on_mean([run]),
         number(run.number("last_evaluation", "mean")),
         number(run.number("policy_lag", "mean")),
     ]

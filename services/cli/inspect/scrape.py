@@ -16,14 +16,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 from urllib.parse import urlencode
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from common.config.layers import parse_yaml
 from common.errors import ConfigError, ResourceError
-from common.observability.deployment import JOBS, ROLES, Samples, Scrape, ServiceSample, role_of
-from common.observability.metrics import LOOP_OVERDUE
+from common.observability.deployment import JOBS, ROLES, Samples, Scrape, ServiceSample, by_label, role_of
+from common.observability.learner_metrics import RUN_INFO
+from common.observability.metrics import LABEL_CHARACTERS, LOOP_OVERDUE
 from common.runtime.run_directory import RunDirectory
 from common.units import MIB, Seconds
 
@@ -43,9 +46,10 @@ _NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 def parse_metrics(text: str) -> Samples:
-    """Parse the Prometheus text format."""
+    """Parse the Prometheus text format. Of several labels the id of the run counts, or else the first one."""
     samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
-    return {(sample.name, next(iter(sample.labels.values()), "")): sample.value for sample in samples}
+    labelled = ((sample.labels.get("run_id", next(iter(sample.labels.values()), "")), sample) for sample in samples)
+    return {(sample.name, label): sample.value for label, sample in labelled}
 
 
 def get(url: str, *, timeout: Seconds = PAGE_TIMEOUT, limit: int = MAX_PAGE_BYTES, proxies: bool = False) -> tuple[int, str]:
@@ -72,8 +76,9 @@ class Services:
     keeps_history = False  # earlier scrapes cannot be read
     window: Seconds = 10.0  # the default time to measure over
 
-    def __init__(self, urls: Mapping[str, str], *, title: str) -> None:
-        self.title, self._urls = title, dict(urls)
+    def __init__(self, urls: Mapping[str, str], *, title: str, run_ids: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Scrape the services at `urls`, by name; one that `run_ids` has must be of that run."""
+        self.title, self._urls, self._run_ids = title, dict(urls), run_ids
 
     def read(self, _: Seconds = 0.0) -> Scrape:
         """Return a sample of each service, within `DEADLINE` even if one hangs."""
@@ -89,7 +94,16 @@ class Services:
         for thread in threads:
             thread.join(max(0.0, until - time.monotonic()))
         late = ServiceSample(at=time.time(), unreachable=f"no answer within {DEADLINE:g} s")
-        return {name: _with_role(name, answers.get(name, late)) for name in self._urls}
+        ours = {name: _of_run(self._run_ids.get(name, ""), answers.get(name, late)) for name in self._urls}
+        return {name: _with_role(name, sample) for name, sample in ours.items()}
+
+
+def _of_run(run_id: str, sample: ServiceSample) -> ServiceSample:
+    """Return the sample; an unreachable one where the service is of another run than `run_id`, and both are known."""
+    other = next(iter(by_label(sample.samples, RUN_INFO.name)), "")
+    if not run_id or other in {"", run_id[:LABEL_CHARACTERS]}:
+        return sample
+    return ServiceSample(at=sample.at, unreachable=f"another run answers, {other} instead of {run_id}")
 
 
 def _with_role(name: str, sample: ServiceSample) -> ServiceSample:
@@ -216,10 +230,21 @@ def open_source(named: Sequence[str], *, prometheus: str | None, namespace: str 
         raise ConfigError("--namespace narrows a Prometheus", found="none", wanted="--prometheus URL")
     if not named:
         return _newest(folder)
+    return _named(named)
+
+
+def _named(named: Sequence[str]) -> Services:
+    """Return the services of run directories and addresses. Raises as `open_source`."""
     urls: dict[str, str] = {}
+    run_ids: dict[str, str] = {}
     for word in named:
-        urls |= _addresses(RunDirectory(Path(word))) if Path(word).is_dir() else {_address(word): f"http://{_address(word)}"}
-    return _answering(Services(urls, title=", ".join(named)))
+        if Path(word).is_dir():
+            found = _addresses(directory := RunDirectory(Path(word)))
+            run_ids |= dict.fromkeys(found, _run_id(directory))
+        else:
+            found = {_address(word): f"http://{_address(word)}"}
+        urls |= found
+    return _answering(Services(urls, title=", ".join(named), run_ids=run_ids))
 
 
 def _open_prometheus(url: str, namespace: str | None) -> Prometheus:
@@ -252,12 +277,21 @@ def _addresses(directory: RunDirectory) -> dict[str, str]:
         raise ConfigError("no run is under way there", found=str(directory.path), wanted=TARGETS, fix=fix) from error
 
 
+def _run_id(directory: RunDirectory) -> str:
+    """Return the id of the run; "" where it is not known."""
+    try:
+        values = parse_yaml(directory.config.read_text(encoding="utf-8"), source=str(directory.config))
+        return str(values["run"]["id"] or "")
+    except (OSError, ValueError, ConfigError, KeyError, TypeError):
+        return ""
+
+
 def _newest(folder: Path) -> Source:
     runs = sorted(folder.glob(f"*/{RunDirectory(Path()).addresses.name}"), key=lambda path: path.stat().st_mtime, reverse=True)
     found = f"none under {folder}/"
     for path in runs:
         try:
-            return _answering(Services(_addresses(RunDirectory(path.parent)), title=str(path.parent)))
+            return _named([str(path.parent)])
         except ResourceError as error:  # left behind by one that was killed, or it hangs
             found = f"{path.parent}, where no service answers ({error.found})"
     raise ConfigError("no run is under way here", found=found, wanted=TARGETS, fix="or give --prometheus URL")

@@ -24,7 +24,7 @@ from common.runtime.process import INTERRUPTED
 from common.runtime.run_directory import RunDirectory
 from common.units import Seconds
 from services.cli.compare.runs import RunData, read_run
-from services.cli.compare.tables import TextTable, number, print_tables
+from services.cli.compare.tables import TextTable, number, print_tables, remark_on_mean
 from services.cli.series.run import TrainProcesses, is_finished, made_folder, require_own_ids, train_arguments
 from services.cli.series.space import Choices, Sweep, as_text, read_sweep
 
@@ -234,12 +234,16 @@ def _show_best(
     complete = [trial for trial in trials if trial.state is TrialState.COMPLETE]
     complete.sort(key=lambda trial: trial.value or 0.0, reverse=True)
     others = [trial for trial in trials if trial.state is not TrialState.COMPLETE]
-    rows = [
-        [f"t{trial.number:03}", trial.state.name.lower(), number(trial.value), *(_param(trial, key) for key in sweep.search)]
-        for trial in (*complete, *others)
-    ]
+    rows = []
+    for trial in (*complete, *others):
+        place = folder / f"t{trial.number:03}"
+        counted = sweep.goal == "mean100" and trial.state is TrialState.COMPLETE and RunDirectory(place).begun
+        value = number(trial.value) + (remark_on_mean([read_run(place)]) if counted else "")
+        rows.append([place.name, trial.state.name.lower(), *(_param(trial, key) for key in sweep.search), value])
     if rows:
-        table = TextTable(title=f"Trials by {sweep.goal}", columns=["trial", "state", sweep.goal, *sweep.search], rows=rows)
+        columns = ["trial", "state", *sweep.search, sweep.goal]
+        # Values of settings are broken like words: many columns of numbers are cut off at the width of the terminal.
+        table = TextTable(title=f"Trials by {sweep.goal}", columns=columns, rows=rows, text_columns=len(columns) - 1)
         print_tables([table], stdout=stdout)
     if complete:
         best = {key: json.loads(_param(complete[0], key)) for key in sweep.search}

@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from common.tracking.background import BackgroundTracker, Point, TrackedRun
-from common.tracking.remote import REMOTE
+from common.tracking.remote import REMOTE, RUN_TAG
 
 pytestmark = [pytest.mark.service, pytest.mark.timeout(300)]
 
@@ -97,6 +97,11 @@ class Handler(BaseHTTPRequestHandler):
         self.server.runs[0]["data"]["tags"].append(body)
         return {}
 
+    def runs_delete_tag(self, body):
+        data = self.server.runs[0]["data"]
+        data["tags"] = [tag for tag in data["tags"] if tag["key"] != body["key"]]
+        return {}
+
 
 @contextmanager
 def mlflow_server(*, port=0, runs=None):
@@ -162,6 +167,10 @@ def test_mlflow_gets_settings_and_curves_and_those_of_the_time_without_a_server(
     assert run["data"]["tags"][-1]["value"] == "0.002"
     assert [value for _, value in metrics([run], "result/mean100")] == [200.0, 300.0]
     assert run["info"]["status"] == "FINISHED"
+    with mlflow_server(port=port, runs=server.runs) as server:
+        server.experiments.append("rookery")
+        REMOTE["mlflow"](tracked(tmp_path))
+    assert [tag["key"] for tag in run["data"]["tags"]] == [RUN_TAG], "the setting is back at its first value"
 
 
 def wandb_records(folder):

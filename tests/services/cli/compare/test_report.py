@@ -161,6 +161,31 @@ def test_a_mean_of_fewer_than_100_episodes_says_so(many, capsys):
     assert shown.count("(of 7 episodes)") == 1
 
 
+def test_a_run_that_was_resumed_with_other_settings_says_so(tmp_path, write_run, capsys):
+    """By its last settings it is of this configuration, and half of it had others."""
+    change = "algorithm.learning_rate was 0.001, is 1e-05"
+    changed = {"settings_changed": [{"env_steps": 12_159, "settings": [change]}]}
+    for seed, more in ((1, changed), (2, {})):
+        write_run(tmp_path / "runs" / f"s{seed}", f"run.seed={seed}", env_steps=20_000, **more)
+    assert main(["compare", str(tmp_path / "runs")]) == 0
+    remark = f"(resumed with other settings: {change} from 12,159 env steps on"
+    assert f"cartpole {remark}, in 1 of 2 runs)" in " ".join(capsys.readouterr().out.split())
+    assert main(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "r.html")]) == 0
+    shown = (tmp_path / "r.html").read_text()
+    assert (shown.count(f"{remark})"), shown.count(remark)) == (1, 2)
+
+
+def test_a_run_and_its_copy_are_one_run(tmp_path, write_run, monkeypatch, capsys):
+    """Two runs were shown as three, with too narrow an interval; of both the directory is the newer one."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for seed, folder, score in ((1, "runs", 400.0), (1, "store", 123.0), (2, "runs", 400.0)):
+        write_run(tmp_path / folder / f"s{seed}", f"run.seed={seed}", "run.id=same", env_steps=20_000, mean100=score)
+    assert main(["compare", f"file://{tmp_path}/store/s1", str(tmp_path / "runs")]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "0 of 2" in shown
+    assert "123" not in shown
+
+
 def test_the_names_of_the_configurations_stand_below_the_plots(many):
     """Within the plots long names covered the curves, or squeezed them."""
     assert main(["report", str(many)]) == 0

@@ -59,10 +59,11 @@ def test_runs_are_found_in_folders_of_series_and_once(tmp_path, write_run):
     assert [run.path for run in read_runs([tmp_path / "runs", place])] == [tmp_path / "runs" / "series" / "s1"]
 
 
-def test_a_row_that_a_kill_cut_short_is_left_out(tmp_path, write_run):
+@pytest.mark.parametrize("cut", ["3,30", "3,300,4", "3,300,,4", "3,300,4\n", "3,300\n"])  # of 3,300,45,45 or 3,300,,45
+def test_a_row_that_a_kill_cut_short_is_left_out(tmp_path, write_run, cut):
     place = write_run(tmp_path / "r", curve=[(1, 100, 20, None), (2, 200, 30, 40)])
     with (place / "learning_curve.csv").open("a") as file:
-        file.write("3,30")
+        file.write(cut)
     run = read_run(place)
     assert run.points("env_steps", "episode_return_mean") == ([100, 200], [20, 30])
     assert run.points("wall_seconds", "evaluation_return") == ([2], [40])

@@ -51,6 +51,13 @@ def test_a_band_begins_where_all_curves_have_begun_and_keeps_last_values():
     assert found.high.tolist() == [4, 5, 6, 7, 8, 9, 10]
 
 
+def test_a_band_does_not_depend_on_the_order_of_the_points():
+    """Two evaluators: the slow one reports an older policy later."""
+    mixed = band([([1.0, 3.0, 2.0, 4.0], [10.0, 200.0, 100.0, 300.0])], points=7)
+    assert mixed.x.tolist() == [1, 1.5, 2, 2.5, 3, 3.5, 4]
+    assert mixed.value.tolist() == [10, 55, 100, 150, 200, 250, 300]
+
+
 def test_curves_without_points_are_left_out_of_a_band():
     assert band([([], [])]) is None
     assert band([([], []), ([1.0, 2.0], [3.0, 5.0])], points=2).value.tolist() == [3, 5]

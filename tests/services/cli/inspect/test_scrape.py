@@ -16,7 +16,7 @@ from common.errors import RookeryError
 from common.observability.env_metrics import ENV_WORKER_METRICS, EnvWorkerStats
 from common.observability.learner_metrics import METRICS
 from common.observability.learner_stats import LearnerStats
-from common.observability.metrics import Exporter
+from common.observability.metrics import Exporter, run_labels
 from common.observability.worker_metrics import ACTOR_METRICS, ActorStats
 from common.runtime.run_directory import RunDirectory
 from services.cli.inspect import scrape as scrape_module
@@ -197,6 +197,19 @@ def test_a_run_directory_names_its_services(serve, tmp_path):
     )
     moment = opened(str(run), folder=tmp_path).read()
     assert {name: one.role for name, one in moment.items()} == {"learner": "learner", "actor": "actor"}
+
+
+def test_another_run_at_the_port_of_a_killed_one_is_not_taken_for_it(serve, tmp_path):
+    """The run was killed with its supervisor, and the next one got its port: its numbers stood under the dead run's name."""
+    stats = LearnerStats()
+    stats.run = run_labels(run_id="new", env="CartPole-v1", algorithm="ppo", seed=1)
+    run = announce(tmp_path / "dead", learner=serve({"/metrics": (200, Exporter(METRICS, lambda: stats).render())} | OK))
+    RunDirectory(run).config.write_text("run: {id: dead}")
+    line = refused(str(run), folder=tmp_path)
+    assert line.startswith("no service answers: found another run answers, new instead of dead at learner")
+    assert f"found {run}, where no service answers" in refused(folder=tmp_path)
+    RunDirectory(run).config.write_text("run: {id: new}")
+    assert opened(str(run), folder=tmp_path).read()["learner"].samples
 
 
 def test_a_service_that_was_killed_has_the_role_in_its_name(serve, tmp_path):

@@ -33,9 +33,9 @@ trials: TRIALS
 class FakeTrainer:
     """Writes the curve of each trial, lower for each next one, and gives the sweep a look at it while it runs."""
 
-    def __init__(self, write_run, codes=(), stop_at=None):
+    def __init__(self, write_run, codes=(), stop_at=None, episodes=100):
         self.calls, self.ended_early, self.stopped = [], [], False
-        self._write, self._codes, self._stop_at = write_run, dict(codes), stop_at
+        self._write, self._codes, self._stop_at, self._episodes = write_run, dict(codes), stop_at, episodes
 
     def train(self, argv, *, over):
         path = Path(argv[argv.index("--run-dir") + 1])
@@ -50,7 +50,8 @@ class FakeTrainer:
         if path.name == self._stop_at:
             self.stopped = True
             return 0
-        self._write(path, *overrides, curve=curve, mean100=height, env_steps=1000, wall_seconds=9.0)
+        ended = {"mean100": height, "mean100_episodes": self._episodes, "env_steps": 1000, "wall_seconds": 9.0}
+        self._write(path, *overrides, curve=curve, **ended)
         return self._codes.get(path.name, 0)
 
 
@@ -58,9 +59,9 @@ class FakeTrainer:
 def swept(tmp_path, write_run):
     """Run a sweep; gives exit code, trainer, and what was shown."""
 
-    def run(*, trials=6, resume=False, **script):
+    def run(*, trials=6, resume=False, settings="settings: {", **script):
         file, folder, shown = tmp_path / "file.yaml", tmp_path / "sweep", io.StringIO()
-        file.write_text(FILE.replace("TRIALS", str(trials)))
+        file.write_text(FILE.replace("TRIALS", str(trials)).replace("settings: {", settings))
         sweep = sweep_module.open_sweep(None if resume else file, folder, resume=resume, environ={})
         trainer, messages = FakeTrainer(write_run, **script), []
         code = sweep_module.run_sweep(sweep, folder, trainer=trainer, show=messages.append, stdout=shown, environ={})
@@ -152,6 +153,11 @@ def test_a_failed_trial_is_in_the_exit_code_and_the_search_goes_on(swept):
     code, trainer, shown = swept(trials=3, codes={"t001": 1})
     assert (code, len(trainer.calls)) == (1, 3)
     assert "fail" in shown
+
+
+def test_a_mean_of_fewer_than_100_episodes_says_so_where_trials_are_ranked_by_it(swept):
+    *_, shown = swept(trials=2, episodes=7, settings="goal: mean100\nsettings: {target.mean100: null, ")
+    assert shown.count("(of 7 episodes)") == 2
 
 
 def test_a_second_stop_ends_the_sweep(swept):
