@@ -268,7 +268,7 @@ def _capture_simulation(data: Any) -> dict[str, NDArray[Any]]:
 def _restore_simulation(data: Any, state: Mapping[str, Any]) -> bool:
     """Restore `_capture_simulation`; return False, and change nothing, where the state is of another model.
 
-    That is also one whose masses, terrain or the like were drawn by a reset: they are not part of the state.
+    Another model is also one of which a reset has drawn masses, terrain or the like: they are not part of the state.
     """
     current = _simulation_arrays(data) | _own_state(data)
     if set(state) != set(current):
