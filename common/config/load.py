@@ -141,17 +141,6 @@ def with_chosen(loaded: LoadedSettings, chosen: Mapping[str, Any]) -> LoadedSett
     return replace(loaded, settings=settings, provenance=MappingProxyType(provenance))
 
 
-def require_same_seed(config: bytes, settings: Settings) -> None:
-    """Refuse another seed than that of the run in `config`: what it decided is done, and only the name of the run would change.
-
-    Raises `ConfigError`.
-    """
-    seed = parse_yaml(config.decode(), source="config.yaml").get("run", {}).get("seed", settings.run.seed)
-    if seed != settings.run.seed:
-        fix = "leave it out, or begin another run with it"
-        raise ConfigError("run.seed of a run that goes on", found=settings.run.seed, wanted=seed, fix=fix)
-
-
 def with_absolute_key_paths(loaded: LoadedSettings) -> LoadedSettings:
     """Return `loaded` with absolute paths of the key folders, because a run's config.yaml is read from other folders too."""
     sections = ("learner", "actor", "evaluator", "policy_server", "env_worker")

@@ -59,7 +59,7 @@ def restore(address: str, folder: Path, *, warn: Callable[[str], None] = lambda 
     store, directory = RunStore(address), RunDirectory(folder)
     if not store.exists():
         raise ConfigError("no run to resume", found=f"nothing at {address}", wanted="a run that was uploaded there")
-    known = {"checkpoints", CONFIG, *RESULTS}
+    known = {"checkpoints", CONFIG, *RESULTS, directory.learning_curve_png.name}  # the last, of a version before
     names = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
     if others := [name for name in names if name not in known and not name.startswith(PARTIAL)]:
         raise ConfigError("run directory is in use", found=f"{others[0]} in {folder}", wanted="a new or empty folder")

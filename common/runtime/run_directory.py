@@ -10,6 +10,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
+from common.config.layers import parse_yaml
+from common.config.load import LoadedSettings
 from common.errors import ConfigError, ResourceError
 from common.runtime.disk import DISK, PARTIAL, Disk, write_atomically
 
@@ -56,6 +58,19 @@ def is_config_of_a_run(source: str) -> bool:
     kind, _, name = source.partition(" ")
     directory = RunDirectory(Path(name).parent)
     return kind == "file" and Path(name).name == directory.config.name and directory.command.exists()
+
+
+def require_same_run(config: bytes, loaded: LoadedSettings) -> None:
+    """Refuse another seed or id than that of the run in `config`, which goes on: only its name would change.
+
+    An id in the config.yaml of another run is not meant for this one. Raises `ConfigError`.
+    """
+    values, now = parse_yaml(config.decode(), source="config.yaml").get("run", {}), loaded.settings.run
+    given = "" if is_config_of_a_run(loaded.provenance["run.id"]) else now.id
+    for key, found, wanted in (("seed", now.seed, values.get("seed")), ("id", given, values.get("id"))):
+        if found and wanted not in {None, "", found}:
+            fix = "leave it out, or begin another run with it"
+            raise ConfigError(f"run.{key} of a run that goes on", found=found, wanted=wanted, fix=fix)
 
 
 def default_path(*, preset: str, seed: int, now: datetime) -> Path:

@@ -16,6 +16,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
 
 import yaml
@@ -61,7 +62,7 @@ class RunStore:
         """Raise `ConfigError` where the copy of another run is there, `ResourceError` where the store cannot be written."""
         with reached(self.address):
             if self._has(CONFIG) or self._places():  # config.yaml may be lost
-                fix = "set run.dir, or continue that run with --resume"
+                fix = "set run.dir, or " + ("continue that run with --resume" if self._has(CONFIG) else "remove what is there")
                 raise ConfigError("run.store holds a run of this name", found=self.address, wanted="a new name", fix=fix)
             self._fs.makedirs(self._root, exist_ok=True)
             self._fs.pipe_file(self._path(".probe"), b"probe")
@@ -70,29 +71,34 @@ class RunStore:
     def check_resumed(self, directory: RunDirectory) -> None:
         """Raise `ConfigError` where the copy is of another run than `directory`, or has gone on further.
 
+        A newer checkpoint of the copy that is damaged, or older than the newest here, is of before a resume that did not use it.
         Raises `ResourceError` where the store cannot be read.
         """
-        with reached(self.address):
+        with reached(self.address), TemporaryDirectory() as folder:
             self._require_own(directory)
             newest = next(filter(self.has_checkpoint, self._places()), "")
-        here = max((place.name for place in _versions(_with_manifest(directory.checkpoints))), default="")
-        if newest > here:
-            wanted = f"at most {here or 'no checkpoint'}, the newest in {directory.path}"
-            fix = "remove that folder to continue from the copy, or set run.store to another place"
-            raise ConfigError("the copy of this run has gone on", found=f"{newest} in {self.address}", wanted=wanted, fix=fix)
+            here = max(_versions(_with_manifest(directory.checkpoints)), default=None)
+            if newest <= (here.name if here else "") or self.download_checkpoint(newest, Path(folder), segments=False):
+                return
+            if here and _saved_at(here) >= _saved_at(Path(folder) / newest):
+                return
+        wanted = f"at most {here.name if here else 'no checkpoint'}, the newest in {directory.path}"
+        fix = "remove that folder to continue from the copy, or set run.store to another place"
+        raise ConfigError("the copy of this run has gone on", found=f"{newest} in {self.address}", wanted=wanted, fix=fix)
 
     def _require_own(self, directory: RunDirectory) -> None:
-        own = run_id(directory.config.read_bytes())
-        other = run_id(self.config()) if self._has(CONFIG) else own
-        if other != own:
-            fix = "set run.store to another place, or resume with another --run-dir"
-            raise ConfigError("run.store holds another run", found=f"{other} in {self.address}", wanted=own, fix=fix)
+        """Raise `ConfigError` where both are known to be of two runs."""
+        with suppress(FileNotFoundError):
+            own, other = run_id(directory.config.read_bytes()), run_id(self._fs.cat_file(self._path(CONFIG)))
+            if None not in {own, other} and own != other:
+                fix = "set run.store to another place, or resume with another --run-dir"
+                raise ConfigError("run.store holds another run", found=f"{other} in {self.address}", wanted=own, fix=fix)
 
     def upload(self, directory: RunDirectory, *, keep: int) -> None:
         """Upload the newest checkpoint and the results that changed, and leave the `keep` newest checkpoints in the copy.
 
-        What is no longer there is uploaded again: a rule of the bucket may remove what is old. Raises `ConfigError` where the
-        copy is of another run.
+        A result or a checkpoint that is no longer there is uploaded again: a rule of the bucket may remove what is old.
+        Raises `ConfigError` where the copy is of another run.
         """
         self._require_own(directory)
         there = self._names("") | self._names("checkpoints")
@@ -101,7 +107,9 @@ class RunStore:
         for name in (CONFIG, *RESULTS):
             self._upload_result(directory.path / name)
         versions = _versions(complete)
-        for place in (*versions[-1:], *(place for place in complete if place not in versions)):
+        if versions and not versions[-1].exists():  # the run has replaced it meanwhile
+            versions = _versions(_with_manifest(directory.checkpoints))
+        for place in (*versions[-1:], *(place for place in complete if not CHECKPOINT.fullmatch(place.name))):
             self._upload_checkpoint(place)
         if versions:
             self._prune(versions[-1].name, keep)
@@ -323,8 +331,17 @@ def reached(address: str) -> Iterator[None]:
 
 
 def run_id(config: bytes) -> object:
-    """Return `run.id` of a config.yaml; None without one."""
-    return ((yaml.safe_load(config) or {}).get("run") or {}).get("id")
+    """Return `run.id` of a config.yaml; None without one, or where it is damaged."""
+    with suppress(yaml.YAMLError, AttributeError):
+        return (yaml.safe_load(config).get("run") or {}).get("id")
+    return None
+
+
+def _saved_at(checkpoint: Path) -> float:
+    """Return the Unix time at which a checkpoint was saved; 0 where that is not known."""
+    with suppress(ValueError, KeyError, TypeError):
+        return float(json.loads((checkpoint / MANIFEST).read_bytes())["manifest"]["saved_unix_seconds"])
+    return 0.0
 
 
 def _segments(manifest: bytes) -> dict[str, int]:

@@ -6,7 +6,7 @@ Pure decisions; `Intake` holds the credits back until the next policy is sent, a
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -24,7 +24,8 @@ class Lockstep:
     actors: int
     share: int
     _last: dict[int, tuple[WorkerKey, units.Sequence]] = field(default_factory=dict)  # message of each slot
-    _gaps: set[tuple[WorkerKey, units.Sequence]] = field(default_factory=set)  # numbers of messages that follow none before
+    _taken: defaultdict[int, deque[tuple[Experience, bool]]] = field(default_factory=lambda: defaultdict(deque))
+    """Messages of each slot that are not trained on yet, and whether each follows the one before it."""
     _incarnations: Counter[int] = field(default_factory=Counter)  # of the stream of each slot: another one after each gap
 
     @classmethod
@@ -49,9 +50,9 @@ class Lockstep:
         """
         reasons = []
         for item in items:
-            if reason := self._gap(item):
-                self._gaps.add(item.number)
-            elif item.version != version:
+            reason = self._gap(item)
+            self._taken[item.index].append((item, not reason))
+            if not reason and item.version != version:
                 reason = f"acted by an older policy: found {item.version}, wanted {version}"
             reasons += [f"actor {item.index} {reason}"] if reason else []
             self._last[item.index] = item.worker, item.seq
@@ -77,10 +78,20 @@ class Lockstep:
         messages = []
         for item in items:
             seq = version * self.share + counts[item.index]
-            if item.number in self._gaps:
+            if not self._follows(item):
                 self._incarnations[item.index] = seq + 1
             worker = WorkerKey(name=f"slot {item.index}", incarnation=self._incarnations[item.index])
             messages.append(replace(item, worker=worker, seq=seq))
             counts[item.index] += 1
-        self._gaps.clear()
         return messages
+
+    def _follows(self, item: Experience) -> bool:
+        """Return whether a message follows the last one of its slot that was trained on; those between were dropped as stale."""
+        follows, taken = True, self._taken[item.index]
+        while taken:
+            other, after = taken.popleft()
+            follows = follows and after
+            if other is item:
+                break
+            follows = False
+        return follows

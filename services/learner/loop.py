@@ -178,7 +178,7 @@ class TrainLoop:
         self._publish()
         self._intake.complete(items)
         self._phases.enter("record")
-        self._results.updated(samples, result, decision, open_actors=self._intake.stats.open_actors)
+        self._results.updated(items, result, decision, open_actors=self._intake.stats.open_actors)
         self._updated_at = self._clock()
 
     def _interrupted(self) -> bool:

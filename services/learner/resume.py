@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import safetensors.torch
 
-from common.algorithms.api import Algorithm, LoadsParameters
+from common.algorithms.api import Algorithm, HasReplay, LoadsParameters
 from common.algorithms.payload import Payload
 from common.algorithms.registry import build_payload
 from common.config.run_config import RunConfig
@@ -103,7 +103,8 @@ def open_state(
         record.best = facts_of(store.load_best(warn=lambda detail: warn(detail=detail)), settings.env)
     if found or record.updates:
         more: dict[str, Any] = {} if group is None else {"ranks": count, "sessions": not ended}
-        more |= {"begins_anew": f"returns, best and replay memory: {record.task_changed}"} if record.task_changed else {}
+        memory = ", replay memory" if isinstance(algorithm, HasReplay) else ""
+        more |= {"begins_anew": f"returns, best{memory}: {record.task_changed}"} if record.task_changed else {}
         _log.info("resumed", version=record.version, env_steps=record.env_steps, **more)
     return record, session
 

@@ -195,7 +195,9 @@ def restore_checkpoint(
         store.segment_files.read(checkpoint.files, algorithm.replay_segments())
         complete = True
     if not complete and not record.lockstep_broken:
-        record.lockstep_broken = "resumed without the replay memory, wanted checkpoint.replay=true"
+        missing = "wanted checkpoint.replay=true"
+        reason = f"which is of another environment: {record.task_changed}" if record.task_changed else missing
+        record.lockstep_broken = f"resumed without the replay memory, {reason}"
 
 
 def _record_of(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from common.algorithms.ranks import ALONE, Ranks
 from common.algorithms.registry import build_algorithm, build_payload
 from common.config import arguments
 from common.config.layers import parse_yaml
-from common.config.load import as_yaml, require_same_seed, with_absolute_key_paths, with_chosen
+from common.config.load import LoadedSettings, as_yaml, with_absolute_key_paths, with_chosen
 from common.config.schema import Settings
 from common.envs.spec import EnvSpec
 from common.errors import ConfigError
@@ -31,7 +31,7 @@ from common.replay.blocks import STREAMS
 from common.runtime import machine, run_directory
 from common.runtime.copies import check_resumed, copy_address, restore_missing
 from common.runtime.disk import write_atomically
-from common.runtime.run_directory import RunDirectory, is_config_of_a_run
+from common.runtime.run_directory import RunDirectory, is_config_of_a_run, require_same_run
 
 STOPPED_JOB = 1  # exit code of a learner that was stopped before the end of its run, with `--job`
 
@@ -56,11 +56,8 @@ def _print_warning(text: str) -> None:  # before the log is configured
     sys.stderr.write(f"rookery learner: {text}\n")
 
 
-def parse(argv: Sequence[str], environ: Mapping[str, str], *, downloaded: bool = False) -> Invocation:
-    """Read the command line. Raises `ConfigError`; argparse itself exits with 2 for an unknown option.
-
-    `downloaded`: the run directory has just been made from the copy of the run.
-    """
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
+    """Read the command line. Raises `ConfigError`; argparse itself exits with 2 for an unknown option."""
     description = "Train on the experience of the actors, publish the policy, keep the run directory."
     parser = arguments.service_parser("learner", description, "rookery learner --config pong learner.bind=tcp://127.0.0.1:5700")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where the run is kept (run.dir)")
@@ -84,14 +81,15 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], *, downloaded: bool =
     if continues and run_dir is not None and restore_missing(loaded.settings.run.store, run_dir, warn=_print_warning):
         _log.info("downloaded", store=loaded.settings.run.store, run_dir=run_dir)
         if parsed.config is None:
-            return parse([*argv, "--config", str(RunDirectory(run_dir).config)], environ, downloaded=True)
-        downloaded = True
+            return parse([*argv, "--config", str(RunDirectory(run_dir).config)], environ)
     if continues and run_dir is None:
         option = "--resume" if parsed.resume else "--resume-if-found"
         raise ConfigError("no run to resume", found=f"{option} alone", wanted="the run's directory", fix="set --run-dir to it")
     resume = parsed.resume or (parsed.resume_if_found and run_dir is not None and RunDirectory(run_dir).begun)
     if resume and run_dir is not None and RunDirectory(run_dir).begun:
-        _check_resumed(loaded.settings, run_dir, copy=not downloaded and parsed.run_lock is None)  # or `rookery train` did it
+        # `rookery train`, which holds the lock, has compared run and copy; other ranks have folders of their own, without a copy.
+        alone = parsed.run_lock is None and environ.get("RANK", "0") == "0"
+        _check_resumed(loaded, run_dir, copy=alone)
     return Invocation(
         loaded=loaded,
         run_dir=run_dir,
@@ -104,16 +102,16 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], *, downloaded: bool =
     )
 
 
-def _check_resumed(settings: Settings, run_dir: Path, *, copy: bool) -> None:
-    require_same_seed(RunDirectory(run_dir).config.read_bytes(), settings)
-    if copy and settings.run.store:
-        check_resumed(copy_address(settings.run.store, run_dir), run_dir, warn=_print_warning)
+def _check_resumed(loaded: LoadedSettings, run_dir: Path, *, copy: bool) -> None:
+    require_same_run(RunDirectory(run_dir).config.read_bytes(), loaded)
+    if copy and loaded.settings.run.store:
+        check_resumed(copy_address(loaded.settings.run.store, run_dir), run_dir, warn=_print_warning)
 
 
 def with_run_id(invocation: Invocation) -> Invocation:
     """Give a new run its id before anything is written, so that a resumed learner reads it in the run's config.yaml."""
-    run, own = invocation.settings.run, invocation.resume or invocation.config_named
-    known = "" if not own and is_config_of_a_run(invocation.loaded.provenance["run.id"]) else run.id  # that run keeps its id
+    run, source = invocation.settings.run, invocation.loaded.provenance["run.id"]
+    known = run.id if invocation.config_named or not is_config_of_a_run(source) else ""  # another run keeps its id
     chosen = known or _earlier_id(invocation) or f"{run.preset or 'run'}-{secrets.token_hex(4)}"
     return replace(invocation, loaded=with_chosen(invocation.loaded, {"run.id": chosen}))
 
@@ -144,7 +142,9 @@ def build_run_algorithm(
     if arithmetic.native(section.precision, device) != section.precision:
         _log.info("no_bfloat16", setting="algorithm.precision", device=device.type, precision="fp32")
     try:
-        streams = -(-max(1, settings.actor.count) // ranks.count) * settings.env.num_envs  # 0: how many come is not known
+        # 0: all start elsewhere; a memory of sequences must have room for those of one at least.
+        actors = settings.actor.count or int(settings.model.recurrent is not None)
+        streams = -(-actors // ranks.count) * settings.env.num_envs
         algorithm = build_algorithm(
             section,
             model=settings.model,

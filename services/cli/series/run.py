@@ -120,7 +120,8 @@ def _planned(request: SeriesRequest, saved: Series | None, environ: Mapping[str,
     first = (*shared, *(f"{key}={values[0]}" for key, values in grid.items()))
     loaded = load_settings(preset=preset, overrides=first, environ=environ, strict=not grid)
     base = loaded.settings
-    require_own_ids(loaded)
+    if saved is None:
+        require_own_ids(loaded)
     seeds = parse_seeds(request.seeds) if request.seeds is not None else saved.seeds if saved else (base.run.seed,)
     series = Series(preset=preset, overrides=shared, options=options, grid=grid, seeds=seeds)
     checked = [load_settings(preset=preset, overrides=series.overrides_of(member), environ=environ) for member in series.members]

@@ -19,7 +19,6 @@ from common.config.load import (
     LoadedSettings,
     as_yaml,
     load_settings,
-    require_same_seed,
     with_absolute_key_paths,
     with_chosen,
 )
@@ -29,7 +28,16 @@ from common.observability.deployment import ENV_WORKER, LEARNER
 from common.runtime.copies import check_new, check_resumed, copy_address, restore, restore_missing
 from common.runtime.disk import DISK, write_atomically
 from common.runtime.machine import cores
-from common.runtime.run_directory import RunDirectory, add_command, create, default_path, held, is_config_of_a_run, reopen
+from common.runtime.run_directory import (
+    RunDirectory,
+    add_command,
+    create,
+    default_path,
+    held,
+    is_config_of_a_run,
+    reopen,
+    require_same_run,
+)
 from common.tracking.remote import check_tracking
 from common.transport.curve import ServerKeys, WorkerKeys
 from common.transport.zmq import ZmqServer
@@ -164,7 +172,7 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
     Raises `ConfigError` or `ResourceError` before anything is written.
     """
     with ExitStack() as stack:
-        downloaded = _download_missing(request, environ)
+        _download_missing(request, environ)
         if request.resume:  # first, because a run in progress would also have its ports in use
             directory = _resumed(request)
             lock = stack.enter_context(held(directory))
@@ -174,7 +182,7 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
         check_tracking(run.tracking, environ)
         _check_workers(request, loaded.settings)
         path = request.run_dir or (Path(run.dir) if run.dir else default_path(preset=run.preset, seed=run.seed, now=now))
-        if request.resume and not downloaded:
+        if request.resume:
             for address in filter(None, {request.store_copy, run.store and copy_address(run.store, path)}):
                 check_resumed(address, path, warn=_print_warning)
         ports = stack.enter_context(Ports())
@@ -190,7 +198,7 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
         text, created_folder = as_yaml(chosen.settings, chosen.provenance), not path.exists()
         replaced = directory.config.read_bytes() if request.resume else b""
         if request.resume:
-            require_same_seed(replaced, chosen.settings)
+            require_same_run(replaced, chosen)
             _rewrite(directory, text, chosen.settings)
             add_command(directory, command_line)
         else:
@@ -243,19 +251,19 @@ def max_actors(settings: Settings) -> int:
     return max(FIRST_ACTORS, min(settings.learner.max_actors, ACTORS_PER_CORE * cores()))
 
 
-def _download_missing(request: Request, environ: Mapping[str, str]) -> bool:
-    """Download the run to resume from its store, where its directory is missing; return whether it did."""
+def _download_missing(request: Request, environ: Mapping[str, str]) -> None:
+    """Download the run to resume from its store, where its directory is missing."""
     if request.store_copy and not request.resume:
         parent, _, name = request.store_copy.rstrip("/").rpartition("/")
         fact, wanted = "--run-dir of a new run is a local directory", f"--run-dir runs/{name} run.store={parent}"
         raise ConfigError(fact, found=request.store_copy, wanted=wanted, fix="add --resume to continue the run that is there")
     if not request.resume or request.run_dir is None or RunDirectory(request.run_dir).begun:
-        return False
+        return
     if request.store_copy:
         restore(request.store_copy, request.run_dir, warn=_print_warning)
-        return True
+        return
     named = load_settings(preset=request.preset, overrides=request.overrides, environ=environ).settings.run.store
-    return restore_missing(named, request.run_dir, warn=_print_warning)
+    restore_missing(named, request.run_dir, warn=_print_warning)
 
 
 def _print_warning(text: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from common.algorithms.sections import ReplaySection
 from common.config.layers import leaves, parse_yaml
 from common.config.schema import Settings
 from common.errors import ConfigError
@@ -41,8 +42,8 @@ def describe(checkpoint: Path, settings: Settings) -> str:
 def describe_resume(config: bytes, settings: Settings) -> str:
     """Return one sentence where the environment is another one than by `config`, the run's config.yaml before; "" where not."""
     changes = settings.env.task_changes(parse_yaml(config.decode(), source="config.yaml").get("env", {}))
-    fact = "returns and evaluations of before do not count any more; best and replay memory begin anew"
-    return f"{changes}: {fact}" if changes else ""
+    anew = "best and replay memory begin" if isinstance(settings.algorithm, ReplaySection) else "best begins"
+    return f"{changes}: returns and evaluations of before do not count any more, and {anew} anew" if changes else ""
 
 
 def _changes(there: Any, here: dict[str, Any]) -> Iterator[str]:

@@ -108,6 +108,42 @@ def test_a_folder_that_stayed_behind_its_copy_is_not_resumed(tmp_path, store):
         check_resumed(address, behind.path, warn=pytest.fail)
 
 
+def test_a_folder_that_went_back_behind_its_copy_is_resumed(tmp_path, store):
+    """Its newest checkpoint was damaged, and it was killed behind the next save: the copy has what it could not use."""
+    run = run_of(tmp_path / "s1", 1, 4, 9)
+    address = copy_address(store, run.path)
+    RunStore(address).upload(run, keep=3)
+    shutil.rmtree(run.checkpoints / "checkpoint-000000000009")
+    save(run, 5)
+    check_resumed(address, run.path, warn=pytest.fail)
+
+
+@pytest.mark.parametrize("config", [b"", b"\x00\x00", b"[]"])
+def test_a_damaged_configuration_of_the_copy_is_replaced(tmp_path, store, config):
+    run = run_of(tmp_path / "s1", 1, 4)
+    address = copy_address(store, run.path)
+    fs, root = fsspec.core.url_to_fs(address)
+    fs.makedirs(root, exist_ok=True)
+    fs.pipe_file(f"{root}/config.yaml", config)
+    RunStore(address).upload(run, keep=3)
+    assert files(address)["config.yaml"] == run.config.read_bytes()
+
+
+def test_a_checkpoint_that_is_replaced_while_results_are_uploaded_costs_no_upload(directory, store, monkeypatch):
+    """`checkpoint.keep` 1, and a slow store."""
+    save(directory, 1)
+    upload = RunStore._upload_result
+
+    def and_save(copy, path):
+        upload(copy, path)
+        save(directory, 2, keep=1)
+
+    monkeypatch.setattr(RunStore, "_upload_result", and_save)
+    RunStore(copy_address(store, directory.path)).upload(directory, keep=1)
+    restore(copy_address(store, directory.path), directory.path.parent / "new")
+    assert newest(directory.path.parent / "new") == 2
+
+
 def test_a_store_that_cannot_be_read_is_no_empty_one_and_keeps_no_run_from_going_on(tmp_path, monkeypatch):
     """A mount that is gone for a moment; fsspec says that nothing exists there."""
     run, warnings = run_of(tmp_path / "s1", 1, 4), []

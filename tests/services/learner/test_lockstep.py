@@ -117,3 +117,14 @@ def test_streams_show_where_experience_does_not_follow():
         places += joined(Lockstep(actors=2, share=2), resumed, batch)
     follows = [there == here and seq == before + 1 for (before, here), (seq, there) in itertools.pairwise(places)]
     assert follows == [True, True, False, True, True, False, True, False, True]
+
+
+def test_a_gap_is_seen_where_its_message_is_dropped_as_stale():
+    """Message 6 of slot 1 is too old for the round, with or without another that was lost before it."""
+    for numbers in ([6, 7], [7, 8]):
+        lockstep, places = after_three_updates(share=2), []
+        batch = [item(1, number, version=3) for number in numbers]
+        lockstep.broken(batch, 3)
+        places = [message.stream for message in lockstep.streams(batch[1:], 3)]
+        assert places != [("slot 1", 0)]
+        assert joined(lockstep, 4, [item(1, numbers[1] + 1, version=4)])[0][1] == places[0]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 from common.algorithms.registry import build_algorithm
@@ -246,20 +247,45 @@ def test_a_learner_with_the_configuration_of_another_run_chooses_an_id():
     assert second.settings.run.id not in {"", first.settings.run.id}
 
 
-def test_a_folder_that_stayed_behind_its_copy_is_not_resumed(tmp_path):
-    first, directory, _ = begun()
-    store = RunStore(copy_address(f"file://{tmp_path}/bucket", directory.path))
-    store.upload(directory, keep=3)
-    there = tmp_path / "bucket" / "run" / "checkpoints" / "checkpoint-000000000009"
-    there.mkdir(parents=True)  # of an upload that was interrupted
-    words = ["--run-dir", "run", "--resume-if-found", f"run.store=file://{tmp_path}/bucket"]
-    assert parse(words, {}).settings.run.id == first.settings.run.id
-    (there / "manifest.json").touch()
+@pytest.fixture
+def gone_on(tmp_path):
+    """Words of a learner whose run went on elsewhere: its copy has a newer checkpoint. And the folder of that checkpoint."""
+    _, directory, _ = begun()
+    elsewhere, bucket = RunDirectory(tmp_path / "elsewhere" / "run"), f"file://{tmp_path}/bucket"
+    shutil.copytree(directory.path, elsewhere.path)
+    newer = Checkpoint(run_id="r", version=9, env_steps=9, architecture="a", counters={}, state={"w": torch.zeros(1)})
+    CheckpointStore(elsewhere.checkpoints, keep=1).save(newer)
+    RunStore(copy_address(bucket, elsewhere.path)).upload(elsewhere, keep=3)
+    place = tmp_path / "bucket" / "run" / "checkpoints" / "checkpoint-000000000009"
+    return ["--run-dir", "run", "--resume-if-found", f"run.store={bucket}"], place
+
+
+def test_a_folder_that_stayed_behind_its_copy_is_not_resumed(gone_on):
+    words, _ = gone_on
     with pytest.raises(ConfigError, match="the copy of this run has gone on: found checkpoint-000000000009"):
         parse(words, {})
+    assert parse(words, {"RANK": "1"}).resume, "other ranks have folders of their own, without a copy"
+    assert parse([*words, "--run-lock", "3"], {}).resume, "`rookery train` has compared them"
     shutil.rmtree("run")
-    with pytest.raises(ResourceError, match="no good checkpoint"):  # and not refused as one that has gone on
-        parse(words, {})
+    assert parse(words, {}).resume
+
+
+@pytest.mark.parametrize("damaged", ["manifest.json", "tensors.safetensors"])
+def test_a_damaged_checkpoint_of_the_copy_keeps_no_run_from_going_on(gone_on, damaged):
+    """It was passed over before, and the next upload removes it."""
+    words, place = gone_on
+    (place / damaged).write_bytes(b"cut")
+    assert parse(words, {}).resume
+
+
+def test_a_run_goes_on_with_its_own_id_whatever_file_its_learner_names():
+    begun()
+    words = ["--config", "run/config.yaml", "--run-dir", "other", "--resume-if-found"]
+    first = with_run_id(parse(words, {}))
+    open_directory(first, [])
+    assert with_run_id(parse(words, {})).settings.run.id == first.settings.run.id
+    with pytest.raises(ConfigError, match=r"run\.id of a run that goes on: found mine, wanted cartpole-"):
+        parse([*words, "run.id=mine"], {})
 
 
 def test_where_a_value_came_from_is_kept_while_no_value_changes():

@@ -177,6 +177,12 @@ def test_the_mean_of_the_curve_begins_at_0_whenever_the_first_point_is(tmp_path,
     assert sweep_module.goal_value(late, "curve", budget=100) == 30
 
 
+def test_an_id_for_all_trials_is_refused(swept):
+    """Trackers would take them for one run."""
+    with pytest.raises(ConfigError, match=r"run\.id of a series: found mine, wanted none"):
+        swept(settings="settings: {run.id: mine, ")
+
+
 @pytest.mark.parametrize("goal", ["mean100", "evaluation"])
 def test_trials_that_end_at_their_target_are_not_compared_by_it(tmp_path, goal):
     file = tmp_path / "sweep.yaml"
