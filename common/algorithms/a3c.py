@@ -141,11 +141,10 @@ class SinglePassLearner(ActorCriticLearner):
 
 
 def _policy_change(batch: Batch, log_prob: Tensor) -> dict[str, float]:
-    """KL(mu, pi) of the policies that acted and that learns, by the estimator of `losses.policy_loss`, and their ratios."""
-    log_ratio = (log_prob - batch.log_prob)[batch.valid]
-    ratio = log_ratio.exp()
-    distance = (ratio - 1.0).abs().amax()
-    return {"approx_kl": (ratio - 1.0 - log_ratio).mean().item(), "first_ratio_error": distance.item()}
+    """KL(mu, pi) of the policies that acted and that learns, and their ratios."""
+    now, before = log_prob[batch.valid], batch.log_prob[batch.valid]
+    kl, distance = losses.approximate_kl(log_prob=now, before=before), ((now - before).exp() - 1.0).abs().amax()
+    return {"approx_kl": kl.item(), "first_ratio_error": distance.item()}
 
 
 class A3C(SinglePassLearner):

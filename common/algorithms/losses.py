@@ -15,10 +15,9 @@ LEAST_STD = 1e-4
 
 
 class PolicyLoss(NamedTuple):
-    """`loss` to minimise; without gradient: `approx_kl` in nats, `clip_fraction` 0..1, `ratio_error` max |r - 1|."""
+    """`loss` to minimise; without gradient: `clip_fraction` 0..1, `ratio_error` max |r - 1|."""
 
     loss: Tensor
-    approx_kl: Tensor
     clip_fraction: Tensor
     ratio_error: Tensor
 
@@ -40,15 +39,22 @@ def policy_loss(*, log_prob: Tensor, proximal_log_prob: Tensor, importance: Tens
         clip: eps.
     """
     require_vectors(log_prob, proximal_log_prob, importance, advantage)
-    log_ratio = log_prob - proximal_log_prob
-    ratio = log_ratio.exp()
+    ratio = (log_prob - proximal_log_prob).exp()
     surrogate = torch.minimum(ratio * advantage, ratio.clamp(1.0 - clip, 1.0 + clip) * advantage)
     with torch.no_grad():
         distance = (ratio - 1.0).abs()
-        # The estimator k3 of KL(prox, pi): unbiased and never negative (Schulman 2020, "Approximating KL divergence").
-        approx_kl = (ratio - 1.0 - log_ratio).mean()
         clip_fraction = (distance > clip).float().mean()
-    return PolicyLoss(-(importance * surrogate).mean(), approx_kl, clip_fraction, distance.amax())
+    return PolicyLoss(-(importance * surrogate).mean(), clip_fraction, distance.amax())
+
+
+def approximate_kl(*, log_prob: Tensor, before: Tensor) -> Tensor:
+    """KL(before, pi) in nats of log-probabilities [N] of actions that the policy before has drawn, or one near it.
+
+    The estimator k3: unbiased, and never negative (Schulman 2020, "Approximating KL divergence").
+    """
+    require_vectors(log_prob, before)
+    log_ratio = log_prob - before
+    return (log_ratio.exp() - 1.0 - log_ratio).mean()
 
 
 def importance_weight(*, proximal_log_prob: Tensor, behaviour_log_prob: Tensor, cap: float) -> Tensor:

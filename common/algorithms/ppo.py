@@ -41,6 +41,7 @@ class _Rows(NamedTuple):
 
     observation: Tensor  # [N, *input]
     action: Tensor  # [N] or [N, A]
+    log_prob: Tensor  # [N], of the policy before the update
     proximal_log_prob: Tensor  # [N], of the policy that the clip is centred on
     importance: Tensor  # [N], proximal over behaviour probability; 1 where they are the same
     advantage: Tensor  # [N]
@@ -150,6 +151,7 @@ class PPO(ActorCriticLearner):
         rows = _Rows(
             observation=batch.observation[:-1].flatten(0, 1),
             action=batch.action.flatten(0, 1),
+            log_prob=outputs.log_prob.flatten(),
             proximal_log_prob=proximal,
             importance=importance,
             advantage=advantage.flatten(),
@@ -173,8 +175,9 @@ class PPO(ActorCriticLearner):
             return torch.stack([*[torch.full_like(norm, torch.nan)] * (len(_Measured._fields) - 1), norm.isnan().float()])
         with autocast(settings.precision, rows.observation.device):
             policy, values, _ = self._model(rows.observation, minibatch.past)
+        log_prob = minibatch.chosen(policy.log_prob(rows.action))
         surrogate = losses.policy_loss(
-            log_prob=minibatch.chosen(policy.log_prob(rows.action)),
+            log_prob=log_prob,
             proximal_log_prob=minibatch.chosen(rows.proximal_log_prob),
             importance=minibatch.chosen(rows.importance),
             advantage=advantage,
@@ -188,7 +191,7 @@ class PPO(ActorCriticLearner):
             policy_loss=surrogate.loss.detach(),
             value_loss=value_loss.detach(),
             entropy=entropy.detach(),
-            approx_kl=surrogate.approx_kl,
+            approx_kl=losses.approximate_kl(log_prob=log_prob.detach(), before=minibatch.chosen(rows.log_prob)),
             clip_fraction=surrogate.clip_fraction,
             grad_norm=norm,
             ratio_error=surrogate.ratio_error,

@@ -66,6 +66,15 @@ class PPOSettings(EpochsSection, ActorCriticSection):
         """Adam with `adam_eps`."""
         return "adam", self.adam_eps
 
+    def conflicts(self, scale: RunScale) -> Iterator[str]:
+        """The KL divergence of an update is measured before each of its gradient steps."""
+        yield from super().conflicts(scale)
+        if self.lr_schedule == "kl_adaptive" and self.epochs * round(scale.batch_env_steps / self.minibatch) == 1:
+            yield (
+                "algorithm.lr_schedule: found kl_adaptive, wanted another with one gradient step per update (epochs 1, one "
+                "minibatch): the KL divergence is measured before each step, and would always be 0"
+            )
+
     @model_validator(mode="after")
     def _adaptive_rate_starts_inside(self) -> Self:
         low, high = LOWEST_ADAPTIVE_RATE, HIGHEST_ADAPTIVE_RATE

@@ -161,6 +161,16 @@ def test_an_adaptive_rate_rises_where_the_policy_hardly_moves(vector_env, make_s
     assert rates == pytest.approx([1e-5, 1.5e-5, 2.25e-5])
 
 
+def test_the_kl_divergence_of_an_update_is_not_that_of_the_updates_before_it(vector_env, make_sample):
+    """The policy that acted was another one; this update hardly moves, and so the rate rises."""
+    algorithm = build(vector_env, learning_rate=1e-5, lr_schedule="kl_adaptive", plain_ratio_lag=2)
+    acted = make_sample(vector_env, log_prob=np.full((4, 2), -3.0))
+    metrics = [train(algorithm, acted, progress=at(version=1)).metrics for _ in range(2)]
+    assert metrics[0]["approx_kl"] < 1e-6
+    assert metrics[0]["first_ratio_error"] > 1
+    assert metrics[1]["learning_rate"] == pytest.approx(1.5e-5)
+
+
 def test_with_clipped_rewards_only_the_sign_counts(vector_env, make_sample):
     """Breakout's bricks of 1, 4 and 7 points."""
     outcomes = []
