@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from common.protocol.events import LogEvent, Route
-from common.units import Seconds
+from common.units import Count, Seconds
 
 Frame: TypeAlias = bytes | memoryview
 Frames: TypeAlias = Sequence[Frame]
@@ -88,7 +88,7 @@ class ServerTransport(Transport, Protocol):
 
 LIMIT_INTERVAL_SECONDS: Seconds = 1.0
 LIMIT_MESSAGES = 256
-"""In an interval. A worker sends a Report a second, and its window again after a loss."""
+"""In an interval, beside the window that a worker sends again after a loss. It sends a Report a second."""
 MESSAGES_FOR_EXPERIENCE = 3
 """More of them for each message with experience: an actor sends one SnapshotWanted or two for a rollout."""
 IGNORED_SECONDS: Seconds = 10.0
@@ -100,7 +100,9 @@ class ConnectionLimit:
     Its memory is bounded by the messages of `IGNORED_SECONDS`. Not thread-safe. `now` is the time on any monotonic clock.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, window: Count = 0) -> None:
+        """`window`: the most messages with experience that a worker keeps."""
+        self._most = LIMIT_MESSAGES + window
         self._sent: Counter[Route] = Counter()
         self._began_at: Seconds = 0.0
         self._until: dict[Route, Seconds] = {}
@@ -120,8 +122,8 @@ class ConnectionLimit:
     def count(self, route: Route, now: Seconds) -> LogEvent | None:
         """Count a message without experience; return a warning where its connection is ignored from here on."""
         self._sent[route] += 1
-        if self._sent[route] <= LIMIT_MESSAGES:
+        if self._sent[route] <= self._most:
             return None
         self._until[route] = now + IGNORED_SECONDS
-        fields = {"route": route.hex(), "limit": LIMIT_MESSAGES, "seconds": IGNORED_SECONDS}
+        fields = {"route": route.hex(), "limit": self._most, "seconds": IGNORED_SECONDS}
         return LogEvent(event="connection_ignored", fields=fields, warning=True)

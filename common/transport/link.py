@@ -177,6 +177,11 @@ class Link:
         act, self._act = self._act, None
         return act
 
+    def count_from(self, produced: EnvSteps, dropped: Counter[str]) -> None:
+        """Begin with these counters of the process: what they count was stated on an earlier link."""
+        self._produced, self._dropped = produced, Counter(dropped)
+        self._count_from, self._dropped_from = produced, Counter(dropped)
+
     def count(self, produced: EnvSteps, dropped: Counter[str]) -> None:
         """State the process's counters, cumulative; they go out with the next heartbeat or Goodbye."""
         self._produced, self._dropped = produced, Counter(dropped)

@@ -44,8 +44,11 @@ _DEALER_MILLISECONDS: Final = {
     zmq.RECONNECT_IVL_MAX: 1_000,
 }
 _LOCAL: Final = {zmq.RECONNECT_IVL_MAX: 200}  # longest pause between two attempts to connect on this machine
-DEALER_OPTIONS: Final = {**OPTIONS, **MILLISECONDS, **_DEALER_MILLISECONDS, zmq.IMMEDIATE: 1}
-"""Of a worker's socket. IMMEDIATE: a message is queued only for a connection that stands, never for one that may come."""
+DEALER_OPTIONS: Final = {**OPTIONS, **MILLISECONDS, **_DEALER_MILLISECONDS, zmq.IMMEDIATE: 1, zmq.SNDHWM: 16_384}
+"""Of a worker's socket. IMMEDIATE: a message is queued only for a connection that stands, never for one that may come.
+
+SNDHWM: several times the largest window, which a worker sends at once after a loss. The credits bound what it keeps.
+"""
 
 
 class ZmqWorker(ZmqSocket):

@@ -43,7 +43,7 @@ MILLISECONDS: Final = {
 }
 OPTIONS: Final = {
     zmq.MAXMSGSIZE: ARRAY_BYTES,  # of one part; ZeroMQ closes the connection of a worker that announces a larger one
-    zmq.SNDHWM: 64,  # messages per connection: many times what the credits allow
+    zmq.SNDHWM: 64,  # messages per connection, of a server: a worker that does not read is away
     zmq.RCVHWM: 0,  # no limit: a PING behind the message that meets one aborts the process
     zmq.TCP_KEEPALIVE: 1,  # for connections of senders that never greet, and connection trackers that forget idle ones
     zmq.TCP_KEEPALIVE_IDLE: 30,

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from common.algorithms.api import begin_episodes, states
-from common.errors import DropReason
+from common.errors import DropReason, RunChangedError
 from common.observability import logs
 from common.observability.worker_metrics import ActorStats
 from common.protocol.messages import ACTOR_STATE, Arrays, ExperienceMessage, Snapshot, Welcome
@@ -46,11 +46,20 @@ class ActorLoop:
     _unstepped: Welcome | None = None  # in lockstep: the Welcome for which the incarnation was built, until its first env step
 
     def run(self) -> str:
-        """Collect and send until there is a reason to stop; return the reason. Counts an unfinished rollout as dropped."""
+        """Collect and send until there is a reason to stop; return the reason. Counts an unfinished rollout as dropped.
+
+        An earlier loop of this process leaves its counters in `stats`. Its policy is gone.
+        """
+        self.stats.version = -1
+        self.link.count_from(self.stats.env_steps, self.stats.dropped)
         self._built()
-        while self._ready():
-            if self._collect():
-                self._send()
+        try:
+            while self._ready():
+                if self._collect():
+                    self._send()
+        except RunChangedError:
+            self.stats.dropped[DropReason.UNFINISHED] += self.incarnation.rollout.env_steps
+            raise
         self.stats.phases.stop()
         return self.link.drain.reason if self.link.drain else "stopped"
 

@@ -27,7 +27,7 @@ class IntakeMonitor:
     session: LearnerSide
     log_event: Callable[[LogEvent], None]
     memory: MemoryGuard  # of the process
-    _limit: ConnectionLimit = field(default_factory=ConnectionLimit)
+    _limit: ConnectionLimit = field(init=False)
     _received: Counter[str] = field(default_factory=Counter)
     _sent: Counter[str] = field(default_factory=Counter)
     _bytes_received: int = 0
@@ -37,6 +37,9 @@ class IntakeMonitor:
     _queue_seconds: Seconds = 0.0
     _checked_at: Seconds = -math.inf
     _unbalanced: bool = False
+
+    def __post_init__(self) -> None:
+        self._limit = ConnectionLimit(self.session.config.window(actors=1))
 
     def ignores(self, route: Route, now: Seconds) -> bool:
         """Return whether a message that arrived on this connection is discarded unread, and count it where it is."""

@@ -36,6 +36,13 @@ def test_a_connection_within_the_limit_is_never_ignored():
         assert not any(limit.count(b"worker", now) for _ in range(LIMIT_MESSAGES))
 
 
+def test_a_window_that_is_sent_again_is_no_flood():
+    """Hundreds of duplicates at once, of a worker whose connection was lost."""
+    limit = ConnectionLimit(window=400)
+    assert not any(limit.count(b"worker", 0.5) for _ in range(LIMIT_MESSAGES + 400))
+    assert limit.count(b"worker", 0.5).fields["limit"] == LIMIT_MESSAGES + 400
+
+
 def test_a_connection_that_sends_much_experience_may_send_as_many_requests():
     """A small network has a thousand updates a second, and an actor requests a policy for each of its rollouts."""
     limit = ConnectionLimit()

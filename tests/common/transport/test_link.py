@@ -253,6 +253,15 @@ def test_a_worker_that_was_forgotten_goes_on_as_a_new_one_with_counters_from_zer
     assert world.ledger["in_flight"] == 0
 
 
+def test_a_link_that_follows_another_in_its_process_states_what_came_since(world):
+    """The run goes on with other settings, and the account of the earlier loop has its own steps."""
+    world.link.count_from(10 * STEPS, Counter({DropReason.UNFINISHED: 3 * STEPS}))
+    world.link.count(11 * STEPS, Counter({DropReason.UNFINISHED: 4 * STEPS}))
+    world.turn(8)
+    assert world.ledger["produced"] == STEPS
+    assert world.ledger["dropped"][DropReason.UNFINISHED] == STEPS
+
+
 def test_the_newest_policy_replaces_one_that_nobody_took(world):
     """Three policies come, each on a request of its own."""
     for version in (1, 2, 3):

@@ -277,6 +277,13 @@ def test_a_receiver_that_does_not_read_fills_buffers_and_is_then_refused(monkeyp
             assert sent < 100
 
 
+def test_a_worker_hands_over_its_window_at_once(learner: ZmqServer, worker: ZmqWorker) -> None:
+    """After a loss it sends all that it keeps, and a refusal would count as another loss."""
+    greet(learner, worker)
+    body = bytes(1 << 14)
+    assert all(worker.send([b"one", body]) for _ in range(5_000))
+
+
 def test_a_worker_that_hears_nothing_connects_anew(
     learner: ZmqServer, worker: ZmqWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ import torch
 from common.algorithms.payload import trajectory_schema
 from common.envs.make import make
 from common.envs.spec import EnvSettings
-from common.errors import DropReason
+from common.errors import DropReason, RunChangedError
 from common.observability.worker_metrics import ActorStats
 from common.protocol.messages import ACTOR_STATE, ArraySpec, Drain, Snapshot, Trajectory
 from services.acting.incarnation import Incarnation
@@ -62,6 +62,10 @@ class FakeLink:
         """The newest policy that arrived."""
         snapshot, self.snapshot = self.snapshot, None
         return snapshot
+
+    def count_from(self, produced, dropped):
+        """Remember."""
+        self.begun_at = (produced, Counter(dropped))
 
     def count(self, produced, dropped):
         """Remember."""
@@ -168,6 +172,41 @@ def test_nothing_is_collected_before_there_is_a_credit_and_a_policy(scene):
     assert len(scene.link.offered) == 1
     assert scene.turns >= 5
     assert scene.link.log[0] == ("want", -1)  # of no policy
+
+
+def test_a_loop_that_follows_another_in_its_process_waits_for_a_policy_of_its_own(scene):
+    """The run goes on with other settings: version 0 was never loaded here, and earlier steps were claimed."""
+    scene.stats.version, scene.stats.env_steps = 0, 40
+    scene.stats.dropped["unfinished"] = 3
+    scene.link.session.version = 0
+
+    def learner(n):
+        scene.link.credits = 1
+        if n == 3:
+            scene.link.publish(1)
+        if scene.link.offered:
+            scene.link.drain = DRAIN
+
+    scene.link.on_service = learner
+    scene.actor.run()
+    assert scene.link.begun_at == (40, Counter(unfinished=3))
+    assert scene.link.log[0] == ("want", -1)
+    assert [offered.version for offered in scene.link.offered] == [1]
+    assert scene.policy.loaded == [1]
+
+
+def test_the_rollout_under_way_is_dropped_where_the_run_goes_on_with_other_settings(scene):
+    def learner(n):
+        scene.link.credits = 1
+        if n == 1:
+            scene.link.publish(0)
+        if n == 4:
+            raise RunChangedError("other settings")
+
+    scene.link.on_service = learner
+    with pytest.raises(RunChangedError):
+        scene.actor.run()
+    assert scene.stats.dropped["unfinished"] == scene.stats.env_steps > 0
 
 
 def test_one_rollout_is_acted_by_one_policy(scene):

@@ -159,15 +159,16 @@ def produced(colony):
 def test_a_connection_that_floods_is_ignored_and_others_are_served(make_trajectory):
     """Refusing each of its messages would take the time of honest workers. All of it happens within a second."""
     hub, notes = MemoryHub(), []
+    most = LIMIT_MESSAGES + session_config().window(actors=1)
     intake = Intake(transport=hub.bind(), session=LearnerSide(session_config()), clock=lambda: 0.0, log_event=notes.append)
-    colony, flood = Colony(hub=hub, session=intake.session, intake=intake), LIMIT_MESSAGES + 50
+    colony, flood = Colony(hub=hub, session=intake.session, intake=intake), most + 50
     with closing(intake):
         intake.start()
         intake.publish(policy(0))
         flooder = hub.connect()
         for _ in range(flood):
             colony.until(lambda: flooder.send([b"no message"]))
-        colony.until(lambda: intake.update_stats() or intake.stats.messages_dropped[DropReason.DECODE] == LIMIT_MESSAGES + 1)
+        colony.until(lambda: intake.update_stats() or intake.stats.messages_dropped[DropReason.DECODE] == most + 1)
         link = colony.welcome()
         link.offer(numbered(make_trajectory, 7))
         assert rewards(intake.take(1, PATIENCE)) == [7]
