@@ -101,12 +101,14 @@ class CheckpointStore:
         return None
 
     def newest_good(self, most: Version | None, *, fits: Callable[[Checkpoint], bool]) -> Version:
-        """Return the newest version, at most `most`, of which the checkpoint is whole and `fits`; -1 where there is none."""
+        """Return the newest version, at most `most`, of which the checkpoint is whole; -1 where none is, or that one does not fit.
+
+        An older one that fits would take training back to it.
+        """
         for version, place in by_version(self.folder).items():
             if most is None or version <= most:
                 with suppress(BadCheckpointError):
-                    if fits(read(place)):
-                        return version
+                    return version if fits(read(place)) else -1
         return -1
 
     def load_newest(

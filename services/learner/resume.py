@@ -60,8 +60,9 @@ def open_state(
 ) -> RunState:
     """Return the run's record and session: new, or as the newest good checkpoint left them, and the algorithm with them.
 
-    The ranks of a `group` continue from the newest version of which each has a good checkpoint of this number of ranks. Without
-    such a version rank 0 continues from its own newest, with the ledgers of all ranks, and the others get its weights.
+    The ranks of a `group` continue from the newest version of which each has a good checkpoint. Where there is none, or one of
+    them is of another number of ranks, rank 0 continues from its own newest, with the ledgers of all ranks, and the others get
+    its weights.
     """
     settings = invocation.settings
     new = partial(_new_state, invocation, env, group)

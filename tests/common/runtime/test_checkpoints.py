@@ -47,6 +47,16 @@ def _names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
+def test_an_older_checkpoint_that_fits_is_not_taken_for_the_newest(tmp_path):
+    """Of another number of ranks: training would go back behind the newest one."""
+    for version in (7, 29):
+        save(tmp_path, _checkpoint(version), keep=2)
+    store = CheckpointStore(tmp_path, keep=2)
+    found = [store.newest_good(most, fits=lambda checkpoint: checkpoint.version == 7) for most in (None, 28)]
+    assert found == [-1, 7]
+    assert store.newest_good(None, fits=lambda _: True) == 29
+
+
 class KilledError(BaseException):
     """The process ends here: no handler of the program may see it."""
 
