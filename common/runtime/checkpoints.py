@@ -101,7 +101,7 @@ class CheckpointStore:
         return None
 
     def newest_good(self, most: Version | None, *, fits: Callable[[Checkpoint], bool]) -> Version:
-        """Return the newest version, at most `most`, of which the checkpoint is whole; -1 where none is, or that one does not fit.
+        """Return the newest version, at most `most`, whose checkpoint is whole; -1 where none is, or that one does not fit.
 
         An older one that fits would take training back to it.
         """
