@@ -53,6 +53,7 @@ class RunScale(NamedTuple):
     max_policy_lag: int  # versions; older experience is dropped
     actors: int  # that the run expects of one rank of the learner; 0: unknown
     env_steps: int  # the run's budget
+    memory: bool = False  # whether the network has it (`model.recurrent`)
 
     @property
     def message_env_steps(self) -> int:

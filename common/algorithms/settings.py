@@ -69,7 +69,10 @@ class PPOSettings(EpochsSection, ActorCriticSection):
     def conflicts(self, scale: RunScale) -> Iterator[str]:
         """The KL divergence of an update is measured before each of its gradient steps."""
         yield from super().conflicts(scale)
-        if self.lr_schedule == "kl_adaptive" and self.epochs * round(scale.batch_env_steps / self.minibatch) == 1:
+        minibatches = round(scale.batch_env_steps / self.minibatch)
+        if scale.memory:  # each is whole environments
+            minibatches = min(minibatches, scale.num_envs * scale.batch)
+        if self.lr_schedule == "kl_adaptive" and self.epochs * minibatches == 1:
             yield (
                 "algorithm.lr_schedule: found kl_adaptive, wanted another with one gradient step per update (epochs 1, one "
                 "minibatch): the KL divergence is measured before each step, and would always be 0"

@@ -82,6 +82,7 @@ class Settings(Section):
             max_policy_lag=self.learner.max_policy_lag,
             actors=self.rank_actors,
             env_steps=self.target.env_steps,
+            memory=self.model.recurrent is not None,
         )
 
     @property

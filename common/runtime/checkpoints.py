@@ -101,14 +101,16 @@ class CheckpointStore:
         return None
 
     def newest_good(self, most: Version | None, *, fits: Callable[[Checkpoint], bool]) -> Version:
-        """Return the newest version, at most `most`, whose checkpoint is whole; -1 where none is, or that one does not fit.
+        """Return the newest version, at most `most`, whose checkpoint is whole; -1 where none is.
 
-        An older one that fits would take training back to it.
+        Also where that one, or a newer one, does not fit: an older one would take training back behind it.
         """
         for version, place in by_version(self.folder).items():
-            if most is None or version <= most:
-                with suppress(BadCheckpointError):
-                    return version if fits(read(place)) else -1
+            with suppress(BadCheckpointError):
+                if not fits(read(place)):
+                    return -1
+                if most is None or version <= most:
+                    return version
         return -1
 
     def load_newest(

@@ -68,7 +68,7 @@ def require_same_run(config: bytes, loaded: LoadedSettings) -> None:
     values, now = parse_yaml(config.decode(), source="config.yaml").get("run", {}), loaded.settings.run
     given = "" if is_config_of_a_run(loaded.provenance["run.id"]) else now.id
     for key, found, wanted in (("seed", now.seed, values.get("seed")), ("id", given, values.get("id"))):
-        if found and wanted not in {None, "", found}:
+        if found != "" and wanted not in {None, "", found}:
             fix = "leave it out, or begin another run with it"
             raise ConfigError(f"run.{key} of a run that goes on", found=found, wanted=wanted, fix=fix)
 

@@ -76,7 +76,7 @@ class RunStore:
         """
         with reached(self.address), TemporaryDirectory() as folder:
             self._require_own(directory)
-            newest = next(filter(self.has_checkpoint, self._places()), "")
+            newest = next(filter(self._is_complete, self._places()), "")
             here = max(_versions(_with_manifest(directory.checkpoints)), default=None)
             if newest <= (here.name if here else "") or self.download_checkpoint(newest, Path(folder), segments=False):
                 return
@@ -255,6 +255,14 @@ class RunStore:
     def has_checkpoint(self, name: str) -> bool:
         """Return whether the copy has a checkpoint of this name."""
         return MANIFEST in self._names(f"checkpoints/{name}")
+
+    def _is_complete(self, name: str) -> bool:
+        """Return whether the copy has all files of a checkpoint, its segments too: these a rule of the bucket removes first."""
+        if not self.has_checkpoint(name):
+            return False
+        there = self._sizes(f"checkpoints/{SEGMENTS}")
+        manifest = self._fs.cat_file(self._path(f"checkpoints/{name}/{MANIFEST}"))
+        return all(there.get(segment) == size for segment, size in _segments(manifest).items())
 
     def download_checkpoint(self, name: str, checkpoints: Path, *, segments: bool) -> str:
         """Download a checkpoint, unless the same one is there; return its fault, or "" where it is good."""

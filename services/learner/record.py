@@ -278,9 +278,11 @@ class RunRecord:
             "lockstep_broken", "resumed from a checkpoint of a version that lacks what was under way"
         )
         self.settings_changed = list(state.get("settings_changed", []))
-        if changes := _changes(state.get("settings", {}), _deciding(self.settings)):
-            self.settings_changed.append({"env_steps": state["env_steps"], "settings": changes})
-            self.lockstep_broken = self.lockstep_broken or f"resumed with other settings: {'; '.join(changes)}"
+        before, present = state.get("settings", {}), _deciding(self.settings)
+        if changes := _changes(before, present):
+            self.lockstep_broken = self.lockstep_broken or f"resumed with other settings: {'; '.join(changes.values())}"
+        if known := [text for key, text in changes.items() if key in before and key in present]:  # others: of another version
+            self.settings_changed.append({"env_steps": state["env_steps"], "settings": known})
         self.started_at = now - state["elapsed_seconds"]
         self._env_steps_before = state["env_steps"]
         for name in _SAVED_AS_THEY_ARE:
@@ -318,7 +320,7 @@ def _deciding(settings: Settings) -> dict[str, Any]:
     return {".".join(path): value for path, value in leaves(chosen)}
 
 
-def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
     """Return the settings that changed since a checkpoint; none where the checkpoint is of a version without them."""
     keys = {**before, **now} if before else {}
-    return [f"{key} was {before.get(key)}, is {now.get(key)}" for key in keys if before.get(key) != now.get(key)]
+    return {key: f"{key} was {before.get(key)}, is {now.get(key)}" for key in keys if before.get(key) != now.get(key)}

@@ -66,4 +66,5 @@ def _runs(options: argparse.Namespace) -> list[RunData]:
 
     if not options.names:
         options.parser.error("the following arguments are required: RUN")
-    return read_runs(map(fetch_results, sorted(options.names, key=is_address)))  # a directory is newer than its copy: it is first
+    local, addresses = ([name for name in options.names if is_address(name) == far] for far in (False, True))
+    return read_runs(map(Path, local), copies=map(fetch_results, addresses))

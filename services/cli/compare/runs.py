@@ -76,12 +76,12 @@ class Configuration:
         return str(self.settings.get("env.entry_point") or self.settings.get("env.id"))
 
 
-def read_runs(paths: Iterable[Path]) -> list[RunData]:
-    """Return the runs in `paths`, each a run directory or a folder of such, each run once: the first of several copies.
+def read_runs(paths: Iterable[Path], *, copies: Iterable[Path] = ()) -> list[RunData]:
+    """Return the runs in `paths`, each a run directory or a folder of such, each run once; and those of which `copies` are there.
 
-    Raises `ConfigError` where a path holds no run.
+    A copy of a run that is in `paths` does not count. Raises `ConfigError` where a path holds no run.
     """
-    found: dict[str, RunData] = {}
+    found: dict[Path, RunData] = {}
     for path in paths:
         inside = list(_run_folders(path, DEPTH))
         if not inside:
@@ -89,18 +89,17 @@ def read_runs(paths: Iterable[Path]) -> list[RunData]:
             what = kind if path.is_dir() else "no folder"
             wanted = "a run directory, with a config.yaml, or a folder of such"
             raise ConfigError(f"no run in {path}", found=what, wanted=wanted)
-        for run in map(read_run, inside):
-            found.setdefault(_identity(run), run)
-    return list(found.values())
+        found |= {folder.resolve(): read_run(folder) for folder in inside}
+    known = set(map(_identity, found.values()))
+    return [*found.values(), *(run for run in map(read_run, dict.fromkeys(copies)) if _identity(run) not in known)]
 
 
 def _identity(run: RunData) -> str:
-    """Return what a run has in common with its copies: id, seed and settings; without an id its path.
+    """Return what a run has in common with its copies: id, seed and settings.
 
-    The id alone is not enough: runs that begin with the config.yaml of another run have its id.
+    The id alone is not enough: in versions before, runs that began with the config.yaml of another run had its id.
     """
-    run_id = run.settings.get("run.id")
-    return f"{run_id} {run.seed} {_compared_text(run)}" if run_id else str(run.path.resolve())
+    return f"{run.settings.get('run.id')} {run.seed} {_compared_text(run)}"
 
 
 def _compared_text(run: RunData) -> str:

@@ -48,7 +48,8 @@ def open_sweep(file: Path | None, folder: Path, *, resume: bool, environ: Mappin
     sweep = read_sweep(source)
     for values in sweep.corners():
         loaded = load_settings(preset=sweep.preset, overrides=sweep.overrides(values), environ=environ)
-        require_own_ids(loaded)
+        if not resume:
+            require_own_ids(loaded)
         target = loaded.settings.target
         if getattr(target, sweep.goal, None) is not None:
             raise ConfigError(

@@ -49,11 +49,14 @@ def test_an_adaptive_rate_outside_its_bounds_is_refused():
     assert PPOSettings(lr_schedule="constant", learning_rate=0.1).learning_rate == 0.1
 
 
-@pytest.mark.parametrize(("epochs", "minibatch", "refused"), [(1, 64, True), (2, 64, False), (1, 32, False)])
-def test_an_adaptive_rate_needs_two_gradient_steps(epochs, minibatch, refused):
+@pytest.mark.parametrize(
+    ("epochs", "minibatch", "num_envs", "memory", "refused"),
+    [(1, 64, 4, False, True), (2, 64, 4, False, False), (1, 32, 4, False, False), (1, 8, 1, False, False), (1, 8, 1, True, True)],
+)
+def test_an_adaptive_rate_needs_two_gradient_steps(epochs, minibatch, num_envs, memory, refused):
     """Of one alone the KL divergence, which is measured before it, is always 0, and the rate would rise to its bound."""
-    scale = SCALE._replace(length=16, num_envs=4, batch=1)
-    found = problems(scale, section=PPOSettings, lr_schedule="kl_adaptive", epochs=epochs, minibatch=minibatch)
+    scale = SCALE._replace(length=16, num_envs=num_envs, batch=1, memory=memory)
+    found = list(PPOSettings(lr_schedule="kl_adaptive", epochs=epochs, minibatch=minibatch).conflicts(scale))
     assert [sentence.partition(",")[0] for sentence in found] == ["algorithm.lr_schedule: found kl_adaptive"] * refused
 
 

@@ -47,14 +47,14 @@ def _names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_an_older_checkpoint_that_fits_is_not_taken_for_the_newest(tmp_path):
-    """Of another number of ranks: training would go back behind the newest one."""
-    for version in (7, 29):
-        save(tmp_path, _checkpoint(version), keep=2)
-    store = CheckpointStore(tmp_path, keep=2)
-    found = [store.newest_good(most, fits=lambda checkpoint: checkpoint.version == 7) for most in (None, 28)]
-    assert found == [-1, 7]
-    assert store.newest_good(None, fits=lambda _: True) == 29
+def test_no_checkpoint_behind_one_that_does_not_fit_is_taken(tmp_path):
+    """Of another number of ranks: training would go back behind it."""
+    for version in (7, 29, 40):
+        save(tmp_path, _checkpoint(version), keep=3)
+    store = CheckpointStore(tmp_path, keep=3)
+    for most, wanted in ((None, 40), (39, -1), (28, -1)):
+        assert store.newest_good(most, fits=lambda checkpoint: checkpoint.version != 29) == wanted
+    assert store.newest_good(28, fits=lambda _: True) == 7
 
 
 class KilledError(BaseException):

@@ -118,6 +118,22 @@ def test_a_folder_that_went_back_behind_its_copy_is_resumed(tmp_path, store):
     check_resumed(address, run.path, warn=pytest.fail)
 
 
+def test_a_newer_checkpoint_of_the_copy_that_lacks_a_segment_keeps_no_run_from_going_on(tmp_path, store):
+    """A rule of the bucket removes what is old first: a download passes that checkpoint over, and goes on from the one before."""
+    run = run_of(tmp_path / "s1", 1, 4)
+    address = copy_address(store, run.path)
+    RunStore(address).upload(run, keep=3)
+    elsewhere = run_of(tmp_path / "elsewhere" / "s1", 1, 4)
+    segment = Segment(key="0-1-1", parts=[memoryview(bytearray(8))])
+    CheckpointStore(elsewhere.checkpoints, keep=3).save(replace(checkpoint(9), replay={}, segments=[segment]))
+    RunStore(address).upload(elsewhere, keep=3)
+    with pytest.raises(ConfigError, match="has gone on"):
+        check_resumed(address, run.path, warn=pytest.fail)
+    fs, root = fsspec.core.url_to_fs(address)
+    fs.rm(f"{root}/checkpoints/segments", recursive=True)
+    check_resumed(address, run.path, warn=pytest.fail)
+
+
 @pytest.mark.parametrize("config", [b"", b"\x00\x00", b"[]"])
 def test_a_damaged_configuration_of_the_copy_is_replaced(tmp_path, store, config):
     run = run_of(tmp_path / "s1", 1, 4)

@@ -237,8 +237,9 @@ def test_a_run_that_goes_on_with_other_settings_says_so_in_its_configuration(wor
 @pytest.mark.parametrize("option", ["--resume", "--resume-if-found"])
 def test_a_run_does_not_go_on_with_another_seed(option):
     begun("run.seed=7")
-    with pytest.raises(ConfigError, match=r"run\.seed of a run that goes on: found 9, wanted 7"):
-        parse(["--run-dir", "run", option, "run.seed=9"], {})
+    for seed in (9, 0):
+        with pytest.raises(ConfigError, match=rf"run\.seed of a run that goes on: found {seed}, wanted 7"):
+            parse(["--run-dir", "run", option, f"run.seed={seed}"], {})
 
 
 def test_a_learner_with_the_configuration_of_another_run_chooses_an_id():

@@ -184,6 +184,9 @@ def test_a_run_and_its_copy_are_one_run(tmp_path, write_run, monkeypatch, capsys
     shown = " ".join(capsys.readouterr().out.split())
     assert "0 of 2" in shown
     assert "123" not in shown
+    write_run(tmp_path / "runs" / "again", "run.seed=1", "run.id=same", env_steps=20_000, mean100=400.0)  # by its config.yaml
+    assert main(["compare", str(tmp_path / "runs")]) == 0
+    assert "0 of 3" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_names_of_the_configurations_stand_below_the_plots(many):
