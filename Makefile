@@ -14,8 +14,8 @@ REGISTRY ?=
 KEYS    ?=
 COMPOSE_FILES = --file docker/compose.yaml $(if $(KEYS),--file docker/compose.keys.yaml)
 
-# Of the tests: one more than cores, since tests of real processes wait for half of their time.
-WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+# Of the tests: two more than cores, since tests of real processes wait for half of their time.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
 
 VERSION     := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 IMAGES      ?= actor learner

@@ -10,6 +10,7 @@ import random
 import resource
 import runpy
 import signal
+import zlib
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -39,18 +40,13 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Run the longest tests first (own time limit, real processes, services), so that all cores end together."""
+    """Mix the files of all rings: tests of real processes wait while others compute. Tests of one file keep their order."""
     if (seed := config.getoption("--shuffle")) is not None:
         chance = random.Random(seed)
         files = [list(tests) for _, tests in itertools.groupby(items, key=lambda item: item.path)]
         items[:] = [item for tests in chance.sample(files, len(files)) for item in chance.sample(tests, len(tests))]
         return
-
-    def order(item):
-        limit = item.get_closest_marker("timeout")
-        return -limit.args[0] if limit else 0, *(item.get_closest_marker(ring) is None for ring in ("system", "service"))
-
-    items.sort(key=order)
+    items.sort(key=lambda item: zlib.crc32(item.nodeid.partition("::")[0].encode()))
 
 
 def pytest_collection_finish():
