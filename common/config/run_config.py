@@ -33,8 +33,8 @@ class EnvRunConfig(Section):
         They reset in the next step, or the env worker refuses them: an end is lost where its step contains a slow reset.
         """
         env = run.env.model_copy(update={"num_envs": rows, "autoreset": "next_step"})
-        seeds = {"seed": run.seed, "environment_seed": environment_seed}
-        return cls(run_id=run.run_id, algorithm=run.algorithm.name, env=env, **seeds)
+        name = run.algorithm.name
+        return cls(run_id=run.run_id, seed=run.seed, algorithm=name, env=env, environment_seed=environment_seed)
 
     @classmethod
     def from_json(cls, text: str) -> Self:

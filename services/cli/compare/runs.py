@@ -77,7 +77,7 @@ class Configuration:
 
 
 def read_runs(paths: Iterable[Path], *, copies: Iterable[Path] = ()) -> list[RunData]:
-    """Return the runs in `paths`, each a run directory or a folder of such, each run once; and those of which `copies` are there.
+    """Return the runs in `paths`, each a run directory or a folder of such, and in the run directories `copies`, each run once.
 
     A copy of a run that is in `paths` does not count. Raises `ConfigError` where a path holds no run.
     """

@@ -15,13 +15,7 @@ from typing import Any
 from common.algorithms.sections import ReplaySection
 from common.conditions import COMMAND_LINE, DEFAULT
 from common.config.endpoint import Endpoint, connectable_host, parse_endpoint
-from common.config.load import (
-    LoadedSettings,
-    as_yaml,
-    load_settings,
-    with_absolute_key_paths,
-    with_chosen,
-)
+from common.config.load import LoadedSettings, as_yaml, load_settings, with_absolute_key_paths, with_chosen
 from common.config.schema import Settings
 from common.errors import ConfigError, ResourceError
 from common.observability.deployment import ENV_WORKER, LEARNER
