@@ -292,7 +292,7 @@ OF_ALL = (learner.UPDATES.name, learner.NONFINITE_STEPS.name)
 
 
 def joined(ranks: Sequence[Service]) -> Service | None:
-    """Return the ranks of a learner as one service: counters but `OF_ALL` and gauges `ADDED` are sums, the rest the first rank's.
+    """Return the ranks of a learner as one service: counters but `OF_ALL` and gauges `ADDED` are sums, the rest of the first that has it.
 
     A rank that was not scraped at both ends is no part of the sums, which would seem to fall or to jump.
     """
@@ -311,13 +311,19 @@ def _sum(parts: Sequence[ServiceSample]) -> ServiceSample:
         for (name, label), value in part.samples.items():
             if name in ADDED or (name.endswith(("_total", "_sum", "_count")) and name not in OF_ALL):
                 samples[name, label] = samples.get((name, label), 0.0) + value
+            elif math.isnan(samples.get((name, label), math.nan)):  # one rank alone has an evaluator and a store
+                samples[name, label] = value
     return replace(parts[0], samples=samples)
 
 
 def compare(before: Scrape, after: Scrape) -> Deployment:
-    """Return the deployment between two scrapes. A service in `after` alone was not measured; one in `before` alone is gone."""
+    """Return the deployment between two scrapes.
+
+    A service in `after` alone was not measured. A worker in `before` alone is none of it any more: an orchestrator took it away.
+    A learner must not be.
+    """
     services = []
-    for name in {**before, **after}:
+    for name in {**{name: sample for name, sample in before.items() if sample.role == LEARNER}, **after}:
         end = after.get(name) or ServiceSample(at=before[name].at, unreachable="it is gone")
         begin = before.get(name, end)
         role = end.role or begin.role

@@ -26,8 +26,8 @@ def capacity(rates):
     if rates["learner"] is None or not rates["actors"]:
         return None
     trained, waits = rates["learner"]
-    per_actor = [made / max(1 - waited, 0.01) for made, waited in rates["actors"]]
-    return trained / max(1 - waits, 0.01) / (sum(per_actor) / len(per_actor))
+    made, worked = (sum(each) for each in zip(*((made, 1 - waited) for made, waited in rates["actors"]), strict=True))
+    return trained / max(1 - waits, 0.01) / (made / worked) if made else None
 
 
 def waiting(rates):
@@ -119,6 +119,11 @@ def test_a_learner_that_stalls_keeps_its_actors():
         ({"trained": 1000, "wait": 0.5, "actors": [(500, 0.0), (500, 0.0)]}, {"capacity": 4.0, "waiting": 3}),
         ({"trained": 1000, "wait": 0.0, "actors": [(250, 0.5)] * 4}, {"capacity": 2.0, "waiting": 0}),
         ({"trained": 1000, "wait": 0.4, "actors": [(250, 0.5)] * 4}, {"capacity": 1000 / 0.6 / 500, "waiting": 0}),
+        # Two more are refused, because there are as many as `learner.max_actors`: their loops did not begin.
+        (
+            {"trained": 1000, "wait": 0.5, "actors": [(500, 0.0), (500, 0.0)], "refused": 2},
+            {"capacity": 4.0, "waiting": 3},
+        ),
     ],
 )
 def test_the_queries_say_what_the_simulation_takes_them_for(tmp_path, rates, wanted):
@@ -136,6 +141,10 @@ def test_the_queries_say_what_the_simulation_takes_them_for(tmp_path, rates, wan
         actor = f'namespace="rookery", instance="actor-{number}"'
         series.append(_counter(f"rookery_actor_env_steps_total{{{actor}}}", made))
         series.append(_counter(f'rookery_actor_phase_seconds_total{{{actor}, phase="credit_wait"}}', waited))
+        series.append(_counter(f'rookery_actor_phase_seconds_total{{{actor}, phase="env"}}', 1 - waited))
+    for number in range(rates.get("refused", 0)):
+        actor = f'namespace="rookery", instance="refused-{number}"'
+        series.append(_counter(f"rookery_actor_env_steps_total{{{actor}}}", 0))
     expected = [
         {
             "expr": f"abs(({QUERIES[name]}) - {value}) < bool 1e-6",

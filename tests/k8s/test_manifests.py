@@ -415,6 +415,31 @@ def test_the_queries_mean_this_run_and_wait_as_the_bottleneck_rule_does(name):
     assert set(re.findall(r"(?:>=|<) bool ([\d.]+)", "".join(queries))) == {f"{WAITING:g}"}
 
 
+def test_a_pod_of_a_job_has_the_same_name_in_prometheus_after_each_restart():
+    """Restarts are counted per instance, and the JobSet gives each pod another name."""
+    (monitor,) = of(overlay("cpu", "monitoring"), "PodMonitor")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    job = {"batch_kubernetes_io_job_name": "learner-ranks-1", "batch_kubernetes_io_job_completion_index": "0"}
+    pods = {
+        "learner-ranks-1-0-x7k2p": job, "learner-ranks-1-0-q9d4m": job, "learner-0": {}, "actor-5c9-abcde": {},
+    }  # fmt: skip
+    named_so = {name: relabelled(endpoint["relabelings"], name, labels) for name, labels in pods.items()}
+    assert named_so["learner-ranks-1-0-x7k2p"] == named_so["learner-ranks-1-0-q9d4m"] == "learner-ranks-1-0"
+    assert (named_so["learner-0"], named_so["actor-5c9-abcde"]) == ("learner-0", "actor-5c9-abcde")
+
+
+def relabelled(rules, pod, labels):
+    """The label `instance` of a pod, and `pod` too, as Prometheus makes them."""
+    found = {"__meta_kubernetes_pod_name": pod, "pod": pod}
+    found |= {f"__meta_kubernetes_pod_label_{name}": value for name, value in labels.items()}
+    for rule in rules:
+        text = rule.get("separator", ";").join(found.get(label, "") for label in rule["sourceLabels"])
+        if match := re.fullmatch(rule.get("regex", "(.*)"), text):
+            found[rule["targetLabel"]] = match[1]
+    assert found["pod"] == found["instance"]
+    return found["instance"]
+
+
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian package prometheus)")
 def test_a_learner_that_is_held_up_changes_no_number_of_actors(tmp_path):
     """Nothing trained over nothing made is no number; the autoscaler would take it for one, and send the actors home."""
@@ -425,6 +450,7 @@ def test_a_learner_that_is_held_up_changes_no_number_of_actors(tmp_path):
         'rookery_learner_phase_seconds_total{namespace="rookery", instance="learner-0", phase="wait"}': "7x20",
         'rookery_actor_env_steps_total{namespace="rookery", instance="actor-0"}': "5000x20",
         'rookery_actor_phase_seconds_total{namespace="rookery", instance="actor-0", phase="credit_wait"}': "0+15x20",
+        'rookery_actor_phase_seconds_total{namespace="rookery", instance="actor-0", phase="env"}': "7x20",
     }
     test = {
         "interval": "15s",

@@ -70,6 +70,7 @@ SNAPSHOTS = Check(
         TRAINS,
         f"and on (namespace, instance) rate({worker_metrics.ACTOR_ENV_STEPS}[{STALE_SECONDS}s]) > 0",
         f"and on (namespace) changes({learner.POLICY_VERSION}[{STALE_SECONDS}s]) > 0",
+        f"and on (namespace, instance) {worker_metrics.ACTOR_POLICY_VERSION} offset {STALE_SECONDS}s",  # it was there
     ],
     lasting="2m",
     detail=f"{{{{ $labels.instance }}}} steps and has loaded no policy for {STALE_SECONDS} s.",

@@ -73,7 +73,11 @@ STALLED = Check(
         why="as long as a gradient step may take before the learner itself counts it as hung",
     ),
     condition="== 0",
-    only=[TRAINS, f'and on (namespace) {learner.WORKERS_CONNECTED}{{role="actor"}} > 0'],
+    only=[
+        TRAINS,
+        f'and on (namespace) {learner.WORKERS_CONNECTED}{{role="actor"}} > 0',
+        f"and on (namespace) {learner.UPDATES} offset {STALLED_SECONDS}s",  # else a new run had no update in its two minutes
+    ],
     lasting="2m",
     severity="critical",
     detail=f"No update in {STALLED_SECONDS} s.",

@@ -77,12 +77,12 @@ def test_a_summary_gives_the_mean_of_the_window():
     assert math.isnan(service({}, {}).mean(POLICY_LAG))
 
 
-def test_a_new_service_has_nothing_to_compare_and_one_that_left_is_silent():
-    """A Prometheus forgets a target that is gone, and knows a new one only now."""
-    old, new = reading(env_steps_total=1), reading(at=110.0, env_steps_total=1)
-    fleet = compare({"old": old}, {"new": new})
+def test_a_new_service_has_nothing_to_compare_and_a_worker_that_was_taken_away_is_no_fault():
+    """A Prometheus forgets a target that is gone, and knows a new one only now. A learner that is gone is a fault."""
+    old, new, learner = reading(env_steps_total=1), reading(at=110.0, env_steps_total=1), reading(role="learner")
+    fleet = compare({"old": old, "learner": learner}, {"new": new})
     assert [(one.name, one.measured, one.after.unreachable) for one in fleet.services] == [
-        ("old", False, "it is gone"), ("new", False, ""),
+        ("learner", False, "it is gone"), ("new", False, ""),
     ]  # fmt: skip
     assert fleet.actors == []
 
