@@ -37,8 +37,8 @@ def describe_observation(space: Space[Any], chosen: Sequence[str] = ()) -> list[
     """Return the leaves of an observation, those of Dict and Tuple in gymnasium's order. Raises `ConfigError` for other spaces.
 
     Of several, only those of the paths `chosen`, with all inside them; none chosen: all. An image has the shape [H, W] or
-    [channels, H, W], in bytes or in float32; a discrete leaf is a vector of int32 with the number of choices of each component;
-    others are vectors of float32.
+    [channels, H, W], in bytes of 0 to 255 or in float32; a discrete leaf is a vector of int32 with the number of choices of each
+    component; others are vectors of float32.
     """
     inside = list(leaf_spaces(space))
     paths = [path for path, _, _ in inside]
@@ -105,9 +105,9 @@ def _describe_leaf(space: Space[Any], path: str) -> DescribedLeaf:
         moved = np.moveaxis(batch, -1, 1) if channels_last else batch
         return moved[:, 0] if one_channel else moved
 
-    if space.dtype == np.uint8:
-        return DescribedLeaf(Leaf(path=path, shape=shape, dtype="uint8"), planes)
     largest = max(float(np.abs(bound.astype(np.float64)).max()) for bound in (space.low, space.high))
+    if space.dtype == np.uint8 and largest == np.iinfo(np.uint8).max:  # planes of 0 and 1 are numbers as others are
+        return DescribedLeaf(Leaf(path=path, shape=shape, dtype="uint8"), planes)
     # As bytes are: 0 to 255 becomes 0 to 1. The largest number of the dtype is no bound.
     divisor = np.float32(largest if 1.0 < largest < _largest(space.dtype) else 1.0)
     leaf = Leaf(path=path, shape=shape, dtype="float32")

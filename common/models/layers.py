@@ -51,24 +51,29 @@ class ImageNormalisation(nn.Module):
     """Images centred on a fixed mean image and divided by one fixed number, both taken from examples.
 
     Every pixel has its own mean. They share one divisor, twice the largest deviation, which brings nearly all values into -1..1:
-    dividing each by its own deviation would give pixels that hardly ever change the largest values.
+    dividing each by its own deviation would give pixels that hardly ever change the largest values. Images of bytes are computed
+    in the dtype of the network, which holds bytes exactly; others as `VectorNormalisation` computes, for the same reason.
     """
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
+    def __init__(self, env: EnvSpec) -> None:
         super().__init__()
-        self.mean = nn.Parameter(torch.zeros(shape), requires_grad=False)
+        self._bytes, shape = env.observation_dtype == "uint8", env.observation_shape
+        self.mean = nn.Parameter(torch.zeros(shape if self._bytes else (3, *shape)), requires_grad=False)
         self.divisor = nn.Parameter(torch.ones(()), requires_grad=False)
 
     def forward(self, observation: Tensor, dtype: torch.dtype) -> Tensor:
-        """[N, (S,) *frame] of any dtype → the same shape in `dtype`, which is computed in: it holds bytes exactly."""
-        return (observation.to(dtype) - self.mean.to(dtype)).mul_(self.divisor.reciprocal().to(dtype))
+        """[N, (S,) *frame] of any dtype → the same shape in `dtype`."""
+        if self._bytes:
+            return (observation.to(dtype) - self.mean.to(dtype)).mul_(self.divisor.reciprocal().to(dtype))
+        return (observation.float() - self.mean.float().sum(0)).div_(self.divisor.float()).to(dtype)
 
     @torch.no_grad()
     def calibrate(self, frames: Tensor) -> None:
         """Take mean and divisor from example images [N, *frame]."""
         values = frames.float()
-        self.mean.copy_(values.mean(0))
-        self.divisor.copy_(2.0 * values.std(0).max().clamp_min(1e-3))
+        mean, divisor = values.mean(0), 2.0 * values.std(0).max().clamp_min(1e-3)
+        self.mean.copy_(mean if self._bytes else _three_parts(mean))
+        self.divisor.copy_(divisor if self._bytes else divisor.bfloat16())
 
 
 class VectorNormalisation(nn.Module):
@@ -93,10 +98,15 @@ class VectorNormalisation(nn.Module):
     @torch.no_grad()
     def set_moments(self, mean: Tensor, std: Tensor) -> None:
         """Take mean and standard deviation [*frame] float64."""
-        first = mean.bfloat16()
-        second = (mean - first).bfloat16()
-        self.mean.copy_(torch.stack([first, second, (mean - first - second).bfloat16()]))
+        self.mean.copy_(_three_parts(mean))
         self.scale.copy_(std.clamp_min(LEAST_DEVIATION).reciprocal().bfloat16())
+
+
+def _three_parts(mean: Tensor) -> Tensor:
+    """Return [3, *mean] bfloat16 whose sum is `mean`, to all 24 binary digits of float32."""
+    first = mean.bfloat16()
+    second = (mean - first).bfloat16()
+    return torch.stack([first, second, (mean - first - second).bfloat16()])
 
 
 class OneHot(nn.Module):
@@ -177,8 +187,9 @@ class Trunk(nn.Module):
     def __init__(self, settings: ModelSettings, env: EnvSpec) -> None:
         super().__init__()
         shape = env.network_input_shape
-        normalisation = ImageNormalisation if env.is_image else VectorNormalisation
-        self.normalisation = normalisation(env.observation_shape) if settings.normalises(env) else None
+        self.normalisation: ImageNormalisation | VectorNormalisation | None = None
+        if settings.normalises(env):
+            self.normalisation = ImageNormalisation(env) if env.is_image else VectorNormalisation(env.observation_shape)
         self.one_hot = OneHot(env.observation_choices) if env.observation_choices else None
         if env.observation_choices:
             shape = (*shape[:-1], sum(env.observation_choices))

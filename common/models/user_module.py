@@ -46,6 +46,7 @@ class UserModule(nn.Module):
             _require_no_buffers(module, name)
             self.module = module
             self.features = math.prod(_trial_output(module, shape, name).shape[1:])
+            _require_float32(module, name)
             with torch.random.fork_rng(devices=()):  # which goes on from here, so that the second one draws other numbers
                 _require_parameters_alone(module, _built(build, shape, name), shape, name)
             require_independent_rows(module, shape, name)
@@ -79,6 +80,13 @@ def _require_no_buffers(module: nn.Module, name: str) -> None:
             wanted="parameters alone",
             fix="register them with persistent=False if they are always the same, else use parameters; LayerNorm for BatchNorm",
         )
+
+
+def _require_float32(module: nn.Module, name: str) -> None:
+    """Refuse parameters of another dtype, lazy ones as made: a snapshot rounds them, and a network computes in that of one."""
+    if others := {key: str(each.dtype) for key, each in module.named_parameters() if each.dtype != torch.float32}:
+        fix = "make an index a buffer with persistent=False, from model.kwargs or a fixed seed"
+        raise ConfigError(f"{name} has parameters that no snapshot carries", found=others, wanted="torch.float32", fix=fix)
 
 
 @torch.no_grad()

@@ -292,9 +292,10 @@ OF_ALL = (learner.UPDATES.name, learner.NONFINITE_STEPS.name)
 
 
 def joined(ranks: Sequence[Service]) -> Service | None:
-    """Return the ranks of a learner as one service: counters but `OF_ALL` and gauges `ADDED` are sums, the rest of the first that has it.
+    """Return the ranks of a learner as one service.
 
-    A rank that was not scraped at both ends is no part of the sums, which would seem to fall or to jump.
+    Counters but `OF_ALL` and gauges `ADDED` are sums; other values are those of the first rank that has them. A rank
+    that was not scraped at both ends is no part of the sums, which would seem to fall or to jump.
     """
     if not ranks or not any(rank.now(learner.RANKS) > 1 for rank in ranks):
         return next(iter(ranks), None)

@@ -297,7 +297,7 @@ def test_observations_become_images_or_vectors(own, shape, dtype, seen) -> None:
     picture = np.arange(np.prod(shape)).astype(dtype).reshape(shape)
     env = make(
         own(
-            lambda: Echo(Box(0, 256 if dtype != np.uint8 else 200, shape, dtype), DISCRETE, picture),
+            lambda: Echo(Box(0, 256 if dtype != np.uint8 else 255, shape, dtype), DISCRETE, picture),
             num_envs=2,
             autoreset="same_step",
         )
@@ -471,6 +471,17 @@ def test_the_largest_number_of_a_dtype_is_no_bound(own) -> None:
     )
     whole = Box(0, np.iinfo(np.int32).max, picture.shape, np.int32)
     assert make(own(lambda: Echo(whole, DISCRETE, 4 * picture.astype(np.int32) + 3), num_envs=1)).reset(seed=0).max() == 3.0
+
+
+def test_bytes_that_end_below_255_are_divided_by_their_own_bound(own) -> None:
+    """Planes of 0 and 1 were divided by 255: a network saw next to nothing, and learned nothing."""
+    for bound in (1, 10):
+        shown = np.full((3, 8, 8), bound, np.uint8)
+        env = make(own(lambda bound=bound, shown=shown: Echo(Box(0, bound, shown.shape, np.uint8), DISCRETE, shown), num_envs=1))
+        assert env.reset(seed=0).max() == 1.0
+        assert (env.spec.observation_shape, env.spec.observation_dtype) == ((3, 8, 8), "float32")
+    picture = np.full((3, 8, 8), 10, np.uint8)
+    assert make(own(lambda: Echo(Box(0, 255, picture.shape, np.uint8), DISCRETE, picture), num_envs=1)).reset(seed=0).max() == 10
 
 
 @pytest.mark.parametrize("changed", [{}, {"terminate_on_life_loss": True}, {"crop": (8, 4)}, {"frame_skip": 2}])

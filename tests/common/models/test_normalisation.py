@@ -8,7 +8,7 @@ import torch
 from common.envs.spec import ActionSpec, EnvSpec
 from common.models import nets, snapshot
 from common.models.arithmetic import CPU, autocast
-from common.models.layers import VectorNormalisation
+from common.models.layers import ImageNormalisation, VectorNormalisation
 from common.models.spec import ModelSettings
 
 pytestmark = pytest.mark.pure
@@ -78,3 +78,17 @@ def test_a_network_normalises_before_it_rounds(stack):
     for output in (mixed, net.bfloat16()(frames)):
         torch.testing.assert_close(output.value, exact.value, atol=5e-2, rtol=5e-2)
     assert exact.value.std() > 0.2
+
+
+def test_an_image_of_numbers_far_from_0_is_the_same_to_learner_and_actors():
+    """A depth camera, 3,000 +- 20: in bfloat16 its neighbours are 16 apart, and so were its mean image and its pixels."""
+    frames = 3_000.0 + 20.0 * torch.randn(512, 8, 8, generator=torch.Generator().manual_seed(4))
+    action = ActionSpec(choices=(2,), shape=())
+    env = EnvSpec(observation_shape=(8, 8), observation_dtype="float32", action=action, frame_stack=1, frame_skip=1)
+    learner, worker = ImageNormalisation(env), ImageNormalisation(env)
+    learner.calibrate(frames)
+    snapshot.load(worker, snapshot.flatten(learner, "bf16"))
+    wanted = learner(frames, torch.float32)
+    torch.testing.assert_close(wanted.std(), torch.tensor(0.5), atol=0.1, rtol=0.0)
+    assert torch.equal(worker(frames, torch.float32), wanted)
+    assert torch.equal(worker.bfloat16()(frames, torch.bfloat16), wanted.bfloat16())

@@ -227,6 +227,22 @@ def test_state_that_no_snapshot_carries_is_refused(own):
         nets.build_actor_critic(settings("normed"), spec())
 
 
+def test_a_parameter_of_whole_numbers_is_refused(own):
+    """Snapshots in bfloat16 rounded it, and a network whose first parameter it was saw observations as whole numbers."""
+
+    class Permuted(nn.Module):
+        def __init__(self, shape):
+            super().__init__()
+            self.order = nn.Parameter(torch.randperm(*shape), requires_grad=False)
+
+        def forward(self, observation):
+            return observation[:, self.order]
+
+    own.Permuted = Permuted
+    with pytest.raises(ConfigError, match=r"Permuted has parameters .*: found \{'order': 'torch.int64'\}, wanted torch.float32"):
+        nets.build_actor_critic(settings("Permuted"), spec())
+
+
 class Drawn(nn.Module):
     """A fixed random projection, kept in one of several ways."""
 

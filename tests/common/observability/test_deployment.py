@@ -198,6 +198,18 @@ def test_a_rank_that_began_anew_leaves_no_bottleneck():
     assert compare(before, after).bottleneck.sentence == "unknown: the learner began anew within this time"
 
 
+def test_what_one_rank_alone_has_is_known_in_any_order_of_the_ranks():
+    """Rank 0 has the evaluator and the store; named last, its failed uploads were not seen."""
+    ranks = {
+        "first": reading("learner", ranks=2, upload_failures_total=3.0, checkpoint_interval_seconds=60.0),
+        "second": reading("learner", ranks=2, upload_failures_total=0.0, checkpoint_interval_seconds=math.nan),
+    }
+    for order in (ranks, dict(reversed(ranks.items()))):
+        found = compare(order, order).learner
+        assert found.now("rookery_learner_checkpoint_interval_seconds") == 60.0
+        assert found.now("rookery_learner_upload_failures_total") == 3.0
+
+
 def computing(*, learner=None, actor=None, process=0.0, all_reduce=0.0):
     """A run over ten seconds: the learner computes for 8 s, the actor for 2 s; their CPU seconds in that time are given.
 
