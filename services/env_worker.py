@@ -125,6 +125,7 @@ class EnvWorkerLoop:
                 observation = self.environment.reset(act.seed).copy()
             return Observe(number=act.number, arrays=first_row(observation)._asdict())
         check_schema(act.arrays, self._actions)
+        self.alive(doing="steps its environments", within=BUILD_SECONDS)  # a step may begin an episode
         transition = self.environment.step(act.arrays["action"])
         self.stats.env_steps += int(np.count_nonzero(transition.valid))
         copied = {name: array.copy() for name, array in transition._asdict().items()}  # it may be sent again, or later

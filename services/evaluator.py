@@ -32,6 +32,7 @@ from common.observability.worker_metrics import EVALUATOR_METRICS, EvaluatorStat
 from common.policies.episodes import Episodes, Tally, of_all_agents
 from common.protocol.messages import MODES, Evaluation
 from common.runtime import process
+from common.runtime.lifecycle import BUILD_SECONDS
 from common.runtime.machine import cores
 from common.transport.link import Link
 from common.units import Seconds, Version
@@ -94,7 +95,7 @@ class EvaluatorLoop:
     rest: Callable[[], None]  # called after each env step, outside the last evaluation: it keeps the share of the machine small
     stats: EvaluatorStats  # the loop alone writes them
     stopping: Callable[[], bool]
-    alive: Callable[[], None]
+    alive: Callable[..., None]
     clock: Callable[[], Seconds]
     _played: set[tuple[Version, str]] = field(default_factory=set)
     _unreported: dict[str, Evaluation] = field(default_factory=dict)  # by mode; of those without a learner only the newest
@@ -150,11 +151,11 @@ class EvaluatorLoop:
             observation = torch.from_numpy(episodes.observation)
             action = self.policy.act(observation, greedy=mode == "greedy")["action"].numpy()
             self.stats.phases.enter("env")
+            self.alive(doing="steps its environments", within=BUILD_SECONDS)  # a step may begin an episode
             self.stats.env_steps += episodes.step(action)
             self.stats.playing = self.episodes - episodes.tally.ended
             self.stats.phases.enter("idle")
             self.link.service()
-            self.alive()
             if not keep_going():
                 return
             if rest:

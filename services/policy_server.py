@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -117,9 +118,9 @@ class PolicyServerLoop:
         self._worker.link.service()
         self._worker.health.tick(doing="waits for env workers")
 
-    def _alive(self) -> None:
+    def _alive(self, **told: Any) -> None:
         self._environments.service()
-        self._worker.health.tick()
+        self._worker.health.tick(**told)
 
 
 def _session(welcomed: WelcomedWorker[RunConfig], spec: EnvSpec) -> EnvSessionConfig:

@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -55,6 +56,7 @@ DESCRIPTIONS = {
 WAIT_SECONDS: Seconds = 0.1
 FIRST_WARNING_SECONDS: Seconds = 3.0  # before the first warning that no learner has answered
 WARN_SECONDS: Seconds = 10.0  # between two of them
+GREET_SECONDS: Seconds = 60.0  # after which a worker whose run has ended looks for another, with `--linger`
 
 _log = logs.EventLog(__name__)
 
@@ -248,11 +250,10 @@ class _Root:
         name = own.name or f"{service.name}-{socket.gethostname()}-{os.getpid()}"
         address = rank_address(getattr(own, service.server_key), role=service.role, name=name, numbered=bool(own.name))
         where: dict[str, Any] = {service.server_key: address}
+        connect = partial(ZmqWorker, address, keys=WorkerKeys.of(own.keys), server=service.server)
         logs.configure(event, level=settings.log.level, form=settings.log.format, debug=self.invocation.debug)
         os.nice(service.niceness)  # other processes go first; this cannot be undone
         with (
-            # An open socket would delay the exit.
-            closing(ZmqWorker(address, keys=WorkerKeys.of(own.keys), server=service.server)) as transport,
             on_signals(self.shutdown),
             HttpServer(
                 host=settings.metrics.host, port=settings.metrics.port, metrics=self.metrics.render, health=self.health
@@ -262,16 +263,28 @@ class _Root:
             _log.info(f"{event}_started", **where, metrics=http.url)
             if own.insecure and not own.keys:
                 _log.warning("insecure", **where, consequence=f"any process that answers there is taken for the {service.server}")
+            reason = self._join_run(connect, name, where, limit=service.wait_limit(settings))
+            _log.info(f"{event}_ended", reason=reason)
+            if self.invocation.linger:
+                _log.info("lingering", until="SIGTERM, or another run", greets_every_s=GREET_SECONDS)
+                while not process.linger(self.shutdown, self.health, seconds=GREET_SECONDS):
+                    self._join_run(connect, name, where, limit=None)
+        return 0
+
+    def _join_run(self, connect: Callable[[], ZmqWorker], name: str, where: dict[str, Any], *, limit: Seconds | None) -> str:
+        """Take part in a run until it ends or a stop is requested; return the reason. A run that has ended refuses this worker.
+
+        Raises `ResourceError` where the server answers nothing for `limit` seconds.
+        """
+        (address,) = where.values()
+        with closing(connect()) as transport:  # an open socket would delay the exit
             reason = None
             while reason is None:
-                link, loop = self._build_loop(transport, name, where)
+                link, loop = self._build_loop(transport, name, where, limit)
                 reason = self._run(link, loop, address)
             link.close(reason)
             self.resources.close()  # after the Goodbye, for which the server waits
-            _log.info(f"{event}_ended", reason=reason)
-            if self.invocation.linger:
-                process.linger(self.shutdown, self.health)
-        return 0
+        return reason
 
     def _run(self, link: Link, loop: Loop | None, address: str) -> str | None:
         """Return the reason for which the loop ended; None where the run goes on with other settings, and needs another loop."""
@@ -285,7 +298,9 @@ class _Root:
             self.resources.close()
             return None
 
-    def _build_loop(self, transport: ZmqWorker, name: str, where: dict[str, Any]) -> tuple[Link, Loop | None]:
+    def _build_loop(
+        self, transport: ZmqWorker, name: str, where: dict[str, Any], limit: Seconds | None
+    ) -> tuple[Link, Loop | None]:
         """Greet, and build the loop that the Welcome describes; None where it is time to leave before that.
 
         Raises `ConfigError` where the Welcome cannot be used. Since a network without keys may change its bytes, a new
@@ -296,7 +311,7 @@ class _Root:
         while True:
             identity = Identity(role=role, name=name, incarnation=time.time_ns(), software=version("rookery"))
             link = Link(transport=transport, session=WorkerSide(identity), clock=time.monotonic, log_event=_log.log_event)
-            welcome = self._welcomed(link, where)
+            welcome = self._welcomed(link, where, limit)
             if welcome is None:
                 return link, None
             try:
@@ -322,14 +337,14 @@ class _Root:
                 _log.warning("welcome_refused", error=error, consequence="this worker greets once more")
                 self.resources.close()
 
-    def _welcomed(self, link: Link, where: dict[str, Any]) -> Welcome | None:
+    def _welcomed(self, link: Link, where: dict[str, Any], limit: Seconds | None) -> Welcome | None:
         """Greet until the server welcomes this worker, and return its Welcome; None for a stop, or the end of the run, before.
 
-        A refusal is an answer, which has its own log line. Raises `ResourceError` where the server answers nothing for as long
-        as the service waits.
+        A refusal is an answer, which has its own log line. Raises `ResourceError` where the server answers nothing for
+        `limit` seconds.
         """
         server, key = self.service.server, self.service.server_key
-        limit, answers, answered_at = self.service.wait_limit(self.invocation.settings), 0, time.monotonic()
+        answers, answered_at = 0, time.monotonic()
         warn_at = answered_at + FIRST_WARNING_SECONDS
         while link.welcome is None:
             now = time.monotonic()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import logging
+import math
 import os
 import resource
 import sys
@@ -71,18 +72,20 @@ def end_process(code: int) -> NoReturn:
     os._exit(code)
 
 
-def linger(shutdown: Shutdown, health: Health, *, check: Callable[[], None] = lambda: None) -> None:
-    """Stay alive and ready until the stop is requested, because an orchestrator restarts each process that ends.
+def linger(shutdown: Shutdown, health: Health, *, seconds: Seconds = math.inf, check: Callable[[], None] = lambda: None) -> bool:
+    """Stay alive and ready, because an orchestrator restarts each process that ends; return whether the stop was requested.
 
-    Meanwhile `check` raises where a part of the service has died.
+    For so many `seconds`, in steps of `LINGER_SECONDS`. Meanwhile `check` raises where a part of the service has died.
     """
     if shutdown.requested:
-        return
-    _log.info("lingering", until="SIGTERM")
+        return True
     health.ready()
-    while not shutdown.wait(LINGER_SECONDS):
+    waited = 0.0
+    while waited < seconds and not shutdown.wait(LINGER_SECONDS):
+        waited += LINGER_SECONDS
         health.tick(doing="lingers")
         check()
+    return shutdown.requested
 
 
 def build_limit() -> AbstractContextManager[None]:

@@ -19,6 +19,7 @@ from common.errors import DropReason, RunChangedError
 from common.observability import logs
 from common.observability.worker_metrics import ActorStats
 from common.protocol.messages import ACTOR_STATE, Arrays, ExperienceMessage, Snapshot, Welcome
+from common.runtime.lifecycle import BUILD_SECONDS
 from common.transport.link import Link
 from common.units import Seconds
 from services.acting.incarnation import Incarnation, begin_alike
@@ -41,7 +42,7 @@ class ActorLoop:
     message_type: type[ExperienceMessage]  # carries the arrays that the policy makes of a rollout
     stats: ActorStats  # the loop alone writes them
     stopping: Callable[[], bool]  # whether a stop is requested
-    alive: Callable[[], None]  # called at every wait and env step
+    alive: Callable[..., None]  # called at every wait, and as `Health.tick` before each env step
     _snapshot: Snapshot | None = None  # in lockstep: the one that acts
     _unstepped: Welcome | None = None  # in lockstep: the Welcome for which the incarnation was built, until its first env step
 
@@ -132,6 +133,7 @@ class ActorLoop:
         self._unstepped = None
         before, request_at = self.stats.env_steps, rollout.length - 1 - round(REQUEST_SHARE * rollout.length)
         for t in range(rollout.length):
+            self.alive(doing="steps its environments", within=BUILD_SECONDS)  # a step may begin an episode, and build as much
             self.stats.phases.enter("act")
             begin_episodes(incarnation.policy, rollout.start(t))
             acted = {name: value.numpy() for name, value in incarnation.policy.act(torch.from_numpy(rollout.observation)).items()}
@@ -144,7 +146,6 @@ class ActorLoop:
             if t == request_at:
                 self.link.request_snapshot(after=self.stats.version)
             self.link.service()
-            self.alive()
             again = self.restart is not None and self.link.new_incarnation
             if again or self._over():
                 self.stats.dropped[DropReason.ROLLED_BACK if again else DropReason.UNFINISHED] += rollout.env_steps

@@ -66,6 +66,7 @@ from services.learner.startup import (
 from services.learner.uploads import END_SECONDS, STOP_SECONDS, Uploads, open_uploads
 
 EXAMPLES_SECONDS: Seconds = 300.0  # for example observations: a simulator may take its time
+LOAD_SECONDS: Seconds = 600.0  # for a checkpoint with a large replay memory, on a slow disk
 
 _log = logs.EventLog(__name__)
 
@@ -155,13 +156,19 @@ class _Root:
                 json_routes={"/status": lambda: self.status()},
             )
         )
+        self.health.tick(doing="opens its run, and loads its checkpoint", within=LOAD_SECONDS)
         run = self.open_run(existing)
         record = run.record
         uploads = opened(closing(open_uploads(settings, run.directory)))
         journal = opened(closing(_open_journal(record, run.directory)))
         accounts = AccountsFile(run.directory.accounts, run_id=record.run_id, clock=time.monotonic)
         intake = Intake(
-            transport=run.transport, session=run.session, clock=time.monotonic, log_event=_log.log_event, accounts=accounts
+            transport=run.transport,
+            session=run.session,
+            clock=time.monotonic,
+            log_event=_log.log_event,
+            accounts=accounts,
+            health=self.health,
         )
         opened(closing(intake))
         metrics.source = lambda: replace(
@@ -187,6 +194,7 @@ class _Root:
         _log.info("learner_ended", reason=reason, env_steps=record.env_steps, mean100=record.mean_return, solved=record.solved)
         other_rank_stops = stopped and not self.shutdown.requested  # a new process must take this one's place
         if self.invocation.linger and not other_rank_stops:
+            _log.info("lingering", until="SIGTERM")
             process.linger(self.shutdown, self.health, check=intake.check)
         return reason
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from common.errors import DropReason, InternalError, ProtocolError, ProtocolVersionError, ResourceError
+from common.observability.health import Health
 from common.protocol import codec
 from common.protocol import events as e
 from common.protocol.events import Experience, WorkerKey
@@ -27,6 +28,7 @@ from services.learner.accounts import AccountsFile
 from services.learner.intake_monitor import IntakeMonitor
 
 TICK_SECONDS: Seconds = 0.1
+HUNG_SECONDS: Seconds = 60.0  # between two ticks: the accounts are on a disk that may be slow
 MESSAGES_AT_ONCE = 64  # received before posts are performed: a flood must not delay them
 
 _Call: TypeAlias = tuple[Callable[[], Any], Future[Any]]  # a function for the I/O thread, and what it will return
@@ -42,6 +44,7 @@ class Intake:
     log_event: Callable[[e.LogEvent], None]
     accounts: AccountsFile | None = None  # has the account of each worker before it gets credits; None: it is written nowhere
     memory: MemoryGuard = field(default_factory=MemoryGuard)  # of the process
+    health: Health = field(default_factory=Health)
     _queue: deque[Experience] = field(default_factory=deque)
     _evaluations: deque[e.Evaluated] = field(default_factory=deque)
     _changed: threading.Condition = field(default_factory=threading.Condition)
@@ -283,6 +286,7 @@ class Intake:
         return self._snapshot[1]
 
     def _tick(self, elapsed: Seconds) -> None:
+        self.health.tick(loop="I/O thread", within=HUNG_SECONDS)
         self._handle(e.Tick())
         self._monitor.tick(self.clock(), elapsed)
         self._collect_stats()

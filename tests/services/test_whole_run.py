@@ -185,7 +185,7 @@ class Colony:
         self.intake = Intake(
             transport=transport, session=session, clock=time.monotonic, log_event=lambda _: None, accounts=accounts
         )
-        self.alive = lambda: None  # called by each actor at each env step, and by the learner at each update
+        self.alive = lambda **_: None  # called by each actor at each env step, and by the learner at each update
 
     def learner(self):
         """The loop of the learner, as its root builds it."""
@@ -295,7 +295,7 @@ class Colony:
             rest=lambda: None,
             stats=EvaluatorStats(),
             stopping=lambda: bool(self.failures),
-            alive=lambda: None,
+            alive=lambda **_: None,
             clock=time.monotonic,
         )
         link.close(evaluator.run())

@@ -629,14 +629,15 @@ def test_a_welcomed_worker_sends_a_goodbye_with_the_reason_of_its_end(role, lear
 
 @each_role
 def test_a_worker_with_linger_outlives_the_run_until_sigterm(role, learner, monkeypatch):
-    """Restarted at each end, a pod would greet a finished run for ever; meanwhile it sends nothing."""
+    """Restarted at each end, a pod would have longer and longer delays."""
     lingering, lingered = process.linger, []
 
-    def linger(shutdown, health):
+    def linger(shutdown, health, *, seconds):
         lingered.append(role)
         os.kill(os.getpid(), signal.SIGTERM)
-        lingering(shutdown, health)
+        assert lingering(shutdown, health, seconds=seconds)
         assert shutdown.reason == "SIGTERM"
+        return True
 
     monkeypatch.setattr(process, "linger", linger)
     drain = frames(Drain(reason="target reached", deadline_seconds=0.1))
@@ -644,6 +645,30 @@ def test_a_worker_with_linger_outlives_the_run_until_sigterm(role, learner, monk
     assert ROOTS[role].main(["--learner", welcoming.endpoint, "--name", "one", "--linger"]) == 0
     assert isinstance(welcoming.end()[-1], Goodbye)
     assert lingered == [role]
+
+
+@each_role
+def test_a_worker_that_lingers_joins_the_next_run_at_its_address(role, learner, monkeypatch):
+    """Nothing else would: where the run was changed, an orchestrator restarts the learner alone."""
+    monkeypatch.setattr(process, "LINGER_SECONDS", 0.01)
+    monkeypatch.setattr(worker, "GREET_SECONDS", 0.01)
+    ended = frames(Refusal(code="draining", reason="the run is ending", retry=False))
+    drain, goodbyes = frames(Drain(reason="target reached", deadline_seconds=0.1)), []
+
+    def answer(message):
+        hellos = sum(isinstance(heard, Hello) for heard in welcoming.heard)
+        if isinstance(message, Goodbye):
+            goodbyes.append(message.reason)
+            if len(goodbyes) == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+        return {Hello: ended if hellos == 2 else frames(welcome()), SnapshotWanted: drain}.get(type(message))
+
+    welcoming = learner(answer)
+    assert ROOTS[role].main(["--learner", welcoming.endpoint, "--name", "one", "--linger"]) == 0
+    incarnations = [heard.incarnation for heard in welcoming.end() if isinstance(heard, Hello)]
+    assert goodbyes[:2] == ["target reached"] * 2
+    assert len(incarnations) >= 3
+    assert len(set(incarnations)) == len(incarnations)
 
 
 @each_role

@@ -52,6 +52,19 @@ def test_long_work_that_was_announced_is_healthy_until_its_own_limit(clock):
     assert not health.liveness().ok, "the announcement holds for one tick only"
 
 
+def test_each_of_several_loops_is_found_where_the_others_turn(clock):
+    """The I/O thread waits for a disk that does not answer, and the train loop goes round."""
+    health = Health(deadline=10.0, clock=clock)
+    health.tick(loop="I/O thread", within=60.0)
+    for _ in range(12):
+        clock.now += 6.0
+        health.tick()
+    assert health.overdue == pytest.approx(12.0)
+    assert health.liveness().sentence == "I/O thread has not ticked for 72.0 s; wanted every 60 s"
+    health.tick(loop="I/O thread", within=60.0)
+    assert health.liveness().ok
+
+
 def test_a_loop_that_never_starts_is_found(clock):
     """It died before its first turn."""
     health = Health(deadline=10.0, clock=clock)

@@ -13,8 +13,10 @@ from common.algorithms.payload import trajectory_schema
 from common.envs.make import make
 from common.envs.spec import EnvSettings
 from common.errors import DropReason, RunChangedError
+from common.observability.health import Health
 from common.observability.worker_metrics import ActorStats
 from common.protocol.messages import ACTOR_STATE, ArraySpec, Drain, Snapshot, Trajectory
+from common.runtime.lifecycle import BUILD_SECONDS
 from services.acting.incarnation import Incarnation
 from services.acting.loop import ActorLoop
 from services.acting.rollout import Rollout
@@ -139,7 +141,7 @@ class Scene:
             alive=self.turn,
         )
 
-    def turn(self):
+    def turn(self, **_):
         """The loop went round."""
         self.turns += 1
 
@@ -207,6 +209,22 @@ def test_the_rollout_under_way_is_dropped_where_the_run_goes_on_with_other_setti
     with pytest.raises(RunChangedError):
         scene.actor.run()
     assert scene.stats.dropped["unfinished"] == scene.stats.env_steps > 0
+
+
+def test_a_step_that_begins_an_episode_may_take_as_long_as_building(scene):
+    """A simulator that takes a minute to begin its second episode was restarted by its liveness probe, in each of them."""
+    health, left = Health(clock=lambda: 0.0), []
+    step = scene.environment.step
+
+    def slow(action):
+        left.append(health._ticks["loop"].within)  # noqa: SLF001
+        scene.stop = len(left) == T
+        return step(action)
+
+    scene.environment.step, scene.actor.alive = slow, health.tick
+    scene.link.publish(0)
+    scene.actor.run()
+    assert left == [BUILD_SECONDS] * T
 
 
 def test_one_rollout_is_acted_by_one_policy(scene):

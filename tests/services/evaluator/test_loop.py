@@ -109,7 +109,7 @@ class Scene:
         """A pause after a step."""
         self.rests += 1
 
-    def turn(self):
+    def turn(self, **_):
         """The loop went round."""
         self.turns += 1
 

@@ -67,7 +67,7 @@ def test_the_evaluator_shows_the_stacks_that_training_sees(autoreset, frame_stac
         rest=lambda: None,
         stats=EvaluatorStats(version=0),
         stopping=lambda: False,
-        alive=lambda: None,
+        alive=lambda **_: None,
         clock=itertools.count().__next__,
     )
     evaluator._evaluate("greedy", keep_going=lambda: True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import Future
 from contextlib import closing
 
 import msgpack
@@ -11,13 +12,14 @@ import numpy as np
 import pytest
 
 from common.errors import ConfigError, DropReason, HandshakeFailure, InternalError, ResourceError
+from common.observability.health import Health
 from common.protocol import codec
 from common.protocol.events import RefusalCode
 from common.protocol.learner_side import LearnerSide
 from common.protocol.messages import PROTOCOL_VERSION, ArraySpec, Envelope, Evaluation, Hello, Refusal, Snapshot
 from common.transport.api import LIMIT_MESSAGES
 from services.learner.accounts import AccountsFile, read
-from services.learner.intake import TICK_SECONDS, Intake
+from services.learner.intake import HUNG_SECONDS, TICK_SECONDS, Intake
 from tests.services.learner.conftest import SCHEMA, Colony, session_config
 from tests.support.memory import MemoryHub
 
@@ -141,6 +143,22 @@ def test_an_account_is_on_disk_before_its_worker_gets_credits(accounting, make_t
         colony.until(lambda: link.has_credit)
         (found,) = written()
         assert found["account"]["produced"] == sent * STEPS
+
+
+def test_a_disk_that_does_not_answer_makes_the_probe_fail(accounting):
+    """The I/O thread waits in a write, no worker is answered, and the train loop still turns."""
+    colony, _ = accounting
+    now = [0.0]
+    colony.intake.health, answered = Health(clock=lambda: now[0]), threading.Event()
+    colony.until(lambda: "I/O thread" in colony.intake.health._ticks)
+    colony.intake._post((answered.wait, Future()))
+    try:
+        now[0] += HUNG_SECONDS + 1.0
+        colony.intake.health.tick()
+        assert colony.intake.health.liveness().sentence.startswith("I/O thread has not ticked for")
+    finally:
+        answered.set()
+    colony.until(lambda: colony.intake.health.liveness().ok)
 
 
 def test_the_closed_account_of_a_worker_that_left_is_on_disk(accounting):
