@@ -217,7 +217,7 @@ def test_a_step_that_begins_an_episode_may_take_as_long_as_building(scene):
     step = scene.environment.step
 
     def slow(action):
-        left.append(health._ticks["loop"].within)  # noqa: SLF001
+        left.append(health._ticks["loop"].within)
         scene.stop = len(left) == T
         return step(action)
 
