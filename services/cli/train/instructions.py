@@ -73,7 +73,7 @@ class Outcome(StrEnum):
     STOPPED = "stopped"  # on request, and the learner saved its state
     REFUSED = "refused"  # a child refused a setting
     FAILED = "failed"
-    KILLED = "killed"  # on a second request
+    KILLED = "killed"  # on a second request, before the learner had saved its state
 
 
 # --- names ---

@@ -7,7 +7,8 @@ Pure: a method for each event gets the time and returns instructions, which `pro
     exit code 2 of any child is an invalid setting, which no restart can correct: the run fails and shows the message
     the learner is its rank 0; each other rank restarts as the learner does, and rank 0 ends where one of them is lost
     exit code 0 of the learner is the end of the run: the workers exit by themselves, or are stopped
-    the first stop request stops the learner first, because it has to save its state; the second one kills all children
+    the first stop request stops the learner first, because it has to save its state, and changes nothing where the run already
+    ends; the second one kills all children
 """
 
 from __future__ import annotations
@@ -97,6 +98,7 @@ class Supervisor:
     _report_refusals_at: Seconds = 0.0
     _due: list[tuple[Seconds, Terminate | Kill]] = field(default_factory=list)  # executed at that time if the child still runs
     _stopping: bool = False
+    _stop_requested: bool = False
 
     def __post_init__(self) -> None:
         """Name the children; the learner starts first, because the workers connect to it."""
@@ -153,12 +155,16 @@ class Supervisor:
         return [*due, *(self._start(name, now, resume=True) for name in restarts)]
 
     def request_stop(self, now: Seconds) -> list[Instruction]:
-        """Stop the run; at the second request kill all children."""
-        if not self._stopping:
-            self.outcome = Outcome.STOPPED
-            return self._stop(now)
-        self.outcome = Outcome.KILLED
-        return [Kill(name) for name in self._running()]
+        """Stop the run, unless it already ends; at the second request kill all children."""
+        if self._stop_requested:
+            if self.outcome is Outcome.STOPPED and self._children[LEARNER].running:
+                self.outcome = Outcome.KILLED
+            return [Kill(name) for name in self._running()]
+        self._stop_requested = True
+        if self._stopping:
+            return []
+        self.outcome = Outcome.STOPPED
+        return self._stop(now)
 
     def set_actors(self, actors: int, now: Seconds) -> list[Instruction]:
         """Start the actors that are missing of this number, or terminate those with the highest numbers."""

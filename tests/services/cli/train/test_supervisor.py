@@ -342,6 +342,29 @@ def test_a_second_ctrl_c_kills_whoever_is_left():
     assert core.outcome is Outcome.KILLED
 
 
+@pytest.mark.parametrize(
+    ("ended", "outcome"),
+    [(("learner", 0), Outcome.FINISHED), (("actor-0", 2), Outcome.REFUSED), (("learner", 2), Outcome.REFUSED)],
+)
+def test_only_a_second_ctrl_c_kills_the_children_of_a_run_that_already_ends(ended, outcome):
+    """The first one comes while the learner saves, or after it has: nothing may be lost, and the run ended as it did."""
+    core = begun(evaluator=False)
+    core.exited(*ended, 30.0)
+    assert core.request_stop(31.0) == []
+    left = [child for child in core.children if child != ended[0]]
+    assert core.request_stop(32.0) == [Kill(child) for child in left]
+    gone(core, *left, code=-9, now=32.1)
+    assert (core.done, core.outcome) == (True, outcome)
+
+
+def test_a_second_ctrl_c_after_the_learner_has_saved_loses_nothing():
+    core = begun(evaluator=False)
+    core.request_stop(30.0)
+    core.exited("learner", 0, 31.0)
+    assert core.request_stop(32.0) == [Kill("actor-0"), Kill("actor-1")]
+    assert core.outcome is Outcome.STOPPED
+
+
 def test_nobody_is_started_again_once_a_stop_was_asked_for():
     """An actor that happened to wait for its restart when Ctrl-C came stays down."""
     core = begun(actors=1, evaluator=False)
