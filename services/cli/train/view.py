@@ -9,12 +9,12 @@ import json
 import os
 import sys
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, Self, TextIO
+from typing import IO, Literal, Self, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -213,24 +213,31 @@ class LiveView(View):
         self._live = Live(console=console, auto_refresh=False, transient=True)
 
     def __enter__(self) -> Self:
-        self._live.start()
+        with self._outlived():
+            self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._live.stop()
+        with self._outlived():
+            self._live.stop()
 
     def show(self, frame: ViewFrame) -> None:
         """Redraw."""
-        self._live.update(panel(frame), refresh=True)
+        with self._outlived():
+            self._live.update(panel(frame), refresh=True)
 
     def print_message(self, text: str) -> None:
         """Print above the panel."""
-        self._console.print(text, markup=False, highlight=False)
+        with self._outlived():
+            self._console.print(text, markup=False, highlight=False)
 
     def print_result(self, lines: Iterable[str], facts: Mapping[str, object]) -> None:  # noqa: ARG002
         """Print the lines."""
         for line in lines:
             self.print_message(line)
+
+    def _outlived(self) -> AbstractContextManager[None]:
+        return _outlived(self._console.file, end=self._live.stop)  # until then `Live` prints stderr on the terminal that failed
 
 
 class LineView(View):
@@ -260,15 +267,28 @@ class LineView(View):
         return json.dumps({"time": now, **run, "event": event, **fields})
 
     def _print(self, line: str) -> None:
-        """Write a line; a closed pipe or a full disk is reported once and does not end the run."""
-        try:
+        with _outlived(self._stream):
             print(line, file=self._stream, flush=True)
-        except OSError as error:
-            # Without another target for its buffered text every later flush would fail, that at exit included.
-            with suppress(OSError), Path(os.devnull).open("wb") as nowhere:
-                os.dup2(nowhere.fileno(), self._stream.fileno())
-            with suppress(OSError):
-                print(f"rookery train: warning: the display ends: {error.strerror}; the run goes on", file=sys.stderr)
+
+
+@contextmanager
+def _outlived(stream: IO[str], *, end: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Report once that `stream` is a closed pipe or terminal, or on a full disk, which does not end the run; first call `end`."""
+    try:
+        yield
+    except OSError as error:
+        _discard(stream)
+        end()
+        try:
+            print(f"rookery train: warning: the display ends: {error.strerror}; the run goes on", file=sys.stderr, flush=True)
+        except OSError:
+            _discard(sys.stderr)
+
+
+def _discard(stream: IO[str]) -> None:
+    """Write to nowhere from now on; else every later flush of the buffered text would fail, that at exit included."""
+    with suppress(OSError), Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def make_view(stream: TextIO, log_format: Literal["auto", "plain", "json"], *, run_id: str = "") -> View:

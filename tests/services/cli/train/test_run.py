@@ -21,7 +21,8 @@ from common.runtime.run_directory import find
 from services.cli.train import run, view
 from services.cli.train.plan import Plan, Request
 from services.cli.train.run import join_line, train
-from services.cli.train.view import LineView
+from services.cli.train.status import RunStatus
+from services.cli.train.view import LineView, ViewFrame, make_view
 
 pytestmark = pytest.mark.system
 
@@ -302,6 +303,27 @@ def test_a_reader_that_leaves_ends_nothing(capsys):
         for _ in range(3):
             view.print_message("a line")
     assert capsys.readouterr().err == "rookery train: warning: the display ends: Broken pipe; the run goes on\n"
+
+
+@pytest.mark.parametrize("closed_before", range(5))
+def test_a_terminal_that_closes_ends_nothing(capsys, monkeypatch, closed_before):
+    """A window is closed on a run that ignores SIGHUP: the live panel fails as lines do, whatever is shown next."""
+    monkeypatch.setenv("TERM", "xterm")
+    terminal, end = os.openpty()
+    with os.fdopen(end, "w") as stream:
+        live, frame = make_view(stream, "auto"), ViewFrame(title="pong", run_dir="runs/pong", status=RunStatus())
+        steps = [
+            live.__enter__,
+            lambda: live.show(frame),
+            lambda: live.print_message("a line"),
+            lambda: live.__exit__(None, None, None),
+            lambda: live.print_result(["solved"], {}),
+        ]
+        for number, step in enumerate(steps):
+            if number == closed_before:
+                os.close(terminal)
+            step()
+    assert capsys.readouterr().err == "rookery train: warning: the display ends: Input/output error; the run goes on\n"
 
 
 def test_nothing_starts_in_a_folder_that_is_in_use(trained, tmp_path):
