@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from common.config.layers import leaves, parse_yaml
 from common.config.schema import Settings
 from common.errors import ConfigError
 from common.runtime.run_directory import RunDirectory
-from services.cli.train.outcome import curve_points
+from services.cli.train.outcome import curve_points, read_curve
 
 DEPTH = 3  # of folders below a named one in which runs are found: a folder of series holds folders of runs
 MAX_LABEL_SETTINGS = 4  # named in the label of a configuration; the table of settings has all
@@ -120,14 +119,12 @@ def read_run(path: Path) -> RunData:
     try:
         values = parse_yaml(directory.config.read_text(encoding="utf-8"), source=str(directory.config))
         summary = json.loads(_text(directory.summary) or "{}")
-        lines = _text(directory.learning_curve_csv).rpartition("\n")[0].splitlines()  # without a last line that was cut short
-        rows = list(csv.DictReader(lines))
+        curve = read_curve(directory.learning_curve_csv)
     except (OSError, ValueError) as error:
         raise ConfigError(f"the files of the run in {path} cannot be read", found=str(error), wanted="files of a run") from error
     if not isinstance(values, dict) or not isinstance(summary, dict):
         raise ConfigError(f"the files of the run in {path} cannot be read", found="no mapping", wanted="files of a run")
     settings = {".".join(key): value for key, value in leaves(values)}
-    curve = [row for row in rows if _whole(row)]
     if max((float(row.get("env_steps") or 0) for row in curve), default=0.0) > summary.get("env_steps", 0):
         summary = {}  # of an earlier end: the run was resumed, and goes on or was killed
     return RunData(path=path, settings=settings, curve=curve, summary=summary, command=_text(directory.command).strip())
@@ -135,14 +132,6 @@ def read_run(path: Path) -> RunData:
 
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8") if path.is_file() else ""
-
-
-def _whole(row: Mapping[str | None, Any]) -> bool:
-    """Return False for a row that a kill cut short: its text is no number, or columns are missing."""
-    try:
-        return None not in row.values() and all(float(value) == float(value) for value in row.values() if value)
-    except (TypeError, ValueError):
-        return False
 
 
 def compared_settings(run: RunData) -> dict[str, Any]:

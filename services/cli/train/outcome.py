@@ -106,6 +106,22 @@ def final_lines(result: str, summary: Summary | None, *, run_dir: Path, resumabl
         yield f"  go on          rookery train --resume --run-dir {run_dir}"
 
 
+def read_curve(path: Path) -> list[Mapping[str, str]]:
+    """Return the rows of the learning_curve.csv at `path` without those that a kill cut short; none without the file."""
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()  # without a last line that was cut short
+    return [row for row in csv.DictReader(lines) if _whole(row)]
+
+
+def _whole(row: Mapping[str | None, Any]) -> bool:
+    """Return False for a row that a kill cut short: its text is no number, or columns are missing."""
+    try:
+        return None not in row.values() and all(float(value) == float(value) for value in row.values() if value)
+    except (TypeError, ValueError):
+        return False
+
+
 def curve_points(rows: Iterable[Mapping[str, str]], x: str, y: str) -> tuple[list[float], list[float]]:
     """Return the values of two columns, without the rows in which one is empty."""
     points = [(float(row[x]), float(row[y])) for row in rows if row.get(x) and row.get(y)]
@@ -114,11 +130,7 @@ def curve_points(rows: Iterable[Mapping[str, str]], x: str, y: str) -> tuple[lis
 
 def draw_curve(directory: RunDirectory, *, title: str, target: float | None) -> Path | None:
     """Draw `learning_curve.png`, the return over env steps and time; None for a run too short for a point."""
-    source = directory.learning_curve_csv
-    if not source.is_file():
-        return None
-    with source.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_curve(directory.learning_curve_csv)
     if not any(curve_points(rows, "env_steps", column)[0] for column in ("episode_return_mean", "evaluation_return")):
         return None
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  # slow to import

@@ -21,9 +21,10 @@ def test_rows_with_empty_cells_give_the_points_they_have():
     assert curve_points(rows, "env_steps", "r") == ([2.0], [-3.5])
 
 
-def test_a_run_leaves_a_picture(tmp_path):
+@pytest.mark.parametrize("tail", ["-17.0,-16.5\n", "-", "-\n", "-17.0,-\n"])
+def test_a_run_leaves_a_picture_whether_its_last_row_is_whole_or_was_cut_short(tmp_path, tail):
     """A PNG that a browser opens."""
-    (tmp_path / "learning_curve.csv").write_text(CSV)
+    (tmp_path / "learning_curve.csv").write_text(f"{CSV}18.0,3600,{tail}")
     path = draw_curve(RunDirectory(tmp_path), title="pong, seed 1", target=18.0)
     assert path.read_bytes().startswith(b"\x89PNG")
 
