@@ -93,7 +93,7 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _check__conflicts(self) -> Self:
-        if problems := "\n".join(_conflicts(self)):
+        if problems := "\n".join(conflicts(self)):
             raise ValueError(problems)
         return self
 
@@ -101,7 +101,7 @@ class Settings(Section):
 # --- settings that are valid each and cannot work together ---
 
 
-def _conflicts(settings: Settings) -> Iterator[str]:
+def conflicts(settings: Settings) -> Iterator[str]:
     """Yield a sentence for each set of valid settings that cannot work together, with the reason."""
     learner, actor, scale = settings.learner, settings.actor, settings.scale
     yield from settings.algorithm.conflicts(scale)

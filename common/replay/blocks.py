@@ -62,16 +62,7 @@ class BlockLayout:
         """
         if not 1 <= n_step <= _LONGEST_WINDOW:
             raise ConfigError("n-step windows of the replay", found=n_step, wanted=f"1 to {_LONGEST_WINDOW}")
-        repeated = env.frame_stack + n_step - 1
-        least = _LEAST_BLOCKS * streams * repeated
-        if capacity < least:
-            raise ConfigError(
-                "algorithm.replay_capacity",
-                found=capacity,
-                wanted=f"at least {least}: {_LEAST_BLOCKS} blocks of {repeated} for each of {streams} environments",
-                fix="raise it, or lower actor.count or env.num_envs",
-            )
-        fresh = min(_FRESH_PER_REPEATED * repeated, capacity // (_LEAST_BLOCKS * streams))
+        fresh = block_rows(env.frame_stack, capacity=capacity, n_step=n_step, streams=streams)
         return cls(env=env, n_step=n_step, blocks=-(-capacity // fresh), fresh=fresh)
 
     @property
@@ -262,6 +253,23 @@ class Blocks:
         self._owner.clear()
         for stream, cursor, stop, pending in state["writers"]:
             self._own(stream, _Writer(cursor=cursor, stop=stop, pending=pending))
+
+
+def block_rows(frame_stack: int, *, capacity: EnvSteps, n_step: int, streams: int) -> int:
+    """Return the rows that each block of a memory adds to those before it.
+
+    Raises `ConfigError` for a capacity too small for `streams` environments that write concurrently.
+    """
+    repeated = frame_stack + n_step - 1
+    least = _LEAST_BLOCKS * streams * repeated
+    if capacity < least:
+        raise ConfigError(
+            "algorithm.replay_capacity",
+            found=capacity,
+            wanted=f"at least {least}: {_LEAST_BLOCKS} blocks of {repeated} for each of {streams} environments",
+            fix="raise it, or lower actor.count or env.num_envs",
+        )
+    return min(_FRESH_PER_REPEATED * repeated, capacity // (_LEAST_BLOCKS * streams))
 
 
 def nbytes(arrays: ArrayForms) -> int:

@@ -117,7 +117,7 @@ def _train_one(options: argparse.Namespace) -> int:
 
     auto = options.actors == AUTO
     settings = {
-        "actor.count": "0" if auto else options.actors,
+        "actor.count": None if auto else options.actors,
         "run.seed": options.seed,
         "run.init": _initial(options),
         "log.format": options.log_format,

@@ -6,7 +6,7 @@ import secrets
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -16,9 +16,10 @@ from common.algorithms.sections import ReplaySection
 from common.conditions import COMMAND_LINE, DEFAULT
 from common.config.endpoint import Endpoint, connectable_host, parse_endpoint
 from common.config.load import LoadedSettings, as_yaml, load_settings, with_absolute_key_paths, with_chosen
-from common.config.schema import Settings
+from common.config.schema import Settings, conflicts
 from common.errors import ConfigError, ResourceError
 from common.observability.deployment import ENV_WORKER, LEARNER
+from common.replay.blocks import STREAMS, block_rows
 from common.runtime.copies import check_new, check_resumed, copy_address, restore, restore_missing
 from common.runtime.disk import DISK, write_atomically
 from common.runtime.machine import cores
@@ -42,7 +43,6 @@ from services.cli.train.ports import Ports, binds, metrics_ports, policy_servers
 from services.cli.train.search import ActorSearch
 from services.cli.train.supervisor import Supervisor
 
-FIRST_ACTORS = 1
 ACTORS_PER_CORE = 2  # that `--actors auto` tries; actors that wait for their environments need --actors N
 RESUME_EXAMPLE = "rookery train --resume --run-dir runs/NAME"
 
@@ -100,7 +100,7 @@ class Plan:
     def supervisor(self) -> Supervisor:
         """Return the supervisor of this run's children."""
         return Supervisor(
-            actors=FIRST_ACTORS if self.auto_actors else self.settings.actor.count,
+            actors=self.settings.actor.count,
             evaluator=self.settings.evaluator.enabled,
             env_workers=self.settings.policy_server.workers,
             ranks=self.settings.learner.ranks,
@@ -113,11 +113,11 @@ class Plan:
             return None
         algorithm = self.settings.algorithm
         warmup = algorithm.warmup if isinstance(algorithm, ReplaySection) else 0
-        return ActorSearch(max_actors=max_actors(self.settings), warmup=warmup, actors=FIRST_ACTORS)
+        return ActorSearch(max_actors=max_actors(self.settings), warmup=warmup, actors=self.settings.actor.count)
 
-    def write_config(self, actors: int | None = None) -> None:
-        """Write config.yaml, from which the run resumes, with the number of `actors` that was chosen since its start, if any."""
-        loaded = self.loaded if actors is None else with_chosen(self.loaded, {"actor.count": actors})
+    def write_config(self, actors: int) -> None:
+        """Write config.yaml, from which the run resumes, with the number of `actors` that it has now."""
+        loaded = with_chosen(self.loaded, {"actor.count": actors})
         self.directory.path.mkdir(parents=True, exist_ok=True)
         write_atomically(self.directory.config, as_yaml(loaded.settings, loaded.provenance).encode())
 
@@ -182,9 +182,10 @@ def make_plan(request: Request, *, environ: Mapping[str, str], command_line: Seq
         ports = stack.enter_context(Ports())
         for endpoint in binds(loaded.settings):
             ports.claim(parse_endpoint(endpoint).port)  # those that the user or an earlier start chose, before any is sought
-        metrics = metrics_ports(loaded.settings, ports, actors=max_actors(loaded.settings) if request.auto_actors else None)
+        most = max_actors(loaded.settings) if request.auto_actors else loaded.settings.actor.count
+        metrics = metrics_ports(loaded.settings, ports, actors=most)
         chosen = _with_addresses(loaded, path, now, ports, resume=request.resume)
-        keys = _learner_keys(chosen.settings, actors=request.auto_actors or chosen.settings.actor.count > 0)
+        keys = _learner_keys(chosen.settings, actors=chosen.settings.actor.count > 0)
         for endpoint in binds(chosen.settings):
             ZmqServer(endpoint, keys=keys).close()  # raises the errors that the learner would raise later
         (master_port,) = ports.find(1) if chosen.settings.learner.ranks > 1 else (0,)
@@ -228,21 +229,39 @@ def _rewrite(directory: RunDirectory, text: str, settings: Settings) -> None:
 def _check_workers(request: Request, settings: Settings) -> None:
     """Raise `ConfigError` for numbers of actors, ranks and env workers with which some would have nothing to do."""
     ranks, actors = settings.learner.ranks, settings.actor.count
-    if not request.auto_actors and 0 < actors < ranks:
+    if 0 < actors < ranks:
         wanted = f"at least {ranks} = learner.ranks: a rank without an actor trains on nothing; or 0, where all start elsewhere"
         raise ConfigError("actor.count", found=actors, wanted=wanted, fix=f"add actor.count={ranks}")
     workers = settings.policy_server.workers
     if workers and settings.env.num_envs % workers:
         wanted = f"a divisor of env.num_envs = {settings.env.num_envs}: each env worker steps the same number of environments"
         raise ConfigError("policy_server.workers", found=workers, wanted=wanted)
-    if request.auto_actors and workers:
-        found = f"--actors auto with policy_server.workers={workers}"
-        raise ConfigError("the number of policy servers cannot be searched for", found=found, wanted="--actors N")
+    if request.auto_actors and (workers or settings.lockstep):
+        fact = f"the number of {'policy servers' if workers else 'actors'} cannot be searched for"
+        found = f"--actors auto with {f'policy_server.workers={workers}' if workers else 'run.mode=lockstep'}"
+        raise ConfigError(fact, found=found, wanted="--actors N")
 
 
 def max_actors(settings: Settings) -> int:
-    """Return the largest number of actors that `--actors auto` tries on this machine."""
-    return max(FIRST_ACTORS, min(settings.learner.max_actors, ACTORS_PER_CORE * cores()))
+    """Return the largest number of actors that `--actors auto` tries on this machine, where it begins with that of `settings`.
+
+    The run can be resumed with it: it agrees with the other settings, and a replay memory in checkpoints keeps its layout.
+    """
+    for count in range(ACTORS_PER_CORE * cores(), settings.actor.count, -1):
+        tried = settings.model_copy(update={"actor": settings.actor.model_copy(update={"count": count})})
+        with suppress(ConfigError):
+            if not any(conflicts(tried)) and (_block_rows(tried) == _block_rows(settings) or not settings.checkpoint.replay):
+                return count
+    return settings.actor.count
+
+
+def _block_rows(settings: Settings) -> int:
+    """Return the part of the layout of the replay memory that depends on the number of actors; 0 where none does."""
+    algorithm, streams = settings.algorithm, settings.rank_actors * settings.env.num_envs
+    if not isinstance(algorithm, ReplaySection) or settings.model.recurrent:
+        return 0
+    sizes = {"capacity": algorithm.replay_capacity, "n_step": algorithm.n_step, "streams": max(STREAMS, streams)}
+    return block_rows(settings.env.frame_stack, **sizes)
 
 
 def _download_missing(request: Request, environ: Mapping[str, str]) -> None:
@@ -272,7 +291,10 @@ def _resumed(request: Request) -> RunDirectory:
 
 def _load(request: Request, environ: Mapping[str, str]) -> LoadedSettings:
     preset = str(_resumed(request).config) if request.resume else request.preset
-    loaded = load_settings(preset=preset, overrides=request.overrides, environ=environ, strict=not request.member)
+    overrides = (*request.overrides, "actor.count=1") if request.auto_actors else request.overrides
+    loaded = load_settings(preset=preset, overrides=overrides, environ=environ, strict=not request.member)
+    if request.auto_actors:  # the first number that is tried: each rank needs an actor
+        loaded = with_chosen(loaded, {"actor.count": loaded.settings.learner.ranks})
     if request.resume and request.preset not in {None, loaded.settings.run.preset}:
         found, fix = f"{loaded.settings.run.preset} in {request.run_dir}", "leave the preset out, or name another --run-dir"
         raise ConfigError("the run to resume is of another preset", found=found, wanted=request.preset, fix=fix)

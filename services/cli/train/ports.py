@@ -69,11 +69,10 @@ def _bound(kind: socket.SocketKind, port: int) -> socket.socket | None:
     return candidate
 
 
-def metrics_ports(settings: Settings, ports: Ports, *, actors: int | None) -> dict[str, int]:
+def metrics_ports(settings: Settings, ports: Ports, *, actors: int) -> dict[str, int]:
     """Return a port for each child: free ones, or `metrics.port` and those above it in the order in which children start."""
-    count = settings.actor.count if actors is None else actors
     ranks, workers = settings.learner.ranks, settings.policy_server.workers
-    children = Supervisor(actors=count, evaluator=settings.evaluator.enabled, env_workers=workers, ranks=ranks).children
+    children = Supervisor(actors=actors, evaluator=settings.evaluator.enabled, env_workers=workers, ranks=ranks).children
     first = settings.metrics.port
     if first == 0:
         return dict(zip(children, [*ports.find(ranks, in_a_row=True), *ports.find(len(children) - ranks)], strict=True))

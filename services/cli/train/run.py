@@ -248,7 +248,7 @@ class _Display:
             lost = "what it held is lost, its logs too; the run goes on and writes its next checkpoint and results there"
             self.view.print_message(f"the run directory {self.plan.directory.path} was deleted: {lost}")
         with suppress(OSError):  # the next tick tries again
-            self.plan.write_config()
+            self.plan.write_config(self.supervisor.actors)
 
     def _count_experience(self, status: RunStatus) -> None:
         counted = status.ledger.accepted, status.refused_messages
@@ -271,8 +271,8 @@ class _Display:
         search.observe(self.watch.latest, self.clock())
         if search.actors != before:
             self.requests.put(partial(self.supervisor.set_actors, search.actors))
-        if search.done:
-            self._keep_choice(search)
+        if search.done or search.actors != before:
+            self._keep_choice(search, show=search.done)
 
     def end(self) -> None:
         """Keep the best number of actors so far, or that which acts, where the run has ended before the search."""
@@ -283,7 +283,7 @@ class _Display:
         search.finish()
         self._keep_choice(search, show=measured)
 
-    def _keep_choice(self, search: ActorSearch, *, show: bool = True) -> None:
+    def _keep_choice(self, search: ActorSearch, *, show: bool) -> None:
         if show:
             self.view.print_message(search.result)
         try:

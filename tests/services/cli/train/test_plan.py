@@ -18,7 +18,7 @@ from common.runtime.run_directory import held
 from common.runtime.store import RunStore
 from common.transport.curve import ServerKeys, WorkerKeys, make
 from services.cli.train.instructions import Start
-from services.cli.train.plan import Request, make_plan
+from services.cli.train.plan import Request, make_plan, max_actors
 from services.cli.train.ports import FIRST_PORT, Ports, binds
 
 pytestmark = pytest.mark.service
@@ -298,9 +298,12 @@ def test_settings_with_which_env_workers_cannot_work_are_refused(overrides, mess
         planned(*overrides)
 
 
-def test_the_number_of_policy_servers_is_not_searched_for():
-    with pytest.raises(ConfigError, match="the number of policy servers cannot be searched for"):
-        planned("policy_server.workers=2", auto_actors=True)
+@pytest.mark.parametrize(
+    ("setting", "searched"), [("policy_server.workers=2", "policy servers"), ("run.mode=lockstep", "actors")]
+)
+def test_a_number_that_cannot_change_during_a_run_is_not_searched_for(setting, searched):
+    with pytest.raises(ConfigError, match=f"the number of {searched} cannot be searched for: found --actors auto with {setting}"):
+        planned(setting, auto_actors=True)
 
 
 def test_the_directory_of_a_run_keeps_the_command_line_of_each_start():
@@ -377,19 +380,43 @@ def all_ports(plan):
 def test_where_the_number_of_actors_is_sought_there_is_an_address_for_each_that_may_be_tried(monkeypatch):
     """One to begin with, two for each core at most; an algorithm with a warm-up is not judged by it."""
     monkeypatch.setattr("services.cli.train.plan.cores", lambda: 3)
-    plan = planned("actor.count=0", auto_actors=True)
+    plan = planned(auto_actors=True)
     assert set(plan.metrics_ports) == {"learner", "evaluator", *(f"actor-{number}" for number in range(6))}
     assert plan.supervisor().actors == 1
     search = plan.search()
     assert (search.max_actors, search.actors, search.warmup) == (6, 1, 0)
-    other = planned("actor.count=0", preset="cartpole-dqn", run_dir=Path("other"), auto_actors=True)
+    other = planned(preset="cartpole-dqn", run_dir=Path("other"), auto_actors=True)
     assert other.search().warmup == other.settings.algorithm.warmup > 0
     assert planned(run_dir=Path("third")).search() is None
 
 
+@pytest.mark.parametrize(
+    ("preset", "setting", "most"),
+    [
+        ("cartpole", "learner.max_actors=5", 5),
+        ("pendulum-td3", "learner.credits=2", 10),  # eleven would be too many for its max_policy_lag
+        ("pendulum-td3", "checkpoint.replay=true", 10),
+        ("cartpole-dqn", "checkpoint.replay=false", 16),
+        ("cartpole-dqn", "checkpoint.replay=true", 3),  # four, with 8 environments each, would need smaller blocks
+    ],
+)
+def test_a_run_can_be_resumed_with_each_number_that_is_tried(monkeypatch, preset, setting, most):
+    monkeypatch.setattr("services.cli.train.plan.cores", lambda: 8)
+    assert max_actors(load_settings(preset=preset, overrides=[setting, "actor.count=1"], environ={}).settings) == most
+    load_settings(preset=preset, overrides=[setting, f"actor.count={most}"], environ={})
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_that_is_killed_while_it_searches_is_resumed_with_an_actor_for_each_rank(ranks):
+    """Without any, or with fewer, it would wait for experience that never comes."""
+    plan = planned(f"learner.ranks={ranks}", run_dir=Path("r"), auto_actors=True)
+    assert plan.supervisor().actors == plan.search().actors == ranks
+    assert planned(preset=None, run_dir=Path("r"), resume=True).supervisor().actors == ranks
+
+
 def test_the_number_that_was_found_is_what_a_resumed_run_has():
     """The search is not made again, unless it is asked for."""
-    plan = planned("actor.count=0", run_dir=Path("r"), auto_actors=True)
+    plan = planned(run_dir=Path("r"), auto_actors=True)
     plan.write_config(3)
     again = planned(preset=None, run_dir=Path("r"), resume=True)
     assert again.supervisor().actors == again.settings.actor.count == 3

@@ -8,18 +8,22 @@ import shutil
 import signal
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from common.config.layers import parse_yaml
+from common.config.load import load_settings
 from common.config.schema import Settings
 from common.config.sections import LearnerSettings
 from common.errors import ConfigError
 from common.runtime.checkpoints import by_version
 from common.runtime.run_directory import find
 from services.cli.train import run, view
-from services.cli.train.plan import Plan, Request
+from services.cli.train.plan import Plan, Request, make_plan
+from services.cli.train.processes import Requests
 from services.cli.train.run import join_line, train
 from services.cli.train.status import RunStatus
 from services.cli.train.view import LineView, ViewFrame, make_view
@@ -116,6 +120,37 @@ def test_a_run_that_ends_before_a_number_of_actors_was_measured_is_resumed_with_
     code, shown, _, run_dir = trained(auto=True)
     assert (code, "--actors auto" in shown) == (0, False)
     assert parse_yaml((run_dir / "config.yaml").read_text(), source="config.yaml")["actor"]["count"] == 1
+
+
+def test_a_run_that_is_killed_while_it_searches_goes_on_with_the_actors_that_it_had(tmp_path):
+    """Config.yaml has their number at each moment, also where the run directory was deleted."""
+    request = Request(preset="cartpole", run_dir=tmp_path / "run", auto_actors=True)
+    with make_plan(request, environ={}, command_line=[], now=datetime.now(UTC)) as plan:
+        watch, seconds, requests = SimpleNamespace(latest=RunStatus()), iter(range(1000)), Requests()
+        display = run._Display(
+            plan=plan,
+            supervisor=plan.supervisor(),
+            watch=watch,
+            view=LineView(io.StringIO(), style="plain"),
+            requests=requests,
+            search=plan.search(),
+            newest_line=lambda _: "",
+            clock=lambda: next(seconds),
+        )
+
+        def actors():
+            return load_settings(preset=str(plan.directory.config), environ={}).settings.actor.count
+
+        assert actors() == 1
+        while display.search.actors == 1:
+            watch.latest = RunStatus(phase="training", env_steps=watch.latest.env_steps + 100, workers={"actor": 1})
+            display.tick()
+        assert actors() == 2
+        while not requests.empty():
+            requests.get()(0.0)
+        shutil.rmtree(plan.directory.path)
+        display.tick()
+        assert actors() == 2
 
 
 def test_a_run_without_actors_shows_how_they_join_it(trained):
