@@ -117,15 +117,15 @@ def _unknown(path: Path, values: Tree, origin: str) -> str:
     ]
     close = get_close_matches(key, known, n=1) or elsewhere
     hint = f"did you mean {close[0]}? " if close else ""
-    if others := _variants_with(path, values):
+    if others := variants_with(path, values):
         owners = " and ".join([*filter(None, [", ".join(others[:-1])]), others[-1]])
         hint = f"it is a setting of {owners}, and {'.'.join(parent)}.name is {_at((*parent, 'name'), values)}; "
     kind, owner = ("key", ".".join(parent)) if parent else ("section", "the configuration")
     return f"{'.'.join(path)}: unknown {kind} ({origin}); {hint}{owner} has {', '.join(known)}"
 
 
-def _variants_with(path: Path, values: Tree) -> list[str]:
-    """Return the names of the other variants of the section that have the key at `path`."""
+def variants_with(path: Path, values: Tree) -> list[str]:
+    """Return the names of the variants of a section, such as algorithms, that have the key at `path`."""
     section, *_ = path
     names: list[str] = (schema_at((section, "name"), values) or {}).get("enum", [])
     return [name for name in names if schema_at(path, {section: {"name": name}})]

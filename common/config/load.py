@@ -24,7 +24,7 @@ from pydantic import BaseModel, ValidationError
 
 from common import conditions, extensions
 from common.conditions import COMMAND_LINE, DEFAULT
-from common.config.errors import config_error, joined, schema_at, settings_class
+from common.config.errors import config_error, joined, schema_at, settings_class, variants_with
 from common.config.layers import Layer, leaves, merge_layers, nest, parse_yaml, source_of
 from common.config.schema import Settings
 from common.errors import ConfigError
@@ -248,9 +248,11 @@ def _environment_layers(environ: Mapping[str, str]) -> Iterator[Layer]:
             path = tuple(text.split("__"))
             yield Layer(source=name, values=nest(path, _value(path, environ[name], source=name)))
             continue
-        section, _, key = text.partition("_")
-        if key and schema_at((section, key), {}):  # a setting that is written with one underscore too few
-            raise ConfigError("environment variable sets nothing", found=name, wanted=f"{ENV_PREFIX}{section}__{key}".upper())
+        for section in Settings.model_fields:
+            path = section, text.removeprefix(f"{section}_")
+            if text != path[1] and (schema_at(path, {}) or variants_with(path, {})):  # written with one underscore too few
+                wanted = f"{ENV_PREFIX}{'__'.join(path)}".upper()
+                raise ConfigError("environment variable sets nothing", found=name, wanted=wanted)
 
 
 def _override_layer(text: str) -> Layer:

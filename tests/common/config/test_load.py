@@ -170,14 +170,23 @@ def test_a_type_is_never_guessed(tmp_path, content):
 
 def test_variables_of_others_are_left_alone():
     """Kubernetes sets ROOKERY_LEARNER_PORT and its kin in every pod beside a service called rookery-learner."""
-    environ = {"ROOKERY_LEARNER_PORT": "tcp://10.0.0.1:5700", "ROOKERY_LEARNER_SERVICE_HOST": "10.0.0.1", "LOG__LEVEL": "x"}
+    environ = {
+        "ROOKERY_LEARNER_PORT": "tcp://10.0.0.1:5700",
+        "ROOKERY_LEARNER_SERVICE_HOST": "x",
+        "ROOKERY_POLICY_SERVER_PORT": "x",
+        "LOG__LEVEL": "x",
+    }
     assert load_settings(preset=None, environ=environ) == load_settings(preset=None, environ={})
 
 
-def test_a_variable_with_one_underscore_too_few_is_reported():
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [("ACTOR", "COUNT"), ("POLICY_SERVER", "WORKERS"), ("ALGORITHM", "EPOCHS"), ("ALGORITHM", "REPLAY_CAPACITY")],
+)
+def test_a_variable_with_one_underscore_too_few_is_reported(section, key):
     """It would be ignored in silence, and the run start with other settings than meant."""
-    with pytest.raises(ConfigError, match="found ROOKERY_ACTOR_COUNT, wanted ROOKERY_ACTOR__COUNT"):
-        load_settings(preset=None, environ={"ROOKERY_ACTOR_COUNT": "4"})
+    with pytest.raises(ConfigError, match=f"found ROOKERY_{section}_{key}, wanted ROOKERY_{section}__{key}"):
+        load_settings(preset=None, environ={f"ROOKERY_{section}_{key}": "4"})
 
 
 def test_a_wrong_variable_is_named_as_it_was_set():
