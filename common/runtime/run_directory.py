@@ -16,6 +16,7 @@ from common.errors import ConfigError, ResourceError
 from common.runtime.disk import DISK, PARTIAL, Disk, write_atomically
 
 TENSORS, MANIFEST, SEGMENTS = "tensors.safetensors", "manifest.json", "segments"  # names in a checkpoint, and beside it
+DEPTH = 3  # of folders below a named one in which runs are found: a folder of series holds folders of runs
 
 
 class RunDirectory:
@@ -51,6 +52,15 @@ class RunDirectory:
         except OSError as error:
             return isinstance(error, FileNotFoundError)
         return False
+
+
+def run_folders(path: Path, depth: int = DEPTH) -> Iterator[Path]:
+    """Yield `path` where it is a run directory, else the run directories in it, `depth` folders below at most."""
+    if RunDirectory(path).config.is_file():
+        yield path
+    elif depth and path.is_dir():
+        for folder in sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")):
+            yield from run_folders(folder, depth - 1)
 
 
 def is_config_of_a_run(source: str) -> bool:

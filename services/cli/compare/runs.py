@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -12,10 +12,9 @@ from typing import Any
 from common.config.layers import leaves, parse_yaml
 from common.config.schema import Settings
 from common.errors import ConfigError
-from common.runtime.run_directory import RunDirectory
+from common.runtime.run_directory import RunDirectory, run_folders
 from services.cli.train.outcome import curve_points, read_curve
 
-DEPTH = 3  # of folders below a named one in which runs are found: a folder of series holds folders of runs
 MAX_LABEL_SETTINGS = 4  # named in the label of a configuration; the table of settings has all
 
 # Chosen for each run, or without effect on what it learns.
@@ -82,7 +81,7 @@ def read_runs(paths: Iterable[Path], *, copies: Iterable[Path] = ()) -> list[Run
     """
     found: dict[Path, RunData] = {}
     for path in paths:
-        inside = list(_run_folders(path, DEPTH))
+        inside = list(run_folders(path))
         if not inside:
             kind = "an empty folder" if path.is_dir() and not any(path.iterdir()) else "a folder without one"
             what = kind if path.is_dir() else "no folder"
@@ -103,14 +102,6 @@ def _identity(run: RunData) -> str:
 
 def _compared_text(run: RunData) -> str:
     return json.dumps(compared_settings(run), sort_keys=True, default=str)
-
-
-def _run_folders(path: Path, depth: int) -> Iterator[Path]:
-    if RunDirectory(path).config.is_file():
-        yield path
-    elif depth and path.is_dir():
-        for folder in sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")):
-            yield from _run_folders(folder, depth - 1)
 
 
 def read_run(path: Path) -> RunData:

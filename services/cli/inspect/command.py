@@ -22,7 +22,8 @@ MAX_MEASUREMENT_SECONDS = 86_400.0
 HEALTH_TIMEOUT: Seconds = 3.0
 TARGETS = """\
 TARGET is the directory of a run of `rookery train`, or the address of a service's metrics, host:port; give as many as there
-are. Without a TARGET it is the newest run in progress under runs/. With --prometheus all that it scrapes is shown.
+are. Of a folder of runs, such as a series, it is the newest one in progress; without a TARGET that under runs/. With
+--prometheus all that it scrapes is shown.
 
 examples:
   rookery {0}

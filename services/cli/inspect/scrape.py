@@ -27,7 +27,7 @@ from common.errors import ConfigError, ResourceError
 from common.observability.deployment import JOBS, ROLES, Samples, Scrape, ServiceSample, by_label, role_of
 from common.observability.learner_metrics import RUN_INFO
 from common.observability.metrics import LABEL_CHARACTERS, LOOP_OVERDUE
-from common.runtime.run_directory import RunDirectory
+from common.runtime.run_directory import RunDirectory, run_folders
 from common.units import MIB, Seconds
 
 PAGE_TIMEOUT: Seconds = 0.5
@@ -36,7 +36,7 @@ DEADLINE: Seconds = 5.0  # for all requests to one service
 TIMEOUT: Seconds = 2.0  # of one step of one request
 PROMETHEUS_TIMEOUT: Seconds = 10.0
 PROMETHEUS_LIMIT = 64 * MIB
-TARGETS = "a run directory, or addresses of services such as 127.0.0.1:9100 (metrics.host, metrics.port)"
+TARGETS = "a run directory, a folder of such, or addresses of services such as 127.0.0.1:9100 (metrics.host, metrics.port)"
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _ADDRESS = re.compile(r"(?:http://)?((?:[^/\s:@?#\[\]]+|\[[0-9a-fA-F:.]+\]):(\d+))/?(?:metrics|status|healthz|readyz)?")
@@ -228,23 +228,26 @@ def open_source(named: Sequence[str], *, prometheus: str | None, namespace: str 
         return _open_prometheus(prometheus, namespace)
     if namespace is not None:
         raise ConfigError("--namespace narrows a Prometheus", found="none", wanted="--prometheus URL")
-    if not named:
-        return _newest(folder)
-    return _named(named)
+    return _named(named or [str(_newest(folder, "here"))])
 
 
 def _named(named: Sequence[str]) -> Services:
-    """Return the services of run directories and addresses. Raises as `open_source`."""
+    """Return the services of run directories, of the newest run in other folders, and of addresses. Raises as `open_source`."""
     urls: dict[str, str] = {}
     run_ids: dict[str, str] = {}
+    titles: list[str] = []
     for word in named:
-        if Path(word).is_dir():
-            found = _addresses(directory := RunDirectory(Path(word)))
+        folder = Path(word)
+        if folder.is_dir():
+            directory = RunDirectory(folder if RunDirectory(folder).begun else _newest(folder, "there"))
+            found = _addresses(directory)
             run_ids |= dict.fromkeys(found, _run_id(directory))
+            titles.append(str(directory.path))
         else:
             found = {_address(word): f"http://{_address(word)}"}
+            titles.append(word)
         urls |= found
-    return _answering(Services(urls, title=", ".join(named), run_ids=run_ids))
+    return _answering(Services(urls, title=", ".join(titles), run_ids=run_ids))
 
 
 def _open_prometheus(url: str, namespace: str | None) -> Prometheus:
@@ -286,15 +289,19 @@ def _run_id(directory: RunDirectory) -> str:
         return ""
 
 
-def _newest(folder: Path) -> Source:
-    runs = sorted(folder.glob(f"*/{RunDirectory(Path()).addresses.name}"), key=lambda path: path.stat().st_mtime, reverse=True)
+def _newest(folder: Path, where: str) -> Path:
+    """Return the directory of the newest run in `folder` that answers, a member of a series too."""
+    addresses = (RunDirectory(run).addresses for run in run_folders(folder))
+    started = {path.parent: path.stat().st_mtime for path in addresses if path.is_file()}
     found = f"none under {folder}/"
-    for path in runs:
+    for run in sorted(started, key=lambda run: started[run], reverse=True):
         try:
-            return _named([str(path.parent)])
+            _named([str(run)])
         except ResourceError as error:  # left behind by one that was killed, or it hangs
-            found = f"{path.parent}, where no service answers ({error.found})"
-    raise ConfigError("no run is under way here", found=found, wanted=TARGETS, fix="or give --prometheus URL")
+            found = f"{run}, where no service answers ({error.found})"
+        else:
+            return run
+    raise ConfigError(f"no run is under way {where}", found=found, wanted=TARGETS, fix="or give --prometheus URL")
 
 
 def _answering(services: Services) -> Services:

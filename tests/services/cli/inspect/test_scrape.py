@@ -186,6 +186,7 @@ def test_what_is_no_target_is_refused_with_a_line(tmp_path, word, hints):
 def announce(path, **addresses):
     """A run directory with the addresses of its services."""
     path.mkdir(parents=True)
+    RunDirectory(path).config.touch()
     RunDirectory(path).addresses.write_text(json.dumps({name: f"http://{address}" for name, address in addresses.items()}))
     return path
 
@@ -234,6 +235,18 @@ def test_without_a_target_it_is_the_newest_run_that_answers(serve, tmp_path):
     for number, (name, address) in enumerate(addresses.items()):
         os.utime(RunDirectory(announce(tmp_path / name, learner=address)).addresses, (number, number))
     assert opened(folder=tmp_path).title == str(tmp_path / "second")
+
+
+def test_a_run_of_a_series_is_found_without_a_target_and_in_the_folder_of_the_series(serve, tmp_path):
+    """Each member keeps its files in a folder of its own, and one that has ended has no addresses."""
+    member = announce(tmp_path / "runs" / "series" / "s2", learner=serve({"/metrics": (200, LEARNER)} | OK))
+    RunDirectory(announce(tmp_path / "runs" / "series" / "s1")).addresses.unlink()
+    for named in ([], [str(member.parent)], [str(member)]):
+        assert opened(*named, folder=tmp_path / "runs").title == str(member)
+    RunDirectory(member).addresses.unlink()
+    assert refused(str(member.parent), folder=tmp_path).startswith(
+        f"no run is under way there: found none under {member.parent}/"
+    )
 
 
 def test_a_run_that_does_not_answer_is_named(tmp_path):
