@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -115,8 +116,9 @@ def _planned(request: SeriesRequest, saved: Series | None, environ: Mapping[str,
     if "run.seed" in named and (saved is not None or request.seeds is not None):
         raise ConfigError("a seed beside the seeds of the series", found="run.seed", wanted="--seeds with all seeds")
     if saved is not None:
+        options = _merged(saved.options, options, counted="actor.count" in {*named, *grid})
         grid = {key: values for key, values in saved.grid.items() if key not in named} | grid
-        shared, options = (*saved.overrides, *shared), options or saved.options
+        shared = (*saved.overrides, *shared)
     first = (*shared, *(f"{key}={values[0]}" for key, values in grid.items()))
     loaded = load_settings(preset=preset, overrides=first, environ=environ, strict=not grid)
     base = loaded.settings
@@ -126,6 +128,17 @@ def _planned(request: SeriesRequest, saved: Series | None, environ: Mapping[str,
     series = Series(preset=preset, overrides=shared, options=options, grid=grid, seeds=seeds)
     checked = [load_settings(preset=preset, overrides=series.overrides_of(member), environ=environ) for member in series.members]
     return series, checked[0].settings
+
+
+def _merged(saved: Sequence[str], newer: Sequence[str], *, counted: bool) -> tuple[str, ...]:
+    """Return the options (names and values in turn) of a series, where the command that resumes it does not name them anew.
+
+    `counted`: the command sets the number of actors, which replaces the saved `--actors`.
+    """
+    pairs = dict(zip(saved[::2], saved[1::2], strict=False))
+    if counted:
+        pairs.pop("--actors", None)
+    return tuple(itertools.chain(*(pairs | dict(zip(newer[::2], newer[1::2], strict=False))).items()))
 
 
 def require_own_ids(loaded: LoadedSettings) -> None:

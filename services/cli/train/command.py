@@ -145,11 +145,13 @@ def _train_series(options: argparse.Namespace, folder: Path | None) -> int:
         raise ConfigError("--run-dir of a series is a local directory", found=options.run_dir, wanted="--run-dir runs/NAME")
     if options.seeds is not None and options.seed is not None:
         raise ConfigError("--seed and --seeds", found="both", wanted="one of them")
-    passed = {"--actors": options.actors, "--log-format": options.log_format}
+    # A number of actors is a setting like others, so that a newer `actor.count` replaces it.
+    counted = () if options.actors in {None, AUTO} else (f"actor.count={options.actors}",)
+    passed = {"--actors": None if counted else options.actors, "--log-format": options.log_format}
     named = {"run.seed": options.seed, "run.init": _initial(options)}
     request = SeriesRequest(
         preset=options.names[0] if options.names else None,
-        overrides=tuple(options.overrides),
+        overrides=(*options.overrides, *counted),
         seeds=options.seeds,
         named=tuple(f"{key}={value}" for key, value in named.items() if value is not None),
         options=tuple(word for name, value in passed.items() if value is not None for word in (name, value)),

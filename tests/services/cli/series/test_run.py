@@ -3,6 +3,7 @@
 import io
 import json
 import threading
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from common.errors import ConfigError
 from services.cli.series.run import SeriesRequest, is_series, open_series, run_series
+from tests.services.cli.conftest import called
 
 pytestmark = pytest.mark.service
 
@@ -20,12 +22,13 @@ class FakeTrainer:
     """Leaves a finished run, or what `script` says for the name of its directory: an exit code, and whether it has finished."""
 
     def __init__(self, write_run, script=None, stop_after=None):
-        self.calls, self.stopped = [], False
+        self.calls, self.commands, self.stopped = [], [], False
         self._write, self._script, self._stop_after = write_run, script or {}, stop_after
 
     def train(self, argv, **_):
         path = Path(argv[argv.index("--run-dir") + 1])
         self.calls.append((path.name, "--resume" in argv))
+        self.commands.append(" ".join(argv[1:-2]))
         assert "--member" in argv
         code, done = self._script.get(path.name, (0, True))
         overrides = [word for word in argv[: argv.index("--run-dir")] if "=" in word]
@@ -39,8 +42,10 @@ def ran(tmp_path, monkeypatch, write_run):
     """Open and run a series; gives exit code, the started runs, and what was shown."""
     monkeypatch.chdir(tmp_path)
 
-    def run(*overrides, seeds=None, resume=False, preset="cartpole", trainer=None, parallel=1):
-        request = SeriesRequest(preset=preset, overrides=overrides, seeds=seeds, folder=Path("series"), resume=resume)
+    def run(*overrides, seeds=None, resume=False, preset="cartpole", trainer=None, parallel=1, options=()):
+        request = SeriesRequest(
+            preset=preset, overrides=overrides, seeds=seeds, folder=Path("series"), resume=resume, options=options
+        )
         series, folder = open_series(request, environ={}, now=NOW)
         trainer, shown, messages = trainer or FakeTrainer(write_run), io.StringIO(), []
         code = run_series(series, folder, trainer=trainer, show=messages.append, stdout=shown, environ={}, parallel=parallel)
@@ -132,22 +137,40 @@ def test_resumed_with_other_seeds_it_keeps_settings_values_and_options(ran, tmp_
     ran("algorithm.gamma=0.9", "algorithm.learning_rate=1e-3,3e-4", seeds="1")
     series = tmp_path / "series" / "series.json"
     series.write_text(series.read_text().replace('"options": []', '"options": ["--actors", "1"]'))
-    trained = []
-
-    class Noting(FakeTrainer):
-        def train(self, argv, **more):
-            trained.append(" ".join(argv[1:-2]))
-            return super().train(argv, **more)
-
-    ran(seeds="1-2", preset=None, resume=True, trainer=Noting(ran.write))
+    first, second = FakeTrainer(ran.write), FakeTrainer(ran.write)
+    ran(seeds="1-2", preset=None, resume=True, trainer=first)
     rest = "run.seed=2 --actors 1 --member"
-    assert trained == [f"cartpole algorithm.gamma=0.9 algorithm.learning_rate={rate} {rest}" for rate in ("1e-3", "3e-4")]
-    trained.clear()
-    ran("algorithm.gamma=0.8", "algorithm.learning_rate=1e-2", preset=None, resume=True, trainer=Noting(ran.write))
-    assert trained == [
+    assert first.commands == [f"cartpole algorithm.gamma=0.9 algorithm.learning_rate={rate} {rest}" for rate in ("1e-3", "3e-4")]
+    ran("algorithm.gamma=0.8", "algorithm.learning_rate=1e-2", preset=None, resume=True, trainer=second)
+    assert second.commands == [
         f"cartpole algorithm.gamma=0.9 algorithm.gamma=0.8 algorithm.learning_rate=1e-2 run.seed={seed} --actors 1 --member"
         for seed in (1, 2)
     ]
+
+
+def test_resumed_it_keeps_each_option_that_the_command_does_not_name(ran):
+    ran(seeds="1", options=("--actors", "auto", "--log-format", "plain"))
+    trainer = FakeTrainer(ran.write)
+    ran(seeds="2", resume=True, options=("--log-format", "json"), trainer=trainer)
+    ran("actor.count=2", seeds="3", resume=True, trainer=trainer)  # instead of the search for a number
+    ran(seeds="4", resume=True, options=("--actors", "auto"), trainer=trainer)
+    assert trainer.commands == [
+        "cartpole run.seed=2 --actors auto --log-format json --member",
+        "cartpole actor.count=2 run.seed=3 --log-format json --member",
+        "cartpole actor.count=2 run.seed=4 --log-format json --actors auto --member",
+    ]
+
+
+def test_a_number_of_actors_is_a_setting_of_the_series(ran, tmp_path, monkeypatch):
+    trainer = FakeTrainer(ran.write)
+    monkeypatch.setattr("services.cli.series.run.train_processes", lambda: nullcontext(trainer))
+    for words in (["cartpole", "--seeds", "1", "--actors", "4"], ["--resume", "--seeds", "2", "actor.count=3"]):
+        assert called("train", *words, "--run-dir", tmp_path / "series") == 0
+    assert trainer.commands == [
+        "cartpole actor.count=4 run.seed=1 --member",
+        "cartpole actor.count=4 actor.count=3 run.seed=2 --member",
+    ]
+    assert called("train", "cartpole", "actor.count=1,2", "--actors", "4", "--run-dir", tmp_path / "other") == 2
 
 
 def test_a_file_that_lists_its_members_is_resumed(ran, tmp_path):
