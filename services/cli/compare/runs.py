@@ -130,7 +130,7 @@ def compared_settings(run: RunData) -> dict[str, Any]:
 
     A setting that its version did not have yet has its default.
     """
-    return {key: value for key, value in {**_defaults(), **run.settings}.items() if not _is_own(key)}
+    return {key: value for key, value in {**_defaults(), **run.settings}.items() if not is_own(key)}
 
 
 @cache
@@ -140,7 +140,8 @@ def _defaults() -> Mapping[str, Any]:
     return {".".join(key): value for key, value in leaves(values)}
 
 
-def _is_own(key: str) -> bool:
+def is_own(key: str) -> bool:
+    """Return whether each run has a value of its own for a setting, or the setting has no effect on what a run learns."""
     section, _, name = key.partition(".")
     worker = section in {"learner", "actor", "evaluator"} and name in _OWN_WORKER_KEYS
     return key in _OWN_KEYS or section in _OWN_SECTIONS or worker

@@ -6,15 +6,17 @@ import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from threading import Event
 from typing import Any, TextIO
 
+from common.conditions import DEFAULT
+from common.config.layers import differences, leaves
 from common.config.load import LoadedSettings, load_settings
 from common.config.schema import Settings
 from common.errors import ConfigError, ResourceError
@@ -22,7 +24,7 @@ from common.runtime.disk import write_atomically
 from common.runtime.process import INTERRUPTED
 from common.runtime.run_directory import RunDirectory, is_config_of_a_run
 from common.units import Seconds
-from services.cli.compare.runs import read_run, read_runs
+from services.cli.compare.runs import is_own, read_run, read_runs
 from services.cli.compare.tables import print_runs, result
 from services.cli.series.grid import Member, members, parse_seeds, split_overrides
 from services.cli.train import exit_with_parent
@@ -42,6 +44,7 @@ class Series:
     options: tuple[str, ...]  # of `rookery train`, of all members
     grid: Mapping[str, tuple[str, ...]]  # values by key, of the settings with several
     seeds: tuple[int, ...]
+    settings: Mapping[str, Any] | None = None  # `effective_settings` of the first member; None in a file of a version before
 
     @property
     def members(self) -> list[Member]:
@@ -116,6 +119,10 @@ def _planned(request: SeriesRequest, saved: Series | None, environ: Mapping[str,
     if "run.seed" in named and (saved is not None or request.seeds is not None):
         raise ConfigError("a seed beside the seeds of the series", found="run.seed", wanted="--seeds with all seeds")
     if saved is not None:
+        if saved.settings is not None:
+            before = load_settings(preset=preset, overrides=saved.overrides_of(saved.members[0]), environ=environ)
+            fix = "set them as they were, or name the settings on the command line"
+            require_settings(before, saved.settings, named={*named, *grid}, fix=fix)
         options = _merged(saved.options, options, counted="actor.count" in {*named, *grid})
         grid = {key: values for key, values in saved.grid.items() if key not in named} | grid
         shared = (*saved.overrides, *shared)
@@ -127,7 +134,26 @@ def _planned(request: SeriesRequest, saved: Series | None, environ: Mapping[str,
     seeds = parse_seeds(request.seeds) if request.seeds is not None else saved.seeds if saved else (base.run.seed,)
     series = Series(preset=preset, overrides=shared, options=options, grid=grid, seeds=seeds)
     checked = [load_settings(preset=preset, overrides=series.overrides_of(member), environ=environ) for member in series.members]
-    return series, checked[0].settings
+    return replace(series, settings=effective_settings(checked[0])), checked[0].settings
+
+
+def effective_settings(loaded: LoadedSettings) -> dict[str, Any]:
+    """Return the settings that have an effect on what a run learns, by dotted key."""
+    values = {".".join(path): value for path, value in leaves(loaded.settings.model_dump(mode="json"))}
+    return {key: value for key, value in values.items() if not is_own(key)}
+
+
+def require_settings(now: LoadedSettings, saved: Mapping[str, Any], *, named: Container[str] = (), fix: str) -> None:
+    """Raise `ConfigError` where a setting, unless it is in `named`, has another value than in `saved` (`effective_settings`).
+
+    A setting that the version of `saved` did not have yet may have its default.
+    """
+    values = {key: value for key, value in effective_settings(now).items() if key in saved or now.provenance[key] != DEFAULT}
+    both = ({key: value for key, value in tree.items() if key not in named} for tree in (values, saved))
+    found, wanted = differences(*both)
+    if found or wanted:
+        fact = "variables ROOKERY_... or the preset have changed since the first start"
+        raise ConfigError(fact, found=found or "less", wanted=wanted or "no more", fix=fix)
 
 
 def _merged(saved: Sequence[str], newer: Sequence[str], *, counted: bool) -> tuple[str, ...]:
@@ -158,8 +184,14 @@ def _read(folder: Path | None) -> Series:
         options = () if "--allow-code" in values["options"] else tuple(values["options"])  # no file allows code
         grid = {key: tuple(found) for key, found in values["grid"].items()} if "grid" in values else _grid(values["members"])
         seeds = values["seeds"] if "grid" in values else map(int, grid.pop("run.seed"))
-        overrides = tuple(values["overrides"])
-        return Series(preset=values["preset"], overrides=overrides, options=options, grid=grid, seeds=tuple(seeds))
+        return Series(
+            preset=values["preset"],
+            overrides=tuple(values["overrides"]),
+            options=options,
+            grid=grid,
+            seeds=tuple(seeds),
+            settings=dict(values["settings"]) if "settings" in values else None,
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{folder / SERIES_FILE} cannot be read", found=repr(error), wanted="the file of a series") from error
 

@@ -18,18 +18,27 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from common.conditions import unmet
 from common.config.layers import differences
-from common.config.load import load_settings
+from common.config.load import LoadedSettings, load_settings
 from common.errors import ConfigError
 from common.runtime.process import INTERRUPTED
 from common.runtime.run_directory import RunDirectory
 from common.units import Seconds
 from services.cli.compare.runs import RunData, read_run
 from services.cli.compare.tables import TextTable, number, print_tables, remark_on_mean
-from services.cli.series.run import TrainProcesses, is_finished, made_folder, require_own_ids, train_arguments
+from services.cli.series.run import (
+    TrainProcesses,
+    effective_settings,
+    is_finished,
+    made_folder,
+    require_own_ids,
+    require_settings,
+    train_arguments,
+)
 from services.cli.series.space import Choices, Sweep, as_text, read_sweep
 
 FILE, STUDY = "sweep.yaml", "study.sqlite"
 SWEEP = "sweep"  # attribute of the study: the file, less what may change from one start to the next
+SETTINGS = "settings"  # the same: settings of a trial with the first values, those of variables and of the preset among them
 STAGES = 20  # points of a curve, at equal distances over the budget, at which trials are compared
 WARMUP_STAGES = 4  # before the first comparison
 STARTUP_TRIALS = 4  # before the first trial that is compared
@@ -61,11 +70,14 @@ def open_sweep(file: Path | None, folder: Path, *, resume: bool, environ: Mappin
     if resume:
         with _study(folder, sweep) as study:
             found, wanted = differences(_lasting(sweep), study.user_attrs.get(SWEEP, _lasting(sweep)))
+            settings = study.user_attrs.get(SETTINGS)
         if found or wanted:
             fix = "begin another sweep, or change trials and prune alone"
             raise ConfigError(
                 "the sweep to resume searches otherwise", found=found or "less", wanted=wanted or "no more", fix=fix
             )
+        if settings is not None:
+            require_settings(_first_settings(sweep, environ), settings, fix="set them as they were, or begin another sweep")
     with made_folder(folder, "sweep", resume=resume):
         if source != folder / FILE:
             shutil.copyfile(source, folder / FILE)
@@ -89,6 +101,7 @@ def run_sweep(
     with _study(folder, sweep) as study:
         if SWEEP not in study.user_attrs:
             study.set_user_attr(SWEEP, _lasting(sweep))
+            study.set_user_attr(SETTINGS, effective_settings(_first_settings(sweep, environ)))
         study.sampler = optuna.samplers.TPESampler(seed=len(study.trials))  # a resumed search draws other values than the first
         code = 0
         while not trainer.stopped and (trial := _next_trial(study, sweep)) is not None:
@@ -121,6 +134,10 @@ def _study(folder: Path, sweep: Sweep) -> Iterator[optuna.Study]:
 def _lasting(sweep: Sweep) -> dict[str, Any]:
     """Return, as JSON values, what the values of trials follow from."""
     return sweep.model_dump(mode="json", exclude={"trials", "prune"})
+
+
+def _first_settings(sweep: Sweep, environ: Mapping[str, str]) -> LoadedSettings:
+    return load_settings(preset=sweep.preset, overrides=sweep.overrides(next(sweep.corners())), environ=environ)
 
 
 def _next_trial(study: optuna.Study, sweep: Sweep) -> Trial | None:

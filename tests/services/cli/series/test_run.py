@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from common.config.load import find_preset
 from common.errors import ConfigError
 from services.cli.series.run import SeriesRequest, is_series, open_series, run_series
 from tests.services.cli.conftest import called
@@ -42,13 +43,13 @@ def ran(tmp_path, monkeypatch, write_run):
     """Open and run a series; gives exit code, the started runs, and what was shown."""
     monkeypatch.chdir(tmp_path)
 
-    def run(*overrides, seeds=None, resume=False, preset="cartpole", trainer=None, parallel=1, options=()):
+    def run(*overrides, seeds=None, resume=False, preset="cartpole", trainer=None, parallel=1, options=(), environ=None):
         request = SeriesRequest(
             preset=preset, overrides=overrides, seeds=seeds, folder=Path("series"), resume=resume, options=options
         )
-        series, folder = open_series(request, environ={}, now=NOW)
-        trainer, shown, messages = trainer or FakeTrainer(write_run), io.StringIO(), []
-        code = run_series(series, folder, trainer=trainer, show=messages.append, stdout=shown, environ={}, parallel=parallel)
+        trainer, shown, messages, environ = trainer or FakeTrainer(write_run), io.StringIO(), [], environ or {}
+        series, folder = open_series(request, environ=environ, now=NOW)
+        code = run_series(series, folder, trainer=trainer, show=messages.append, stdout=shown, environ=environ, parallel=parallel)
         return code, trainer.calls, shown.getvalue() + "\n".join(messages)
 
     run.write = write_run
@@ -171,6 +172,24 @@ def test_a_number_of_actors_is_a_setting_of_the_series(ran, tmp_path, monkeypatc
         "cartpole actor.count=4 actor.count=3 run.seed=2 --member",
     ]
     assert called("train", "cartpole", "actor.count=1,2", "--actors", "4", "--run-dir", tmp_path / "other") == 2
+
+
+def test_a_series_is_not_resumed_with_variables_or_a_preset_that_changed(ran, tmp_path):
+    preset, text = tmp_path / "my.yaml", find_preset("cartpole").text
+    preset.write_text(text)
+    environ = {"ROOKERY_ALGORITHM__GAMMA": "0.9"}
+    ran(preset="my.yaml", seeds="1-2", environ=environ, trainer=FakeTrainer(ran.write, stop_after="s1"))
+    with pytest.raises(ConfigError, match=r"found algorithm\.gamma=0\.98, wanted algorithm\.gamma=0\.9;"):
+        ran(preset=None, resume=True)
+    preset.write_text(text.replace("epochs: 10", "epochs: 2"))
+    with pytest.raises(ConfigError, match=r"found algorithm\.epochs=2, wanted algorithm\.epochs=10;"):
+        ran(preset=None, resume=True, environ=environ)
+    preset.write_text(text)
+    with pytest.raises(ConfigError, match=r"found env\.kwargs\.x=1, wanted env\.kwargs={};"):
+        ran(preset=None, resume=True, environ=environ | {"ROOKERY_ENV__KWARGS": "{x: 1}"})
+    assert ran(preset=None, resume=True, environ=environ | {"ROOKERY_LOG__FORMAT": "json"})[1] == [("s2", False)]
+    assert ran("algorithm.gamma=0.9", preset=None, resume=True)[1] == []  # named in place of the variable
+    assert ran(preset=None, seeds="3", resume=True)[1] == [("s3", False)]
 
 
 def test_a_file_that_lists_its_members_is_resumed(ran, tmp_path):

@@ -59,12 +59,12 @@ class FakeTrainer:
 def swept(tmp_path, write_run):
     """Run a sweep; gives exit code, trainer, and what was shown."""
 
-    def run(*, trials=6, resume=False, settings="settings: {", **script):
-        file, folder, shown = tmp_path / "file.yaml", tmp_path / "sweep", io.StringIO()
+    def run(*, trials=6, resume=False, settings="settings: {", environ=None, **script):
+        file, folder, shown, environ = tmp_path / "file.yaml", tmp_path / "sweep", io.StringIO(), environ or {}
         file.write_text(FILE.replace("TRIALS", str(trials)).replace("settings: {", settings))
-        sweep = sweep_module.open_sweep(None if resume else file, folder, resume=resume, environ={})
+        sweep = sweep_module.open_sweep(None if resume else file, folder, resume=resume, environ=environ)
         trainer, messages = FakeTrainer(write_run, **script), []
-        code = sweep_module.run_sweep(sweep, folder, trainer=trainer, show=messages.append, stdout=shown, environ={})
+        code = sweep_module.run_sweep(sweep, folder, trainer=trainer, show=messages.append, stdout=shown, environ=environ)
         return code, trainer, shown.getvalue() + "\n".join(messages)
 
     return run
@@ -147,6 +147,14 @@ def test_a_sweep_is_not_resumed_with_a_file_that_makes_its_trials_incomparable(s
     assert named == ((tmp_path / "sweep" / sweep_module.FILE).read_text() == kept)
     file.write_text(f"{kept.replace('trials: 2', 'trials: 3')}\nprune: false\n")
     assert sweep_module.open_sweep(file if named else None, tmp_path / "sweep", resume=True, environ={}).trials == 3
+
+
+def test_a_sweep_is_not_resumed_with_variables_that_changed(swept):
+    environ = {"ROOKERY_ALGORITHM__GAMMA": "0.9"}
+    swept(trials=2, stop_at="t001", environ=environ)
+    with pytest.raises(ConfigError, match=r"found algorithm\.gamma=0\.98, wanted algorithm\.gamma=0\.9;"):
+        swept(trials=2, resume=True)
+    assert swept(trials=2, resume=True, environ=environ)[0] == 0
 
 
 def test_a_failed_trial_is_in_the_exit_code_and_the_search_goes_on(swept):
