@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ from services.cli.train.processes import stop_signals
 
 SERIES_FILE = "series.json"
 POLL_SECONDS: Seconds = 0.2  # of a process of `rookery train`
+ENDED_BY_STOP = (-signal.SIGTERM, 128 + signal.SIGTERM)  # exit codes of a process that does not handle the signal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,7 +309,8 @@ class TrainProcesses:
         """Run `rookery train` with the arguments `argv`, in a process group of its own, and return its exit code.
 
         Its output goes to the end of the file `log`, or to the terminal. Once `over` returns True it is stopped. At the first
-        `stop` the run saves and stops; the second one ends it at once. It is killed when this process ends. Safe from any thread.
+        `stop` the run saves and stops; the second one ends it at once. One that SIGTERM ends, because it does not handle signals
+        yet, was stopped too: exit code 0. It is killed when this process ends. Safe from any thread.
         """
         with ExitStack() as stack:
             output = None if log is None else stack.enter_context(log.open("ab"))
@@ -326,6 +329,8 @@ class TrainProcesses:
                     process.terminate()
                     sent += 1
                 try:
-                    return process.wait(POLL_SECONDS)
+                    code = process.wait(POLL_SECONDS)
                 except subprocess.TimeoutExpired:
                     is_over = is_over or over()
+                else:
+                    return 0 if code in ENDED_BY_STOP and (self.stopped or is_over) else code

@@ -23,6 +23,16 @@ signal.sigwait([signal.SIGUSR1])
 sys.exit(40 + int(sys.argv[2]) + (signal.SIGTERM in signal.sigpending()))
 """
 
+# Ends at the first SIGTERM, as a run that still imports its modules: of the signal, or with its last argument as exit code.
+STARTING = """
+import os, pathlib, signal, sys
+if sys.argv[2:]:
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(int(sys.argv[2])))
+pathlib.Path(sys.argv[1]).write_text("ready")
+while True:
+    signal.pause()
+"""
+
 
 def child():
     return train_processes(command=(sys.executable, "-c", CHILD))
@@ -61,6 +71,24 @@ def test_a_stop_signal_reaches_the_run_once(tmp_path):
         assert trainer.train([str(ready), "1"], over=interrupt) == 41
         assert trainer.stopped
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("code", [(), ("143",)])
+def test_a_run_that_a_stop_ends_before_it_handles_signals_was_stopped(tmp_path, code):
+    ready = tmp_path / "ready"
+
+    def interrupt():
+        if ready.exists() and not trainer.stopped:
+            os.kill(os.getpid(), signal.SIGINT)
+        return False
+
+    with train_processes(command=(sys.executable, "-c", STARTING)) as trainer:
+        assert trainer.train([str(ready), *code], over=interrupt) == 0
+
+
+def test_a_run_that_another_process_ends_has_failed(tmp_path):
+    with train_processes(command=(sys.executable, "-c", "import os; os.kill(os.getpid(), 15)")) as trainer:
+        assert trainer.train([]) == -signal.SIGTERM
 
 
 def test_a_run_that_is_to_end_early_gets_one_signal_and_is_no_stop(tmp_path):
