@@ -31,7 +31,7 @@ examples:
   rookery sweep sweep.yaml
   rookery sweep --resume --run-dir runs/sweep-20260102-120000
 
-Ctrl-C saves the trial that runs, and stops.
+Ctrl-C saves the trial that runs, and stops. Trials that fail do not count; two in a row end the sweep, which --resume continues.
 exit code: 0 all trials ended, or stopped; 1 a trial failed; 2 bad input; 130 stopped at once.
 """
 

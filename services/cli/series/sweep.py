@@ -41,6 +41,7 @@ SWEEP = "sweep"  # attribute of the study: the file, less what may change from o
 SETTINGS = "settings"  # the same: settings of a trial with the first values, those of variables and of the preset among them
 STAGES = 20  # points of a curve, at equal distances over the budget, at which trials are compared
 WARMUP_STAGES = 4  # before the first comparison
+MAX_FAILURES = 2  # in a row: their cause is not the settings that were drawn, but such as a full disk
 STARTUP_TRIALS = 4  # before the first trial that is compared
 POLL_SECONDS: Seconds = 2.0  # between two looks at a curve
 
@@ -94,7 +95,7 @@ def run_sweep(
     environ: Mapping[str, str],
     options: tuple[str, ...] = (),
 ) -> int:
-    """Run trials until there are `sweep.trials`, show the best, and return the exit code.
+    """Run trials until `sweep.trials` have not failed, or `MAX_FAILURES` in a row have, show the best, and return the exit code.
 
     0: all trials ended, or a stop was requested; 1: a trial failed; 130: a trial was stopped at once.
     """
@@ -103,17 +104,20 @@ def run_sweep(
             study.set_user_attr(SWEEP, _lasting(sweep))
             study.set_user_attr(SETTINGS, effective_settings(_first_settings(sweep, environ)))
         study.sampler = optuna.samplers.TPESampler(seed=len(study.trials))  # a resumed search draws other values than the first
-        code = 0
-        while not trainer.stopped and (trial := _next_trial(study, sweep)) is not None:
+        code = failures = 0
+        while not trainer.stopped and failures < MAX_FAILURES and (trial := _next_trial(study, sweep)) is not None:
             place = folder / f"t{trial.number:03}"
             values = _suggest(trial, sweep)
             chosen = ", ".join(f"{key}={as_text(key, value)}" for key, value in values.items())
-            show(f"trial {trial.number + 1} of {sweep.trials}, {place.name}: {chosen}")
+            show(f"trial {_counted(study)} of {sweep.trials}, {place.name}: {chosen}")
             ended = _run_trial(trial, sweep, values, place, trainer=trainer, environ=environ, options=options)
             if ended == INTERRUPTED:
                 code = ended
                 break
+            failures = failures + 1 if ended else 0
             code = max(code, ended)
+        if failures == MAX_FAILURES:
+            show(f"the sweep ends, because {MAX_FAILURES} trials in a row failed: remove the cause, and go on")
         _show_best(study, sweep, folder, show=show, stdout=stdout, environ=environ)
     return code
 
@@ -145,7 +149,12 @@ def _next_trial(study: optuna.Study, sweep: Sweep) -> Trial | None:
     interrupted = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
     if interrupted:
         return Trial(study, interrupted[0]._trial_id)  # noqa: SLF001  Optuna has no public way to continue a trial
-    return study.ask() if len(study.get_trials(deepcopy=False)) < sweep.trials else None
+    return study.ask() if _counted(study) < sweep.trials else None
+
+
+def _counted(study: optuna.Study) -> int:
+    """Return the number of trials that have not failed."""
+    return sum(trial.state is not TrialState.FAIL for trial in study.get_trials(deepcopy=False))
 
 
 def _suggest(trial: Trial, sweep: Sweep) -> dict[str, Any]:
@@ -187,6 +196,7 @@ def _run_trial(
     elif is_finished(place, overrides=overrides, environ=environ):
         result = goal_value(read_run(place), sweep.goal, budget=budget)
         trial.study.tell(trial, result, state=TrialState.FAIL if result is None else TrialState.COMPLETE)
+        return int(result is None)
     return 0  # a trial that was stopped stays open, for --resume
 
 
@@ -270,7 +280,7 @@ def _show_best(
         words = " ".join(map(shlex.quote, sweep.overrides(best)))
         show(f"  best     rookery train {sweep.preset} {words}")
     show(f"  compare  rookery report {folder}")
-    if len(complete) + len([trial for trial in others if trial.state is not TrialState.RUNNING]) < sweep.trials:
+    if _counted(study) - len([trial for trial in others if trial.state is TrialState.RUNNING]) < sweep.trials:
         show(f"  go on    rookery sweep --resume --run-dir {folder}")
 
 

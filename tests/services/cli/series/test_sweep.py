@@ -159,8 +159,26 @@ def test_a_sweep_is_not_resumed_with_variables_that_changed(swept):
 
 def test_a_failed_trial_is_in_the_exit_code_and_the_search_goes_on(swept):
     code, trainer, shown = swept(trials=3, codes={"t001": 1})
-    assert (code, len(trainer.calls)) == (1, 3)
+    assert (code, len(trainer.calls)) == (1, 4)
+    assert "trial 2 of 3, t002" in shown
     assert "fail" in shown
+    assert "go on" not in shown
+    code, trainer, _ = swept(trials=3, resume=True)
+    assert (code, trainer.calls) == (0, [])
+
+
+def test_two_failures_in_a_row_end_the_sweep_which_can_be_resumed(swept):
+    """As on a full disk, where all trials failed within seconds."""
+    code, trainer, shown = swept(trials=3, codes=dict.fromkeys(("t001", "t002"), 2))
+    assert (code, len(trainer.calls)) == (1, 3)
+    assert "rookery sweep --resume" in shown
+    code, trainer, _ = swept(trials=3, resume=True)
+    assert (code, [name for name, *_ in trainer.calls]) == (0, ["t003", "t004"])
+
+
+def test_a_trial_without_a_value_has_failed(swept):
+    code, trainer, shown = swept(settings="goal: evaluation\nsettings: {target.evaluation: null, ")
+    assert (code, len(trainer.calls), shown.count("fail ")) == (1, 2, 2)
 
 
 def test_a_mean_of_fewer_than_100_episodes_says_so_where_trials_are_ranked_by_it(swept):
