@@ -144,15 +144,15 @@ def reopen(path: Path) -> RunDirectory:
 
 
 @contextmanager
-def held(directory: RunDirectory, *, inherited: int | None = None) -> Iterator[int | None]:
-    """Hold the lock of the run while inside; yields its descriptor, or None where the directory cannot be opened.
+def held(directory: RunDirectory, *, inherited: int | None = None, what: str = "run") -> Iterator[int | None]:
+    """Hold the lock of a run (or `what`) while inside; yields its descriptor, or None where the directory cannot be opened.
 
     On a file system without locks no other process is kept out. What a killed process left of a file half written is removed.
 
     The lock belongs to the open descriptor, and the system releases it when the last process that has the descriptor ends. A
     child process that was started with the descriptor of its parent names it as `inherited` and shares the lock.
 
-    Raises `ConfigError` where another run has the lock, and where `inherited` is not a descriptor of this directory.
+    Raises `ConfigError` where another process has the lock, and where `inherited` is not a descriptor of this directory.
     """
     with ExitStack() as stack:
         lock = _open(directory.path) if inherited is None else _checked(inherited, directory.path)
@@ -160,10 +160,10 @@ def held(directory: RunDirectory, *, inherited: int | None = None) -> Iterator[i
             stack.callback(os.close, lock)
         if lock is not None and inherited is None and not _locked(lock):
             raise ConfigError(
-                "a run is under way in this directory",
+                f"a {what} is under way in this directory",
                 found=str(directory.path),
-                wanted="one that no learner writes to",
-                fix="end that run first, or set run.dir",
+                wanted="one that no other process writes to",
+                fix=f"end that {what} first, or name another directory",
             )
         if inherited is None:
             with suppress(OSError):

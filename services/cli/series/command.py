@@ -70,6 +70,9 @@ def _sweep(options: argparse.Namespace) -> int:
     passed = ("--log-format", options.log_format) if options.log_format else ()
     passed = (*passed, *(word for package in options.allow_code for word in ("--allow-code", package)))
     show = make_view(sys.stdout, options.log_format or "auto").print_message
-    with extensions.restricted(options.allow_code) if options.resume else nullcontext(), train_processes() as trainer:
-        sweep = open_sweep(file, folder, resume=options.resume, environ=os.environ)
+    with (
+        extensions.restricted(options.allow_code) if options.resume else nullcontext(),
+        train_processes() as trainer,
+        open_sweep(file, folder, resume=options.resume, environ=os.environ) as sweep,
+    ):
         return run_sweep(sweep, folder, trainer=trainer, show=show, stdout=sys.stdout, environ=os.environ, options=passed)

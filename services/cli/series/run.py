@@ -23,7 +23,7 @@ from common.config.schema import Settings
 from common.errors import ConfigError, ResourceError
 from common.runtime.disk import write_atomically
 from common.runtime.process import INTERRUPTED
-from common.runtime.run_directory import RunDirectory, is_config_of_a_run
+from common.runtime.run_directory import RunDirectory, held, is_config_of_a_run
 from common.units import Seconds
 from services.cli.compare.runs import is_own, read_run, read_runs
 from services.cli.compare.tables import print_runs, result
@@ -76,8 +76,9 @@ def is_series(folder: Path | None) -> bool:
     return folder is not None and (folder / SERIES_FILE).is_file()
 
 
-def open_series(request: SeriesRequest, *, environ: Mapping[str, str], now: datetime) -> tuple[Series, Path]:
-    """Return the series and its folder, both written.
+@contextmanager
+def open_series(request: SeriesRequest, *, environ: Mapping[str, str], now: datetime) -> Iterator[tuple[Series, Path]]:
+    """Yield the series and its folder, both written, and hold the lock of the folder while inside.
 
     A resumed series has the settings, values, seeds and options of its file, but for those that the command names. Raises
     `ConfigError` or `ResourceError` before anything is written.
@@ -85,26 +86,30 @@ def open_series(request: SeriesRequest, *, environ: Mapping[str, str], now: date
     saved = _read(request.folder) if request.resume else None
     series, settings = _planned(request, saved, environ)
     folder = request.folder or Path("runs") / f"{settings.run.preset or 'run'}-{now:%Y%m%d-%H%M%S}"
-    with made_folder(folder, "series", resume=request.resume):
-        write_atomically(folder / SERIES_FILE, (json.dumps(asdict(series), indent=2) + "\n").encode())
-    return series, folder
+    content = (json.dumps(asdict(series), indent=2) + "\n").encode()
+    with held_folder(folder, {SERIES_FILE: content}, what="series", resume=request.resume):
+        yield series, folder
 
 
 @contextmanager
-def made_folder(folder: Path, what: str, *, resume: bool) -> Iterator[None]:
-    """Make the folder of `what`, a series or a sweep, into which the caller writes while inside.
+def held_folder(folder: Path, files: Mapping[str, bytes], *, what: str, resume: bool) -> Iterator[None]:
+    """Make the folder of `what`, a series or a sweep, write `files` into it, and hold its lock while inside.
 
-    Raises `ConfigError` where a new one is in use, `ResourceError` where it cannot be written.
+    Raises `ConfigError` where a new one is in use, or another command has the lock; `ResourceError` where it cannot be written.
     """
-    if not resume and folder.is_dir() and any(folder.iterdir()):
-        fix = f"name another --run-dir, or continue the {what} with --resume"
-        raise ConfigError(f"folder of the {what} is in use", found=str(folder), wanted="a new or empty folder", fix=fix)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(held(RunDirectory(folder), what=what))
+            if not resume and any(folder.iterdir()):
+                fix = f"name another --run-dir, or continue the {what} with --resume"
+                raise ConfigError(f"folder of the {what} is in use", found=str(folder), wanted="a new or empty folder", fix=fix)
+            for name, content in files.items():
+                write_atomically(folder / name, content)
+        except OSError as error:
+            found = f"{error.strerror} at {folder}"
+            raise ResourceError(f"folder of the {what} cannot be written", found=found, fix="set --run-dir") from error
         yield
-    except OSError as error:
-        found = f"{error.strerror} at {folder}"
-        raise ResourceError(f"folder of the {what} cannot be written", found=found, fix="set --run-dir") from error
 
 
 def _planned(request: SeriesRequest, saved: Series | None, environ: Mapping[str, str]) -> tuple[Series, Settings]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -28,8 +27,8 @@ from services.cli.compare.tables import TextTable, number, print_tables, remark_
 from services.cli.series.run import (
     TrainProcesses,
     effective_settings,
+    held_folder,
     is_finished,
-    made_folder,
     require_own_ids,
     require_settings,
     train_arguments,
@@ -46,11 +45,12 @@ STARTUP_TRIALS = 4  # before the first trial that is compared
 POLL_SECONDS: Seconds = 2.0  # between two looks at a curve
 
 
-def open_sweep(file: Path | None, folder: Path, *, resume: bool, environ: Mapping[str, str]) -> Sweep:
-    """Return the sweep and make its folder; a resumed one has the file in its folder, where none is named.
+@contextmanager
+def open_sweep(file: Path | None, folder: Path, *, resume: bool, environ: Mapping[str, str]) -> Iterator[Sweep]:
+    """Yield the sweep, make its folder, and hold the lock of the folder while inside.
 
-    Only `trials` and `prune` may differ from before: values of other searches cannot be compared. Raises `ConfigError` or
-    `ResourceError` before anything is written.
+    A resumed sweep has the file in its folder, where none is named. Only `trials` and `prune` may differ from before: values of
+    other searches cannot be compared. Raises `ConfigError` or `ResourceError` before anything is written.
     """
     source = file or folder / FILE
     if resume and not (folder / STUDY).is_file():
@@ -79,10 +79,9 @@ def open_sweep(file: Path | None, folder: Path, *, resume: bool, environ: Mappin
             )
         if settings is not None:
             require_settings(_first_settings(sweep, environ), settings, fix="set them as they were, or begin another sweep")
-    with made_folder(folder, "sweep", resume=resume):
-        if source != folder / FILE:
-            shutil.copyfile(source, folder / FILE)
-    return sweep
+    files = {} if source == folder / FILE else {FILE: source.read_bytes()}
+    with held_folder(folder, files, what="sweep", resume=resume):
+        yield sweep
 
 
 def run_sweep(

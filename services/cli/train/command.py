@@ -159,12 +159,11 @@ def _train_series(options: argparse.Namespace, folder: Path | None) -> int:
         resume=options.resume,
     )
     allowed = tuple(word for package in options.allow_code for word in ("--allow-code", package))
-    series, folder = open_series(request, environ=os.environ, now=datetime.now().astimezone())
-    show = make_view(sys.stdout, options.log_format or "auto").print_message
-    with train_processes() as trainer:
+    show, now = make_view(sys.stdout, options.log_format or "auto").print_message, datetime.now().astimezone()
+    with open_series(request, environ=os.environ, now=now) as (series, opened), train_processes() as trainer:
         return run_series(
             series,
-            folder,
+            opened,
             trainer=trainer,
             show=show,
             stdout=sys.stdout,

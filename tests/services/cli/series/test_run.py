@@ -48,8 +48,9 @@ def ran(tmp_path, monkeypatch, write_run):
             preset=preset, overrides=overrides, seeds=seeds, folder=Path("series"), resume=resume, options=options
         )
         trainer, shown, messages, environ = trainer or FakeTrainer(write_run), io.StringIO(), [], environ or {}
-        series, folder = open_series(request, environ=environ, now=NOW)
-        code = run_series(series, folder, trainer=trainer, show=messages.append, stdout=shown, environ=environ, parallel=parallel)
+        with open_series(request, environ=environ, now=NOW) as (series, folder):
+            given = {"show": messages.append, "stdout": shown, "environ": environ, "parallel": parallel}
+            code = run_series(series, folder, trainer=trainer, **given)
         return code, trainer.calls, shown.getvalue() + "\n".join(messages)
 
     run.write = write_run
@@ -230,16 +231,31 @@ def test_a_seed_beside_seeds_is_refused(ran, resume):
     ],
 )
 def test_bad_input_writes_nothing(tmp_path, request_, hint):
-    with pytest.raises(ConfigError, match=hint):
-        open_series(SeriesRequest(**{"preset": "cartpole", "folder": tmp_path / "s"} | request_), environ={}, now=NOW)
+    request = SeriesRequest(**{"preset": "cartpole", "folder": tmp_path / "s"} | request_)
+    with pytest.raises(ConfigError, match=hint), open_series(request, environ={}, now=NOW):
+        pass
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path):
     (tmp_path / "notes").write_text("mine")
-    with pytest.raises(ConfigError, match="in use"):
-        open_series(SeriesRequest(preset="cartpole", overrides=(), seeds="1", folder=tmp_path), environ={}, now=NOW)
+    request = SeriesRequest(preset="cartpole", overrides=(), seeds="1", folder=tmp_path)
+    with pytest.raises(ConfigError, match="in use"), open_series(request, environ={}, now=NOW):
+        pass
     assert not is_series(tmp_path)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_one_command_at_a_time_has_the_folder(ran, tmp_path, resume):
+    class Trainer(FakeTrainer):
+        def train(self, argv, **more):
+            with pytest.raises(ConfigError, match="a series is under way in this directory: found series"):
+                ran(seeds="1-5", resume=resume)
+            return super().train(argv, **more)
+
+    assert ran(seeds="1", trainer=Trainer(ran.write))[:2] == (0, [("s1", False)])
+    assert json.loads((tmp_path / "series" / "series.json").read_text())["seeds"] == [1]
+    assert ran(seeds="1-2", resume=True)[1] == [("s2", False)]
 
 
 def test_a_series_is_of_one_preset(ran):

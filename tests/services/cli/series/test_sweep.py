@@ -2,6 +2,7 @@
 
 import io
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -59,12 +60,12 @@ class FakeTrainer:
 def swept(tmp_path, write_run):
     """Run a sweep; gives exit code, trainer, and what was shown."""
 
-    def run(*, trials=6, resume=False, settings="settings: {", environ=None, **script):
+    def run(*, trials=6, resume=False, settings="settings: {", environ=None, trainer=None, **script):
         file, folder, shown, environ = tmp_path / "file.yaml", tmp_path / "sweep", io.StringIO(), environ or {}
         file.write_text(FILE.replace("TRIALS", str(trials)).replace("settings: {", settings))
-        sweep = sweep_module.open_sweep(None if resume else file, folder, resume=resume, environ=environ)
-        trainer, messages = FakeTrainer(write_run, **script), []
-        code = sweep_module.run_sweep(sweep, folder, trainer=trainer, show=messages.append, stdout=shown, environ=environ)
+        trainer, messages = trainer or FakeTrainer(write_run, **script), []
+        with sweep_module.open_sweep(None if resume else file, folder, resume=resume, environ=environ) as sweep:
+            code = sweep_module.run_sweep(sweep, folder, trainer=trainer, show=messages.append, stdout=shown, environ=environ)
         return code, trainer, shown.getvalue() + "\n".join(messages)
 
     return run
@@ -142,11 +143,13 @@ def test_a_sweep_is_not_resumed_with_a_file_that_makes_its_trials_incomparable(s
     file = tmp_path / "file.yaml" if named else tmp_path / "sweep" / sweep_module.FILE
     kept = file.read_text()
     file.write_text(kept.replace("settings: {", edited))
-    with pytest.raises(ConfigError, match=found):
-        sweep_module.open_sweep(file if named else None, tmp_path / "sweep", resume=True, environ={})
+    resumed = partial(sweep_module.open_sweep, file if named else None, tmp_path / "sweep", resume=True, environ={})
+    with pytest.raises(ConfigError, match=found), resumed():
+        pass
     assert named == ((tmp_path / "sweep" / sweep_module.FILE).read_text() == kept)
     file.write_text(f"{kept.replace('trials: 2', 'trials: 3')}\nprune: false\n")
-    assert sweep_module.open_sweep(file if named else None, tmp_path / "sweep", resume=True, environ={}).trials == 3
+    with resumed() as sweep:
+        assert sweep.trials == 3
 
 
 def test_a_sweep_is_not_resumed_with_variables_that_changed(swept):
@@ -155,6 +158,20 @@ def test_a_sweep_is_not_resumed_with_variables_that_changed(swept):
     with pytest.raises(ConfigError, match=r"found algorithm\.gamma=0\.98, wanted algorithm\.gamma=0\.9;"):
         swept(trials=2, resume=True)
     assert swept(trials=2, resume=True, environ=environ)[0] == 0
+
+
+def test_a_sweep_that_runs_is_not_resumed(swept, write_run):
+    """A second command took its trial for an interrupted one, and failed it."""
+
+    class Trainer(FakeTrainer):
+        def train(self, argv, **more):
+            with pytest.raises(ConfigError, match="a sweep is under way in this directory"):
+                swept(trials=1, resume=True)
+            return super().train(argv, **more)
+
+    code, trainer, _ = swept(trials=1, trainer=Trainer(write_run))
+    assert (code, len(trainer.calls)) == (0, 1)
+    assert swept(trials=1, resume=True)[1].calls == []
 
 
 def test_a_failed_trial_is_in_the_exit_code_and_the_search_goes_on(swept):
@@ -214,10 +231,12 @@ def test_trials_that_end_at_their_target_are_not_compared_by_it(tmp_path, goal):
     file = tmp_path / "sweep.yaml"
     text = "preset: cartpole\nsettings: {target.GOAL: 400}\nsearch: {algorithm.epochs: {low: 1, high: 2}}\ngoal: GOAL\n"
     file.write_text(text.replace("GOAL", goal))
-    with pytest.raises(ConfigError, match=f"found target.{goal} 400, wanted null"):
-        sweep_module.open_sweep(file, tmp_path / "folder", resume=False, environ={})
+    opened = partial(sweep_module.open_sweep, file, tmp_path / "folder", resume=False, environ={})
+    with pytest.raises(ConfigError, match=f"found target.{goal} 400, wanted null"), opened():
+        pass
     file.write_text(text.replace("GOAL", goal).replace("400", "null"))
-    assert sweep_module.open_sweep(file, tmp_path / "folder", resume=False, environ={}).goal == goal
+    with opened() as sweep:
+        assert sweep.goal == goal
 
 
 def test_the_mean_of_the_curve_of_a_short_run_has_its_last_point(tmp_path, write_run):
@@ -248,8 +267,8 @@ def test_stages_compare_trials_at_equal_env_steps():
 def test_a_file_that_is_not_valid_is_one_error_and_writes_nothing(tmp_path, old, new, hint):
     file = tmp_path / "file.yaml"
     file.write_text(FILE.replace("TRIALS", "1").replace(old, new))
-    with pytest.raises(ConfigError, match=hint):
-        sweep_module.open_sweep(file, tmp_path / "sweep", resume=False, environ={})
+    with pytest.raises(ConfigError, match=hint), sweep_module.open_sweep(file, tmp_path / "sweep", resume=False, environ={}):
+        pass
     assert list(tmp_path.iterdir()) == [file]
 
 
