@@ -100,12 +100,17 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
             options.parser.error(f"unknown option {word}")
     positional = [*options.positional, *rest]
     options.argv = tuple(argv)
-    options.overrides = [word for word in positional if "=" in word and options.takes_settings]
+    options.overrides = [word for word in positional if options.takes_settings and _is_setting(word)]
     options.names = [word for word in positional if word not in options.overrides]
     if len(options.names) > options.max_names:
         wanted = "section.key=value, such as env.num_envs=16" if options.takes_settings else "no more arguments"
         options.parser.error(f"found {options.names[-1]!r}, wanted {wanted}")
     return options
+
+
+def _is_setting(word: str) -> bool:
+    key, given, _ = word.partition("=")
+    return bool(given) and "/" not in key  # a run of a series has a path such as runs/valve/learning_rate=1e-3-s1
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -114,6 +114,10 @@ def _load(options: argparse.Namespace, *, seed: int = 1) -> TrainedPolicy:
 
 
 def _require_run(options: argparse.Namespace) -> None:
+    """Raise `ConfigError` where no run is named. A directory such as learning_rate=1e-3-s1 is one, and no setting."""
+    if not options.names and (folder := next((word for word in options.overrides if Path(word).is_dir()), None)):
+        options.names.append(folder)
+        options.overrides.remove(folder)
     if not options.names:
         raise ConfigError(
             "no run named", wanted="the directory of a run", fix=f"try `rookery {options.parser.prog.split()[-1]} runs/NAME`"

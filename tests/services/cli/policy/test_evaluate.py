@@ -77,6 +77,14 @@ def test_all_agents_have_as_many_episodes(make_run, capsys):
     assert evaluated(capsys, run.path, "--episodes", 12, "env.num_envs=6")["lengths"] == [1, 1, 3, 3] * 3
 
 
+@pytest.mark.parametrize("folder", [".", "valve"])
+def test_a_run_of_a_series_over_values_is_no_setting(make_run, tmp_path, monkeypatch, capsys, folder):
+    run, _ = make_run(*COUNTING, path=tmp_path / "valve" / "learning_rate=1e-3-s1")
+    monkeypatch.chdir(tmp_path / folder)
+    result = evaluated(capsys, run.path.relative_to(tmp_path / folder), "--episodes", 4, "env.num_envs=4")
+    assert result["environments"] == 4
+
+
 def test_the_table_has_score_and_evaluation_rules(make_run, capsys):
     run, _ = make_run(*COUNTING)
     assert called("evaluate", run.path, "--episodes", "6", "env.num_envs=2") == 0
