@@ -66,7 +66,7 @@ def is_within(module: str, packages: Iterable[str]) -> bool:
 
 def require_allowed(module: str, *, setting: str) -> None:
     """Refuse (ConfigError) a module that is `restricted`; nothing is imported to find out."""
-    if _allowed is None or is_within(module, (*_allowed, *ENVIRONMENTS)) or _in_current_directory(module):
+    if _allowed is None or is_within(module, _allowed) or is_local(module):
         return
     top = module.partition(".")[0]
     raise NotAllowedError(
@@ -77,8 +77,13 @@ def require_allowed(module: str, *, setting: str) -> None:
     )
 
 
-def _in_current_directory(module: str) -> bool:
-    """Return whether Python would import the module's top-level package from the current directory itself."""
+def is_local(module: str) -> bool:
+    """Return whether data may always name `module`: Python would import its top-level package from the current directory itself.
+
+    So may `ENVIRONMENTS` of the project. Nothing is imported to find out.
+    """
+    if is_within(module, ENVIRONMENTS):
+        return True
     try:
         spec = importlib.util.find_spec(module.partition(".")[0])
     except (ImportError, ValueError):

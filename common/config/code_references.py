@@ -35,6 +35,16 @@ def code_references(values: object) -> Iterator[CodeReference]:
         yield CodeReference("env.id", env_id, module)
 
 
+def allow_code(values: object, *, elsewhere: bool = False) -> str:
+    """Return ` --allow-code PACKAGE` for each package of the code that a parsed configuration names; empty where it names none.
+
+    With `elsewhere` only for code that needs it in a command that reads the run: code outside of the current directory.
+    """
+    modules = (reference.module for reference in code_references(values))
+    packages = [module.partition(".")[0] for module in modules if not (elsewhere and extensions.is_local(module))]
+    return "".join(f" --allow-code {package}" for package in dict.fromkeys(packages))
+
+
 def named_modules(overrides: Iterable[str]) -> Iterator[str]:
     """Yield the modules that settings `section.key=value` name."""
     for section, key in (*_NAMING, ("env", "id")):

@@ -81,8 +81,8 @@ def own_end(summary: Summary, target: Mapping[str, Any]) -> str:
     return ""
 
 
-def final_lines(result: str, summary: Summary | None, *, run_dir: Path, resumable: bool, lost: str = "") -> Iterator[str]:
-    """Yield the lines shown after the end; `lost` is what the results of the run lack."""
+def final_lines(result: str, summary: Summary | None, *, run_dir: Path, go_on: str = "", lost: str = "") -> Iterator[str]:
+    """Yield the lines shown after the end; `go_on` is the command that resumes the run, `lost` what its results lack."""
     yield result
     if summary is not None:
         time = f"{clock(summary['wall_seconds'])} ({summary['frames_per_second']:,.0f} frames/s from the first update on)"
@@ -102,8 +102,8 @@ def final_lines(result: str, summary: Summary | None, *, run_dir: Path, resumabl
     yield f"  run directory  {run_dir}"
     if summary is not None:
         yield f"  look closer    tensorboard --logdir {run_dir}"
-    if resumable:
-        yield f"  go on          rookery train --resume --run-dir {run_dir}"
+    if go_on:
+        yield f"  go on          {go_on}"
 
 
 def read_curve(path: Path) -> list[Mapping[str, str]]:

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
+from common.config.code_references import allow_code
 from common.config.endpoint import Endpoint, connectable_host, parse_endpoint
 from common.config.load import ENV_PREFIX
 from common.config.schema import Settings
@@ -100,7 +101,7 @@ def _run(plan: Plan, *, environ: Mapping[str, str], stdout: TextIO, stderr: Text
                 supervise(supervisor, processes, requests=requests, on_tick=display.tick, on_report=report)
             except Exception:
                 with suppress(OSError):  # stderr may be closed
-                    resume = f"rookery train --resume --run-dir {plan.directory.path}"
+                    resume = resume_command(plan.settings, plan.directory.path)
                     print(f"rookery train: the supervisor failed and stopped the learner; continue with `{resume}`", file=stderr)
                 raise
             display.end()
@@ -126,11 +127,17 @@ def join_line(settings: Settings) -> str:
     any_interface, local = connectable_host(endpoints[0].host) != endpoints[0].host, endpoints[0].loopback
     addresses = ",".join(str(Endpoint("HOST", endpoint.port) if any_interface else endpoint) for endpoint in endpoints)
     access = " --keys DIR" if settings.learner.keys else "" if local else " --insecure"
+    access += allow_code(settings.model_dump(mode="json"))
     command = f"no actor is started here; `rookery actor --learner {addresses}{access}`"
     if not local:
         return f"{command} joins the run"
     others = "for other machines set learner.bind=tcp://0.0.0.0:5700 and learner.keys"
     return f"{command} on this machine joins the run; {others} (docs/security.md)"
+
+
+def resume_command(settings: Settings, run_dir: Path) -> str:
+    """Return the command with which the run in `run_dir` goes on, started in the current directory."""
+    return f"rookery train --resume --run-dir {run_dir}{allow_code(settings.model_dump(mode='json'), elsewhere=True)}"
 
 
 @contextmanager
@@ -189,7 +196,8 @@ def _finish(
     vain = outcome is Outcome.FAILED and not _has_training(directory)  # a resumed run would fail in the same way
     resumable = directory.checkpoints.exists() and outcome is not Outcome.FINISHED and not refused and not vain
     lost = lost_results(processes)
-    lines = final_lines(result, summary, run_dir=directory.path, resumable=resumable, lost=lost)
+    go_on = resume_command(plan.settings, directory.path) if resumable else ""
+    lines = final_lines(result, summary, run_dir=directory.path, go_on=go_on, lost=lost)
     facts = {"result": result, "exit_code": code, "run_dir": str(directory.path), "lost": lost}
     view.print_result(lines, {**(summary or {}), **facts})
     return code

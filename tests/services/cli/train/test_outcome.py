@@ -66,10 +66,10 @@ def test_a_target_that_was_reached_is_the_end_while_it_is_still_the_target(targe
 
 
 def test_the_last_lines_say_what_came_out_and_what_to_do_next(tmp_path):
-    text = "\n".join(final_lines("stopped", SUMMARY, run_dir=tmp_path, resumable=True))
+    text = "\n".join(final_lines("stopped", SUMMARY, run_dir=tmp_path, go_on="rookery train --resume --run-dir R"))
     for fact in ("500,000 env steps in 0:02:05", "mean100 17.2", "18.5 over 10 episodes", str(tmp_path), "--resume --run-dir"):
         assert fact in text
-    silent = "\n".join(final_lines("solved", None, run_dir=tmp_path, resumable=False))
+    silent = "\n".join(final_lines("solved", None, run_dir=tmp_path))
     assert "--resume" not in silent
     assert "tensorboard" not in silent
 
@@ -77,7 +77,7 @@ def test_the_last_lines_say_what_came_out_and_what_to_do_next(tmp_path):
 @pytest.mark.parametrize("unfinished", [3, 0])
 def test_a_result_says_how_many_environments_have_ended_no_episode(tmp_path, unfinished):
     summary = SUMMARY | {"mean100_episodes": 100, "environments_unfinished": unfinished}
-    text = "\n".join(final_lines("not solved", summary, run_dir=tmp_path, resumable=False))
+    text = "\n".join(final_lines("not solved", summary, run_dir=tmp_path))
     assert ("(3 environments have ended none)" in text) == (unfinished == 3)
 
 
@@ -85,14 +85,14 @@ def test_a_result_says_how_many_environments_have_ended_no_episode(tmp_path, unf
 def test_an_evaluation_below_the_target_that_training_reached_is_named(tmp_path, solved, target, remark):
     """Training episodes reach a target by luck, or because those that end first are the good ones."""
     summary = SUMMARY | {"solved": solved, "target": {"mean100": target, "evaluation": None}}
-    text = "\n".join(final_lines("solved", summary, run_dir=tmp_path, resumable=False))
+    text = "\n".join(final_lines("solved", summary, run_dir=tmp_path))
     assert ("below the target of 18.6: rookery evaluate" in text) == remark
 
 
 @pytest.mark.parametrize("final", [9, 3900])
 def test_an_evaluation_that_is_not_of_the_final_policy_says_so(tmp_path, final):
     """Whole episodes may take longer than the end of a run waits for them."""
-    text = "\n".join(final_lines("not solved", SUMMARY | {"version": final}, run_dir=tmp_path, resumable=False))
+    text = "\n".join(final_lines("not solved", SUMMARY | {"version": final}, run_dir=tmp_path))
     assert ("of v9, not of the final v3900" in text) == (final == 3900)
 
 
@@ -100,14 +100,14 @@ def test_an_evaluation_that_is_not_of_the_final_policy_says_so(tmp_path, final):
 def test_a_run_that_can_be_repeated_shows_what_it_must_come_to_again(tmp_path, reproducible):
     """Two runs in lockstep are compared with one look; other hashes agree with nothing, and are not shown."""
     summary = SUMMARY | {"reproducible": reproducible, "parameters_sha256": "ab" * 32}
-    text = "\n".join(final_lines("solved", summary, run_dir=tmp_path, resumable=False))
+    text = "\n".join(final_lines("solved", summary, run_dir=tmp_path))
     assert ("sha256 " + "ab" * 32 in text) == reproducible
 
 
 def test_what_was_lost_of_the_results_is_one_line(tmp_path):
-    lines = list(final_lines("solved", SUMMARY, run_dir=tmp_path, resumable=False, lost="wandb did not get 7 points (LOG)"))
+    lines = list(final_lines("solved", SUMMARY, run_dir=tmp_path, lost="wandb did not get 7 points (LOG)"))
     assert "  lost           wandb did not get 7 points (LOG)" in lines
-    lines = list(final_lines("solved", SUMMARY, run_dir=tmp_path, resumable=False))
+    lines = list(final_lines("solved", SUMMARY, run_dir=tmp_path))
     assert not [line for line in lines if line.startswith("  lost ")]
 
 

@@ -18,13 +18,15 @@ from common.config.layers import parse_yaml
 from common.config.load import load_settings
 from common.config.schema import Settings
 from common.config.sections import LearnerSettings
+from common.envs.spec import EnvSettings
 from common.errors import ConfigError
+from common.models.spec import ModelSettings
 from common.runtime.checkpoints import by_version
 from common.runtime.run_directory import find
 from services.cli.train import run, view
 from services.cli.train.plan import Plan, Request, make_plan
 from services.cli.train.processes import Requests
-from services.cli.train.run import join_line, train
+from services.cli.train.run import join_line, resume_command, train
 from services.cli.train.status import RunStatus
 from services.cli.train.view import LineView, ViewFrame, make_view
 
@@ -171,6 +173,24 @@ def test_a_run_without_actors_shows_how_they_join_it(trained):
 )
 def test_the_command_of_an_actor_that_joins_has_all_addresses_and_what_the_learner_requires(learner, command):
     assert command in join_line(Settings(learner=LearnerSettings(**learner)))
+
+
+def test_the_command_of_an_actor_that_joins_allows_the_code_that_the_settings_name():
+    settings = Settings(env=EnvSettings(id="farm:Field-v0"), model=ModelSettings(entry_point="nets.small:build"))
+    assert re.search(r"--learner \S+ --allow-code nets --allow-code farm` on this machine joins", join_line(settings))
+
+
+@pytest.mark.parametrize(
+    ("module", "options"), [("elsewhere.env", " --allow-code elsewhere"), ("here.env", ""), ("common.envs.probes", "")]
+)
+def test_the_command_that_resumes_a_run_allows_its_code_where_that_is_elsewhere(tmp_path, monkeypatch, module, options):
+    for name in ("here", "elsewhere"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.py").touch()
+        monkeypatch.syspath_prepend(tmp_path / name)
+    monkeypatch.chdir(tmp_path / "here")
+    settings = Settings(env=EnvSettings(id="", entry_point=f"{module}:make"))
+    assert resume_command(settings, Path("R")) == f"rookery train --resume --run-dir R{options}"
 
 
 def test_a_run_that_lost_results_says_so_at_its_end(trained):
