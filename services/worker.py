@@ -179,7 +179,8 @@ def parse(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> Invocat
     """Read a worker's command line. Raises `ConfigError`; argparse itself exits with 2 for an unknown option."""
     role, title, section = SERVICES[name].role, SERVICES[name].server, SERVICES[name].server_key
     option, port = f"--{title.replace(' ', '-')}", 5800 if role == ENV_WORKER else 5700
-    parser = arguments.service_parser(name, DESCRIPTIONS[name], f"rookery {name} {option} tcp://127.0.0.1:{port}")
+    required = " --workers 2" if name == "policy-server" else ""
+    parser = arguments.service_parser(name, DESCRIPTIONS[name], f"rookery {name} {option} tcp://127.0.0.1:{port}{required}")
     parser.add_argument(option, metavar="tcp://HOST:PORT", help=f"address of the {title} ({role}.{section})")
     parser.add_argument("--keys", metavar="DIR", help=f"folder of keys, where the {title} requires them ({role}.keys)")
     parser.add_argument("--insecure", action="store_true", help=f"join another machine's {title} without keys ({role}.insecure)")

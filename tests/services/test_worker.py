@@ -160,6 +160,14 @@ def test_one_fact_is_enough(role):
     assert (own.keys, own.insecure, own.allow_code) == ("", False, ())
 
 
+@pytest.mark.parametrize("name", worker.SERVICES)
+def test_the_example_of_the_help_is_accepted(name, capsys):
+    with pytest.raises(SystemExit):
+        worker.parse(name, ["--help"], {})
+    command = capsys.readouterr().out.partition(f"example: rookery {name} ")[2]
+    worker.parse(name, command.split(), {})
+
+
 @each_role
 def test_what_the_owner_of_a_worker_permits_is_said_by_options(role):
     """`rookery actor --learner tcp://host:port --insecure --allow-code mygames`, as on a second machine."""
