@@ -16,7 +16,7 @@ from rich.text import Text
 from common.config.sections import TargetSettings
 from services.cli.compare.runs import Configuration, RunData, configurations, differing_settings
 from services.cli.compare.statistics import Estimate, estimate
-from services.cli.train.outcome import own_end
+from services.cli.train.outcome import has_score, own_end
 from services.cli.train.view import FULL_MEAN, mean_remark
 
 NONE = "-"
@@ -72,10 +72,11 @@ def _configuration_row(group: Configuration) -> list[str]:
 
     reached, runs = over("solved_at", "env_steps"), len(group.runs)
     unfinished = sum(result(run) in _UNFINISHED for run in group.runs)
+    solved = f"{reached.count if reached else 0} of {runs}" if has_score(_target(group.runs[0])) else NONE
     seconds, rate, lag = over("wall_seconds"), over("env_steps_per_second"), over("policy_lag", "mean")
     return [
         str(group.number),
-        f"{reached.count if reached else 0} of {runs}" + (f" ({unfinished} not finished)" if unfinished else ""),
+        solved + (f" ({unfinished} not finished)" if unfinished else ""),
         counted(over("mean100")) + remark_on_mean(group.runs),
         counted(over("last_evaluation", "mean")),
         counted(reached),
@@ -156,8 +157,12 @@ def result(run: RunData) -> str:
     """Return how the run ended."""
     if not run.summary:
         return _UNFINISHED[0]
-    target = {name: run.settings.get(f"target.{name}") for name in TargetSettings.model_fields}
-    return own_end(run.summary, target) or _UNFINISHED[1]
+    return own_end(run.summary, _target(run)) or _UNFINISHED[1]
+
+
+def _target(run: RunData) -> dict[str, Any]:
+    """Return section `target` of the settings of `run`."""
+    return {name: run.settings.get(f"target.{name}") for name in TargetSettings.model_fields}
 
 
 def ledger_table(groups: Sequence[Configuration]) -> TextTable:

@@ -38,16 +38,18 @@ def written(path: Path) -> tuple[int, int] | None:
 
 
 def verdict(
-    outcome: Outcome, summary: Summary | None, *, worked: bool, env_steps: int, wall_seconds: float | None
+    outcome: Outcome, summary: Summary | None, *, worked: bool, resumed: bool, target: Mapping[str, Any]
 ) -> tuple[int, str]:
     """Return exit code and result.
 
-    `summary` is that of this start, not of one before, and `worked` whether experience was accepted in it; `env_steps` and
-    `wall_seconds` are the budgets of the run.
+    `summary` is that of this start, not of one before, and `worked` whether experience was accepted in it; `resumed` is whether
+    it began with a checkpoint, and `target` the section of that name.
     """
     match outcome:
         case Outcome.STOPPED if summary is None and worked:  # the learner had died, and was not yet back
             return 1, "stopped on request: progress since the last checkpoint is lost"
+        case Outcome.STOPPED if summary is None and resumed:
+            return 0, "stopped on request, before the first update of this start: the run is as its checkpoint left it"
         case Outcome.STOPPED if summary is None or not summary["learner_updates"]:
             return 0, "stopped on request, before the first update"
         case Outcome.STOPPED:
@@ -57,7 +59,7 @@ def verdict(
         case Outcome.KILLED:
             return 130, "killed on request: progress since the last checkpoint is lost"
         case Outcome.FINISHED if summary is not None:
-            end = own_end(summary, {"env_steps": env_steps, "wall_seconds": wall_seconds})
+            end = own_end(summary, target)
             return (0, end) if end else (1, "not solved: the learner ended before its target and its budget")
         case Outcome.FINISHED:
             return 1, "failed: the learner ended and left no readable summary.json, as on a full disk"
@@ -73,12 +75,18 @@ def own_end(summary: Summary, target: Mapping[str, Any]) -> str:
     reached = summary.get("target") or {}
     if summary.get("solved") and all(reached.get(name, score) == score for name, score in target.items() if name in SCORES):
         return "solved: the target was reached"
+    unsolved = "not solved: " if has_score(target) else ""
     env_steps, wall_seconds = target.get("env_steps"), target.get("wall_seconds")
     if env_steps is not None and summary.get("env_steps", 0) >= env_steps:
-        return "not solved: the budget of env steps is spent"
+        return f"{unsolved}the budget of env steps is spent"
     if wall_seconds is not None and summary.get("wall_seconds", 0) >= wall_seconds:
-        return "not solved: the budget of time is spent"
+        return f"{unsolved}the budget of time is spent"
     return ""
+
+
+def has_score(target: Mapping[str, Any]) -> bool:
+    """Return whether a run with these values of section `target` can be solved, and not only spend its budget."""
+    return any(target.get(name) is not None for name in SCORES)
 
 
 def final_lines(result: str, summary: Summary | None, *, run_dir: Path, go_on: str = "", lost: str = "") -> Iterator[str]:
@@ -100,7 +108,7 @@ def final_lines(result: str, summary: Summary | None, *, run_dir: Path, go_on: s
     if lost:
         yield f"  lost           {lost}"
     yield f"  run directory  {run_dir}"
-    if summary is not None:
+    if summary is not None and RunDirectory(run_dir).tensorboard.is_dir():
         yield f"  look closer    tensorboard --logdir {run_dir}"
     if go_on:
         yield f"  go on          {go_on}"

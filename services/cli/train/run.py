@@ -183,7 +183,8 @@ def _finish(
             view.print_message(f"config.yaml keeps the settings that were refused: {error}; correct them with the next --resume")
     ended = outcome in {Outcome.FINISHED, Outcome.STOPPED} and written(directory.summary) != plan.earlier_summary
     summary = read_summary(directory.summary) if ended else None
-    code, result = verdict(outcome, summary, worked=worked, env_steps=target.env_steps, wall_seconds=target.wall_seconds)
+    resumed = plan.resume and directory.checkpoints.exists()
+    code, result = verdict(outcome, summary, worked=worked, resumed=resumed, target=target.model_dump())
     try:
         draw_curve(
             directory,

@@ -1,6 +1,7 @@
 """`rookery compare` and `rookery report` on runs of two configurations."""
 
 import os
+import re
 from html.parser import HTMLParser
 
 import pytest
@@ -86,6 +87,16 @@ def test_a_run_that_was_solved_at_another_target_than_it_has_now_is_not_solved(t
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "r.html")]) == 0
     shown = (tmp_path / "r.html").read_text()
     assert (shown.count("solved: the target was reached"), shown.count("not finished")) == (1, 2)
+
+
+def test_runs_without_a_target_are_neither_solved_nor_unsolved(tmp_path, write_run, capsys):
+    none = ("target.mean100=null", "target.evaluation=null", "target.env_steps=1000")
+    path = write_run(tmp_path / "run", *none, solved=False, env_steps=1000, wall_seconds=9.0, mean100=7.5)
+    assert main(["compare", str(path)]) == 0
+    assert re.search(r"^1 +- +7\.5 ", capsys.readouterr().out, re.MULTILINE)
+    assert main(["report", str(path), "--out", str(tmp_path / "r.html")]) == 0
+    shown = (tmp_path / "r.html").read_text()
+    assert ("the budget of env steps is spent" in shown, "not solved" in shown) == (True, False)
 
 
 @pytest.fixture

@@ -20,10 +20,11 @@ SUMMARY = {
 }
 
 
-def judged(outcome=Outcome.FINISHED, summary=SUMMARY, worked=False, env_steps=1_000_000, wall_seconds=None, **changed):
-    """Verdict on a run with that summary."""
-    summary = summary and summary | changed
-    return verdict(outcome, summary, worked=worked, env_steps=env_steps, wall_seconds=wall_seconds)
+def judged(outcome=Outcome.FINISHED, summary=SUMMARY, worked=False, resumed=False, **changed):
+    """Verdict on a run with that summary and that section `target`."""
+    target = {"mean100": 475.0, "evaluation": None, "env_steps": 1_000_000, "wall_seconds": None}
+    target |= {name: changed.pop(name) for name in target.keys() & changed.keys()}
+    return verdict(outcome, summary and summary | changed, worked=worked, resumed=resumed, target=target)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,7 @@ def judged(outcome=Outcome.FINISHED, summary=SUMMARY, worked=False, env_steps=1_
         ({"outcome": Outcome.STOPPED}, 0, "all work saved"),
         ({"outcome": Outcome.STOPPED, "learner_updates": 0}, 0, "before the first update"),
         ({"outcome": Outcome.STOPPED, "summary": None}, 0, "before the first update"),
+        ({"outcome": Outcome.STOPPED, "summary": None, "resumed": True}, 0, "the run is as its checkpoint left it"),
         ({"outcome": Outcome.STOPPED, "summary": None, "worked": True}, 1, "progress since the last checkpoint is lost"),
         ({"outcome": Outcome.REFUSED}, 2, "a setting is invalid"),
         ({"outcome": Outcome.FAILED}, 1, "failed"),
@@ -48,6 +50,13 @@ def test_each_end_has_its_exit_code_and_its_sentence(case, code, words):
     found, sentence = judged(**case)
     assert found == code
     assert words in sentence
+
+
+@pytest.mark.parametrize("budget", [{"env_steps": 500_000}, {"wall_seconds": 120.0}])
+def test_a_spent_budget_is_called_not_solved_only_where_there_is_a_target(budget):
+    _, sentence = judged(**budget, mean100=None)
+    assert sentence.startswith("the budget of")
+    assert judged(**budget) == (0, f"not solved: {sentence}")
 
 
 @pytest.mark.parametrize(
@@ -71,7 +80,12 @@ def test_the_last_lines_say_what_came_out_and_what_to_do_next(tmp_path):
         assert fact in text
     silent = "\n".join(final_lines("solved", None, run_dir=tmp_path))
     assert "--resume" not in silent
-    assert "tensorboard" not in silent
+
+
+def test_a_program_that_shows_curves_is_named_where_it_has_files(tmp_path):
+    assert not any("tensorboard" in line for line in final_lines("solved", SUMMARY, run_dir=tmp_path))
+    (tmp_path / "tensorboard").mkdir()
+    assert f"  look closer    tensorboard --logdir {tmp_path}" in final_lines("solved", SUMMARY, run_dir=tmp_path)
 
 
 @pytest.mark.parametrize("unfinished", [3, 0])
