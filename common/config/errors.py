@@ -115,7 +115,8 @@ def _unknown(path: Path, values: Tree, origin: str) -> str:
     elsewhere = [
         f"{section}.{key}" for section in json_schema(settings_class(values))["properties"] if schema_at((section, key), values)
     ]
-    close = get_close_matches(key, known, n=1) or elsewhere
+    similar = get_close_matches(key, known, n=1)
+    close = similar or elsewhere if parent else elsewhere or similar
     hint = f"did you mean {close[0]}? " if close else ""
     if others := variants_with(path, values):
         owners = " and ".join([*filter(None, [", ".join(others[:-1])]), others[-1]])

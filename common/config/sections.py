@@ -5,6 +5,7 @@ The sections `env`, `model` and `algorithm` are declared beside the code that th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
@@ -37,6 +38,12 @@ EndpointsText: TypeAlias = Annotated[str, _accepted_by(parse_endpoints), Field(j
 def _module_name(text: str) -> str:
     if not all(part.isidentifier() for part in text.split(".")):
         raise ValueError("the name of a package or module, such as mygames or mygames.envs")
+    return text
+
+
+def _address(text: str) -> str:
+    if text and not re.match(r"[a-z][a-z0-9+.-]*://.", text):
+        raise ValueError("an address such as s3://BUCKET/runs or file:///FOLDER")
     return text
 
 
@@ -79,9 +86,8 @@ class RunSettings(Section):
         description="programs that get curves, settings and result, of [tensorboard, wandb, mlflow, trackio]; all but the first "
         "need the extra of their name, and are configured by their own environment variables",
     )
-    store: str = Field(
+    store: Annotated[str, AfterValidator(_address)] = Field(
         default="",
-        pattern=r"^([a-z][a-z0-9+.-]*://.+)?$",
         description="address of a bucket, such as s3://BUCKET/runs, to which checkpoints and results are uploaded under the name "
         "of the run directory; empty: none",
     )

@@ -70,6 +70,10 @@ def _complaint(*overrides):
                 "wanted list of list of (integer, integer, integer) or one of auto, impala, impala-2, impala-4"
             ),
         ),
+        (
+            "run.store=/tmp/st",
+            "run.store: found '/tmp/st' (command line), wanted an address such as s3://BUCKET/runs or file:///FOLDER",
+        ),
         ("log.level=loud", "log.level: found 'loud' (command line), wanted one of debug, info, warning, error"),
         (
             "algorithm.name=sarsa",
@@ -91,6 +95,10 @@ def test_a_wrong_value_is_one_line_with_key_value_source_and_wish(override, line
         ("env.num_env=1", "env.num_env: unknown key (command line); did you mean num_envs? env has id, entry_point"),
         ("evn.id=x", "evn: unknown section (command line); did you mean env? the configuration has run, env, model"),
         ("num_envs=1", "num_envs: unknown section (command line); did you mean env.num_envs?"),
+        (  # and not `learner`, which is similar
+            "learning_rate=1e-3",
+            "learning_rate: unknown section (command line); did you mean algorithm.learning_rate?",
+        ),
         ("env.batch=1", "env.batch: unknown key (command line); did you mean learner.batch?"),
         ("log.qqqqqq=1", "log.qqqqqq: unknown key (command line); log has level, format"),
     ],
