@@ -64,6 +64,16 @@ def in_native_precision(settings: AlgorithmSection, device: torch.device) -> Alg
     return settings if found == settings.precision else settings.model_copy(update={"precision": found})
 
 
+_WITHOUT = {
+    "device": "set learner.device=cpu",
+    "ranks": "set learner.ranks=1",
+    "streams": f"let actors step {STREAMS} environments at most",
+    "normalize_reward": "set env.normalize_reward=false",
+    "length": "set model.recurrent=null",
+}
+"""How a run does without an argument that not all algorithms take."""
+
+
 def build_algorithm(
     settings: AlgorithmSection,
     *,
@@ -90,7 +100,9 @@ def build_algorithm(
     elsewhere |= {"streams": streams} if streams > STREAMS and isinstance(settings, ReplaySection) else {}
     elsewhere |= {"normalize_reward": True} if normalize_reward else {}
     elsewhere |= {"length": length} if model.recurrent and isinstance(settings, ReplaySection) else {}
-    require_arguments(build, ("settings", "model", "env", "seed", *elsewhere), of=settings.name)
+    for name in elsewhere:
+        fix = f"{_WITHOUT[name]}, or let its constructor take `{name}`"
+        require_arguments(build, ("settings", "model", "env", "seed", name), of=settings.name, fix=fix)
     built = build(settings=settings, model=model, env=env, seed=seed, **elsewhere)
     require_protocol(built, Algorithm, of=settings.name)
     if model.recurrent and not any(isinstance(module, Recurrent) for module in built.model.modules()):
@@ -157,8 +169,8 @@ def require_protocol(thing: object, protocol: type, *, of: str) -> None:
         )
 
 
-def require_arguments(function: Callable[..., object], names: tuple[str, ...], *, of: str) -> None:
+def require_arguments(function: Callable[..., object], names: tuple[str, ...], *, of: str, fix: str = "") -> None:
     """Refuse (ConfigError) a constructor of algorithm `of` that does not take arguments of these names."""
     if wrong := extensions.signature_error(function, **dict.fromkeys(names)):
         name = getattr(function, "__name__", repr(function))
-        raise ConfigError(f"{of}: {name} cannot be built", found=wrong, wanted=f"arguments {', '.join(names)}")
+        raise ConfigError(f"{of}: {name} cannot be built", found=wrong, wanted=f"arguments {', '.join(names)}", fix=fix)

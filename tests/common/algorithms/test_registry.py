@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import abstractmethod
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Protocol
 
 import numpy as np
@@ -16,7 +16,7 @@ from common.algorithms.api import Entry, NetworkPolicy, WorkerContext
 from common.algorithms.on_policy import ActorCriticPolicy, recorded_log_prob
 from common.algorithms.ppo import PPO
 from common.algorithms.registry import require_arguments, require_protocol
-from common.algorithms.settings import A3CGradSettings, PPOSettings
+from common.algorithms.settings import A3CGradSettings, DQNSettings, PPOSettings
 from common.errors import ConfigError, ProtocolError
 from common.models import arithmetic
 from common.models.arithmetic import CPU
@@ -175,6 +175,34 @@ def test_an_algorithm_that_knows_only_the_cpu_is_refused_elsewhere(own, vector_e
     assert registry.build_algorithm(OwnSettings(name="own_algorithms:ENTRY"), **built)
     with pytest.raises(ConfigError, match=r"OnTheCpu cannot be built: .*device"):
         registry.build_algorithm(OwnSettings(name="own_algorithms:ENTRY"), **built, device=torch.device("meta"))
+
+
+class OwnReplaySettings(DQNSettings):
+    """A section of a user's own, of an algorithm with a replay memory."""
+
+    name: str
+
+
+@pytest.mark.parametrize(
+    ("run", "fix"),
+    [
+        ({"device": torch.device("meta")}, "set learner.device=cpu, or let its constructor take `device`"),
+        ({"ranks": SimpleNamespace(count=2)}, "set learner.ranks=1, or let its constructor take `ranks`"),
+        ({"streams": 17}, "let actors step 16 environments at most, or let its constructor take `streams`"),
+        ({"normalize_reward": True}, "set env.normalize_reward=false, or let its constructor take `normalize_reward`"),
+        ({"model": ModelSettings(recurrent="gru")}, "set model.recurrent=null, or let its constructor take `length`"),
+    ],
+)
+def test_a_run_that_a_constructor_cannot_do_is_refused_with_the_setting_to_change(own, vector_env, run, fix):
+    class Plain(PPO):
+        def __init__(self, *, settings, model, env, seed):
+            raise NotImplementedError
+
+    own.ENTRY = own_entry(settings=OwnReplaySettings, algorithm=Plain)
+    arguments = {"model": ModelSettings(), "env": vector_env, "seed": 1} | run
+    with pytest.raises(ConfigError) as refusal:
+        registry.build_algorithm(OwnReplaySettings(name="own_algorithms:ENTRY"), **arguments)
+    assert refusal.value.fix == fix
 
 
 # --- classes against a protocol ---
