@@ -34,7 +34,7 @@ def trial(settings: EnvSettings, *, env_steps: int = 0) -> Iterator[VectorEnviro
     It takes `env_steps` of them, or as many as fit into `TRIAL_SECONDS`, and two at least. Errors as in `make`, and `ConfigError`
     where the environment itself fails, shows another shape than its space, or returns numbers that are not finite.
     """
-    wanted = "an environment"
+    environment, wanted = None, "an environment"
     with ExitStack() as stack:
         try:
             environment = stack.enter_context(closing(build(settings, 1)))
@@ -56,7 +56,10 @@ def trial(settings: EnvSettings, *, env_steps: int = 0) -> Iterator[VectorEnviro
             found = f"{type(error).__name__}: {error}"
             stage = "is built or begins an episode" + (", or in its first env steps" if env_steps else "")
             fact = f"{settings.name} fails when it {stage}"
-            raise ConfigError(fact, found=found, wanted=wanted, fix="correct the environment, or env.kwargs") from error
+            fix = "correct the environment, or env.kwargs"
+            if environment is not None and environment.offers_masks:  # it may have refused an action that its mask forbids
+                fix += ", or set env.action_mask=true"
+            raise ConfigError(fact, found=found, wanted=wanted, fix=fix) from error
         yield environment
 
 

@@ -283,6 +283,28 @@ def test_a_mask_that_is_not_used_is_offered(told):
         assert not environment.offers_masks
 
 
+MASK = {"action_mask": np.array([1, 0, 1], np.int8)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fix"),
+    [
+        ((Dict({"a": PLAIN, "action_mask": MultiBinary(3)}), {"a": ONES, **MASK}), ", or set env.action_mask=true"),
+        ((PLAIN, ONES, MASK), ", or set env.action_mask=true"),
+        ((PLAIN, ONES), ""),
+    ],
+)
+def test_an_environment_with_masks_that_fails_without_them_may_need_them(told, monkeypatch, arguments, fix):
+    def step(_, action):
+        raise ValueError(f"{action} is forbidden")
+
+    settings = told(*arguments)
+    monkeypatch.setattr(Told, "step", step)
+    with pytest.raises(ConfigError, match="is forbidden") as refusal, trial(settings, env_steps=5):
+        pass
+    assert refusal.value.fix == f"correct the environment, or env.kwargs{fix}"
+
+
 def test_the_learner_refuses_a_leaf_that_is_not_finite_and_an_action_that_is_forbidden():
     settings = probe("discrete", "leaf")
     policy = ActorCriticPolicy(model=ModelSettings(hidden=(8,)), env=make(settings).spec, precision="fp32", seed=1)
