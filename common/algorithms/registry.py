@@ -71,7 +71,7 @@ _WITHOUT = {
     "normalize_reward": "set env.normalize_reward=false",
     "length": "set model.recurrent=null",
 }
-"""How a run does without an argument that not all algorithms take."""
+"""What to change where an algorithm does not take an argument that not all of them take."""
 
 
 def build_algorithm(
