@@ -66,7 +66,7 @@ def held_up(seed):
     """Called by every thread at each env step and update: each is held up at times of its own."""
     local = threading.local()
 
-    def wait():
+    def wait(**_):
         if not hasattr(local, "chance"):
             local.chance = random.Random(f"{seed} {threading.current_thread().name}")
         if local.chance.random() < 0.05:
