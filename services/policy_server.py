@@ -118,9 +118,9 @@ class PolicyServerLoop:
         self._worker.link.service()
         self._worker.health.tick(doing="waits for env workers")
 
-    def _alive(self, **told: Any) -> None:
+    def _alive(self, **_: Any) -> None:
         self._environments.service()
-        self._worker.health.tick(**told)
+        self._worker.health.tick()  # it steps no environment itself
 
 
 def _session(welcomed: WelcomedWorker[RunConfig], spec: EnvSpec) -> EnvSessionConfig:

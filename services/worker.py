@@ -56,7 +56,8 @@ DESCRIPTIONS = {
 WAIT_SECONDS: Seconds = 0.1
 FIRST_WARNING_SECONDS: Seconds = 3.0  # before the first warning that no learner has answered
 WARN_SECONDS: Seconds = 10.0  # between two of them
-GREET_SECONDS: Seconds = 60.0  # after which a worker whose run has ended looks for another, with `--linger`
+GREET_SECONDS: Seconds = 60.0  # between two looks for another run, of a worker that lingers
+ANSWER_SECONDS: Seconds = 5.0  # for the answer to such a look
 
 _log = logs.EventLog(__name__)
 
@@ -264,28 +265,37 @@ class _Root:
             _log.info(f"{event}_started", **where, metrics=http.url)
             if own.insecure and not own.keys:
                 _log.warning("insecure", **where, consequence=f"any process that answers there is taken for the {service.server}")
-            reason = self._join_run(connect, name, where, limit=service.wait_limit(settings))
+            with closing(connect()) as transport:  # an open socket would delay the exit
+                reason = None
+                while reason is None:
+                    link, loop = self._build_loop(transport, name, where)
+                    reason = self._run(link, loop, address)
+                link.close(reason)
+                self.resources.close()  # after the Goodbye, for which the server waits
             _log.info(f"{event}_ended", reason=reason)
             if self.invocation.linger:
-                _log.info("lingering", until="SIGTERM, or another run", greets_every_s=GREET_SECONDS)
-                while not process.linger(self.shutdown, self.health, seconds=GREET_SECONDS):
-                    self._join_run(connect, name, where, limit=None)
+                check = partial(self._finds_run, connect, name)
+                process.linger(self.shutdown, self.health, seconds=GREET_SECONDS, check=check)
         return 0
 
-    def _join_run(self, connect: Callable[[], ZmqWorker], name: str, where: dict[str, Any], *, limit: Seconds | None) -> str:
-        """Take part in a run until it ends or a stop is requested; return the reason. A run that has ended refuses this worker.
+    def _finds_run(self, connect: Callable[[], ZmqWorker], name: str) -> bool:
+        """Return whether a run is under way at the address of the server: a new process has to join it, with code of its own."""
+        with closing(connect()) as transport:
+            link, until = self._new_link(transport, name), time.monotonic() + ANSWER_SECONDS
+            try:
+                while not (link.received or self.shutdown.requested) and time.monotonic() < until:
+                    link.service(WAIT_SECONDS)
+                found = bool(link.received) and link.drain is None
+            except ConfigError:  # which the new process reports
+                found = True
+            link.close("it has ended, and its successor joins")
+        if found:
+            _log.info("run_found", consequence="this process ends, and the next one at its place joins the run")
+        return found
 
-        Raises `ResourceError` where the server answers nothing for `limit` seconds.
-        """
-        (address,) = where.values()
-        with closing(connect()) as transport:  # an open socket would delay the exit
-            reason = None
-            while reason is None:
-                link, loop = self._build_loop(transport, name, where, limit)
-                reason = self._run(link, loop, address)
-            link.close(reason)
-            self.resources.close()  # after the Goodbye, for which the server waits
-        return reason
+    def _new_link(self, transport: ZmqWorker, name: str) -> Link:
+        identity = Identity(role=self.service.role, name=name, incarnation=time.time_ns(), software=version("rookery"))
+        return Link(transport=transport, session=WorkerSide(identity), clock=time.monotonic, log_event=_log.log_event)
 
     def _run(self, link: Link, loop: Loop | None, address: str) -> str | None:
         """Return the reason for which the loop ended; None where the run goes on with other settings, and needs another loop."""
@@ -299,9 +309,7 @@ class _Root:
             self.resources.close()
             return None
 
-    def _build_loop(
-        self, transport: ZmqWorker, name: str, where: dict[str, Any], limit: Seconds | None
-    ) -> tuple[Link, Loop | None]:
+    def _build_loop(self, transport: ZmqWorker, name: str, where: dict[str, Any]) -> tuple[Link, Loop | None]:
         """Greet, and build the loop that the Welcome describes; None where it is time to leave before that.
 
         Raises `ConfigError` where the Welcome cannot be used. Since a network without keys may change its bytes, a new
@@ -310,9 +318,8 @@ class _Root:
         role, health = self.service.role, self.health
         refused: object = None
         while True:
-            identity = Identity(role=role, name=name, incarnation=time.time_ns(), software=version("rookery"))
-            link = Link(transport=transport, session=WorkerSide(identity), clock=time.monotonic, log_event=_log.log_event)
-            welcome = self._welcomed(link, where, limit)
+            link = self._new_link(transport, name)
+            welcome = self._welcomed(link, where)
             if welcome is None:
                 return link, None
             try:
@@ -338,14 +345,14 @@ class _Root:
                 _log.warning("welcome_refused", error=error, consequence="this worker greets once more")
                 self.resources.close()
 
-    def _welcomed(self, link: Link, where: dict[str, Any], limit: Seconds | None) -> Welcome | None:
+    def _welcomed(self, link: Link, where: dict[str, Any]) -> Welcome | None:
         """Greet until the server welcomes this worker, and return its Welcome; None for a stop, or the end of the run, before.
 
-        A refusal is an answer, which has its own log line. Raises `ResourceError` where the server answers nothing for
-        `limit` seconds.
+        A refusal is an answer, which has its own log line. Raises `ResourceError` where the server answers nothing for as long
+        as the service waits.
         """
         server, key = self.service.server, self.service.server_key
-        answers, answered_at = 0, time.monotonic()
+        limit, answers, answered_at = self.service.wait_limit(self.invocation.settings), 0, time.monotonic()
         warn_at = answered_at + FIRST_WARNING_SECONDS
         while link.welcome is None:
             now = time.monotonic()

@@ -116,7 +116,8 @@ def _unknown(path: Path, values: Tree, origin: str) -> str:
         f"{section}.{key}" for section in json_schema(settings_class(values))["properties"] if schema_at((section, key), values)
     ]
     similar = get_close_matches(key, known, n=1)
-    close = similar or elsewhere if parent else elsewhere or similar
+    of_a_section = parent or isinstance(_at(path, values), dict)  # else it is a value without its section
+    close = similar or elsewhere if of_a_section else elsewhere or similar
     hint = f"did you mean {close[0]}? " if close else ""
     if others := variants_with(path, values):
         owners = " and ".join([*filter(None, [", ".join(others[:-1])]), others[-1]])

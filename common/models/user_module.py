@@ -85,7 +85,7 @@ def _require_no_buffers(module: nn.Module, name: str) -> None:
 def _require_float32(module: nn.Module, name: str) -> None:
     """Refuse parameters of another dtype, lazy ones as made: a snapshot rounds them, and a network computes in that of one."""
     if others := {key: str(each.dtype) for key, each in module.named_parameters() if each.dtype != torch.float32}:
-        fix = "make an index a buffer with persistent=False, from model.kwargs or a fixed seed"
+        fix = "cast it, or make an index a buffer with persistent=False, from model.kwargs or a fixed seed"
         raise ConfigError(f"{name} has parameters that no snapshot carries", found=others, wanted="torch.float32", fix=fix)
 
 

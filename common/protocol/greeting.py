@@ -256,7 +256,7 @@ def _welcome(worker: Worker, config: SessionConfig, *, window: int, newest: Snap
 def refusal(route: Route, code: RefusalCode, reason: str, *, retry: bool, incarnation: int = -1) -> list[e.Instruction]:
     """Return a Refusal to send, and its log event."""
     reason = sentence(reason)
-    warning = code != RefusalCode.DRAINING  # workers that linger look for another run again and again
+    warning = code != RefusalCode.DRAINING  # the end of a run is no fault
     note = e.LogEvent(event="worker_refused", fields={"route": route.hex(), "code": str(code), "reason": reason}, warning=warning)
     return [e.Send(route=route, message=Refusal(code=code, reason=reason, retry=retry, incarnation=incarnation)), note]
 

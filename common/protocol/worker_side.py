@@ -198,7 +198,8 @@ class WorkerSide:
         return out
 
     def _refused(self, refusal: Refusal, now: Seconds) -> list[e.Instruction]:
-        note = e.LogEvent(event="refused", fields={"code": refusal.code, "reason": refusal.reason}, warning=True)
+        warning = refusal.code != RefusalCode.DRAINING  # the end of a run is no fault
+        note = e.LogEvent(event="refused", fields={"code": refusal.code, "reason": refusal.reason}, warning=warning)
         if refusal.retry and refusal.code in (RefusalCode.FORGOTTEN, RefusalCode.SUPERSEDED):
             return [note, *self._start_incarnation(refusal.incarnation, now)]
         # Before the first Welcome only a Hello was sent: one that cannot be read twice can never be read.

@@ -26,6 +26,14 @@ from common.units import EnvSteps, Sequence
 _LEAST_ROLLOUTS = 10  # of each environment: the newest has no successor yet
 
 
+def require_room(capacity: EnvSteps, *, length: int, streams: int) -> None:
+    """Raise `ConfigError` for a memory too small for rollouts of `length` of so many environments."""
+    if capacity < (least := _LEAST_ROLLOUTS * streams * length):
+        wanted = f"at least {least}: {_LEAST_ROLLOUTS} rollouts of {length} for each of {streams} environments"
+        fix = "raise it, or lower rollout.length, actor.count or env.num_envs"
+        raise ConfigError("algorithm.replay_capacity", found=capacity, wanted=wanted, fix=fix)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sequences:
     """N sequences of M = burn_in + T + n - 1 env steps, and the K among them that are trained on.
@@ -122,14 +130,7 @@ class SequenceReplay:
         if burn_in + n_step > length:
             fact, found = "algorithm.burn_in + algorithm.n_step", f"{burn_in} + {n_step}"
             raise ConfigError(fact, found=found, wanted=f"at most {length} = rollout.length: a sequence has two rollouts")
-        if capacity < (least := _LEAST_ROLLOUTS * streams * length):
-            wanted = f"at least {least}: {_LEAST_ROLLOUTS} rollouts of {length} for each of {streams} environments"
-            raise ConfigError(
-                "algorithm.replay_capacity",
-                found=capacity,
-                wanted=wanted,
-                fix="raise it, or lower rollout.length, actor.count or env.num_envs",
-            )
+        require_room(capacity, length=length, streams=streams)
         self.layout = SequenceLayout(env, -(-capacity // length), length, state_size)
         self._arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in self.layout.arrays().items()}
         self._next = np.full(self.layout.rollouts, -1)  # [rollouts]: where that which follows one is; -1: nowhere (yet)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import gc
 import logging
-import math
 import os
 import resource
 import sys
@@ -23,7 +22,7 @@ from common.runtime.lifecycle import BUILD_SECONDS, CLOSE_SECONDS, Shutdown, tim
 from common.units import Seconds
 
 INTERRUPTED = 130  # what a shell reports after Ctrl-C
-LINGER_SECONDS: Seconds = 5.0  # between two ticks of a process that has nothing left to do
+LINGER_SECONDS: Seconds = 5.0  # between two ticks of a learner that has nothing left to do
 
 Purpose: TypeAlias = Literal["model", "environment", "policy"]
 _SPAWN_KEYS = {"model": 0, "environment": 1, "policy": 2, "learner": 0, "actor": 1, "evaluator": 2, "env_worker": 3}
@@ -72,20 +71,20 @@ def end_process(code: int) -> NoReturn:
     os._exit(code)
 
 
-def linger(shutdown: Shutdown, health: Health, *, seconds: Seconds = math.inf, check: Callable[[], None] = lambda: None) -> bool:
-    """Stay alive and ready, because an orchestrator restarts each process that ends; return whether the stop was requested.
+def linger(
+    shutdown: Shutdown, health: Health, *, seconds: Seconds = LINGER_SECONDS, check: Callable[[], bool | None] = lambda: None
+) -> None:
+    """Stay alive and ready until the stop is requested, because an orchestrator restarts each process that ends.
 
-    For so many `seconds`, in steps of `LINGER_SECONDS`. Meanwhile `check` raises where a part of the service has died.
+    Every `seconds` `check` returns True where there is another reason to end, and raises where a part of the service has died.
     """
     if shutdown.requested:
-        return True
+        return
+    _log.info("lingering", until="SIGTERM")
     health.ready()
-    waited = 0.0
-    while waited < seconds and not shutdown.wait(LINGER_SECONDS):
-        waited += LINGER_SECONDS
-        health.tick(doing="lingers")
-        check()
-    return shutdown.requested
+    health.tick(doing="lingers", within=2 * seconds)
+    while not shutdown.wait(seconds) and not check():
+        health.tick(doing="lingers", within=2 * seconds)
 
 
 def build_limit() -> AbstractContextManager[None]:

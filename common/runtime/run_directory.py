@@ -55,12 +55,20 @@ class RunDirectory:
 
 
 def run_folders(path: Path, depth: int = DEPTH) -> Iterator[Path]:
-    """Yield `path` where it is a run directory, else the run directories in it, `depth` folders below at most."""
-    if RunDirectory(path).config.is_file():
-        yield path
-    elif depth and path.is_dir():
-        for folder in sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")):
-            yield from run_folders(folder, depth - 1)
+    """Yield `path` where it is a run directory, else the run directories in it, `depth` folders below at most.
+
+    Folders that may not be entered are passed over.
+    """
+    inside = []
+    try:
+        if RunDirectory(path).config.is_file():
+            yield path
+        elif depth and path.is_dir():
+            inside = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    except (PermissionError, FileNotFoundError):
+        return
+    for folder in inside:
+        yield from run_folders(folder, depth - 1)
 
 
 def is_config_of_a_run(source: str) -> bool:
@@ -144,8 +152,8 @@ def reopen(path: Path) -> RunDirectory:
 
 
 @contextmanager
-def held(directory: RunDirectory, *, inherited: int | None = None, what: str = "run") -> Iterator[int | None]:
-    """Hold the lock of a run (or `what`) while inside; yields its descriptor, or None where the directory cannot be opened.
+def held(directory: RunDirectory, *, inherited: int | None = None) -> Iterator[int | None]:
+    """Hold the lock of a run, series or sweep while inside; yields its descriptor, or None where the directory cannot be opened.
 
     On a file system without locks no other process is kept out. What a killed process left of a file half written is removed.
 
@@ -160,10 +168,10 @@ def held(directory: RunDirectory, *, inherited: int | None = None, what: str = "
             stack.callback(os.close, lock)
         if lock is not None and inherited is None and not _locked(lock):
             raise ConfigError(
-                f"a {what} is under way in this directory",
+                "a run is under way in this directory, or a series or sweep of runs",
                 found=str(directory.path),
                 wanted="one that no other process writes to",
-                fix=f"end that {what} first, or name another directory",
+                fix="end it first, or name another directory",
             )
         if inherited is None:
             with suppress(OSError):

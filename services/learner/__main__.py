@@ -194,7 +194,6 @@ class _Root:
         _log.info("learner_ended", reason=reason, env_steps=record.env_steps, mean100=record.mean_return, solved=record.solved)
         other_rank_stops = stopped and not self.shutdown.requested  # a new process must take this one's place
         if self.invocation.linger and not other_rank_stops:
-            _log.info("lingering", until="SIGTERM")
             process.linger(self.shutdown, self.health, check=intake.check)
         return reason
 

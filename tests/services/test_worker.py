@@ -640,12 +640,11 @@ def test_a_worker_with_linger_outlives_the_run_until_sigterm(role, learner, monk
     """Restarted at each end, a pod would have longer and longer delays."""
     lingering, lingered = process.linger, []
 
-    def linger(shutdown, health, *, seconds):
+    def linger(shutdown, health, **given):
         lingered.append(role)
         os.kill(os.getpid(), signal.SIGTERM)
-        assert lingering(shutdown, health, seconds=seconds)
+        lingering(shutdown, health, **given)
         assert shutdown.reason == "SIGTERM"
-        return True
 
     monkeypatch.setattr(process, "linger", linger)
     drain = frames(Drain(reason="target reached", deadline_seconds=0.1))
@@ -656,27 +655,27 @@ def test_a_worker_with_linger_outlives_the_run_until_sigterm(role, learner, monk
 
 
 @each_role
-def test_a_worker_that_lingers_joins_the_next_run_at_its_address(role, learner, monkeypatch):
-    """Nothing else would: where the run was changed, an orchestrator restarts the learner alone."""
-    monkeypatch.setattr(process, "LINGER_SECONDS", 0.01)
+@pytest.mark.parametrize("found", ["welcome", "full"])
+def test_a_worker_that_lingers_ends_where_another_run_is_under_way(role, found, learner, monkeypatch, capsys):
+    """Nothing else would end it: where the run was changed, an orchestrator restarts the learner alone, and then this process."""
     monkeypatch.setattr(worker, "GREET_SECONDS", 0.01)
-    ended = frames(Refusal(code="draining", reason="the run is ending", retry=False))
-    drain, goodbyes = frames(Drain(reason="target reached", deadline_seconds=0.1)), []
+    over = frames(Refusal(code="draining", reason="the run is ending", retry=False))
+    full = frames(Refusal(code="full", reason="all slots are taken", retry=True))
+    answers = iter([frames(welcome()), over, over, {"welcome": frames(welcome()), "full": full}[found]])
+    drain = frames(Drain(reason="target reached", deadline_seconds=0.1))
 
     def answer(message):
-        hellos = sum(isinstance(heard, Hello) for heard in welcoming.heard)
-        if isinstance(message, Goodbye):
-            goodbyes.append(message.reason)
-            if len(goodbyes) == 2:
-                os.kill(os.getpid(), signal.SIGTERM)
-        return {Hello: ended if hellos == 2 else frames(welcome()), SnapshotWanted: drain}.get(type(message))
+        return next(answers, None) if isinstance(message, Hello) else {SnapshotWanted: drain}.get(type(message))
 
-    welcoming = learner(answer)
-    assert ROOTS[role].main(["--learner", welcoming.endpoint, "--name", "one", "--linger"]) == 0
-    incarnations = [heard.incarnation for heard in welcoming.end() if isinstance(heard, Hello)]
-    assert goodbyes[:2] == ["target reached"] * 2
-    assert len(incarnations) >= 3
-    assert len(set(incarnations)) == len(incarnations)
+    next_run = learner(answer)
+    assert ROOTS[role].main(["--learner", next_run.endpoint, "--name", "one", "--linger"]) == 0
+    heard = next_run.end()
+    assert len({message.incarnation for message in heard if isinstance(message, Hello)}) == 4
+    goodbyes = [message.reason for message in heard if isinstance(message, Goodbye)]
+    assert goodbyes == ["target reached", "it has ended, and its successor joins"][: 2 if found == "welcome" else 1]
+    err = capsys.readouterr().err
+    assert "run_found" in err
+    assert "WARNING refused code=draining" not in err
 
 
 @each_role

@@ -76,7 +76,7 @@ STALLED = Check(
     only=[
         TRAINS,
         f'and on (namespace) {learner.WORKERS_CONNECTED}{{role="actor"}} > 0',
-        f"and on (namespace) {learner.UPDATES} offset {STALLED_SECONDS}s",  # else a new run had no update in its two minutes
+        f"and on (namespace) {learner.TRAINING} offset {STALLED_SECONDS}s == 1",  # a new run has had no time for an update
     ],
     lasting="2m",
     severity="critical",

@@ -18,9 +18,10 @@ from services.cli.train.outcome import curve_points, read_curve
 MAX_LABEL_SETTINGS = 4  # named in the label of a configuration; the table of settings has all
 
 # Chosen for each run, or without effect on what it learns.
-_OWN_KEYS = {"run.id", "run.dir", "run.seed", "run.preset", "run.tracking", "run.store", "learner.bind"}
-_OWN_SECTIONS = {"metrics", "log", "checkpoint"}
-_OWN_WORKER_KEYS = {"learner", "name", "keys", "insecure"}
+_OWN_KEYS = {"run.id", "run.dir", "run.seed", "run.preset", "run.tracking", "run.store"}
+_OWN_SECTIONS = {"metrics", "log", "checkpoint", "env_worker"}
+_SERVICES = {"learner", "actor", "evaluator", "policy_server"}
+_OWN_SERVICE_KEYS = {"learner", "bind", "name", "keys", "insecure", "allow_code", "ranks_seconds", "learner_seconds"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,8 +144,7 @@ def _defaults() -> Mapping[str, Any]:
 def is_own(key: str) -> bool:
     """Return whether each run has a value of its own for a setting, or the setting has no effect on what a run learns."""
     section, _, name = key.partition(".")
-    worker = section in {"learner", "actor", "evaluator"} and name in _OWN_WORKER_KEYS
-    return key in _OWN_KEYS or section in _OWN_SECTIONS or worker
+    return key in _OWN_KEYS or section in _OWN_SECTIONS or (section in _SERVICES and name in _OWN_SERVICE_KEYS)
 
 
 def configurations(runs: Iterable[RunData]) -> list[Configuration]:

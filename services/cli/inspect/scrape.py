@@ -27,7 +27,7 @@ from common.errors import ConfigError, ResourceError
 from common.observability.deployment import JOBS, ROLES, Samples, Scrape, ServiceSample, by_label, role_of
 from common.observability.learner_metrics import RUN_INFO
 from common.observability.metrics import LABEL_CHARACTERS, LOOP_OVERDUE
-from common.runtime.run_directory import RunDirectory, run_folders
+from common.runtime.run_directory import DEPTH, RunDirectory, run_folders
 from common.units import MIB, Seconds
 
 PAGE_TIMEOUT: Seconds = 0.5
@@ -239,7 +239,7 @@ def _named(named: Sequence[str]) -> Services:
     for word in named:
         folder = Path(word)
         if folder.is_dir():
-            directory = RunDirectory(folder if RunDirectory(folder).begun else _newest(folder, "there"))
+            directory = RunDirectory(next(run_folders(folder, depth=0), None) or _newest(folder, "there"))
             found = _addresses(directory)
             run_ids |= dict.fromkeys(found, _run_id(directory))
             titles.append(str(directory.path))
@@ -291,7 +291,8 @@ def _run_id(directory: RunDirectory) -> str:
 
 def _newest(folder: Path, where: str) -> Path:
     """Return the directory of the newest run in `folder` that answers, a member of a series too."""
-    addresses = (RunDirectory(run).addresses for run in run_folders(folder))
+    inside = (run for entry in folder.glob("*/") for run in run_folders(entry, DEPTH - 1))
+    addresses = (RunDirectory(run).addresses for run in inside)
     started = {path.parent: path.stat().st_mtime for path in addresses if path.is_file()}
     found = f"none under {folder}/"
     for run in sorted(started, key=lambda run: started[run], reverse=True):

@@ -7,7 +7,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -17,6 +17,7 @@ from threading import Event
 from typing import Any, TextIO
 
 from common.conditions import DEFAULT
+from common.config.code_references import allow_code
 from common.config.layers import differences, leaves
 from common.config.load import LoadedSettings, load_settings
 from common.config.schema import Settings
@@ -31,6 +32,7 @@ from services.cli.series.grid import Member, members, parse_seeds, split_overrid
 from services.cli.train import exit_with_parent
 from services.cli.train.outcome import own_end, read_summary
 from services.cli.train.processes import stop_signals
+from services.cli.train.view import outlived
 
 SERIES_FILE = "series.json"
 POLL_SECONDS: Seconds = 0.2  # of a process of `rookery train`
@@ -46,12 +48,17 @@ class Series:
     options: tuple[str, ...]  # of `rookery train`, of all members
     grid: Mapping[str, tuple[str, ...]]  # values by key, of the settings with several
     seeds: tuple[int, ...]
-    settings: Mapping[str, Any] | None = None  # `effective_settings` of the first member; None in a file of a version before
+    settings: Sequence[Mapping[str, Any]] | None = None  # `effective_settings` of the members; None in a file of a version before
 
     @property
     def members(self) -> list[Member]:
         """One run for each combination of values with each seed. Raises `ConfigError` where there are too many."""
         return members(self.grid, self.seeds)
+
+    @property
+    def combinations(self) -> list[Member]:
+        """One of the members with each combination of values."""
+        return members(self.grid, self.seeds[:1])
 
     def overrides_of(self, member: Member) -> tuple[str, ...]:
         """Return all settings of a member."""
@@ -100,7 +107,7 @@ def held_folder(folder: Path, files: Mapping[str, bytes], *, what: str, resume: 
     with ExitStack() as stack:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(held(RunDirectory(folder), what=what))
+            stack.enter_context(held(RunDirectory(folder)))
             if not resume and any(folder.iterdir()):
                 fix = f"name another --run-dir, or continue the {what} with --resume"
                 raise ConfigError(f"folder of the {what} is in use", found=str(folder), wanted="a new or empty folder", fix=fix)
@@ -127,9 +134,12 @@ def _planned(request: SeriesRequest, saved: Series | None, environ: Mapping[str,
         raise ConfigError("a seed beside the seeds of the series", found="run.seed", wanted="--seeds with all seeds")
     if saved is not None:
         if saved.settings is not None:
-            before = load_settings(preset=preset, overrides=saved.overrides_of(saved.members[0]), environ=environ)
+            changes = (*shared, *(f"{key}={values[0]}" for key, values in grid.items()))
+            overrides = ((*saved.overrides_of(member), *changes) for member in saved.combinations)
+            before = [load_settings(preset=preset, overrides=each, environ=environ) for each in overrides]
             fix = "set them as they were, or name the settings on the command line"
-            require_settings(before, saved.settings, named={*named, *grid}, fix=fix)
+            other = {"algorithm"} if "algorithm.name" in {*named, *grid} else set()  # which has settings of its own
+            require_settings(before, saved.settings, apart={*saved.grid, *named, *grid} | other, fix=fix)
         options = _merged(saved.options, options, counted="actor.count" in {*named, *grid})
         grid = {key: values for key, values in saved.grid.items() if key not in named} | grid
         shared = (*saved.overrides, *shared)
@@ -141,26 +151,45 @@ def _planned(request: SeriesRequest, saved: Series | None, environ: Mapping[str,
     seeds = parse_seeds(request.seeds) if request.seeds is not None else saved.seeds if saved else (base.run.seed,)
     series = Series(preset=preset, overrides=shared, options=options, grid=grid, seeds=seeds)
     checked = [load_settings(preset=preset, overrides=series.overrides_of(member), environ=environ) for member in series.members]
-    return replace(series, settings=effective_settings(checked[0])), checked[0].settings
+    kept = effective_settings(checked[:: len(seeds)], apart=grid)  # one of each combination of values
+    return replace(series, settings=kept), checked[0].settings
 
 
-def effective_settings(loaded: LoadedSettings) -> dict[str, Any]:
-    """Return the settings that have an effect on what a run learns, by dotted key."""
-    values = {".".join(path): value for path, value in leaves(loaded.settings.model_dump(mode="json"))}
-    return {key: value for key, value in values.items() if not is_own(key)}
+def effective_settings(runs: Iterable[LoadedSettings], *, apart: Collection[str]) -> list[dict[str, Any]]:
+    """Return the settings of `runs` that have an effect on what a run learns, by dotted key, but for those `apart`, each once.
+
+    Runs with other values of those `apart` may read other parts of a preset: another algorithm has other settings.
+    """
+    found: list[dict[str, Any]] = []
+    for loaded in runs:
+        values = {".".join(path): value for path, value in leaves(loaded.settings.model_dump(mode="json"))}
+        kept = {key: value for key, value in values.items() if not (is_own(key) or _is_apart(key, apart))}
+        if kept not in found:
+            found.append(kept)
+    return found
 
 
-def require_settings(now: LoadedSettings, saved: Mapping[str, Any], *, named: Container[str] = (), fix: str) -> None:
-    """Raise `ConfigError` where a setting, unless it is in `named`, has another value than in `saved` (`effective_settings`).
+def _is_apart(key: str, apart: Collection[str]) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in apart)
+
+
+def require_settings(
+    now: Sequence[LoadedSettings], saved: Sequence[Mapping[str, Any]], *, apart: Collection[str], fix: str
+) -> None:
+    """Raise `ConfigError` where a run has settings, but for those `apart`, that no run in `saved` (`effective_settings`) has.
 
     A setting that the version of `saved` did not have yet may have its default.
     """
-    values = {key: value for key, value in effective_settings(now).items() if key in saved or now.provenance[key] != DEFAULT}
-    both = ({key: value for key, value in tree.items() if key not in named} for tree in (values, saved))
-    found, wanted = differences(*both)
-    if found or wanted:
-        fact = "variables ROOKERY_... or the preset have changed since the first start"
-        raise ConfigError(fact, found=found or "less", wanted=wanted or "no more", fix=fix)
+    before = [{key: value for key, value in tree.items() if not _is_apart(key, apart)} for tree in saved]
+    for loaded in now:
+        (values,) = effective_settings([loaded], apart=apart)
+        set_here = {key for key in values if loaded.provenance[key] != DEFAULT}
+        known = ({key: value for key, value in values.items() if key in tree or key in set_here} for tree in before)
+        changes = [differences(*both) for both in zip(known, before, strict=True)]
+        if changes and ("", "") not in changes:
+            found, wanted = min(changes, key=lambda texts: sum(map(len, texts)))
+            fact = "variables ROOKERY_... or the preset have changed since the first start"
+            raise ConfigError(fact, found=found or "less", wanted=wanted or "no more", fix=fix)
 
 
 def _merged(saved: Sequence[str], newer: Sequence[str], *, counted: bool) -> tuple[str, ...]:
@@ -197,7 +226,7 @@ def _read(folder: Path | None) -> Series:
             options=options,
             grid=grid,
             seeds=tuple(seeds),
-            settings=dict(values["settings"]) if "settings" in values else None,
+            settings=[dict(tree) for tree in values["settings"]] if values.get("settings") is not None else None,
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{folder / SERIES_FILE} cannot be read", found=repr(error), wanted="the file of a series") from error
@@ -252,7 +281,8 @@ def run_series(
         codes = list(pool.map(run, range(1, len(series.members) + 1), series.members))
     begun = [folder / member.name for member in series.members if RunDirectory(folder / member.name).begun]
     if begun:
-        print_runs(read_runs(begun), stdout=stdout)
+        with outlived(stdout):
+            print_runs(read_runs(begun), stdout=stdout)
         show(f"  compare  rookery report {folder}")
     left = [
         member.name
@@ -261,7 +291,9 @@ def run_series(
     ]
     if left:
         show(f"  {len(left)} of {len(series.members)} runs have not finished: {', '.join(left[:8])}{', ...' if left[8:] else ''}")
-        show(f"  go on    rookery train --resume --run-dir {folder}")
+        first = load_settings(preset=series.preset, overrides=series.overrides_of(series.members[0]), environ=environ)
+        code = allow_code(first.settings.model_dump(mode="json"), elsewhere=True)
+        show(f"  go on    rookery train --resume --run-dir {folder}{code}")
     if INTERRUPTED in codes:
         return INTERRUPTED
     return 1 if any(codes) else 0

@@ -16,6 +16,7 @@ import optuna
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from common.conditions import unmet
+from common.config.code_references import allow_code
 from common.config.layers import differences
 from common.config.load import LoadedSettings, load_settings
 from common.errors import ConfigError
@@ -37,7 +38,7 @@ from services.cli.series.space import Choices, Sweep, as_text, read_sweep
 
 FILE, STUDY = "sweep.yaml", "study.sqlite"
 SWEEP = "sweep"  # attribute of the study: the file, less what may change from one start to the next
-SETTINGS = "settings"  # the same: settings of a trial with the first values, those of variables and of the preset among them
+SETTINGS = "settings"  # the same: settings of trials but for those searched, those of variables and of the preset among them
 STAGES = 20  # points of a curve, at equal distances over the budget, at which trials are compared
 WARMUP_STAGES = 4  # before the first comparison
 MAX_FAILURES = 2  # in a row: their cause is not the settings that were drawn, but such as a full disk
@@ -78,7 +79,8 @@ def open_sweep(file: Path | None, folder: Path, *, resume: bool, environ: Mappin
                 "the sweep to resume searches otherwise", found=found or "less", wanted=wanted or "no more", fix=fix
             )
         if settings is not None:
-            require_settings(_first_settings(sweep, environ), settings, fix="set them as they were, or begin another sweep")
+            fix = "set them as they were, or begin another sweep"
+            require_settings(_corners(sweep, environ), settings, apart=sweep.search, fix=fix)
     files = {} if source == folder / FILE else {FILE: source.read_bytes()}
     with held_folder(folder, files, what="sweep", resume=resume):
         yield sweep
@@ -101,7 +103,8 @@ def run_sweep(
     with _study(folder, sweep) as study:
         if SWEEP not in study.user_attrs:
             study.set_user_attr(SWEEP, _lasting(sweep))
-            study.set_user_attr(SETTINGS, effective_settings(_first_settings(sweep, environ)))
+        if SETTINGS not in study.user_attrs:
+            study.set_user_attr(SETTINGS, effective_settings(_corners(sweep, environ), apart=sweep.search))
         study.sampler = optuna.samplers.TPESampler(seed=len(study.trials))  # a resumed search draws other values than the first
         code = failures = 0
         while not trainer.stopped and failures < MAX_FAILURES and (trial := _next_trial(study, sweep)) is not None:
@@ -139,8 +142,9 @@ def _lasting(sweep: Sweep) -> dict[str, Any]:
     return sweep.model_dump(mode="json", exclude={"trials", "prune"})
 
 
-def _first_settings(sweep: Sweep, environ: Mapping[str, str]) -> LoadedSettings:
-    return load_settings(preset=sweep.preset, overrides=sweep.overrides(next(sweep.corners())), environ=environ)
+def _corners(sweep: Sweep, environ: Mapping[str, str]) -> list[LoadedSettings]:
+    """Return the settings of trials with each bound and each choice."""
+    return [load_settings(preset=sweep.preset, overrides=sweep.overrides(values), environ=environ) for values in sweep.corners()]
 
 
 def _next_trial(study: optuna.Study, sweep: Sweep) -> Trial | None:
@@ -280,7 +284,8 @@ def _show_best(
         show(f"  best     rookery train {sweep.preset} {words}")
     show(f"  compare  rookery report {folder}")
     if _counted(study) - len([trial for trial in others if trial.state is TrialState.RUNNING]) < sweep.trials:
-        show(f"  go on    rookery sweep --resume --run-dir {folder}")
+        code = allow_code(_corners(sweep, environ)[0].settings.model_dump(mode="json"), elsewhere=True)
+        show(f"  go on    rookery sweep --resume --run-dir {folder}{code}")
 
 
 def _param(trial: FrozenTrial, key: str) -> str:

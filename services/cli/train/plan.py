@@ -20,6 +20,7 @@ from common.config.schema import Settings, conflicts
 from common.errors import ConfigError, ResourceError
 from common.observability.deployment import ENV_WORKER, LEARNER
 from common.replay.blocks import STREAMS, block_rows
+from common.replay.sequences import require_room
 from common.runtime.copies import check_new, check_resumed, copy_address, restore, restore_missing
 from common.runtime.disk import DISK, write_atomically
 from common.runtime.machine import cores
@@ -256,9 +257,15 @@ def max_actors(settings: Settings) -> int:
 
 
 def _block_rows(settings: Settings) -> int:
-    """Return the part of the layout of the replay memory that depends on the number of actors; 0 where none does."""
+    """Return the part of the layout of the replay memory that depends on the number of actors; 0 where none does.
+
+    Raises `ConfigError` for a memory too small for them.
+    """
     algorithm, streams = settings.algorithm, settings.rank_actors * settings.env.num_envs
-    if not isinstance(algorithm, ReplaySection) or settings.model.recurrent:
+    if not isinstance(algorithm, ReplaySection):
+        return 0
+    if settings.model.recurrent:
+        require_room(algorithm.replay_capacity, length=settings.rollout.length, streams=max(STREAMS, streams))
         return 0
     sizes = {"capacity": algorithm.replay_capacity, "n_step": algorithm.n_step, "streams": max(STREAMS, streams)}
     return block_rows(settings.env.frame_stack, **sizes)
@@ -295,10 +302,19 @@ def _load(request: Request, environ: Mapping[str, str]) -> LoadedSettings:
     loaded = load_settings(preset=preset, overrides=overrides, environ=environ, strict=not request.member)
     if request.auto_actors:  # the first number that is tried: each rank needs an actor
         loaded = with_chosen(loaded, {"actor.count": loaded.settings.learner.ranks})
+        if request.resume and loaded.settings.checkpoint.replay:
+            _require_layout(loaded.settings, load_settings(preset=preset, overrides=request.overrides, environ=environ).settings)
     if request.resume and request.preset not in {None, loaded.settings.run.preset}:
         found, fix = f"{loaded.settings.run.preset} in {request.run_dir}", "leave the preset out, or name another --run-dir"
         raise ConfigError("the run to resume is of another preset", found=found, wanted=request.preset, fix=fix)
     return loaded
+
+
+def _require_layout(first: Settings, before: Settings) -> None:
+    """Raise `ConfigError` where a search that begins with `first` cannot go on with the replay memory of `before`."""
+    if _block_rows(first) != _block_rows(before):
+        found = f"--actors auto, and a replay memory in the checkpoint that is laid out for {before.actor.count}"
+        raise ConfigError("the number of actors cannot be searched for", found=found, wanted=f"--actors {before.actor.count}")
 
 
 def _with_addresses(loaded: LoadedSettings, path: Path, now: datetime, ports: Ports, *, resume: bool) -> LoadedSettings:

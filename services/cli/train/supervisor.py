@@ -99,6 +99,7 @@ class Supervisor:
     _due: list[tuple[Seconds, Terminate | Kill]] = field(default_factory=list)  # executed at that time if the child still runs
     _stopping: bool = False
     _stop_requested: bool = False
+    _saved: bool = False  # the learner has ended with code 0
 
     def __post_init__(self) -> None:
         """Name the children; the learner starts first, because the workers connect to it."""
@@ -126,6 +127,7 @@ class Supervisor:
         """Restart a child that ended with `code`, negative for a signal, or fail or end the run."""
         child = self._children[name]
         child.running = False
+        self._saved = self._saved or (name == LEARNER and code == 0)
         if self._stopping:
             return self._learner_stopped(code, now) if name == LEARNER else []
         if name == LEARNER and code == 0:
@@ -157,7 +159,7 @@ class Supervisor:
     def request_stop(self, now: Seconds) -> list[Instruction]:
         """Stop the run, unless it already ends; at the second request kill all children."""
         if self._stop_requested:
-            if self.outcome is Outcome.STOPPED and self._children[LEARNER].running:
+            if self.outcome is Outcome.STOPPED and not self._saved:
                 self.outcome = Outcome.KILLED
             return [Kill(name) for name in self._running()]
         self._stop_requested = True

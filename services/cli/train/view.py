@@ -237,7 +237,7 @@ class LiveView(View):
             self.print_message(line)
 
     def _outlived(self) -> AbstractContextManager[None]:
-        return _outlived(self._console.file, end=self._live.stop)  # until then `Live` prints stderr on the terminal that failed
+        return outlived(self._console.file, end=self._live.stop)  # until then `Live` prints stderr on the terminal that failed
 
 
 class LineView(View):
@@ -267,12 +267,12 @@ class LineView(View):
         return json.dumps({"time": now, **run, "event": event, **fields})
 
     def _print(self, line: str) -> None:
-        with _outlived(self._stream):
+        with outlived(self._stream):
             print(line, file=self._stream, flush=True)
 
 
 @contextmanager
-def _outlived(stream: IO[str], *, end: Callable[[], None] = lambda: None) -> Iterator[None]:
+def outlived(stream: IO[str], *, end: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Report once that `stream` is a closed pipe or terminal, or on a full disk, which does not end the run; first call `end`."""
     try:
         yield

@@ -152,7 +152,7 @@ def test_a_folder_that_a_learner_writes_to_is_no_other_learners(capsys):
     """By hand, in two terminals."""
     with held(RunDirectory(Path("run"))):
         line = refused(["--resume", "--run-dir", "run"], capsys)
-    assert "a run is under way in this directory: found run" in line
+    assert "a run is under way in this directory, or a series or sweep of runs: found run" in line
 
 
 @pytest.mark.usefixtures("finished")

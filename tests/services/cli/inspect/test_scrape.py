@@ -7,6 +7,7 @@ import threading
 import time
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import parse_qs, urlsplit
 
@@ -247,6 +248,22 @@ def test_a_run_of_a_series_is_found_without_a_target_and_in_the_folder_of_the_se
     assert refused(str(member.parent), folder=tmp_path).startswith(
         f"no run is under way there: found none under {member.parent}/"
     )
+
+
+def test_folders_that_may_not_be_entered_hide_no_run(serve, tmp_path, monkeypatch):
+    """A colleague's, or lost+found: they ended `rookery top` in a traceback. Neither does a config.yaml beside the runs."""
+    member = announce(tmp_path / "runs" / "mine", learner=serve({"/metrics": (200, LEARNER)} | OK))
+    (tmp_path / "runs" / "config.yaml").touch()
+    (tmp_path / "runs" / "private").mkdir()
+    is_file = Path.is_file
+
+    def stat(path):
+        if path.parent.name == "private":
+            raise PermissionError(13, "Permission denied")
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", stat)
+    assert opened(folder=tmp_path / "runs").title == str(member)
 
 
 def test_a_run_that_does_not_answer_is_named(tmp_path):

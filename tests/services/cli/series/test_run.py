@@ -193,6 +193,31 @@ def test_a_series_is_not_resumed_with_variables_or_a_preset_that_changed(ran, tm
     assert ran(preset=None, seeds="3", resume=True)[1] == [("s3", False)]
 
 
+def test_an_edited_preset_is_found_where_the_first_member_does_not_read_it(ran, tmp_path):
+    """The settings of the other algorithm are in no file of the first one."""
+    preset, text = tmp_path / "my.yaml", find_preset("cartpole").text
+    preset.write_text(text)
+    stopped = FakeTrainer(ran.write, stop_after="name=dqn-s1")
+    ran("algorithm.name=dqn,ppo", preset="my.yaml", trainer=stopped)
+    preset.write_text(text.replace("epochs: 10", "epochs: 2"))
+    with pytest.raises(ConfigError, match=r"found algorithm\.epochs=2, wanted algorithm\.epochs=10;"):
+        ran(preset=None, resume=True)
+    assert ran("algorithm.epochs=2", "algorithm.name=ppo", preset=None, resume=True)[1]
+
+
+def test_what_the_command_names_is_not_compared_with_all_that_is_inside(ran, tmp_path):
+    """A mapping, and an algorithm, which has settings of its own."""
+    preset, text = tmp_path / "my.yaml", find_preset("cartpole").text
+    preset.write_text(text)
+    ran(preset="my.yaml", seeds="1-2", trainer=FakeTrainer(ran.write, stop_after="s1"))
+    preset.write_text(text.replace("id: CartPole-v1", "id: CartPole-v1\n  kwargs: {sutton_barto_reward: true}"))
+    with pytest.raises(ConfigError, match=r"found env\.kwargs\.sutton_barto_reward=true"):
+        ran(preset=None, resume=True)
+    assert ran("env.kwargs={sutton_barto_reward: false}", preset=None, resume=True)[1] == [("s2", False)]
+    preset.write_text(text)
+    assert ran("algorithm.name=a3c", seeds="1-3", preset=None, resume=True)[1] == [("s3", False)]
+
+
 def test_a_file_that_lists_its_members_is_resumed(ran, tmp_path):
     """As a version before wrote it."""
     ran("algorithm.learning_rate=1e-3,3e-4", seeds="1-2")
@@ -249,7 +274,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
 def test_one_command_at_a_time_has_the_folder(ran, tmp_path, resume):
     class Trainer(FakeTrainer):
         def train(self, argv, **more):
-            with pytest.raises(ConfigError, match="a series is under way in this directory: found series"):
+            with pytest.raises(ConfigError, match="or a series or sweep of runs: found series"):
                 ran(seeds="1-5", resume=resume)
             return super().train(argv, **more)
 

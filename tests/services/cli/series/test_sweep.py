@@ -165,7 +165,7 @@ def test_a_sweep_that_runs_is_not_resumed(swept, write_run):
 
     class Trainer(FakeTrainer):
         def train(self, argv, **more):
-            with pytest.raises(ConfigError, match="a sweep is under way in this directory"):
+            with pytest.raises(ConfigError, match="a run is under way in this directory, or a series or sweep"):
                 swept(trials=1, resume=True)
             return super().train(argv, **more)
 

@@ -398,12 +398,21 @@ def test_where_the_number_of_actors_is_sought_there_is_an_address_for_each_that_
         ("pendulum-td3", "checkpoint.replay=true", 10),
         ("cartpole-dqn", "checkpoint.replay=false", 16),
         ("cartpole-dqn", "checkpoint.replay=true", 3),  # four, with 8 environments each, would need smaller blocks
+        ("tmaze-dqn", "algorithm.replay_capacity=40_000", 3),  # ten rollouts of 64 of each of 16 environments
     ],
 )
 def test_a_run_can_be_resumed_with_each_number_that_is_tried(monkeypatch, preset, setting, most):
     monkeypatch.setattr("services.cli.train.plan.cores", lambda: 8)
     assert max_actors(load_settings(preset=preset, overrides=[setting, "actor.count=1"], environ={}).settings) == most
     load_settings(preset=preset, overrides=[setting, f"actor.count={most}"], environ={})
+
+
+def test_a_replay_memory_that_is_laid_out_for_more_actors_is_no_start_of_a_search():
+    """The learner refused the checkpoint, by a number that nobody had given."""
+    settings = "actor.count=4", "checkpoint.replay=true"
+    planned(*settings, preset="cartpole-dqn", run_dir=Path("r"))
+    with pytest.raises(ConfigError, match=r"replay memory in the checkpoint that is laid out for 4, wanted --actors 4"):
+        planned(preset=None, run_dir=Path("r"), resume=True, auto_actors=True)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

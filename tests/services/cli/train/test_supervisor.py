@@ -332,6 +332,15 @@ def test_ctrl_c_while_the_learner_still_starts_is_an_ordinary_stop(code):
     assert core.outcome is Outcome.STOPPED
 
 
+def test_a_second_ctrl_c_while_a_learner_that_crashed_is_away_loses_progress():
+    """Nothing was saved since its last checkpoint, which the exit code says."""
+    core = begun(actors=1, evaluator=False)
+    core.exited("learner", -9, 30.0)
+    core.request_stop(30.1)
+    assert core.request_stop(31.0) == [Kill("actor-0")]
+    assert core.outcome is Outcome.KILLED
+
+
 def test_a_second_ctrl_c_kills_whoever_is_left():
     """An impatient user gets the prompt back now."""
     core = begun(actors=1, evaluator=False)
