@@ -252,10 +252,11 @@ class _Root:
         name = own.name or f"{service.name}-{socket.gethostname()}-{os.getpid()}"
         address = rank_address(getattr(own, service.server_key), role=service.role, name=name, numbered=bool(own.name))
         where: dict[str, Any] = {service.server_key: address}
-        connect = partial(ZmqWorker, address, keys=WorkerKeys.of(own.keys), server=service.server)
         logs.configure(event, level=settings.log.level, form=settings.log.format, debug=self.invocation.debug)
         os.nice(service.niceness)  # other processes go first; this cannot be undone
         with (
+            # An open socket would delay the exit.
+            closing(self._connect(address)) as transport,
             on_signals(self.shutdown),
             HttpServer(
                 host=settings.metrics.host, port=settings.metrics.port, metrics=self.metrics.render, health=self.health
@@ -265,30 +266,36 @@ class _Root:
             _log.info(f"{event}_started", **where, metrics=http.url)
             if own.insecure and not own.keys:
                 _log.warning("insecure", **where, consequence=f"any process that answers there is taken for the {service.server}")
-            with closing(connect()) as transport:  # an open socket would delay the exit
-                reason = None
-                while reason is None:
-                    link, loop = self._build_loop(transport, name, where)
-                    reason = self._run(link, loop, address)
-                link.close(reason)
-                self.resources.close()  # after the Goodbye, for which the server waits
+            reason = None
+            while reason is None:
+                link, loop = self._build_loop(transport, name, where)
+                reason = self._run(link, loop, address)
+            link.close(reason)
+            self.resources.close()  # after the Goodbye, for which the server waits
             _log.info(f"{event}_ended", reason=reason)
             if self.invocation.linger:
-                check = partial(self._finds_run, connect, name)
-                process.linger(self.shutdown, self.health, seconds=GREET_SECONDS, check=check)
+                check, until = partial(self._finds_run, address, name), "SIGTERM, or another run"
+                process.linger(self.shutdown, self.health, seconds=GREET_SECONDS, check=check, until=until)
         return 0
 
-    def _finds_run(self, connect: Callable[[], ZmqWorker], name: str) -> bool:
-        """Return whether a run is under way at the address of the server: a new process has to join it, with code of its own."""
-        with closing(connect()) as transport:
-            link, until = self._new_link(transport, name), time.monotonic() + ANSWER_SECONDS
-            try:
+    def _connect(self, address: str) -> ZmqWorker:
+        own: ConnectedSettings = getattr(self.invocation.settings, self.service.role)
+        return ZmqWorker(address, keys=WorkerKeys.of(own.keys), server=self.service.server)
+
+    def _finds_run(self, address: str, name: str) -> bool:
+        """Return whether a run is under way at the address of the server.
+
+        A new process has to join it, with code of its own. It also reports what is wrong, such as keys.
+        """
+        try:
+            with closing(self._connect(address)) as transport:
+                link, until = self._new_link(transport, name), time.monotonic() + ANSWER_SECONDS
                 while not (link.received or self.shutdown.requested) and time.monotonic() < until:
                     link.service(WAIT_SECONDS)
+                link.close("it has ended, and its successor joins")
                 found = bool(link.received) and link.drain is None
-            except ConfigError:  # which the new process reports
-                found = True
-            link.close("it has ended, and its successor joins")
+        except ConfigError:
+            found = True
         if found:
             _log.info("run_found", consequence="this process ends, and the next one at its place joins the run")
         return found

@@ -72,15 +72,21 @@ def end_process(code: int) -> NoReturn:
 
 
 def linger(
-    shutdown: Shutdown, health: Health, *, seconds: Seconds = LINGER_SECONDS, check: Callable[[], bool | None] = lambda: None
+    shutdown: Shutdown,
+    health: Health,
+    *,
+    seconds: Seconds = LINGER_SECONDS,
+    check: Callable[[], bool | None] = lambda: None,
+    until: str = "SIGTERM",
 ) -> None:
     """Stay alive and ready until the stop is requested, because an orchestrator restarts each process that ends.
 
     Every `seconds` `check` returns True where there is another reason to end, and raises where a part of the service has died.
+    `until` names the reasons in the log.
     """
     if shutdown.requested:
         return
-    _log.info("lingering", until="SIGTERM")
+    _log.info("lingering", until=until)
     health.ready()
     health.tick(doing="lingers", within=2 * seconds)
     while not shutdown.wait(seconds) and not check():

@@ -6,6 +6,7 @@ Each request has a limit of time and size; the sample of a service that does not
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import re
 import threading
@@ -291,8 +292,9 @@ def _run_id(directory: RunDirectory) -> str:
 
 def _newest(folder: Path, where: str) -> Path:
     """Return the directory of the newest run in `folder` that answers, a member of a series too."""
-    inside = (run for entry in folder.glob("*/") for run in run_folders(entry, DEPTH - 1))
-    addresses = (RunDirectory(run).addresses for run in inside)
+    inside = (entry for entry in folder.glob("*/") if not entry.name.startswith("."))  # a config.yaml beside runs hides none
+    runs = itertools.chain([folder], *(run_folders(entry, DEPTH - 1) for entry in inside))
+    addresses = (RunDirectory(run).addresses for run in runs)
     started = {path.parent: path.stat().st_mtime for path in addresses if path.is_file()}
     found = f"none under {folder}/"
     for run in sorted(started, key=lambda run: started[run], reverse=True):

@@ -138,7 +138,8 @@ def _planned(request: SeriesRequest, saved: Series | None, environ: Mapping[str,
             overrides = ((*saved.overrides_of(member), *changes) for member in saved.combinations)
             before = [load_settings(preset=preset, overrides=each, environ=environ) for each in overrides]
             fix = "set them as they were, or name the settings on the command line"
-            other = {"algorithm"} if "algorithm.name" in {*named, *grid} else set()  # which has settings of its own
+            known = {tree.get("algorithm.name") for tree in saved.settings} | {*saved.grid.get("algorithm.name", ())}
+            other = {"algorithm"} if {each.settings.algorithm.name for each in before} - known else set()  # has its own settings
             require_settings(before, saved.settings, apart={*saved.grid, *named, *grid} | other, fix=fix)
         options = _merged(saved.options, options, counted="actor.count" in {*named, *grid})
         grid = {key: values for key, values in saved.grid.items() if key not in named} | grid
@@ -170,7 +171,8 @@ def effective_settings(runs: Iterable[LoadedSettings], *, apart: Collection[str]
 
 
 def _is_apart(key: str, apart: Collection[str]) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in apart)
+    """Return whether `key` is one of those `apart`, or inside one, or an empty mapping around one."""
+    return any(key == name or key.startswith(f"{name}.") or name.startswith(f"{key}.") for name in apart)
 
 
 def require_settings(
@@ -258,7 +260,7 @@ def run_series(
     Members that run beside others write to a log.
     """
     show(f"series of {len(series.members)} runs in {folder}" + (f", {parallel} at a time" if parallel > 1 else ""))
-    interrupted = Event()
+    interrupted, allowed = Event(), _allow_code(series, environ)
 
     def run(number: int, member: Member) -> int:
         path, place = folder / member.name, f"run {number} of {len(series.members)}, {member.name}"
@@ -291,12 +293,17 @@ def run_series(
     ]
     if left:
         show(f"  {len(left)} of {len(series.members)} runs have not finished: {', '.join(left[:8])}{', ...' if left[8:] else ''}")
-        first = load_settings(preset=series.preset, overrides=series.overrides_of(series.members[0]), environ=environ)
-        code = allow_code(first.settings.model_dump(mode="json"), elsewhere=True)
-        show(f"  go on    rookery train --resume --run-dir {folder}{code}")
+        show(f"  go on    rookery train --resume --run-dir {folder}{allowed}")
     if INTERRUPTED in codes:
         return INTERRUPTED
     return 1 if any(codes) else 0
+
+
+def _allow_code(series: Series, environ: Mapping[str, str]) -> str:
+    """Return the options of the command that goes on, for code of the runs outside of the current directory."""
+    overrides = map(series.overrides_of, series.combinations)
+    runs = (load_settings(preset=series.preset, overrides=each, environ=environ).settings for each in overrides)
+    return "".join(dict.fromkeys(allow_code(settings.model_dump(mode="json"), elsewhere=True) for settings in runs))
 
 
 def train_arguments(preset: str, overrides: Sequence[str], options: Sequence[str], path: Path) -> list[str]:

@@ -302,8 +302,8 @@ def _load(request: Request, environ: Mapping[str, str]) -> LoadedSettings:
     loaded = load_settings(preset=preset, overrides=overrides, environ=environ, strict=not request.member)
     if request.auto_actors:  # the first number that is tried: each rank needs an actor
         loaded = with_chosen(loaded, {"actor.count": loaded.settings.learner.ranks})
-        if request.resume and loaded.settings.checkpoint.replay:
-            _require_layout(loaded.settings, load_settings(preset=preset, overrides=request.overrides, environ=environ).settings)
+        if request.resume and loaded.settings.checkpoint.replay and _resumed(request).checkpoints.is_dir():
+            _require_layout(loaded.settings, load_settings(preset=preset, environ={}).settings)
     if request.resume and request.preset not in {None, loaded.settings.run.preset}:
         found, fix = f"{loaded.settings.run.preset} in {request.run_dir}", "leave the preset out, or name another --run-dir"
         raise ConfigError("the run to resume is of another preset", found=found, wanted=request.preset, fix=fix)
@@ -311,8 +311,8 @@ def _load(request: Request, environ: Mapping[str, str]) -> LoadedSettings:
 
 
 def _require_layout(first: Settings, before: Settings) -> None:
-    """Raise `ConfigError` where a search that begins with `first` cannot go on with the replay memory of `before`."""
-    if _block_rows(first) != _block_rows(before):
+    """Raise `ConfigError` where a search that begins with `first` cannot go on with the replay memory of the run `before`."""
+    if before.checkpoint.replay and _block_rows(first) != _block_rows(before):
         found = f"--actors auto, and a replay memory in the checkpoint that is laid out for {before.actor.count}"
         raise ConfigError("the number of actors cannot be searched for", found=found, wanted=f"--actors {before.actor.count}")
 

@@ -99,7 +99,7 @@ class Supervisor:
     _due: list[tuple[Seconds, Terminate | Kill]] = field(default_factory=list)  # executed at that time if the child still runs
     _stopping: bool = False
     _stop_requested: bool = False
-    _saved: bool = False  # the learner has ended with code 0
+    _saved: bool = False  # the learner has ended, and has saved its state
 
     def __post_init__(self) -> None:
         """Name the children; the learner starts first, because the workers connect to it."""
@@ -127,11 +127,10 @@ class Supervisor:
         """Restart a child that ended with `code`, negative for a signal, or fail or end the run."""
         child = self._children[name]
         child.running = False
-        self._saved = self._saved or (name == LEARNER and code == 0)
         if self._stopping:
             return self._learner_stopped(code, now) if name == LEARNER else []
         if name == LEARNER and code == 0:
-            self.outcome = Outcome.FINISHED
+            self.outcome, self._saved = Outcome.FINISHED, True
             return self._stop_workers(now, terminate_at=now + self.timeouts.exit)
         if not child.wanted:
             return []
@@ -265,8 +264,9 @@ class Supervisor:
 
     def _learner_stopped(self, code: int, now: Seconds) -> list[Instruction]:
         # A learner that SIGTERM itself ended was still starting, so it had nothing to save.
-        if code not in (0, -signal.SIGTERM, 128 + signal.SIGTERM) and self.outcome is Outcome.STOPPED:
-            self.outcome = Outcome.FAILED  # it did not save its state
+        self._saved = self._saved or code in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
+        if not self._saved and self.outcome is Outcome.STOPPED:
+            self.outcome = Outcome.FAILED
         return [] if self.outcome is Outcome.KILLED else self._stop_workers(now, terminate_at=now)
 
     def _stop_workers(self, now: Seconds, *, terminate_at: Seconds) -> list[Instruction]:

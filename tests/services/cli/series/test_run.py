@@ -215,7 +215,14 @@ def test_what_the_command_names_is_not_compared_with_all_that_is_inside(ran, tmp
         ran(preset=None, resume=True)
     assert ran("env.kwargs={sutton_barto_reward: false}", preset=None, resume=True)[1] == [("s2", False)]
     preset.write_text(text)
+    with pytest.raises(ConfigError, match=r"found algorithm\.gamma=0\.9, wanted algorithm\.gamma=0\.98"):
+        ran("algorithm.name=ppo", preset=None, resume=True, environ={"ROOKERY_ALGORITHM__GAMMA": "0.9"})
     assert ran("algorithm.name=a3c", seeds="1-3", preset=None, resume=True)[1] == [("s3", False)]
+
+
+def test_a_key_inside_an_empty_mapping_may_be_named(ran):
+    ran(seeds="1")
+    assert ran("env.kwargs.sutton_barto_reward=true", preset=None, seeds="1-2", resume=True)[1] == [("s2", False)]
 
 
 def test_a_file_that_lists_its_members_is_resumed(ran, tmp_path):

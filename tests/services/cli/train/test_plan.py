@@ -411,6 +411,9 @@ def test_a_replay_memory_that_is_laid_out_for_more_actors_is_no_start_of_a_searc
     """The learner refused the checkpoint, by a number that nobody had given."""
     settings = "actor.count=4", "checkpoint.replay=true"
     planned(*settings, preset="cartpole-dqn", run_dir=Path("r"))
+    planned(preset=None, run_dir=Path("r"), resume=True, auto_actors=True)  # there is no checkpoint yet
+    planned("actor.count=4", preset=None, run_dir=Path("r"), resume=True)
+    Path("r/checkpoints").mkdir()
     with pytest.raises(ConfigError, match=r"replay memory in the checkpoint that is laid out for 4, wanted --actors 4"):
         planned(preset=None, run_dir=Path("r"), resume=True, auto_actors=True)
 

@@ -329,6 +329,7 @@ def test_ctrl_c_while_the_learner_still_starts_is_an_ordinary_stop(code):
     core = begun(actors=0, evaluator=False)
     core.request_stop(0.5)
     core.exited("learner", code, 0.6)
+    core.request_stop(1.5)
     assert core.outcome is Outcome.STOPPED
 
 
