@@ -87,26 +87,23 @@ def test_an_unexpected_exception_is_code_1_with_its_traceback_though_nothing_was
     assert ended.stderr.count("Traceback") == 1
 
 
-def test_a_lingering_service_is_alive_and_ready_until_its_end_is_requested(monkeypatch):
+def test_a_lingering_service_is_alive_and_ready_until_its_end_is_requested():
     """An orchestrator that restarts ended processes must see no reason to, for days."""
-    monkeypatch.setattr(process, "LINGER_SECONDS", 0.001)
-    clock = iter(range(0, 10**6, 10))
-    shutdown, health, answers = Shutdown(), Health(clock=lambda: next(clock)), []
+    shutdown, health, answers = Shutdown(), Health(), []
 
     def check():
         answers.append((health.liveness().ok, health.readiness().ok))
         if len(answers) == 3:
             shutdown.request("SIGTERM")
 
-    process.linger(shutdown, health, check=check)
+    process.linger(shutdown, health, seconds=0.001, check=check)
     assert answers == [(True, True)] * 3
 
 
-def test_a_lingering_service_does_not_hide_that_a_part_of_it_has_died(monkeypatch):
+def test_a_lingering_service_does_not_hide_that_a_part_of_it_has_died():
     """Without the intake thread no worker gets the end of the run."""
-    monkeypatch.setattr(process, "LINGER_SECONDS", 0.001)
     with pytest.raises(InternalError, match="died"):
-        process.linger(Shutdown(), Health(), check=raises(InternalError("the intake thread died")))
+        process.linger(Shutdown(), Health(), seconds=0.001, check=raises(InternalError("the intake thread died")))
 
 
 def test_a_service_that_was_stopped_does_not_linger():
