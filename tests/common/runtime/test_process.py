@@ -89,9 +89,11 @@ def test_an_unexpected_exception_is_code_1_with_its_traceback_though_nothing_was
 
 def test_a_lingering_service_is_alive_and_ready_until_its_end_is_requested():
     """An orchestrator that restarts ended processes must see no reason to, for days."""
-    shutdown, health, answers = Shutdown(), Health(), []
+    now = [0.0]
+    shutdown, health, answers = Shutdown(), Health(clock=lambda: now[0]), []
 
     def check():
+        now[0] += 0.0015  # more than is waited for, and less than twice as much
         answers.append((health.liveness().ok, health.readiness().ok))
         if len(answers) == 3:
             shutdown.request("SIGTERM")
