@@ -46,7 +46,8 @@ def service_parser(service: str, description: str, example: str) -> argparse.Arg
     parser.add_argument(
         "--linger",
         action="store_true",
-        help="for orchestrators that restart every process that exits: keep running after the end of the run, until SIGTERM",
+        help="for orchestrators that restart every process that exits: keep running after the end of the run, until SIGTERM; a "
+        "worker until it finds another run, too",
     )
     parser.add_argument("--log-format", choices=("auto", "plain", "json"), help="of the lines on standard error")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")

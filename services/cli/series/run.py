@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -30,13 +29,13 @@ from services.cli.compare.runs import is_own, read_run, read_runs
 from services.cli.compare.tables import print_runs, result
 from services.cli.series.grid import Member, members, parse_seeds, split_overrides
 from services.cli.train import exit_with_parent
+from services.cli.train.instructions import ENDED_BY_SIGTERM
 from services.cli.train.outcome import own_end, read_summary
 from services.cli.train.processes import stop_signals
 from services.cli.train.view import outlived
 
 SERIES_FILE = "series.json"
 POLL_SECONDS: Seconds = 0.2  # of a process of `rookery train`
-ENDED_BY_STOP = (-signal.SIGTERM, 128 + signal.SIGTERM)  # exit codes of a process that does not handle the signal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -377,4 +376,4 @@ class TrainProcesses:
                 except subprocess.TimeoutExpired:
                     is_over = is_over or over()
                 else:
-                    return 0 if code in ENDED_BY_STOP and (self.stopped or is_over) else code
+                    return 0 if code in ENDED_BY_SIGTERM and (self.stopped or is_over) else code

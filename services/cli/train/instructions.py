@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
@@ -9,6 +10,7 @@ from typing import TypeAlias
 from common.observability.deployment import ACTOR, ENV_WORKER, LEARNER
 
 CONFIG_EXIT_CODE = 2
+ENDED_BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)  # exit codes of one that does not handle the signal
 NOT_STARTED = 126  # as a shell reports it: the child has no process, because none could be made
 
 

@@ -13,13 +13,13 @@ Pure: a method for each event gets the time and returns instructions, which `pro
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass, field
 
 from common.observability.deployment import ACTOR, ENV_WORKER, EVALUATOR, LEARNER
 from common.units import EnvSteps, Seconds
 from services.cli.train.instructions import (
     CONFIG_EXIT_CODE,
+    ENDED_BY_SIGTERM,
     Instruction,
     Kill,
     Outcome,
@@ -264,7 +264,7 @@ class Supervisor:
 
     def _learner_stopped(self, code: int, now: Seconds) -> list[Instruction]:
         # A learner that SIGTERM itself ended was still starting, so it had nothing to save.
-        self._saved = self._saved or code in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
+        self._saved = self._saved or code in (0, *ENDED_BY_SIGTERM)
         if not self._saved and self.outcome is Outcome.STOPPED:
             self.outcome = Outcome.FAILED
         return [] if self.outcome is Outcome.KILLED else self._stop_workers(now, terminate_at=now)

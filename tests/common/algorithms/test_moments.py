@@ -13,7 +13,8 @@ from common.envs.spec import EnvSettings
 from common.envs.trial import example_frames
 from common.errors import ConfigError
 from common.models import snapshot
-from common.models.layers import Network, VectorNormalisation
+from common.models.layers import Network
+from common.models.normalisation import VectorNormalisation
 from common.models.spec import ModelSettings
 
 pytestmark = pytest.mark.pure

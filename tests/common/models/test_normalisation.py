@@ -8,7 +8,7 @@ import torch
 from common.envs.spec import ActionSpec, EnvSpec
 from common.models import nets, snapshot
 from common.models.arithmetic import CPU, autocast
-from common.models.layers import ImageNormalisation, VectorNormalisation
+from common.models.normalisation import ImageNormalisation, VectorNormalisation
 from common.models.spec import ModelSettings
 
 pytestmark = pytest.mark.pure
