@@ -11,19 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from common.algorithms import optim
-from common.algorithms.api import Entry, WorkerContext
+from common.algorithms.api import Entry
 from common.algorithms.losses import require_vectors
 from common.algorithms.measures import NONFINITE_STEPS, Measured
 from common.algorithms.off_policy import td_target
-from common.algorithms.ranks import ALONE, Ranks
 from common.algorithms.settings import SACSettings
-from common.algorithms.twin_critics import ADAM_EPS, RandomStartPolicy, TwinCriticLearner, clipped_double_q
-from common.envs.spec import EnvSpec
+from common.algorithms.twin_critics import RandomStartPolicy, TwinCriticLearner, clipped_double_q
 from common.models import nets
-from common.models.arithmetic import CPU, autocast
+from common.models.arithmetic import autocast
 from common.models.distributions import TanhGaussian
-from common.models.spec import ModelSettings, Precision
-from common.replay.blocks import STREAMS
 from common.replay.buffer import Transitions
 
 
@@ -55,37 +51,13 @@ class SAC(TwinCriticLearner[nets.GaussianActor]):
 
     _settings: SACSettings
     _nets: nets.SACNetworks
+    _build = staticmethod(nets.build_sac_networks)
 
-    def __init__(
-        self,
-        *,
-        settings: SACSettings,
-        model: ModelSettings,
-        env: EnvSpec,
-        seed: int,
-        device: torch.device = CPU,
-        ranks: Ranks = ALONE,
-        streams: int = STREAMS,
-        normalize_reward: bool = False,
-    ) -> None:
-        """`seed` fixes weights, noise and samples. Raises ConfigError for discrete actions and for those without bounds."""
-        super().__init__(
-            settings=settings,
-            build=lambda: nets.build_sac_networks(model, env, seed=seed),
-            env=env,
-            seed=seed,
-            device=device,
-            ranks=ranks,
-            streams=streams,
-            normalize_reward=normalize_reward,
-        )
-        self._targets = self._nets.target_critics()
-        self._target_entropy = -float(env.action.shape[0])  # one nat less for each component, as in appendix D
-        both = nn.ModuleList([self._nets.actor, self._nets.temperature])  # Adam moves each parameter by itself
-        self._actor_optimizer = optim.build_optimizer("adam", both, lr=settings.learning_rate, eps=ADAM_EPS)
+    def _target_networks(self) -> nets.TwinCritics:
+        return self._nets.target_critics()
 
-    def _networks(self) -> dict[str, nets.TwinCritics]:
-        return {"parameters": self._nets, "targets": self._targets}
+    def _trained_with_actor(self) -> nn.Module:
+        return nn.ModuleList([self._nets.actor, self._nets.temperature])  # Adam moves each parameter by itself
 
     def _optimizers(self) -> dict[str, tuple[torch.optim.Optimizer, nn.Module]]:
         return {
@@ -120,7 +92,8 @@ class SAC(TwinCriticLearner[nets.GaussianActor]):
             value = clipped_double_q(self._nets.q_values(observation, action))
         temperature = self._nets.temperature()
         loss = -soft_value(value, log_prob, temperature=temperature.detach()).mean()
-        total = loss + temperature_loss(temperature, log_prob, target_entropy=self._target_entropy)
+        target_entropy = -float(action.shape[1])  # one nat less for each component, as in appendix D
+        total = loss + temperature_loss(temperature, log_prob, target_entropy=target_entropy)
         joint = optim.differentiate(self._actor_optimizer, total, rows=len(observation), ranks=self._ranks)
         both = joint + critic_loss
         optim.step(self._actor_optimizer, lr=self._learning_rate, finite=both)
@@ -137,25 +110,7 @@ class SAC(TwinCriticLearner[nets.GaussianActor]):
 class SACPolicy(RandomStartPolicy[nets.GaussianActor]):
     """`common.algorithms.api.Policy` of SAC: draws from the actor's distribution; greedy: the median, tanh of the mean."""
 
-    def __init__(
-        self,
-        *,
-        settings: SACSettings,
-        model: ModelSettings,
-        env: EnvSpec,
-        precision: Precision,
-        seed: int,
-        context: WorkerContext,
-    ) -> None:
-        """Build the actor; an evaluator, by `context`, never acts at random. Raises ConfigError as `SAC` does."""
-        super().__init__(
-            settings=settings,
-            build=lambda: nets.build_sac_actor(model, env),
-            env=env,
-            precision=precision,
-            seed=seed,
-            context=context,
-        )
+    _build = staticmethod(nets.build_sac_actor)
 
     def _choose(self, observation: Tensor, *, greedy: bool) -> Tensor:
         policy: TanhGaussian = self._net(observation)

@@ -7,23 +7,20 @@ Axes: N transitions, A components of an action, B environments; the values of bo
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from common.algorithms import optim
-from common.algorithms.api import Entry, WorkerContext
+from common.algorithms.api import Entry
 from common.algorithms.measures import NONFINITE_STEPS, Measured
 from common.algorithms.off_policy import td_target
-from common.algorithms.ranks import ALONE, Ranks
 from common.algorithms.settings import TD3Settings
-from common.algorithms.twin_critics import ADAM_EPS, RandomStartPolicy, TwinCriticLearner, clipped_double_q
-from common.envs.spec import EnvSpec
+from common.algorithms.twin_critics import RandomStartPolicy, TwinCriticLearner, clipped_double_q
 from common.errors import InternalError
 from common.models import nets
-from common.models.arithmetic import CPU, autocast
-from common.models.spec import ModelSettings, Precision
-from common.replay.blocks import STREAMS
+from common.models.arithmetic import autocast
 from common.replay.buffer import Transitions
 
 
@@ -46,35 +43,11 @@ class TD3(TwinCriticLearner[nets.DeterministicActor]):
     """`common.algorithms.api.Algorithm` for a deterministic actor and two critics."""
 
     _settings: TD3Settings
+    _targets: nets.ActorWithCritics[nets.DeterministicActor]
+    _build = staticmethod(nets.build_td3_networks)
 
-    def __init__(
-        self,
-        *,
-        settings: TD3Settings,
-        model: ModelSettings,
-        env: EnvSpec,
-        seed: int,
-        device: torch.device = CPU,
-        ranks: Ranks = ALONE,
-        streams: int = STREAMS,
-        normalize_reward: bool = False,
-    ) -> None:
-        """`seed` fixes weights, noise and samples. Raises ConfigError for discrete actions and for those without bounds."""
-        super().__init__(
-            settings=settings,
-            build=lambda: nets.build_td3_networks(model, env, seed=seed),
-            env=env,
-            seed=seed,
-            device=device,
-            ranks=ranks,
-            streams=streams,
-            normalize_reward=normalize_reward,
-        )
-        self._targets = copy.deepcopy(self._nets).requires_grad_(requires_grad=False)
-        self._actor_optimizer = optim.build_optimizer("adam", self._nets.actor, lr=settings.learning_rate, eps=ADAM_EPS)
-
-    def _networks(self) -> dict[str, nets.ActorWithCritics[nets.DeterministicActor]]:
-        return {"parameters": self._nets, "targets": self._targets}
+    def _target_networks(self) -> nets.ActorWithCritics[nets.DeterministicActor]:
+        return copy.deepcopy(self._nets).requires_grad_(requires_grad=False)
 
     def _optimizers(self) -> dict[str, tuple[torch.optim.Optimizer, nn.Module]]:
         return {
@@ -123,33 +96,19 @@ class TD3(TwinCriticLearner[nets.DeterministicActor]):
 class NoisyPolicy(RandomStartPolicy[nets.DeterministicActor]):
     """`common.algorithms.api.Policy` of TD3: the actor's action and Gaussian noise; uniform until `random_env_steps`."""
 
-    def __init__(
-        self,
-        *,
-        settings: TD3Settings,
-        model: ModelSettings,
-        env: EnvSpec,
-        precision: Precision,
-        seed: int,
-        context: WorkerContext,
-    ) -> None:
-        """Build the actor; an evaluator, by `context`, never acts at random. Raises ConfigError as `TD3` does."""
-        super().__init__(
-            settings=settings,
-            build=lambda: nets.build_td3_actor(model, env),
-            env=env,
-            precision=precision,
-            seed=seed,
-            context=context,
-        )
-        self.noise = torch.tensor(settings.exploration_noise)  # standard deviation, in halves of an action's range
+    _build = staticmethod(nets.build_td3_actor)
+
+    def __init__(self, *, settings: TD3Settings, **others: Any) -> None:
+        """`others` as of the base."""
+        super().__init__(settings=settings, **others)
+        self._noise = torch.tensor(settings.exploration_noise)  # standard deviation, in halves of an action's range
 
     def _choose(self, observation: Tensor, *, greedy: bool) -> Tensor:
         action: Tensor = self._net(observation)
         if greedy:
             return action
         noise = torch.empty_like(action).normal_(generator=self._generator)
-        return torch.addcmul(action, noise, self.noise).clamp_(-1.0, 1.0)
+        return torch.addcmul(action, noise, self._noise).clamp_(-1.0, 1.0)
 
 
 ENTRY = Entry(settings=TD3Settings, algorithm=TD3, policy=NoisyPolicy)

@@ -7,27 +7,28 @@ Axes: N transitions, A components of an action, B environments; the values of bo
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Generic
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from common.algorithms import optim
 from common.algorithms.api import NetworkPolicy, WorkerContext
 from common.algorithms.measures import NONFINITE_STEPS, Measured
 from common.algorithms.off_policy import ReplayLearner
-from common.algorithms.ranks import Ranks
+from common.algorithms.ranks import ALONE, Ranks
 from common.algorithms.settings import TwinCriticSection
 from common.envs.spec import EnvSpec
 from common.errors import InternalError
-from common.models.arithmetic import autocast, to_device
-from common.models.nets import ActionBounds, Actor, ActorWithCritics
-from common.models.spec import Precision
+from common.models.arithmetic import CPU, autocast, to_device
+from common.models.nets import ActionBounds, Actor, ActorWithCritics, TwinCritics
+from common.models.spec import ModelSettings, Precision
+from common.replay.blocks import STREAMS
 from common.units import EnvSteps, Version
 
-ADAM_EPS = 1e-8
+_ADAM_EPS = 1e-8
 
 
 # --- losses ---
@@ -64,27 +65,28 @@ def _require_both_critics(values: Tensor) -> None:
 
 
 class TwinCriticLearner(ReplayLearner, Generic[Actor]):
-    """Base of the learners of continuous actions: networks, random stream, and the step that trains both critics.
+    """Base of the learners of continuous actions: networks, optimizers, random stream, and the step that trains both critics.
 
-    A subclass adds target networks and the actor's optimizer.
+    A subclass chooses the networks, and adds the step that trains the actor.
     """
 
     _settings: TwinCriticSection
     _nets: ActorWithCritics[Actor]
+    _targets: TwinCritics
 
     def __init__(
         self,
         *,
         settings: TwinCriticSection,
-        build: Callable[[], ActorWithCritics[Actor]],
+        model: ModelSettings,
         env: EnvSpec,
         seed: int,
-        device: torch.device,
-        ranks: Ranks,
-        streams: int,
-        normalize_reward: bool,
+        device: torch.device = CPU,
+        ranks: Ranks = ALONE,
+        streams: int = STREAMS,
+        normalize_reward: bool = False,
     ) -> None:
-        """`build` returns the networks. Raises ConfigError for discrete actions and for those without bounds."""
+        """`seed` fixes weights, noise and samples. Raises ConfigError for discrete actions and for those without bounds."""
         settings.require_actions(env.action)
         self._bounds = ActionBounds.of(env.action)
         super().__init__(
@@ -96,9 +98,28 @@ class TwinCriticLearner(ReplayLearner, Generic[Actor]):
             streams=streams,
             normalize_reward=normalize_reward,
         )
-        self._nets = build().to(device)
-        self._critic_optimizer = optim.build_optimizer("adam", self._nets.critics, lr=settings.learning_rate, eps=ADAM_EPS)
+        self._nets = self._build(model, env, seed=seed).to(device)
+        self._targets = self._target_networks()
+        acting, lr = self._trained_with_actor(), settings.learning_rate
+        self._actor_optimizer = optim.build_optimizer("adam", acting, lr=lr, eps=_ADAM_EPS)
+        self._critic_optimizer = optim.build_optimizer("adam", self._nets.critics, lr=lr, eps=_ADAM_EPS)
         self._generator = torch.Generator().manual_seed(seed + ranks.index)
+
+    @staticmethod
+    @abstractmethod
+    def _build(settings: ModelSettings, env: EnvSpec, *, seed: int) -> ActorWithCritics[Actor]:
+        """Return the networks, their weights drawn from `seed`."""
+
+    @abstractmethod
+    def _target_networks(self) -> TwinCritics:
+        """Return copies of the networks that have targets, which no gradient trains."""
+
+    def _trained_with_actor(self) -> nn.Module:
+        """Return what the actor's optimizer moves."""
+        return self._nets.actor
+
+    def _networks(self) -> dict[str, TwinCritics]:
+        return {"parameters": self._nets, "targets": self._targets}
 
     @property
     def model(self) -> Actor:
@@ -145,18 +166,23 @@ class RandomStartPolicy(NetworkPolicy[Actor]):
         self,
         *,
         settings: TwinCriticSection,
-        build: Callable[[], Actor],
+        model: ModelSettings,
         env: EnvSpec,
         precision: Precision,
         seed: int,
         context: WorkerContext,
     ) -> None:
-        """`build` returns the actor; an evaluator, by `context`, never acts at random. Errors as of `TwinCriticLearner`."""
+        """Build the actor; an evaluator, by `context`, never acts at random. Errors as of `TwinCriticLearner`."""
         settings.require_actions(env.action)
         self._bounds = ActionBounds.of(env.action)
-        super().__init__(build(), precision=precision, seed=seed)
+        super().__init__(self._build(model, env), precision=precision, seed=seed)
         self._random_env_steps = settings.random_env_steps if context.training else 0
         self._random = self._random_env_steps > 0
+
+    @staticmethod
+    @abstractmethod
+    def _build(settings: ModelSettings, env: EnvSpec) -> Actor:
+        """Return the actor, for parameters that come with snapshots."""
 
     def load(self, version: Version, parameters: Tensor, *, env_steps: EnvSteps) -> None:
         """Take the weights of a snapshot, flat [P] float32 or bfloat16; they act from `random_env_steps` of the run on."""
