@@ -111,15 +111,7 @@ class SinglePassLearner(ActorCriticLearner):
             returns = self.returns(batch, outputs)
             target = self.normalize_targets(returns.target, batch.valid) if settings.normalize_value else returns.target
         loss = single_pass_loss(settings, batch, outputs, returns, target, entropy_coef=entropy_coef, ranks=self._ranks)
-        norm = optim.gradient_step(
-            self._optimizer,
-            self._model,
-            loss.total,
-            lr=learning_rate,
-            max_grad_norm=settings.max_grad_norm,
-            rows=samples,
-            ranks=self._ranks,
-        ).item()
+        norm = self._gradient_step(loss.total, lr=learning_rate, rows=samples).item()
         nonfinite = {"nonfinite_steps": float(math.isnan(norm))}
         if samples == 0:
             return UpdateResult(samples=0, metrics=nonfinite)

@@ -171,7 +171,7 @@ class PPO(ActorCriticLearner):
         if settings.normalize_advantage:
             advantage = losses.standardized(advantage, least_std=settings.least_advantage_std, ranks=self._ranks)
         if len(advantage) == 0:
-            norm = self._gradient_step(torch.zeros((), device=advantage.device), rows=0)
+            norm = self._gradient_step(torch.zeros((), device=advantage.device), lr=self._learning_rate, rows=0)
             return torch.stack([*[torch.full_like(norm, torch.nan)] * (len(_Measured._fields) - 1), norm.isnan().float()])
         with autocast(settings.precision, rows.observation.device):
             policy, values, _ = self._model(rows.observation, minibatch.past)
@@ -186,7 +186,7 @@ class PPO(ActorCriticLearner):
         value_loss = losses.value_loss(value=minibatch.chosen(values), target=minibatch.chosen(rows.target))
         entropy = minibatch.chosen(policy.entropy()).mean()
         loss = surrogate.loss + settings.value_coef * value_loss - entropy_coef * entropy
-        norm = self._gradient_step(loss, rows=len(advantage))
+        norm = self._gradient_step(loss, lr=self._learning_rate, rows=len(advantage))
         measured = _Measured(
             policy_loss=surrogate.loss.detach(),
             value_loss=value_loss.detach(),
@@ -198,17 +198,6 @@ class PPO(ActorCriticLearner):
             left_out=norm.isnan().float(),
         )
         return torch.stack(measured)
-
-    def _gradient_step(self, loss: Tensor, *, rows: int) -> Tensor:
-        return optim.gradient_step(
-            self._optimizer,
-            self._model,
-            loss,
-            lr=self._learning_rate,
-            max_grad_norm=self._settings.max_grad_norm,
-            rows=rows,
-            ranks=self._ranks,
-        )
 
     def state_dict(self) -> dict[str, Any]:
         """Copies, in nested dicts with string keys; leaves are tensors and JSON scalars."""

@@ -119,25 +119,14 @@ class PQN(TrajectoryLearner[nets.QNetwork]):
         rows = minibatch.rows
         target = minibatch.chosen(rows.target)
         if len(target) == 0:  # other ranks have rows
-            norm = self._gradient_step(torch.zeros((), device=target.device), learning_rate, rows=0)
+            norm = self._gradient_step(torch.zeros((), device=target.device), lr=learning_rate, rows=0)
             return {NONFINITE_STEPS: norm.isnan()}
         with autocast(self._settings.precision, rows.observation.device):
             values, _ = self._model(rows.observation, minibatch.past)
         loss, td_error, value = q_loss(minibatch.chosen(values), minibatch.chosen(rows.action), target=target, huber=None)
-        norm = self._gradient_step(loss, learning_rate, rows=len(target))
+        norm = self._gradient_step(loss, lr=learning_rate, rows=len(target))
         measured = {"loss": loss.detach(), "q_mean": value.mean(), "td_abs": td_error.abs().mean(), "grad_norm": norm}
         return measured | {NONFINITE_STEPS: norm.isnan()}
-
-    def _gradient_step(self, loss: Tensor, learning_rate: float, *, rows: int) -> Tensor:
-        return optim.gradient_step(
-            self._optimizer,
-            self._model,
-            loss,
-            lr=learning_rate,
-            max_grad_norm=self._settings.max_grad_norm,
-            rows=rows,
-            ranks=self._ranks,
-        )
 
     def state_dict(self) -> dict[str, Any]:
         """Copies, in nested dicts with string keys; leaves are tensors and JSON scalars."""

@@ -17,7 +17,7 @@ from common.algorithms.batch import Batch, collate
 from common.algorithms.moments import ObservationStatistics
 from common.algorithms.ranks import Ranks, total
 from common.algorithms.rewards import RewardStatistics
-from common.algorithms.sections import AlgorithmSection
+from common.algorithms.sections import ActionValueSection, ActorCriticSection
 from common.envs.spec import EnvSpec
 from common.errors import ResourceError
 from common.models import nets, snapshot
@@ -159,7 +159,7 @@ class TrajectoryLearner(Generic[Net]):
         net: Net,
         optimizer: tuple[optim.Optimizer, float],
         *,
-        settings: AlgorithmSection,
+        settings: ActorCriticSection | ActionValueSection,
         model: ModelSettings,
         env: EnvSpec,
         device: torch.device,
@@ -170,6 +170,7 @@ class TrajectoryLearner(Generic[Net]):
         self._ranks = ranks
         self._env, self._device, self._state_size = env, device, model.state_size
         self._model: Net = net.to(device)
+        self._max_grad_norm = settings.max_grad_norm
         self._optimizer_name, eps = optimizer
         self._optimizer = optim.build_optimizer(self._optimizer_name, self._model, lr=settings.learning_rate, eps=eps)
         self._observations = ObservationStatistics(lambda: [self._model], env=env, ranks=ranks)
@@ -193,6 +194,11 @@ class TrajectoryLearner(Generic[Net]):
         self._rewards.add(samples)
         batch = collate(samples, self._env, self._device, state_size=self._state_size)
         return replace(batch, reward=self._rewards.scaled(batch.reward))
+
+    def _gradient_step(self, loss: Tensor, *, lr: float, rows: int) -> Tensor:
+        """As `optim.gradient_step`, of this network on all ranks."""
+        most = self._max_grad_norm
+        return optim.gradient_step(self._optimizer, self._model, loss, lr=lr, max_grad_norm=most, rows=rows, ranks=self._ranks)
 
     def state_dict(self) -> dict[str, Any]:
         """Copies, in nested dicts with string keys; leaves are tensors and JSON scalars."""
