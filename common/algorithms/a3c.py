@@ -81,7 +81,7 @@ def single_pass_loss(
 
 
 class SinglePassLearner(ActorCriticLearner):
-    """`common.algorithms.api.Algorithm` but for `returns`, in which A3C and IMPALA differ."""
+    """`common.algorithms.api.Algorithm` but for the clips of V-trace, in which A3C and IMPALA differ."""
 
     _settings: A3CSettings | ImpalaSettings
 
@@ -127,9 +127,22 @@ class SinglePassLearner(ActorCriticLearner):
             metrics |= {name: value.item() for name, value in memory_error(batch.memory[1], outputs.state).items()}
         return UpdateResult(samples=samples, metrics=metrics)
 
-    @abstractmethod
     def returns(self, batch: Batch, outputs: NetworkOutputs) -> Returns:
-        """Advantages and value targets [T, B] in units of return. Called without gradient."""
+        """V-trace by the recorded probabilities: advantages and targets [T, B] in units of return. Called without gradient."""
+        settings, (rho_clip, c_clip, pg_rho_clip) = self._settings, self._clips()
+        return vtrace(
+            **return_inputs(batch, outputs, clip_reward=settings.clip_reward),
+            log_ratio=outputs.log_prob - batch.log_prob,
+            gamma=settings.gamma,
+            lambda_=settings.gae_lambda,
+            rho_clip=rho_clip,
+            c_clip=c_clip,
+            pg_rho_clip=pg_rho_clip,
+        )
+
+    @abstractmethod
+    def _clips(self) -> tuple[float | None, float | None, float | None]:
+        """Return `rho_clip`, `c_clip` and `pg_rho_clip` of `vtrace`."""
 
 
 def _policy_change(batch: Batch, log_prob: Tensor) -> dict[str, float]:
@@ -144,18 +157,10 @@ class A3C(SinglePassLearner):
 
     _settings: A3CSettings
 
-    def returns(self, batch: Batch, outputs: NetworkOutputs) -> Returns:
-        """V-trace with one clip, at least 1. Where the newest policy acted this is GAE: all ratios are 1, but for rounding."""
-        settings = self._settings
-        return vtrace(
-            **return_inputs(batch, outputs, clip_reward=settings.clip_reward),
-            log_ratio=outputs.log_prob - batch.log_prob,
-            gamma=settings.gamma,
-            lambda_=settings.gae_lambda,
-            rho_clip=settings.ratio_clip,
-            c_clip=settings.ratio_clip,
-            pg_rho_clip=settings.ratio_clip,
-        )
+    def _clips(self) -> tuple[float, float, float]:
+        """One clip, at least 1. Where the newest policy acted V-trace is GAE: all ratios are 1, but for rounding."""
+        clip = self._settings.ratio_clip
+        return clip, clip, clip
 
 
 ENTRY = Entry(settings=A3CSettings, algorithm=A3C, policy=ActorCriticPolicy, recorded=recorded_log_prob)
