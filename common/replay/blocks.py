@@ -7,7 +7,7 @@ one block, a block that continues a full one begins with a copy of its last S+n-
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -226,19 +226,10 @@ class Blocks:
         return base
 
     def segments(self) -> list[Segment]:
-        """Return the segments of all blocks that were ever begun, about `SEGMENT_BYTES` each."""
+        """Return the segments of all blocks that were ever begun."""
         arrays = (self.frames, self.action, self.reward, self.terminated, self.age, self.span)
-        row = sum(array[:1].nbytes for array in arrays)
-        length = self.layout.length
-        step, begun = max(1, SEGMENT_BYTES // (row * length)), self.used // length
-        stretches = [(first, min(first + step, begun)) for first in range(0, begun, step)]
-        return [
-            Segment(
-                key=f"{first}-{last}-{self._writes[first:last].sum()}",
-                parts=[array[first * length : last * length].reshape(-1).view(np.uint8).data for array in arrays],
-            )
-            for first, last in stretches
-        ]
+        begun = min(self._begun, self.layout.blocks)
+        return segments(arrays, self._writes[:begun], rows=self.layout.length)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state without the segments, in plain values; streams must be plain."""
@@ -270,6 +261,22 @@ def block_rows(frame_stack: int, *, capacity: EnvSteps, n_step: int, streams: in
             fix="raise it, or lower actor.count or env.num_envs",
         )
     return min(_FRESH_PER_REPEATED * repeated, capacity // (_LEAST_BLOCKS * streams))
+
+
+def segments(arrays: Collection[NDArray[Any]], writes: NDArray[np.int64], *, rows: int) -> list[Segment]:
+    """Return segments of about `SEGMENT_BYTES` each, of whole units of so many `rows` of all `arrays`.
+
+    `writes` [units] has how often this process wrote to each of the units from the first on.
+    """
+    unit = rows * sum(array[:1].nbytes for array in arrays)
+    step, used = max(1, SEGMENT_BYTES // unit), len(writes)
+    return [
+        Segment(
+            key=f"{first}-{last}-{writes[first:last].sum()}",
+            parts=[array[first * rows : last * rows].reshape(-1).view(np.uint8).data for array in arrays],
+        )
+        for first, last in ((first, min(first + step, used)) for first in range(0, used, step))
+    ]
 
 
 def nbytes(arrays: ArrayForms) -> int:

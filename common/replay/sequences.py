@@ -20,7 +20,7 @@ from common.envs.spec import EnvSpec
 from common.envs.stacking import stack
 from common.errors import ConfigError, InternalError
 from common.protocol.messages import Arrays
-from common.replay.blocks import SEGMENT_BYTES, STREAMS, ArrayForms, Segment, Stream, described, nbytes, require_layout, spans
+from common.replay.blocks import STREAMS, ArrayForms, Segment, Stream, described, nbytes, require_layout, segments, spans
 from common.units import EnvSteps, Sequence
 
 _LEAST_ROLLOUTS = 10  # of each environment: the newest has no successor yet
@@ -238,16 +238,7 @@ class SequenceReplay:
 
     def segments(self) -> list[Segment]:
         """Return the segments of the memory, for a checkpoint to write, or to fill after `load_state_dict`."""
-        used = min(self._inserted, self.layout.rollouts)
-        step = max(1, SEGMENT_BYTES * self.layout.rollouts // self.layout.nbytes)
-        stretches = [slice(first, min(first + step, used)) for first in range(0, used, step)]
-        return [
-            Segment(
-                key=f"{part.start}-{part.stop}-{self._writes[part].sum()}",
-                parts=[array[part].reshape(-1).view(np.uint8).data for array in self._arrays.values()],
-            )
-            for part in stretches
-        ]
+        return segments(self._arrays.values(), self._writes[: self._inserted], rows=1)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state without the segments, in plain values; streams must be plain."""
