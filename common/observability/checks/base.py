@@ -107,6 +107,11 @@ class Check:
         }
 
 
+def declared(module: Mapping[str, object]) -> tuple[Check, ...]:
+    """Return the checks among the globals of a module, in its order."""
+    return tuple(value for value in module.values() if isinstance(value, Check))
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One occurrence of a check in a deployment."""

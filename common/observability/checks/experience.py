@@ -9,7 +9,7 @@ from common.errors import BAD_CONTENT
 from common.observability import env_metrics, promql, worker_metrics
 from common.observability import learner_metrics as learner
 from common.observability.bottleneck import percent
-from common.observability.checks.base import COUNT, PERCENT, TRAINS, WAITING, Check, Threshold, largest_first
+from common.observability.checks.base import COUNT, PERCENT, TRAINS, WAITING, Check, Threshold, declared, largest_first
 from common.observability.deployment import ACTOR, Deployment, Service
 from common.observability.promql import ORDINARY_DROPS
 from common.observability.rules import ACTOR_RATE, ALL, DROPPED_SHARE, LAG_SHARE
@@ -360,15 +360,4 @@ is not connected.
 """,
 )
 
-CHECKS = (
-    LAG,
-    SNAPSHOTS,
-    DROPPED,
-    DECODE_ERRORS,
-    EVICTED,
-    REPLAY_SHRINKS,
-    MISSING,
-    RANK_WITHOUT_ACTORS,
-    ENV_WORKERS_MISSING,
-    STRAGGLER,
-)
+CHECKS = declared(globals())

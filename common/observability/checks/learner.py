@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from common.observability import learner_metrics as learner
 from common.observability import promql
 from common.observability.bottleneck import percent
-from common.observability.checks.base import COUNT, PERCENT, TRAINS, Check, Threshold
+from common.observability.checks.base import COUNT, PERCENT, TRAINS, Check, Threshold, declared
 from common.observability.deployment import ACTOR, LEARNER, MOSTLY_WAITS, ROLES, Deployment
 from common.observability.rules import ALL, ENV_FRAMES, LEARNER_WAITS, QUEUE_FILL
 
@@ -162,6 +162,54 @@ SLOWED = Check(
 """,
 )
 
+# --- it will reach its target ---
+
+BUDGET_SPENT = Threshold(
+    value=0.95,
+    unit="share of the env step budget",
+    why="with a twentieth of the budget left there is time to raise it, and little hope of the return without that",
+)
+
+
+def _short_of_target(run: Deployment) -> Iterator[str]:
+    now = run.learner.now
+    spent = now(learner.LEDGER_ENV_STEPS, "trained") / (now(learner.ENV_STEPS_PLANNED) or math.nan)
+    returns = {
+        "the mean return": (now(learner.EPISODE_RETURN_MEAN), now(learner.TARGET_RETURN)),
+        "the last greedy evaluation": (now(learner.EVALUATION_RETURN_MEAN, "greedy"), now(learner.TARGET_EVALUATION)),
+    }
+    short = [f"{name} is {mean:.4g} of {target:.4g}" for name, (mean, target) in returns.items() if mean < target]
+    if short and BUDGET_SPENT.passed(spent):
+        yield f"{percent(spent)} of the env steps are spent, and {' and '.join(short)}; raise target.env_steps"
+
+
+def _below(mean: str, target: object) -> str:
+    return f"max by (namespace) ({mean}) < max by (namespace) ({target})"
+
+
+_EPISODES_BELOW = _below(str(learner.EPISODE_RETURN_MEAN), learner.TARGET_RETURN)
+_EVALUATION_BELOW = _below(f'{learner.EVALUATION_RETURN_MEAN}{{mode="greedy"}}', learner.TARGET_EVALUATION)
+
+SHORT_OF_TARGET = Check(
+    name="TargetNotReached",
+    sentence="The env step budget is nearly spent and the return is below the target",
+    promql=f'sum by (namespace) ({learner.LEDGER_ENV_STEPS}{{state="trained"}})\n'
+    f"/ max by (namespace) ({learner.ENV_STEPS_PLANNED})",
+    threshold=BUDGET_SPENT,
+    only=[
+        TRAINS,
+        f"and on (namespace) ({_EPISODES_BELOW} or {_EVALUATION_BELOW})",
+    ],
+    lasting="1m",
+    severity="info",
+    detail=f"{PERCENT} of the env steps are spent.",
+    predicate=_short_of_target,
+    runbook="""\
+1. Dashboard Overview, "Return": if it still rises, let the run end and resume it with a larger `target.env_steps`.
+2. If it does not rise, compare the settings with the preset of a similar environment: more env steps alone will not help.
+""",
+)
+
 # --- its numbers are finite ---
 
 LEFT_OUT = Threshold(
@@ -292,64 +340,4 @@ Without `upload_failed` an upload hangs or takes a quarter of an hour: raise `ch
 """,
 )
 
-# --- it will reach its target ---
-
-BUDGET_SPENT = Threshold(
-    value=0.95,
-    unit="share of the env step budget",
-    why="with a twentieth of the budget left there is time to raise it, and little hope of the return without that",
-)
-
-
-def _short_of_target(run: Deployment) -> Iterator[str]:
-    now = run.learner.now
-    spent = now(learner.LEDGER_ENV_STEPS, "trained") / (now(learner.ENV_STEPS_PLANNED) or math.nan)
-    returns = {
-        "the mean return": (now(learner.EPISODE_RETURN_MEAN), now(learner.TARGET_RETURN)),
-        "the last greedy evaluation": (now(learner.EVALUATION_RETURN_MEAN, "greedy"), now(learner.TARGET_EVALUATION)),
-    }
-    short = [f"{name} is {mean:.4g} of {target:.4g}" for name, (mean, target) in returns.items() if mean < target]
-    if short and BUDGET_SPENT.passed(spent):
-        yield f"{percent(spent)} of the env steps are spent, and {' and '.join(short)}; raise target.env_steps"
-
-
-def _below(mean: str, target: object) -> str:
-    return f"max by (namespace) ({mean}) < max by (namespace) ({target})"
-
-
-_EPISODES_BELOW = _below(str(learner.EPISODE_RETURN_MEAN), learner.TARGET_RETURN)
-_EVALUATION_BELOW = _below(f'{learner.EVALUATION_RETURN_MEAN}{{mode="greedy"}}', learner.TARGET_EVALUATION)
-
-SHORT_OF_TARGET = Check(
-    name="TargetNotReached",
-    sentence="The env step budget is nearly spent and the return is below the target",
-    promql=f'sum by (namespace) ({learner.LEDGER_ENV_STEPS}{{state="trained"}})\n'
-    f"/ max by (namespace) ({learner.ENV_STEPS_PLANNED})",
-    threshold=BUDGET_SPENT,
-    only=[
-        TRAINS,
-        f"and on (namespace) ({_EPISODES_BELOW} or {_EVALUATION_BELOW})",
-    ],
-    lasting="1m",
-    severity="info",
-    detail=f"{PERCENT} of the env steps are spent.",
-    predicate=_short_of_target,
-    runbook="""\
-1. Dashboard Overview, "Return": if it still rises, let the run end and resume it with a larger `target.env_steps`.
-2. If it does not rise, compare the settings with the preset of a similar environment: more env steps alone will not help.
-""",
-)
-
-CHECKS = (
-    DOWN,
-    STALLED,
-    LEARNER_WAITING,
-    SATURATED,
-    SLOWED,
-    SHORT_OF_TARGET,
-    NON_FINITE,
-    NEVER_FINITE,
-    CHECKPOINT_OLD,
-    CHECKPOINT_FAILING,
-    UPLOAD_FAILING,
-)
+CHECKS = declared(globals())
