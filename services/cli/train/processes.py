@@ -24,17 +24,7 @@ from common.observability.deployment import LEARNER
 from common.runtime.lifecycle import Echo, handled
 from common.units import KIB, MIB, Seconds
 from services.cli.train import exit_with_parent
-from services.cli.train.instructions import (
-    NOT_STARTED,
-    Instruction,
-    Kill,
-    Report,
-    ReportCrash,
-    ReportFailure,
-    ReportRefusal,
-    Start,
-    Terminate,
-)
+from services.cli.train.instructions import NOT_STARTED, Instruction, Kill, Report, Start, Terminate
 from services.cli.train.supervisor import Supervisor
 
 POLL_SECONDS: Seconds = 0.2
@@ -220,8 +210,8 @@ def supervise(
                             processes.terminate(child)
                         case Kill(child):
                             processes.kill(child)
-                        case ReportCrash() | ReportRefusal() | ReportFailure():
-                            on_report(instruction)
+                        case report:
+                            on_report(report)
             processes.rotate_logs()
             on_tick()
             if supervisor.done:
