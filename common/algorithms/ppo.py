@@ -17,13 +17,7 @@ from torch import Tensor
 from common.algorithms import losses, optim
 from common.algorithms.api import Entry, RunProgress, UpdateResult
 from common.algorithms.batch import Batch
-from common.algorithms.on_policy import (
-    ActorCriticLearner,
-    ActorCriticPolicy,
-    network_outputs,
-    recorded_log_prob,
-    return_inputs,
-)
+from common.algorithms.on_policy import ActorCriticLearner, ActorCriticPolicy, network_outputs, recorded_log_prob, return_inputs
 from common.algorithms.ranks import ALONE, Ranks, weighted_mean
 from common.algorithms.returns import gae
 from common.algorithms.settings import PPOSettings

@@ -11,17 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
 
-from common.protocol.messages import (
-    Act,
-    Arrays,
-    Drain,
-    Envelope,
-    Evaluation,
-    Message,
-    Reject,
-    Snapshot,
-    Welcome,
-)
+from common.protocol.messages import Act, Arrays, Drain, Envelope, Evaluation, Message, Reject, Snapshot, Welcome
 from common.units import EnvSteps, Seconds, Sequence, Version
 
 Route: TypeAlias = bytes

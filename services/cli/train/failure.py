@@ -7,13 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from common.observability.deployment import ACTOR, ENV_WORKER, LEARNER
-from services.cli.train.instructions import (
-    CONFIG_EXIT_CODE,
-    ReportCrash,
-    ReportFailure,
-    ReportRefusal,
-    describe_exit,
-)
+from services.cli.train.instructions import CONFIG_EXIT_CODE, ReportCrash, ReportFailure, ReportRefusal, describe_exit
 from services.cli.train.processes import Processes
 
 LOG_LINES = 200  # that are searched for the reason: a traceback follows the line that has it
