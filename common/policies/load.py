@@ -230,15 +230,19 @@ def _load(path: str | Path, checkpoint: str | Version, overrides: Sequence[str],
 
 def _find(path: Path, checkpoint: str | Version) -> tuple[RunDirectory, Path]:
     """Return the run, and the directory of the checkpoint, that `path` and `checkpoint` name. Raises `ConfigError`."""
-    if (path / MANIFEST).is_file():
-        directory = RunDirectory(path.resolve().parent.parent)
-        _require_run(directory)
+    alone = (path / MANIFEST).is_file()
+    directory = RunDirectory(path.resolve().parent.parent if alone else path)
+    if not directory.begun:
+        raise ConfigError(
+            "no run to load a policy from",
+            found=f"no {directory.config.name} in {directory.path}",
+            wanted="the directory of a run, or of a checkpoint in one",
+        )
+    if alone:
         if checkpoint != NEWEST:
             fix = "name the directory of the run, or no checkpoint"
             raise ConfigError("two checkpoints named", found=f"{path} and {checkpoint}", wanted="one", fix=fix)
         return directory, path
-    directory = RunDirectory(path)
-    _require_run(directory)
     known = checkpoints.by_version(directory.checkpoints)
     best = checkpoints.best_places(directory.checkpoints)
     names = [*([BEST] if best else []), *map(str, known)]
@@ -259,15 +263,6 @@ def _require_same_task(directory: RunDirectory, folder: Path, best: Checkpoint) 
     if changes := _settings(directory, ()).env.task_changes(before):
         fact, fix = "the best policy is of another environment than the run's", f"name the newest, or {folder} for this one"
         raise ConfigError(fact, found=changes, wanted="a greedy evaluation since the change", fix=fix)
-
-
-def _require_run(directory: RunDirectory) -> None:
-    if not directory.begun:
-        raise ConfigError(
-            "no run to load a policy from",
-            found=f"no {directory.config.name} in {directory.path}",
-            wanted="the directory of a run, or of a checkpoint in one",
-        )
 
 
 def _settings(directory: RunDirectory, overrides: Sequence[str]) -> Settings:
