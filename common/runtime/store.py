@@ -19,8 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
 
-import yaml
-
+from common.config.layers import parse_yaml
 from common.errors import ConfigError, ResourceError, RookeryError
 from common.runtime.disk import DISK, PARTIAL, write_atomically
 from common.runtime.run_directory import MANIFEST, SEGMENTS, TENSORS, RunDirectory
@@ -340,8 +339,8 @@ def reached(address: str) -> Iterator[None]:
 
 def run_id(config: bytes) -> object:
     """Return `run.id` of a config.yaml; None without one, or where it is damaged."""
-    with suppress(yaml.YAMLError, AttributeError):
-        return (yaml.safe_load(config).get("run") or {}).get("id")
+    with suppress(ConfigError, UnicodeDecodeError, AttributeError):
+        return (parse_yaml(config.decode(), source=CONFIG).get("run") or {}).get("id")
     return None
 
 

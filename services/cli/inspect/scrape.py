@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -23,12 +24,12 @@ from urllib.parse import urlencode
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from common.config.layers import parse_yaml
 from common.errors import ConfigError, ResourceError
 from common.observability.deployment import JOBS, ROLES, Samples, Scrape, ServiceSample, by_label, role_of
 from common.observability.learner_metrics import RUN_INFO
 from common.observability.metrics import LABEL_CHARACTERS, LOOP_OVERDUE
 from common.runtime.run_directory import DEPTH, RunDirectory, run_folders
+from common.runtime.store import run_id
 from common.units import MIB, Seconds
 
 PAGE_TIMEOUT: Seconds = 0.5
@@ -242,7 +243,8 @@ def _named(named: Sequence[str]) -> Services:
         if folder.is_dir():
             directory = RunDirectory(next(run_folders(folder, depth=0), None) or _newest(folder, "there"))
             found = _addresses(directory)
-            run_ids |= dict.fromkeys(found, _run_id(directory))
+            with suppress(OSError):
+                run_ids |= dict.fromkeys(found, str(run_id(directory.config.read_bytes()) or ""))
             titles.append(str(directory.path))
         else:
             found = {_address(word): f"http://{_address(word)}"}
@@ -279,15 +281,6 @@ def _addresses(directory: RunDirectory) -> dict[str, str]:
     except (OSError, ValueError, TypeError) as error:
         fix = "name the addresses of its services, if they were started one by one"
         raise ConfigError("no run is under way there", found=str(directory.path), wanted=TARGETS, fix=fix) from error
-
-
-def _run_id(directory: RunDirectory) -> str:
-    """Return the id of the run; "" where it is not known."""
-    try:
-        values = parse_yaml(directory.config.read_text(encoding="utf-8"), source=str(directory.config))
-        return str(values["run"]["id"] or "")
-    except (OSError, ValueError, ConfigError, KeyError, TypeError):
-        return ""
 
 
 def _newest(folder: Path, where: str) -> Path:
