@@ -42,7 +42,6 @@ class Link:
         self.drain: Drain | None = None
         self.sent: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
-        self.undecodable = 0
         self.unacknowledged_seconds: Seconds = 0.0  # that experience was under way, added up over messages
         self._transport = transport
         self._clock = clock
@@ -99,8 +98,7 @@ class Link:
             self._advance(lambda now: self.session.lost(f"this worker was silent for {silent:.0f} s", now))
 
     def refuse(self, error: ProtocolError) -> None:
-        """Count a message of the learner that cannot be used, and log why."""
-        self.undecodable += 1
+        """Log why a message of the learner cannot be used."""
         self._log_event(e.LogEvent(event="undecodable", fields={"detail": str(error)}, warning=True))
 
     def refuse_snapshot(self, error: ProtocolError) -> None:
