@@ -37,7 +37,9 @@ _NO_DTYPE: Final[np.dtype[Any]] = np.dtype(object)
 
 def check_experience(message: ExperienceMessage, *, schema: tuple[ArraySpec, ...], newest: Version) -> None:
     """Raise `ProtocolError` unless a published policy acted, and the arrays are the run's, in range, of the claimed env steps."""
-    _check_version(message.version, newest)
+    if message.version > newest:
+        fact = "policy version that was never published"
+        raise ProtocolError(DropReason.VERSION, fact, found=message.version, wanted=f"at most {newest}")
     check_schema(message.arrays, schema)
     check_numbers(message.arrays, LARGEST)
     valid = message.arrays.get("valid")
@@ -65,13 +67,6 @@ def check_evaluation(message: Evaluation, *, known: bool, number: int) -> None:
     if len(returns) == 0 or len(returns) != len(lengths):
         found = f"{len(returns)} returns and {len(lengths)} lengths"
         raise ProtocolError(DropReason.SCHEMA, "episodes of an evaluation", found=found, wanted="as many of both, one at least")
-
-
-def _check_version(version: Version, newest: Version) -> None:
-    if version > newest:
-        raise ProtocolError(
-            DropReason.VERSION, "policy version that was never published", found=version, wanted=f"at most {newest}"
-        )
 
 
 # --- arrays ---

@@ -93,11 +93,11 @@ def _print_warning(text: str) -> None:
     sys.stderr.write(f"rookery: {text}\n")
 
 
-def fetch(address: str, *, warn: Callable[[str], None] = _print_warning) -> Path:
+def fetch(address: str) -> Path:
     """Return a local copy of the run at `address`, without its replay memory, for commands that read runs.
 
     A local path is returned as it is. The copy is kept in the user's cache, and a checkpoint of this run that is there is not
-    downloaded again. `address` may name a checkpoint of the run. `warn` and errors as of `restore`.
+    downloaded again. `address` may name a checkpoint of the run. Raises as `restore`.
     """
     if not is_address(address):
         return Path(address)
@@ -107,7 +107,7 @@ def fetch(address: str, *, warn: Callable[[str], None] = _print_warning) -> Path
     store = RunStore(run)
     with _cached(store) as folder, reached(address):
         if not checkpoint:
-            store.download(folder, warn=warn, segments=False)
+            store.download(folder, warn=_print_warning, segments=False)
             store.remove_later(folder / "checkpoints")
             return folder
         store.download_results(folder)
