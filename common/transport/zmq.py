@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import zmq
 
-from common.config.endpoint import parse_endpoint
+from common.config.endpoint import Endpoint, parse_endpoint
 from common.errors import ConfigError, HandshakeFailure, ResourceError
 from common.protocol.limits import SLOWEST_LINK, UNKNOWN_BYTES
 from common.transport.curve import DOMAIN, FAILED_HANDSHAKE, ServerKeys, WorkerKeys, ZapAuthenticator
@@ -62,10 +62,9 @@ class ZmqWorker(ZmqSocket):
         `server` names the process there, "learner" or "policy server", in explanations of a failed handshake.
         Raises `ConfigError` where `endpoint` is none.
         """
-        _check_endpoint(endpoint, min_port=1)
+        local = _LOCAL if _parsed(endpoint, min_port=1).loopback else {}
         self._endpoint, self._keys, self._server, self._reconnect_at = endpoint, keys, server, math.inf
         self._largest = UNKNOWN_BYTES
-        local = _LOCAL if parse_endpoint(endpoint).loopback else {}
         super().__init__(zmq.DEALER, endpoint, {**DEALER_OPTIONS, **local, **(keys.options if keys else {})}, linger)
         try:
             self._socket.connect(endpoint)
@@ -151,7 +150,7 @@ class ZmqServer(ZmqSocket):
 
         Raises `ConfigError` or `ResourceError`.
         """
-        _check_endpoint(endpoint, min_port=0)
+        _parsed(endpoint, min_port=0)
         # MANDATORY: sending to a closed route is an error, not ignored. BACKLOG: actors that start at once.
         # ZAP_DOMAIN: with one, ZeroMQ refuses versions 1 and 2 of its protocol, whose connections may abort a close.
         options: dict[zmq.SocketOption, int | bytes] = {zmq.ROUTER_MANDATORY: 1, zmq.BACKLOG: 512, zmq.ZAP_DOMAIN: DOMAIN}
@@ -223,9 +222,9 @@ class ZmqServer(ZmqSocket):
                 return "a connection ended before it began"
 
 
-def _check_endpoint(endpoint: str, *, min_port: int) -> None:
+def _parsed(endpoint: str, *, min_port: int) -> Endpoint:
     try:
-        parse_endpoint(endpoint, min_port=min_port)
+        return parse_endpoint(endpoint, min_port=min_port)
     except ValueError as error:
         raise _bad_endpoint(endpoint, wanted=str(error)) from None
 
