@@ -58,7 +58,7 @@ def build(settings: EnvSettings, num_envs: int, *, render: bool = False) -> Vect
     mode = _MODES[settings.autoreset]
     if entry_point := settings.entry_point or _of_pettingzoo(settings.id):
         env = _from_function(settings, entry_point, num_envs, mode, render=render)
-    elif settings.id.startswith("ALE/"):
+    elif settings.is_atari:
         env = make_atari(settings, num_envs, mode)
     else:
         env = _from_registry(settings, num_envs, mode, render=render)

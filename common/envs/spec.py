@@ -92,6 +92,11 @@ class EnvSettings(BaseModel):
         return self.entry_point or self.id
 
     @property
+    def is_atari(self) -> bool:
+        """Return whether these are emulators of an Atari game that Rookery makes itself."""
+        return self.id.startswith("ALE/") and not self.entry_point
+
+    @property
     def task(self) -> dict[str, Any]:
         """The settings, as JSON values, that decide what a policy earns: returns under others cannot be compared."""
         return self.model_dump(mode="json", exclude={"num_envs", "autoreset", "normalize_reward", "threads"})

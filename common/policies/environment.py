@@ -46,14 +46,14 @@ class RunEnvironment(gymnasium.Env[Any, Any]):
         if render_mode not in (None, PICTURE, PICTURES):
             raise ConfigError("unknown render mode", found=render_mode, wanted=f"{PICTURE} or {PICTURES}")
         settings = settings.model_copy(update={"autoreset": "next_step"})  # so that the last observation of an episode is seen
-        atari = settings.id.startswith("ALE/") and not settings.entry_point
         self._environment = build(settings, 1, render=render_mode is not None)
-        self._screen = AtariScreen(settings) if atari and render_mode else None
+        self._screen = AtariScreen(settings) if settings.is_atari and render_mode else None
         self._name = settings.name
         self.render_mode = render_mode
         self.run_spec: EnvSpec = self._environment.spec
         native = self._environment.native.metadata
-        fps = ATARI_FPS / (1 if render_mode == PICTURES else settings.frame_skip) if atari else native.get("render_fps") or _FPS
+        skipped = 1 if render_mode == PICTURES else settings.frame_skip
+        fps = ATARI_FPS / skipped if settings.is_atari else native.get("render_fps") or _FPS
         self.metadata = {"render_modes": [PICTURE, PICTURES], "render_fps": fps}
         spaces = {leaf.path: _space(leaf) for leaf in self.run_spec.inputs}
         self.observation_space: Space[Any] = Dict(spaces) if self.run_spec.leaves else next(iter(spaces.values()))
@@ -65,7 +65,7 @@ class RunEnvironment(gymnasium.Env[Any, Any]):
             self.action_space = batch_space(self.action_space, self._agents)
         self._stacker: FrameStacker | None = None
         self._pictures: list[Array] = []  # since the last call of `render`
-        if render_mode and not atari and self._environment.native.render_mode != PICTURE:
+        if render_mode and not settings.is_atari and self._environment.native.render_mode != PICTURE:
             self.close()
             found = f"render_mode {self._environment.native.render_mode}"
             fix = "let its function take render_mode, and make the environment with it"

@@ -232,7 +232,7 @@ def _preprocessing(policy: TrainedPolicy) -> str:
     if several:
         masks = ["action_mask: 1 for each action that is allowed, else 0."] * env.action_mask
         frames = " ".join([*several, *masks])
-    elif settings.id.startswith("ALE/") and not settings.entry_point:
+    elif settings.is_atari:
         top, bottom = settings.crop
         frames = (
             f"An env step is {settings.frame_skip} emulator frames. A frame is the grey screen of ale_py's AtariVectorEnv, "

@@ -128,9 +128,7 @@ def protocol(settings: EnvSettings) -> dict[str, Any]:
 
 def atari_game(settings: EnvSettings) -> str | None:
     """Return the name of an Atari game that has been built; None for another environment."""
-    if settings.entry_point or not settings.id.startswith("ALE/"):
-        return None
-    return str(gymnasium.spec(settings.id).kwargs["game"])
+    return str(gymnasium.spec(settings.id).kwargs["game"]) if settings.is_atari else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
