@@ -25,7 +25,7 @@ from pydantic import BaseModel, ValidationError
 from common import conditions, extensions
 from common.conditions import COMMAND_LINE, DEFAULT
 from common.config.errors import config_error, joined, schema_at, settings_class, variants_with
-from common.config.layers import Layer, leaves, merge_layers, nest, parse_yaml, source_of
+from common.config.layers import Layer, Tree, leaves, merge_layers, nest, parse_yaml, source_of
 from common.config.schema import Settings
 from common.errors import ConfigError
 
@@ -53,16 +53,17 @@ def load_settings(
     default = Layer(source=DEFAULT, values=nest(("algorithm", "name"), Settings().algorithm.name))
     chosen = list(_preset_layers(find_preset(preset))) if preset else []
     stack = [default, *chosen, *_environment_layers(environ), *map(_override_layer, overrides)]
-    return _named_by_environment(_with_notes(_validated(stack), chosen, strict=strict), chosen)
+    return _named_by_environment(_with_notes(_validated(stack, environ), chosen, strict=strict), chosen)
 
 
-def _validated(stack: Sequence[Layer]) -> LoadedSettings:
+def _validated(stack: Sequence[Layer], environ: Mapping[str, str]) -> LoadedSettings:
     values, sources = merge_layers(_of_one_algorithm(stack))
     if extensions.is_restricted():
         from common.config.code_references import code_references  # noqa: PLC0415  imports gymnasium
 
         for reference in code_references(values):
             extensions.require_allowed(reference.module, setting=reference.setting)
+    _require_separators(environ, values)
     try:
         # JSON mode turns lists into tuples and changes no other type.
         settings = settings_class(values).model_validate_json(json.dumps(values), strict=True)
@@ -247,10 +248,15 @@ def _environment_layers(environ: Mapping[str, str]) -> Iterator[Layer]:
         if "__" in text:
             path = tuple(text.split("__"))
             yield Layer(source=name, values=nest(path, _value(path, environ[name], source=name)))
-            continue
+
+
+def _require_separators(environ: Mapping[str, str], values: Tree) -> None:
+    """Raise `ConfigError` for a variable of a setting with one underscore too few; `values` name the algorithm."""
+    for name in sorted(name for name in environ if name.startswith(ENV_PREFIX)):
+        text = name.removeprefix(ENV_PREFIX).lower()
         for section in Settings.model_fields:
             path = section, text.removeprefix(f"{section}_")
-            if text != path[1] and (schema_at(path, {}) or variants_with(path, {})):  # written with one underscore too few
+            if text != path[1] and (schema_at(path, values) or variants_with(path, {})):
                 wanted = f"{ENV_PREFIX}{'__'.join(path)}".upper()
                 raise ConfigError("environment variable sets nothing", found=name, wanted=wanted)
 

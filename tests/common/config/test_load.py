@@ -303,6 +303,14 @@ def test_a_users_own_section_is_filled_as_ours_are(tmp_path):
 
 
 @pytest.mark.usefixtures("own")
+def test_a_variable_of_a_users_own_section_with_one_underscore_too_few_is_reported():
+    """As of the project's own algorithms; other variables stay ignored."""
+    with pytest.raises(ConfigError, match="found ROOKERY_ALGORITHM_PATIENCE, wanted ROOKERY_ALGORITHM__PATIENCE"):
+        load_settings(preset=None, overrides=[f"algorithm.name={OWN}"], environ={"ROOKERY_ALGORITHM_PATIENCE": "4"})
+    load_settings(preset=None, environ={"ROOKERY_ALGORITHM_PATIENCE": "4"})
+
+
+@pytest.mark.usefixtures("own")
 @pytest.mark.parametrize(
     ("override", "line"),
     [
