@@ -298,12 +298,14 @@ def _resumed(request: Request) -> RunDirectory:
 
 def _load(request: Request, environ: Mapping[str, str]) -> LoadedSettings:
     preset = str(_resumed(request).config) if request.resume else request.preset
-    overrides = (*request.overrides, "actor.count=1") if request.auto_actors else request.overrides
-    loaded = load_settings(preset=preset, overrides=overrides, environ=environ, strict=not request.member)
+    overrides = request.overrides
     if request.auto_actors:  # the first number that is tried: each rank needs an actor
-        loaded = with_chosen(loaded, {"actor.count": loaded.settings.learner.ranks})
-        if request.resume and loaded.settings.checkpoint.replay and _resumed(request).checkpoints.is_dir():
-            _require_layout(loaded.settings, load_settings(preset=preset, environ={}).settings)
+        alone = "actor.count=1", "run.mode=asynchronous"  # in lockstep one actor would conflict with several ranks
+        ranks = load_settings(preset=preset, overrides=(*overrides, *alone), environ=environ).settings.learner.ranks
+        overrides = (*overrides, f"actor.count={ranks}")
+    loaded = load_settings(preset=preset, overrides=overrides, environ=environ, strict=not request.member)
+    if request.auto_actors and request.resume and loaded.settings.checkpoint.replay and _resumed(request).checkpoints.is_dir():
+        _require_layout(loaded.settings, load_settings(preset=preset, environ={}).settings)
     if request.resume and request.preset not in {None, loaded.settings.run.preset}:
         found, fix = f"{loaded.settings.run.preset} in {request.run_dir}", "leave the preset out, or name another --run-dir"
         raise ConfigError("the run to resume is of another preset", found=found, wanted=request.preset, fix=fix)

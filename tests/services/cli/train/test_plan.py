@@ -306,6 +306,11 @@ def test_a_number_that_cannot_change_during_a_run_is_not_searched_for(setting, s
         planned(setting, auto_actors=True)
 
 
+def test_a_search_in_lockstep_is_refused_by_its_mode_where_the_learner_has_several_ranks():
+    with pytest.raises(ConfigError, match=r"found --actors auto with run\.mode=lockstep, wanted --actors N"):
+        planned("run.mode=lockstep", "learner.ranks=2", auto_actors=True)
+
+
 def test_the_directory_of_a_run_keeps_the_command_line_of_each_start():
     planned(run_dir=Path("r"))
     planned(run_dir=Path("r"), preset=None, resume=True)
