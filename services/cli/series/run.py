@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -89,27 +89,31 @@ def open_series(request: SeriesRequest, *, environ: Mapping[str, str], now: date
     A resumed series has the settings, values, seeds and options of its file, but for those that the command names. Raises
     `ConfigError` or `ResourceError` before anything is written.
     """
-    saved = _read(request.folder) if request.resume else None
-    series, settings = _planned(request, saved, environ)
-    folder = request.folder or Path("runs") / f"{settings.run.preset or 'run'}-{now:%Y%m%d-%H%M%S}"
-    content = (json.dumps(asdict(series), indent=2) + "\n").encode()
-    with held_folder(folder, {SERIES_FILE: content}, what="series", resume=request.resume):
-        yield series, folder
+    before = _existing(request.folder) if request.resume else None
+    with held(RunDirectory(before)) if before else nullcontext():  # the file that is read is the one that is replaced
+        saved = _read(before) if before else None
+        series, settings = _planned(request, saved, environ)
+        folder = request.folder or Path("runs") / f"{settings.run.preset or 'run'}-{now:%Y%m%d-%H%M%S}"
+        content = (json.dumps(asdict(series), indent=2) + "\n").encode()
+        with written_folder(folder, {SERIES_FILE: content}, what="series", resume=request.resume):
+            yield series, folder
 
 
 @contextmanager
-def held_folder(folder: Path, files: Mapping[str, bytes], *, what: str, resume: bool) -> Iterator[None]:
-    """Make the folder of `what`, a series or a sweep, write `files` into it, and hold its lock while inside.
+def written_folder(folder: Path, files: Mapping[str, bytes], *, what: str, resume: bool) -> Iterator[None]:
+    """Write `files` into the folder of `what`, a series or a sweep; make a new folder, and hold its lock while inside.
 
-    Raises `ConfigError` where a new one is in use, or another command has the lock; `ResourceError` where it cannot be written.
+    Of a resumed one the caller has the lock. Raises `ConfigError` where a new folder is in use, `ResourceError` where a folder
+    cannot be written.
     """
     with ExitStack() as stack:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(held(RunDirectory(folder)))
-            if not resume and any(folder.iterdir()):
-                fix = f"name another --run-dir, or continue the {what} with --resume"
-                raise ConfigError(f"folder of the {what} is in use", found=str(folder), wanted="a new or empty folder", fix=fix)
+            if not resume:
+                folder.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(held(RunDirectory(folder)))
+                if any(folder.iterdir()):
+                    fact, fix = f"folder of the {what} is in use", f"name another --run-dir, or continue the {what} with --resume"
+                    raise ConfigError(fact, found=str(folder), wanted="a new or empty folder", fix=fix)
             for name, content in files.items():
                 write_atomically(folder / name, content)
         except OSError as error:
@@ -210,12 +214,16 @@ def require_own_ids(loaded: LoadedSettings) -> None:
         raise ConfigError("run.id of a series", found=found, wanted="none: each of its runs has an id of its own")
 
 
-def _read(folder: Path | None) -> Series:
+def _existing(folder: Path | None) -> Path:
     if folder is None or not is_series(folder):
         fix = "set --run-dir to the folder of a series"
         raise ConfigError(
             "no series to resume", found=str(folder or "--resume alone"), wanted=f"a folder with {SERIES_FILE}", fix=fix
         )
+    return folder
+
+
+def _read(folder: Path) -> Series:
     try:
         values = json.loads((folder / SERIES_FILE).read_text(encoding="utf-8"))
         options = () if "--allow-code" in values["options"] else tuple(values["options"])  # no file allows code

@@ -6,7 +6,7 @@ import json
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -21,18 +21,18 @@ from common.config.layers import differences
 from common.config.load import LoadedSettings, load_settings
 from common.errors import ConfigError
 from common.runtime.process import INTERRUPTED
-from common.runtime.run_directory import RunDirectory
+from common.runtime.run_directory import RunDirectory, held
 from common.units import Seconds
 from services.cli.compare.runs import RunData, read_run
 from services.cli.compare.tables import TextTable, number, print_tables, remark_on_mean
 from services.cli.series.run import (
     TrainProcesses,
     effective_settings,
-    held_folder,
     is_finished,
     require_own_ids,
     require_settings,
     train_arguments,
+    written_folder,
 )
 from services.cli.series.space import Choices, Sweep, as_text, read_sweep
 
@@ -56,7 +56,16 @@ def open_sweep(file: Path | None, folder: Path, *, resume: bool, environ: Mappin
     source = file or folder / FILE
     if resume and not (folder / STUDY).is_file():
         raise ConfigError("no sweep to resume", found=str(folder), wanted=f"a folder with {STUDY}", fix="set --run-dir to it")
-    sweep = read_sweep(source)
+    with held(RunDirectory(folder)) if resume else nullcontext():  # the files that are read are those that are continued
+        sweep = read_sweep(source)
+        _check(sweep, folder, resume=resume, environ=environ)
+        files = {} if source == folder / FILE else {FILE: source.read_bytes()}
+        with written_folder(folder, files, what="sweep", resume=resume):
+            yield sweep
+
+
+def _check(sweep: Sweep, folder: Path, *, resume: bool, environ: Mapping[str, str]) -> None:
+    """Raise `ConfigError` for settings of trials that cannot be compared, or not with those before."""
     for values in sweep.corners():
         loaded = load_settings(preset=sweep.preset, overrides=sweep.overrides(values), environ=environ)
         if not resume:
@@ -81,9 +90,6 @@ def open_sweep(file: Path | None, folder: Path, *, resume: bool, environ: Mappin
         if settings is not None:
             fix = "set them as they were, or begin another sweep"
             require_settings(_corners(sweep, environ), settings, apart=sweep.search, fix=fix)
-    files = {} if source == folder / FILE else {FILE: source.read_bytes()}
-    with held_folder(folder, files, what="sweep", resume=resume):
-        yield sweep
 
 
 def run_sweep(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from common.config.load import find_preset
+from common.config.load import find_preset, load_settings
 from common.errors import ConfigError
 from services.cli.series.run import SeriesRequest, is_series, open_series, run_series
 from tests.services.cli.conftest import called
@@ -288,6 +288,21 @@ def test_one_command_at_a_time_has_the_folder(ran, tmp_path, resume):
     assert ran(seeds="1", trainer=Trainer(ran.write))[:2] == (0, [("s1", False)])
     assert json.loads((tmp_path / "series" / "series.json").read_text())["seeds"] == [1]
     assert ran(seeds="1-2", resume=True)[1] == [("s2", False)]
+
+
+def test_two_commands_that_resume_at_once_lose_no_change(ran, tmp_path, monkeypatch):
+    """The second one begins while the first checks the series that it has read."""
+    ran(seeds="1")
+
+    def check(**given):
+        monkeypatch.setattr("services.cli.series.run.load_settings", load_settings)
+        with pytest.raises(ConfigError, match="or a series or sweep of runs: found series"):
+            ran(seeds="1-3", resume=True)
+        return load_settings(**given)
+
+    monkeypatch.setattr("services.cli.series.run.load_settings", check)
+    assert ran("env.num_envs=4", resume=True)[0] == 0
+    assert json.loads((tmp_path / "series" / "series.json").read_text())["overrides"] == ["env.num_envs=4"]
 
 
 def test_a_series_is_of_one_preset(ran):

@@ -174,6 +174,20 @@ def test_a_sweep_that_runs_is_not_resumed(swept, write_run):
     assert swept(trials=1, resume=True)[1].calls == []
 
 
+def test_two_commands_that_resume_at_once_lose_no_change(swept, monkeypatch):
+    """The second one begins while the first checks the file that it has read."""
+    swept(trials=1)
+
+    def check(**given):
+        monkeypatch.setattr(sweep_module, "load_settings", load_settings)
+        with pytest.raises(ConfigError, match="or a series or sweep of runs: found"):
+            swept(resume=True)
+        return load_settings(**given)
+
+    monkeypatch.setattr(sweep_module, "load_settings", check)
+    assert swept(resume=True)[0] == 0
+
+
 def test_a_failed_trial_is_in_the_exit_code_and_the_search_goes_on(swept):
     code, trainer, shown = swept(trials=3, codes={"t001": 1})
     assert (code, len(trainer.calls)) == (1, 4)
