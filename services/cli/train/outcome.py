@@ -59,8 +59,10 @@ def verdict(
         case Outcome.KILLED:
             return 130, "killed on request: progress since the last checkpoint is lost"
         case Outcome.FINISHED if summary is not None:
-            end = own_end(summary, target)
-            return (0, end) if end else (1, "not solved: the learner ended before its target and its budget")
+            if end := own_end(summary, target):
+                return 0, end
+            early = "not solved: the learner ended before its target and its budget"
+            return 1, early if has_score(target) else "failed: the learner ended before its budget was spent"
         case Outcome.FINISHED:
             return 1, "failed: the learner ended and left no readable summary.json, as on a full disk"
         case _:

@@ -34,6 +34,7 @@ def judged(outcome=Outcome.FINISHED, summary=SUMMARY, worked=False, resumed=Fals
         ({"env_steps": 500_000}, 0, "env steps is spent"),
         ({"wall_seconds": 120.0}, 0, "time is spent"),
         ({}, 1, "before its target and its budget"),
+        ({"mean100": None}, 1, "failed: the learner ended before its budget was spent"),
         ({"summary": None}, 1, "failed: the learner ended and left no readable summary.json"),
         ({"outcome": Outcome.STOPPED}, 0, "all work saved"),
         ({"outcome": Outcome.STOPPED, "learner_updates": 0}, 0, "before the first update"),
