@@ -32,6 +32,7 @@ class RunDirectory:
         self.logs = path / "logs"  # folder of one file for each process
         self.addresses = path / "addresses.json"  # of the services' HTTP ports, while `rookery train` runs
         self.summary = path / "summary.json"
+        self.settings_changed = path / "settings_changed.json"  # at resumes: env steps, and what changed; written at the start
         self.learning_curve_csv = path / "learning_curve.csv"  # returns over env steps, as a table
         self.learning_curve_png = path / "learning_curve.png"  # the same as a picture
 

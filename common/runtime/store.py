@@ -28,7 +28,7 @@ from common.units import MIB
 CHECKPOINT = re.compile(r"checkpoint-\d+")
 SEGMENT = re.compile(r"[0-9a-f]+")
 NAME = re.compile(r"\w[\w.-]*")  # of a file or folder: names in a bucket become local paths
-RESULTS = ("command.txt", "learning_curve.csv", "summary.json")
+RESULTS = ("command.txt", "learning_curve.csv", "settings_changed.json", "summary.json")
 CONFIG = "config.yaml"
 SCHEME_END = "://"
 # boto waits for minutes by default; an upload that failed is repeated.

@@ -298,13 +298,15 @@ class _Root:
 def _open_journal(record: RunRecord, directory: RunDirectory) -> Journal:
     settings = record.settings
     run = tracked_run(settings, run_id=record.run_id, folder=directory.path)
-    return Journal(
+    journal = Journal(
         directory,
         env_steps=record.env_steps,
         run=run,
         tensorboard="tensorboard" in settings.run.tracking,
         trackers=open_trackers(settings, run),
     )
+    journal.settings_changed(record.settings_changed)
+    return journal
 
 
 if __name__ == "__main__":

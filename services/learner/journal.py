@@ -105,11 +105,12 @@ class Journal:
             self._write(self._written, lambda files: files.add_result(result, complete=complete))
         for tracker in self._trackers:
             tracker.finish(result, complete=complete)
-        text = json.dumps(summary, indent=2, allow_nan=False) + "\n"
-        try:
-            write_atomically(self._directory.summary, text.encode())
-        except OSError as error:
-            self._lost(error)
+        self._replace(self._directory.summary, summary)
+
+    def settings_changed(self, resumes: Sequence[Mapping[str, Any]]) -> None:
+        """Replace settings_changed.json, which a run without changes does not have."""
+        if resumes or self._directory.settings_changed.exists():
+            self._replace(self._directory.settings_changed, resumes)
 
     def close(self, seconds: Seconds = TRACKERS_STOP_SECONDS) -> None:
         """Write the scalars of the last interval, close the files, and give the trackers `seconds`.
@@ -174,6 +175,12 @@ class Journal:
         if self._losing:
             self._losing = False
             _log.info("results_resumed")
+
+    def _replace(self, path: Path, value: Any) -> None:
+        try:
+            write_atomically(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+        except OSError as error:
+            self._lost(error)
 
     def _lost(self, error: OSError) -> None:
         if not self._losing:

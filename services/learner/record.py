@@ -209,7 +209,6 @@ class RunRecord:
             "mode": self.settings.run.mode,
             "reproducible": self.settings.lockstep and not self.lockstep_broken,
             "parameters_sha256": self.parameters_sha256,
-            "settings_changed": self.settings_changed,
             "solved": self.solved,
             "solved_at": self.solved_at,
             "target": self.settings.target.model_dump(include={"mean100", "evaluation", "env_steps"}),

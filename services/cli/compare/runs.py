@@ -33,6 +33,7 @@ class RunData:
     curve: Sequence[Mapping[str, str]]  # rows of learning_curve.csv
     summary: Mapping[str, Any]
     command: str
+    settings_changed: Sequence[Mapping[str, Any]] = ()  # at resumes
 
     @property
     def seed(self) -> int:
@@ -111,15 +112,17 @@ def read_run(path: Path) -> RunData:
     try:
         values = parse_yaml(directory.config.read_text(encoding="utf-8"), source=str(directory.config))
         summary = json.loads(_text(directory.summary) or "{}")
+        changed = json.loads(_text(directory.settings_changed) or "[]")
         curve = read_curve(directory.learning_curve_csv)
     except (OSError, ValueError) as error:
         raise ConfigError(f"the files of the run in {path} cannot be read", found=str(error), wanted="files of a run") from error
-    if not isinstance(values, dict) or not isinstance(summary, dict):
+    if not isinstance(values, dict) or not isinstance(summary, dict) or not isinstance(changed, list):
         raise ConfigError(f"the files of the run in {path} cannot be read", found="no mapping", wanted="files of a run")
     settings = {".".join(key): value for key, value in leaves(values)}
     if max((float(row.get("env_steps") or 0) for row in curve), default=0.0) > summary.get("env_steps", 0):
         summary = {}  # of an earlier end: the run was resumed, and goes on or was killed
-    return RunData(path=path, settings=settings, curve=curve, summary=summary, command=_text(directory.command).strip())
+    command = _text(directory.command).strip()
+    return RunData(path=path, settings=settings, curve=curve, summary=summary, command=command, settings_changed=changed)
 
 
 def _text(path: Path) -> str:

@@ -96,7 +96,7 @@ def _changes_remark(runs: Sequence[RunData]) -> str:
     """Return which settings `runs` changed at a resume, at how many env steps and in how many of them; "" where none did."""
     found: dict[str, list[tuple[float, Path]]] = {}
     for run in runs:
-        for resume in run.summary.get("settings_changed", ()):
+        for resume in run.settings_changed:
             for change in resume["settings"]:
                 found.setdefault(change, []).append((resume["env_steps"], run.path))
     remarks = []

@@ -234,6 +234,18 @@ def test_a_resumed_run_begins_where_it_ended(finished, capsys):
 
 
 @pytest.mark.usefixtures("finished")
+def test_settings_that_changed_at_a_resume_are_written_at_the_start(monkeypatch):
+    """A run that is killed writes no summary; and the settings of before bring it back to one without changes."""
+    monkeypatch.setattr(module.Journal, "summary", lambda *_, **__: None)
+    monkeypatch.setattr(module.RunCheckpoints, "save", lambda _: None)
+    words = ["--config", "cartpole", "target.wall_seconds=0.05", "--run-dir", "run", "--resume"]
+    changes = [{"env_steps": 0, "settings": ["target.env_steps was 256, is 512"]}]
+    for env_steps, written in ((512, changes), (256, [])):
+        assert main(["learner.bind=tcp://127.0.0.1:0", *words, f"target.env_steps={env_steps}"]) == 0
+        assert json.loads(Path("run/settings_changed.json").read_text()) == written
+
+
+@pytest.mark.usefixtures("finished")
 def test_a_resumed_learner_accepts_connections_once_its_checkpoint_is_read(monkeypatch):
     """A flood while it reads for minutes would fill the memory: the guard runs in the intake thread, which starts later."""
     steps, read, bind = [], checkpoint_files.read, module.ZmqServer

@@ -437,7 +437,7 @@ def test_a_run_that_is_resumed_with_settings_that_change_its_weights_is_not_repr
     assert after.lockstep_broken == (says and f"resumed with other settings: {says}")
 
 
-def test_settings_that_changed_at_a_resume_stay_in_the_summary():
+def test_settings_that_changed_at_a_resume_stay_in_the_record():
     """Half of the run had another learning rate: a later resume with the same settings must not hide it."""
     run = record()
     run.trained(env_steps=300, metrics={})
@@ -448,7 +448,7 @@ def test_settings_that_changed_at_a_resume_stay_in_the_summary():
         run = RunRecord(settings=settings, run_id="run-1", frame_skip=4, started_at=now)
         run.load_state_dict(state, now=now)
     change = f"algorithm.learning_rate was {before.algorithm.learning_rate}, is 1e-05"
-    assert run.summary(STATS, now=4.0)["settings_changed"] == [{"env_steps": 300, "settings": [change]}]
+    assert run.settings_changed == [{"env_steps": 300, "settings": [change]}]
 
 
 def test_an_argument_that_is_left_out_changes_the_weights_too():

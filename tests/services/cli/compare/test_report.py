@@ -1,5 +1,6 @@
 """`rookery compare` and `rookery report` on runs of two configurations."""
 
+import json
 import os
 import re
 from html.parser import HTMLParser
@@ -175,9 +176,9 @@ def test_a_mean_of_fewer_than_100_episodes_says_so(many, capsys):
 def test_a_run_that_was_resumed_with_other_settings_says_so(tmp_path, write_run, capsys):
     """By its last settings it is of this configuration, and half of it had others."""
     change = "algorithm.learning_rate was 0.001, is 1e-05"
-    changed = {"settings_changed": [{"env_steps": 12_159, "settings": [change]}]}
-    for seed, more in ((1, changed), (2, {})):
-        write_run(tmp_path / "runs" / f"s{seed}", f"run.seed={seed}", env_steps=20_000, **more)
+    write_run(tmp_path / "runs" / "s2", "run.seed=2", env_steps=20_000)
+    killed = write_run(tmp_path / "runs" / "s1", "run.seed=1")  # before it wrote a summary
+    (killed / "settings_changed.json").write_text(json.dumps([{"env_steps": 12_159, "settings": [change]}]))
     assert main(["compare", str(tmp_path / "runs")]) == 0
     remark = f"(resumed with other settings: {change} from 12,159 env steps on"
     assert f"cartpole {remark}, in 1 of 2 runs)" in " ".join(capsys.readouterr().out.split())
