@@ -53,6 +53,11 @@ class CheckpointStore:
             self.segment_files.remove_others(_named_segments(self.folder), self.disk)
         return place
 
+    def remove_later(self, version: Version) -> None:
+        """Remove the checkpoints of versions later than this one. Raises `ResourceError` where the disk refuses."""
+        with self._saving(self.folder):
+            _prune(self.folder, newest=version, keep=self.keep, disk=self.disk)
+
     def save_best(self, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint of a policy durably in place of `best/`, and return that directory; no other save removes it.
 

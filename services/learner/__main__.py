@@ -266,6 +266,7 @@ class _Root:
             results=results,
             save_checkpoint=uploads.after(save),
             save_best=uploads.after(run.store.save_best),
+            remove_later=run.store.remove_later,
             health=self.health,
         )
 

@@ -35,7 +35,7 @@ from services.learner import accounts
 from services.learner.lockstep import Lockstep
 from services.learner.ranks import common_version
 from services.learner.record import RunRecord
-from services.learner.saving import facts_of, ranks_of, restore_checkpoint, restore_for_other_ranks
+from services.learner.saving import facts_of, ranks_of, restore_checkpoint, restore_without_sessions
 from services.learner.startup import Invocation
 
 RunState: TypeAlias = tuple[RunRecord, LearnerSide]
@@ -82,7 +82,7 @@ def open_state(
         record, session = new(checkpoint.run_id)  # workers that outlived the learner have this one
         ended = alone or (group is None and ranks_of(checkpoint) != 1)
         if ended:
-            restore_for_other_ranks(checkpoint, algorithm=algorithm, record=record, session=session)
+            restore_without_sessions(checkpoint, algorithm=algorithm, record=record, session=session)
         else:
             restore_checkpoint(checkpoint, algorithm=algorithm, record=record, session=session, store=store)
         return record, session

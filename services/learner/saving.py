@@ -24,7 +24,7 @@ from common.protocol.learner_side import LearnerSide
 from common.runtime.checkpoint_files import POLICY, Checkpoint
 from common.runtime.checkpoints import STATE_SETTINGS, CheckpointStore, differing
 from common.runtime.process_group import SLOW_TIMEOUT
-from common.units import Seconds
+from common.units import Seconds, Version
 from services.learner.intake import Intake
 from services.learner.ranks import Agreement
 from services.learner.record import RunRecord
@@ -45,12 +45,14 @@ class RunCheckpoints:
     results: Results
     save_checkpoint: Callable[[Checkpoint], object]  # whole or not at all (ResourceError)
     save_best: Callable[[Checkpoint], object]  # the best policy, in the same way
+    remove_later: Callable[[Version], object]  # checkpoints of this rank of later versions (ResourceError)
     health: Health
     lost: str = ""  # why the newest checkpoint was not written, where it was not
     _saved_at: Seconds = field(init=False)
+    _common: Version = field(init=False)  # of the newest checkpoint that all ranks have
 
     def __post_init__(self) -> None:
-        self._saved_at = self.results.clock()
+        self._saved_at, self._common = self.results.clock(), self.results.record.version
         self.results.stats.checkpoint_interval = self.results.record.settings.checkpoint.every_seconds
 
     @property
@@ -84,7 +86,10 @@ class RunCheckpoints:
             self._work_together(self.results.agreement, _nothing)
 
     def _save_with_ranks(self, agreement: Agreement) -> None:
-        """Write the checkpoints of all ranks, that of rank 0 last: where it is there, all are."""
+        """Write the checkpoints of all ranks, that of rank 0 last: where it is there, all are.
+
+        Where it was not written, those of the others count as none: they would take the places of older ones that all have.
+        """
         own: list[Checkpoint] = []
 
         def collect() -> Any:
@@ -92,11 +97,14 @@ class RunCheckpoints:
             return own[0].counters["session"]["ledger"]
 
         def save() -> None:
+            if agreement.group.index:
+                self.remove_later(self._common)
             self.save_checkpoint(replace(own[0], counters={**own[0].counters, "ledgers": ledgers}))
 
         ledgers = self._work_together(agreement, collect)
         self._work_together(agreement, save if agreement.group.index else _nothing)
         self._work_together(agreement, _nothing if agreement.group.index else save)
+        self._common = own[0].version
 
     def _work_together(self, agreement: Agreement, work: Callable[[], Any]) -> list[Any]:
         self.health.tick(doing="saves, or waits for a rank that saves", within=SLOW_RANKS_SECONDS)
@@ -206,12 +214,19 @@ def _record_of(checkpoint: Checkpoint) -> dict[str, Any]:
     return {"task": task, **checkpoint.counters["record"]}
 
 
-def restore_for_other_ranks(checkpoint: Checkpoint, *, algorithm: Algorithm, record: RunRecord, session: LearnerSide) -> None:
-    """Restore weights, record and the ledgers of all ranks from rank 0's checkpoint; the sessions of workers end."""
+def restore_without_sessions(checkpoint: Checkpoint, *, algorithm: Algorithm, record: RunRecord, session: LearnerSide) -> None:
+    """Restore weights, record and the ledgers of all ranks from rank 0's checkpoint; the sessions of workers end.
+
+    All replay memories begin empty: those of the other ranks are not in it, and their rate limits count all inserts.
+    """
     record.load_state_dict(_record_of(checkpoint), time.monotonic())
     algorithm.load_state_dict(checkpoint.state)
     session.saved.load_ledgers(_ledgers_of(checkpoint))
-    record.lockstep_broken = record.lockstep_broken or "resumed with another number of ranks"
+    same = ranks_of(checkpoint) == record.settings.learner.ranks
+    reason = "without a version of which every rank has a checkpoint" if same else "with another number of ranks"
+    if checkpoint.replay is not None and record.settings.checkpoint.replay:
+        _log.warning("replay_memory_lost", reason=f"resumed {reason}")
+    record.lockstep_broken = record.lockstep_broken or f"resumed {reason}"
 
 
 def ranks_of(checkpoint: Checkpoint) -> int:

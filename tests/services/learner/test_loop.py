@@ -25,6 +25,7 @@ from common.observability.learner_stats import PHASES, IntakeStats, LearnerStats
 from common.observability.metrics import Phases
 from common.protocol.events import Evaluated, Experience, WorkerKey
 from common.protocol.messages import Evaluation, Snapshot
+from common.runtime.checkpoints import CheckpointStore, by_version
 from common.runtime.run_directory import create
 from services.learner.ending import END_SECONDS, STOP_SECONDS, RunEnd
 from services.learner.journal import Journal
@@ -173,6 +174,7 @@ class Scene:
         self.stats, self.saved, self.notes, self.stop = LearnerStats(phases=Phases(PHASES, clock=self.clock)), [], [], False
         self.best, self.agreement, self.masked = [], None, None
         self.disk_full, self.health, self.will_restart = False, Health(clock=self.clock), False
+        self.remove_later = lambda _: None
 
     def save(self, checkpoint):
         """A disk that may be full."""
@@ -207,7 +209,8 @@ class Scene:
         }
         results = Results(journal=journal, **own)
         common = {"algorithm": self.algorithm, "intake": self.intake, "results": results, "health": self.health}
-        checkpoints = RunCheckpoints(**common, save_checkpoint=self.save, save_best=self.save_best)
+        disk = {"save_checkpoint": self.save, "save_best": self.save_best, "remove_later": self.remove_later}
+        checkpoints = RunCheckpoints(**common, **disk)
         stopping = lambda: self.stop  # noqa: E731
         ending = RunEnd(**common, checkpoints=checkpoints, stopping=stopping, will_restart=self.will_restart)
         loop = TrainLoop(ending)
@@ -778,6 +781,29 @@ def test_a_full_disk_of_one_rank_costs_a_checkpoint_of_all_ranks(tmp_path, full)
     first, second = on_two_ranks(tmp_path, prepare, every_seconds=10.0)
     assert first.saved == []
     assert first.stats.checkpoint_failures == second.stats.checkpoint_failures >= 6
+
+
+def test_checkpoints_that_rank_0_cannot_write_take_the_place_of_none_that_all_ranks_have(tmp_path):
+    """Ranks continue from a version that all have: the good checkpoints of the others went while the disk of rank 0 was full."""
+    stores = [CheckpointStore(tmp_path / str(rank), keep=1 + rank) for rank in range(2)]
+
+    def prepare(scene, ranks):
+        def trained():
+            scene.record.version += 1
+            return {"ledger": LEDGER}
+
+        def save(checkpoint):
+            if ranks.index == 0 and by_version(stores[0].folder):
+                raise ResourceError("checkpoint save did not finish", found="no space")
+            stores[ranks.index].save(checkpoint)
+
+        scene.intake.session_state = trained
+        scene.save, scene.remove_later = save, stores[ranks.index].remove_later
+
+    _, second = on_two_ranks(tmp_path, prepare, every_seconds=10.0)
+    assert second.stats.checkpoint_failures >= 5
+    ((good, _),) = by_version(stores[0].folder).items()
+    assert list(by_version(stores[1].folder)) == [second.record.version, good]
 
 
 def test_each_rank_saves_the_ledgers_of_all(tmp_path):

@@ -1,5 +1,6 @@
 """Errors of a resumed run where a part of a checkpoint does not fit it."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +13,7 @@ from common.errors import ResourceError
 from common.protocol.events import Experience
 from common.runtime.checkpoint_files import Checkpoint
 from common.runtime.checkpoints import STATE_SETTINGS, CheckpointStore
-from services.learner.saving import restore_checkpoint
+from services.learner.saving import restore_checkpoint, restore_without_sessions
 
 pytestmark = pytest.mark.service
 
@@ -54,7 +55,7 @@ def rows(length):
     return Experience(version=0, env_steps=length, arrays=arrays | {"valid": np.ones((length, 1), bool)})
 
 
-SESSION = SimpleNamespace(saved=SimpleNamespace(load_state_dict=lambda _: None))
+SESSION = SimpleNamespace(saved=SimpleNamespace(load_state_dict=lambda _: None, load_ledgers=lambda _: None))
 
 
 def test_a_memory_that_was_laid_out_for_fewer_environments_names_the_setting(tmp_path):
@@ -81,3 +82,18 @@ def test_the_memory_of_another_environment_is_not_restored(changed, kept, tmp_pa
     store.load_newest(architecture="a", warn=pytest.fail, restore=restore)
     assert len(algorithm._replay) == kept
     assert bool(record.lockstep_broken) == bool(changed)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "reason"),
+    [(2, "resumed without a version of which every rank has a checkpoint"), (3, "resumed with another number of ranks")],
+)
+def test_replay_memories_that_a_resume_of_ranks_loses_are_in_the_log_with_the_reason(ranks, reason, caplog):
+    """The disk of one rank was lost, or the run continues from its copy, which has the checkpoints of rank 0 alone."""
+    algorithm, record = learner(f"learner.ranks={ranks}", "actor.count=6")
+    saved = checkpoint_of(algorithm, record)
+    saved = replace(saved, counters={**saved.counters, "ledgers": [{}, {}]})
+    restore_without_sessions(saved, algorithm=algorithm, record=record, session=SESSION)
+    (entry,) = caplog.records
+    assert (entry.message, entry.rookery_fields) == ("replay_memory_lost", {"reason": reason})
+    assert record.lockstep_broken == reason
