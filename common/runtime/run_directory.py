@@ -28,6 +28,7 @@ class RunDirectory:
         self.command = path / "command.txt"  # the command lines that began and resumed the run, one a line
         self.checkpoints = path / "checkpoints"  # folder of `common.runtime.checkpoints`
         self.accounts = path / "accounts.jsonl"  # of all workers, which a killed learner leaves beside its checkpoints
+        self.uploaded = path / "uploaded.txt"  # hashes of the manifests that were uploaded from here to `run.store`, one a line
         self.tensorboard = path / "tensorboard"  # folder of event files
         self.logs = path / "logs"  # folder of one file for each process
         self.addresses = path / "addresses.json"  # of the services' HTTP ports, while `rookery train` runs

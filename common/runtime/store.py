@@ -70,8 +70,8 @@ class RunStore:
     def check_resumed(self, directory: RunDirectory) -> None:
         """Raise `ConfigError` where the copy is of another run than `directory`, or has gone on further.
 
-        A newer checkpoint of the copy that is damaged, or older than the newest here, is of before a resume that did not use it.
-        Raises `ResourceError` where the store cannot be read.
+        A newer checkpoint of the copy that is damaged, or was uploaded from `directory` before its newest one was saved, is of
+        before a resume that did not use it. Raises `ResourceError` where the store cannot be read.
         """
         with reached(self.address), TemporaryDirectory() as folder:
             self._require_own(directory)
@@ -79,7 +79,9 @@ class RunStore:
             here = max(_versions(_with_manifest(directory.checkpoints)), default=None)
             if newest <= (here.name if here else "") or self.download_checkpoint(newest, Path(folder), segments=False):
                 return
-            if here and _saved_at(here) >= _saved_at(Path(folder) / newest):
+            manifest = Path(folder) / newest / MANIFEST
+            own = _hash(manifest.read_bytes()) in _uploaded(directory)  # else the clocks are of two machines
+            if here and own and _saved_at(here / MANIFEST) >= _saved_at(manifest):
                 return
         wanted = f"at most {here.name if here else 'no checkpoint'}, the newest in {directory.path}"
         fix = "remove that folder to continue from the copy, or set run.store to another place"
@@ -109,7 +111,7 @@ class RunStore:
         if versions and not versions[-1].exists():  # the run has replaced it meanwhile
             versions = _versions(_with_manifest(directory.checkpoints))
         for place in (*versions[-1:], *(place for place in complete if not CHECKPOINT.fullmatch(place.name))):
-            self._upload_checkpoint(place)
+            self._upload_checkpoint(directory, place)
         if versions:
             self._prune(versions[-1].name, keep)
 
@@ -121,7 +123,7 @@ class RunStore:
                 self._upload_file(path.name, io.BytesIO(path.read_bytes()))
                 self._sent[path.name] = mark
 
-    def _upload_checkpoint(self, place: Path) -> None:
+    def _upload_checkpoint(self, directory: RunDirectory, place: Path) -> None:
         with ExitStack() as opened:
             # The run may replace or remove the checkpoint meanwhile: an open folder and open files stay what they are.
             folder_descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
@@ -131,7 +133,7 @@ class RunStore:
                 return opened.enter_context(os.fdopen(os.open(name, os.O_RDONLY, dir_fd=folder_descriptor), "rb"))
 
             manifest = open_file(MANIFEST).read()
-            digest = hashlib.sha256(manifest).hexdigest()
+            digest = _hash(manifest)
             if self._sent.get(place.name) == digest:
                 return
             tensors = open_file(TENSORS)
@@ -143,6 +145,8 @@ class RunStore:
             for name, file in missing.items():
                 self._upload_file(f"checkpoints/{SEGMENTS}/{name}", file)
             self._upload_file(f"checkpoints/{place.name}/{TENSORS}", tensors)
+            with directory.uploaded.open("a", encoding="utf-8") as uploaded:  # before: a kill between both must not hide it
+                uploaded.write(f"{digest}\n")
             self._upload_file(f"checkpoints/{place.name}/{MANIFEST}", io.BytesIO(manifest))
         self._sent[place.name], self._segments_of[place.name] = digest, set(sizes)
 
@@ -344,11 +348,22 @@ def run_id(config: bytes) -> object:
     return None
 
 
-def _saved_at(checkpoint: Path) -> float:
+def _saved_at(manifest: Path) -> float:
     """Return the Unix time at which a checkpoint was saved; 0 where that is not known."""
     with suppress(ValueError, KeyError, TypeError):
-        return float(json.loads((checkpoint / MANIFEST).read_bytes())["manifest"]["saved_unix_seconds"])
+        return float(json.loads(manifest.read_bytes())["manifest"]["saved_unix_seconds"])
     return 0.0
+
+
+def _hash(manifest: bytes) -> str:
+    return hashlib.sha256(manifest).hexdigest()
+
+
+def _uploaded(directory: RunDirectory) -> str:
+    """Return the hashes of the manifests that were uploaded from this directory."""
+    with suppress(FileNotFoundError):
+        return directory.uploaded.read_text(encoding="utf-8", errors="replace")
+    return ""
 
 
 def _segments(manifest: bytes) -> dict[str, int]:

@@ -114,8 +114,26 @@ def test_a_folder_that_went_back_behind_its_copy_is_resumed(tmp_path, store):
     address = copy_address(store, run.path)
     RunStore(address).upload(run, keep=3)
     shutil.rmtree(run.checkpoints / "checkpoint-000000000009")
+    with pytest.raises(ConfigError, match="has gone on"):  # it can continue from the one in the copy
+        check_resumed(address, run.path, warn=pytest.fail)
     save(run, 5)
     check_resumed(address, run.path, warn=pytest.fail)
+
+
+def test_a_folder_behind_its_copy_is_not_resumed_whatever_the_clocks_of_the_machines_say(tmp_path, store, monkeypatch):
+    """The copy went on on a machine whose clock is an hour behind: a save here would remove its newer checkpoints."""
+    behind = run_of(tmp_path / "s1", 1, 4)
+    address = copy_address(store, behind.path)
+    RunStore(address).upload(behind, keep=3)
+    elsewhere = restore(address, tmp_path / "elsewhere" / "s1")
+    monkeypatch.setattr("common.runtime.checkpoints.time.time", lambda: 1.0)
+    save(elsewhere, 9)
+    RunStore(address).upload(elsewhere, keep=3)
+    with pytest.raises(ConfigError, match="has gone on"):
+        check_resumed(address, behind.path, warn=pytest.fail)
+    shutil.rmtree(elsewhere.checkpoints / "checkpoint-000000000009")
+    save(elsewhere, 6)
+    check_resumed(address, elsewhere.path, warn=pytest.fail)
 
 
 def test_a_newer_checkpoint_of_the_copy_that_lacks_a_segment_keeps_no_run_from_going_on(tmp_path, store):
