@@ -106,8 +106,6 @@ class TrainLoop:
                 messages=len(self._fresh),
                 env_steps=sum(item.env_steps for item in self._fresh),
                 episodes=sum(len(item.arrays["episode_return"]) for item in self._fresh),
-                environments=self._results.coverage.environments,
-                unfinished=self._results.coverage.unfinished,
                 reason=REASONS.index(self._reason()),
                 save=self._checkpoints.due,
                 weights=weights,

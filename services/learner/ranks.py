@@ -32,7 +32,7 @@ from common.runtime.machine import memory_owner
 from common.runtime.process_group import ProcessGroup, TorchrunEnvironment, process_group
 from common.runtime.run_directory import RunDirectory
 from common.units import EnvSteps, Seconds, Version
-from services.learner.coverage import NO_ACTORS, Coverage
+from services.learner.coverage import Coverage
 from services.learner.startup import STOPPED_JOB, Invocation, with_run_id
 
 WARN_SECONDS: Seconds = 5.0  # before the message that other ranks are awaited
@@ -157,8 +157,6 @@ class Vote:
     messages: int  # in its batch
     env_steps: EnvSteps  # in its batch
     episodes: int  # that ended in its batch
-    environments: int  # of its actors
-    unfinished: int  # of them, those that have ended no episode
     reason: int  # why it would end the run, of `REASONS`
     save: bool  # whether it would write a checkpoint
     weights: int  # first bits of the hash of its weights; 0 where they are not compared now
@@ -173,7 +171,6 @@ class Decision:
     idle: bool = False  # whether every rank is ready, and none has experience
     env_steps: EnvSteps = 0  # of all ranks, in this update
     episodes: int = 0  # most of one rank, in this update
-    coverage: Coverage = NO_ACTORS  # of all ranks, before this update
     reason: str = ""  # why the run ends; "": it does not
     save: bool = False
     evaluated: bool = False  # whether a rank has results of evaluations
@@ -194,7 +191,6 @@ def decide(votes: Sequence[Vote]) -> Decision:
         idle=ready and not experience,
         env_steps=sum(vote.env_steps for vote in votes),
         episodes=max(vote.episodes for vote in votes),
-        coverage=Coverage(sum(vote.environments for vote in votes), sum(vote.unfinished for vote in votes)),
         reason=reason,
         save=any(vote.save for vote in votes),
         evaluated=any(vote.evaluated for vote in votes),
@@ -212,16 +208,24 @@ class Agreement:
         rows = self.group.gather_votes(torch.tensor(astuple(vote), dtype=torch.int64)).tolist()
         return decide([Vote(**{field.name: value for field, value in zip(fields(Vote), row, strict=True)}) for row in rows])
 
-    def episodes(self, returns: Sequence[float], lengths: Sequence[float], most: int) -> tuple[list[float], list[int]]:
-        """Return raw returns and lengths of the episodes of all ranks, by rank; `most` is the largest number of one rank."""
-        if not most:
-            return [], []
-        own = torch.full((2, most), float("nan"), dtype=torch.float64)
-        own[0, : len(returns)] = torch.tensor(list(returns), dtype=torch.float64)
-        own[1, : len(lengths)] = torch.tensor(list(lengths), dtype=torch.float64)
+    def episodes(
+        self, returns: Sequence[float], lengths: Sequence[float], coverage: Coverage, most: int
+    ) -> tuple[list[float], list[int], Coverage]:
+        """Return raw returns and lengths of the episodes of all ranks, by rank, and the coverage of all actors.
+
+        `most` is the largest number of episodes of one rank. The coverage is of the same update as the episodes: by one of
+        before them, the episodes that end first would count as those of all environments.
+        """
+        own = torch.full((2, 1 + most), float("nan"), dtype=torch.float64)
+        own[:, 0] = torch.tensor(coverage, dtype=torch.float64)
+        own[0, 1 : 1 + len(returns)] = torch.tensor(list(returns), dtype=torch.float64)
+        own[1, 1 : 1 + len(lengths)] = torch.tensor(list(lengths), dtype=torch.float64)
         gathered = self.group.gather_votes(own)
-        known = ~gathered[:, 1].isnan()  # a length is always a number
-        return gathered[:, 0][known].tolist(), [int(length) for length in gathered[:, 1][known].tolist()]
+        environments, unfinished = gathered[:, :, 0].sum(dim=0).tolist()
+        ended = gathered[:, :, 1:]
+        known = ~ended[:, 1].isnan()  # a length is always a number
+        lengths_of_all = [int(length) for length in ended[:, 1][known].tolist()]
+        return ended[:, 0][known].tolist(), lengths_of_all, Coverage(int(environments), int(unfinished))
 
     def together(self, work: Callable[[], Any]) -> list[Any]:
         """Return what `work` returns on each rank, JSON values by rank, which may take minutes.

@@ -22,7 +22,6 @@ from common.observability.learner_stats import IntakeStats, LearnerStats, Progre
 from common.protocol.events import Evaluated, Experience, LogEvent
 from common.protocol.ledger import sum_counts
 from common.units import EnvSteps, Seconds
-from services.learner.coverage import NO_ACTORS, Coverage
 from services.learner.journal import Journal
 from services.learner.ranks import Agreement, Decision
 from services.learner.rates import PolicyLag
@@ -45,7 +44,6 @@ class Results:
     agreement: Agreement | None  # with the other ranks; None: there are none
     clock: Callable[[], Seconds]
     masked: EnvSpec | None = None  # the environment, where its actions are masked
-    coverage: Coverage = NO_ACTORS  # of the actors of this rank
     _curve_at: Seconds = -math.inf
     _curve_env_steps: EnvSteps = 0
     _curve_updates: int = -1  # of the newest row
@@ -83,10 +81,10 @@ class Results:
         record, stats, now = self.record, self.stats, self.clock()
         returns, lengths = ([value for sample in samples for value in sample.arrays[name].tolist()] for name in EPISODES)
         stats.episodes += len(returns)
-        self.coverage = record.coverage.add(samples, open_actors)
+        coverage = record.coverage.add(samples, open_actors)
         if self.agreement:
-            returns, lengths = self.agreement.episodes(returns, lengths, decision.episodes)
-        record.ended(returns, lengths, now, decision.coverage if self.agreement else self.coverage)
+            returns, lengths, coverage = self.agreement.episodes(returns, lengths, coverage, decision.episodes)
+        record.ended(returns, lengths, now, coverage)
         stats.updates += 1
         stats.nonfinite_steps += int(result.metrics.get(NONFINITE_STEPS, 0))
         stats.env_steps_trained += sum(sample.env_steps for sample in samples)

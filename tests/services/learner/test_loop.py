@@ -812,6 +812,22 @@ def test_each_rank_saves_the_ledgers_of_all(tmp_path):
         assert all(checkpoint.counters["ledgers"] == [LEDGER, LEDGER] for checkpoint in scene.saved)
 
 
+def test_episodes_that_end_first_solve_no_run_of_several_ranks(tmp_path):
+    """Each environment but one has ended a short episode in the first update; the long one, of the second, costs most."""
+
+    def prepare(scene, ranks):
+        scene.record.coverage.num_envs = 60
+        short = item(0, returns=[-2.0] * 59)
+        short.arrays["episode_env"] = np.arange(59)
+        long = item(1, version=1, returns=[-400.0] * ranks.index)
+        long.arrays["episode_env"] = np.full(ranks.index, 59)
+        scene.intake.script = [[short], [long]]
+
+    for scene in on_two_ranks(tmp_path, prepare, mean100=-3.0):
+        assert (scene.record.updates, scene.record.episodes, scene.record.unfinished) == (2, 119, 1)
+        assert not scene.record.solved
+
+
 def test_the_summary_has_the_policy_lag_of_all_ranks(tmp_path):
     """That of rank 0, which writes it, stood beside the env steps of both."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.errors import InternalError, ResourceError
+from services.learner.coverage import Coverage
 from services.learner.ranks import REASONS, Agreement, Vote, common_version, decide
 from tests.ranks import on_every_rank
 
@@ -12,7 +13,7 @@ pytestmark = pytest.mark.pure
 
 
 def vote(**changed):
-    counts = {"messages": 1, "env_steps": 8, "episodes": 0, "environments": 4, "unfinished": 1}
+    counts = {"messages": 1, "env_steps": 8, "episodes": 0}
     return Vote(**{"ready": True, **counts, "reason": 0, "save": False, "weights": 0} | changed)
 
 
@@ -20,10 +21,6 @@ def test_an_update_begins_when_every_rank_is_ready_and_one_has_experience():
     assert decide([vote(), vote(messages=0, env_steps=0)]).train
     assert not decide([vote(), vote(ready=False)]).train
     assert not decide([vote(messages=0), vote(messages=0)]).train
-
-
-def test_the_environments_of_all_ranks_end_an_episode_before_a_mean_counts():
-    assert decide([vote(), vote(unfinished=0)]).coverage == (8, 1)
 
 
 def test_ranks_are_idle_where_all_are_ready_and_none_has_experience():
@@ -52,9 +49,16 @@ def test_votes_and_episodes_are_exchanged_between_ranks():
         agreement = Agreement(ranks)
         own = [1.5] * ranks.index
         decision = agreement.decide(vote(env_steps=ranks.index, episodes=len(own)))
-        return decision.env_steps, agreement.episodes(own, [3] * ranks.index, decision.episodes)
+        return decision.env_steps, agreement.episodes(own, [3] * ranks.index, Coverage(4, ranks.index), decision.episodes)
 
-    assert on_every_rank(3, work) == [(3, ([1.5, 1.5, 1.5], [3, 3, 3]))] * 3
+    assert on_every_rank(3, work) == [(3, ([1.5, 1.5, 1.5], [3, 3, 3], Coverage(12, 3)))] * 3
+
+
+def test_the_coverage_of_all_ranks_is_exchanged_where_no_episode_ended_too():
+    def work(ranks):
+        return Agreement(ranks).episodes([], [], Coverage(4, ranks.index), 0)
+
+    assert on_every_rank(2, work) == [([], [], Coverage(8, 1))] * 2
 
 
 @pytest.mark.parametrize(
