@@ -5,7 +5,7 @@ Pure: a method for each event gets the time and returns instructions, which `pro
     an actor, env worker or evaluator that dies restarts with exponential back-off; so does the learner, up to a number of times
     a run fails where all actors or all env workers crash again and again, or all experience is refused, and none is accepted
     exit code 2 of any child is an invalid setting, which no restart can correct: the run fails and shows the message
-    the learner is its rank 0; each other rank restarts as the learner does, and rank 0 ends where one of them is lost
+    the learner is its rank 0; each other rank restarts as the learner does; where one is lost the others end, or are killed
     exit code 0 of the learner is the end of the run: the workers exit by themselves, or are stopped
     the first stop request stops the learner first, because it has to save its state, and changes nothing where the run already
     ends; the second one kills all children
@@ -50,6 +50,7 @@ class Timeouts:
     restart_after_drain: Seconds = 60.0  # of a worker that exited with 0: the learner drained it and may be about to end the run
     learner_window: Seconds = 300.0
     learner_restarts: int = 5  # of one rank, within the window
+    lost_rank: Seconds = 60.0  # for the other ranks to end by themselves, a checkpoint that one of them saves included
     first_crashes: int = 2  # of every actor, before any experience was accepted
     first_refusals: int = 3  # messages, before any experience was accepted
     crashes: int = 8  # of every actor since experience was last accepted: with the back-off two minutes
@@ -127,6 +128,8 @@ class Supervisor:
         """Restart a child that ended with `code`, negative for a signal, or fail or end the run."""
         child = self._children[name]
         child.running = False
+        awaited = any(instruction.child == name for _, instruction in self._due)
+        self._due = [(at, instruction) for at, instruction in self._due if instruction.child != name]  # none is for its successor
         if self._stopping:
             return self._learner_stopped(code, now) if name == LEARNER else []
         if name == LEARNER and code == 0:
@@ -139,6 +142,8 @@ class Supervisor:
         if code != 0 and name in rank_names(self.ranks) and self._crashed_too_often(child, now):
             reason = f"{len(child.crashed_at)} crashes in {self.timeouts.learner_window:.0f} seconds"
             return self._fail(name, f"{reason} ({describe_exit(code)})", Outcome.FAILED, code, now)
+        if code != 0 and not awaited:
+            self._kill_hung_ranks(name, now)
         child.restart_at, child.died = now + self._restart_delay(child, code, now), code != 0
         return self._crashed(name, code, now) if code != 0 else []
 
@@ -249,6 +254,15 @@ class Supervisor:
     def _crashed_too_often(self, rank: _Child, now: Seconds) -> bool:
         rank.crashed_at = [*(at for at in rank.crashed_at if now - at < self.timeouts.learner_window), now]
         return len(rank.crashed_at) > self.timeouts.learner_restarts
+
+    def _kill_hung_ranks(self, lost: str, now: Seconds) -> None:
+        """After a rank is `lost`, have the others killed that do not end by themselves: no rank trains before all are replaced.
+
+        Experience was accepted since the last of them started, or they still wait to join and take the successor of `lost`.
+        """
+        ranks = rank_names(self.ranks)
+        if lost in ranks and self._accepted_at > max(self._children[rank].started_at or 0.0 for rank in ranks):
+            self._due += [(now + self.timeouts.lost_rank, Kill(rank)) for rank in ranks if rank != lost]
 
     def _fail(self, name: str, reason: str, outcome: Outcome, code: int, now: Seconds) -> list[Instruction]:
         self.outcome = outcome

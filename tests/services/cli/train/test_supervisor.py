@@ -450,6 +450,48 @@ def test_a_rank_that_crashes_again_and_again_ends_the_run_as_rank_0_does():
     assert core.outcome is Outcome.FAILED
 
 
+def with_ranks(ranks):
+    """Return a run whose ranks have joined: it started at time 0, and experience was accepted at 10."""
+    core = Supervisor(actors=1, evaluator=False, ranks=ranks)
+    core.begin(0.0)
+    core.count_experience(accepted=256, refused=0, now=10.0)
+    return core
+
+
+def test_a_rank_that_hangs_is_killed_after_another_has_ended_and_all_continue():
+    """Rank 0 ended after its time limit, and waited forever for the one that hung."""
+    core = with_ranks(3)
+    core.exited("learner", 1, 100.0)
+    core.exited("learner-2", 1, 100.1)
+    assert core.tick(100.7) == [Start("learner", resume=True), Start("learner-2", resume=True)]
+    assert core.tick(159.0) == []
+    assert core.tick(160.0) == [Kill("learner-1")]
+    core.exited("learner-1", -9, 160.1)
+    assert core.tick(161.0) == [Start("learner-1", resume=True)]
+    core.count_experience(accepted=512, refused=0, now=170.0)
+    assert core.tick(1000.0) == []
+    core.exited("learner-1", 1, 1000.0)  # the next time as well
+    assert core.tick(1060.0) == [Kill("learner"), Kill("learner-2"), Start("learner-1", resume=True)]
+
+
+def test_a_rank_that_ends_after_another_was_lost_costs_its_successor_nothing():
+    """An actor of the rank that ended last sent experience meanwhile."""
+    core = with_ranks(2)
+    core.exited("learner-1", -9, 100.0)
+    core.tick(100.5)
+    core.count_experience(accepted=512, refused=0, now=101.0)
+    core.exited("learner", 1, 102.0)
+    assert core.tick(103.0) == [Start("learner", resume=True)]
+    assert core.tick(1000.0) == []
+
+
+def test_ranks_that_have_not_joined_wait_for_the_successor_of_one_that_ended():
+    core = Supervisor(actors=1, evaluator=False, ranks=2)
+    core.begin(0.0)
+    core.exited("learner-1", 1, 10.0)
+    assert core.tick(1000.0) == [Start("learner-1", resume=True)]
+
+
 def test_crashes_of_ranks_are_counted_for_each_of_them():
     """A rank that is lost ends the others: that is one crash of the learner, and not two."""
     core = Supervisor(actors=1, evaluator=False, ranks=2)
