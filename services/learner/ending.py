@@ -13,7 +13,7 @@ from common.observability.health import Health
 from common.protocol.events import Experience
 from common.runtime.process_group import TIMEOUT
 from common.units import Seconds
-from services.learner.intake import Intake
+from services.learner.intake import HUNG_SECONDS, Intake
 from services.learner.results import Results
 from services.learner.saving import RunCheckpoints
 
@@ -48,6 +48,7 @@ class RunEnd:
         self.results.record.parameters_sha256 = snapshot.digest(self.algorithm.model)
         self.intake.complete(unfinished, DropReason.RUN_ENDED)
         if stopped and self.will_restart:
+            self._expect_slow_disk()
             self.intake.update_stats()  # the actors send the queue's messages again, to the next learner
         else:
             self._drain_workers(reason, stopped=stopped)
@@ -74,7 +75,11 @@ class RunEnd:
         self.intake.drain(reason, seconds)
         self.results.stats.phases.enter("wait")
         self.intake.wait_for_goodbyes(seconds, alive=self._still_draining, abort=lambda: not stopped and self.stopping())
+        self._expect_slow_disk()
         self.intake.finish()
+
+    def _expect_slow_disk(self) -> None:
+        self.health.tick(doing="waits for the I/O thread", within=HUNG_SECONDS)
 
     def _still_draining(self) -> None:
         self._all_ranks(done=False)

@@ -131,12 +131,12 @@ class Intake:
             self._evaluations.clear()
         return evaluations
 
-    def session_state(self, timeout: Seconds = 10.0) -> dict[str, Any]:
+    def session_state(self, timeout: Seconds = HUNG_SECONDS) -> dict[str, Any]:
         """Return the session's state for a checkpoint, after all posts before it. The accounts file starts again with it."""
         state: dict[str, Any] = self._call(self._session_state, timeout)
         return state
 
-    def finish(self, timeout: Seconds = 10.0) -> None:
+    def finish(self, timeout: Seconds = HUNG_SECONDS) -> None:
         """Drop and count the queue, close every account; `stats` are final afterwards."""
         with self._changed:
             numbers = tuple(self._queue.popleft().number for _ in range(len(self._queue)))
@@ -144,7 +144,7 @@ class Intake:
             self._post(event)
         self.update_stats(timeout)
 
-    def update_stats(self, timeout: Seconds = 10.0) -> None:
+    def update_stats(self, timeout: Seconds = HUNG_SECONDS) -> None:
         """Bring `stats` up to all that was posted before."""
         self._call(self._collect_stats, timeout)
 

@@ -6,6 +6,7 @@ import threading
 import time
 from concurrent.futures import Future
 from contextlib import closing
+from unittest.mock import patch
 
 import msgpack
 import numpy as np
@@ -566,6 +567,10 @@ def test_an_intake_that_is_held_up_is_named(colony):
             ResourceError, match=r"the intake thread does not answer: found none in 0\.05 s, wanted an answer; look"
         ):
             colony.intake.session_state(timeout=0.05)
+        with patch.object(threading.Condition, "wait_for", lambda _, predicate, __: predicate()):  # no time passes
+            for call in (colony.intake.session_state, colony.intake.update_stats, colony.intake.finish):
+                with pytest.raises(ResourceError, match=f"none in {HUNG_SECONDS:g} s"):
+                    call()
     finally:
         held.set()
     assert colony.intake.session_state()

@@ -28,6 +28,7 @@ from common.protocol.messages import Evaluation, Snapshot
 from common.runtime.checkpoints import CheckpointStore, by_version
 from common.runtime.run_directory import create
 from services.learner.ending import END_SECONDS, STOP_SECONDS, RunEnd
+from services.learner.intake import HUNG_SECONDS
 from services.learner.journal import Journal
 from services.learner.loop import WAIT_SECONDS, TrainLoop
 from services.learner.ranks import Agreement
@@ -405,6 +406,21 @@ def test_a_learner_that_will_restart_saves_its_work_and_drains_no_worker(tmp_pat
     assert scene.summary["env_steps"] == 0
     assert scene.record.phase != "finished"
     assert not scene.stats.ended
+
+
+@pytest.mark.parametrize(("will_restart", "last"), [(True, "update_stats"), (False, "finish")])
+def test_a_learner_that_ends_is_healthy_while_it_waits_for_a_slow_disk(tmp_path, will_restart, last):
+    scene, seen = Scene(tmp_path), []
+    scene.stop, scene.will_restart = True, will_restart
+
+    def slow():
+        scene.clock.now += HUNG_SECONDS - 1.0
+        seen.append(scene.health.liveness().ok)
+
+    setattr(scene.intake, last, slow)
+    assert scene.run() == "stopped"
+    assert seen == [True]
+    assert len(scene.saved) == 1
 
 
 def test_a_learner_that_will_restart_drains_the_workers_when_the_run_is_over(tmp_path):
