@@ -126,7 +126,7 @@ class RunRecord:
             self.lengths.popleft()
         self.mean_is_complete = len(self.returns) >= EPISODES and not self.unfinished
         target = self.settings.target.mean100
-        if target is not None and self.mean_is_complete and self.mean_return >= target:
+        if target is not None and self.mean_is_complete and significant(self.mean_return) >= target:
             self._reached_target(now, self.env_steps)
 
     def _reached_target(self, now: Seconds, env_steps: EnvSteps) -> None:

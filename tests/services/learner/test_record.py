@@ -47,6 +47,15 @@ def test_a_run_is_solved_only_by_a_full_hundred_episodes():
     assert run.over(111.5) == "target reached"
 
 
+def test_a_mean_that_is_shown_as_its_target_has_reached_it():
+    """The mean of float32 returns of 0.9 is a little less."""
+    run = record(mean100=0.9)
+    run.ended([float(np.float32(0.9))] * EPISODES, [1] * EPISODES, now=110.0)
+    assert run.mean_return < 0.9
+    assert run.summary(STATS, now=110.0)["mean100"] == 0.9
+    assert run.solved
+
+
 def test_the_mean_of_too_few_episodes_is_no_progress_to_the_target():
     """124 env steps of a slow environment, one good episode: 2 % of the budget, and not 100 %."""
     run = record(mean100=10.0)
