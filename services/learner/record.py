@@ -139,7 +139,9 @@ class RunRecord:
         mean = significant(float(returns.mean(dtype=np.float64)))  # float32 would overflow on returns that are finite
         result: dict[str, Any] = {"version": evaluation.version, "mode": evaluation.mode, "mean": mean, "episodes": len(returns)}
         self.evaluations[evaluation.mode] = mean
-        if evaluation.mode == "greedy" or self.last_evaluation is None:
+        last = self.last_evaluation
+        late = last is not None and last["mode"] == "greedy" and evaluation.version < last["version"]  # of a slower evaluator
+        if last is None or (evaluation.mode == "greedy" and not late):
             self.last_evaluation = result
         target = self.settings.target.evaluation
         if evaluation.mode == "greedy" and target is not None and mean >= target:

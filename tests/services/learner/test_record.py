@@ -326,6 +326,15 @@ def test_the_last_evaluation_is_the_greedy_one():
     assert run.evaluations == {"greedy": 3.0, "sampled": 9.0}
 
 
+def test_a_late_evaluation_of_an_older_policy_is_not_the_last_one():
+    """Of two evaluators the slower one reports a policy that the other has left behind."""
+    run = record()
+    run.evaluated(evaluation("sampled", 1.0, version=600), 0.0, env_steps=640)
+    for version, last in ((500, 500), (100, 500), (500, 500), (501, 501)):
+        run.evaluated(evaluation("greedy", float(version), version=version), 0.0, env_steps=640)
+        assert (run.last_evaluation["version"], run.last_evaluation["mean"]) == (last, last)
+
+
 def test_a_run_is_solved_by_one_greedy_evaluation_that_reaches_its_target():
     run = record(evaluation=10.0)
     run.env_steps = 640
