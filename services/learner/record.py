@@ -310,11 +310,13 @@ class RunRecord:
 
 
 def _deciding(settings: Settings) -> dict[str, Any]:
-    """Return the settings that decide, in lockstep, with which weights a run of one seed ends, by dotted key."""
+    """Return the settings that decide with which weights a run of one seed ends, by dotted key."""
     values = settings.model_dump(mode="json")
+    learner = ["ranks", "batch", "max_policy_lag", "snapshot_precision"]
+    learner += [] if settings.lockstep else ["credits", "batch_seconds"]  # in lockstep they have no effect
     chosen = {name: values[name] for name in ("env", "model", "algorithm", "rollout")} | {
         "run": {name: values["run"][name] for name in ("seed", "mode")},
-        "learner": {name: values["learner"][name] for name in ("batch", "max_policy_lag", "snapshot_precision")},
+        "learner": {name: values["learner"][name] for name in learner},
         "actor": {name: values["actor"][name] for name in ("count", "precision")},
         "target": {"env_steps": values["target"]["env_steps"]},  # schedules run over it
     }

@@ -469,6 +469,27 @@ def test_settings_that_changed_at_a_resume_stay_in_the_record():
     assert run.settings_changed == [{"env_steps": 300, "settings": [change]}]
 
 
+@pytest.mark.parametrize(
+    ("mode", "name", "value", "noted"),
+    [
+        ("asynchronous", "ranks", 2, True),
+        ("asynchronous", "credits", 8, True),
+        ("asynchronous", "batch_seconds", 0.5, True),
+        ("asynchronous", "torch_threads", 2, False),
+        ("lockstep", "ranks", 2, True),
+        ("lockstep", "credits", 8, False),  # without effect there
+    ],
+)
+def test_settings_of_the_learner_that_decide_a_result_are_noted_at_a_resume(mode, name, value, noted):
+    before, after = record(), record()
+    before.settings = before.settings.model_copy(update={"run": RunSettings(mode=mode)})
+    learner = before.settings.learner.model_copy(update={name: value})
+    after.settings = before.settings.model_copy(update={"learner": learner})
+    after.load_state_dict(json.loads(json.dumps(before.state_dict(now=1.0))), now=2.0)
+    change = f"learner.{name} was {getattr(before.settings.learner, name)}, is {value}"
+    assert after.settings_changed == ([{"env_steps": 0, "settings": [change]}] if noted else [])
+
+
 def test_an_argument_that_is_left_out_changes_the_weights_too():
     before = record()
     env = before.settings.env.model_copy(update={"kwargs": {"wind": True, "gravity": -9.0}})
