@@ -63,12 +63,22 @@ def build(settings: EnvSettings, num_envs: int, *, render: bool = False) -> Vect
     else:
         env = _from_registry(settings, num_envs, mode, render=render)
     try:
+        _require_distinct(settings, env)
         # ale-py writes its mode into metadata shared by all its environments
         mode = env.autoreset_mode if isinstance(env, AtariVectorEnv) else _mode_of(env)
         return VectorEnvironment(env, settings=settings, mode=mode)
     except ConfigError:
         env.close()
         raise
+
+
+def _require_distinct(settings: EnvSettings, env: AnyVectorEnv) -> None:
+    """Refuse (ConfigError) rows that would step the same environment, which ends an episode of all of them at once."""
+    built: list[Any] = list(env.envs) if isinstance(env, SyncVectorEnv) else env.copies if isinstance(env, AgentRows) else []
+    distinct = len({id(getattr(each, "unwrapped", each)) for each in built})
+    if distinct < len(built):
+        fact, fix = f"{settings.name} returns an environment that it returned before", "let its function build one at each call"
+        raise ConfigError(fact, found=distinct, wanted=f"{len(built)} environments", fix=fix)
 
 
 def make_atari(settings: EnvSettings, num_envs: int, mode: AutoresetMode, **changed: Any) -> AtariVectorEnv:

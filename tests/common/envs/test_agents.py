@@ -229,6 +229,12 @@ def test_a_number_of_rows_that_is_no_multiple_of_the_agents_is_refused():
         make(PROBE.model_copy(update={"num_envs": 5}))
 
 
+def test_a_function_that_returns_the_same_copy_twice_is_refused(own):  # noqa: F811
+    kept = leaving_agents()
+    with pytest.raises(ConfigError, match="returns an environment that it returned before: found 1, wanted 2 environments"):
+        make(own(lambda: kept, num_envs=4))
+
+
 @pytest.mark.parametrize("kwargs", [{}, {"mask": "info"}, {"mask": "leaf", "truncates": True}])
 def test_the_probe_keeps_the_rules_of_pettingzoo(kwargs):
     tests = pytest.importorskip("pettingzoo.test")

@@ -596,6 +596,15 @@ def test_what_cannot_be_built_is_refused_with_a_way_out(settings, said) -> None:
         make(EnvSettings(**settings))
 
 
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+def test_a_function_that_returns_the_same_environment_twice_is_refused(own, mode: Any) -> None:
+    """A global, or a function with a cache: one episode would have the steps of all rows."""
+    kept = Echo(VECTOR, DISCRETE)
+    with pytest.raises(ConfigError, match="returns an environment that it returned before: found 1, wanted 3 environments; let"):
+        make(own(lambda: gymnasium.wrappers.TimeLimit(kept, 9), num_envs=3, autoreset=mode))
+    assert make(own(lambda: kept, num_envs=1)).num_envs == 1
+
+
 @pytest.fixture
 def mygames(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A module that registers an environment id when it is imported."""
