@@ -29,7 +29,7 @@ from common.algorithms import optim
 from common.algorithms.a3c import LOSS_PARTS, single_pass_loss
 from common.algorithms.api import Entry, RunProgress, UpdateResult, WorkerContext
 from common.algorithms.batch import collate
-from common.algorithms.episode_reports import EPISODE_ENV, check_gradient_episodes
+from common.algorithms.episode_reports import EPISODE_ENV, EPISODE_INDEX, check_gradient_episodes
 from common.algorithms.moments import Moments
 from common.algorithms.on_policy import ActorCriticLearner, ActorCriticPolicy, network_outputs, recorded_log_prob, return_inputs
 from common.algorithms.payload import Payload
@@ -92,13 +92,8 @@ class GradientPolicy(ActorCriticPolicy):
             "loss_parts": parts.numpy(),
             "episode_return": rollout["episode_return"],
             "episode_length": rollout["episode_length"],
-            EPISODE_ENV: rollout[EPISODE_ENV],
+            EPISODE_ENV: rollout[EPISODE_INDEX] % rollout["valid"].shape[1],
         }
-
-
-def recorded_arrays(*, length: int, num_envs: int, **_: object) -> tuple[ArraySpec, ...]:
-    """The log-probability of each action, and the environments of the episodes, which a gradient has no rows to find in."""
-    return (*recorded_log_prob(length=length, num_envs=num_envs), ArraySpec(name=EPISODE_ENV, dtype="int32", shape=(-1,)))
 
 
 def gradient_payload(
@@ -203,5 +198,5 @@ class A3CGrad(ActorCriticLearner):
 
 
 ENTRY = Entry(
-    settings=A3CGradSettings, algorithm=A3CGrad, policy=GradientPolicy, recorded=recorded_arrays, payload=gradient_payload
+    settings=A3CGradSettings, algorithm=A3CGrad, policy=GradientPolicy, recorded=recorded_log_prob, payload=gradient_payload
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,13 @@ from numpy.typing import NDArray
 from common.errors import DropReason, ProtocolError
 from common.protocol.messages import Arrays, ExperienceMessage
 
+EPISODE_INDEX = "episode_index"
+"""The array of t*B + b of the rows that reported episodes of a trajectory end with, in order."""
+
 EPISODE_ENV = "episode_env"
-"""The array of the environments of reported episodes: sent with gradients, and found in the rows of trajectories."""
+"""The array of the environments of reported episodes: sent with gradients, and added to trajectories that were checked."""
+
+_REPORTS = ("episode_return", "episode_length", EPISODE_INDEX)
 
 RETURN_ABSOLUTE, RETURN_RELATIVE = 1e-3, 1e-6
 """Tolerance between a reported return and the sum of its rewards: one is rounded to float32, both were added in some order."""
@@ -25,7 +30,7 @@ class TrajectoryEpisodes:
 
     Call it with each trajectory that is otherwise valid, in order of `seq`. An episode is checked where all of its
     rows were received, for which B sums are kept between messages. An episode whose beginning was not received is removed from
-    the message, because its return cannot be verified. An episode that missing rows cut off is not reported: see `_find_ends`.
+    the message, because its return cannot be verified. An episode that missing rows cut off is not reported: see `_reported`.
     """
 
     def __init__(self) -> None:
@@ -45,14 +50,16 @@ class TrajectoryEpisodes:
             self._returns = self._returns + np.add.reduce(reward, 0, np.float64)
         else:
             self._begin(message)
-            over, cut_off = (arrays["terminated"] | arrays["truncated"]) & valid, _cut_off(arrays)
             lengths = self._lengths + valid.cumsum(0)
             returns = self._returns + reward.cumsum(0, np.float64)
-            ends = _find_ends(arrays, over, cut_off, lengths=lengths, returns=returns, whole=self._whole)
-            reported = _match_reports(arrays, ends)
-            closed = np.union1d(reported, np.flatnonzero(ends.cut_off))
-            self._carry(ends.t[closed], ends.env[closed], lengths, returns)
-            message = _kept(message, ends.env[reported], ends.whole[reported])
+            cut_off = _cut_off(arrays)
+            reported = _reported(arrays, cut_off)
+            t, env = np.nonzero(reported | cut_off)
+            length, total, whole = _of_each_end(env, lengths[t, env], returns[t, env], self._whole)
+            ended = reported[t, env]
+            _require_true(arrays, length[ended], total[ended], whole[ended])
+            self._carry(t, env, lengths, returns)
+            message = _kept(message, env[ended], whole[ended])
         self._following = message.seq + 1
         return message
 
@@ -109,19 +116,6 @@ def check_gradient_episodes(message: ExperienceMessage, *, num_envs: int, most_r
     return message
 
 
-class _Ends(NamedTuple):
-    """The rows after which an episode ended, may have ended or was cut off: [E] each, in order of rows, then environments."""
-
-    t: NDArray[np.int64]  # row
-    env: NDArray[np.int64]
-    certain: NDArray[np.bool_]  # an episode ended
-    possible: NDArray[np.bool_]  # one ended, or a life was lost
-    cut_off: NDArray[np.bool_]  # a missing row follows
-    length: NDArray[np.int64]  # env steps of the episode up to the row
-    total: NDArray[np.float64]  # rewards of the episode up to the row
-    whole: NDArray[np.bool_]  # the episode was received from its beginning
-
-
 def _only_continues(arrays: Arrays) -> bool:
     """Return whether no episode begins, ends or is reported and no row is missing, as in most short messages."""
     count = np.count_nonzero
@@ -130,8 +124,7 @@ def _only_continues(arrays: Arrays) -> bool:
         and not count(arrays["terminated"])
         and not count(arrays["truncated"])
         and not count(arrays["start"][0])
-        and not len(arrays["episode_length"])
-        and not len(arrays["episode_return"])
+        and not any(len(arrays[name]) for name in _REPORTS)
     )
 
 
@@ -144,33 +137,29 @@ def _cut_off(arrays: Arrays) -> NDArray[np.bool_]:
     return cut_off
 
 
-def _find_ends(
-    arrays: Arrays,
-    over: NDArray[np.bool_],
-    cut_off: NDArray[np.bool_],
-    *,
-    lengths: NDArray[np.int64],
-    returns: NDArray[np.float64],
-    whole: NDArray[np.bool_],
-) -> _Ends:
-    """Return the ends of episodes in the rows of a message.
+def _reported(arrays: Arrays, cut_off: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return the rows [T, B] that reported episodes end with; raise `ProtocolError` where they are not those of the message.
 
-    `over` [T, B]: the valid rows that are marked as ends; `cut_off` [T, B]: those of `_cut_off`; `lengths`, `returns` [T, B]:
-    sums since the beginning of the episode that ran before the first row; `whole` [B]: of that episode.
-
-    A termination that no start and no reset row follows is a lost life. Rows after the last one are not in the message, and an
-    episode that did not end before missing rows is never reported.
+    A termination that no start and no reset row follows is a lost life. After the last row, and before missing rows (`cut_off`,
+    of `_cut_off`), the report alone tells an end from a lost life. No other episode that missing rows cut off is reported.
     """
-    start, valid = arrays["start"], arrays["valid"]
-    follows = start[1:].copy()
+    lengths, returns, index = (arrays[name] for name in ("episode_length", "episode_return", EPISODE_INDEX))
+    valid, start, truncated = arrays["valid"], arrays["start"], arrays["truncated"]
+    over = (arrays["terminated"] | truncated) & valid
+    follows, unknown = start[1:].copy(), cut_off.copy()
     follows[:-1] |= ~valid[1:] & start[2:]
-    unknown = cut_off.copy()
     unknown[-1] = True
-    certain = over & (follows | (unknown & arrays["truncated"]))
-    possible = over & unknown & ~certain
-    t, env = np.nonzero(certain | possible | cut_off)
-    sums = _of_each_end(env, lengths[t, env], returns[t, env], whole)
-    return _Ends(t, env, certain[t, env], possible[t, env], cut_off[t, env], *sums)
+    certain = over & (follows | (unknown & truncated))
+    if not len(lengths) == len(returns) == len(index):
+        found = f"{len(returns)} returns, {len(lengths)} lengths, {len(index)} rows"
+        raise _contradiction("episodes", found=found, wanted="as many of each")
+    reported = np.isin(np.arange(valid.size), index).reshape(valid.shape)
+    if np.count_nonzero(reported) != len(index) or (np.diff(index) <= 0).any():
+        raise _contradiction("episodes", found=index.tolist()[:8], wanted=f"rows 0 to {valid.size - 1}, in order")
+    if (certain & ~reported).any() or (reported & ~(certain | (over & unknown))).any():
+        found, wanted = index.tolist()[:8], np.flatnonzero(certain).tolist()[:8]
+        raise _contradiction("episodes", found=f"ends at {found}", wanted=f"{wanted}, by its rows")
+    return reported
 
 
 def _of_each_end(
@@ -191,48 +180,24 @@ def _of_each_end(
     return one[back], two[back], (seen | again)[back]
 
 
-def _match_reports(arrays: Arrays, ends: _Ends) -> NDArray[np.int64]:
-    """Return the end of each reported episode; raise `ProtocolError` where a report has no end, or an end no report."""
+def _require_true(arrays: Arrays, length: NDArray[np.int64], total: NDArray[np.float64], whole: NDArray[np.bool_]) -> None:
+    """Raise `ProtocolError` where a report is not of the `length` and `total` of its rows. Without all rows it may be longer."""
     lengths, returns = arrays["episode_length"], arrays["episode_return"]
-    if len(lengths) != len(returns):
-        raise _contradiction("episodes", found=f"{len(returns)} returns and {len(lengths)} lengths", wanted="as many of both")
-    chosen = _choose(ends, lengths, returns) if ends.possible.any() else np.flatnonzero(ends.certain)
-    if len(chosen) != len(lengths):
-        raise _contradiction("episodes", found=len(lengths), wanted=f"{len(chosen)}, the ends in the message")
-    right = _fits(ends, chosen, lengths, returns)
-    if not right.all():
-        first = int(np.argmin(right))
-        end = chosen[first]
-        found = f"return {returns[first]}, length {lengths[first]}"
-        least = "" if ends.whole[end] else "at least "
-        wanted = f"return {ends.total[end]:.6g}, length {least}{ends.length[end]}, by its rewards and rows"
+    tolerance = RETURN_ABSOLUTE + RETURN_RELATIVE * np.abs(total)
+    same = (lengths == length) & (np.abs(returns - total) <= tolerance)
+    true = np.where(whole, same, lengths >= length)
+    if not true.all():
+        first = int(np.argmin(true))
+        found, least = f"return {returns[first]}, length {lengths[first]}", "" if whole[first] else "at least "
+        wanted = f"return {total[first]:.6g}, length {least}{length[first]}, by its rewards and rows"
         raise _contradiction(f"episode {first}", found=found, wanted=wanted)
-    return chosen
-
-
-def _choose(ends: _Ends, lengths: NDArray[np.int32], returns: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Return the ends that the reports belong to, in order: all certain ends, and those possible ends that a report fits."""
-    chosen: list[int] = []
-    for end in np.flatnonzero(ends.certain | ends.possible).tolist():
-        number = len(chosen)  # of the next report
-        if ends.certain[end] or (number < len(lengths) and bool(_fits(ends, end, lengths[number], returns[number]))):
-            chosen.append(end)
-    return np.array(chosen, np.int64)
-
-
-def _fits(ends: _Ends, end: Any, length: Any, total: Any) -> Any:
-    """Return whether a report may belong to `end`, for one or for arrays of both. Without all rows only a length can be wrong."""
-    tolerance = RETURN_ABSOLUTE + RETURN_RELATIVE * np.abs(ends.total[end])
-    same = (length == ends.length[end]) & (np.abs(total - ends.total[end]) <= tolerance)
-    return np.where(ends.whole[end], same, length >= ends.length[end])
 
 
 def _kept(message: ExperienceMessage, env: NDArray[np.int64], whole: NDArray[np.bool_]) -> ExperienceMessage:
     """Return the message with those of its episodes that are `whole`, and the environment of each as an array more."""
     if not len(env):
         return message
-    names = ("episode_return", "episode_length")
-    kept = {name: array[whole] if name in names else array for name, array in message.arrays.items()}
+    kept = {name: array[whole] if name in _REPORTS else array for name, array in message.arrays.items()}
     return replace(message, arrays=MappingProxyType(kept | {EPISODE_ENV: env[whole]}))
 
 

@@ -14,6 +14,7 @@ number.
 | final_obs | the environment's | [K, *frame] | same_step autoreset: last observation of each truncated episode |
 | final_index | int32 | [K] | t*B + b of each `final_obs` |
 | episode_return, episode_length | float32, int32 | [K] | raw return and env steps of the episodes that ended in this rollout |
+| episode_index | int32 | [K] | t*B + b of the row that each of them ended with |
 | memory | float32 | [2, B, S] | of policies with memory: its states before o_0, and after o_{T-1} |
 
 and what the algorithm records per step (its `recorded` specs), e.g. log_prob [T, B] float32. A frame of an observation of
@@ -27,7 +28,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.algorithms.episode_reports import TrajectoryEpisodes
+from common.algorithms.episode_reports import EPISODE_INDEX, TrajectoryEpisodes
 from common.envs.leaves import action_mask, allowed, check_choices, check_observations
 from common.envs.spec import EnvSpec
 from common.errors import DropReason, ProtocolError
@@ -80,6 +81,7 @@ def trajectory_schema(
         ("final_index", "int32", (-1,)),
         ("episode_return", "float32", (-1,)),
         ("episode_length", "int32", (-1,)),
+        (EPISODE_INDEX, "int32", (-1,)),
     )
     if state_size:
         table = (*table, (MEMORY, "float32", (2, num_envs, state_size)))

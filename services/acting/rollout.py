@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from common.algorithms.episode_reports import EPISODE_ENV
+from common.algorithms.episode_reports import EPISODE_INDEX
 from common.algorithms.payload import MEMORY
 from common.envs.stacking import Frames, FrameStacker
 from common.envs.state import StateError, check_like
@@ -73,7 +73,7 @@ class Rollout:
         if len(transition.final_index):
             self._parts["final_obs"].append(transition.final_observation.copy())
             self._parts["final_index"].append(transition.final_index + t * self._num_envs)
-        self._account(transition)
+        self._account(t, transition)
 
     def finish(self, memory: NDArray[np.float32] | None = None) -> Arrays:
         """All arrays of the schema, after T rows. They are the caller's: nothing here writes to them again.
@@ -124,8 +124,8 @@ class Rollout:
         self._parts: dict[str, list[NDArray[Any]]] = {spec.name: [] for spec in self._specs.values() if -1 in spec.shape}
         self.env_steps = 0
 
-    def _account(self, transition: Transition) -> None:
-        """Add the row to the episodes under way; those that end in it are kept and begin at zero again."""
+    def _account(self, t: int, transition: Transition) -> None:
+        """Add row t to the episodes under way; those that end in it are kept and begin at zero again."""
         self.env_steps += int(np.count_nonzero(transition.valid))
         self._returns += transition.reward  # 0 in rows that are not valid
         self._lengths += transition.valid
@@ -136,7 +136,6 @@ class Rollout:
         if ended.any():
             self._parts["episode_return"].append(self._returns[ended])
             self._parts["episode_length"].append(self._lengths[ended])
-            if EPISODE_ENV in self._parts:
-                self._parts[EPISODE_ENV].append(np.flatnonzero(ended))
+            self._parts[EPISODE_INDEX].append(np.flatnonzero(ended) + t * self._num_envs)
             self._returns[ended] = 0
             self._lengths[ended] = 0

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.algorithms.a3c_grad import recorded_arrays
-from common.algorithms.on_policy import ActorCriticPolicy
+from common.algorithms.on_policy import ActorCriticPolicy, recorded_log_prob
 from common.algorithms.payload import trajectory_schema
 from common.envs.spec import ActionSpec, EnvSpec
 from common.models import snapshot
@@ -54,7 +53,7 @@ def make_sample() -> Callable[..., Experience]:
         sizes = {"length": length, "num_envs": num_envs}
         state_size = np.shape(given["memory"])[-1] if "memory" in given else 0
         arrays = {}
-        for spec in trajectory_schema(env, **sizes, recorded=recorded_arrays(**sizes), state_size=state_size):
+        for spec in trajectory_schema(env, **sizes, recorded=recorded_log_prob(**sizes), state_size=state_size):
             shape = [max(0, size) for size in spec.shape]
             arrays[spec.name] = np.zeros(shape, spec.dtype)
             if spec.name == "obs":

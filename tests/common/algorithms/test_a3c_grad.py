@@ -240,7 +240,7 @@ def test_gradients_are_float32_also_where_acting_is_not(image_env, make_sample):
 
 def test_episodes_travel_with_the_gradient_and_nothing_else_of_the_rollout(vector_env, make_sample):
     """Returns are counted by the learner; observations stay with the actor."""
-    rollout = make_sample(vector_env, episode_return=[3.0], episode_length=[7], episode_env=[1]).arrays
+    rollout = make_sample(vector_env, episode_return=[3.0], episode_length=[7], episode_index=[5]).arrays
     sent = make_policy(vector_env, model=ModelSettings(hidden=(4,))).experience(rollout)
     assert set(sent) == {"gradient", "loss_parts", "episode_return", "episode_length", "episode_env"}
     assert [sent[name].tolist() for name in ("episode_return", "episode_length", "episode_env")] == [[3.0], [7], [1]]

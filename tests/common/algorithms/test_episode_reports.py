@@ -15,8 +15,14 @@ from common.protocol.messages import ExperienceMessage, Gradient, Trajectory
 pytestmark = pytest.mark.pure
 
 
-def trajectory(seq: int = 0, *, episodes: list[tuple[float, int]], **rows: Any) -> Trajectory:
-    """Return four rows of two environments, each reward 1; nothing ends unless `rows` set an end."""
+Rows = list[tuple[int, int]]
+
+
+def trajectory(seq: int = 0, *, episodes: list[tuple[float, int]], at: Rows | None = None, **rows: Any) -> Trajectory:
+    """Return four rows of two environments, each reward 1; nothing ends unless `rows` set an end.
+
+    The episodes are reported `at` rows, by default those of the first ends.
+    """
     arrays = {name: np.zeros((4, 2), np.bool_) for name in ("terminated", "truncated")} | {
         "start": np.zeros((5, 2), np.bool_),
         "valid": np.ones((4, 2), np.bool_),
@@ -27,6 +33,8 @@ def trajectory(seq: int = 0, *, episodes: list[tuple[float, int]], **rows: Any) 
     for name, places in rows.items():
         for place in places:
             arrays[name][place] = name != "valid"
+    ends = sorted([*rows.get("terminated", []), *rows.get("truncated", [])]) if at is None else at
+    arrays["episode_index"] = np.array([2 * t + b for t, b in ends][: len(episodes)], np.int32)
     return Trajectory(seq=seq, version=0, env_steps=8, env_steps_sent=0, arrays=arrays)
 
 
@@ -57,10 +65,15 @@ def test_a_true_report_passes_as_it_is(rows: dict[str, Any]) -> None:
         ([(2.0, 2), (2.0, 2)], SAME_STEP),
         ([], SAME_STEP),  # a bad episode kept back
         ([(2.0, -2)], SAME_STEP),
+        ([(2.0, 2)], SAME_STEP | {"at": [(1, 1)]}),
+        ([(2.0, 2)], SAME_STEP | {"at": [(-3, 0)]}),
+        ([(1.0, 1), (1.0, 1)], {"terminated": [(0, 0), (0, 1)], "start": [*FIRST, (1, 0), (1, 1)], "at": [(0, 1), (0, 0)]}),
+        ([(2.0, 2), (2.0, 2)], SAME_STEP | {"at": [(1, 0), (1, 0)]}),
+        ([(2.0, 2)], {"terminated": [(1, 0)], "start": FIRST}),  # a lost life
     ],
 )
 def test_a_false_report_is_refused(episodes: list[tuple[float, int]], rows: dict[str, Any]) -> None:
-    """A hundred forged episodes; a wrong return or length; one too many; one too few; nonsense."""
+    """Forged episodes; a wrong return or length; too many; too few; nonsense; rows of others, outside, not in order, twice."""
     with pytest.raises(ProtocolError) as refused:
         TrajectoryEpisodes()(trajectory(episodes=episodes, **rows))
     assert refused.value.reason is DropReason.EPISODES
@@ -103,7 +116,7 @@ def test_an_end_that_a_later_message_does_not_report_is_refused(rows: dict[str, 
         check(trajectory(1, episodes=[], **rows))
 
 
-@pytest.mark.parametrize("name", ["episode_return", "episode_length"])
+@pytest.mark.parametrize("name", ["episode_return", "episode_length", "episode_index"])
 def test_a_report_in_a_later_message_without_ends_is_refused(name: str) -> None:
     check = TrajectoryEpisodes()
     check(trajectory(episodes=[], start=FIRST))
@@ -169,7 +182,16 @@ def test_a_lost_life_in_the_last_row_is_distinguished_from_an_end_by_the_report(
     """Environment 0 lost a life; the shorter episode of environment 1 ended."""
     check = TrajectoryEpisodes()
     rows = {"start": [*FIRST, (2, 1)], "terminated": [(1, 1), (3, 0), (3, 1)]}
-    check(trajectory(episodes=[(2.0, 2), (2.0, 2)], **rows))
+    check(trajectory(episodes=[(2.0, 2), (2.0, 2)], at=[(1, 1), (3, 1)], **rows))
+    message = trajectory(1, episodes=[(5.0, 5)], valid=[(0, 1)], terminated=[(0, 0)], start=[(1, 0), (1, 1)])
+    assert counted(check(message)) == [(5.0, 5)]
+
+
+def test_a_lost_life_is_not_taken_for_the_end_of_an_episode_as_long() -> None:
+    """Environment 0 loses a life in the last row, in which the episode of environment 1 ends, with the same return and length."""
+    check = TrajectoryEpisodes()
+    lost = trajectory(episodes=[(4.0, 4)], at=[(3, 1)], start=FIRST, terminated=[(3, 0), (3, 1)])
+    assert check(lost).arrays["episode_env"].tolist() == [1]
     message = trajectory(1, episodes=[(5.0, 5)], valid=[(0, 1)], terminated=[(0, 0)], start=[(1, 0), (1, 1)])
     assert counted(check(message)) == [(5.0, 5)]
 

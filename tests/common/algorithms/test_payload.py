@@ -31,6 +31,7 @@ def test_the_schema_of_stacked_images_and_numbered_actions(image_env):
         ("final_index", "int32", (-1,)),
         ("episode_return", "float32", (-1,)),
         ("episode_length", "int32", (-1,)),
+        ("episode_index", "int32", (-1,)),
         ("log_prob", "float32", (5, 2)),
     ]
 

@@ -197,11 +197,13 @@ def test_returns_and_lengths_are_those_of_whole_episodes(mode: Mode) -> None:
             rewards[b] += transition.reward[b]
             steps[b] += 1
             if transition.terminated[b] or transition.truncated[b]:
-                expected[-1].append((rewards[b], steps[b]))
+                expected[-1].append((rewards[b], steps[b], row % 10 * 2 + b))
                 rewards[b], steps[b] = 0, 0
-    reported = [list(zip(a["episode_return"], a["episode_length"], strict=True)) for a in played.rollouts]
+    reported = [
+        list(zip(*(a[f"episode_{each}"] for each in ("return", "length", "index")), strict=True)) for a in played.rollouts
+    ]
     assert reported == expected
-    assert {length: total for rollout in reported for total, length in rollout} == {3: 3.0, 1: 0.0, 23: 253.0}
+    assert {length: total for rollout in reported for total, length, _ in rollout} == {3: 3.0, 1: 0.0, 23: 253.0}
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"truncates": True}], ids=["terminates", "truncates"])
@@ -259,7 +261,7 @@ def test_a_row_holds_what_was_given_with_it(mode: Mode) -> None:
 def test_rollouts_without_ends_have_empty_lists() -> None:
     """Most rollouts of a long game end no episode: the arrays of free length are there, and empty."""
     played = play(counting("same_step", lengths=[1000], truncates=[True], num_envs=2), length=4, rollouts=2)
-    for name, shape in {"final_obs": (0, 2), "final_index": (0,), "episode_return": (0,), "episode_length": (0,)}.items():
+    for name, shape in {"final_obs": (0, 2), "final_index": (0,), "episode_return": (0,), "episode_index": (0,)}.items():
         assert played.rollouts[1][name].shape == shape
 
 
