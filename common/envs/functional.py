@@ -18,9 +18,11 @@ from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.functional_jax_env import FunctionalJaxEnv
 from gymnasium.spaces import Box, Space
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 from numpy.typing import NDArray
 
 from common import extensions
@@ -28,6 +30,8 @@ from common.errors import ConfigError
 
 jax: Any = import_module("jax")
 jnp: Any = import_module("jax.numpy")
+
+_OF_MAKE = (OrderEnforcing, PassiveEnvChecker, TimeLimit)  # what `gymnasium.make` itself adds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,12 +147,14 @@ def gymnax(*, id: str, num_envs: int, render_mode: str | None = None, **params: 
     return FunctionalVectorEnv(rules, num_envs)
 
 
-def of_gymnasium(env_id: str, num_envs: int, **kwargs: Any) -> FunctionalVectorEnv:
-    """A functional environment of gymnasium by its id; `kwargs` are those of the id.
+def of_gymnasium(env_id: str, num_envs: int, **kwargs: Any) -> FunctionalVectorEnv | None:
+    """A functional environment of gymnasium by its id; `kwargs` are those of the id. None where it is more than its functions.
 
     Gymnasium's own vector environment compiles nothing: 256 CartPoles took 177 env steps/s beside 1.5 million.
     """
     made = gymnasium.make(env_id, **kwargs)
+    if not _is_bare(made):
+        return None
     env, spec = getattr(made.unwrapped, "func_env"), made.spec  # noqa: B009  of its own kind alone
 
     def begin(key: Any) -> tuple[Any, Any]:
@@ -162,3 +168,14 @@ def of_gymnasium(env_id: str, num_envs: int, **kwargs: Any) -> FunctionalVectorE
 
     rules = Rules(observation_space=env.observation_space, action_space=env.action_space, begin=begin, step=step)
     return FunctionalVectorEnv(rules, num_envs, limit=(spec and spec.max_episode_steps) or 0)
+
+
+def _is_bare(made: gymnasium.Env[Any, Any]) -> bool:
+    """Whether nothing stands around the functions of an environment but `_OF_MAKE`: a wrapper would not be compiled."""
+    around: list[type] = []
+    while isinstance(made, gymnasium.Wrapper):
+        around.append(type(made))
+        made = made.env
+    inner = type(made)
+    alone = (inner.step, inner.reset) == (FunctionalJaxEnv.step, FunctionalJaxEnv.reset)
+    return alone and set(around) <= set(_OF_MAKE) and around.count(TimeLimit) <= 1

@@ -136,7 +136,7 @@ def _from_registry(settings: EnvSettings, num_envs: int, mode: AutoresetMode, *,
         _require_no_atari(spec, settings.id)
         if spec.vector_entry_point is not None and mode is AutoresetMode.NEXT_STEP and not render:
             made = gymnasium.make_vec(env_id, num_envs, **kwargs)
-            return _compiled(env_id, num_envs, kwargs) if hasattr(made, "func_env") else made
+            return (_compiled(env_id, num_envs, kwargs) if hasattr(made, "func_env") else None) or made
         asked = {"autoreset_mode": mode}
         wrappers = [_KeepsLast] if mode is AutoresetMode.SAME_STEP else []
         made = gymnasium.make_vec(env_id, num_envs, vectorization_mode="sync", vector_kwargs=asked, wrappers=wrappers, **kwargs)
@@ -150,14 +150,15 @@ def _from_registry(settings: EnvSettings, num_envs: int, mode: AutoresetMode, *,
         raise ConfigError(f"{settings.id} does not take env.kwargs", found=kwargs, wanted=str(error)) from error
     if render or not any(hasattr(each.unwrapped, "func_env") for each in getattr(made, "envs", ())):
         return made
-    if mode is AutoresetMode.NEXT_STEP:  # an id without a vector environment of its own
-        return _compiled(env_id, num_envs, kwargs)
+    compiled = _compiled(env_id, num_envs, kwargs)  # of an id without a vector environment of its own
+    if compiled is None or mode is AutoresetMode.NEXT_STEP:
+        return compiled or made
     wanted = "next_step, where all of them are one compiled step"
     raise ConfigError(f"env.autoreset of {settings.id}, which is written in JAX", found=settings.autoreset, wanted=wanted)
 
 
-def _compiled(env_id: str, num_envs: int, kwargs: dict[str, Any]) -> AnyVectorEnv:
-    """Build an id whose environment is written in JAX: another package, which few runs need."""
+def _compiled(env_id: str, num_envs: int, kwargs: dict[str, Any]) -> AnyVectorEnv | None:
+    """Build an id whose environment is written in JAX: another package, which few runs need. None where it has wrappers."""
     from common.envs import functional  # noqa: PLC0415
 
     return functional.of_gymnasium(env_id, num_envs, **kwargs)

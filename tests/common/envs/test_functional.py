@@ -90,6 +90,43 @@ def test_an_id_without_a_vector_environment_is_compiled_too():
     assert env.reset(seed=1).shape == (2, *env.spec.observation_shape)
 
 
+@pytest.fixture
+def own_id(monkeypatch):
+    """Return the id of an environment that a function makes of phys2d/Pendulum-v0."""
+
+    def registered(function, **named):
+        monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
+        monkeypatch.setattr(gymnasium, "registry", gymnasium.envs.registration.registry)
+        gymnasium.register("Mine-v0", lambda **kwargs: function(gymnasium.make("phys2d/Pendulum-v0", **kwargs).env), **named)
+        return EnvSettings(id="Mine-v0", num_envs=2)
+
+    return registered
+
+
+@pytest.mark.filterwarnings("ignore:.*numpy array")  # gymnasium's of an array of JAX
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+def test_an_id_with_a_wrapper_of_ones_own_is_not_compiled_and_keeps_it(own_id, mode):
+    """The wrapper turns rewards and hides the velocity."""
+
+    def wrapped(env):
+        env = gymnasium.wrappers.TransformReward(env, lambda reward: reward + 1000)
+        hidden = gymnasium.wrappers.TransformObservation(env, lambda seen: seen[:2], Box(-1, 1, (2,), np.float32))
+        return gymnasium.wrappers.TimeLimit(hidden, 3)
+
+    env = make(own_id(wrapped).model_copy(update={"autoreset": mode}))
+    assert env.reset(seed=1).shape == (2, 2)
+    rows = [env.step(np.zeros((2, 1), np.float32)) for _ in range(3)]
+    assert all((row.reward > 900).all() for row in rows)
+    assert [row.truncated.all() for row in rows] == [False, False, True]
+
+
+def test_an_id_with_nothing_around_its_functions_is_compiled_with_its_time_limit(own_id):
+    env = make(own_id(lambda env: env, max_episode_steps=2))
+    assert isinstance(env.native, functional.FunctionalVectorEnv)
+    env.reset(seed=1)
+    assert [env.step(np.zeros((2, 1), np.float32)).truncated.all() for _ in range(2)] == [False, True]
+
+
 def test_a_seed_fixes_the_rows_and_a_saved_state_continues_bit_for_bit():
     actions = np.random.default_rng(1).integers(2, size=(60, 8))
     first, second = made(), made()
