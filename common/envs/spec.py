@@ -146,6 +146,11 @@ class ActionSpec:
         return math.prod(self.choices)
 
     @property
+    def origin(self) -> tuple[float, ...]:
+        """Return the center of each continuous component that lacks a bound, in its own unit: 0, or 1 inside its only bound."""
+        return tuple(max(low + 1, min(0.0, high - 1)) for low, high in zip(self.low, self.high, strict=True))
+
+    @property
     def dtype(self) -> str:
         """Return the dtype of recorded actions: "int64" or "float32"."""
         return "int64" if self.discrete else "float32"

@@ -108,4 +108,5 @@ def _random_actions(spec: EnvSpec, observation: Array, random: np.random.Generat
     low, high = np.array(action.low), np.array(action.high)
     bounded = np.isfinite(high - low)
     within = random.uniform(np.where(bounded, low, 0.0), np.where(bounded, high, 0.0), size)
-    return np.where(bounded, within, random.normal(size=size)).astype(np.float32)  # the environment's step clips them
+    free = random.normal(action.origin, size=size)
+    return np.where(bounded, within, free).astype(np.float32)  # the environment's step clips them

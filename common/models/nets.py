@@ -57,11 +57,12 @@ class ActionBounds(NamedTuple):
 
     @classmethod
     def where_finite(cls, action: ActionSpec) -> Self:
-        """Of continuous actions [A]; a component without finite bounds keeps its own unit: center 0, half_range 1."""
+        """Of continuous actions [A]; a component that lacks a bound keeps its own unit: center `origin`, half_range 1."""
         low, high = _bounds(action)
         half_range = (high - low) / 2
         bounded = half_range.isfinite() & half_range.gt(0)
-        return cls(torch.where(bounded, low + half_range, 0.0).float(), torch.where(bounded, half_range, 1.0).float())
+        origin = torch.tensor(action.origin, dtype=torch.float64, device="cpu")
+        return cls(torch.where(bounded, low + half_range, origin).float(), torch.where(bounded, half_range, 1.0).float())
 
     def to(self, device: torch.device) -> Self:
         """The same on another device; itself where it is there."""

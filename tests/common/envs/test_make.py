@@ -570,6 +570,13 @@ def test_examples_close_an_environment_that_fails(own) -> None:
     assert len(closed) == 2
 
 
+def test_random_play_takes_actions_inside_of_one_bound(own) -> None:
+    made = [Echo(VECTOR, Box(10, np.inf, (1,), np.float32)) for _ in range(2)]
+    left = iter(made)
+    example_frames(own(lambda: next(left)), seed=1)
+    assert all(np.std([action[0] for action in env.taken]) > 0.5 for env in made)
+
+
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 

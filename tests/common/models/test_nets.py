@@ -92,6 +92,15 @@ def test_a_component_without_bounds_keeps_its_unit():
     assert nets.build_actor_critic(SMALL, env).policy(observations(env))[0].log_std.exp().tolist() == pytest.approx([4.0, 1.0])
 
 
+def test_a_component_with_one_bound_begins_inside_it():
+    """At 0 where that is 1 inside; else all actions were clipped to the bound, and none was better than another."""
+    inf = math.inf
+    action = ActionSpec(shape=(6,), low=(10.0, -inf, 0.0, -10.0, -inf, -inf), high=(inf, -10.0, inf, inf, 10.0, inf))
+    bounds = nets.ActionBounds.where_finite(action)
+    assert bounds.center.tolist() == [11, -11, 1, 0, 0, 0]
+    assert bounds.half_range.tolist() == [1] * 6
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_layer_normalisation_makes_features_of_one_size_from_inputs_of_any(precision):
     """By initial biases of 0; without normalisation features are as large as the input."""
