@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from ale_py.vector_env import AtariVectorEnv
-from gymnasium.spaces import Dict
+from gymnasium.spaces import Dict, Space, Tuple
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 from numpy.typing import NDArray
@@ -75,15 +75,29 @@ class ObservationReader:
         return join(self._leaves, arrays)
 
     def final(self, info: Mapping[str, Any], index: NDArray[np.int32]) -> Array:
-        """Return the last observations [K, *frame] of the environments `index` [K], which have begun other episodes."""
-        items, space = [info["final_obs"][env] for env in index], self._space
+        """Return the last observations [K, *frame] of the environments `index` [K], which have begun other episodes.
+
+        Raises `ConfigError` where `info` does not have them, as one for each environment or as a batch.
+        """
+        space = self._space
+        try:
+            final = info["final_obs"]
+            items = [_item(space, final, env) if isinstance(final, Mapping) else final[env] for env in index]
+        except (LookupError, TypeError) as error:
+            raise ConfigError(
+                "a same_step environment must hand over the last observation of a truncated episode",
+                found=f"info with {sorted(info)}" + (f", final_obs {type(final)}" if "final_obs" in info else ""),
+                wanted='info["final_obs"], of each environment, or a batch of a Dict space',
+                fix="add it, or let the environment reset in the next step",
+            ) from error
         try:
             batch: Any = concatenate(space, items, create_empty_array(space, len(items)))  # type: ignore[arg-type]  # its own type
         except LookupError:
             self.require_leaves(items)
             raise
         none = np.zeros(len(index), np.bool_)
-        masks = info.get("final_info", {}).get(ACTION_MASK)
+        last = info.get("final_info") if self._in_info else None
+        masks = last.get(ACTION_MASK) if isinstance(last, Mapping) else None  # a list of mappings, before gymnasium 1.0
         return self(batch, {} if masks is None else {ACTION_MASK: masks[index]}, acted_on=none)
 
     def require_leaves(self, observations: Iterable[Any]) -> None:
@@ -116,6 +130,15 @@ class ObservationReader:
         wanted = f"{size} numbers 0 or 1 in info[{ACTION_MASK!r}], or under that key in a Dict observation"
         fix = "correct the environment, or set env.action_mask=false"
         return ConfigError(f"{self._name} gives no mask of its actions", found=found, wanted=wanted, fix=fix)
+
+
+def _item(space: Space[Any], batch: Any, env: int) -> Any:
+    """Return the observation of one environment in a batch of them."""
+    if isinstance(space, Dict):
+        return {key: _item(each, batch[key], env) for key, each in space.spaces.items()}
+    if isinstance(space, Tuple):
+        return tuple(_item(each, part, env) for each, part in zip(space.spaces, batch, strict=True))
+    return batch[env]
 
 
 def _mask_leaf(action: ActionSpec) -> Leaf:

@@ -25,7 +25,6 @@ from common.envs.agents import STARTS, AgentRows
 from common.envs.observation import AnyVectorEnv, ObservationReader
 from common.envs.spaces import describe_action
 from common.envs.spec import ACTION_MASK, EnvSettings, EnvSpec
-from common.errors import ConfigError
 
 Array: TypeAlias = NDArray[Any]
 
@@ -156,12 +155,5 @@ class VectorEnvironment:
     def _finals(self, truncated: NDArray[np.bool_], info: Mapping[str, Any]) -> tuple[NDArray[np.int32], Array]:
         if not truncated.any():
             return self._no_index, self._no_frames
-        if "final_obs" not in info:
-            raise ConfigError(
-                "a same_step environment must hand over the last observation of a truncated episode",
-                found=f"info with {sorted(info)}",
-                wanted='info["final_obs"]',
-                fix="add it, or let the environment reset in the next step",
-            )
         index = np.flatnonzero(truncated).astype(np.int32)
         return index, self._observed.final(info, index)

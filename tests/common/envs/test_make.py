@@ -14,10 +14,12 @@ import pytest
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscrete, Space, Text, Tuple
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import concatenate, create_empty_array
 from pydantic import ValidationError
 
 from common.conditions import unmet
 from common.config.schema import Settings
+from common.envs.leaves import split
 from common.envs.make import make
 from common.envs.probes import counting
 from common.envs.spec import ActionSpec, EnvSettings
@@ -522,6 +524,42 @@ def test_a_truncation_without_its_last_observation_is_refused(own) -> None:
 
     with pytest.raises(ConfigError, match=r"found info with \['score'\], wanted info\[\"final_obs\"\]"):
         run(make(own(lambda: Forgets(2, AutoresetMode.SAME_STEP), num_envs=2)), 2)
+
+
+class Batches(SyncVectorEnv):
+    """As simulators on a GPU: last observations are a batch. `final_info` is of the form before gymnasium 1.0."""
+
+    def __init__(self) -> None:
+        space = Dict(goal=Discrete(5), joints=Tuple((VECTOR, VECTOR)))
+        super().__init__([lambda: Echo(space, DISCRETE)] * 3, autoreset_mode=AutoresetMode.SAME_STEP)
+
+    def step(self, actions):
+        *row, info = super().step(actions)
+        if "final_obs" in info:
+            self.last, space = list(info["final_obs"]), self.single_observation_space
+            batch = concatenate(space, self.last, create_empty_array(space, 3))
+            info = {"final_obs": batch, "final_info": np.array([{}] * 3, object)}
+        return *row, info
+
+
+def test_last_observations_may_be_a_batch_of_several_arrays(own) -> None:
+    env = make(own(Batches, num_envs=3))
+    *_, row = run(env, 4)
+    assert row.final_index.tolist() == [0, 1, 2]
+    leaves = {path: values for path, values, _ in split(env.spec, row.final_observation)}
+    assert leaves["goal"].ravel().tolist() == [seen["goal"] for seen in env.native.last]
+    for number in range(2):
+        np.testing.assert_array_equal(leaves[f"joints/{number}"], [seen["joints"][number] for seen in env.native.last])
+
+
+@pytest.mark.parametrize("wrong", [None, {"joints": np.zeros((3, 2))}, {"goal": 1, "joints": 1}, [1]])
+def test_last_observations_of_another_form_are_refused(own, wrong: Any) -> None:
+    class Wrong(Batches):
+        def step(self, actions):
+            return (*super().step(actions)[:4], {"final_obs": wrong})
+
+    with pytest.raises(ConfigError, match=r"last observation of a truncated episode: found .*final_obs <class"):
+        run(make(own(Wrong, num_envs=3)), 4)
 
 
 def test_a_vector_environment_of_fixed_size_must_be_of_the_size_asked_for(own) -> None:
