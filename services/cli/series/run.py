@@ -35,6 +35,7 @@ from services.cli.train.processes import stop_signals
 from services.cli.train.view import outlived
 
 SERIES_FILE = "series.json"
+SAVED_OPTIONS = {"--actors", "--log-format"}  # of `rookery train`
 POLL_SECONDS: Seconds = 0.2  # of a process of `rookery train`
 
 
@@ -226,7 +227,7 @@ def _existing(folder: Path | None) -> Path:
 def _read(folder: Path) -> Series:
     try:
         values = json.loads((folder / SERIES_FILE).read_text(encoding="utf-8"))
-        options = () if "--allow-code" in values["options"] else tuple(values["options"])  # no file allows code
+        options = _options(values["options"])
         grid = {key: tuple(found) for key, found in values["grid"].items()} if "grid" in values else _grid(values["members"])
         seeds = values["seeds"] if "grid" in values else map(int, grid.pop("run.seed"))
         return Series(
@@ -237,8 +238,16 @@ def _read(folder: Path) -> Series:
             seeds=tuple(seeds),
             settings=[dict(tree) for tree in values["settings"]] if values.get("settings") is not None else None,
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{folder / SERIES_FILE} cannot be read", found=repr(error), wanted="the file of a series") from error
+
+
+def _options(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the options in a file. Raises `ValueError` for others than a series saves: a file allows no code."""
+    known = SAVED_OPTIONS.issuperset(words[::2]) and not any(value.startswith("-") for value in words[1::2])
+    if len(words) % 2 or not known:
+        raise ValueError(f"options {[*words]}, wanted a value each of {' and '.join(sorted(SAVED_OPTIONS))}")
+    return tuple(words)
 
 
 def _grid(members: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:

@@ -121,16 +121,25 @@ def test_python_programs_allow_code_too(foreign):
     sys.modules.pop("foreign_code")
 
 
-@pytest.mark.parametrize("options", [[], ["--allow-code", "foreign_code"]])
-def test_a_foreign_series_runs_nothing(foreign, capsys, options):
+OPTIONS = {
+    "add --allow-code foreign_code": ["--actors", "2", "--log-format", "plain"],
+    "options ['--allow-code', 'foreign_code']": ["--allow-code", "foreign_code"],
+    "options ['--allow-code=foreign_code', '2']": ["--allow-code=foreign_code", "2"],
+    "options ['--allow=foreign_code']": ["--allow=foreign_code"],
+    "options ['--actors', '--allow-code=foreign_code']": ["--actors", "--allow-code=foreign_code"],
+}
+
+
+@pytest.mark.parametrize("says", OPTIONS)
+def test_a_foreign_series_runs_nothing(foreign, capsys, says):
     _, trace = foreign()
     folder = Path("series")
     folder.mkdir()
     grid = {"env.entry_point": ["foreign_code:make"]}
-    values = {"preset": "cartpole", "overrides": [], "options": options, "grid": grid, "seeds": [1]}
+    values = {"preset": "cartpole", "overrides": [], "options": OPTIONS[says], "grid": grid, "seeds": [1]}
     (folder / "series.json").write_text(json.dumps(values))
     assert called("train", "--resume", "--run-dir", "series") == 2
-    assert "add --allow-code foreign_code" in capsys.readouterr().err
+    assert says in capsys.readouterr().err
     assert not trace.exists()
 
 
