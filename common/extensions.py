@@ -2,7 +2,7 @@
 
 This is the only module that imports by a name from data. `common.config` imports a user's code when settings are loaded, so that
 code which does not import is refused before anything is built. Where the data may come from somebody else, such as the directory
-of a run, `restricted` refuses code that is neither in the current directory nor allowed.
+of a run, `restricted` refuses code that is neither local nor allowed.
 """
 
 from __future__ import annotations
@@ -11,18 +11,32 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import itertools
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.errors import ConfigError
 
-# Of the project, which may be named as those of a user are.
-ENVIRONMENTS = ("common.envs.functional", "common.envs.hidden", "common.envs.probes")
+_PROBES = (
+    *("observed_value", "discounted_value", "matching_action", "recalled_action", "aimed_action", "joint_action", "named_action"),
+    *("pictured_action", "mixed_action", "leaving_agents", "counting"),
+)
+ENVIRONMENTS = {
+    "common.envs.functional:gymnax",
+    "common.envs.hidden:TMaze",
+    "common.envs.hidden:cartpole",
+    *(f"common.envs.probes:{name}" for name in _PROBES),
+}
+"""Environments of the project, which any data may name: whatever their arguments are, they import and run no other code."""
+
+PROJECT = ("benchmarks", "common", "docker", "presets", "rookery", "services", "tests")
+"""Top-level packages and modules of the project, which are no user's code where the current directory is a clone of it."""
 
 EXTRAS = {
     "flax": "jax",
@@ -35,19 +49,24 @@ EXTRAS = {
 }
 """The extra of this project that installs a package of environments."""
 
-_allowed: tuple[str, ...] | None = None  # modules and packages that data may name; None: all
+
+class _Restriction(NamedTuple):
+    allowed: tuple[str, ...]  # modules and packages
+    run: Path  # directory that names code
+
+
+_restriction: _Restriction | None = None  # of what data may name; None: nothing
 
 
 @contextmanager
-def restricted(allowed: Iterable[str]) -> Iterator[None]:
-    """Import by a name from data, while inside, only modules of the current directory and those in the packages `allowed`."""
-    global _allowed  # noqa: PLW0603  a restriction of the process, whoever reads the data
-    before = _allowed
-    _allowed = (*(before or ()), *allowed)
+def restricted(allowed: Iterable[str], *, run: Path) -> Iterator[None]:
+    """Import by a name from the data of the directory `run`, while inside, only local code and the packages `allowed`."""
+    global _restriction  # noqa: PLW0603  a restriction of the process, whoever reads the data
+    before, _restriction = _restriction, _Restriction(tuple(allowed), run)
     try:
         yield
     finally:
-        _allowed = before
+        _restriction = before
 
 
 class NotAllowedError(ConfigError):
@@ -56,7 +75,7 @@ class NotAllowedError(ConfigError):
 
 def is_restricted() -> bool:
     """Return whether this process is inside `restricted`."""
-    return _allowed is not None
+    return _restriction is not None
 
 
 def is_within(module: str, packages: Iterable[str]) -> bool:
@@ -66,37 +85,62 @@ def is_within(module: str, packages: Iterable[str]) -> bool:
 
 def require_allowed(module: str, *, setting: str) -> None:
     """Refuse (ConfigError) a module that is `restricted`; nothing is imported to find out."""
-    if _allowed is None or is_within(module, _allowed) or is_local(module):
+    if _restriction is None or is_within(module, _restriction.allowed) or is_local(module, run=_restriction.run):
         return
-    top = module.partition(".")[0]
     raise NotAllowedError(
-        f"{setting} of the run names code that is not in the current directory",
+        f"{setting} of the run names code that needs permission",
         found=f"module {module!r:.200}",
-        wanted=f"a module in {Path.cwd()}, or one that is allowed",
-        fix=f"if you trust it, add --allow-code {top if top.isidentifier() else 'PACKAGE'}",
+        wanted=f"a module in {Path.cwd()} that is part of neither rookery nor the folder of the run, or one that is allowed",
+        fix=f"if you trust it, add {allow_option(module)}",
     )
 
 
-def is_local(module: str) -> bool:
-    """Return whether data may always name `module`: Python would import its top-level package from the current directory itself.
+def allow_option(module: str) -> str:
+    """Return the option that allows `module` and no more."""
+    return f"--allow-code {module if all(part.isidentifier() for part in module.split('.')) else 'PACKAGE'}"
 
-    So may `ENVIRONMENTS` of the project. Nothing is imported to find out.
+
+def is_local(module: str, *, run: Path) -> bool:
+    """Return whether the data of the directory `run` may always name `module`: a user's own, in the current directory.
+
+    Python would import its top-level package from the current directory itself, where no link leads out of that. The package is
+    not of the project, its folder does not contain the run, and the run does not contain the module. Nothing is imported to
+    find out.
     """
-    if is_within(module, ENVIRONMENTS):
-        return True
+    top = module.partition(".")[0]
+    places = [_places(spec) for spec in _specs(module)]
+    if top in PROJECT or not all(places):
+        return False
+    here, run, found = Path.cwd().resolve(), run.resolve(), [*itertools.chain(*places)]
+    in_here = places[0][0].parent == here and all(place.is_relative_to(here) for place in found)
+    with_run = any(run.is_relative_to(place) for place in places[0]) or any(place.is_relative_to(run) for place in found)
+    return in_here and not with_run
+
+
+def _specs(module: str) -> Iterator[ModuleSpec | None]:
+    """Yield how Python would import each package around `module`, outermost first, and `module`; None for one that is missing."""
+    top, *inner = module.split(".")
     try:
-        spec = importlib.util.find_spec(module.partition(".")[0])
+        spec = importlib.util.find_spec(top)
     except (ImportError, ValueError):
         spec = None
+    yield spec
+    for name in inner:
+        spec = PathFinder.find_spec(name, (spec and spec.submodule_search_locations) or [])
+        yield spec
+
+
+def _places(spec: ModuleSpec | None) -> list[Path]:
+    """Return the folders of a package, and the file that is imported, where links lead; empty for what is built in."""
     if spec is None:
-        return False
-    places = [*(spec.submodule_search_locations or [])] or ([spec.origin] if spec.has_location and spec.origin else [])
-    return bool(places) and all(Path(place).resolve().parent == Path.cwd().resolve() for place in places)  # built in: no place
+        return []
+    file = [spec.origin] if spec.has_location and spec.origin else []
+    return [Path(place).resolve() for place in (*(spec.submodule_search_locations or ()), *file)]
 
 
 def is_user_code(text: object) -> bool:
-    """Return True where `text` names a user's code, False for a part of the project."""
-    return isinstance(text, str) and ":" in text
+    """Return True where `text` names a user's code, False for a part of the project, such as one of `ENVIRONMENTS`."""
+    return isinstance(text, str) and ":" in text and text not in ENVIRONMENTS
 
 
 def import_attribute(
@@ -109,7 +153,9 @@ def import_attribute(
     module_name, _, name = entry_point.partition(":")
     if not (module_name and name):
         raise ConfigError(f"{setting} is not complete", found=repr(entry_point), wanted=f"package.module:{what}")
-    module = import_module(module_name, setting=setting)
+    if is_user_code(entry_point):
+        require_allowed(module_name, setting=setting)
+    module = _import(module_name, setting=setting)
     found = getattr(module, name, None)
     if not accepts(found):
         known = [public for public, value in vars(module).items() if public[0] != "_" and accepts(value)]
@@ -121,6 +167,10 @@ def import_attribute(
 def import_module(module_name: str, *, setting: str) -> ModuleType:
     """Import the module that `setting` names. Raises `ConfigError`."""
     require_allowed(module_name, setting=setting)
+    return _import(module_name, setting=setting)
+
+
+def _import(module_name: str, *, setting: str) -> ModuleType:
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:

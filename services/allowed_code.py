@@ -38,11 +38,11 @@ def read_run(config: str, *, role: str, settings: Settings) -> RunConfig | EnvRu
 
 
 def _refusal(reference: CodeReference, role: str, own: ConnectedSettings) -> ConfigError:
-    package, key = reference.module.partition(".")[0], "policy_server" if role == ENV_WORKER else "learner"
+    key = "policy_server" if role == ENV_WORKER else "learner"
     server = key.replace("_", " ")
     return ConfigError(
         f"the {server} at {getattr(own, key)} names code that the owner of this {role.replace('_', ' ')} did not allow",
         found=f"{reference.setting} {reference.value!r:.200} (module {reference.module!r:.200})",
         wanted=f"a module of {role}.allow_code ({', '.join(own.allow_code) or 'none'}), or a value of this {role}'s own settings",
-        fix=f"if you trust that {server}, start with --allow-code {package if package.isidentifier() else 'PACKAGE'}",
+        fix=f"if you trust that {server}, start with {extensions.allow_option(reference.module)}",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import gymnasium
@@ -35,14 +36,15 @@ def code_references(values: object) -> Iterator[CodeReference]:
         yield CodeReference("env.id", env_id, module)
 
 
-def allow_code(values: object, *, elsewhere: bool = False) -> str:
-    """Return ` --allow-code PACKAGE` for each package of the code that a parsed configuration names; empty where it names none.
+def allow_code(values: object, *, run: Path | None = None) -> str:
+    """Return ` --allow-code MODULE` for each module that a parsed configuration names; empty where it names none.
 
-    With `elsewhere` only for code that needs it in a command that reads the run: code outside of the current directory.
+    With a directory `run` only for those that need it in a command that reads this run.
     """
-    modules = (reference.module for reference in code_references(values))
-    packages = [module.partition(".")[0] for module in modules if not (elsewhere and extensions.is_local(module))]
-    return "".join(f" --allow-code {package}" for package in dict.fromkeys(packages))
+    modules = dict.fromkeys(reference.module for reference in code_references(values))
+    named = [module for module in modules if run is None or not extensions.is_local(module, run=run)]
+    kept = (module for module in named if not extensions.is_within(module.rpartition(".")[0], named))
+    return "".join(f" {extensions.allow_option(module)}" for module in kept)
 
 
 def named_modules(overrides: Iterable[str]) -> Iterator[str]:

@@ -184,19 +184,19 @@ def load_policy(
         ConfigError: there is no such run or checkpoint, its settings are not those of this version, or name other code.
         ResourceError: the checkpoint is damaged, or does not fit the settings.
     """
-    with extensions.restricted((*allow_code, *named_modules(overrides))):
-        return _load(path, checkpoint, overrides, seed)
-
-
-def _load(path: str | Path, checkpoint: str | Version, overrides: Sequence[str], seed: int) -> TrainedPolicy:
     directory, folder = _find(fetch(str(path)), checkpoint)
+    with extensions.restricted((*allow_code, *named_modules(overrides)), run=directory.path):
+        return _load(directory, folder, overrides, seed, best=checkpoint == BEST)
+
+
+def _load(directory: RunDirectory, folder: Path, overrides: Sequence[str], seed: int, *, best: bool) -> TrainedPolicy:
     settings = _settings(directory, overrides)
     try:
         saved = read(folder, segments=False)
     except BadCheckpointError as error:
         fix = "name another version, or copy the checkpoint again"
         raise ResourceError(f"checkpoint {folder} cannot be used", found=str(error), wanted="a whole one", fix=fix) from error
-    if checkpoint == BEST:
+    if best:
         _require_same_task(directory, folder, saved)
     with trial(settings.env) as environment:
         spec, to_native = environment.spec, environment.to_native

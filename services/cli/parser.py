@@ -25,7 +25,7 @@ class CommandParser(OneLineParser):
 
 def add_allow_code(parser: argparse.ArgumentParser) -> None:
     """Add the option `--allow-code`."""
-    text = "let the run's settings name code of this package, wherever it is; may be repeated. Code in the current directory may"
+    text = "let the settings of a run name code of this package; may be repeated. Your own in the current directory may"
     parser.add_argument("--allow-code", metavar="PACKAGE", action="append", default=[], help=text)
 
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+from pathlib import Path
+
 import pytest
 
 from common import extensions
+from common.envs import hidden, probes
 from common.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.wire  # writes and imports modules
 
@@ -68,3 +74,69 @@ def test_arguments_that_do_not_fit_are_refused_before_the_call():
     """A slip in kwargs would otherwise be a TypeError from somewhere in the user's package."""
     with pytest.raises(ConfigError, match=r"m:f does not take env.kwargs: found {'c': 2}, wanted missing a required"):
         extensions.bind_arguments(lambda *, b: b, entry_point="m:f", setting="env.kwargs", kwargs={"c": 2})
+
+
+# -- code that a run may name ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A current directory with code of a user, runs, and links; code elsewhere."""
+    here = tmp_path / "here"
+    files = ("own_one.py", "own_pkg/__init__.py", "own_pkg/envs.py", "own_plain/envs.py")
+    foreign = ("runs/gift/evil.py", "runs/mine/config.yaml", "gift/__init__.py", "gift/evil.py", "gift/one/config.yaml")
+    for name in (*files, *foreign, "../elsewhere/__init__.py", "../elsewhere/evil.py"):
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_text("raise SystemExit('ran')")
+    (here / "linked.py").symlink_to(tmp_path / "elsewhere/evil.py")
+    (here / "own_pkg/linked.py").symlink_to(tmp_path / "elsewhere/evil.py")
+    (here / "own_pkg/folder").symlink_to(tmp_path / "elsewhere")
+    (here / "own_pkg/gift.py").symlink_to(here / "runs/gift/evil.py")
+    (here / "init").mkdir()
+    (here / "init/__init__.py").symlink_to(tmp_path / "elsewhere/__init__.py")
+    monkeypatch.chdir(here)
+    monkeypatch.syspath_prepend(str(here))
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("module", "run", "local"),
+    [
+        ("own_one", "runs/mine", True),
+        ("own_pkg.envs", "runs/mine", True),
+        ("own_plain.envs", "runs/mine", True),
+        ("own_pkg.envs", "../elsewhere", True),
+        ("own_pkg.missing", "runs/mine", False),
+        ("own_one.os", "runs/mine", False),
+        ("runs.gift.evil", "runs/gift", False),
+        ("runs.gift.evil", "runs/mine", False),
+        ("gift.evil", "gift/one", False),
+        ("own_one", ".", False),
+        ("linked", "runs/mine", False),
+        ("init", "runs/mine", False),
+        ("own_pkg.linked", "runs/mine", False),
+        ("own_pkg.folder.evil", "runs/mine", False),
+        ("own_pkg.gift", "runs/gift", False),
+        ("os", "runs/mine", False),
+        ("sys", "runs/mine", False),
+        ("", "runs/mine", False),
+        (".own_one", "runs/mine", False),
+        ("own_pkg..envs", "runs/mine", False),
+    ],
+)
+def test_code_is_local_where_it_came_neither_from_elsewhere_nor_with_the_run(module, run, local):
+    assert extensions.is_local(module, run=Path(run)) == local
+
+
+def test_the_project_is_no_local_code_in_a_clone_of_it(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    modules = ("common.extensions", "services.worker", "tests.conftest", "benchmarks.lockstep", "docker.requirements", "rookery")
+    assert [module for module in modules if extensions.is_local(module, run=ROOT / "runs/gift")] == []
+
+
+def test_each_environment_of_the_project_may_be_named():
+    """A new function of the probes belongs into the list."""
+    functions = {name for name, value in vars(probes).items() if inspect.isfunction(value) and name[0] != "_"}
+    own = {f"common.envs.probes:{name}" for name in functions}
+    own |= {f"{hidden.__name__}:{thing.__name__}" for thing in (hidden.TMaze, hidden.cartpole)}
+    assert own | {"common.envs.functional:gymnax"} == extensions.ENVIRONMENTS

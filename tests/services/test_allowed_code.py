@@ -114,8 +114,8 @@ def test_every_setting_from_which_the_project_imports_is_checked():
             {"env": {"entry_point": "os:system", "kwargs": {"command": "true"}}},
             ["env.entry_point 'os:system'", "--allow-code os"],
         ),
-        ({"env": {"id": "evil.envs:CartPole-v1"}}, ["env.id 'evil.envs:CartPole-v1'", "--allow-code evil"]),
-        ({"env": {"id": "Plugin/Corridor-v0"}}, ["env.id 'Plugin/Corridor-v0' (module 'plugin.envs')", "--allow-code plugin"]),
+        ({"env": {"id": "evil.envs:CartPole-v1"}}, ["env.id 'evil.envs:CartPole-v1'", "--allow-code evil.envs"]),
+        ({"env": {"id": "Plugin/Corridor-v0"}}, ["env.id 'Plugin/Corridor-v0' (module 'plugin.envs')", "-code plugin.envs"]),
         ({"model": {"entry_point": "evil:Net"}}, ["model.entry_point 'evil:Net'", "--allow-code evil"]),
         ({"algorithm": {"name": "evil:ENTRY"}}, ["algorithm.name 'evil:ENTRY'", "--allow-code evil"]),
         ({"env": {"entry_point": "e\nvil:\x1b[2J" + 999 * "x"}}, [r"env.entry_point 'e\nvil:\x1b[2Jxx", "--allow-code PACKAGE"]),
@@ -172,11 +172,19 @@ def test_a_role_has_its_own_list():
 
 def test_what_the_workers_own_settings_name_is_allowed_exactly():
     """Under `rookery train` each actor has the run's config.yaml, which allows the code by itself."""
-    own = "env.entry_point=common.envs.probes:counting"
-    assert received(changed(env={"entry_point": "common.envs.probes:counting"}), own).env.num_envs == RUN["env"]["num_envs"]
-    for change in ({"env": {"entry_point": "common.envs.probes:Box"}}, {"model": {"entry_point": "common.envs.probes:counting"}}):
+    own = "env.entry_point=common.envs.probes:Box"
+    assert received(changed(env={"entry_point": "common.envs.probes:Box"}), own).env.num_envs == RUN["env"]["num_envs"]
+    for change in ({"env": {"entry_point": "common.envs.probes:Dict"}}, {"model": {"entry_point": "common.envs.probes:Box"}}):
         with pytest.raises(ConfigError, match="did not allow"):
             received(changed(**change), own)
+
+
+@pytest.mark.parametrize("name", ["common.envs.hidden:TMaze", "common.envs.hidden:cartpole", "common.envs.probes:counting"])
+def test_environments_of_the_project_need_no_permission(name):
+    """As presets name them; nothing else that their modules hold."""
+    assert received(changed(env={"entry_point": name})).env.entry_point == name
+    with pytest.raises(ConfigError, match=r"--allow-code common\.envs\.hidden$"):
+        received(changed(env={"entry_point": "common.envs.hidden:Any"}))
 
 
 @pytest.mark.usefixtures("plugin")

@@ -71,7 +71,7 @@ def _sweep(options: argparse.Namespace) -> int:
     passed = (*passed, *(word for package in options.allow_code for word in ("--allow-code", package)))
     show = make_view(sys.stdout, options.log_format or "auto").print_message
     with (
-        extensions.restricted(options.allow_code) if options.resume else nullcontext(),
+        extensions.restricted(options.allow_code, run=folder) if options.resume else nullcontext(),
         train_processes() as trainer,
         open_sweep(file, folder, resume=options.resume, environ=os.environ) as sweep,
     ):

@@ -276,7 +276,7 @@ def run_series(
     Members that run beside others write to a log.
     """
     show(f"series of {len(series.members)} runs in {folder}" + (f", {parallel} at a time" if parallel > 1 else ""))
-    interrupted, allowed = Event(), _allow_code(series, environ)
+    interrupted, allowed = Event(), _allow_code(series, folder, environ)
 
     def run(number: int, member: Member) -> int:
         path, place = folder / member.name, f"run {number} of {len(series.members)}, {member.name}"
@@ -315,11 +315,11 @@ def run_series(
     return 1 if any(codes) else 0
 
 
-def _allow_code(series: Series, environ: Mapping[str, str]) -> str:
+def _allow_code(series: Series, folder: Path, environ: Mapping[str, str]) -> str:
     """Return the options of the command that goes on, for code of the runs outside of the current directory."""
     overrides = map(series.overrides_of, series.combinations)
     runs = (load_settings(preset=series.preset, overrides=each, environ=environ).settings for each in overrides)
-    return "".join(dict.fromkeys(allow_code(settings.model_dump(mode="json"), elsewhere=True) for settings in runs))
+    return "".join(dict.fromkeys(allow_code(settings.model_dump(mode="json"), run=folder) for settings in runs))
 
 
 def train_arguments(preset: str, overrides: Sequence[str], options: Sequence[str], path: Path) -> list[str]:

@@ -290,7 +290,7 @@ def _show_best(
         show(f"  best     rookery train {sweep.preset} {words}")
     show(f"  compare  rookery report {folder}")
     if _counted(study) - len([trial for trial in others if trial.state is TrialState.RUNNING]) < sweep.trials:
-        code = allow_code(_corners(sweep, environ)[0].settings.model_dump(mode="json"), elsewhere=True)
+        code = allow_code(_corners(sweep, environ)[0].settings.model_dump(mode="json"), run=folder)
         show(f"  go on    rookery sweep --resume --run-dir {folder}{code}")
 
 

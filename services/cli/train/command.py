@@ -75,10 +75,12 @@ def _actor_count(text: str) -> str:
 def _train(options: argparse.Namespace) -> int:
     """Begin what the command line names; continue a run that it names with code of the current directory, or that is allowed."""
     from common.config.code_references import named_modules  # noqa: PLC0415
+    from common.runtime.copies import local_path  # noqa: PLC0415
 
     if not options.resume:
         return _begin_or_continue(options)
-    with extensions.restricted((*options.allow_code, *named_modules(options.overrides))):
+    allowed = (*options.allow_code, *named_modules(options.overrides))
+    with extensions.restricted(allowed, run=local_path(options.run_dir or "")):
         return _begin_or_continue(options)
 
 

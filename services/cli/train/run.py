@@ -137,7 +137,7 @@ def join_line(settings: Settings) -> str:
 
 def resume_command(settings: Settings, run_dir: Path) -> str:
     """Return the command with which the run in `run_dir` goes on, started in the current directory."""
-    return f"rookery train --resume --run-dir {run_dir}{allow_code(settings.model_dump(mode='json'), elsewhere=True)}"
+    return f"rookery train --resume --run-dir {run_dir}{allow_code(settings.model_dump(mode='json'), run=run_dir)}"
 
 
 @contextmanager

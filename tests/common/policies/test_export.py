@@ -218,7 +218,8 @@ def test_arrays_of_one_name_are_refused(make_run, monkeypatch, name, overrides):
         return wrappers.TransformObservation(probes.matching_action(), lambda _: space.sample(), space)
 
     monkeypatch.setattr(probes, "renamed", renamed, raising=False)
-    policy = load_policy(make_run("env.entry_point=common.envs.probes:renamed", "model.hidden=[8]", *overrides)[0].path)
+    run, _ = make_run("env.entry_point=common.envs.probes:renamed", "model.hidden=[8]", *overrides)
+    policy = load_policy(run.path, allow_code=["common.envs.probes"])
     with pytest.raises(ConfigError, match=rf"arrays of an exported model: found observations \['{name}'\], wanted names"):
         export.to_onnx(policy)
 

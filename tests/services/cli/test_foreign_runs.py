@@ -60,18 +60,22 @@ def test_code_that_a_foreign_run_names_is_not_run(foreign, capsys, command, sett
     _, trace = foreign(setting)
     assert called(*COMMANDS[command]) == 2
     line = capsys.readouterr().err.strip()
-    assert f"{setting} of the run names code that is not in the current directory: found module 'foreign_code'" in line
+    assert f"{setting} of the run names code that needs permission: found module 'foreign_code'" in line
     assert "add --allow-code foreign_code" in line
     assert "\n" not in line
     assert not trace.exists()
     assert "foreign_code" not in sys.modules
 
 
-@pytest.mark.parametrize("code", ["os:system", "subprocess:run", "posix:system", "services.cli.app:main", "torch.hub:load"])
-def test_neither_the_standard_library_nor_installed_packages_are_run(foreign, capsys, code):
+INSTALLED = ["os:system", "subprocess:run", "posix:system", "torch.hub:load"]
+PROJECT = ["services.cli.app:main", "common.envs.functional:import_module", "common.envs.functional:of_gymnasium"]
+
+
+@pytest.mark.parametrize("code", [*INSTALLED, *PROJECT])
+def test_neither_the_standard_library_nor_installed_packages_nor_the_project_are_run(foreign, capsys, code):
     foreign(code=code)
     assert called("evaluate", "run") == 2
-    assert "not in the current directory" in capsys.readouterr().err
+    assert "needs permission" in capsys.readouterr().err
 
 
 def test_a_module_of_the_standard_library_stays_one_though_a_file_of_its_name_is_here(foreign, capsys):
@@ -79,7 +83,7 @@ def test_a_module_of_the_standard_library_stays_one_though_a_file_of_its_name_is
     foreign(code="os:system")
     Path("os.py").write_text("raise SystemExit('ran')")
     assert called("evaluate", "run") == 2
-    assert "not in the current directory" in capsys.readouterr().err
+    assert "needs permission" in capsys.readouterr().err
 
 
 def test_a_link_to_another_place_is_not_the_current_directory(foreign, capsys, tmp_path):
@@ -92,13 +96,13 @@ def test_a_link_to_another_place_is_not_the_current_directory(foreign, capsys, t
         assert called("evaluate", "run") == 2
     finally:
         sys.path.remove(str(Path.cwd()))
-    assert "not in the current directory" in capsys.readouterr().err
+    assert "needs permission" in capsys.readouterr().err
 
 
 def test_code_that_is_allowed_is_imported(foreign, capsys):
     _, trace = foreign()
     assert called("evaluate", "run", "--allow-code", "foreign_code") == 2
-    assert "not in the current directory" not in capsys.readouterr().err
+    assert "needs permission" not in capsys.readouterr().err
     assert trace.read_text() == "ran"
     sys.modules.pop("foreign_code")
 
@@ -107,12 +111,20 @@ def test_code_of_the_current_directory_needs_no_permission(foreign, capsys):
     Path("mine.py").write_text("from common.envs.probes import counting as make\n")
     foreign(code="mine:make")
     assert called("evaluate", "run") == 2
-    assert "not in the current directory" not in capsys.readouterr().err  # another environment than the policy's
+    assert "needs permission" not in capsys.readouterr().err  # another environment than the policy's
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_run_cannot_bring_its_own_code(foreign, capsys, command):
+    foreign(code="run.evil:make")
+    Path("run/evil.py").write_text("raise SystemExit('ran')")
+    assert called(*COMMANDS[command]) == 2
+    assert "needs permission: found module 'run.evil'" in capsys.readouterr().err
 
 
 def test_python_programs_allow_code_too(foreign):
     run, trace = foreign()
-    with pytest.raises(ConfigError, match="not in the current directory"):
+    with pytest.raises(ConfigError, match="needs permission"):
         rookery.load_policy(run.path)
     assert not trace.exists()
     with pytest.raises(ConfigError):

@@ -177,19 +177,25 @@ def test_the_command_of_an_actor_that_joins_has_all_addresses_and_what_the_learn
 
 def test_the_command_of_an_actor_that_joins_allows_the_code_that_the_settings_name():
     settings = Settings(env=EnvSettings(id="farm:Field-v0"), model=ModelSettings(entry_point="nets.small:build"))
-    assert re.search(r"--learner \S+ --allow-code nets --allow-code farm` on this machine joins", join_line(settings))
+    assert re.search(r"--learner \S+ --allow-code nets\.small --allow-code farm` on this machine joins", join_line(settings))
 
 
 @pytest.mark.parametrize(
-    ("module", "options"), [("elsewhere.env", " --allow-code elsewhere"), ("here.env", ""), ("common.envs.probes", "")]
+    ("code", "options"),
+    [
+        ("elsewhere:make", " --allow-code elsewhere"),
+        ("here:make", ""),
+        ("common.envs.probes:counting", ""),
+        ("common.envs.probes:Probe", " --allow-code common.envs.probes"),
+    ],
 )
-def test_the_command_that_resumes_a_run_allows_its_code_where_that_is_elsewhere(tmp_path, monkeypatch, module, options):
+def test_the_command_that_resumes_a_run_allows_its_code_where_that_is_elsewhere(tmp_path, monkeypatch, code, options):
     for name in ("here", "elsewhere"):
         (tmp_path / name).mkdir()
         (tmp_path / name / f"{name}.py").touch()
         monkeypatch.syspath_prepend(tmp_path / name)
     monkeypatch.chdir(tmp_path / "here")
-    settings = Settings(env=EnvSettings(id="", entry_point=f"{module}:make"))
+    settings = Settings(env=EnvSettings(id="", entry_point=code))
     assert resume_command(settings, Path("R")) == f"rookery train --resume --run-dir R{options}"
 
 
