@@ -9,16 +9,18 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from common import extensions
 from common.errors import ResourceError
 from common.runtime.lifecycle import block_signals
 from common.runtime.process import run
 from services.cli.compare import command as compare
 from services.cli.inspect import command as inspect
-from services.cli.parser import CommandParser, add_command, completion_script
+from services.cli.parser import CommandParser, add_allow_code, add_command, completion_script
 from services.cli.policy import command as policy
 from services.cli.series import command as series
 from services.cli.train import command as train
@@ -142,6 +144,7 @@ def _parser() -> argparse.ArgumentParser:
     ):
         usage = f"rookery config {verb} [PRESET] [section.key=value ...]" + (" [--describe]" if verb == "show" else "")
         command = add_command(verbs, verb, function, help_verb, usage=usage, takes_settings=True, max_names=1)
+        add_allow_code(command)
         if verb == "show":
             command.add_argument("--describe", action="store_true", help="with a description of each setting")
     add_command(verbs, "schema", _config_schema, "JSON schema of a configuration file")
@@ -186,7 +189,18 @@ def _loaded(options: argparse.Namespace) -> LoadedSettings:
     from common.config.load import load_settings  # noqa: PLC0415
 
     preset = options.names[0] if options.names else None
-    return load_settings(preset=preset, overrides=options.overrides, environ=os.environ, strict=True)
+    with _restricted(Path(preset or ""), options):
+        return load_settings(preset=preset, overrides=options.overrides, environ=os.environ, strict=True)
+
+
+def _restricted(file: Path, options: argparse.Namespace) -> AbstractContextManager[None]:
+    """Restrict the code that `file` may name, where that is the file of a run."""
+    from common.config.code_references import named_modules  # noqa: PLC0415
+    from common.runtime.run_directory import RunDirectory  # noqa: PLC0415
+
+    if file != RunDirectory(file.parent).config:
+        return nullcontext()
+    return extensions.restricted((*options.allow_code, *named_modules(options.overrides)), run=file.parent)
 
 
 def _config_show(options: argparse.Namespace) -> int:

@@ -51,6 +51,8 @@ COMMANDS = {
     "play": ["play", "run"],
     "export": ["export", "run", "policy.onnx"],
     "resume": ["train", "--resume", "--run-dir", "run"],
+    "show": ["config", "show", "run/config.yaml"],
+    "validate": ["config", "validate", "run/config.yaml"],
 }
 
 
