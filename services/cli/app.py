@@ -47,7 +47,7 @@ examples:
   rookery train pong --actors 2 --seed 3         learn Pong; settings from presets/pong.yaml
   rookery presets                                the presets that come with rookery
   rookery config show pong                       every setting, and where its value comes from
-  rookery actor --learner tcp://10.0.0.7:5700    join a learner on another machine
+  rookery actor --learner tcp://10.0.0.7:5700 --keys keys/worker    join a learner on another machine
   rookery evaluate runs/mine                     the mean return of a trained policy
   rookery play runs/mine --video game.mp4        watch it
   rookery export runs/mine policy.onnx           an ONNX file of it

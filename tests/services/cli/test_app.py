@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from services import worker
 from tests.services.cli.conftest import called
 
 pytestmark = pytest.mark.service
@@ -134,6 +135,12 @@ def test_help_shows_commands_that_can_be_copied(words, capsys):
     """A newcomer reads examples, not grammar."""
     assert called(*words) == 0
     assert "rookery train cartpole" in capsys.readouterr().out
+
+
+def test_the_actor_of_the_help_may_join_another_machine(capsys):
+    called("--help")
+    command = capsys.readouterr().out.partition("  rookery actor ")[2].partition("    ")[0]
+    assert worker.parse("actor", command.split(), {}).settings.actor.learner == "tcp://10.0.0.7:5700"
 
 
 def test_without_a_command_the_help_is_shown(capsys):
