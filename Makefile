@@ -136,7 +136,7 @@ wheels: ## put what the images install into docker/wheels, for `make images PIP_
 	  --constraint requirements.lock $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --requirement /dev/stdin 'setuptools>=77'
 
 up: ## start a run in containers (PRESET=cartpole ARGS="--scale actor=8" to change; KEYS=DIRECTORY); Grafana: localhost:3000
-	PRESET=$(PRESET) KEYS=$(abspath $(KEYS)) $(COMPOSE) $(COMPOSE_FILES) up --detach $(ARGS)
+	$(if $(filter file,$(origin PRESET)),,PRESET=$(PRESET)) $(if $(KEYS),KEYS=$(abspath $(KEYS))) $(COMPOSE) $(COMPOSE_FILES) up --detach $(ARGS)
 
 down: ## end it; the run is kept (ARGS=--volumes to forget it)
 	$(COMPOSE) --file docker/compose.yaml down $(ARGS)

@@ -61,6 +61,14 @@ def test_docker_compose_1_29_reads_it_too():
     assert set(OURS) <= set(done.stdout.split())
 
 
+@pytest.mark.parametrize(("given", "words"), [([], []), (["PRESET=cartpole"], ["PRESET=cartpole"])])
+def test_make_up_leaves_the_preset_that_is_not_named_to_docker_env(given, words):
+    environ = {name: value for name, value in os.environ.items() if name not in {"PRESET", "KEYS", "MAKEFLAGS"}}
+    line = ["make", "--dry-run", "up", "COMPOSE=compose", *given]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=ROOT, check=True, env=environ)
+    assert done.stdout.split() == [*words, "compose", "--file", "docker/compose.yaml", "up", "--detach"]
+
+
 def test_with_keys_each_service_gets_its_own_and_the_learner_takes_no_others():
     over = yaml.safe_load((DOCKER / "compose.keys.yaml").read_text())["services"]
     assert set(over) == {*OURS, "policy-server"}
