@@ -148,8 +148,8 @@ def _setting(location: Sequence[str | int], values: Tree) -> Path:
 def _resolved(node: Node, value: Any, root: Node) -> Node:
     if "discriminator" in node:  # the section's `name` selects the variant
         mapping = node["discriminator"]["mapping"]
-        name = value.get("name") if isinstance(value, dict) else None
-        node = {"$ref": mapping.get(name) or mapping[node["default"]["name"]]}
+        name = value.get("name") if isinstance(value, dict) else None  # from data that nothing has checked
+        node = {"$ref": (mapping.get(name) if isinstance(name, str) else None) or mapping[node["default"]["name"]]}
     if "$ref" in node:
         return _resolved(root["$defs"][node["$ref"].rpartition("/")[2]], value, root)
     return node

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from types import MappingProxyType
 from typing import Any
@@ -68,17 +69,25 @@ def build(settings: EnvSettings, num_envs: int, *, render: bool = False) -> Vect
         mode = env.autoreset_mode if isinstance(env, AtariVectorEnv) else _mode_of(env)
         return VectorEnvironment(env, settings=settings, mode=mode)
     except ConfigError:
-        env.close()
+        with suppress(Exception):  # one environment in several rows is closed several times
+            env.close()
         raise
 
 
 def _require_distinct(settings: EnvSettings, env: AnyVectorEnv) -> None:
     """Refuse (ConfigError) rows that would step the same environment, which ends an episode of all of them at once."""
     built: list[Any] = list(env.envs) if isinstance(env, SyncVectorEnv) else env.copies if isinstance(env, AgentRows) else []
-    distinct = len({id(getattr(each, "unwrapped", each)) for each in built})
+    distinct = len({id(_within_wrappers(each)) for each in built})
     if distinct < len(built):
         fact, fix = f"{settings.name} returns an environment that it returned before", "let its function build one at each call"
         raise ConfigError(fact, found=distinct, wanted=f"{len(built)} environments", fix=fix)
+
+
+def _within_wrappers(env: Any) -> Any:
+    """Return what a function returned, without the wrappers that gymnasium and this module put around it."""
+    while isinstance(env, gymnasium.Wrapper) and type(env).__module__.partition(".")[0] in {"gymnasium", "common"}:
+        env = env.env
+    return env
 
 
 def make_atari(settings: EnvSettings, num_envs: int, mode: AutoresetMode, **changed: Any) -> AtariVectorEnv:

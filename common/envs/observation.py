@@ -83,22 +83,19 @@ class ObservationReader:
         try:
             final = info["final_obs"]
             items = [_item(space, final, env) if isinstance(final, Mapping) else final[env] for env in index]
-        except (LookupError, TypeError) as error:
+            self.require_leaves(items)
+            batch: Any = concatenate(space, items, create_empty_array(space, len(items)))  # type: ignore[arg-type]  # its own type
+        except (LookupError, TypeError, ValueError) as error:
             raise ConfigError(
                 "a same_step environment must hand over the last observation of a truncated episode",
                 found=f"info with {sorted(info)}" + (f", final_obs {type(final)}" if "final_obs" in info else ""),
                 wanted='info["final_obs"], of each environment, or a batch of a Dict space',
                 fix="add it, or let the environment reset in the next step",
             ) from error
-        try:
-            batch: Any = concatenate(space, items, create_empty_array(space, len(items)))  # type: ignore[arg-type]  # its own type
-        except LookupError:
-            self.require_leaves(items)
-            raise
         none = np.zeros(len(index), np.bool_)
         last = info.get("final_info") if self._in_info else None
         masks = last.get(ACTION_MASK) if isinstance(last, Mapping) else None  # a list of mappings, before gymnasium 1.0
-        return self(batch, {} if masks is None else {ACTION_MASK: masks[index]}, acted_on=none)
+        return self(batch, {} if masks is None else {ACTION_MASK: np.asarray(masks)[index]}, acted_on=none)
 
     def require_leaves(self, observations: Iterable[Any]) -> None:
         """Raise `ConfigError` where one of these observations, as environments return them, lacks an array of its space."""

@@ -53,6 +53,10 @@ class CheckpointStore:
             self.segment_files.remove_others(_named_segments(self.folder), self.disk)
         return place
 
+    def newest(self) -> Version:
+        """Return the newest version that is there, whole or not; -1 without one."""
+        return max(by_version(self.folder), default=-1)
+
     def remove_later(self, version: Version) -> None:
         """Remove the checkpoints of versions later than this one. Raises `ResourceError` where the disk refuses."""
         with self._saving(self.folder):

@@ -145,7 +145,8 @@ class RunStore:
             for name, file in missing.items():
                 self._upload_file(f"checkpoints/{SEGMENTS}/{name}", file)
             self._upload_file(f"checkpoints/{place.name}/{TENSORS}", tensors)
-            with directory.uploaded.open("a", encoding="utf-8") as uploaded:  # before: a kill between both must not hide it
+            # Before the manifest: a kill between both must not hide it. A full disk holds up no copy.
+            with suppress(OSError), directory.uploaded.open("a", encoding="utf-8") as uploaded:
                 uploaded.write(f"{digest}\n")
             self._upload_file(f"checkpoints/{place.name}/{MANIFEST}", io.BytesIO(manifest))
         self._sent[place.name], self._segments_of[place.name] = digest, set(sizes)

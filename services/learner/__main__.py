@@ -267,6 +267,7 @@ class _Root:
             save_checkpoint=uploads.after(save),
             save_best=uploads.after(run.store.save_best),
             remove_later=run.store.remove_later,
+            newest_saved=run.store.newest,
             health=self.health,
         )
 

@@ -57,6 +57,7 @@ class Journal:
         self._files: _Files | None = None
         self._written = env_steps  # points up to here are kept
         self._losing = self._closed = False
+        self._resumes: Sequence[Mapping[str, Any]] = ()  # of settings_changed.json
         self._unwritten = 0  # rows and points
         self._open_at: Seconds = -math.inf
         self._interval = _IntervalScalars()
@@ -105,10 +106,13 @@ class Journal:
             self._write(self._written, lambda files: files.add_result(result, complete=complete))
         for tracker in self._trackers:
             tracker.finish(result, complete=complete)
+        if self._resumes:  # again: the disk may have been full at the start
+            self._replace(self._directory.settings_changed, self._resumes)
         self._replace(self._directory.summary, summary)
 
     def settings_changed(self, resumes: Sequence[Mapping[str, Any]]) -> None:
         """Replace settings_changed.json, which a run without changes does not have."""
+        self._resumes = resumes
         if resumes or self._directory.settings_changed.exists():
             self._replace(self._directory.settings_changed, resumes)
 

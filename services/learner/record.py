@@ -138,13 +138,14 @@ class RunRecord:
         returns = evaluation.arrays["episode_return"]
         mean = significant(float(returns.mean(dtype=np.float64)))  # float32 would overflow on returns that are finite
         result: dict[str, Any] = {"version": evaluation.version, "mode": evaluation.mode, "mean": mean, "episodes": len(returns)}
-        self.evaluations[evaluation.mode] = mean
-        last = self.last_evaluation
-        late = last is not None and last["mode"] == "greedy" and evaluation.version < last["version"]  # of a slower evaluator
-        if last is None or (evaluation.mode == "greedy" and not late):
+        last, greedy = self.last_evaluation, evaluation.mode == "greedy"
+        late = greedy and last is not None and last["mode"] == "greedy" and evaluation.version < last["version"]
+        if not late:  # of a slower evaluator
+            self.evaluations[evaluation.mode] = mean
+        if last is None or (greedy and not late):
             self.last_evaluation = result
         target = self.settings.target.evaluation
-        if evaluation.mode == "greedy" and target is not None and mean >= target:
+        if greedy and target is not None and mean >= target:
             self._reached_target(now, env_steps)
         self._show()
         return result

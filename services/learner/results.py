@@ -134,7 +134,7 @@ class Results:
         env_steps = played.env_steps if played else self.record.env_steps
         result = self.record.evaluated(evaluation, self.clock(), env_steps=env_steps)
         mean: float = result["mean"]
-        self.stats.evaluation_return_means[evaluation.mode] = mean
+        self.stats.evaluation_return_means[evaluation.mode] = self.record.evaluations[evaluation.mode]
         self.journal.evaluation(env_steps, mode=evaluation.mode, mean=mean)
         if evaluation.mode == "greedy":
             elapsed = self.clock() - self.record.started_at

@@ -46,13 +46,13 @@ class RunCheckpoints:
     save_checkpoint: Callable[[Checkpoint], object]  # whole or not at all (ResourceError)
     save_best: Callable[[Checkpoint], object]  # the best policy, in the same way
     remove_later: Callable[[Version], object]  # checkpoints of this rank of later versions (ResourceError)
+    newest_saved: Callable[[], Version]  # of the checkpoints of this rank; -1 without one
     health: Health
     lost: str = ""  # why the newest checkpoint was not written, where it was not
     _saved_at: Seconds = field(init=False)
-    _common: Version = field(init=False)  # of the newest checkpoint that all ranks have
 
     def __post_init__(self) -> None:
-        self._saved_at, self._common = self.results.clock(), self.results.record.version
+        self._saved_at = self.results.clock()
         self.results.stats.checkpoint_interval = self.results.record.settings.checkpoint.every_seconds
 
     @property
@@ -88,23 +88,23 @@ class RunCheckpoints:
     def _save_with_ranks(self, agreement: Agreement) -> None:
         """Write the checkpoints of all ranks, that of rank 0 last: where it is there, all are.
 
-        Where it was not written, those of the others count as none: they would take the places of older ones that all have.
+        Where it was not written, those of the others are removed: they would take the places of older ones that all have.
         """
         own: list[Checkpoint] = []
 
         def collect() -> Any:
             own.append(self._checkpoint())
-            return own[0].counters["session"]["ledger"]
+            return own[0].counters["session"]["ledger"], self.newest_saved()
 
         def save() -> None:
             if agreement.group.index:
-                self.remove_later(self._common)
+                self.remove_later(common)
             self.save_checkpoint(replace(own[0], counters={**own[0].counters, "ledgers": ledgers}))
 
-        ledgers = self._work_together(agreement, collect)
+        collected = self._work_together(agreement, collect)
+        ledgers, common = [ledger for ledger, _ in collected], collected[0][1]
         self._work_together(agreement, save if agreement.group.index else _nothing)
         self._work_together(agreement, _nothing if agreement.group.index else save)
-        self._common = own[0].version
 
     def _work_together(self, agreement: Agreement, work: Callable[[], Any]) -> list[Any]:
         self.health.tick(doing="saves, or waits for a rank that saves", within=SLOW_RANKS_SECONDS)

@@ -207,7 +207,8 @@ class Colony:
         self.train_stats = stats = LearnerStats()
         results = Results(record=self.record, stats=stats, journal=self.journal, agreement=agreement, clock=time.monotonic)
         common = {"algorithm": self.algorithm, "intake": self.intake, "results": results, "health": Health()}
-        disk = {"save_checkpoint": self.save, "save_best": self.store.save_best, "remove_later": self.store.remove_later}
+        disk = {"save_checkpoint": self.save, "save_best": self.store.save_best}
+        disk |= {"remove_later": self.store.remove_later, "newest_saved": self.store.newest}
         checkpoints = RunCheckpoints(**common, **disk)
         stopping = lambda: bool(self.failures)  # noqa: E731
         ending = RunEnd(**common, checkpoints=checkpoints, stopping=stopping, will_restart=False)

@@ -50,7 +50,7 @@ class Timeouts:
     restart_after_drain: Seconds = 60.0  # of a worker that exited with 0: the learner drained it and may be about to end the run
     learner_window: Seconds = 300.0
     learner_restarts: int = 5  # of one rank, within the window
-    lost_rank: Seconds = 60.0  # for the other ranks to end by themselves, a checkpoint that one of them saves included
+    lost_rank: Seconds = 345.0  # for the other ranks to end by themselves: they wait 330 s for one that saves, at most
     first_crashes: int = 2  # of every actor, before any experience was accepted
     first_refusals: int = 3  # messages, before any experience was accepted
     crashes: int = 8  # of every actor since experience was last accepted: with the back-off two minutes

@@ -552,7 +552,7 @@ def test_last_observations_may_be_a_batch_of_several_arrays(own) -> None:
         np.testing.assert_array_equal(leaves[f"joints/{number}"], [seen["joints"][number] for seen in env.native.last])
 
 
-@pytest.mark.parametrize("wrong", [None, {"joints": np.zeros((3, 2))}, {"goal": 1, "joints": 1}, [1]])
+@pytest.mark.parametrize("wrong", [None, {"joints": np.zeros((3, 2))}, {"goal": 1, "joints": 1}, [1], [None] * 3])
 def test_last_observations_of_another_form_are_refused(own, wrong: Any) -> None:
     class Wrong(Batches):
         def step(self, actions):
@@ -648,6 +648,15 @@ def test_a_function_that_returns_the_same_environment_twice_is_refused(own, mode
     with pytest.raises(ConfigError, match="returns an environment that it returned before: found 1, wanted 3 environments; let"):
         make(own(lambda: gymnasium.wrappers.TimeLimit(kept, 9), num_envs=3, autoreset=mode))
     assert make(own(lambda: kept, num_envs=1)).num_envs == 1
+
+
+class Player(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """One of several in a simulator that they share."""
+
+
+def test_views_of_one_simulator_are_environments_of_their_own(own) -> None:
+    shared = Echo(VECTOR, DISCRETE)
+    assert make(own(lambda: gymnasium.wrappers.TimeLimit(Player(shared), 9), num_envs=3)).num_envs == 3
 
 
 @pytest.fixture

@@ -175,7 +175,7 @@ class Scene:
         self.stats, self.saved, self.notes, self.stop = LearnerStats(phases=Phases(PHASES, clock=self.clock)), [], [], False
         self.best, self.agreement, self.masked = [], None, None
         self.disk_full, self.health, self.will_restart = False, Health(clock=self.clock), False
-        self.remove_later = lambda _: None
+        self.remove_later, self.newest_saved = lambda _: None, lambda: -1
 
     def save(self, checkpoint):
         """A disk that may be full."""
@@ -211,6 +211,7 @@ class Scene:
         results = Results(journal=journal, **own)
         common = {"algorithm": self.algorithm, "intake": self.intake, "results": results, "health": self.health}
         disk = {"save_checkpoint": self.save, "save_best": self.save_best, "remove_later": self.remove_later}
+        disk["newest_saved"] = self.newest_saved
         checkpoints = RunCheckpoints(**common, **disk)
         stopping = lambda: self.stop  # noqa: E731
         ending = RunEnd(**common, checkpoints=checkpoints, stopping=stopping, will_restart=self.will_restart)
@@ -814,7 +815,8 @@ def test_checkpoints_that_rank_0_cannot_write_take_the_place_of_none_that_all_ra
             stores[ranks.index].save(checkpoint)
 
         scene.intake.session_state = trained
-        scene.save, scene.remove_later = save, stores[ranks.index].remove_later
+        scene.save = save
+        scene.remove_later, scene.newest_saved = stores[ranks.index].remove_later, stores[ranks.index].newest
 
     _, second = on_two_ranks(tmp_path, prepare, every_seconds=10.0)
     assert second.stats.checkpoint_failures >= 5

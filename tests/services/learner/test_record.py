@@ -333,6 +333,7 @@ def test_a_late_evaluation_of_an_older_policy_is_not_the_last_one():
     for version, last in ((500, 500), (100, 500), (500, 500), (501, 501)):
         run.evaluated(evaluation("greedy", float(version), version=version), 0.0, env_steps=640)
         assert (run.last_evaluation["version"], run.last_evaluation["mean"]) == (last, last)
+        assert run.evaluations["greedy"] == last
 
 
 def test_a_run_is_solved_by_one_greedy_evaluation_that_reaches_its_target():

@@ -464,14 +464,14 @@ def test_a_rank_that_hangs_is_killed_after_another_has_ended_and_all_continue():
     core.exited("learner", 1, 100.0)
     core.exited("learner-2", 1, 100.1)
     assert core.tick(100.7) == [Start("learner", resume=True), Start("learner-2", resume=True)]
-    assert core.tick(159.0) == []
-    assert core.tick(160.0) == [Kill("learner-1")]
-    core.exited("learner-1", -9, 160.1)
-    assert core.tick(161.0) == [Start("learner-1", resume=True)]
-    core.count_experience(accepted=512, refused=0, now=170.0)
+    assert core.tick(444.0) == []
+    assert core.tick(445.0) == [Kill("learner-1")]
+    core.exited("learner-1", -9, 445.1)
+    assert core.tick(446.0) == [Start("learner-1", resume=True)]
+    core.count_experience(accepted=512, refused=0, now=450.0)
     assert core.tick(1000.0) == []
     core.exited("learner-1", 1, 1000.0)  # the next time as well
-    assert core.tick(1060.0) == [Kill("learner"), Kill("learner-2"), Start("learner-1", resume=True)]
+    assert core.tick(1345.0) == [Kill("learner"), Kill("learner-2"), Start("learner-1", resume=True)]
 
 
 def test_a_rank_that_ends_after_another_was_lost_costs_its_successor_nothing():
