@@ -33,7 +33,7 @@ ENVIRONMENTS = {
     "common.envs.hidden:cartpole",
     *(f"common.envs.probes:{name}" for name in _PROBES),
 }
-"""Environments of the project, which any data may name: whatever their arguments are, they import and run no other code."""
+"""Environments of the project, which any data may name: they run no code that their arguments name."""
 
 PROJECT = ("benchmarks", "common", "docker", "presets", "rookery", "services", "tests")
 """Top-level packages and modules of the project, which are no user's code where the current directory is a clone of it."""

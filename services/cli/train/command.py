@@ -79,7 +79,8 @@ def _train(options: argparse.Namespace) -> int:
 
     if not options.resume:
         return _begin_or_continue(options)
-    allowed = (*options.allow_code, *named_modules(options.overrides))
+    # Settings of a member were read from the file of its series, which allows nothing; a user types those of other runs.
+    allowed = (*options.allow_code, *(() if options.member else named_modules(options.overrides)))
     with extensions.restricted(allowed, run=local_path(options.run_dir or "")):
         return _begin_or_continue(options)
 
@@ -93,7 +94,8 @@ def _begin_or_continue(options: argparse.Namespace) -> int:
     if not options.names and not options.resume:
         raise ConfigError("no preset named", wanted=f"one of {', '.join(preset_names())}", fix="try `rookery train cartpole`")
     folder = None if options.run_dir is None else local_path(options.run_dir)
-    if options.seeds is not None or has_grid(options.overrides) or (options.resume and is_series(folder)):
+    several = has_grid(options.overrides) and not options.member  # what a series gives its member is one value, and was checked
+    if options.seeds is not None or several or (options.resume and is_series(folder)):
         return _train_series(options, folder)
     if options.parallel is not None:
         raise ConfigError("--parallel is for a series", found="one run", wanted="--seeds 1-5, or several values of a setting")
@@ -139,6 +141,7 @@ def _train_one(options: argparse.Namespace) -> int:
 
 
 def _train_series(options: argparse.Namespace, folder: Path | None) -> int:
+    from common.config.code_references import named_modules  # noqa: PLC0415
     from common.runtime.copies import is_address  # noqa: PLC0415
     from services.cli.series.run import SeriesRequest, open_series, run_series, train_processes  # noqa: PLC0415
     from services.cli.train.view import make_view  # noqa: PLC0415
@@ -160,7 +163,8 @@ def _train_series(options: argparse.Namespace, folder: Path | None) -> int:
         folder=folder,
         resume=options.resume,
     )
-    allowed = tuple(word for package in options.allow_code for word in ("--allow-code", package))
+    packages = (*options.allow_code, *(named_modules(options.overrides) if options.resume else ()))
+    allowed = tuple(word for package in packages for word in ("--allow-code", package))
     show, now = make_view(sys.stdout, options.log_format or "auto").print_message, datetime.now().astimezone()
     with open_series(request, environ=os.environ, now=now) as (series, opened), train_processes() as trainer:
         return run_series(

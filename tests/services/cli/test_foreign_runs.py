@@ -157,6 +157,22 @@ def test_a_foreign_series_runs_nothing(foreign, capsys, says):
     assert not trace.exists()
 
 
+def test_settings_of_a_foreign_series_allow_nothing_to_its_runs(foreign, capsys):
+    """As its own command line gives them to a run that began: one names a module, and the next one replaces it."""
+    _, trace = foreign("model.entry_point")
+    settings = "env.entry_point=foreign_code:make", "env.entry_point="
+    assert called("train", "--resume", *settings, "--member", "--run-dir", "run") == 2
+    assert "model.entry_point of the run names code that needs permission" in capsys.readouterr().err
+    assert not trace.exists()
+
+
+def test_a_setting_that_a_series_gives_its_run_is_one_value(foreign, capsys):
+    """The series checked the text as one value, in which a comment begins; split at its comma it names code."""
+    foreign()
+    assert called("train", "cartpole", "algorithm.name=ppo #,foreign_code:make", "--member", "--run-dir", "run") == 2
+    assert "run directory is in use" in capsys.readouterr().err
+
+
 def test_reading_a_run_imports_none_of_its_code(foreign):
     _, trace = foreign()
     for command in (["report", "run"], ["compare", "run"]):
