@@ -12,6 +12,8 @@ import importlib
 import importlib.util
 import inspect
 import itertools
+import os
+import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -35,8 +37,9 @@ ENVIRONMENTS = {
 }
 """Environments of the project, which any data may name: they run no code that their arguments name."""
 
-PROJECT = ("benchmarks", "common", "docker", "presets", "rookery", "services", "tests")
-"""Top-level packages and modules of the project, which are no user's code where the current directory is a clone of it."""
+_ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tuple(_ROOT / name for name in ("benchmarks", "common", "docker", "presets", "rookery.py", "services", "tests"))
+"""Places of the project, whose modules are no user's code where the current directory is a clone of it, or in one."""
 
 EXTRAS = {
     "flax": "jax",
@@ -103,28 +106,29 @@ def allow_option(module: str) -> str:
 def is_local(module: str, *, run: Path) -> bool:
     """Return whether the data of the directory `run` may always name `module`: a user's own, in the current directory.
 
-    Python would import its top-level package from the current directory itself, where no link leads out of that. The package is
-    not of the project, its folder does not contain the run, and the run does not contain the module. Nothing is imported to
-    find out.
+    `import_module` would take its top-level package from the current directory itself, where no link leads out of that. No part
+    of it is the project's, its folder does not contain the run, and the run does not contain the module. Nothing is imported
+    to find out.
     """
-    top = module.partition(".")[0]
     places = [_places(spec) for spec in _specs(module)]
-    if top in PROJECT or not all(places):
+    if not all(places):
         return False
     here, run, found = Path.cwd().resolve(), run.resolve(), [*itertools.chain(*places)]
     in_here = places[0][0].parent == here and all(place.is_relative_to(here) for place in found)
+    of_project = any(place.is_relative_to(part) for place in found for part in PROJECT)
     with_run = any(run.is_relative_to(place) for place in places[0]) or any(place.is_relative_to(run) for place in found)
-    return in_here and not with_run
+    return in_here and not of_project and not with_run
+
+
+def exists(module: str) -> bool:
+    """Return whether `import_module` would find `module`; nothing is imported to find out."""
+    return None not in _specs(module)
 
 
 def _specs(module: str) -> Iterator[ModuleSpec | None]:
-    """Yield how Python would import each package around `module`, outermost first, and `module`; None for one that is missing."""
+    """Yield how `import_module` finds each package around `module`, outermost first, and `module`; None for a missing one."""
     top, *inner = module.split(".")
-    try:
-        spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError):
-        spec = None
-    yield spec
+    yield (spec := _installed(top) or PathFinder.find_spec(top, [*sys.path, *_working_directory()]))
     for name in inner:
         spec = PathFinder.find_spec(name, (spec and spec.submodule_search_locations) or [])
         yield spec
@@ -170,7 +174,24 @@ def import_module(module_name: str, *, setting: str) -> ModuleType:
     return _import(module_name, setting=setting)
 
 
+def _installed(top: str) -> ModuleSpec | None:
+    """Return how Python imports a top-level module; None for one that is missing, or only a folder without __init__.py."""
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return None
+    return spec if spec and spec.origin else None
+
+
+def _working_directory() -> list[str]:
+    """Return the entry of sys.path for the working directory, unless it is there, or forbidden as an unsafe path."""
+    return [""] if "" not in sys.path and not os.environ.get("PYTHONSAFEPATH") else []
+
+
 def _import(module_name: str, *, setting: str) -> ModuleType:
+    if _installed(module_name.partition(".")[0]) is None:
+        # A user's module. Last, and not before it is named, so that no folder is imported as the package whose name it has.
+        sys.path += _working_directory()
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -76,9 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv and argv[0] in SERVICES:  # a service is its own program with its own --help
         block_signals()  # until the service handles them
         module = f"services.{argv[0].replace('-', '_')}"
-        os.execv(sys.executable, [sys.executable, "-m", module, *argv[1:]])  # noqa: S606
-    if not sys.flags.safe_path and not {"", str(Path.cwd())} & set(sys.path):
-        sys.path.append("")  # a user's modules are found in the working directory, as `python -m` finds them
+        os.execv(sys.executable, [sys.executable, "-P", "-m", module, *argv[1:]])  # noqa: S606
     options = parse_arguments(argv)
     return run(lambda: options.run(options), program=options.parser.prog, debug=options.debug)
 

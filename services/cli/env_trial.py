@@ -66,7 +66,7 @@ def check_environment(settings: Settings) -> None:
 def _answer(env: EnvSettings) -> dict[str, Any]:
     """Return what `_try` returns in the process of the trial. Raises `ConfigError` where that ends without it, or hangs."""
     (read, write), answers = os.pipe(), queue.SimpleQueue[str]()
-    command = [*wrapper(), sys.executable, "-u", "-m", "services.cli.env_trial", str(write)]
+    command = [*wrapper(), sys.executable, "-P", "-u", "-m", "services.cli.env_trial", str(write)]
     with os.fdopen(read) as lines, os.fdopen(write, "w") as end:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2, pass_fds=[write], process_group=0, text=True)
         Thread(target=lambda: answers.put(lines.readline()), name="answer", daemon=True).start()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from common import extensions
 from common.envs import hidden, probes
@@ -96,6 +99,7 @@ def here(tmp_path, monkeypatch):
     (here / "init/__init__.py").symlink_to(tmp_path / "elsewhere/__init__.py")
     monkeypatch.chdir(here)
     monkeypatch.syspath_prepend(str(here))
+    return here
 
 
 @pytest.mark.usefixtures("here")
@@ -132,6 +136,53 @@ def test_the_project_is_no_local_code_in_a_clone_of_it(monkeypatch):
     monkeypatch.chdir(ROOT)
     modules = ("common.extensions", "services.worker", "tests.conftest", "benchmarks.lockstep", "docker.requirements", "rookery")
     assert [module for module in modules if extensions.is_local(module, run=ROOT / "runs/gift")] == []
+
+
+def test_the_project_is_no_local_code_in_a_folder_of_its_clone(monkeypatch):
+    monkeypatch.chdir(ROOT / "services")
+    assert not extensions.is_local("cli.app", run=ROOT / "runs/gift")
+
+
+def test_code_of_a_user_may_have_a_name_of_the_project(here, monkeypatch):
+    """A package `tests` beside the runs is the user's."""
+    (here / "docker").mkdir()
+    for name in ("__init__.py", "own.py"):
+        (here / "docker" / name).touch()
+    monkeypatch.delitem(sys.modules, "docker", raising=False)
+    assert extensions.is_local("docker.own", run=here / "runs/mine")
+
+
+@pytest.fixture
+def searched(here, monkeypatch):
+    """Python's path as `rookery` has it, in a directory with code of a user's; here is that directory."""
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place not in ("", str(here))])
+    yield here
+    for name in [name for name in sys.modules if name.startswith("own_")]:
+        del sys.modules[name]
+
+
+def test_no_folder_is_imported_as_a_package_before_code_of_it_is_named(searched):
+    """A run in a folder `jax` brings no module for an environment of the project that needs JAX, where that is not installed."""
+    (searched / "absent_package.py").write_text("raise SystemExit('ran')")
+    extensions.import_attribute("common.envs.hidden:TMaze", setting="env.entry_point")
+    with pytest.raises(ImportError):
+        importlib.import_module("absent_package")
+
+
+def test_code_of_a_user_is_found_after_all_that_is_installed(searched):
+    """A folder here with a name that is installed is not imported."""
+    (searched / "own_named.py").write_text("import yaml\nmake = yaml.safe_load")
+    (searched / "yaml.py").write_text("raise SystemExit('ran')")
+    assert extensions.import_attribute("own_named:make", setting="env.entry_point") is yaml.safe_load
+    assert sys.path[-1] == ""
+
+
+def test_a_safe_path_stays_safe(searched, monkeypatch):
+    (searched / "own_named.py").write_text("make = print")
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    with pytest.raises(ConfigError, match="a module that does not exist"):
+        extensions.import_attribute("own_named:make", setting="env.entry_point")
+    assert not extensions.is_local("own_named", run=searched / "runs/mine")
 
 
 def test_each_environment_of_the_project_may_be_named():

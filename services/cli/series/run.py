@@ -342,7 +342,7 @@ def is_finished(path: Path, *, overrides: Sequence[str], environ: Mapping[str, s
 
 
 @contextmanager
-def train_processes(command: Sequence[str] = (sys.executable, "-m", "services.cli")) -> Iterator[TrainProcesses]:
+def train_processes(command: Sequence[str] = (sys.executable, "-P", "-m", "services.cli")) -> Iterator[TrainProcesses]:
     """Yield the means to run `rookery train`, and handle stop signals while inside. For the main thread."""
     processes = TrainProcesses(command)
     with stop_signals(processes.stop):

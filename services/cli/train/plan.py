@@ -137,7 +137,8 @@ class Plan:
         role, _, rest = start.child.partition("-")
         server = self.policy_servers.get(start.child)
         module = f"services.{role}" if server is None else "services.policy_server"
-        argv = [sys.executable, "-m", module, "--config", str(self.directory.config)]
+        # Without -P Python would import first from the working directory, where a folder may have the name of a package.
+        argv = [sys.executable, "-P", "-m", module, "--config", str(self.directory.config)]
         argv += ["--run-dir", str(self.directory.path)] if role == LEARNER else ["--name", start.child]
         argv += ["--resume"] if start.resume else []
         if role == LEARNER and self.settings.learner.ranks > 1:  # a rank that ends is restarted, however long it takes

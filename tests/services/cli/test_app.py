@@ -164,5 +164,5 @@ def test_a_service_alone_becomes_its_own_program(service, monkeypatch):
 
     monkeypatch.setattr(os, "execv", execute)
     assert called(service, "--learner", "tcp://10.0.0.7:5700", "--help") == 0
-    words = [sys.executable, "-m", f"services.{service}", "--learner", "tcp://10.0.0.7:5700", "--help"]
+    words = [sys.executable, "-P", "-m", f"services.{service}", "--learner", "tcp://10.0.0.7:5700", "--help"]
     assert became == [(sys.executable, words, True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -122,6 +123,30 @@ def test_a_run_cannot_bring_its_own_code(foreign, capsys, command):
     Path("run/evil.py").write_text("raise SystemExit('ran')")
     assert called(*COMMANDS[command]) == 2
     assert "needs permission: found module 'run.evil'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_module_of_pettingzoo_is_not_imported_through_a_link(foreign, capsys, tmp_path, command):
+    """`PACKAGE:NAME` imports two modules: the first one is here, the second one leads away."""
+    foreign("env.id", "mygames:linked")
+    Path("mygames").mkdir()
+    Path("mygames/__init__.py").touch()
+    Path("mygames/linked.py").symlink_to(tmp_path / "library/foreign_code.py")
+    assert called(*COMMANDS[command]) == 2
+    assert "needs permission: found module 'mygames.linked'" in capsys.readouterr().err
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("words", [("actor", "--help"), ("evaluate", "gymnasium")])
+def test_a_run_in_a_folder_with_the_name_of_a_package_does_not_replace_it(make_run, tmp_path, words):
+    make_run(path=tmp_path / "gymnasium")
+    for package in ("gymnasium", "signal"):
+        (tmp_path / package).mkdir(exist_ok=True)
+        (tmp_path / package / "__init__.py").write_text("raise SystemExit('ran')")
+    command = [Path(sys.executable).with_name("rookery"), *words]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "ran" not in (ended.stderr + ended.stdout).split()
+    assert ended.returncode in (0, 2)
 
 
 def test_python_programs_allow_code_too(foreign):

@@ -249,10 +249,10 @@ def test_children_get_their_names_and_a_restarted_learner_resumes():
     plan = planned(run_dir=Path("r"))
     port, lock = plan.metrics_ports, ("--run-lock", str(plan.lock))
     assert plan.command(Start("learner"))[1:] == [
-        *("-m", "services.learner", "--config", "r/config.yaml", "--run-dir", "r", *lock, f"metrics.port={port['learner']}")
+        *("-P", "-m", "services.learner", "--config", "r/config.yaml", "--run-dir", "r", *lock, f"metrics.port={port['learner']}")
     ]
     assert "--resume" in plan.command(Start("learner", resume=True))
-    assert plan.command(Start("actor-0"))[2:] == [
+    assert plan.command(Start("actor-0"))[3:] == [
         *("services.actor", "--config", "r/config.yaml", "--name", "actor-0", f"metrics.port={port['actor-0']}")
     ]
 
@@ -273,12 +273,12 @@ def test_env_workers_connect_to_the_policy_server_of_their_number():
     ports = {*(server.port for server in servers.values()), *metrics.values(), parse_endpoint(plan.settings.learner.bind).port}
     assert len(ports) == 2 + 7 + 1  # all different
     assert set(plan.urls) == {"learner", "actor-0", "actor-1"}  # env workers are not in the learner's session
-    assert plan.command(Start("actor-1"))[2:] == [
+    assert plan.command(Start("actor-1"))[3:] == [
         *("services.policy_server", "--config", str(plan.directory.config), "--name", "actor-1"),
         *(f"policy_server.bind={servers['actor-1']}", "policy_server.learner_seconds=null"),
         f"metrics.port={metrics['actor-1']}",
     ]
-    assert plan.command(Start("env_worker-1-0"))[2:] == [
+    assert plan.command(Start("env_worker-1-0"))[3:] == [
         *("services.env_worker", "--config", str(plan.directory.config), "--name", "env_worker-1-0"),
         *(f"env_worker.policy_server={servers['actor-1']}", f"metrics.port={metrics['env_worker-1-0']}"),
     ]
