@@ -63,7 +63,7 @@ def test_docker_compose_1_29_reads_it_too():
 
 @pytest.mark.parametrize(("given", "words"), [([], []), (["PRESET=cartpole"], ["PRESET=cartpole"])])
 def test_make_up_leaves_the_preset_that_is_not_named_to_docker_env(given, words):
-    environ = {name: value for name, value in os.environ.items() if name not in {"PRESET", "KEYS", "MAKEFLAGS"}}
+    environ = {name: value for name, value in os.environ.items() if name not in {"ARGS", "KEYS", "MAKEFLAGS", "PRESET"}}
     line = ["make", "--no-print-directory", "--dry-run", "up", "COMPOSE=compose", *given]
     done = subprocess.run(line, capture_output=True, text=True, cwd=ROOT, check=True, env=environ)
     assert done.stdout.split() == [*words, "compose", "--file", "docker/compose.yaml", "up", "--detach"]
