@@ -17,9 +17,9 @@ trained (their gradient is 0).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -143,10 +143,6 @@ class A3CGrad(ActorCriticLearner):
     """`common.algorithms.api.Algorithm` for actor-critic networks."""
 
     _settings: A3CGradSettings
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """As the base. Moments that an earlier version kept of the weights of `run.init` were never used."""
-        super().load_state_dict({name: value for name, value in state.items() if name != "value_moments"})
 
     def ingest(self, samples: Sequence[Experience]) -> GradientBatch:  # type: ignore[override]
         """Gradients side by side."""

@@ -95,7 +95,11 @@ class ObservationReader:
         none = np.zeros(len(index), np.bool_)
         last = info.get("final_info") if self._in_info else None
         masks = last.get(ACTION_MASK) if isinstance(last, Mapping) else None  # a list of mappings, before gymnasium 1.0
-        return self(batch, {} if masks is None else {ACTION_MASK: np.asarray(masks)[index]}, acted_on=none)
+        if masks is None:
+            return self(batch, {}, acted_on=none)
+        if len(rows := np.atleast_1d(masks)) <= index.max(initial=-1):
+            raise self._wrong_mask(f"masks of {len(rows)} environments in final_info, where number {index.max()} ended")
+        return self(batch, {ACTION_MASK: rows[index]}, acted_on=none)
 
     def require_leaves(self, observations: Iterable[Any]) -> None:
         """Raise `ConfigError` where one of these observations, as environments return them, lacks an array of its space."""

@@ -271,7 +271,6 @@ def _restore_simulation(data: Any, state: Mapping[str, Any]) -> bool:
     Another model is also one of which a reset has drawn masses, terrain or the like: they are not part of the state.
     """
     current = _simulation_arrays(data) | _own_state(data)
-    state = {_MODEL: current[_MODEL], **state}  # a version before did not have it
     if set(state) != set(current):
         return False
     for name, value in state.items():

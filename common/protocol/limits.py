@@ -34,7 +34,7 @@ SLOWEST_LINK: Final = 500_000.0
 """Bytes per second of the slowest link. While a large message crosses, no other arrives: the connection is not lost for that."""
 
 UNKNOWN_BYTES: Final = 12_000_000
-"""Bytes of a first policy of which no Welcome states the size, for the time in which it crosses: an older learner sent it."""
+"""Bytes that a first policy is taken to have, for the time in which it crosses, where the Welcome came before any policy."""
 
 REWARD_MAX: Final = 10_000_000
 """Largest absolute reward. With gamma 0.99 an error of a value reaches 2e9; times an observation of OBSERVATION_MAX that is a
