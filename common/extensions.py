@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from threading import RLock
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -37,6 +38,7 @@ ENVIRONMENTS = {
 }
 """Environments of the project, which any data may name: they run no code that their arguments name."""
 
+_SAFE = "PYTHONSAFEPATH"  # environment variable of Python
 _ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tuple(_ROOT / name for name in ("benchmarks", "common", "docker", "presets", "rookery.py", "services", "tests"))
 """Places of the project, whose modules are no user's code where the current directory is a clone of it, or in one."""
@@ -59,17 +61,19 @@ class _Restriction(NamedTuple):
 
 
 _restriction: _Restriction | None = None  # of what data may name; None: nothing
+_restricting = RLock()  # one thread at a time
 
 
 @contextmanager
 def restricted(allowed: Iterable[str], *, run: Path) -> Iterator[None]:
     """Import by a name from the data of the directory `run`, while inside, only local code and the packages `allowed`."""
-    global _restriction  # noqa: PLW0603  a restriction of the process, whoever reads the data
-    before, _restriction = _restriction, _Restriction(tuple(allowed), run)
-    try:
-        yield
-    finally:
-        _restriction = before
+    global _restriction  # noqa: PLW0603  a restriction of the process, whichever thread reads the data
+    with _restricting:
+        before, _restriction = _restriction, _Restriction(tuple(allowed), run)
+        try:
+            yield
+        finally:
+            _restriction = before
 
 
 class NotAllowedError(ConfigError):
@@ -113,11 +117,12 @@ def is_local(module: str, *, run: Path) -> bool:
     places = [_places(spec) for spec in _specs(module)]
     if not all(places):
         return False
-    here, run, found = Path.cwd().resolve(), run.resolve(), [*itertools.chain(*places)]
+    here, found, runs = Path.cwd().resolve(), [*itertools.chain(*places)], (run.resolve(), Path(os.path.normpath(run.absolute())))
     in_here = places[0][0].parent == here and all(place.is_relative_to(here) for place in found)
     of_project = any(place.is_relative_to(part) for place in found for part in PROJECT)
-    with_run = any(run.is_relative_to(place) for place in places[0]) or any(place.is_relative_to(run) for place in found)
-    return in_here and not of_project and not with_run
+    with_run = any(run.is_relative_to(place) for run in runs for place in places[0])
+    in_run = any(place.is_relative_to(run) for run in runs for place in found)
+    return in_here and not (of_project or with_run or in_run)
 
 
 def exists(module: str) -> bool:
@@ -128,6 +133,9 @@ def exists(module: str) -> bool:
 def _specs(module: str) -> Iterator[ModuleSpec | None]:
     """Yield how `import_module` finds each package around `module`, outermost first, and `module`; None for a missing one."""
     top, *inner = module.split(".")
+    if top in sys.modules and getattr(sys.modules[top], "__spec__", None) is None:
+        yield None  # `__main__` is the program that runs, not a file of this name
+        return
     yield (spec := _installed(top) or PathFinder.find_spec(top, [*sys.path, *_working_directory()]))
     for name in inner:
         spec = PathFinder.find_spec(name, (spec and spec.submodule_search_locations) or [])
@@ -157,9 +165,7 @@ def import_attribute(
     module_name, _, name = entry_point.partition(":")
     if not (module_name and name):
         raise ConfigError(f"{setting} is not complete", found=repr(entry_point), wanted=f"package.module:{what}")
-    if is_user_code(entry_point):
-        require_allowed(module_name, setting=setting)
-    module = _import(module_name, setting=setting)
+    module = (import_module if is_user_code(entry_point) else _import)(module_name, setting=setting)
     found = getattr(module, name, None)
     if not accepts(found):
         known = [public for public, value in vars(module).items() if public[0] != "_" and accepts(value)]
@@ -169,8 +175,10 @@ def import_attribute(
 
 
 def import_module(module_name: str, *, setting: str) -> ModuleType:
-    """Import the module that `setting` names. Raises `ConfigError`."""
+    """Import the user's module that `setting` names. Raises `ConfigError`."""
     require_allowed(module_name, setting=setting)
+    # Last, and not before code is named, so that no folder there is imported as the package whose name it has.
+    sys.path += _working_directory()
     return _import(module_name, setting=setting)
 
 
@@ -185,22 +193,20 @@ def _installed(top: str) -> ModuleSpec | None:
 
 def _working_directory() -> list[str]:
     """Return the entry of sys.path for the working directory, unless it is there, or forbidden as an unsafe path."""
-    return [""] if "" not in sys.path and not os.environ.get("PYTHONSAFEPATH") else []
+    here = str(Path.cwd())
+    return [here] if not {"", here} & set(sys.path) and not os.environ.get(_SAFE) else []
 
 
 def _import(module_name: str, *, setting: str) -> ModuleType:
-    if _installed(module_name.partition(".")[0]) is None:
-        # A user's module. Last, and not before it is named, so that no folder is imported as the package whose name it has.
-        sys.path += _working_directory()
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        extra = EXTRAS.get(error.name or "")
+        extra, safe = EXTRAS.get(error.name or ""), f", without {_SAFE}" if os.environ.get(_SAFE) else ""
         raise ConfigError(
             f"{setting} names a module that does not exist",
             found=f"{module_name} ({error})",
             wanted="a module that Python can import",
-            fix=f"pip install 'rookery[{extra}]'" if extra else "install it, or start in the folder that contains it",
+            fix=f"pip install 'rookery[{extra}]'" if extra else f"install it, or start in the folder that contains it{safe}",
         ) from error
     except Exception as error:  # the import runs the user's code
         raise ConfigError(

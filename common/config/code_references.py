@@ -34,6 +34,10 @@ def code_references(values: object) -> Iterator[CodeReference]:
     env_id = _text(values, "env", "id")
     for module in _modules_of(env_id):
         yield CodeReference("env.id", env_id, module)
+    for section, inner in values.items() if isinstance(values, dict) else ():
+        allowed = inner.get("allow_code") if isinstance(inner, dict) else None  # what a worker's learner may name
+        for module in allowed if isinstance(allowed, list) else ():
+            yield CodeReference(f"{section}.allow_code", str(module), str(module))
 
 
 def allow_code(values: object, *, run: Path | None = None) -> str:

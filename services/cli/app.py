@@ -100,8 +100,12 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
             options.parser.error(f"unknown option {word}")
     positional = [*options.positional, *rest]
     options.argv = tuple(argv)
-    options.overrides = [word for word in positional if options.takes_settings and _is_setting(word)]
-    options.names = [word for word in positional if word not in options.overrides]
+    if getattr(options, "member", False):  # as `train_arguments` orders them
+        begins = not options.resume
+        options.names, options.overrides = positional[:begins], positional[begins:]
+    else:
+        options.overrides = [word for word in positional if options.takes_settings and _is_setting(word)]
+        options.names = [word for word in positional if word not in options.overrides]
     if len(options.names) > options.max_names:
         wanted = "section.key=value, such as env.num_envs=16" if options.takes_settings else "no more arguments"
         options.parser.error(f"found {options.names[-1]!r}, wanted {wanted}")

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import sys
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 import yaml
@@ -91,6 +92,9 @@ def here(tmp_path, monkeypatch):
     for name in (*files, *foreign, "../elsewhere/__init__.py", "../elsewhere/evil.py"):
         (here / name).parent.mkdir(parents=True, exist_ok=True)
         (here / name).write_text("raise SystemExit('ran')")
+    (here / "__main__.py").touch()
+    (here / "renamed").symlink_to(here / "gift/one")
+    (here / "gift/far").symlink_to(tmp_path / "elsewhere")
     (here / "linked.py").symlink_to(tmp_path / "elsewhere/evil.py")
     (here / "own_pkg/linked.py").symlink_to(tmp_path / "elsewhere/evil.py")
     (here / "own_pkg/folder").symlink_to(tmp_path / "elsewhere")
@@ -124,6 +128,9 @@ def here(tmp_path, monkeypatch):
         ("os", "runs/mine", False),
         ("sys", "runs/mine", False),
         ("", "runs/mine", False),
+        ("__main__", "runs/mine", False),
+        ("gift.evil", "renamed", False),
+        ("gift.evil", "gift/far", False),
         (".own_one", "runs/mine", False),
         ("own_pkg..envs", "runs/mine", False),
     ],
@@ -174,7 +181,38 @@ def test_code_of_a_user_is_found_after_all_that_is_installed(searched):
     (searched / "own_named.py").write_text("import yaml\nmake = yaml.safe_load")
     (searched / "yaml.py").write_text("raise SystemExit('ran')")
     assert extensions.import_attribute("own_named:make", setting="env.entry_point") is yaml.safe_load
-    assert sys.path[-1] == ""
+    assert sys.path[-1] == str(searched)
+
+
+def test_code_that_is_named_finds_more_of_it_after_a_change_of_directory(searched, monkeypatch, tmp_path):
+    (searched / "own_named.py").write_text("def make():\n    import own_lazy\n    return own_lazy.found")
+    (searched / "own_lazy.py").write_text("found = 1")
+    make = extensions.import_attribute("own_named:make", setting="env.entry_point")
+    monkeypatch.chdir(tmp_path)
+    assert make() == 1
+
+
+def test_two_threads_do_not_lift_one_anothers_restriction(here):
+    inside, leave, seen = Event(), Event(), []
+
+    def first():
+        with extensions.restricted((), run=here):
+            inside.set()
+            leave.wait(10)
+
+    def second():
+        with extensions.restricted((), run=here):
+            seen.append(extensions.is_restricted())
+
+    threads = [Thread(target=first), Thread(target=second)]
+    threads[0].start()
+    inside.wait(10)
+    threads[1].start()
+    leave.set()
+    for thread in threads:
+        thread.join()
+    assert seen == [True]
+    assert not extensions.is_restricted()
 
 
 def test_a_safe_path_stays_safe(searched, monkeypatch):

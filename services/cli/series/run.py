@@ -323,9 +323,13 @@ def _allow_code(series: Series, folder: Path, environ: Mapping[str, str]) -> str
 
 
 def train_arguments(preset: str, overrides: Sequence[str], options: Sequence[str], path: Path) -> list[str]:
-    """Return the arguments of `rookery` that begin the run in `path`, or continue it where it began."""
-    begin = ["--resume"] if RunDirectory(path).begun else [preset]
-    return ["train", *begin, *overrides, *options, "--member", "--run-dir", str(path)]
+    """Return the arguments of `rookery` that begin the run in `path`, or continue it where it began.
+
+    Its preset and settings, which may be those of a foreign series, stand last, where a word is read as what it is here.
+    """
+    begun = RunDirectory(path).begun
+    words = overrides if begun else (preset, *overrides)
+    return ["train", *(["--resume"] if begun else []), *options, "--member", "--run-dir", str(path), "--", *words]
 
 
 def is_finished(path: Path, *, overrides: Sequence[str], environ: Mapping[str, str]) -> bool:

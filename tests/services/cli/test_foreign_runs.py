@@ -11,6 +11,9 @@ import pytest
 
 import rookery
 from common.errors import ConfigError
+from common.runtime.run_directory import RunDirectory
+from services.cli.app import parse_arguments
+from services.cli.series.run import train_arguments
 from tests.services.cli.conftest import called
 
 pytestmark = pytest.mark.service
@@ -21,6 +24,7 @@ NAMES = {
     "algorithm.name": "algorithm: {name: 'CODE'}",
     "env.id": "env: {id: 'CODE'}",
 }
+ALLOWING = {f"{role}.allow_code": f"{role}: {{allow_code: ['CODE']}}" for role in ("actor", "evaluator", "env_worker")}
 
 
 @pytest.fixture
@@ -41,7 +45,7 @@ def foreign(make_run, tmp_path, monkeypatch):
         for line in lines:
             skip = line.startswith(f"{section}:") or (skip and line.startswith((" ", "#")))
             kept += [] if skip else [line]
-        run.config.write_text("\n".join([*kept, NAMES[setting].replace("CODE", code)]) + "\n")
+        run.config.write_text("\n".join([*kept, (NAMES | ALLOWING)[setting].replace("CODE", code)]) + "\n")
         return run, trace
 
     return make
@@ -188,6 +192,29 @@ def test_settings_of_a_foreign_series_allow_nothing_to_its_runs(foreign, capsys)
     settings = "env.entry_point=foreign_code:make", "env.entry_point="
     assert called("train", "--resume", *settings, "--member", "--run-dir", "run") == 2
     assert "model.entry_point of the run names code that needs permission" in capsys.readouterr().err
+    assert not trace.exists()
+
+
+def test_a_run_of_a_series_reads_each_word_as_its_series_did(tmp_path, monkeypatch):
+    """A preset and settings that look like something else: a file of the foreign folder could be one of them."""
+    preset, overrides = "env.id=mine.yaml", ["env.kwargs.a/b=c.yaml", "--allow-code=gift", "run.seed=2"]
+    begun = RunDirectory(tmp_path / "begun")
+    begun.path.mkdir()
+    begun.config.touch()
+    monkeypatch.setattr(RunDirectory, "begun", property(lambda run: run.path == begun.path))
+    for path, names in ((tmp_path / "new", [preset]), (begun.path, [])):
+        options = parse_arguments(train_arguments(preset, overrides, ("--actors", "2"), path))
+        assert (options.names, options.overrides) == (names, overrides)
+        assert (options.actors, options.allow_code, options.run_dir, options.resume) == ("2", [], str(path), not names)
+
+
+@pytest.mark.parametrize("setting", ALLOWING)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_foreign_run_does_not_allow_the_code_of_another_learner(foreign, capsys, command, setting):
+    """A worker that its config.yaml sends to a learner of somebody else would import what that names."""
+    _, trace = foreign(setting, "foreign_code")
+    assert called(*COMMANDS[command]) == 2
+    assert f"{setting} of the run names code that needs permission: found module 'foreign_code'" in capsys.readouterr().err
     assert not trace.exists()
 
 

@@ -29,10 +29,10 @@ class FakeTrainer:
     def train(self, argv, **_):
         path = Path(argv[argv.index("--run-dir") + 1])
         self.calls.append((path.name, "--resume" in argv))
-        self.commands.append(" ".join(argv[1:-2]))
-        assert "--member" in argv
+        words = argv[argv.index("--") + 1 :]  # the preset of a run that begins, and settings
+        self.commands.append(" ".join([*words, *argv[1 : argv.index("--member")]]))
         code, done = self._script.get(path.name, (0, True))
-        overrides = [word for word in argv[: argv.index("--run-dir")] if "=" in word]
+        overrides = [word for word in words if "=" in word]
         self._write(path, *overrides, solved=done, env_steps=1000, mean100=480.0, wall_seconds=60.0)
         self.stopped = path.name == self._stop_after
         return code
@@ -141,11 +141,11 @@ def test_resumed_with_other_seeds_it_keeps_settings_values_and_options(ran, tmp_
     series.write_text(series.read_text().replace('"options": []', '"options": ["--actors", "1"]'))
     first, second = FakeTrainer(ran.write), FakeTrainer(ran.write)
     ran(seeds="1-2", preset=None, resume=True, trainer=first)
-    rest = "run.seed=2 --actors 1 --member"
+    rest = "run.seed=2 --actors 1"
     assert first.commands == [f"cartpole algorithm.gamma=0.9 algorithm.learning_rate={rate} {rest}" for rate in ("1e-3", "3e-4")]
     ran("algorithm.gamma=0.8", "algorithm.learning_rate=1e-2", preset=None, resume=True, trainer=second)
     assert second.commands == [
-        f"cartpole algorithm.gamma=0.9 algorithm.gamma=0.8 algorithm.learning_rate=1e-2 run.seed={seed} --actors 1 --member"
+        f"cartpole algorithm.gamma=0.9 algorithm.gamma=0.8 algorithm.learning_rate=1e-2 run.seed={seed} --actors 1"
         for seed in (1, 2)
     ]
 
@@ -157,9 +157,9 @@ def test_resumed_it_keeps_each_option_that_the_command_does_not_name(ran):
     ran("actor.count=2", seeds="3", resume=True, trainer=trainer)  # instead of the search for a number
     ran(seeds="4", resume=True, options=("--actors", "auto"), trainer=trainer)
     assert trainer.commands == [
-        "cartpole run.seed=2 --actors auto --log-format json --member",
-        "cartpole actor.count=2 run.seed=3 --log-format json --member",
-        "cartpole actor.count=2 run.seed=4 --log-format json --actors auto --member",
+        "cartpole run.seed=2 --actors auto --log-format json",
+        "cartpole actor.count=2 run.seed=3 --log-format json",
+        "cartpole actor.count=2 run.seed=4 --log-format json --actors auto",
     ]
 
 
@@ -169,8 +169,8 @@ def test_a_number_of_actors_is_a_setting_of_the_series(ran, tmp_path, monkeypatc
     for words in (["cartpole", "--seeds", "1", "--actors", "4"], ["--resume", "--seeds", "2", "actor.count=3"]):
         assert called("train", *words, "--run-dir", tmp_path / "series") == 0
     assert trainer.commands == [
-        "cartpole actor.count=4 run.seed=1 --member",
-        "cartpole actor.count=4 actor.count=3 run.seed=2 --member",
+        "cartpole actor.count=4 run.seed=1",
+        "cartpole actor.count=4 actor.count=3 run.seed=2",
     ]
     assert called("train", "cartpole", "actor.count=1,2", "--actors", "4", "--run-dir", tmp_path / "other") == 2
 

@@ -40,7 +40,7 @@ class FakeTrainer:
 
     def train(self, argv, *, over):
         path = Path(argv[argv.index("--run-dir") + 1])
-        overrides = [word for word in argv[: argv.index("--run-dir")] if "=" in word]
+        overrides = [word for word in argv[argv.index("--") + 1 :] if "=" in word]
         self.calls.append((path.name, "--resume" in argv, tuple(overrides)))
         height = 500 - 40 * int(path.name[1:])
         curve = [(step / 10, step, height * step / 1000, None) for step in range(50, 1050, 50)]
