@@ -39,18 +39,20 @@ class _SavedRecord(BaseModel):
     version: int
     solved_at: dict[str, float] | None
     target: float | None
-    target_evaluation: float | None = None
+    target_evaluation: float | None
     last_evaluation: dict[str, Any] | None
     evaluations: dict[str, float]
     returns: list[float]
     lengths: list[int]
     lag: list[float]
-    timed: list[float] = [0.0, 0.0]
-    task: dict[str, Any] = {}
-    shown_mean100: float | None = None
-    lowest_mean100: float | None = None
-    coverage: dict[str, list[int]] = {}
-    settings_changed: list[dict[str, Any]] = []
+    timed: list[float]
+    task: dict[str, Any]
+    shown_mean100: float | None
+    lowest_mean100: float | None
+    coverage: dict[str, list[int]]
+    lockstep_broken: str
+    settings: dict[str, Any]
+    settings_changed: list[dict[str, Any]]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -276,11 +278,8 @@ class RunRecord:
         Where the environment is another one now, the returns and evaluations of before are forgotten.
         """
         _SavedRecord.model_validate(state)
-        self.lockstep_broken = state.get(
-            "lockstep_broken", "resumed from a checkpoint of a version that lacks what was under way"
-        )
-        self.settings_changed = list(state.get("settings_changed", []))
-        before, present = state.get("settings", {}), _deciding(self.settings)
+        self.lockstep_broken, self.settings_changed = state["lockstep_broken"], list(state["settings_changed"])
+        before, present = state["settings"], _deciding(self.settings)
         if changes := _changes(before, present):
             self.lockstep_broken = self.lockstep_broken or f"resumed with other settings: {'; '.join(changes.values())}"
         if known := [text for key, text in changes.items() if key in before and key in present]:  # others: of another version
@@ -290,22 +289,22 @@ class RunRecord:
         for name in _SAVED_AS_THEY_ARE:
             setattr(self, name, state[name])
         target = self.settings.target
-        if (state["target"], state.get("target_evaluation")) != (target.mean100, target.evaluation):
+        if (state["target"], state["target_evaluation"]) != (target.mean100, target.evaluation):
             self.solved_at = None  # another target is not reached yet
         self.evaluations = dict(state["evaluations"])
         self.returns.extend(state["returns"])
         self.lengths.extend(state["lengths"])
-        self.task_changed = self.settings.env.task_changes(state.get("task", {}))
+        self.task_changed = self.settings.env.task_changes(state["task"])
         if not self.task_changed:
-            self._estimator.mean, self._estimator.lowest = state.get("shown_mean100"), state.get("lowest_mean100")
+            self._estimator.mean, self._estimator.lowest = state["shown_mean100"], state["lowest_mean100"]
         else:
             self.solved_at = self.last_evaluation = None
             for results in (self.evaluations, self.returns, self.lengths):
                 results.clear()
         self.lag = PolicyLag(*state["lag"])
         if not self.task_changed and not changes:
-            self.coverage.load_state_dict(state.get("coverage", {}))
-        self._window = RateWindow(state.get("timed", (0.0, 0.0)))
+            self.coverage.load_state_dict(state["coverage"])
+        self._window = RateWindow(state["timed"])
         self.rates = self._window.rates()
         self._show()
 
@@ -325,6 +324,6 @@ def _deciding(settings: Settings) -> dict[str, Any]:
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """Return the settings that changed since a checkpoint; none where the checkpoint is of a version without them."""
-    keys = {**before, **now} if before else {}
+    """Return the settings that changed since a checkpoint, with their values."""
+    keys = {**before, **now}
     return {key: f"{key} was {before.get(key)}, is {now.get(key)}" for key in keys if before.get(key) != now.get(key)}

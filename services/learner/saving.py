@@ -189,7 +189,7 @@ def restore_checkpoint(
 
     One that was filled in another environment is not restored: its rewards and steps are of the other.
     """
-    record.load_state_dict(_record_of(checkpoint), time.monotonic())
+    record.load_state_dict(checkpoint.counters["record"], time.monotonic())
     session.saved.load_state_dict(checkpoint.counters["session"])
     algorithm.load_state_dict(checkpoint.state)
     complete = not isinstance(algorithm, HasReplay)
@@ -208,18 +208,12 @@ def restore_checkpoint(
         record.lockstep_broken = f"resumed without the replay memory, {reason}"
 
 
-def _record_of(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the state of the record, the task of which a version before did not have there."""
-    task = checkpoint.counters.get(STATE_SETTINGS, {}).get("env", {})
-    return {"task": task, **checkpoint.counters["record"]}
-
-
 def restore_without_sessions(checkpoint: Checkpoint, *, algorithm: Algorithm, record: RunRecord, session: LearnerSide) -> None:
     """Restore weights, record and the ledgers of all ranks from rank 0's checkpoint; the sessions of workers end.
 
     All replay memories begin empty: those of the other ranks are not in it, and their rate limits count all inserts.
     """
-    record.load_state_dict(_record_of(checkpoint), time.monotonic())
+    record.load_state_dict(checkpoint.counters["record"], time.monotonic())
     algorithm.load_state_dict(checkpoint.state)
     session.saved.load_ledgers(_ledgers_of(checkpoint))
     same = ranks_of(checkpoint) == record.settings.learner.ranks

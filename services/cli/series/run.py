@@ -48,7 +48,7 @@ class Series:
     options: tuple[str, ...]  # of `rookery train`, of all members
     grid: Mapping[str, tuple[str, ...]]  # values by key, of the settings with several
     seeds: tuple[int, ...]
-    settings: Sequence[Mapping[str, Any]] | None = None  # `effective_settings` of the members; None in a file of a version before
+    settings: Sequence[Mapping[str, Any]] = ()  # `effective_settings` of the members
 
     @property
     def members(self) -> list[Member]:
@@ -137,14 +137,13 @@ def _planned(request: SeriesRequest, saved: Series | None, environ: Mapping[str,
     if "run.seed" in named and (saved is not None or request.seeds is not None):
         raise ConfigError("a seed beside the seeds of the series", found="run.seed", wanted="--seeds with all seeds")
     if saved is not None:
-        if saved.settings is not None:
-            changes = (*shared, *(f"{key}={values[0]}" for key, values in grid.items()))
-            overrides = ((*saved.overrides_of(member), *changes) for member in saved.combinations)
-            before = [load_settings(preset=preset, overrides=each, environ=environ) for each in overrides]
-            fix = "set them as they were, or name the settings on the command line"
-            known = {tree.get("algorithm.name") for tree in saved.settings} | {*saved.grid.get("algorithm.name", ())}
-            other = {"algorithm"} if {each.settings.algorithm.name for each in before} - known else set()  # has its own settings
-            require_settings(before, saved.settings, apart={*saved.grid, *named, *grid} | other, fix=fix)
+        changes = (*shared, *(f"{key}={values[0]}" for key, values in grid.items()))
+        overrides = ((*saved.overrides_of(member), *changes) for member in saved.combinations)
+        before = [load_settings(preset=preset, overrides=each, environ=environ) for each in overrides]
+        fix = "set them as they were, or name the settings on the command line"
+        known = {tree.get("algorithm.name") for tree in saved.settings} | {*saved.grid.get("algorithm.name", ())}
+        other = {"algorithm"} if {each.settings.algorithm.name for each in before} - known else set()  # has its own settings
+        require_settings(before, saved.settings, apart={*saved.grid, *named, *grid} | other, fix=fix)
         options = _merged(saved.options, options, counted="actor.count" in {*named, *grid})
         grid = {key: values for key, values in saved.grid.items() if key not in named} | grid
         shared = (*saved.overrides, *shared)
@@ -228,15 +227,13 @@ def _read(folder: Path) -> Series:
     try:
         values = json.loads((folder / SERIES_FILE).read_text(encoding="utf-8"))
         options = _options(values["options"])
-        grid = {key: tuple(found) for key, found in values["grid"].items()} if "grid" in values else _grid(values["members"])
-        seeds = values["seeds"] if "grid" in values else map(int, grid.pop("run.seed"))
         return Series(
             preset=values["preset"],
             overrides=tuple(values["overrides"]),
             options=options,
-            grid=grid,
-            seeds=tuple(seeds),
-            settings=[dict(tree) for tree in values["settings"]] if values.get("settings") is not None else None,
+            grid={key: tuple(found) for key, found in values["grid"].items()},
+            seeds=tuple(values["seeds"]),
+            settings=[dict(tree) for tree in values["settings"]],
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{folder / SERIES_FILE} cannot be read", found=repr(error), wanted="the file of a series") from error
@@ -248,15 +245,6 @@ def _options(words: Sequence[str]) -> tuple[str, ...]:
     if len(words) % 2 or not known:
         raise ValueError(f"options {[*words]}, wanted a value each of {' and '.join(sorted(SAVED_OPTIONS))}")
     return tuple(words)
-
-
-def _grid(members: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
-    """Return the values of each setting, the seeds among them, of the members in the file of a version that listed these."""
-    grid: dict[str, dict[str, None]] = {}
-    for member in members:
-        for key, _, value in (text.partition("=") for text in member["overrides"]):
-            grid.setdefault(key, {})[value] = None
-    return {key: tuple(values) for key, values in grid.items()}
 
 
 def run_series(

@@ -179,7 +179,7 @@ def test_a_foreign_series_runs_nothing(foreign, capsys, says):
     folder = Path("series")
     folder.mkdir()
     grid = {"env.entry_point": ["foreign_code:make"]}
-    values = {"preset": "cartpole", "overrides": [], "options": OPTIONS[says], "grid": grid, "seeds": [1]}
+    values = {"preset": "cartpole", "overrides": [], "options": OPTIONS[says], "grid": grid, "seeds": [1], "settings": []}
     (folder / "series.json").write_text(json.dumps(values))
     assert called("train", "--resume", "--run-dir", "series") == 2
     assert says in capsys.readouterr().err

@@ -189,21 +189,6 @@ def test_a_resumed_run_knows_its_best_policy():
     assert state(*begun("--resume"))[0].best is None
 
 
-def test_a_checkpoint_of_an_earlier_version_knows_its_environment_by_its_settings():
-    """Its record does not name the task."""
-    invocation, directory, algorithm = begun()
-    save(invocation, directory, algorithm)
-    store = CheckpointStore(directory.checkpoints, keep=3)
-    saved = store.load_newest(architecture=ParameterLayout.of(algorithm.model).fingerprint, warn=pytest.fail, restore=lambda x: x)
-    record = saved.counters["record"] | {"returns": [9.0], "lengths": [9]}
-    del record["task"]
-    counters = saved.counters | {"record": record, STATE_SETTINGS: invocation.settings.state_settings}
-    store.save(replace(saved, version=8, counters=counters))
-    assert list(state(*begun("--resume"))[0].returns) == [9.0]
-    changed = state(*begun("--resume", "env.kwargs={sutton_barto_reward: true}"))[0]
-    assert (list(changed.returns), changed.env_steps) == ([], 1000)
-
-
 def test_a_resumed_run_without_any_checkpoint_begins_at_zero():
     """Killed in its first minute: there is a folder, and nothing in it to go on from."""
     begun()

@@ -225,20 +225,6 @@ def test_a_key_inside_an_empty_mapping_may_be_named(ran):
     assert ran("env.kwargs.sutton_barto_reward=true", preset=None, seeds="1-2", resume=True)[1] == [("s2", False)]
 
 
-def test_a_file_that_lists_its_members_is_resumed(ran, tmp_path):
-    """As a version before wrote it."""
-    ran("algorithm.learning_rate=1e-3,3e-4", seeds="1-2")
-    members = [
-        {"name": "", "overrides": [f"algorithm.learning_rate={rate}", f"run.seed={seed}"]}
-        for rate in ("1e-3", "3e-4")
-        for seed in (1, 2)
-    ]
-    known = {"preset": "cartpole", "overrides": [], "options": [], "members": members}
-    (tmp_path / "series" / "series.json").write_text(json.dumps(known))
-    assert ran(preset=None, resume=True)[1] == []
-    assert ran(seeds="3", preset=None, resume=True)[1] == [("learning_rate=1e-3-s3", False), ("learning_rate=3e-4-s3", False)]
-
-
 def test_an_id_for_all_runs_is_refused(ran):
     """Trackers would take them for one."""
     with pytest.raises(ConfigError, match=r"run\.id of a series: found mine, wanted none"):
