@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from threading import RLock
+from threading import get_ident
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -60,20 +60,23 @@ class _Restriction(NamedTuple):
     run: Path  # directory that names code
 
 
-_restriction: _Restriction | None = None  # of what data may name; None: nothing
-_restricting = RLock()  # one thread at a time
+_restrictions: dict[object, tuple[int, _Restriction]] = {}  # of what data may name, with the threads that read it; innermost last
 
 
 @contextmanager
 def restricted(allowed: Iterable[str], *, run: Path) -> Iterator[None]:
     """Import by a name from the data of the directory `run`, while inside, only local code and the packages `allowed`."""
-    global _restriction  # noqa: PLW0603  a restriction of the process, whichever thread reads the data
-    with _restricting:
-        before, _restriction = _restriction, _Restriction(tuple(allowed), run)
-        try:
-            yield
-        finally:
-            _restriction = before
+    _restrictions[key := object()] = get_ident(), _Restriction(tuple(allowed), run)
+    try:
+        yield
+    finally:
+        del _restrictions[key]
+
+
+def _in_force() -> list[_Restriction]:
+    """Return the innermost restriction of this thread; of a thread without one, which another may have started, all."""
+    found = list(_restrictions.values())
+    return [each for thread, each in found if thread == get_ident()][-1:] or [each for _, each in found]
 
 
 class NotAllowedError(ConfigError):
@@ -81,8 +84,8 @@ class NotAllowedError(ConfigError):
 
 
 def is_restricted() -> bool:
-    """Return whether this process is inside `restricted`."""
-    return _restriction is not None
+    """Return whether this thread, or one that may have started it, is inside `restricted`."""
+    return bool(_in_force())
 
 
 def is_within(module: str, packages: Iterable[str]) -> bool:
@@ -92,7 +95,7 @@ def is_within(module: str, packages: Iterable[str]) -> bool:
 
 def require_allowed(module: str, *, setting: str) -> None:
     """Refuse (ConfigError) a module that is `restricted`; nothing is imported to find out."""
-    if _restriction is None or is_within(module, _restriction.allowed) or is_local(module, run=_restriction.run):
+    if all(is_within(module, each.allowed) or is_local(module, run=each.run) for each in _in_force()):
         return
     raise NotAllowedError(
         f"{setting} of the run names code that needs permission",
@@ -133,7 +136,7 @@ def exists(module: str) -> bool:
 def _specs(module: str) -> Iterator[ModuleSpec | None]:
     """Yield how `import_module` finds each package around `module`, outermost first, and `module`; None for a missing one."""
     top, *inner = module.split(".")
-    if top in sys.modules and getattr(sys.modules[top], "__spec__", None) is None:
+    if top in sys.modules and getattr(getattr(sys.modules[top], "__spec__", None), "name", "") != top:
         yield None  # `__main__` is the program that runs, not a file of this name
         return
     yield (spec := _installed(top) or PathFinder.find_spec(top, [*sys.path, *_working_directory()]))

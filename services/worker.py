@@ -225,7 +225,7 @@ def _require_own(name: str, overrides: Iterable[str]) -> None:
     for override in overrides:
         key, given, value = override.partition("=")
         section = key.partition(".")[0]
-        permits = key == "env.id" or any(named_modules([override]))
+        permits = key == "env.id" or (section in _SENT and any(named_modules([override])))
         sent = not {section, key}.isdisjoint(_SENT)
         if given and not permits and section in Settings.model_fields and (sent or section not in own):
             fact = f"{key} has no effect on this process: " + ("the learner sends it" if sent else "another one reads it")

@@ -58,6 +58,9 @@ def named_modules(overrides: Iterable[str]) -> Iterator[str]:
             name, _, value = text.partition("=")
             if name == f"{section}.{key}" and ":" in value:
                 yield value.partition(":")[0].strip("'\" ")
+    for name, _, value in (text.partition("=") for text in overrides):
+        if name.endswith(".allow_code"):
+            yield from (module.strip("[]'\" ") for module in value.split(","))
 
 
 def _text(values: object, section: str, key: str) -> str:

@@ -231,7 +231,8 @@ def _load(directory: RunDirectory, folder: Path, overrides: Sequence[str], seed:
 def _find(path: Path, checkpoint: str | Version) -> tuple[RunDirectory, Path]:
     """Return the run, and the directory of the checkpoint, that `path` and `checkpoint` name. Raises `ConfigError`."""
     alone = (path / MANIFEST).is_file()
-    directory = RunDirectory(path.resolve().parent.parent if alone else path)
+    around = [path.absolute().parent.parent, path.resolve().parent.parent] if alone else [path]  # the second behind a link
+    directory = next((found for found in map(RunDirectory, around) if found.begun), RunDirectory(around[-1]))
     if not directory.begun:
         raise ConfigError(
             "no run to load a policy from",

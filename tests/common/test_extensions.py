@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Event, Thread
 
 import pytest
 import yaml
@@ -193,26 +194,33 @@ def test_code_that_is_named_finds_more_of_it_after_a_change_of_directory(searche
 
 
 def test_two_threads_do_not_lift_one_anothers_restriction(here):
-    inside, leave, seen = Event(), Event(), []
-
-    def first():
-        with extensions.restricted((), run=here):
-            inside.set()
-            leave.wait(10)
-
-    def second():
-        with extensions.restricted((), run=here):
-            seen.append(extensions.is_restricted())
-
-    threads = [Thread(target=first), Thread(target=second)]
-    threads[0].start()
-    inside.wait(10)
-    threads[1].start()
-    leave.set()
-    for thread in threads:
-        thread.join()
-    assert seen == [True]
+    with ThreadPoolExecutor(1) as pool:
+        with extensions.restricted(["os"], run=here):
+            other = extensions.restricted((), run=here)
+            pool.submit(other.__enter__).result()
+            extensions.require_allowed("os", setting="env.entry_point")
+            with pytest.raises(extensions.NotAllowedError):
+                pool.submit(extensions.require_allowed, "os", setting="env.entry_point").result()
+        assert pool.submit(extensions.is_restricted).result()
+        pool.submit(other.__exit__, None, None, None).result()
     assert not extensions.is_restricted()
+
+
+def test_threads_that_a_restricted_one_starts_are_restricted_and_wait_for_nothing(here):
+    with extensions.restricted((), run=here), ThreadPoolExecutor(1) as pool:
+        assert pool.submit(extensions.is_restricted).result()
+        with pytest.raises(extensions.NotAllowedError):
+            pool.submit(extensions.require_allowed, "os", setting="env.entry_point").result()
+
+
+def test_a_program_started_as_a_module_is_not_imported_again(searched):
+    """`python -m own_one`: the module that runs has that name in its spec."""
+    assert extensions.is_local("own_one", run=searched / "runs/mine")
+    (searched / "own_program.py").write_text(
+        "from pathlib import Path\nfrom common import extensions\nprint(extensions.is_local('__main__', run=Path('runs/mine')))"
+    )
+    words = [sys.executable, "-m", "own_program"]
+    assert subprocess.run(words, cwd=searched, capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 def test_a_safe_path_stays_safe(searched, monkeypatch):

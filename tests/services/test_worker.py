@@ -228,6 +228,7 @@ def test_an_unknown_option_is_one_line_and_exit_code_2(role, capsys):
         ("actor", "algorithm.name=dqn", "the learner sends it"),
         ("actor", "policy_server.workers=3", "another one reads it"),
         ("evaluator", "actor.torch_threads=2", "another one reads it"),
+        ("actor", "evaluator.allow_code=[mine]", "another one reads it"),
         ("policy-server", "rollout.length=5", "the learner sends it"),
         ("env-worker", "env.num_envs=99", "the learner sends it"),
     ],

@@ -81,7 +81,8 @@ def _train(options: argparse.Namespace) -> int:
         return _begin_or_continue(options)
     # Settings of a member were read from the file of its series, which allows nothing; a user types those of other runs.
     allowed = (*options.allow_code, *(() if options.member else named_modules(options.overrides)))
-    with extensions.restricted(allowed, run=local_path(options.run_dir or "")):
+    folder = local_path(options.run_dir or "")
+    with extensions.restricted(allowed, run=folder.parent if options.member else folder):  # of a member its series
         return _begin_or_continue(options)
 
 

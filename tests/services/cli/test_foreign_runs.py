@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -216,6 +217,34 @@ def test_a_foreign_run_does_not_allow_the_code_of_another_learner(foreign, capsy
     assert called(*COMMANDS[command]) == 2
     assert f"{setting} of the run names code that needs permission: found module 'foreign_code'" in capsys.readouterr().err
     assert not trace.exists()
+
+
+def test_a_run_of_a_foreign_series_cannot_bring_the_code_beside_it(foreign, capsys):
+    """`rookery train --resume --run-dir .` in the folder of the series: its own modules are in the current directory."""
+    run, _ = foreign(code="evil:make")
+    Path("evil.py").write_text("raise SystemExit('ran')")
+    assert called("train", "--resume", "--member", "--run-dir", "run") == 2
+    assert "env.entry_point of the run names code that needs permission: found module 'evil'" in capsys.readouterr().err
+    assert run.config.is_file()
+
+
+@pytest.mark.parametrize("text", ["[foreign_code]", "['foreign_code', other]"])
+def test_modules_that_the_command_line_lets_a_worker_run_need_no_permission(foreign, capsys, text):
+    foreign(code="")
+    assert called("train", "--resume", "--run-dir", "run", f"actor.allow_code={text}", "actor.count=0") == 2
+    assert "needs permission" not in capsys.readouterr().err
+
+
+def test_a_checkpoint_behind_a_link_is_of_the_run_as_it_is_named(foreign, capsys, tmp_path):
+    run, _ = foreign(code="gift.evil:make")
+    shutil.move(run.path, tmp_path / "far")
+    Path("gift").mkdir()
+    Path("gift/evil.py").write_text("raise SystemExit('ran')")
+    Path("gift/one").symlink_to(tmp_path / "far")
+    (checkpoint,) = Path("gift/one/checkpoints").glob("checkpoint-*")
+    for named in (Path("gift/one"), checkpoint):
+        assert called("evaluate", named) == 2
+        assert "needs permission: found module 'gift.evil'" in capsys.readouterr().err
 
 
 def test_a_setting_that_a_series_gives_its_run_is_one_value(foreign, capsys):
