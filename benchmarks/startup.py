@@ -55,7 +55,10 @@ class StartedRun:
         self._directory, self._stepped = RunDirectory(run_dir), {}
         self._busy, self._began = _busy_seconds(), time.monotonic()
         command = [sys.executable, "-m", "services.cli", "train", *words, "--run-dir", str(run_dir), "--log-format", "plain"]
-        self._process = subprocess.Popen(command, cwd=tree, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        environment = {**os.environ, "PYTHONPATH": str(tree.resolve())}  # for the processes of the run too
+        self._process = subprocess.Popen(
+            command, cwd=tree, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
 
     def wait(self) -> None:
         """Wait for the first update. Raises `ResourceError` where it does not come."""

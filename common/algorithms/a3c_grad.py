@@ -17,9 +17,9 @@ trained (their gradient is 0).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -143,6 +143,10 @@ class A3CGrad(ActorCriticLearner):
     """`common.algorithms.api.Algorithm` for actor-critic networks."""
 
     _settings: A3CGradSettings
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """As the base, with values in units of return, in which actors compute the loss, whatever units `state` has."""
+        super(ActorCriticLearner, self).load_state_dict(state)
 
     def ingest(self, samples: Sequence[Experience]) -> GradientBatch:  # type: ignore[override]
         """Gradients side by side."""

@@ -36,7 +36,7 @@ def code_references(values: object) -> Iterator[CodeReference]:
         yield CodeReference("env.id", env_id, module)
     for section, inner in values.items() if isinstance(values, dict) else ():
         allowed = inner.get("allow_code") if isinstance(inner, dict) else None  # what a worker's learner may name
-        for module in allowed if isinstance(allowed, list) else ():
+        for module in allowed if isinstance(allowed, list | set | tuple) else ():
             yield CodeReference(f"{section}.allow_code", str(module), str(module))
 
 

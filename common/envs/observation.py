@@ -97,9 +97,11 @@ class ObservationReader:
         masks = last.get(ACTION_MASK) if isinstance(last, Mapping) else None  # a list of mappings, before gymnasium 1.0
         if masks is None:
             return self(batch, {}, acted_on=none)
-        if len(rows := np.atleast_1d(masks)) <= index.max(initial=-1):
-            raise self._wrong_mask(f"masks of {len(rows)} environments in final_info, where number {index.max()} ended")
-        return self(batch, {ACTION_MASK: rows[index]}, acted_on=none)
+        try:
+            rows = np.asarray(masks)[index]
+        except (IndexError, ValueError) as error:
+            raise self._wrong_mask(f"masks in final_info that are no batch of all environments: {error}") from error
+        return self(batch, {ACTION_MASK: rows}, acted_on=none)
 
     def require_leaves(self, observations: Iterable[Any]) -> None:
         """Raise `ConfigError` where one of these observations, as environments return them, lacks an array of its space."""

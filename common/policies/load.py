@@ -231,8 +231,9 @@ def _load(directory: RunDirectory, folder: Path, overrides: Sequence[str], seed:
 def _find(path: Path, checkpoint: str | Version) -> tuple[RunDirectory, Path]:
     """Return the run, and the directory of the checkpoint, that `path` and `checkpoint` name. Raises `ConfigError`."""
     alone = (path / MANIFEST).is_file()
-    around = [path.absolute().parent.parent, path.resolve().parent.parent] if alone else [path]  # the second behind a link
-    directory = next((found for found in map(RunDirectory, around) if found.begun), RunDirectory(around[-1]))
+    directory = RunDirectory(path.absolute().parent.parent if alone else path)
+    if alone and path.absolute().parent != directory.checkpoints:  # a link to the checkpoint
+        directory = RunDirectory(path.resolve().parent.parent)
     if not directory.begun:
         raise ConfigError(
             "no run to load a policy from",

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from common.config.layers import leaves
 from common.config.schema import Settings
@@ -277,7 +277,11 @@ class RunRecord:
 
         Where the environment is another one now, the returns and evaluations of before are forgotten.
         """
-        _SavedRecord.model_validate(state)
+        try:
+            _SavedRecord.model_validate(state)
+        except ValidationError as error:
+            wrong = ", ".join(".".join(map(str, each["loc"])) for each in error.errors())
+            raise ValueError(f"the record of a checkpoint of another version: {wrong}") from error
         self.lockstep_broken, self.settings_changed = state["lockstep_broken"], list(state["settings_changed"])
         before, present = state["settings"], _deciding(self.settings)
         if changes := _changes(before, present):

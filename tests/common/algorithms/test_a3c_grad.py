@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 import torch
@@ -130,6 +132,18 @@ def joined_gradient(env, samples, **settings):
     made = gae(**return_inputs(batch, seen, clip_reward=False), gamma=section.gamma, lambda_=section.gae_lambda)
     single_pass_loss(section, batch, seen, made, made.target, entropy_coef=section.entropy_coef).total.backward()
     return snapshot.flatten_gradient(net, "fp32")
+
+
+def test_a_state_with_values_in_other_units_is_read_in_units_of_return(vector_env):
+    """As of PPO, with which the run began: actors compute the loss of returns."""
+    algorithm = learner(vector_env)
+    head = algorithm.model.value_head
+    before = head.weight.detach().clone()
+    moments = Moments.of(torch.tensor([2.0, 6.0], dtype=torch.float64))
+    algorithm.load_state_dict(algorithm.state_dict() | {"value_moments": asdict(moments)})
+    torch.testing.assert_close(head.weight, before * moments.std.float())
+    torch.testing.assert_close(head.bias, torch.full_like(head.bias, 4.0))
+    assert algorithm.state_dict()["value_moments"]["count"] == 0
 
 
 def held(algorithm):

@@ -203,27 +203,31 @@ def test_a_last_observation_needs_no_mask(monkeypatch, mode, num_envs):
     assert [mask[0].tolist() for mask in masks].count([True, False, True]) >= 6
 
 
-class Short(gymnasium.vector.SyncVectorEnv):
-    """Hands over the last masks of one environment, whichever ended."""
+class Masks(gymnasium.vector.SyncVectorEnv):
+    """Hands over other masks of the environments that ended."""
+
+    last = ()
 
     def step(self, actions):
         *row, info = super().step(actions)
         if "final_info" in info:
-            info["final_info"]["action_mask"] = info["final_info"]["action_mask"][:1]
+            info["final_info"]["action_mask"] = self.last
         return *row, info
 
 
-def test_last_masks_of_some_environments_alone_are_refused(monkeypatch):
+@pytest.mark.parametrize("last", [[[1, 0, 1]], [[1, 0, 1], None, [1, 0, 1]], 1])
+def test_last_masks_that_are_no_batch_are_refused(monkeypatch, last):
     import common.envs.probes as module
 
     info = {"action_mask": np.array([1, 0, 1], np.int8)}
     envs = [lambda: Told(PLAIN, ONES, info, truncates=True)] * 3
-    made = Short(envs, autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP)
+    made = Masks(envs, autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP)
+    made.last = last
     monkeypatch.setattr(module, "told", lambda: made, raising=False)
     settings = EnvSettings(entry_point="common.envs.probes:told", num_envs=3, action_mask=True, autoreset="same_step")
     environment = make(settings)
     environment.reset(0)
-    with pytest.raises(ConfigError, match="found masks of 1 environments in final_info, where number 2 ended"):
+    with pytest.raises(ConfigError, match="found masks in final_info that are no batch of all environments: "):
         [environment.step(np.zeros(3, np.int64)) for _ in range(3)]
 
 

@@ -133,6 +133,16 @@ def test_floats_are_no_image(make_run):
 # --- which checkpoint ---
 
 
+def test_a_link_to_a_checkpoint_has_the_settings_of_its_own_run(make_run, tmp_path):
+    """Also one in the folder of another run."""
+    run, _ = make_run(SMALL, "algorithm.gamma=0.9")
+    other, _ = make_run(SMALL, path=tmp_path / "other")
+    (other.path / "inits").mkdir()
+    link = other.path / "inits/first"
+    link.symlink_to(run.checkpoints / "checkpoint-000000000007")
+    assert load_policy(link).settings.algorithm.gamma == 0.9
+
+
 def test_the_newest_a_version_and_a_directory(make_run):
     run, _ = make_run(SMALL, version=7)
     make_run(SMALL, version=12, seed=2)

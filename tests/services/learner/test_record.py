@@ -420,6 +420,13 @@ def test_a_resumed_run_with_another_target_is_not_solved_by_the_old_one(target, 
     assert after.over(200.0) == ("target reached" if solved else "")
 
 
+def test_a_record_of_another_version_is_named():
+    state = record().state_dict(now=1.0)
+    del state["task"], state["lag"]
+    with pytest.raises(ValueError, match="of another version: lag, task$"):
+        record().load_state_dict(state, now=2.0)
+
+
 def test_only_an_unbroken_run_in_lockstep_is_reproducible():
     """The summary shows whether two runs must agree; the checkpoints keep the reason where lockstep broke."""
     settings = Settings(run=RunSettings(mode="lockstep"))
