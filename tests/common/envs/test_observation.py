@@ -227,7 +227,7 @@ def test_last_masks_that_are_no_batch_are_refused(monkeypatch, last):
     settings = EnvSettings(entry_point="common.envs.probes:told", num_envs=3, action_mask=True, autoreset="same_step")
     environment = make(settings)
     environment.reset(0)
-    with pytest.raises(ConfigError, match="found masks in final_info that are no batch of all environments: "):
+    with pytest.raises(ConfigError, match="found masks in final_info that are no batch of all environments"):
         [environment.step(np.zeros(3, np.int64)) for _ in range(3)]
 
 

@@ -423,7 +423,7 @@ def test_a_resumed_run_with_another_target_is_not_solved_by_the_old_one(target, 
 def test_a_record_of_another_version_is_named():
     state = record().state_dict(now=1.0)
     del state["task"], state["lag"]
-    with pytest.raises(ValueError, match="of another version: lag, task$"):
+    with pytest.raises(ValueError, match=r"of another version: lag, task$"):
         record().load_state_dict(state, now=2.0)
 
 
