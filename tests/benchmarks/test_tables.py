@@ -11,6 +11,7 @@ from benchmarks.learning import RESULTS, ROWS, keep, kept
 from benchmarks.tables import CLEANRL, MARKS, Comparison, missing, render
 from common.config.load import as_yaml, load_settings
 from common.runtime.run_directory import RunDirectory
+from services.cli.app import parse_arguments
 
 pytestmark = pytest.mark.service
 
@@ -28,12 +29,12 @@ class Trainer:
         self.calls, self.stopped, self.environ, self.share = [], False, {}, 0.5
 
     def train(self, argv, *, log):
-        self.calls.append([*argv, log])
-        directory = RunDirectory(tables.Path(argv[argv.index("--run-dir") + 1]))
-        if argv[1] != "--resume":
+        options = parse_arguments(argv)
+        self.calls.append((options.names, log))
+        directory = RunDirectory(tables.Path(options.run_dir))
+        if not options.resume:
             directory.path.mkdir(parents=True)
-            overrides = [word for word in argv if "=" in word]
-            settings = load_settings(preset=argv[1], overrides=overrides, environ=self.environ).settings
+            settings = load_settings(preset=options.names[0], overrides=options.overrides, environ=self.environ).settings
             directory.config.write_text(as_yaml(settings))
         settings = load_settings(preset=str(directory.config), environ={}).settings
         before = json.loads(directory.summary.read_text())["env_steps"] if directory.summary.is_file() else 0
@@ -117,9 +118,8 @@ def test_what_was_interrupted_continues_and_what_ended_is_kept_once(trainer, com
     assert "cartpole-2000-s1: not finished" in capsys.readouterr().out
     assert command("control", "--seeds", "1", "--parallel", "2", "--note", "alone") == 0
     assert command("control", "--seeds", "1") == 0
-    begun, continued = ([call[:2] for call in trainer.calls[start : start + 2]] for start in (0, 2))
-    assert begun == [["train", "cartpole"], ["train", "taxi"]]
-    assert continued == [["train", "--resume"]] * 2
+    begun, continued = ([names for names, _ in trainer.calls[start : start + 2]] for start in (0, 2))
+    assert (begun, continued) == ([["cartpole"], ["taxi"]], [[], []])  # a preset names what begins
     assert len(trainer.calls) == 4
     assert [call[-1] for call in trainer.calls[:2]] == [None, None]
     assert {call[-1].name for call in trainer.calls[2:]} == {"cartpole-2000-s1.log", "taxi-600-s1.log"}
