@@ -41,7 +41,7 @@ ENVIRONMENTS = {
 _SAFE = "PYTHONSAFEPATH"  # environment variable of Python
 _ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tuple(_ROOT / name for name in ("benchmarks", "common", "docker", "presets", "rookery.py", "services", "tests"))
-"""Places of the project, whose modules are no user's code where the current directory is a clone of it, or in one."""
+"""Places of the project's own modules, which are no user's code, also where the current directory is in a clone."""
 
 EXTRAS = {
     "flax": "jax",
@@ -180,7 +180,7 @@ def import_attribute(
 def import_module(module_name: str, *, setting: str) -> ModuleType:
     """Import the user's module that `setting` names. Raises `ConfigError`."""
     require_allowed(module_name, setting=setting)
-    # Last, and not before code is named, so that no folder there is imported as the package whose name it has.
+    # Last, and not before code is named: a folder there may have the name of a package.
     sys.path += _working_directory()
     return _import(module_name, setting=setting)
 

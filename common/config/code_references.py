@@ -75,8 +75,8 @@ def _modules_of(env_id: str) -> Iterator[str]:
     module, colon, env_id = env_id.rpartition(":")
     if colon:
         yield module  # module:Env-v0 imports the module, which is to register the id
-        if (inner := f"{module}.{env_id}") and extensions.exists(inner):
-            yield inner  # PettingZoo's PACKAGE:NAME
+        if extensions.exists(f"{module}.{env_id}"):
+            yield f"{module}.{env_id}"  # PettingZoo's PACKAGE:NAME
     spec = gymnasium.registry.get(env_id)
     if spec is None:
         return
