@@ -67,8 +67,8 @@ def _configuration_row(group: Configuration) -> list[str]:
     def over(*keys: str) -> Estimate | None:
         return estimate([value for run in group.runs if (value := run.number(*keys)) is not None])
 
-    def counted(found: Estimate | None) -> str:
-        return shown(found) + (f" (by {found.count} of {runs})" if found and found.count < runs else "")
+    def counted(found: Estimate | None, text: str = "") -> str:
+        return (text or shown(found)) + (f" (by {found.count} of {runs})" if found and found.count < runs else "")
 
     reached, runs = over("solved_at", "env_steps"), len(group.runs)
     unfinished = sum(result(run) in _UNFINISHED for run in group.runs)
@@ -80,9 +80,9 @@ def _configuration_row(group: Configuration) -> list[str]:
         counted(over("mean100")) + remark_on_mean(group.runs),
         counted(over("last_evaluation", "mean")),
         counted(reached),
-        number(seconds.value / 60) if seconds else NONE,
-        number(round(rate.value)) if rate else NONE,
-        number(lag.value) if lag else NONE,
+        counted(seconds, number(seconds.value / 60) if seconds else NONE),
+        counted(rate, number(round(rate.value)) if rate else NONE),
+        counted(lag, number(lag.value) if lag else NONE),
     ]
 
 

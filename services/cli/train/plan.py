@@ -7,15 +7,16 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from common.algorithms.sections import ReplaySection
 from common.conditions import COMMAND_LINE, DEFAULT
 from common.config.endpoint import Endpoint, connectable_host, parse_endpoint
-from common.config.load import LoadedSettings, as_yaml, load_settings, with_absolute_key_paths, with_chosen
+from common.config.load import CHOSEN, LoadedSettings, as_yaml, load_settings, with_absolute_key_paths, with_chosen
 from common.config.schema import Settings, conflicts
 from common.errors import ConfigError, ResourceError
 from common.observability.deployment import ENV_WORKER, LEARNER
@@ -305,8 +306,10 @@ def _load(request: Request, environ: Mapping[str, str]) -> LoadedSettings:
         ranks = load_settings(preset=preset, overrides=(*overrides, *alone), environ=environ).settings.learner.ranks
         overrides = (*overrides, f"actor.count={ranks}")
     loaded = load_settings(preset=preset, overrides=overrides, environ=environ, strict=not request.member)
-    if request.auto_actors and request.resume and loaded.settings.checkpoint.replay and _resumed(request).checkpoints.is_dir():
-        _require_layout(loaded.settings, load_settings(preset=preset, environ={}).settings)
+    if request.auto_actors:
+        loaded = replace(loaded, provenance=MappingProxyType({**loaded.provenance, "actor.count": CHOSEN}))
+        if request.resume and loaded.settings.checkpoint.replay and _resumed(request).checkpoints.is_dir():
+            _require_layout(loaded.settings, load_settings(preset=preset, environ={}).settings)
     if request.resume and request.preset not in {None, loaded.settings.run.preset}:
         found, fix = f"{loaded.settings.run.preset} in {request.run_dir}", "leave the preset out, or name another --run-dir"
         raise ConfigError("the run to resume is of another preset", found=found, wanted=request.preset, fix=fix)

@@ -434,7 +434,9 @@ def test_a_run_that_is_killed_while_it_searches_is_resumed_with_an_actor_for_eac
 def test_the_number_that_was_found_is_what_a_resumed_run_has():
     """The search is not made again, unless it is asked for."""
     plan = planned(run_dir=Path("r"), auto_actors=True)
+    assert "count: 1  # chosen for this run" in plan.directory.config.read_text()
     plan.write_config(3)
+    assert "count: 3  # chosen for this run" in plan.directory.config.read_text()
     again = planned(preset=None, run_dir=Path("r"), resume=True)
     assert again.supervisor().actors == again.settings.actor.count == 3
 
