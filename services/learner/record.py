@@ -152,10 +152,15 @@ class RunRecord:
         self._show()
         return result
 
-    def finish(self, now: Seconds) -> None:
-        """End the run: its time stands still, and the rates of its last seconds are 0."""
-        self.phase, self._ended_at = "finished", now
+    def stop_progress(self, *, done: bool) -> None:
+        """End training: nothing is trained or left to train any more; `done`: by itself, so that nothing is missing."""
+        self.progress = Progress(1.0 if done else self.progress.fraction)
         self.rates = StepRates(last_10s=0.0, last_60s=0.0, run=self.rates.run)
+        self._show()
+
+    def finish(self, now: Seconds) -> None:
+        """End the run: its time stands still."""
+        self.phase, self._ended_at = "finished", now
         self._show()
 
     # --- reading ---

@@ -18,7 +18,7 @@ from common.envs.leaves import action_mask
 from common.envs.spec import EnvSpec
 from common.observability import logs
 from common.observability.checks.experience import REPLAY_INCOMPLETE
-from common.observability.learner_stats import IntakeStats, LearnerStats, Progress
+from common.observability.learner_stats import IntakeStats, LearnerStats
 from common.protocol.events import Evaluated, Experience, LogEvent
 from common.protocol.ledger import sum_counts
 from common.units import EnvSteps, Seconds
@@ -158,7 +158,7 @@ class Results:
 
     def stop_progress(self, *, done: bool) -> None:
         """End the estimate of the time left, because training has ended; `done`: by itself, so that nothing is missing."""
-        self.record.progress = Progress(1.0 if done else self.record.progress.fraction)
+        self.record.stop_progress(done=done)
         self.stats.seconds_left = None
 
     def summarise(self, stats: IntakeStats, *, complete: bool) -> None:

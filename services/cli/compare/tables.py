@@ -16,7 +16,7 @@ from rich.text import Text
 from common.config.sections import TargetSettings
 from services.cli.compare.runs import Configuration, RunData, configurations, differing_settings
 from services.cli.compare.statistics import Estimate, estimate
-from services.cli.train.outcome import has_score, own_end
+from services.cli.train.outcome import has_score, is_solved, own_end
 from services.cli.train.view import FULL_MEAN, mean_remark
 
 NONE = "-"
@@ -64,13 +64,14 @@ def configurations_table(groups: Sequence[Configuration]) -> TextTable:
 
 
 def _configuration_row(group: Configuration) -> list[str]:
-    def over(*keys: str) -> Estimate | None:
-        return estimate([value for run in group.runs if (value := run.number(*keys)) is not None])
+    def over(*keys: str, among: Sequence[RunData] = group.runs) -> Estimate | None:
+        return estimate([value for run in among if (value := run.number(*keys)) is not None])
 
     def counted(found: Estimate | None, text: str = "") -> str:
         return (text or shown(found)) + (f" (by {found.count} of {runs})" if found and found.count < runs else "")
 
-    reached, runs = over("solved_at", "env_steps"), len(group.runs)
+    solved_runs, runs = [run for run in group.runs if is_solved(run.summary, _target(run))], len(group.runs)
+    reached = over("solved_at", "env_steps", among=solved_runs)
     unfinished = sum(result(run) in _UNFINISHED for run in group.runs)
     solved = f"{reached.count if reached else 0} of {runs}" if has_score(_target(group.runs[0])) else NONE
     seconds, rate, lag = over("wall_seconds"), over("env_steps_per_second"), over("policy_lag", "mean")

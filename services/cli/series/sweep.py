@@ -138,7 +138,7 @@ def _study(folder: Path, sweep: Sweep) -> Iterator[optuna.Study]:
     with ExitStack() as opened:  # connections to the file
         opened.callback(storage.engine.dispose)
         opened.callback(storage.remove_session)
-        median = optuna.pruners.MedianPruner(n_startup_trials=STARTUP_TRIALS, n_warmup_steps=WARMUP_STAGES)
+        median = optuna.pruners.MedianPruner(n_startup_trials=STARTUP_TRIALS, n_warmup_steps=WARMUP_STAGES + 1)
         pruner = median if sweep.prune else optuna.pruners.NopPruner()
         yield optuna.create_study(storage=storage, study_name="sweep", load_if_exists=True, direction="maximize", pruner=pruner)
 
@@ -203,7 +203,9 @@ def _run_trial(
     if watch.pruned:
         trial.study.tell(trial, state=TrialState.PRUNED)
     elif is_finished(place, overrides=overrides, environ=environ):
-        result = goal_value(read_run(place), sweep.goal, budget=budget)
+        run = read_run(place)
+        watch.report_rest(run)
+        result = goal_value(run, sweep.goal, budget=budget)
         trial.study.tell(trial, result, state=TrialState.FAIL if result is None else TrialState.COMPLETE)
         return int(result is None)
     return 0  # a trial that was stopped stays open, for --resume
@@ -229,12 +231,22 @@ class _Watch:
             env_steps, returns = read_run(self.place).points("env_steps", "episode_return_mean")
         except ConfigError:  # a file that is just being written
             return False
+        for _ in self._report(env_steps, returns):
+            self.pruned = self.pruned or self.trial.should_prune()
+        return self.pruned
+
+    def report_rest(self, run: RunData) -> None:
+        """Report the stages that were not seen, of a run that reached its target early its last return, as `curve` counts it."""
+        env_steps, returns = run.points("env_steps", "episode_return_mean")
+        if returns:
+            list(self._report([*env_steps, float(self.budget)], [*returns, returns[-1]]))
+
+    def _report(self, env_steps: list[float], returns: list[float]) -> Iterator[int]:
         for stage, value in stages(env_steps, returns, budget=self.budget):
             if stage > self.reported:
                 self.reported = stage
                 self.trial.report(value, stage)
-                self.pruned = self.pruned or self.trial.should_prune()
-        return self.pruned
+                yield stage
 
 
 def stages(env_steps: list[float], returns: list[float], *, budget: int) -> list[tuple[int, float]]:
@@ -275,7 +287,8 @@ def _show_best(
     for trial in (*complete, *others):
         place = folder / f"t{trial.number:03}"
         counted = sweep.goal == "mean100" and trial.state is TrialState.COMPLETE and RunDirectory(place).begun
-        value = number(trial.value) + (remark_on_mean([read_run(place)]) if counted else "")
+        reached = trial.value if trial.state is TrialState.COMPLETE else None  # of a pruned trial Optuna keeps its last return
+        value = number(reached) + (remark_on_mean([read_run(place)]) if counted else "")
         rows.append([place.name, trial.state.name.lower(), *(_param(trial, key) for key in sweep.search), value])
     if rows:
         columns = ["trial", "state", *sweep.search, sweep.goal]
@@ -284,9 +297,9 @@ def _show_best(
         print_tables([table], stdout=stdout)
     if complete:
         best = {key: json.loads(_param(complete[0], key)) for key in sweep.search}
-        for key, *_ in unmet(load_settings(preset=sweep.preset, overrides=sweep.overrides(best), environ=environ).settings):
-            best.pop(key, None)  # without effect: `rookery train` would refuse it
-        words = " ".join(map(shlex.quote, sweep.overrides(best)))
+        idle = {key for key, *_ in unmet(load_settings(preset=sweep.preset, overrides=sweep.overrides(best), environ=environ).settings)}
+        effective = [word for word in sweep.overrides(best) if word.partition("=")[0] not in idle]  # `train` refuses others
+        words = " ".join(map(shlex.quote, effective))
         show(f"  best     rookery train {sweep.preset} {words}")
     show(f"  compare  rookery report {folder}")
     if _counted(study) - len([trial for trial in others if trial.state is TrialState.RUNNING]) < sweep.trials:

@@ -70,12 +70,8 @@ def verdict(
 
 
 def own_end(summary: Summary, target: Mapping[str, Any]) -> str:
-    """Return how the run came to its own end, by the values of section `target`; "" where it did not.
-
-    Scores among them may be others than those that the run had, and are then not reached.
-    """
-    reached = summary.get("target") or {}
-    if summary.get("solved") and all(reached.get(name, score) == score for name, score in target.items() if name in SCORES):
+    """Return how the run came to its own end, by the values of section `target`; "" where it did not."""
+    if is_solved(summary, target):
         return "solved: the target was reached"
     unsolved = "not solved: " if has_score(target) else ""
     env_steps, wall_seconds = target.get("env_steps"), target.get("wall_seconds")
@@ -84,6 +80,13 @@ def own_end(summary: Summary, target: Mapping[str, Any]) -> str:
     if wall_seconds is not None and summary.get("wall_seconds", 0) >= wall_seconds:
         return f"{unsolved}the budget of time is spent"
     return ""
+
+
+def is_solved(summary: Summary, target: Mapping[str, Any]) -> bool:
+    """Return whether the run reached the scores of section `target`: others than those that it had are not reached."""
+    reached = summary.get("target") or {}
+    same = all(reached.get(name, score) == score for name, score in target.items() if name in SCORES)
+    return bool(summary.get("solved")) and same
 
 
 def has_score(target: Mapping[str, Any]) -> bool:

@@ -468,13 +468,14 @@ def test_while_the_last_evaluation_is_played_a_run_is_done_and_its_curve_complet
     waits = scene.intake.wait_for_goodbyes
 
     def play(timeout, *, alive, abort):
-        seen.append((scene.record.progress, scene.stats.seconds_left))
+        status = scene.record.status(IntakeStats(), scene.clock.now)
+        seen.append((status["progress"], status["frames_per_second"]["last_60s"], scene.stats.seconds_left))
         scene.clock.now += 30.0
         return waits(timeout, alive=alive, abort=abort)
 
     scene.intake.wait_for_goodbyes = play
     assert scene.run() == "target reached"
-    assert seen == [(Progress(1.0, None), None)]
+    assert seen == [({"fraction": 1.0, "seconds_left": None}, 0.0, None)]
     rows = [row.split(",") for row in scene.directory.learning_curve_csv.read_text().splitlines()[1:]]
     assert float(rows[-1][0]) == scene.summary["solved_at"]["wall_seconds"] < 30.0
 

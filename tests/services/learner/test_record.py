@@ -249,6 +249,7 @@ def test_the_time_of_a_run_that_is_over_stands_still():
     for second in range(100, 111):
         run.trained(env_steps=50, metrics={})
         run.tick(float(second))
+    run.stop_progress(done=True)
     run.finish(110.0)
     status = run.status(STATS, now=99_999.0)
     assert (status["phase"], status["wall_seconds"], status["env_steps_per_second"]) == ("finished", 10.0, 50.0)

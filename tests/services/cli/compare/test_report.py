@@ -81,10 +81,13 @@ def test_compare_shows_the_same_values_on_the_terminal(runs, capsys):
     assert "algorithm.replay_capacity" in shown
 
 
-def test_a_run_that_was_solved_at_another_target_than_it_has_now_is_not_solved(tmp_path, write_run):
+def test_a_run_that_was_solved_at_another_target_than_it_has_now_is_not_solved(tmp_path, write_run, capsys):
     reached = {"mean100": 300.0, "evaluation": None}
     for name, target in (("same", "300.0"), ("other", "475.0")):
-        write_run(tmp_path / name, f"target.mean100={target}", solved=True, target=reached, env_steps=1000, wall_seconds=9.0)
+        ended = {"solved": True, "solved_at": {"env_steps": 900}, "env_steps": 1000, "wall_seconds": 9.0}
+        write_run(tmp_path / name, f"target.mean100={target}", target=reached, **ended)
+    assert main(["compare", str(tmp_path)]) == 0
+    assert {"1 of 1", "0 of 1"} == set(re.findall(r"[01] of 1", capsys.readouterr().out))
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "r.html")]) == 0
     shown = (tmp_path / "r.html").read_text()
     assert (shown.count("solved: the target was reached"), shown.count("not finished")) == (1, 2)

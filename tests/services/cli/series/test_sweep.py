@@ -112,7 +112,34 @@ def test_trials_are_within_the_space_bad_ones_end_early_and_the_best_is_shown_as
     constant = best["algorithm.lr_schedule"] == "constant"
     assert ("algorithm.lr_final=" in shown.partition("best ")[2].partition("\n")[0]) is not constant  # `train` would refuse it
     assert trainer.ended_early == ["t004", "t005"]  # below the median of the first four
-    assert shown.count("pruned") == 2
+    # Optuna keeps the last return of a pruned trial, which is no value of the goal.
+    assert [line.split()[-1] for line in shown.splitlines() if "pruned" in line] == ["-", "-"]
+
+
+def test_the_command_of_the_best_trial_names_no_setting_without_effect(swept, tmp_path):
+    """`rookery train` would refuse it, whether it was searched or is the same in all trials."""
+    _, _, shown = swept(trials=1, settings="settings: {algorithm.lr_env_steps: 500, ")
+    command = shown.partition("best ")[2].partition("\n")[0]
+    assert read_run(tmp_path / "sweep" / "t000").settings["algorithm.lr_schedule"] == "constant"
+    assert "algorithm.lr_env_steps=" not in command
+    assert "algorithm.lr_schedule=constant" in command
+
+
+def test_trials_that_end_at_their_target_are_compared_at_every_stage(tmp_path, write_run):
+    """Else the median at the late stages would be that of the trials which did not reach it. The first four are not compared."""
+    study = optuna.create_study(pruner=optuna.pruners.MedianPruner(4, sweep_module.WARMUP_STAGES + 1), direction="maximize")
+    for number in range(4):
+        trial, place = study.ask(), write_run(tmp_path / f"t{number}", curve=[(1, 100, 0, None), (2, 500, 475, None)])
+        watch = sweep_module._Watch(trial=trial, place=place, budget=1000, reported=3)
+        watch.report_rest(read_run(place))
+        study.tell(trial, 475)
+        assert study.trials[number].intermediate_values == {4: 0} | dict.fromkeys(range(5, 10), 0) | dict.fromkeys(range(10, 21), 475)
+    slow, place = study.ask(), write_run(tmp_path / "slow", curve=[(1, 249, -1, None)])
+    watch = sweep_module._Watch(trial=slow, place=place, budget=1000, reported=0)
+    assert not watch.should_end()  # four points of the budget are not compared
+    write_run(tmp_path / "slow", curve=[(1, 249, -1, None), (2, 250, -1, None)])
+    watch._next = 0.0
+    assert watch.should_end()
 
 
 def test_a_resumed_sweep_continues_its_interrupted_trial_with_the_same_values(swept):
