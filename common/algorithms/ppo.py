@@ -120,7 +120,9 @@ class PPO(ActorCriticLearner):
             metrics |= _means(taken) | {"approx_kl": kl} | {name: value.item() for name, value in measured_before.items()}
             metrics["first_ratio_error"] = _Measured(*taken[0]).ratio_error.item()
         if settings.lr_schedule == "kl_adaptive":
-            kl = weighted_mean(kl, minibatches.env_steps if len(taken) else 0, self._ranks)
+            # Before the first step it is 0 at any rate, and what an interrupted update has moved says little of a whole one.
+            whole = len(taken) > 1 and len(steps) == settings.epochs * minibatches.count
+            kl = weighted_mean(kl if whole else math.nan, minibatches.env_steps if whole else 0, self._ranks)
             if not math.isnan(kl):
                 self._learning_rate = optim.kl_adapted_rate(self._learning_rate, kl=kl, target=settings.kl_target)
         return UpdateResult(samples=minibatches.env_steps, metrics=metrics)

@@ -62,11 +62,13 @@ class VectorEnvironment:
             frame_stack=settings.frame_stack,
             frame_skip=settings.frame_skip if ours else 1,
         )
-        # Settings of Atari that are set, and that a function of the user's own does not heed.
+        # Settings that are set and not heeded: those of Atari by a function of the user's own, the mode of resets by others too.
         image = {"crop": settings.crop != (0, 0), "terminate_on_life_loss": settings.terminate_on_life_loss}
         self.unheeded = [name for name, is_set in image.items() if is_set and not isinstance(env, AtariVectorEnv)]
         if not ours and settings.frame_skip != EnvSettings.model_fields["frame_skip"].default:
             self.unheeded.append("frame_skip")
+        if settings.autoreset == "same_step" and mode is not AutoresetMode.SAME_STEP:
+            self.unheeded.append("autoreset")
         self.offers_masks = self._observed.ignores_mask  # whether an action mask came that `env.action_mask` does not use
         self.native = env  # the environments as gymnasium knows them
         self._counts_lives = settings.terminate_on_life_loss and isinstance(env, AtariVectorEnv)

@@ -68,7 +68,7 @@ class ModelSettings(BaseModel):
         default=(512,), description="widths of the fully connected layers after the convolutions, or of the whole MLP"
     )
     activation: Literal["relu", "elu", "tanh", "silu"] = Field(default="relu", description="nonlinearity between layers")
-    layer_norm: Annotated[bool, Unless("hidden", ())] = Field(
+    layer_norm: bool = Field(
         default=False,
         description="layer normalisation before each nonlinearity of fully connected layers and convolutions, not in impala's "
         "ResNet (of td3 and sac: in the critics alone): values of states that it never saw stay within bounds",

@@ -498,6 +498,8 @@ def test_ataris_environments_of_a_function_end_by_their_own_mode(own) -> None:
     """Their metadata show the mode of the environment that was made last."""
     function = lambda: AtariVectorEnv(game="pong", num_envs=1, stack_num=1, autoreset_mode=AutoresetMode.SAME_STEP)  # noqa: E731
     assert make(own(function, num_envs=1)).same_step
+    other = make(own(lambda: AtariVectorEnv(game="pong", num_envs=1, stack_num=1), num_envs=1, autoreset="same_step"))
+    assert (other.same_step, other.unheeded) == (False, ["autoreset"])
 
 
 @pytest.mark.parametrize(
