@@ -51,11 +51,16 @@ class Panel:
             "description": self.description,
             "datasource": DATASOURCE,
             "gridPos": {"h": self.height, "w": width, "x": x, "y": y},
-            "targets": [_target(*query, chr(ord("A") + place)) for place, query in enumerate(self.queries.items())],
+            "targets": [self._target(*query, chr(ord("A") + place)) for place, query in enumerate(self.queries.items())],
             "fieldConfig": {"defaults": self._defaults(), "overrides": []},
             "options": _STAT if self.kind == "stat" else _GRAPH,
             **({"repeat": self.repeat, "repeatDirection": "h", "maxPerRow": WIDTH // width} if self.repeat else {}),
         }
+
+    def _target(self, legend: str, expression: str, letter: str) -> dict[str, Any]:
+        now = self.kind == "stat"  # the last number of a time range would outlive the process that it is of
+        named = {"refId": letter, "datasource": DATASOURCE, "legendFormat": legend}
+        return named | {"expr": expression, "instant": now, "range": not now}
 
     def _defaults(self) -> dict[str, Any]:
         bounds = {} if self.maximum is None else {"min": 0, "max": self.maximum}
@@ -83,7 +88,7 @@ class Panel:
 _STAT = {
     "reduceOptions": {"values": False, "calcs": ["lastNotNull"], "fields": ""},
     "colorMode": "value",
-    "graphMode": "area",
+    "graphMode": "none",
     "justifyMode": "auto",
     "orientation": "auto",
     "textMode": "auto",
@@ -97,10 +102,6 @@ _GRAPH = {
 }
 
 
-def _target(legend: str, expression: str, letter: str) -> dict[str, Any]:
-    return {"refId": letter, "datasource": DATASOURCE, "expr": expression, "legendFormat": legend, "range": True}
-
-
 def _steps(limit: Threshold | None, *, coloured: bool) -> list[dict[str, Any]]:
     """Return colours from the least value upwards; the first step has no value."""
     if limit is None:
@@ -111,7 +112,7 @@ def _steps(limit: Threshold | None, *, coloured: bool) -> list[dict[str, Any]]:
 
 
 stat = partial(Panel, kind="stat", width=4)
-"""Makes a panel of one number, with its recent course behind it."""
+"""Makes a panel of one number, of the end of the time range."""
 share = partial(Panel, unit="percentunit", maximum=1)
 """Makes a panel of parts of a whole, from 0 to 1."""
 per_second = partial(Panel, unit="ops")

@@ -87,9 +87,13 @@ def on_the_wire(scope: Scope) -> str:
 
 
 def unless_restarted(scope: Scope) -> str:
-    """Return a clause that leaves out runs whose learner began anew: the seconds of actors go on without a learner."""
-    began = scope.of_runs(f"changes({scope.selector('process_start_time_seconds', jobs(LEARNER))}[{scope.window}])")
-    return f"unless on (namespace) {began} > 0"
+    """Return a clause that leaves out runs whose learner began within the window: the seconds of actors go on without a learner.
+
+    After a long outage, or as another target, it has no value at the begin of the window that could change.
+    """
+    start = scope.selector("process_start_time_seconds", jobs(LEARNER))
+    began = f"changes({start}[{scope.window}]) > 0 or {start} unless {start} offset {scope.window}"
+    return f"unless on (namespace) {scope.of_runs(f'({began})')}"
 
 
 def actors_stale(scope: Scope) -> str:
@@ -226,7 +230,8 @@ def checkpoint_age(scope: Scope) -> str:
     saved = scope.series(learner.CHECKPOINT_LAST_SUCCESS)
     began = scope.series("process_start_time_seconds")
     learners = scope.series(learner.TRAINING)
-    return f"time() - ({saved} > 0 or {began} and on (namespace, job, instance) {learners})"
+    scraped = scope.of_runs(f"timestamp({scope.selector(learner.TRAINING)})")  # the present would be up to a scrape interval later
+    return f"{scraped} - ({saved} > 0 or {began} and on (namespace, job, instance) {learners})"
 
 
 def copy_age(scope: Scope) -> str:
