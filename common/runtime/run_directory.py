@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -96,6 +97,11 @@ def require_same_run(config: bytes, loaded: LoadedSettings) -> None:
 def default_path(*, preset: str, seed: int, now: datetime) -> Path:
     """`runs/<preset>-<YYYYmmdd-HHMMSS>-s<seed>`, for settings that name no folder."""
     return Path("runs") / f"{preset or 'run'}-{now:%Y%m%d-%H%M%S}-s{seed}"
+
+
+def new_run_id(*, preset: str, now: datetime) -> str:
+    """`<preset>-<YYYYmmdd-HHMMSS>-<6 hex digits>`, of which the newest run of a preset is the last in the alphabet."""
+    return f"{preset or 'run'}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
 def create(path: Path, *, config: str, command: Sequence[str], disk: Disk = DISK) -> RunDirectory:

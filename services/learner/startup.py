@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import secrets
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -78,7 +77,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
     loaded = with_absolute_key_paths(arguments.settings_from_arguments(parsed, {"learner.keys": parsed.keys}, environ))
     named = loaded.settings.run.dir
     run_dir = parsed.run_dir or (Path(named) if named else None)
-    if continues and run_dir is not None and restore_missing(loaded.settings.run.store, run_dir, warn=_print_warning):
+    first = environ.get("RANK", "0") == "0"  # other ranks have folders of their own, without a copy
+    if first and continues and run_dir is not None and restore_missing(loaded.settings.run.store, run_dir, warn=_print_warning):
         _log.info("downloaded", store=loaded.settings.run.store, run_dir=run_dir)
         if parsed.config is None:
             return parse([*argv, "--config", str(RunDirectory(run_dir).config)], environ)
@@ -87,9 +87,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
         raise ConfigError("no run to resume", found=f"{option} alone", wanted="the run's directory", fix="set --run-dir to it")
     resume = parsed.resume or (parsed.resume_if_found and run_dir is not None and RunDirectory(run_dir).begun)
     if resume and run_dir is not None and RunDirectory(run_dir).begun:
-        # `rookery train`, which holds the lock, has compared run and copy; other ranks have folders of their own, without a copy.
-        alone = parsed.run_lock is None and environ.get("RANK", "0") == "0"
-        _check_resumed(loaded, run_dir, copy=alone)
+        _check_resumed(loaded, run_dir, copy=first and parsed.run_lock is None)  # `rookery train`, which holds the lock, has done it
     return Invocation(
         loaded=loaded,
         run_dir=run_dir,
@@ -112,7 +110,8 @@ def with_run_id(invocation: Invocation) -> Invocation:
     """Give a new run its id before anything is written, so that a resumed learner reads it in the run's config.yaml."""
     run, source = invocation.settings.run, invocation.loaded.provenance["run.id"]
     known = run.id if invocation.config_named or not is_config_of_a_run(source) else ""  # another run keeps its id
-    chosen = known or _earlier_id(invocation) or f"{run.preset or 'run'}-{secrets.token_hex(4)}"
+    new = run_directory.new_run_id(preset=run.preset, now=datetime.now().astimezone())
+    chosen = known or _earlier_id(invocation) or new
     return replace(invocation, loaded=with_chosen(invocation.loaded, {"run.id": chosen}))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +31,7 @@ from common.runtime.run_directory import (
     default_path,
     held,
     is_config_of_a_run,
+    new_run_id,
     reopen,
     require_same_run,
 )
@@ -332,7 +332,7 @@ def _with_addresses(loaded: LoadedSettings, path: Path, now: datetime, ports: Po
         port = ports.find(settings.learner.ranks, in_a_row=True)[0]
     known = "" if not resume and is_config_of_a_run(loaded.provenance["run.id"]) else settings.run.id  # that run keeps its id
     chosen: dict[str, Any] = {
-        "run.id": known or f"{settings.run.preset or 'run'}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
+        "run.id": known or new_run_id(preset=settings.run.preset, now=now),
         "run.dir": str(path),
         "learner.bind": str(Endpoint(bind.host, port)),
     }

@@ -113,6 +113,9 @@ def test_a_lost_run_directory_is_downloaded_from_the_store_of_the_run(tmp_path):
     config = as_yaml(load_settings(preset="cartpole", overrides=["run.id=cartpole-1", f"run.store={store}"], environ={}).settings)
     directory = create(tmp_path / "elsewhere" / "mine", config=config, command=["rookery"])
     RunStore(f"{store}/mine").upload(directory, keep=1)
+    (folder / "rank-1").mkdir(parents=True)  # another rank, on a disk of its own: the copy is of rank 0
+    assert not parse(words, {"RANK": "1"}).resume
+    (folder / "rank-1").rmdir()
     invocation = parse(words, {})
     assert (invocation.resume, invocation.settings.run.id) == (True, "cartpole-1")
     assert (folder / "command.txt").read_text() == "rookery\n"
