@@ -163,6 +163,12 @@ class Deployment:
         return [service for service in self.services if service.role == LEARNER]
 
     @property
+    def of_one_run(self) -> bool:
+        """Return whether the learners may be the ranks of one: not more than one of them counts, or none answers."""
+        counts = [rank.now(learner.RANKS) for rank in self.ranks if not rank.after.unreachable]
+        return not counts or len(self.ranks) <= max(1.0, *counts)
+
+    @property
     def learner(self) -> Service:
         """Return the learner, reachable or not. AssertionError where none is known."""
         found = self.known_learner

@@ -40,15 +40,13 @@ def doctor(source: Source, *, seconds: Seconds | None, stdout: TextIO, sleep: Ca
     """
     measured = measure(source, seconds or source.window, sleep=sleep)
     run = with_learner(measured)
-    known = [service for service in run.services if service.role == LEARNER]
-    learners = [service.title for service in known]
+    learners = [service.title for service in run.ranks]
     silent = [service for service in run.services if not service.role]
     if not learners and silent:  # several: any of them may be the learner, or a rank of it
         found = ", ".join(f"{service.title} ({service.after.unreachable})" for service in silent)
         print(f"{source.title}: no learner answers, and no answer came from {found}; see their logs", file=stdout)
         return BROKEN
-    ranks = any(service.now(metrics.RANKS) > 1 for service in known) or all(service.after.unreachable for service in known)
-    if not learners or (len(learners) > 1 and not ranks):
+    if not learners or not run.of_one_run:
         fix = "name the services of one run, its learner among them, or its --namespace"
         raise ConfigError("a diagnosis is of one learner", found=", ".join(learners) or "none", wanted="one", fix=fix)
     if all(service.seconds <= 0 for service in run.services):

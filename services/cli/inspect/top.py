@@ -107,6 +107,9 @@ def head(run: Deployment) -> Iterator[str]:
         silent = any(not service.role for service in run.services)
         yield "no learner answers" if silent else "no learner is among these: name its address to see the state of the run"
         return
+    if not run.of_one_run:
+        yield "several runs are among these: name the services of one, or its --namespace, to see its state"
+        return
     if not learner.after.samples:
         yield f"the learner does not answer: {learner.after.unreachable}"
         return

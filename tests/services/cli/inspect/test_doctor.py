@@ -26,9 +26,9 @@ class Fake:
         return self.moments.pop(0)
 
 
-def learner(at, wait, train, **changes):
+def learner(at, wait, train, *, ranks=1.0, **changes):
     """A learner after so many seconds of each."""
-    values = {("phase_seconds_total", "wait"): wait, ("phase_seconds_total", "train"): train, ("training", ""): 1.0}
+    values = {("phase_seconds_total", "wait"): wait, ("phase_seconds_total", "train"): train, ("training", ""): 1.0, ("ranks", ""): ranks}
     values |= {("policy_version", ""): 3.0, ("workers_connected", "actor"): 0.0, ("updates_total", ""): train}
     samples = {(f"rookery_learner_{name}", label): value for (name, label), value in values.items()}
     return ServiceSample(at=at, role="learner", samples=samples, **changes)
@@ -82,10 +82,15 @@ def test_a_source_that_keeps_history_is_not_waited_for():
 
 
 @pytest.mark.parametrize(
-    "moment", [{"a": ServiceSample(at=0.0, role="actor")}, {"a": learner(0.0, 0.0, 0.0), "b": learner(0.0, 0.0, 0.0)}]
+    "moment",
+    [
+        {"a": ServiceSample(at=0.0, role="actor")},
+        {"a": learner(0.0, 0.0, 0.0), "b": learner(0.0, 0.0, 0.0)},
+        {"a": learner(0.0, 0.0, 0.0, ranks=2.0), "b": learner(0.0, 0.0, 0.0, ranks=2.0), "c": learner(0.0, 0.0, 0.0)},
+    ],
 )
 def test_a_diagnosis_is_of_one_learner(moment):
-    """An actor alone does not know the run, and two runs are two diagnoses."""
+    """An actor alone does not know the run, and two runs are two diagnoses, also where one of them has ranks."""
     with pytest.raises(ConfigError, match="a diagnosis is of one learner: found"):
         run(Fake(moment, moment))
 

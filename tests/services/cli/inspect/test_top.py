@@ -197,10 +197,11 @@ def test_a_mean_of_too_few_episodes_is_marked():
     [
         ({"actor-0": AFTER["actor-0"]}, "no learner is among these"),
         ({"learner": sample("learner", 1.0, unreachable="timed out")}, "the learner does not answer: timed out"),
+        ({f"l{number}": sample("learner", 1.0, **LEARNER, ranks=min(number, 2)) for number in (1, 2, 3)}, "several runs are among"),
     ],
 )
 def test_without_a_learner_the_head_says_so(moment, words):
-    """Actors alone, or a learner that is being restarted."""
+    """Actors alone, a learner that is being restarted, or the learners of two runs, whose sums would be of neither."""
     assert next(head(compare(moment, moment))).startswith(words)
 
 
