@@ -254,10 +254,17 @@ def _cells(comparison: Comparison, runs: dict[int, Row]) -> list[str]:
         return [*about, "not run", "", published, "", ""]
     scores = [row["mean100"] for row in runs.values()]
     left = "".join(f"; seed {seed} not run" for seed in SEEDS if seed not in runs)
-    evaluations = [row["last_evaluation"] for row in runs.values()]
-    greedy = ", ".join(number(each["mean"]) if each else "none" for each in evaluations)
+    greedy = ", ".join(_greedy(row) for row in runs.values())
     minutes = ", ".join(f"{row['wall_seconds'] / 60:.1f}" for row in runs.values())
     return [*about, ", ".join(map(number, scores)) + left, number(statistics.mean(scores)), published, greedy, minutes]
+
+
+def _greedy(row: Row) -> str:
+    last = row["last_evaluation"]
+    if not last:
+        return "none"
+    # An evaluator that did not end its games within a minute of the end of the run has the result of an older policy.
+    return number(last["mean"]) + ("" if last["version"] == row["learner_updates"] else " (not of the last policy)")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

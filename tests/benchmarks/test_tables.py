@@ -40,7 +40,7 @@ class Trainer:
         before = json.loads(directory.summary.read_text())["env_steps"] if directory.summary.is_file() else 0
         summary = {"seed": settings.run.seed, "solved_at": None, "solved": False, "ledger": LEDGER, "policy_lag": {"mean": 1.0}}
         summary |= {"env_steps": before + int(self.share * settings.target.env_steps), "learner_updates": 3, "wall_seconds": 60.0}
-        summary |= {"mean100": 12.5, "env_steps_per_second": 5.0, "last_evaluation": {"mean": 33.25, "episodes": 10}}
+        summary |= {"mean100": 12.5, "env_steps_per_second": 5.0, "last_evaluation": {"mean": 33.25, "version": 3}}
         summary["target"] = settings.target.model_dump()
         directory.summary.write_text(json.dumps(summary))
         with directory.learning_curve_csv.open("w", newline="") as file:
@@ -76,7 +76,7 @@ def command(tmp_path):
 def row(preset="hopper", seed=1, overrides=(), **changes):
     """As learning.jsonl has it, of a run by the preset's settings of today."""
     about = {"preset": preset, "seed": seed, "overrides": list(overrides), "env_steps": 1_000_000, "mean100": 2_500.0}
-    about |= {"settings": tables.fingerprint(preset, list(overrides)), "wall_seconds": 120.0, "last_evaluation": None}
+    about |= {"settings": tables.fingerprint(preset, list(overrides)), "wall_seconds": 120.0, "last_evaluation": None, "learner_updates": 7}
     return about | {"machine": "2 cores", "note": ""} | changes
 
 
@@ -183,13 +183,15 @@ def test_a_kept_run_of_other_settings_is_refused_in_one_line(trainer, command, t
 
 def test_a_page_has_the_published_mean_beside_ours_and_says_what_was_not_run(trainer, command, tmp_path):
     for seed, mean100 in ((1, 2_500.0), (3, 1_500.0)):
-        keep(tmp_path / "learning.jsonl", row(seed=seed, mean100=mean100, last_evaluation={"mean": 3.5, "episodes": 10}))
+        evaluation = {"mean": 3.5, "version": 8 - seed}  # the second of an older policy: its games were not over in time
+        keep(tmp_path / "learning.jsonl", row(seed=seed, mean100=mean100, last_evaluation=evaluation))
     assert command("--render") == 0
     text = (tmp_path / "results.md").read_text()
     assert text.startswith(f"before\n{MARKS[0]}")
     assert text.endswith(f"{MARKS[1]}\nafter\n")
     assert "old" not in text
-    assert "| `hopper` | ppo | 1,000,000 | 2,500, 1,500; seed 2 not run | 2,000 | 2,383 (CleanRL) | 3.5, 3.5 | 2.0, 2.0 |" in text
+    means = "2,500, 1,500; seed 2 not run | 2,000 | 2,383 (CleanRL)"
+    assert f"| `hopper` | ppo | 1,000,000 | {means} | 3.5, 3.5 (not of the last policy) | 2.0, 2.0 |" in text
     assert "| `cartpole` | ppo | 2,000 | not run |  | 490 (CleanRL) |  |  |" in text
     assert "| `taxi` | ppo | 600 | not run |  | none found |  |  |" in text
     assert f"[CleanRL]({CLEANRL.address}): {CLEANRL.protocol}." in text
