@@ -230,7 +230,7 @@ def checkpoint_age(scope: Scope) -> str:
     saved = scope.series(learner.CHECKPOINT_LAST_SUCCESS)
     began = scope.series("process_start_time_seconds")
     learners = scope.series(learner.TRAINING)
-    scraped = scope.of_runs(f"timestamp({scope.selector(learner.TRAINING)})")  # the present would be up to a scrape interval later
+    scraped = scope.of_runs(f"timestamp({scope.selector(learner.TRAINING)})")  # now may be a scrape interval later
     return f"{scraped} - ({saved} > 0 or {began} and on (namespace, job, instance) {learners})"
 
 

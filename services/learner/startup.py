@@ -87,7 +87,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
         raise ConfigError("no run to resume", found=f"{option} alone", wanted="the run's directory", fix="set --run-dir to it")
     resume = parsed.resume or (parsed.resume_if_found and run_dir is not None and RunDirectory(run_dir).begun)
     if resume and run_dir is not None and RunDirectory(run_dir).begun:
-        _check_resumed(loaded, run_dir, copy=first and parsed.run_lock is None)  # `rookery train`, which holds the lock, has done it
+        # `rookery train`, which holds the lock, has compared run and copy.
+        _check_resumed(loaded, run_dir, copy=first and parsed.run_lock is None)
     return Invocation(
         loaded=loaded,
         run_dir=run_dir,

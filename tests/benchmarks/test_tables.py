@@ -76,8 +76,8 @@ def command(tmp_path):
 def row(preset="hopper", seed=1, overrides=(), **changes):
     """As learning.jsonl has it, of a run by the preset's settings of today."""
     about = {"preset": preset, "seed": seed, "overrides": list(overrides), "env_steps": 1_000_000, "mean100": 2_500.0}
-    about |= {"settings": tables.fingerprint(preset, list(overrides)), "wall_seconds": 120.0, "last_evaluation": None, "learner_updates": 7}
-    return about | {"machine": "2 cores", "note": ""} | changes
+    about |= {"settings": tables.fingerprint(preset, list(overrides)), "wall_seconds": 120.0, "last_evaluation": None}
+    return about | {"learner_updates": 7, "machine": "2 cores", "note": ""} | changes
 
 
 def names(jobs):

@@ -297,8 +297,9 @@ def _show_best(
         print_tables([table], stdout=stdout)
     if complete:
         best = {key: json.loads(_param(complete[0], key)) for key in sweep.search}
-        idle = {key for key, *_ in unmet(load_settings(preset=sweep.preset, overrides=sweep.overrides(best), environ=environ).settings)}
-        effective = [word for word in sweep.overrides(best) if word.partition("=")[0] not in idle]  # `train` refuses others
+        overrides = sweep.overrides(best)
+        idle = {key for key, *_ in unmet(load_settings(preset=sweep.preset, overrides=overrides, environ=environ).settings)}
+        effective = [word for word in overrides if word.partition("=")[0] not in idle]  # `rookery train` refuses others
         words = " ".join(map(shlex.quote, effective))
         show(f"  best     rookery train {sweep.preset} {words}")
     show(f"  compare  rookery report {folder}")

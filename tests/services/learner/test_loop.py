@@ -21,7 +21,7 @@ from common.envs.spec import ActionSpec, EnvSpec, Leaf
 from common.errors import DropReason, ResourceError
 from common.models import snapshot
 from common.observability.health import Health
-from common.observability.learner_stats import PHASES, IntakeStats, LearnerStats, Progress
+from common.observability.learner_stats import PHASES, IntakeStats, LearnerStats
 from common.observability.metrics import Phases
 from common.protocol.events import Evaluated, Experience, WorkerKey
 from common.protocol.messages import Evaluation, Snapshot

@@ -28,8 +28,13 @@ class Fake:
 
 def learner(at, wait, train, *, ranks=1.0, **changes):
     """A learner after so many seconds of each."""
-    values = {("phase_seconds_total", "wait"): wait, ("phase_seconds_total", "train"): train, ("training", ""): 1.0, ("ranks", ""): ranks}
-    values |= {("policy_version", ""): 3.0, ("workers_connected", "actor"): 0.0, ("updates_total", ""): train}
+    values = {("phase_seconds_total", "wait"): wait, ("phase_seconds_total", "train"): train, ("ranks", ""): ranks}
+    values |= {
+        ("training", ""): 1.0,
+        ("policy_version", ""): 3.0,
+        ("workers_connected", "actor"): 0.0,
+        ("updates_total", ""): train,
+    }
     samples = {(f"rookery_learner_{name}", label): value for (name, label), value in values.items()}
     return ServiceSample(at=at, role="learner", samples=samples, **changes)
 

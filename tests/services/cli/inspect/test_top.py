@@ -53,6 +53,7 @@ AFTER = {
     "actor-1": sample("actor", 10.0, unreachable="connection refused"),
 }  # fmt: skip
 DEPLOYMENT = compare(BEFORE, AFTER)
+TWO_RUNS = {"learner": 1, "learner-0": 2, "learner-1": 2}  # how many ranks each learner counts
 
 
 def cells(name, fleet=DEPLOYMENT):
@@ -197,7 +198,7 @@ def test_a_mean_of_too_few_episodes_is_marked():
     [
         ({"actor-0": AFTER["actor-0"]}, "no learner is among these"),
         ({"learner": sample("learner", 1.0, unreachable="timed out")}, "the learner does not answer: timed out"),
-        ({f"l{number}": sample("learner", 1.0, **LEARNER, ranks=min(number, 2)) for number in (1, 2, 3)}, "several runs are among"),
+        ({name: sample("learner", 1.0, **LEARNER, ranks=ranks) for name, ranks in TWO_RUNS.items()}, "several runs are among"),
     ],
 )
 def test_without_a_learner_the_head_says_so(moment, words):

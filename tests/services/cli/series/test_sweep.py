@@ -133,7 +133,7 @@ def test_trials_that_end_at_their_target_are_compared_at_every_stage(tmp_path, w
         watch = sweep_module._Watch(trial=trial, place=place, budget=1000, reported=3)
         watch.report_rest(read_run(place))
         study.tell(trial, 475)
-        assert study.trials[number].intermediate_values == {4: 0} | dict.fromkeys(range(5, 10), 0) | dict.fromkeys(range(10, 21), 475)
+        assert study.trials[number].intermediate_values == dict.fromkeys(range(4, 10), 0) | dict.fromkeys(range(10, 21), 475)
     slow, place = study.ask(), write_run(tmp_path / "slow", curve=[(1, 249, -1, None)])
     watch = sweep_module._Watch(trial=slow, place=place, budget=1000, reported=0)
     assert not watch.should_end()  # four points of the budget are not compared
