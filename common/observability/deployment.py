@@ -164,9 +164,8 @@ class Deployment:
 
     @property
     def of_one_run(self) -> bool:
-        """Return whether the learners may be the ranks of one: not more than one of them counts, or none answers."""
-        counts = [rank.now(learner.RANKS) for rank in self.ranks if not rank.after.unreachable]
-        return not counts or len(self.ranks) <= max(1.0, *counts)
+        """Return whether the learners that know their run are of one, as its ranks are."""
+        return len({run for rank in self.ranks for run in by_label(rank.after.samples, learner.RUN_INFO.name)}) <= 1
 
     @property
     def learner(self) -> Service:

@@ -146,6 +146,7 @@ class _Root:
         settings, opened = self.invocation.settings, self.resources.enter_context
         opened(on_signals(self.shutdown))
         existing = opened(existing_run(self.invocation, self.argv)) if self.rank == 0 else None
+        self.stats.ranks = settings.learner.ranks
         metrics = Exporter(METRICS, lambda: self.stats, self.health)
         http = opened(
             HttpServer(

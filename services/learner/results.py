@@ -51,7 +51,6 @@ class Results:
 
     def __post_init__(self) -> None:
         stats, settings = self.stats, self.record.settings
-        stats.ranks = settings.learner.ranks
         if self.agreement:
             stats.all_reduce_seconds = self.agreement.group.sum_seconds
         stats.policy_lag_limit = settings.learner.max_policy_lag

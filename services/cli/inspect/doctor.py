@@ -46,7 +46,8 @@ def doctor(source: Source, *, seconds: Seconds | None, stdout: TextIO, sleep: Ca
         found = ", ".join(f"{service.title} ({service.after.unreachable})" for service in silent)
         print(f"{source.title}: no learner answers, and no answer came from {found}; see their logs", file=stdout)
         return BROKEN
-    if not learners or not run.of_one_run:
+    ranks = any(rank.now(metrics.RANKS) > 1 for rank in run.ranks) or all(rank.after.unreachable for rank in run.ranks)
+    if not learners or (len(learners) > 1 and not ranks) or not run.of_one_run:
         fix = "name the services of one run, its learner among them, or its --namespace"
         raise ConfigError("a diagnosis is of one learner", found=", ".join(learners) or "none", wanted="one", fix=fix)
     if all(service.seconds <= 0 for service in run.services):

@@ -42,7 +42,7 @@ TARGETS = "a run directory, a folder of such, or addresses of services such as 1
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _ADDRESS = re.compile(r"(?:http://)?((?:[^/\s:@?#\[\]]+|\[[0-9a-fA-F:.]+\]):(\d+))/?(?:metrics|status|healthz|readyz)?")
-_OWN_LABELS = ("phase", "kind", "reason", "state", "role", "mode", "name")  # the others are the scrape's
+_OWN_LABELS = ("phase", "kind", "reason", "state", "role", "mode", "name", "run_id")  # the others are the scrape's
 _SERIES = '__name__=~"up|rookery_.+|process_(resident_memory_bytes|cpu_seconds_total|start_time_seconds|open_fds|max_fds)"'
 _NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 

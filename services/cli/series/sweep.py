@@ -298,8 +298,10 @@ def _show_best(
     if complete:
         best = {key: json.loads(_param(complete[0], key)) for key in sweep.search}
         overrides = sweep.overrides(best)
-        idle = {key for key, *_ in unmet(load_settings(preset=sweep.preset, overrides=overrides, environ=environ).settings)}
-        effective = [word for word in overrides if word.partition("=")[0] not in idle]  # `rookery train` refuses others
+        settings = load_settings(preset=sweep.preset, overrides=overrides, environ=environ).settings
+        # `rookery train` refuses what has no effect. What would do harm has a value here that does none, and the preset's may.
+        idle = {key for key, condition, *_ in unmet(settings) if not condition.why}
+        effective = [word for word in overrides if word.partition("=")[0] not in idle]
         words = " ".join(map(shlex.quote, effective))
         show(f"  best     rookery train {sweep.preset} {words}")
     show(f"  compare  rookery report {folder}")

@@ -68,12 +68,12 @@ def test_a_log_probability_that_is_not_finite_never_reaches_the_weights(vector_e
 
 
 def test_an_update_without_a_divergence_to_measure_leaves_the_rate(vector_env, make_sample):
-    """One step, because half of the rows are reset rows, or because the learner was stopped: its divergence is 0 at any rate."""
+    """The one step of an update whose other rows are reset rows has none, and steps before a stop have that of a part."""
     few, stopped = (build(vector_env, minibatch=size, epochs=3 - size // 2, lr_schedule="kl_adaptive") for size in (4, 2))
     half = make_sample(vector_env, valid=np.arange(8).reshape(4, 2) < 4)
     for _ in range(3):
         assert train(few, half).metrics["approx_kl"] == pytest.approx(0.0, abs=1e-6)
-    asked = iter([False, True, True, True])
+    asked = iter([False, False, False, True, True])  # of eight steps
     stopped.update(stopped.ingest([make_sample(vector_env)]), at(), lambda: next(asked))
     assert [each.state_dict()["learning_rate"] for each in (few, stopped)] == [PPOSettings().learning_rate] * 2
 

@@ -26,7 +26,7 @@ class Fake:
         return self.moments.pop(0)
 
 
-def learner(at, wait, train, *, ranks=1.0, **changes):
+def learner(at, wait, train, *, ranks=1.0, run="r1", **changes):
     """A learner after so many seconds of each."""
     values = {("phase_seconds_total", "wait"): wait, ("phase_seconds_total", "train"): train, ("ranks", ""): ranks}
     values |= {
@@ -36,6 +36,7 @@ def learner(at, wait, train, *, ranks=1.0, **changes):
         ("updates_total", ""): train,
     }
     samples = {(f"rookery_learner_{name}", label): value for (name, label), value in values.items()}
+    samples["rookery_run_info", run] = 1.0
     return ServiceSample(at=at, role="learner", samples=samples, **changes)
 
 
@@ -91,7 +92,7 @@ def test_a_source_that_keeps_history_is_not_waited_for():
     [
         {"a": ServiceSample(at=0.0, role="actor")},
         {"a": learner(0.0, 0.0, 0.0), "b": learner(0.0, 0.0, 0.0)},
-        {"a": learner(0.0, 0.0, 0.0, ranks=2.0), "b": learner(0.0, 0.0, 0.0, ranks=2.0), "c": learner(0.0, 0.0, 0.0)},
+        {"a": learner(0.0, 0.0, 0.0, ranks=2.0), "b": learner(0.0, 0.0, 0.0, run="r2")},
     ],
 )
 def test_a_diagnosis_is_of_one_learner(moment):

@@ -60,9 +60,9 @@ class FakeTrainer:
 def swept(tmp_path, write_run):
     """Run a sweep; gives exit code, trainer, and what was shown."""
 
-    def run(*, trials=6, resume=False, settings="settings: {", environ=None, trainer=None, **script):
+    def run(*, trials=6, resume=False, preset="cartpole", settings="settings: {", environ=None, trainer=None, **script):
         file, folder, shown, environ = tmp_path / "file.yaml", tmp_path / "sweep", io.StringIO(), environ or {}
-        file.write_text(FILE.replace("TRIALS", str(trials)).replace("settings: {", settings))
+        file.write_text(FILE.replace("TRIALS", str(trials)).replace("settings: {", settings).replace("cartpole", preset))
         trainer, messages = trainer or FakeTrainer(write_run, **script), []
         with sweep_module.open_sweep(None if resume else file, folder, resume=resume, environ=environ) as sweep:
             code = sweep_module.run_sweep(sweep, folder, trainer=trainer, show=messages.append, stdout=shown, environ=environ)
@@ -123,6 +123,13 @@ def test_the_command_of_the_best_trial_names_no_setting_without_effect(swept, tm
     assert read_run(tmp_path / "sweep" / "t000").settings["algorithm.lr_schedule"] == "constant"
     assert "algorithm.lr_env_steps=" not in command
     assert "algorithm.lr_schedule=constant" in command
+
+
+def test_the_command_of_the_best_trial_keeps_what_the_presets_own_value_would_harm(swept):
+    """Its memory is off, because a trunk for the policy alone has none."""
+    settings = "settings: {env.num_envs: 8, model.recurrent: null, model.shared_trunk: false, "
+    _, _, shown = swept(trials=1, preset="cartpole-velocity-free", settings=settings)
+    assert "model.recurrent=null" in shown.partition("best ")[2].partition("\n")[0]
 
 
 def test_trials_that_end_at_their_target_are_compared_at_every_stage(tmp_path, write_run):
