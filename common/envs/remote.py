@@ -18,6 +18,7 @@ import numpy as np
 from common.envs.leaves import check_observations
 from common.envs.spec import EnvSpec
 from common.envs.vector import Array, Transition
+from common.errors import DropReason, ProtocolError
 from common.protocol.env_side import SlotRows
 from common.protocol.messages import Arrays, ArraySpec
 
@@ -37,7 +38,14 @@ def observe_schema(env: EnvSpec, *, rows: int) -> tuple[ArraySpec, ...]:
 
 
 def check_observe(env: EnvSpec, arrays: Arrays) -> None:
-    """Raise `ProtocolError` where an observation has a value outside its space; the schema has been checked before."""
+    """Raise `ProtocolError` where an observation has a value outside its space, or a row ends that is no env step.
+
+    The schema has been checked before. The learner would refuse the rollout, with the rows of all env workers.
+    """
+    ended = (arrays["terminated"] | arrays["truncated"] | arrays["life_lost"]) & ~arrays["valid"]
+    if ended.any():
+        found, wanted = np.flatnonzero(ended).tolist()[:8], "ends of env steps alone"
+        raise ProtocolError(DropReason.SCHEMA, "ends in rows of an Observe that are not valid", found=found, wanted=wanted)
     for name in ("observation", "final_observation"):
         check_observations(name, env, arrays[name])
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from common.errors import DropReason, ProtocolError
 from common.protocol.arrays import DTYPES
-from common.protocol.limits import FREE_LENGTH, OBSERVATION_MAX, REWARD_MAX
+from common.protocol.limits import EVALUATION_EPISODES, FREE_LENGTH, OBSERVATION_MAX, REWARD_MAX
 from common.protocol.messages import MODES, Arrays, ArraySpec, Evaluation, ExperienceMessage
 from common.units import Version
 
@@ -67,6 +67,9 @@ def check_evaluation(message: Evaluation, *, known: bool, number: int) -> None:
     if len(returns) == 0 or len(returns) != len(lengths):
         found = f"{len(returns)} returns and {len(lengths)} lengths"
         raise ProtocolError(DropReason.SCHEMA, "episodes of an evaluation", found=found, wanted="as many of both, one at least")
+    if len(returns) > EVALUATION_EPISODES:
+        wanted = f"at most {EVALUATION_EPISODES}"
+        raise ProtocolError(DropReason.SCHEMA, "episodes of an evaluation", found=len(returns), wanted=wanted)
 
 
 # --- arrays ---

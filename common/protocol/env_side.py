@@ -192,10 +192,9 @@ class EnvSide:
         check_numbers(arrays, _LARGEST)
         self.config.check(arrays)
         index = arrays["final_index"]
-        if len(index) != len(arrays["final_observation"]) or (
-            index.size and not 0 <= index.min() <= index.max() < self.config.rows
-        ):
-            found, wanted = f"{index.tolist()[:8]}", f"one of 0 to {self.config.rows - 1} for each final observation"
+        once = len(np.unique(index)) == len(index) == len(arrays["final_observation"])
+        if not once or (index.size and not 0 <= index.min() <= index.max() < self.config.rows):
+            found, wanted = f"{index.tolist()[:8]}", f"another of 0 to {self.config.rows - 1} for each final observation"
             raise ProtocolError(DropReason.SCHEMA, "final_index of an Observe", found=found, wanted=wanted)
 
     def _lose(self, slot: Slot, why: str) -> list[e.Instruction]:

@@ -87,7 +87,8 @@ class Greeting:
         registry = self._registry
         holds = known is not None and known.route is not None and known.role == hello.role
         others = registry.connected(hello.role) - holds
-        return _check_identity(hello, public_key, known, forgotten=registry.forgotten, named=registry.named) or _check_room(
+        numbers = {"forgotten": registry.forgotten, "named": registry.named, "kept": registry.keeps(hello)}
+        return _check_identity(hello, public_key, known, **numbers) or _check_room(
             hello, known, others=others, config=self._config, draining=draining
         )
 
@@ -180,11 +181,13 @@ def check_run(hello: Hello, run: str, wanted: str, signature: str, *, worker: st
     return None
 
 
-def _check_identity(hello: Hello, public_key: str, known: Worker | None, *, forgotten: int, named: int) -> Objection | None:
+def _check_identity(
+    hello: Hello, public_key: str, known: Worker | None, *, forgotten: int, named: int, kept: bool
+) -> Objection | None:
     """Return why a worker may not use this name; None where it may.
 
     `known`: the newest incarnation of the name; `forgotten`: the largest incarnation of all names that are known no more;
-    `named`: the largest incarnation that the learner has named in a refusal.
+    `named`: the largest incarnation that the learner has named in a refusal; `kept`: messages of this one are in the queue.
     """
     if hello.incarnation > max(INCARNATION_MAX, named):
         fact = f"incarnation: found {hello.incarnation}, wanted at most {INCARNATION_MAX}; greet as the one named here"
@@ -207,9 +210,9 @@ def _check_identity(hello: Hello, public_key: str, known: Worker | None, *, forg
     # The counters of a forgotten name are lost, so its trained experience is unknown. All its incarnations are at most
     # `forgotten`: an incarnation in that range with env steps may be one of them and must start anew, also where an older one
     # has taken the name since. (It may also have met only a learner that was killed, and then loses the messages that it kept.)
-    # An incarnation without env steps is safe.
+    # An incarnation without env steps is safe, unless there are messages of it: its account is theirs.
     stepped = hello.produced or hello.completed or hello.resend_from
-    return renew if stepped and hello.incarnation <= forgotten else None
+    return renew if kept or (stepped and hello.incarnation <= forgotten) else None
 
 
 def _check_evicted(hello: Hello, known: Worker | None, now: Seconds) -> Objection | None:

@@ -58,6 +58,9 @@ WORKER_NAME_BYTES: Final = 128
 FREE_LENGTH: Final = 1 << 20
 """A dimension that the schema leaves to the sender (-1): no rollout ends a million episodes."""
 
+EVALUATION_EPISODES: Final = 1 << 15
+"""Episodes of one evaluation: the 10,000 that settings allow, rounded up to as many of each agent."""
+
 ARRAY_BYTES: Final = 256 * MIB
 """One array: 64 million float32 parameters, or 256 steps of 128 environments of 84x84. The sockets refuse more."""
 

@@ -162,6 +162,10 @@ class WorkerRegistry:
         key = WorkerKey(name=hello.worker, incarnation=hello.incarnation)
         return self._newest.get(hello.worker) or self._workers.get(key)
 
+    def keeps(self, hello: Hello) -> bool:
+        """Return whether the very incarnation has an account: it is connected, or forgotten with messages in the queue."""
+        return WorkerKey(name=hello.worker, incarnation=hello.incarnation) in self._workers
+
     def name_incarnation(self, name: str) -> int:
         """Return an incarnation above all known ones of this name; each is returned once."""
         newest = self._newest[name].key.incarnation if name in self._newest else self.forgotten

@@ -54,8 +54,11 @@ class CheckpointStore:
         return place
 
     def newest(self) -> Version:
-        """Return the newest version that is there, whole or not; -1 without one."""
-        return max(by_version(self.folder), default=-1)
+        """Return the newest version that is there, whole or not; -1 without one. Raises `ResourceError`."""
+        try:
+            return max(by_version(self.folder), default=-1)
+        except OSError as error:  # no descriptor is left, or the disk is gone
+            raise ResourceError("checkpoints cannot be listed", found=f"{error.strerror} at {self.folder}") from error
 
     def remove_later(self, version: Version) -> None:
         """Remove the checkpoints of versions later than this one. Raises `ResourceError` where the disk refuses."""

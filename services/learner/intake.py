@@ -30,6 +30,7 @@ from services.learner.intake_monitor import IntakeMonitor
 TICK_SECONDS: Seconds = 0.1
 HUNG_SECONDS: Seconds = 60.0  # between two ticks: the accounts are on a disk that may be slow
 MESSAGES_AT_ONCE = 64  # received before posts are performed: a flood must not delay them
+MAX_EVALUATIONS = 256  # that wait for the train loop, which may save for minutes; of more the newest, since memory is finite
 
 _Call: TypeAlias = tuple[Callable[[], Any], Future[Any]]  # a function for the I/O thread, and what it will return
 
@@ -46,7 +47,7 @@ class Intake:
     memory: MemoryGuard = field(default_factory=MemoryGuard)  # of the process
     health: Health = field(default_factory=Health)
     _queue: deque[Experience] = field(default_factory=deque)
-    _evaluations: deque[e.Evaluated] = field(default_factory=deque)
+    _evaluations: deque[e.Evaluated] = field(default_factory=lambda: deque(maxlen=MAX_EVALUATIONS))
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _posts: deque[e.Event | _Call] = field(default_factory=deque)
     _stopping: threading.Event = field(default_factory=threading.Event)

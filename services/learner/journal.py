@@ -260,7 +260,7 @@ def _result(summary: Mapping[str, Any]) -> dict[str, float]:
 def _remove_later_rows(directory: RunDirectory, env_steps: EnvSteps) -> None:
     """Leave only the whole rows of a learning curve up to `env_steps`; the file is replaced at once, or not at all."""
     path = directory.learning_curve_csv
-    text = path.read_bytes().decode() if path.exists() else ""
+    text = path.read_bytes().decode(errors="replace") if path.exists() else ""
     rows = text.splitlines(keepends=True)
     kept = "".join([*rows[:1], *(row for row in rows[1:] if _env_steps(row) <= env_steps)])
     if kept != text:
@@ -268,9 +268,9 @@ def _remove_later_rows(directory: RunDirectory, env_steps: EnvSteps) -> None:
 
 
 def _env_steps(row: str) -> float:
-    """Return the env steps of a row; infinity for one that a kill or a full disk cut short."""
+    """Return the env steps of a row; infinity for one that a kill, a full disk or a power loss left damaged."""
     fields = row.split(",")
-    whole = row.endswith("\n") and len(fields) == len(CURVE) and fields[1].isdecimal()
+    whole = row.endswith("\n") and "\ufffd" not in row and len(fields) == len(CURVE) and fields[1].isdecimal()
     return int(fields[1]) if whole else math.inf
 
 

@@ -22,7 +22,7 @@ from common.envs.make import make
 from common.envs.remote import check_observe, observe_schema
 from common.envs.spec import EnvSettings
 from common.envs.trial import spec_of
-from common.errors import ConfigError
+from common.errors import ConfigError, ProtocolError
 from common.models.spec import ModelSettings
 from common.observability.env_metrics import EnvWorkerStats, PolicyServerStats
 from common.protocol.env_side import EnvSide
@@ -328,6 +328,19 @@ def test_each_slot_has_a_memory_of_its_own_which_a_replaced_env_worker_begins_an
         torch.testing.assert_close(outputs.state, batch.memory[1], rtol=0, atol=1e-5)
     assert lost >= 3 * ROWS
     assert arrays["valid"][:, ROWS:].any()
+
+
+@pytest.mark.parametrize("name", ["terminated", "truncated", "life_lost"])
+def test_an_end_in_a_row_that_is_no_env_step_is_refused(name):
+    """The learner would refuse the whole rollout, with the rows of all other env workers."""
+    spec = spec_of(COUNTING)
+    arrays = {each.name: np.zeros([max(0, size) for size in each.shape], each.dtype) for each in observe_schema(spec, rows=ROWS)}
+    check_observe(spec, arrays)
+    arrays[name][0] = True
+    with pytest.raises(ProtocolError, match="ends in rows of an Observe that are not valid"):
+        check_observe(spec, arrays)
+    arrays["valid"][0] = True
+    check_observe(spec, arrays)
 
 
 def test_a_policy_server_that_was_restarted_gets_rows_again():

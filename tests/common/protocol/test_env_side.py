@@ -169,6 +169,7 @@ def test_the_first_of_several_missing_rows_begins_no_episode(scene):
         (rows(1e9), DropReason.OUT_OF_RANGE),
         (rows(index=[ROWS]), DropReason.SCHEMA),
         (rows(index=[-1]), DropReason.SCHEMA),
+        (rows(index=[0, 0]), DropReason.SCHEMA),
     ],
 )
 def test_an_answer_that_cannot_be_used_is_counted_and_its_rows_are_missing(scene, arrays, reason):

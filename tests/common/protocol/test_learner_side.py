@@ -652,6 +652,7 @@ def test_no_policy_is_kept_for_a_worker_that_left() -> None:
         ({"mode": "lucky"}, DropReason.SCHEMA),
         ({"arrays": {}}, DropReason.SCHEMA),
         ({"arrays": {name: array[:0] for name, array in PLAYED.items()}}, DropReason.SCHEMA),
+        ({"arrays": {name: np.ones(2**15 + 1, array.dtype) for name, array in PLAYED.items()}}, DropReason.SCHEMA),
         ({"arrays": PLAYED | {"episode_length": np.ones(1, np.int32)}}, DropReason.SCHEMA),
         ({"arrays": PLAYED | {"episode_return": np.array([np.nan, 1.0], np.float32)}}, DropReason.NON_FINITE),
         ({"version": 1}, DropReason.VERSION),
@@ -991,6 +992,19 @@ def test_a_forgotten_incarnation_starts_anew_where_an_older_one_has_taken_its_na
     before = learner.books
     assert refusal(learner.greet("a", incarnation=9, produced=8, route=b"x"), b"x") == (RefusalCode.FORGOTTEN, True)
     assert learner.books == before
+
+
+def test_an_incarnation_whose_messages_are_queued_keeps_its_account_where_an_older_one_has_taken_its_name() -> None:
+    """A new account under the same key would not know them: the I/O thread would end when they are taken."""
+    learner = Learner(max_actors=1)
+    learner.greet("a", incarnation=5, produced=4)
+    learner.send(0)
+    learner.tick(11.0)
+    learner.greet("b")
+    learner.hear(b"b", Goodbye(reason="", produced=0))
+    assert of(Welcome, learner.greet("a", incarnation=4, route=b"x"), b"x")
+    assert refusal(learner.greet("a", incarnation=5, route=b"x"), b"x") == (RefusalCode.FORGOTTEN, True)
+    learner.handle(e.Taken(items=items(0, incarnation=5)))
 
 
 def test_an_incarnation_that_was_forgotten_is_known_by_its_queued_messages() -> None:

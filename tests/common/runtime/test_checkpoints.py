@@ -57,6 +57,17 @@ def test_no_checkpoint_behind_one_that_does_not_fit_is_taken(tmp_path):
     assert store.newest_good(28, fits=lambda _: True) == 7
 
 
+def test_a_folder_that_cannot_be_listed_is_an_error_of_the_disk(tmp_path, monkeypatch):
+    """No descriptor is left: of several ranks one would end, and all with it, where a checkpoint is what it costs."""
+
+    def refuse(_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(ResourceError, match="checkpoints cannot be listed: found Too many open files at"):
+        CheckpointStore(tmp_path, keep=1).newest()
+
+
 class KilledError(BaseException):
     """The process ends here: no handler of the program may see it."""
 

@@ -182,11 +182,12 @@ def test_what_came_after_the_checkpoint_is_taken_back(directory):
     assert [step for step, _ in points(directory)["evaluation/return_greedy"]] == [100, 200, 250]
 
 
-def test_a_row_that_was_cut_short_is_taken_back_too(directory):
-    """The disk was full in the middle of a row: what is written next must not be glued to it."""
+@pytest.mark.parametrize("end", [b"1.5,15", b"\xff\xfe\x81", b"1.5,150,\xff,\r\n"])
+def test_a_row_that_was_cut_short_is_taken_back_too(directory, end):
+    """The disk was full in the middle of a row, or lost its power: what is written next must not be glued to it."""
     written_then_killed(directory, 100)
-    with directory.learning_curve_csv.open("a") as file:
-        file.write("1.5,15")
+    with directory.learning_curve_csv.open("ab") as file:
+        file.write(end)
     resumed = Journal(directory, env_steps=200)
     resumed.curve(wall_seconds=2.5, env_steps=250, mean=2.0)
     resumed.close()
