@@ -38,9 +38,10 @@ SEEDS = (1, 2, 3)
 TITLES = {"mujoco": "MuJoCo"}  # others are written as they are typed
 COLUMNS = ("run", "algorithm", "env steps", "mean100 of each seed", "their mean", "published", "greedy evaluations", "minutes")
 HEAD = """\
-mean100: mean return of the last 100 training episodes when the whole budget is spent. Greedy evaluations are of the last policy, or say that they are not.
-Published results are of the same algorithm and of the same task, in an earlier version where the source names one. Images,
-networks and variants of the algorithm are those of the preset: its DQN is double and takes several steps, the published is plain.
+mean100: mean return of the last 100 training episodes when the whole budget is spent. Greedy evaluations are of the last policy,
+or say that they are not. Published results are of the same algorithm and of the same task, in an earlier version where the source
+names one. Images, networks and variants of the algorithm are those of the preset: its DQN is double and takes several steps, the
+published is plain.
 """
 
 

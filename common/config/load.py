@@ -238,7 +238,9 @@ def _preset_layers(preset: Preset) -> Iterator[Layer]:
     if values is not None and not isinstance(values, dict):
         raise ConfigError(f"{preset.source} holds no sections", found=values, wanted="a mapping such as `env: {id: CartPole-v1}`")
     yield Layer(source=preset.source, values=nest(("run", "preset"), preset.name))
-    yield Layer(source=preset.source, values=values or {})
+    # A section without any key, as where all are comments, has the defaults.
+    sections = {key: value for key, value in (values or {}).items() if value is not None or key not in Settings.model_fields}
+    yield Layer(source=preset.source, values=sections)
 
 
 def _environment_layers(environ: Mapping[str, str]) -> Iterator[Layer]:

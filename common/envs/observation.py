@@ -106,6 +106,8 @@ class ObservationReader:
     def require_leaves(self, observations: Iterable[Any]) -> None:
         """Raise `ConfigError` where one of these observations, as environments return them, lacks an array of its space."""
         for seen in observations:
+            if seen is None:  # of an environment that has not returned one yet
+                continue
             for path, keys, _ in leaf_spaces(self._space):
                 try:
                     reduce(getitem, keys, seen)
@@ -154,6 +156,6 @@ def _mask_leaf(action: ActionSpec) -> Leaf:
 
 def _cropped(image: DescribedLeaf, rows: tuple[int, int]) -> DescribedLeaf:
     """Return an Atari image without `rows` at top and bottom: a view, nothing is copied."""
-    (height, width), whole, (top, bottom) = image.leaf.shape, image.cast, rows
-    leaf = replace(image.leaf, shape=(height - top - bottom, width))
-    return DescribedLeaf(leaf, lambda batch: whole(batch)[:, top : height - bottom])
+    (*stacked, height, width), whole, (top, bottom) = image.leaf.shape, image.cast, rows  # a user's function may stack frames
+    leaf = replace(image.leaf, shape=(*stacked, height - top - bottom, width))
+    return DescribedLeaf(leaf, lambda batch: whole(batch)[..., top : height - bottom, :])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +20,7 @@ from common import extensions
 from common.algorithms.api import NetworkPolicy, Policy, WorkerContext
 from common.algorithms.registry import build_algorithm, build_policy
 from common.algorithms.sections import ReplaySection
+from common.conditions import unmet
 from common.config.code_references import named_modules
 from common.config.errors import config_error
 from common.config.load import load_settings
@@ -120,9 +121,13 @@ class TrainedPolicy:
         values = self.settings.model_dump(mode="json")
         values["env"] |= overrides
         try:
-            return type(self.settings).model_validate_json(json.dumps(values), strict=True).env
+            settings = type(self.settings).model_validate_json(json.dumps(values), strict=True)
         except ValidationError as error:
             raise config_error(error, values, {f"env.{key}": "argument" for key in overrides}) from error
+        idle, fields = {key for key, *_ in unmet(settings)}, EnvSettings.model_fields
+        changed = {key for key in overrides if getattr(settings.env, key) != fields[key].get_default()}
+        _require_heeded(settings.env, {key for key in changed if f"env.{key}" in idle})
+        return settings.env
 
     def make_env(self, render_mode: str | None = None, **overrides: Any) -> gymnasium.Env[Any, Any]:
         """Return one environment of the run, its observations prepared and stacked as the policy takes them.
@@ -200,6 +205,8 @@ def _load(directory: RunDirectory, folder: Path, overrides: Sequence[str], seed:
         _require_same_task(directory, folder, saved)
     with trial(settings.env) as environment:
         spec, to_native = environment.spec, environment.to_native
+        changed = {text.partition("=")[0].removeprefix("env.") for text in overrides}
+        _require_heeded(settings.env, changed.intersection(environment.unheeded))
     policy = build_policy(
         settings.algorithm,
         model=settings.model,
@@ -278,7 +285,14 @@ def _settings(directory: RunDirectory, overrides: Sequence[str]) -> Settings:
         raise
     except ConfigError as error:
         raise ConfigError(f"{error}; the run may be of another version of rookery, or of your own packages") from error
-    return load_settings(preset=config, overrides=overrides, environ={}).settings if overrides else settings
+    return load_settings(preset=config, overrides=overrides, environ={}, strict=True).settings if overrides else settings
+
+
+def _require_heeded(env: EnvSettings, idle: Collection[str]) -> None:
+    """Refuse (ConfigError) settings without effect on this environment: returns would not be by the rules that were asked for."""
+    if idle:
+        found = ", ".join(f"env.{key}" for key in sorted(idle))
+        raise ConfigError(f"settings without effect on {env.name}", found=found, wanted="none", fix="leave them out")
 
 
 def _parameters(saved: Checkpoint, settings: Settings, env: EnvSpec) -> Tensor:

@@ -86,9 +86,10 @@ def from_buffer(declared: Layout, buffer: bytes | memoryview) -> np.ndarray:
 def _check_shape(name: str, shape: Sequence[object]) -> None:
     if len(shape) > ARRAY_RANK:
         raise DecodeError(f"dimensions of array {name}", found=len(shape), wanted=f"at most {ARRAY_RANK}")
+    elements = 1  # of the lengths beside a 0 too: numpy cannot hold any, though an empty buffer has the bytes of their product
     for length in shape:
         if type(length) is not int or not 0 <= length <= ARRAY_BYTES:
             raise DecodeError(f"shape of array {name}", found=reprlib.repr(length), wanted=f"lengths from 0 to {ARRAY_BYTES}")
-    # Of the lengths beside a 0 too, because numpy cannot hold any: an empty buffer would have the bytes of their product.
-    if math.prod(length or 1 for length in shape) > ARRAY_BYTES:
+        elements *= length or 1
+    if elements > ARRAY_BYTES:
         raise DecodeError(f"shape of array {name}", found=list(shape), wanted=f"at most {ARRAY_BYTES} elements")

@@ -87,8 +87,8 @@ class Greeting:
         registry = self._registry
         holds = known is not None and known.route is not None and known.role == hello.role
         others = registry.connected(hello.role) - holds
-        numbers = {"forgotten": registry.forgotten, "named": registry.named, "kept": registry.keeps(hello)}
-        return _check_identity(hello, public_key, known, **numbers) or _check_room(
+        numbers, kept = {"forgotten": registry.forgotten, "named": registry.named}, registry.keeps(hello)
+        return _check_identity(hello, public_key, known, **numbers, kept=kept) or _check_room(
             hello, known, others=others, config=self._config, draining=draining
         )
 

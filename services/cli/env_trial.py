@@ -25,7 +25,7 @@ from common.envs.make import wrong_number
 from common.envs.spec import IMAGE_RANK, EnvSettings, EnvSpec
 from common.envs.trial import trial
 from common.errors import ConfigError, RookeryError
-from common.runtime.lifecycle import BUILD_SECONDS, SLOW_SECONDS
+from common.runtime.lifecycle import BUILD_SECONDS, SLOW_SECONDS, handled
 from common.runtime.process import end_process
 from services.cli.train.exit_with_parent import wrapper
 
@@ -41,7 +41,11 @@ def check_environment(settings: Settings) -> None:
     Raises `ConfigError` with what is to be changed, also where the environment crashes or hangs: the trial has a process of its
     own. What the environment prints goes to stderr, because the lines on stdout may be read by a program.
     """
-    each = settings.env.num_envs // (settings.policy_server.workers or 1)
+    workers = settings.policy_server.workers
+    if workers and settings.env.num_envs % workers:
+        wanted = f"a divisor of env.num_envs = {settings.env.num_envs}: each env worker steps the same number of environments"
+        raise ConfigError("policy_server.workers", found=workers, wanted=wanted)
+    each = settings.env.num_envs // (workers or 1)
     answer = _answer(settings.env.model_copy(update={"num_envs": each}))
     if "error" in answer:
         error = ConfigError(answer["error"])
@@ -67,7 +71,8 @@ def _answer(env: EnvSettings) -> dict[str, Any]:
     """Return what `_try` returns in the process of the trial. Raises `ConfigError` where that ends without it, or hangs."""
     (read, write), answers = os.pipe(), queue.SimpleQueue[str]()
     command = [*wrapper(), sys.executable, "-P", "-u", "-m", "services.cli.env_trial", str(write)]
-    with os.fdopen(read) as lines, os.fdopen(write, "w") as end:
+    stops = handled([signal.SIGTERM], lambda number, _: sys.exit(128 + number))  # not before the processes below have ended
+    with os.fdopen(read) as lines, os.fdopen(write, "w") as end, stops:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2, pass_fds=[write], process_group=0, text=True)
         Thread(target=lambda: answers.put(lines.readline()), name="answer", daemon=True).start()
         try:

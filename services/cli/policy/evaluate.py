@@ -37,8 +37,10 @@ def evaluate(policy: TrainedPolicy, *, episodes: int, seed: int, greedy: bool) -
     """
     settings = policy.settings.env
     seed_generators(seed)
+    with environment_errors(settings.name):
+        built = build(settings, min(episodes, settings.num_envs))
     with (
-        closing(build(settings, min(episodes, settings.num_envs))) as environment,
+        closing(built) as environment,
         episode_bar("evaluating", of_all_agents(episodes, environment.agents)) as report,
     ):
         with environment_errors(settings.name):

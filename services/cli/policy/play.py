@@ -27,7 +27,8 @@ def play(policy: TrainedPolicy, *, episodes: int, seed: int, greedy: bool, video
     _keep_pygame_quiet(window=window)
     seed_generators(seed)
     with ExitStack() as stack:
-        env = stack.enter_context(closing(policy.make_env(render_mode=PICTURES if video or window else None)))
+        with environment_errors(policy.settings.env.name):
+            env = stack.enter_context(closing(policy.make_env(render_mode=PICTURES if video or window else None)))
         fps = float(env.metadata["render_fps"])
         file = stack.enter_context(VideoFile(video, fps=fps)) if video else None
         screen = stack.enter_context(Window(policy.run_id, fps=fps)) if window else None

@@ -128,6 +128,10 @@ def _train_one(options: argparse.Namespace) -> int:
         "log.format": options.log_format,
     }
     named = [f"{key}={value}" for key, value in settings.items() if value is not None]
+    by_options = {word.partition("=")[0] for word in named} | ({"actor.count"} if auto else set())
+    twice = by_options & {text.partition("=")[0] for text in options.overrides}
+    if twice and not options.member:  # the options of a series may be newer than its settings
+        raise ConfigError("by an option and by its name", found=", ".join(sorted(twice)), wanted="each setting once")
     request = Request(
         preset=options.names[0] if options.names else None,
         overrides=(*options.overrides, *named),

@@ -236,9 +236,6 @@ def _check_workers(request: Request, settings: Settings) -> None:
         wanted = f"at least {ranks} = learner.ranks: a rank without an actor trains on nothing; or 0, where all start elsewhere"
         raise ConfigError("actor.count", found=actors, wanted=wanted, fix=f"add actor.count={ranks}")
     workers = settings.policy_server.workers
-    if workers and settings.env.num_envs % workers:
-        wanted = f"a divisor of env.num_envs = {settings.env.num_envs}: each env worker steps the same number of environments"
-        raise ConfigError("policy_server.workers", found=workers, wanted=wanted)
     if request.auto_actors and (workers or settings.lockstep):
         fact = f"the number of {'policy servers' if workers else 'actors'} cannot be searched for"
         found = f"--actors auto with {f'policy_server.workers={workers}' if workers else 'run.mode=lockstep'}"

@@ -219,6 +219,18 @@ def test_an_empty_file_changes_nothing(tmp_path, content):
     assert load_settings(preset=str(path), environ={}).settings.env == load_settings(preset=None, environ={}).settings.env
 
 
+def test_a_section_whose_keys_are_all_comments_has_the_defaults(tmp_path):
+    """Another layer may fill it."""
+    path = tmp_path / "x.yaml"
+    path.write_text("env:\n  # num_envs: 3\nrun:\n")
+    loaded = load_settings(preset=str(path), overrides=["env.id=Pendulum-v1", "run.seed=3"], environ={}).settings
+    defaults = load_settings(preset=None, environ={}).settings
+    assert (loaded.env.id, loaded.env.num_envs, loaded.run.seed) == ("Pendulum-v1", defaults.env.num_envs, 3)
+    path.write_text("envs:\n")
+    with pytest.raises(ConfigError, match="envs"):
+        load_settings(preset=str(path), environ={})
+
+
 @pytest.mark.parametrize("preset", [None, *preset_names()])
 def test_what_is_written_down_gives_the_same_settings_again(tmp_path, preset):
     """A run is repeated, or its services are started, from its config.yaml."""

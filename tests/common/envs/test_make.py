@@ -517,6 +517,24 @@ def test_channels_are_the_axis_beside_a_square_or_else_the_shorter_one(own, shap
     assert make(own(lambda: Echo(space, DISCRETE, space.sample()), num_envs=1)).spec.observation_shape == seen
 
 
+def test_a_users_function_may_stack_ataris_frames(own) -> None:
+    """As ale-py does by default."""
+    env = make(own(lambda: AtariVectorEnv(game="pong", num_envs=1), num_envs=1, crop=(8, 4)))
+    assert env.spec.observation_shape == (4, 72, 84)
+    assert env.reset(seed=0).shape == (1, 4, 72, 84)
+
+
+def test_an_error_of_a_first_reset_is_the_environments_own(own) -> None:
+    """And not that the observation, which was never returned, lacks a key."""
+
+    class Broken(Echo):
+        def reset(self, **_):
+            return {}["level"]
+
+    with pytest.raises(KeyError, match="level"):
+        make(own(lambda: Broken(Dict(a=VECTOR), DISCRETE), num_envs=1)).reset(seed=0)
+
+
 def test_a_truncation_without_its_last_observation_is_refused(own) -> None:
     """Bootstrapping from the next episode's first observation would teach nonsense in silence."""
 

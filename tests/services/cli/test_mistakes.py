@@ -235,13 +235,22 @@ def test_an_environment_that_hangs_ends_the_command_in_one_line(monkeypatch, cap
     assert "newcomers:Hangs hangs when it is built, reset or stepped: found nothing within 0 s" in line
 
 
-def test_ctrl_c_ends_the_command_and_what_an_environment_that_hangs_has_started():
+@pytest.mark.parametrize("words", [["--actors", "auto", "actor.count=4"], ["--seed", "3", "run.seed=5"]])
+def test_a_setting_that_an_option_sets_too_is_refused(words, capsys):
+    """The option would win without a word."""
+    assert main(["train", "cartpole", *words]) == 2
+    assert "by an option and by its name: found" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("stop", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stop_ends_the_command_and_what_an_environment_that_hangs_has_started(stop, code):
+    """Ctrl-C, or what a series sends to a run that is still checking."""
     command = [sys.executable, "-m", "services.cli", "config", "validate", "env.entry_point=newcomers:HangsAsParent"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stderr.readline() == "hangs\n"
-        process.send_signal(signal.SIGINT)
+        process.send_signal(stop)
         process.stderr.read()  # until every process that could write to it has ended
-    assert process.returncode == 130
+    assert process.returncode == code
 
 
 def test_an_environment_may_use_a_thread_that_its_module_has_started(capsys):

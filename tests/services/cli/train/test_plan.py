@@ -288,6 +288,7 @@ def test_env_workers_connect_to_the_policy_server_of_their_number():
     ("overrides", "message"),
     [
         (["policy_server.workers=3"], r"policy_server.workers: found 3, wanted a divisor of env.num_envs = 8"),
+        (["policy_server.workers=16"], r"policy_server.workers: found 16, wanted a divisor of env.num_envs = 8"),
         (["policy_server.workers=2", "run.mode=lockstep"], "wanted 0 where run.mode is lockstep"),
         (["policy_server.bind=tcp://0.0.0.0:5800"], "policy_server.bind: found tcp://0.0.0.0:5800"),
         (["env_worker.policy_server=tcp://10.0.0.1:5800"], "env_worker.policy_server: found tcp://10.0.0.1:5800"),
