@@ -42,7 +42,7 @@ def check_observe(env: EnvSpec, arrays: Arrays) -> None:
 
     The schema has been checked before. The learner would refuse the rollout, with the rows of all env workers.
     """
-    ended = (arrays["terminated"] | arrays["truncated"] | arrays["life_lost"]) & ~arrays["valid"]
+    ended = (arrays["terminated"] | arrays["truncated"]) & ~arrays["valid"]
     if ended.any():
         found, wanted = np.flatnonzero(ended).tolist()[:8], "ends of env steps alone"
         raise ProtocolError(DropReason.SCHEMA, "ends in rows of an Observe that are not valid", found=found, wanted=wanted)

@@ -119,6 +119,7 @@ class VectorEnvironment:
         if after_end.any():  # a reset row has no meaning beside its observation
             alive = ~after_end
             reward, terminated, truncated = np.where(alive, reward, np.float32(0)), terminated & alive, truncated & alive
+            life_lost = life_lost & alive  # a bonus life of the game before is none that was lost
         final = self._no_index, self._no_frames
         return Transition(observation, reward, terminated, truncated, ~after_end, start, *final, life_lost)
 

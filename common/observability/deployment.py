@@ -164,8 +164,9 @@ class Deployment:
 
     @property
     def of_one_run(self) -> bool:
-        """Return whether the learners that know their run are of one, as its ranks are."""
-        return len({run for rank in self.ranks for run in by_label(rank.after.samples, learner.RUN_INFO.name)}) <= 1
+        """Return whether the learners are of one run, as its ranks are: by its id, and by their number before they know it."""
+        runs = {run for rank in self.ranks for run in by_label(rank.after.samples, learner.RUN_INFO.name)}
+        return len(runs) <= 1 and len({count for rank in self.ranks if (count := rank.now(learner.RANKS)) >= 1}) <= 1
 
     @property
     def learner(self) -> Service:

@@ -51,6 +51,7 @@ class RunEnvironment(gymnasium.Env[Any, Any]):
         self._name = settings.name
         self.render_mode = render_mode
         self.run_spec: EnvSpec = self._environment.spec
+        self.unheeded = ["autoreset", *self._environment.unheeded]  # settings without effect, as that of the mode here always is
         native = self._environment.native.metadata
         skipped = 1 if render_mode == PICTURES else settings.frame_skip
         fps = ATARI_FPS / skipped if settings.is_atari else native.get("render_fps") or _FPS

@@ -142,6 +142,9 @@ class TrainedPolicy:
         environment = RunEnvironment(
             self.env_settings(**overrides), render_mode=PICTURE if render_mode == "human" else render_mode
         )
+        if idle := set(overrides).intersection(environment.unheeded):
+            environment.close()
+            _require_heeded(self.settings.env, idle)
         if (environment.run_spec.inputs, environment.run_spec.action) != (self.env.inputs, self.env.action):
             environment.close()
             wanted = "observations and actions of the run"

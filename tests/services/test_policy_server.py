@@ -330,7 +330,7 @@ def test_each_slot_has_a_memory_of_its_own_which_a_replaced_env_worker_begins_an
     assert arrays["valid"][:, ROWS:].any()
 
 
-@pytest.mark.parametrize("name", ["terminated", "truncated", "life_lost"])
+@pytest.mark.parametrize("name", ["terminated", "truncated"])
 def test_an_end_in_a_row_that_is_no_env_step_is_refused(name):
     """The learner would refuse the whole rollout, with the rows of all other env workers."""
     spec = spec_of(COUNTING)

@@ -94,6 +94,8 @@ def _begin_or_continue(options: argparse.Namespace) -> int:
 
     if not options.names and not options.resume:
         raise ConfigError("no preset named", wanted=f"one of {', '.join(preset_names())}", fix="try `rookery train cartpole`")
+    if not options.member:  # the options of a series may be newer than its settings
+        _require_once(options)
     folder = None if options.run_dir is None else local_path(options.run_dir)
     several = has_grid(options.overrides) and not options.member  # what a series gives its member is one value, and was checked
     if options.seeds is not None or several or (options.resume and is_series(folder)):
@@ -101,6 +103,14 @@ def _begin_or_continue(options: argparse.Namespace) -> int:
     if options.parallel is not None:
         raise ConfigError("--parallel is for a series", found="one run", wanted="--seeds 1-5, or several values of a setting")
     return _train_one(options)
+
+
+def _require_once(options: argparse.Namespace) -> None:
+    """Refuse (ConfigError) a setting that an option sets too: one of both would win without a word."""
+    values = {"actor.count": options.actors, "run.seed": options.seed, "run.init": options.init, "log.format": options.log_format}
+    by_options = {key for key, value in values.items() if value is not None}
+    if twice := by_options & {text.partition("=")[0] for text in options.overrides}:
+        raise ConfigError("by an option and by its name", found=", ".join(sorted(twice)), wanted="each setting once")
 
 
 def _initial(options: argparse.Namespace) -> str | None:
@@ -128,10 +138,6 @@ def _train_one(options: argparse.Namespace) -> int:
         "log.format": options.log_format,
     }
     named = [f"{key}={value}" for key, value in settings.items() if value is not None]
-    by_options = {word.partition("=")[0] for word in named} | ({"actor.count"} if auto else set())
-    twice = by_options & {text.partition("=")[0] for text in options.overrides}
-    if twice and not options.member:  # the options of a series may be newer than its settings
-        raise ConfigError("by an option and by its name", found=", ".join(sorted(twice)), wanted="each setting once")
     request = Request(
         preset=options.names[0] if options.names else None,
         overrides=(*options.overrides, *named),

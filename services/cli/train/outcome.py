@@ -123,7 +123,9 @@ def read_curve(path: Path) -> list[Mapping[str, str]]:
     """Return the rows of the learning_curve.csv at `path` without those that a kill cut short; none without the file."""
     if not path.is_file():
         return []
-    lines = path.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()  # without a last line that was cut short
+    lines = (
+        path.read_text(encoding="utf-8", errors="replace").rpartition("\n")[0].splitlines()
+    )  # without a last line that was cut short
     return [row for row in csv.DictReader(lines) if _whole(row)]
 
 

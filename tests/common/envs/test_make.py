@@ -159,6 +159,17 @@ def test_lost_lives_are_told_apart_from_ends_and_change_nothing_else(mode: Any) 
     assert max(losses["truncated"]) <= 4
 
 
+def test_a_new_game_with_fewer_lives_than_the_last_one_had_has_lost_none() -> None:
+    """The games are cut short, and the next ones begin with a thousand steps of chance."""
+    cut = {"max_episode_frames": 40, "noop_max": 1000, "terminate_on_life_loss": True, "height": 42, "width": 42}
+    env = make(EnvSettings(id="ALE/Kangaroo-v5", num_envs=8, **cut))
+    env.reset(seed=1)
+    rows = [env.step(np.zeros(8, np.int64)) for _ in range(40)]
+    env.close()
+    assert not all(row.valid.all() for row in rows)
+    assert not any((row.life_lost & ~row.valid).any() for row in rows)
+
+
 def _breakout(settings: EnvSettings) -> tuple[list[Any], dict[str, list[int]]]:
     """Rows of Breakout by chance, and how many lives were lost within each game before its end."""
     env, random = make(settings), np.random.default_rng(1)

@@ -223,7 +223,13 @@ def test_an_environment_that_cannot_be_drawn_says_so(games, function, fact):
 
 @pytest.mark.parametrize(
     "change",
-    [{"frame_stack": 2}, {"entry_point": "common.envs.probes:aimed_action"}, {"num_env": 2}, {"sticky_actions": 0.25}],
+    [
+        {"frame_stack": 2},
+        {"entry_point": "common.envs.probes:aimed_action"},
+        {"num_env": 2},
+        {"sticky_actions": 0.25},
+        {"autoreset": "same_step"},
+    ],
 )
 def test_an_environment_that_does_not_fit_the_policy_is_refused(make_run, change):
     run, _ = make_run("model.hidden=[8]")

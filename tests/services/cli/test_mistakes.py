@@ -235,7 +235,9 @@ def test_an_environment_that_hangs_ends_the_command_in_one_line(monkeypatch, cap
     assert "newcomers:Hangs hangs when it is built, reset or stepped: found nothing within 0 s" in line
 
 
-@pytest.mark.parametrize("words", [["--actors", "auto", "actor.count=4"], ["--seed", "3", "run.seed=5"]])
+@pytest.mark.parametrize(
+    "words", [["--actors", "auto", "actor.count=4"], ["--seed", "3", "run.seed=5", "algorithm.gamma=0.9,0.8"]]
+)
 def test_a_setting_that_an_option_sets_too_is_refused(words, capsys):
     """The option would win without a word."""
     assert main(["train", "cartpole", *words]) == 2

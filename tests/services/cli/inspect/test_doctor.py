@@ -36,7 +36,7 @@ def learner(at, wait, train, *, ranks=1.0, run="r1", **changes):
         ("updates_total", ""): train,
     }
     samples = {(f"rookery_learner_{name}", label): value for (name, label), value in values.items()}
-    samples["rookery_run_info", run] = 1.0
+    samples |= {("rookery_run_info", run): 1.0} if run else {}
     return ServiceSample(at=at, role="learner", samples=samples, **changes)
 
 
@@ -92,7 +92,8 @@ def test_a_source_that_keeps_history_is_not_waited_for():
     [
         {"a": ServiceSample(at=0.0, role="actor")},
         {"a": learner(0.0, 0.0, 0.0), "b": learner(0.0, 0.0, 0.0)},
-        {"a": learner(0.0, 0.0, 0.0, ranks=2.0), "b": learner(0.0, 0.0, 0.0, run="r2")},
+        {"a": learner(0.0, 0.0, 0.0, ranks=2.0), "b": learner(0.0, 0.0, 0.0, ranks=2.0, run="r2")},
+        {"a": learner(0.0, 0.0, 0.0, ranks=2.0), "b": learner(0.0, 0.0, 0.0, ranks=2.0), "c": learner(0.0, 0.0, 0.0, run="")},
     ],
 )
 def test_a_diagnosis_is_of_one_learner(moment):
