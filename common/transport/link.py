@@ -22,6 +22,7 @@ from common.transport.api import Frames, WorkerTransport
 from common.units import EnvSteps, Seconds, Version
 
 TICK_SECONDS: Seconds = 0.1
+MESSAGES_AT_ONCE = 64  # before the caller looks at its time and at requests to stop
 
 
 class Link:
@@ -64,13 +65,14 @@ class Link:
         return self.session.identity.server
 
     def service(self, timeout: Seconds = 0.0) -> None:
-        """Handle all that has arrived, waiting up to `timeout` seconds for the first of it.
+        """Handle what has arrived, `MESSAGES_AT_ONCE` at most, waiting up to `timeout` seconds for the first of it.
 
         Raises `ConfigError` when refused for good, or where the learner sends another protocol version.
         """
-        frames = self._transport.receive(timeout)
+        frames, left = self._transport.receive(timeout), MESSAGES_AT_ONCE
         self._count_under_way()
         while frames is not None:
+            left -= 1
             try:
                 envelope = codec.decode(frames)
             except ProtocolError as error:
@@ -83,7 +85,7 @@ class Link:
                 if self._largest or isinstance(envelope.message, Snapshot):
                     self._expect(frames)
                 self._handle(e.Received(envelope=envelope))
-            frames = self._transport.receive(0.0)
+            frames = self._transport.receive(0.0) if left else None
         now = self._clock()
         if now - self._ticked_at >= TICK_SECONDS:
             self._ticked_at = now

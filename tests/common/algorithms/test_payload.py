@@ -87,6 +87,7 @@ FRAME = [[0] * 12] * 10
         ({"action": [[0, -1], [0, 0], [0, 0], [0, 0]]}, "action outside the action space"),
         ({"final_index": [0], "final_obs": []}, "different length"),
         ({"final_index": [8], "final_obs": [FRAME]}, "final_index outside the rollout"),
+        ({"final_index": [1, 1], "final_obs": [FRAME, FRAME]}, "final_index that repeats: found 2, wanted each of 0 to 7 once"),
         ({"final_index": [-1], "final_obs": [FRAME]}, "final_index outside the rollout"),
         (
             {"truncated": [[1, 0], [0, 0], [0, 0], [0, 0]], "start": [[0, 0], [1, 0], [0, 0], [0, 0], [0, 0]]},

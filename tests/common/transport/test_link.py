@@ -15,10 +15,10 @@ from common.errors import ConfigError, DropReason, HandshakeFailure, RunChangedE
 from common.protocol import codec
 from common.protocol import events as e
 from common.protocol.learner_side import LearnerSide
-from common.protocol.messages import PROTOCOL_VERSION, ArraySpec, Drain, Envelope, Evaluation, Snapshot, Trajectory
+from common.protocol.messages import PROTOCOL_VERSION, ArraySpec, Credit, Drain, Envelope, Evaluation, Snapshot, Trajectory
 from common.protocol.session_config import SessionConfig
 from common.protocol.worker_side import ConnectionState, Identity, WorkerSide
-from common.transport.link import Link
+from common.transport.link import MESSAGES_AT_ONCE, Link
 from tests.support.memory import MemoryHub
 
 pytestmark = pytest.mark.wire
@@ -307,6 +307,16 @@ def test_a_learner_that_states_no_size_of_its_policy_leaves_the_transport_its_ow
     world.link.request_snapshot(after=-1)
     world.turn()
     assert sizes
+
+
+def test_a_learner_that_sends_without_a_pause_lets_the_worker_look_at_its_time(world, monkeypatch):
+    """It could not be stopped else."""
+    world.turn()
+    handled = world.link.received.total()
+    credit = codec.encode(Envelope(run=CONFIG.run, message=Credit(acked=0, credits=3, version=-1)))
+    monkeypatch.setattr(world.worker, "receive", lambda _: credit)
+    world.link.service()
+    assert world.link.received.total() == handled + MESSAGES_AT_ONCE
 
 
 def test_a_snapshot_that_the_network_changed_is_requested_again(world):
