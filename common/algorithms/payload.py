@@ -107,8 +107,8 @@ def check_trajectory(env: EnvSpec, arrays: Arrays) -> None:
         found = [int(final_index.min()), int(final_index.max())]
         raise ProtocolError(DropReason.SCHEMA, "final_index outside the rollout", found=found, wanted=f"0 to {valid.size - 1}")
     if len(np.unique(final_index)) != len(final_index):  # each costs memory and a forward pass
-        wanted = f"each of 0 to {valid.size - 1} once at most"
-        raise ProtocolError(DropReason.SCHEMA, "final_index that repeats", found=len(final_index), wanted=wanted)
+        once = f"each of 0 to {valid.size - 1} once at most"
+        raise ProtocolError(DropReason.SCHEMA, "final_index that repeats", found=len(final_index), wanted=once)
     # Same-step autoreset shows as an end followed at once by a start; without its last observation a truncated episode
     # would bootstrap from the next one.
     if not np.count_nonzero(arrays["truncated"]):
