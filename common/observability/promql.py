@@ -87,13 +87,13 @@ def on_the_wire(scope: Scope) -> str:
 
 
 def unless_restarted(scope: Scope) -> str:
-    """Return a clause that leaves out runs whose learner began within the window: the seconds of actors go on without a learner.
+    """Return a clause that leaves out runs whose learner began anew: the seconds of actors go on without a learner.
 
-    After a long outage, or as another target, it has no value at the begin of the window that could change.
+    After a long outage, or as another target, it has no value at the begin of the window, where its actors have one.
     """
-    start = scope.selector("process_start_time_seconds", jobs(LEARNER))
-    began = f"changes({start}[{scope.window}]) > 0 or {start} unless {start} offset {scope.window}"
-    return f"unless on (namespace) {scope.of_runs(f'({began})')}"
+    start, actors = (scope.selector("process_start_time_seconds", jobs(role)) for role in (LEARNER, ACTOR))
+    lacked = f"{start} unless {start} offset {scope.window} and on (namespace) {actors} offset {scope.window}"
+    return f"unless on (namespace) {scope.of_runs(f'(changes({start}[{scope.window}]) > 0 or {lacked})')}"
 
 
 def actors_stale(scope: Scope) -> str:
