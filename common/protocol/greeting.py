@@ -87,10 +87,9 @@ class Greeting:
         registry = self._registry
         holds = known is not None and known.route is not None and known.role == hello.role
         others = registry.connected(hello.role) - holds
-        numbers, kept = {"forgotten": registry.forgotten, "named": registry.named}, registry.keeps(hello)
-        return _check_identity(hello, public_key, known, **numbers, kept=kept) or _check_room(
-            hello, known, others=others, config=self._config, draining=draining
-        )
+        return _check_identity(
+            hello, public_key, known, forgotten=registry.forgotten, named=registry.named, kept=registry.keeps(hello)
+        ) or _check_room(hello, known, others=others, config=self._config, draining=draining)
 
     def _check_counters(self, hello: Hello, same: Worker | None) -> Objection | None:
         """Return why the counters of a Hello are refused; None where they are not. `same`: its incarnation, if it is known."""

@@ -138,7 +138,9 @@ def _study(folder: Path, sweep: Sweep) -> Iterator[optuna.Study]:
     with ExitStack() as opened:  # connections to the file
         opened.callback(storage.engine.dispose)
         opened.callback(storage.remove_session)
-        median = optuna.pruners.MedianPruner(n_startup_trials=STARTUP_TRIALS, n_warmup_steps=WARMUP_STAGES + 1)
+        median = optuna.pruners.MedianPruner(
+            n_startup_trials=STARTUP_TRIALS, n_warmup_steps=WARMUP_STAGES + 1
+        )  # stages begin at 1
         pruner = median if sweep.prune else optuna.pruners.NopPruner()
         yield optuna.create_study(storage=storage, study_name="sweep", load_if_exists=True, direction="maximize", pruner=pruner)
 

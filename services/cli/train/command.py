@@ -105,10 +105,14 @@ def _begin_or_continue(options: argparse.Namespace) -> int:
     return _train_one(options)
 
 
+def _by_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what options of their own set, by setting; None where one is not given."""
+    return {"actor.count": options.actors, "run.seed": options.seed, "run.init": options.init, "log.format": options.log_format}
+
+
 def _require_once(options: argparse.Namespace) -> None:
     """Refuse (ConfigError) a setting that an option sets too: one of both would win without a word."""
-    values = {"actor.count": options.actors, "run.seed": options.seed, "run.init": options.init, "log.format": options.log_format}
-    by_options = {key for key, value in values.items() if value is not None}
+    by_options = {key for key, value in _by_options(options).items() if value is not None}
     if twice := by_options & {text.partition("=")[0] for text in options.overrides}:
         raise ConfigError("by an option and by its name", found=", ".join(sorted(twice)), wanted="each setting once")
 
@@ -131,12 +135,7 @@ def _train_one(options: argparse.Namespace) -> int:
     from services.cli.train.run import train  # noqa: PLC0415
 
     auto = options.actors == AUTO
-    settings = {
-        "actor.count": None if auto else options.actors,
-        "run.seed": options.seed,
-        "run.init": _initial(options),
-        "log.format": options.log_format,
-    }
+    settings = _by_options(options) | {"actor.count": None if auto else options.actors, "run.init": _initial(options)}
     named = [f"{key}={value}" for key, value in settings.items() if value is not None]
     request = Request(
         preset=options.names[0] if options.names else None,

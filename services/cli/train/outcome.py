@@ -123,10 +123,8 @@ def read_curve(path: Path) -> list[Mapping[str, str]]:
     """Return the rows of the learning_curve.csv at `path` without those that a kill cut short; none without the file."""
     if not path.is_file():
         return []
-    lines = (
-        path.read_text(encoding="utf-8", errors="replace").rpartition("\n")[0].splitlines()
-    )  # without a last line that was cut short
-    return [row for row in csv.DictReader(lines) if _whole(row)]
+    whole_lines = path.read_text(encoding="utf-8", errors="replace").rpartition("\n")[0]  # not a last one that was cut short
+    return [row for row in csv.DictReader(whole_lines.splitlines()) if _whole(row)]
 
 
 def _whole(row: Mapping[str | None, Any]) -> bool:

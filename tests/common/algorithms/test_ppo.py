@@ -68,7 +68,7 @@ def test_a_log_probability_that_is_not_finite_never_reaches_the_weights(vector_e
 
 
 def test_an_update_without_a_divergence_to_measure_leaves_the_rate(vector_env, make_sample):
-    """The one step of an update whose other rows are reset rows has none, and steps before a stop have that of a part."""
+    """An update of one step has none, as where half of the rows are reset rows; that of an interrupted update is of a part."""
     few, stopped = (build(vector_env, minibatch=size, epochs=3 - size // 2, lr_schedule="kl_adaptive") for size in (4, 2))
     half = make_sample(vector_env, valid=np.arange(8).reshape(4, 2) < 4)
     for _ in range(3):

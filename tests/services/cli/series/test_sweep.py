@@ -4,6 +4,7 @@ import io
 import json
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -134,19 +135,20 @@ def test_the_command_of_the_best_trial_keeps_what_the_presets_own_value_would_ha
 
 def test_trials_that_end_at_their_target_are_compared_at_every_stage(tmp_path, write_run):
     """Else the median at the late stages would be that of the trials which did not reach it. The first four are not compared."""
-    study = optuna.create_study(pruner=optuna.pruners.MedianPruner(4, sweep_module.WARMUP_STAGES + 1), direction="maximize")
-    for number in range(4):
-        trial, place = study.ask(), write_run(tmp_path / f"t{number}", curve=[(1, 100, 0, None), (2, 500, 475, None)])
-        watch = sweep_module._Watch(trial=trial, place=place, budget=1000, reported=3)
-        watch.report_rest(read_run(place))
-        study.tell(trial, 475)
-        assert study.trials[number].intermediate_values == dict.fromkeys(range(4, 10), 0) | dict.fromkeys(range(10, 21), 475)
-    slow, place = study.ask(), write_run(tmp_path / "slow", curve=[(1, 249, -1, None)])
-    watch = sweep_module._Watch(trial=slow, place=place, budget=1000, reported=0)
-    assert not watch.should_end()  # four points of the budget are not compared
-    write_run(tmp_path / "slow", curve=[(1, 249, -1, None), (2, 250, -1, None)])
-    watch._next = 0.0
-    assert watch.should_end()
+    with sweep_module._study(tmp_path, SimpleNamespace(prune=True)) as study:
+        for number in range(4):
+            trial, place = study.ask(), write_run(tmp_path / f"t{number}", curve=[(1, 100, 0, None), (2, 500, 475, None)])
+            watch = sweep_module._Watch(trial=trial, place=place, budget=1000, reported=3)
+            watch.report_rest(read_run(place))
+            study.tell(trial, 475)
+            late = dict.fromkeys(range(10, 21), 475)
+            assert study.trials[number].intermediate_values == dict.fromkeys(range(4, 10), 0) | late
+        slow, place = study.ask(), write_run(tmp_path / "slow", curve=[(1, 249, -1, None)])
+        watch = sweep_module._Watch(trial=slow, place=place, budget=1000, reported=0)
+        assert not watch.should_end()  # four points of the budget are not compared
+        write_run(tmp_path / "slow", curve=[(1, 249, -1, None), (2, 250, -1, None)])
+        watch._next = 0.0
+        assert watch.should_end()
 
 
 def test_a_resumed_sweep_continues_its_interrupted_trial_with_the_same_values(swept):
